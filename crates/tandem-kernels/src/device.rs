@@ -1,0 +1,78 @@
+//! Where things are computed.
+
+use std::sync::Arc;
+
+use crate::arena::{Kind, MemoryUse};
+use crate::cpu::Cpu;
+use crate::dtype::DType;
+use crate::meta::{Ledger, MetaBlock};
+use crate::tensor::{Storage, Tensor};
+use crate::{Result, arena::Arena};
+
+/// A compute device. Cloning is cheap and refers to the same device.
+#[derive(Clone)]
+pub enum Device {
+    /// The host's processor.
+    Cpu(Arc<Cpu>),
+    /// Computes nothing; records allocations and operations.
+    Meta(Arc<Ledger>),
+}
+
+impl Device {
+    /// The host's processor with `threads` threads and an arena that may grow to `capacity` bytes.
+    ///
+    /// # Errors
+    /// If the operating system refuses the threads or the address space.
+    pub fn cpu(threads: usize, capacity: usize) -> Result<Self> {
+        Ok(Self::Cpu(Arc::new(Cpu::new(threads, Arena::new(capacity)?)?)))
+    }
+
+    /// A device for dry runs.
+    pub fn meta() -> Self {
+        Self::Meta(Arc::new(Ledger::default()))
+    }
+
+    /// A matrix of unspecified content.
+    ///
+    /// # Errors
+    /// If the arena is exhausted.
+    pub fn alloc(&self, kind: Kind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
+        let bytes = rows * cols * dtype.size();
+        let storage = match self {
+            Self::Cpu(cpu) => Storage::Cpu(cpu.arena.allocate(kind, bytes)?),
+            Self::Meta(ledger) => Storage::Meta(MetaBlock::new(ledger, kind, bytes)),
+        };
+        Ok(Tensor::new(storage, rows, cols, dtype))
+    }
+
+    /// A matrix of zeros.
+    ///
+    /// # Errors
+    /// If the arena is exhausted.
+    pub fn zeros(&self, kind: Kind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
+        let mut tensor = self.alloc(kind, rows, cols, dtype)?;
+        crate::ops::fill_zero(self, tensor.view_mut())?;
+        Ok(tensor)
+    }
+
+    /// Bytes in use by kind, now and at the peak.
+    pub fn memory(&self) -> MemoryUse {
+        match self {
+            Self::Cpu(cpu) => cpu.arena.usage(),
+            Self::Meta(ledger) => ledger.usage(),
+        }
+    }
+
+    /// One past the highest byte of the arena ever handed out; 0 for a dry run.
+    pub fn high_water(&self) -> usize {
+        match self {
+            Self::Cpu(cpu) => cpu.arena.high_water(),
+            Self::Meta(_) => 0,
+        }
+    }
+
+    /// Whether this device only records.
+    pub fn is_meta(&self) -> bool {
+        matches!(self, Self::Meta(_))
+    }
+}

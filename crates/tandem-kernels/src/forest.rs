@@ -1,0 +1,139 @@
+//! What a batch is: one flat token axis, cut into segments that form trees, and what the head must predict.
+
+use std::ops::Range;
+
+use crate::{KernelError, Result};
+
+/// A run of consecutive tokens that continues its parent's text.
+///
+/// A token sees its own segment causally (itself included) and every token of every ancestor segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Rows of the flat token axis.
+    pub range: Range<u32>,
+    /// The segment this one continues; it always stands earlier in the list.
+    pub parent: Option<u32>,
+    /// Position (for RoPE and learned positions) of the first token: the summed length of all ancestors.
+    pub first_position: u32,
+}
+
+/// One token that the head must score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prediction {
+    /// The row of the token axis whose hidden state predicts the target. Several predictions may share a row:
+    /// the last shared prompt token predicts the first token of both answers.
+    pub hidden_row: u32,
+    /// The token to be predicted.
+    pub target: u32,
+    /// The sequence that this token's log-probability is summed into.
+    pub sequence: u32,
+}
+
+/// A batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forest {
+    /// Token ids, all trees one after another.
+    pub tokens: Vec<u32>,
+    /// Segments in the order of the token axis; they cover it exactly and none is empty.
+    pub segments: Vec<Segment>,
+    /// Tokens to score, sorted by `hidden_row`.
+    pub predictions: Vec<Prediction>,
+    /// Number of sequences that predictions refer to.
+    pub num_sequences: u32,
+    /// Position of each token, derived from the segments by [`Forest::new`].
+    pub positions: Vec<u32>,
+}
+
+impl Forest {
+    /// Builds a forest and checks its invariants.
+    ///
+    /// # Errors
+    /// If segments do not cover the tokens in order, one is empty, a parent does not precede its child, a first
+    /// position is not the summed length of the ancestors, or predictions are unsorted or out of range.
+    pub fn new(
+        tokens: Vec<u32>,
+        segments: Vec<Segment>,
+        predictions: Vec<Prediction>,
+        num_sequences: u32,
+    ) -> Result<Self> {
+        let invalid = |reason: String| KernelError::invalid("forest", reason);
+        let mut next = 0;
+        let mut positions = Vec::with_capacity(tokens.len());
+        for (index, segment) in segments.iter().enumerate() {
+            let Range { start, end } = segment.range;
+            if start != next || end <= start {
+                return Err(invalid(format!(
+                    "segment {index} covers {start}..{end}; segments must be non-empty and the next token is {next}"
+                )));
+            }
+            next = end;
+            let expected = match segment.parent {
+                None => 0,
+                Some(p) if (p as usize) < index => {
+                    let parent: &Segment = &segments[p as usize];
+                    parent.first_position + (parent.range.end - parent.range.start)
+                }
+                Some(p) => {
+                    return Err(invalid(format!("segment {index} has parent {p}, which does not precede it")));
+                }
+            };
+            if segment.first_position != expected {
+                return Err(invalid(format!(
+                    "segment {index} starts at position {}, its ancestors hold {expected} tokens",
+                    segment.first_position
+                )));
+            }
+            positions.extend((0..end - start).map(|i| expected + i));
+        }
+        if next as usize != tokens.len() {
+            return Err(invalid(format!("segments cover {next} of {} tokens", tokens.len())));
+        }
+        if !predictions.is_sorted_by_key(|p| p.hidden_row) {
+            return Err(invalid("predictions are not sorted by hidden row".into()));
+        }
+        if let Some(p) = predictions.iter().find(|p| p.hidden_row >= next || p.sequence >= num_sequences) {
+            return Err(invalid(format!("prediction {p:?} points outside {next} tokens, {num_sequences} sequences")));
+        }
+        Ok(Self { tokens, segments, predictions, num_sequences, positions })
+    }
+
+    /// A plain sequence: one segment, every token after the first predicted.
+    ///
+    /// # Errors
+    /// If `tokens` is empty.
+    pub fn sequence(tokens: Vec<u32>) -> Result<Self> {
+        let length = tokens.len() as u32;
+        let predictions = (1..length)
+            .map(|t| Prediction { hidden_row: t - 1, target: tokens[t as usize], sequence: 0 })
+            .collect();
+        Self::new(tokens, vec![Segment { range: 0..length, parent: None, first_position: 0 }], predictions, 1)
+    }
+
+    /// Number of tokens.
+    pub fn num_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The ancestors of a segment, nearest first.
+    pub fn ancestors(&self, segment: usize) -> impl Iterator<Item = &Segment> {
+        let mut next = self.segments[segment].parent;
+        std::iter::from_fn(move || {
+            let segment = &self.segments[next? as usize];
+            next = segment.parent;
+            Some(segment)
+        })
+    }
+
+    /// The distinct rows that the head scores, ascending, and for each prediction its index among them.
+    pub fn scored_rows(&self) -> (Vec<u32>, Vec<u32>) {
+        let mut rows: Vec<u32> = Vec::with_capacity(self.predictions.len());
+        let mut index = Vec::with_capacity(self.predictions.len());
+        for p in &self.predictions {
+            if rows.last() != Some(&p.hidden_row) {
+                rows.push(p.hidden_row);
+            }
+            index.push(rows.len() as u32 - 1);
+        }
+        (rows, index)
+    }
+}

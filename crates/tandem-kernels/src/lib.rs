@@ -1,0 +1,32 @@
+//! Device buffers, the arena they come from, and every numeric operation of Tandem, forward and backward.
+//!
+//! * [`Device`] is where things are computed: [`Device::cpu`], or [`Device::meta`], which computes nothing and
+//!   only records what would be allocated and how many operations would run. The plan is a dry run on it.
+//! * [`Tensor`] owns device memory from the device's arena; [`View`] and [`ViewMut`] borrow it.
+//! * [`ops`] holds the operations, one file each: shapes are checked there, then the device's kernel is called.
+//! * [`cpu`] holds the CPU kernels.
+//! * [`Forest`] is what a batch is.
+//!
+//! Shape suffixes used throughout: `T` tokens, `D` hidden size, `H` attention heads, `K` key/value heads,
+//! `F` feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
+
+pub mod arena;
+pub mod cpu;
+pub mod device;
+pub mod dtype;
+pub mod error;
+pub mod forest;
+pub mod meta;
+pub mod ops;
+pub mod tensor;
+
+pub use arena::{Kind, MemoryUse};
+pub use device::Device;
+pub use dtype::{DType, Element};
+pub use error::KernelError;
+pub use forest::{Forest, Prediction, Segment};
+pub use half::bf16;
+pub use tensor::{Tensor, View, ViewMut};
+
+/// The result of a kernel operation.
+pub type Result<T, E = KernelError> = std::result::Result<T, E>;

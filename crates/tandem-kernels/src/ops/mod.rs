@@ -1,0 +1,23 @@
+//! The operations, one file each: shapes and types are checked here, then the device's kernel runs.
+//!
+//! On a [`Device::Meta`](crate::Device::Meta) an operation checks its shapes and records its cost, nothing else.
+
+mod activation;
+mod attention;
+mod convert;
+mod embedding;
+mod head;
+mod linear;
+mod norm;
+mod optimizer;
+mod rope;
+
+pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
+pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};
+pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, scatter_add_rows, write_f32};
+pub use embedding::{embedding, embedding_backward};
+pub use head::{HeadScores, HeadShape, Targets, head, head_backward};
+pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight};
+pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
+pub use optimizer::{AdamW, RmsProp, adamw, rmsprop, sum_of_squares};
+pub use rope::{RopeTable, rope};

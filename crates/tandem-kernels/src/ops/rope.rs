@@ -1,0 +1,45 @@
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split layout that HF models use.
+
+use crate::{Device, Result, View, ViewMut};
+
+/// Cosines and sines by position: what RoPE scaling (linear, llama3) changes is decided when the table is made.
+#[derive(Clone, Debug)]
+pub struct RopeTable {
+    /// `[positions, rotary/2]`.
+    pub cos: Vec<f32>,
+    /// `[positions, rotary/2]`.
+    pub sin: Vec<f32>,
+    /// How many of each head's dimensions rotate; even; the rest passes unchanged.
+    pub rotary: usize,
+}
+
+impl RopeTable {
+    /// A table for `positions` positions from inverse frequencies (one per rotated pair), computed in f32 as
+    /// transformers does: angle = position · frequency, both f32.
+    pub fn new(inverse_frequencies: &[f32], positions: usize) -> Self {
+        let angles = (0..positions).flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
+        let (sin, cos) = angles.map(f32::sin_cos).unzip();
+        Self { cos, sin, rotary: 2 * inverse_frequencies.len() }
+    }
+
+    /// Number of positions in the table.
+    pub fn positions(&self) -> usize {
+        self.cos.len() / (self.rotary / 2).max(1)
+    }
+}
+
+/// Rotates `x` `[T, heads·head_dim]` in place: within each head, dimension `i < rotary/2` pairs with `i + rotary/2`.
+/// `inverse` rotates back, which is the backward pass. A position beyond the table is an error.
+///
+/// # Errors
+/// If shapes or types do not fit.
+pub fn rope(
+    device: &Device,
+    x: ViewMut,
+    head_dim: usize,
+    positions: &[u32],
+    table: &RopeTable,
+    inverse: bool,
+) -> Result<()> {
+    unimplemented!()
+}

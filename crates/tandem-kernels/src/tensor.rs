@@ -1,0 +1,345 @@
+//! Matrices in device memory: owned ([`Tensor`]) and borrowed ([`View`], [`ViewMut`]).
+//!
+//! Everything is a row-major matrix; a vector is one row. Views may have a row stride larger than their width (a
+//! column range of a wider matrix), so that fused projections need no copy.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::arena::Block;
+use crate::dtype::{DType, Element};
+use crate::meta::MetaBlock;
+
+pub(crate) enum Storage {
+    Cpu(Block),
+    Meta(#[expect(dead_code, reason = "held for its Drop, which takes the bytes off the ledger")] MetaBlock),
+}
+
+impl Storage {
+    fn pointer(&self) -> *mut u8 {
+        match self {
+            Self::Cpu(block) => block.pointer(),
+            // A dry run never dereferences; a dangling aligned pointer keeps the arithmetic defined.
+            Self::Meta(_) => std::ptr::without_provenance_mut(64),
+        }
+    }
+}
+
+/// A matrix that owns its memory and returns it to the arena on drop.
+pub struct Tensor {
+    storage: Storage,
+    rows: usize,
+    cols: usize,
+    dtype: DType,
+}
+
+/// A borrowed matrix.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    pointer: *const u8,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    dtype: DType,
+    lifetime: PhantomData<&'a u8>,
+}
+
+/// A mutably borrowed matrix.
+pub struct ViewMut<'a> {
+    pointer: *mut u8,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    dtype: DType,
+    lifetime: PhantomData<&'a mut u8>,
+}
+
+// SAFETY: a view is a shared borrow of plain numbers; sending it is sending `&[T]`.
+unsafe impl Send for View<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for View<'_> {}
+// SAFETY: a mutable view is an exclusive borrow of plain numbers; sending it is sending `&mut [T]`.
+unsafe impl Send for ViewMut<'_> {}
+
+impl Tensor {
+    pub(crate) fn new(storage: Storage, rows: usize, cols: usize, dtype: DType) -> Self {
+        Self { storage, rows, cols, dtype }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The whole matrix.
+    pub fn view(&self) -> View<'_> {
+        View {
+            pointer: self.storage.pointer(),
+            rows: self.rows,
+            cols: self.cols,
+            stride: self.cols,
+            dtype: self.dtype,
+            lifetime: PhantomData,
+        }
+    }
+
+    /// The whole matrix, to be written.
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut {
+            pointer: self.storage.pointer(),
+            rows: self.rows,
+            cols: self.cols,
+            stride: self.cols,
+            dtype: self.dtype,
+            lifetime: PhantomData,
+        }
+    }
+
+    /// Whether this tensor belongs to a dry run and has no memory behind it.
+    pub fn is_meta(&self) -> bool {
+        matches!(self.storage, Storage::Meta(_))
+    }
+
+    /// Makes the tensor smaller without returning memory: the first `rows` rows remain visible.
+    ///
+    /// # Panics
+    /// If `rows` is more than the tensor has.
+    pub fn truncate_rows(&mut self, rows: usize) {
+        assert!(rows <= self.rows, "truncate_rows({rows}) of a tensor with {} rows", self.rows);
+        self.rows = rows;
+    }
+}
+
+impl<'a> View<'a> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Elements from one row's start to the next one's.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether rows follow one another without a gap.
+    pub fn is_contiguous(&self) -> bool {
+        self.stride == self.cols || self.rows <= 1
+    }
+
+    /// A range of rows.
+    ///
+    /// # Panics
+    /// If the range is not inside the matrix.
+    pub fn row_range(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
+        let pointer = self.pointer.wrapping_add(range.start * self.stride * self.dtype.size());
+        Self { pointer, rows: range.len(), ..self }
+    }
+
+    /// A range of columns.
+    ///
+    /// # Panics
+    /// If the range is not inside the matrix.
+    pub fn col_range(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
+        let pointer = self.pointer.wrapping_add(range.start * self.dtype.size());
+        Self { pointer, cols: range.len(), ..self }
+    }
+
+    /// The same elements in another shape.
+    ///
+    /// # Panics
+    /// If the view is not contiguous or the number of elements differs.
+    pub fn reshape(self, rows: usize, cols: usize) -> Self {
+        assert!(self.is_contiguous() && rows * cols == self.len(), "reshape to {rows}x{cols}");
+        Self { rows, cols, stride: cols, ..self }
+    }
+
+    /// The elements as a slice, on the CPU.
+    ///
+    /// # Panics
+    /// If the type differs or the view is not contiguous.
+    pub fn as_slice<E: Element>(self) -> &'a [E] {
+        assert!(self.is_contiguous(), "as_slice of a strided view");
+        // SAFETY: the view borrows `rows * cols` initialised-or-plain numbers of this type for 'a; the pointer is
+        // 64-byte aligned at the tensor's start and element-aligned everywhere.
+        unsafe { std::slice::from_raw_parts(self.pointer_of::<E>(), self.len()) }
+    }
+
+    /// One row as a slice, on the CPU.
+    ///
+    /// # Panics
+    /// If the type differs or there is no such row.
+    pub fn row<E: Element>(self, row: usize) -> &'a [E] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: row `row` is inside the borrowed matrix.
+        unsafe { std::slice::from_raw_parts(self.pointer_of::<E>().add(row * self.stride), self.cols) }
+    }
+
+    /// The first element's address, on the CPU.
+    ///
+    /// # Panics
+    /// If the type differs.
+    pub fn pointer_of<E: Element>(self) -> *const E {
+        assert!(self.dtype == E::DTYPE, "a {} view read as {}", self.dtype, E::DTYPE);
+        self.pointer.cast()
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Elements from one row's start to the next one's.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether rows follow one another without a gap.
+    pub fn is_contiguous(&self) -> bool {
+        self.stride == self.cols || self.rows <= 1
+    }
+
+    /// A shared view of the same elements.
+    pub fn view(&self) -> View<'_> {
+        View {
+            pointer: self.pointer,
+            rows: self.rows,
+            cols: self.cols,
+            stride: self.stride,
+            dtype: self.dtype,
+            lifetime: PhantomData,
+        }
+    }
+
+    /// The same view for a shorter time, so that it can be passed on and used again.
+    pub fn reborrow(&mut self) -> ViewMut<'_> {
+        ViewMut { lifetime: PhantomData, ..*self }
+    }
+
+    /// A range of rows.
+    ///
+    /// # Panics
+    /// If the range is not inside the matrix.
+    pub fn row_range(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
+        let pointer = self.pointer.wrapping_add(range.start * self.stride * self.dtype.size());
+        Self { pointer, rows: range.len(), ..self }
+    }
+
+    /// A range of columns.
+    ///
+    /// # Panics
+    /// If the range is not inside the matrix.
+    pub fn col_range(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
+        let pointer = self.pointer.wrapping_add(range.start * self.dtype.size());
+        Self { pointer, cols: range.len(), ..self }
+    }
+
+    /// Cuts into adjacent column ranges of the given widths, each mutable on its own.
+    ///
+    /// # Panics
+    /// If the widths do not add up to the number of columns.
+    pub fn split_cols<const N: usize>(self, widths: [usize; N]) -> [Self; N] {
+        assert_eq!(widths.iter().sum::<usize>(), self.cols, "split_cols {widths:?}");
+        let mut start = 0;
+        widths.map(|width| {
+            let pointer = self.pointer.wrapping_add(start * self.dtype.size());
+            start += width;
+            // The parts never overlap: they are disjoint column ranges of the exclusively borrowed matrix.
+            Self { pointer, cols: width, ..self }
+        })
+    }
+
+    /// Cuts into the rows before `row` and the rest.
+    ///
+    /// # Panics
+    /// If `row` is more than the number of rows.
+    pub fn split_rows(self, row: usize) -> [Self; 2] {
+        assert!(row <= self.rows, "split_rows at {row} of {}", self.rows);
+        let pointer = self.pointer.wrapping_add(row * self.stride * self.dtype.size());
+        [Self { rows: row, ..self }, Self { pointer, rows: self.rows - row, ..self }]
+    }
+
+    /// The same elements in another shape.
+    ///
+    /// # Panics
+    /// If the view is not contiguous or the number of elements differs.
+    pub fn reshape(self, rows: usize, cols: usize) -> Self {
+        assert!(self.is_contiguous() && rows * cols == self.len(), "reshape to {rows}x{cols}");
+        Self { rows, cols, stride: cols, ..self }
+    }
+
+    /// The elements as a mutable slice, on the CPU.
+    ///
+    /// # Panics
+    /// If the type differs or the view is not contiguous.
+    pub fn into_slice<E: Element>(self) -> &'a mut [E] {
+        assert!(self.is_contiguous(), "into_slice of a strided view");
+        let length = self.len();
+        // SAFETY: the view borrows these plain numbers exclusively for 'a.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer_of::<E>(), length) }
+    }
+
+    /// The first element's address, on the CPU.
+    ///
+    /// # Panics
+    /// If the type differs.
+    pub fn pointer_of<E: Element>(&self) -> *mut E {
+        assert!(self.dtype == E::DTYPE, "a {} view written as {}", self.dtype, E::DTYPE);
+        self.pointer.cast()
+    }
+}
