@@ -74,7 +74,9 @@ impl Forest {
                     parent.first_position + (parent.range.end - parent.range.start)
                 }
                 Some(p) => {
-                    return Err(invalid(format!("segment {index} has parent {p}, which does not precede it")));
+                    return Err(invalid(format!(
+                        "segment {index} has parent {p}, which does not precede it"
+                    )));
                 }
             };
             if segment.first_position != expected {
@@ -92,7 +94,9 @@ impl Forest {
             return Err(invalid("predictions are not sorted by hidden row".into()));
         }
         if let Some(p) = predictions.iter().find(|p| p.hidden_row >= next || p.sequence >= num_sequences) {
-            return Err(invalid(format!("prediction {p:?} points outside {next} tokens, {num_sequences} sequences")));
+            return Err(invalid(format!(
+                "prediction {p:?} points outside {next} tokens, {num_sequences} sequences"
+            )));
         }
         Ok(Self { tokens, segments, predictions, num_sequences, positions })
     }

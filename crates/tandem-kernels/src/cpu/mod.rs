@@ -1,5 +1,7 @@
 //! CPU kernels.
 
+pub(crate) mod rows;
+
 use crate::arena::Arena;
 use crate::{KernelError, Result};
 use std::sync::Arc;
@@ -16,7 +18,10 @@ impl Cpu {
             .num_threads(threads)
             .thread_name(|i| format!("tandem-cpu-{i}"))
             .build()
-            .map_err(|e| KernelError::System { what: "starting compute threads", source: std::io::Error::other(e) })?;
+            .map_err(|e| KernelError::System {
+                what: "starting compute threads",
+                source: std::io::Error::other(e),
+            })?;
         Ok(Self { arena, pool })
     }
 

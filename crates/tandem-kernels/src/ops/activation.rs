@@ -43,6 +43,12 @@ pub fn activate(device: &Device, function: Activation, u: View, h: ViewMut) -> R
 ///
 /// # Errors
 /// If shapes or types do not fit.
-pub fn activate_backward(device: &Device, function: Activation, u: View, dh: View, du: ViewMut) -> Result<()> {
+pub fn activate_backward(
+    device: &Device,
+    function: Activation,
+    u: View,
+    dh: View,
+    du: ViewMut,
+) -> Result<()> {
     unimplemented!()
 }

@@ -28,7 +28,13 @@ pub fn linear(
 ///
 /// # Errors
 /// If shapes or types do not fit.
-pub fn linear_backward_input(device: &Device, dy: View, w: View, dx: ViewMut, accumulate: bool) -> Result<()> {
+pub fn linear_backward_input(
+    device: &Device,
+    dy: View,
+    w: View,
+    dx: ViewMut,
+    accumulate: bool,
+) -> Result<()> {
     unimplemented!()
 }
 
@@ -36,7 +42,13 @@ pub fn linear_backward_input(device: &Device, dy: View, w: View, dx: ViewMut, ac
 ///
 /// # Errors
 /// If shapes or types do not fit.
-pub fn linear_backward_weight(device: &Device, dy: View, x: View, dw: ViewMut, accumulate: bool) -> Result<()> {
+pub fn linear_backward_weight(
+    device: &Device,
+    dy: View,
+    x: View,
+    dw: ViewMut,
+    accumulate: bool,
+) -> Result<()> {
     unimplemented!()
 }
 

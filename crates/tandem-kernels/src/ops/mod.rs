@@ -4,6 +4,7 @@
 
 mod activation;
 mod attention;
+mod check;
 mod convert;
 mod embedding;
 mod head;

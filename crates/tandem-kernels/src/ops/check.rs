@@ -1,0 +1,75 @@
+//! What every operation checks before a kernel runs.
+
+use crate::{DType, KernelError, Result, View, ViewMut};
+
+/// Shape and type of an operand, borrowed either way.
+pub(super) trait Operand {
+    /// Rows, columns, element type.
+    fn describe(&self) -> (usize, usize, DType);
+}
+
+impl Operand for View<'_> {
+    fn describe(&self) -> (usize, usize, DType) {
+        (self.rows(), self.cols(), self.dtype())
+    }
+}
+
+impl Operand for ViewMut<'_> {
+    fn describe(&self) -> (usize, usize, DType) {
+        (self.rows(), self.cols(), self.dtype())
+    }
+}
+
+/// The operand must be `rows × cols`.
+pub(super) fn shape(
+    op: &'static str,
+    operand: &'static str,
+    found: &impl Operand,
+    rows: usize,
+    cols: usize,
+) -> Result<()> {
+    let (found_rows, found_cols, _) = found.describe();
+    if (found_rows, found_cols) == (rows, cols) {
+        return Ok(());
+    }
+    Err(KernelError::Shape { op, operand, found_rows, found_cols, expected_rows: rows, expected_cols: cols })
+}
+
+/// The operand must hold f32.
+pub(super) fn is_f32(op: &'static str, operand: &'static str, found: &impl Operand) -> Result<()> {
+    match found.describe().2 {
+        DType::F32 => Ok(()),
+        other => Err(KernelError::Type { op, operand, found: other, expected: "f32" }),
+    }
+}
+
+/// The operand must hold the same type as the operation's first one.
+pub(super) fn same_type(
+    op: &'static str,
+    operand: &'static str,
+    found: &impl Operand,
+    first: &impl Operand,
+) -> Result<()> {
+    let dtype = found.describe().2;
+    if dtype == first.describe().2 {
+        return Ok(());
+    }
+    Err(KernelError::Type { op, operand, found: dtype, expected: "the type of the first operand" })
+}
+
+/// The operand must be `rows × cols` of f32.
+pub(super) fn f32_shape(
+    op: &'static str,
+    operand: &'static str,
+    found: &impl Operand,
+    rows: usize,
+    cols: usize,
+) -> Result<()> {
+    is_f32(op, operand, found)?;
+    shape(op, operand, found, rows, cols)
+}
+
+/// Bytes of the operands, for the ledger.
+pub(super) fn bytes(operands: &[&dyn Operand]) -> f64 {
+    operands.iter().map(|o| o.describe()).map(|(r, c, t)| (r * c * t.size()) as f64).sum()
+}
