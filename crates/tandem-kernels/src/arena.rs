@@ -105,16 +105,78 @@ impl std::fmt::Display for MemoryUse {
 }
 
 /// Offsets are multiples of this: a cache line, and the widest vector register.
-pub(crate) const ALIGNMENT: usize = 64;
+const ALIGNMENT: usize = 64;
 
-/// Tensors of at least this size start on a page of their own, so that huge pages can back them.
+/// The mapping is made of whole huge pages.
 const LARGE: usize = 1 << 21;
+
+/// Which ranges of an address space are free. Cuts the first free range that is long enough, so the same sequence of
+/// requests always gives the same addresses: a dry run knows the real run's high-water mark.
+#[derive(Debug)]
+pub(crate) struct FreeList {
+    /// Offset → length. Neighbours are always merged.
+    free: BTreeMap<usize, usize>,
+    usage: MemoryUse,
+    /// One past the highest byte ever handed out: what is resident.
+    high_water: usize,
+}
+
+/// A range handed out by a [`FreeList`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    kind: Kind,
+    offset: usize,
+    length: usize,
+}
+
+impl FreeList {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { free: BTreeMap::from([(0, capacity)]), usage: MemoryUse::default(), high_water: 0 }
+    }
+
+    /// A range of at least `bytes`, or `None` if no free range is long enough.
+    pub(crate) fn cut(&mut self, kind: Kind, bytes: usize) -> Option<Cut> {
+        let length = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let (offset, free) = self.free.iter().find(|&(_, &free)| free >= length).map(|(&o, &l)| (o, l))?;
+        self.free.remove(&offset);
+        if free > length {
+            self.free.insert(offset + length, free - length);
+        }
+        self.usage.add(kind, length);
+        self.high_water = self.high_water.max(offset + length);
+        Some(Cut { kind, offset, length })
+    }
+
+    /// Takes a range back and merges it with its neighbours.
+    pub(crate) fn give_back(&mut self, cut: Cut) {
+        self.usage.remove(cut.kind, cut.length);
+        let (mut offset, mut length) = (cut.offset, cut.length);
+        if let Some((&before, &free)) = self.free.range(..offset).next_back()
+            && before + free == offset
+        {
+            self.free.remove(&before);
+            (offset, length) = (before, length + free);
+        }
+        if let Some(free) = self.free.remove(&(cut.offset + cut.length)) {
+            length += free;
+        }
+        self.free.insert(offset, length);
+    }
+
+    pub(crate) fn usage(&self) -> &MemoryUse {
+        &self.usage
+    }
+
+    pub(crate) fn high_water(&self) -> usize {
+        self.high_water
+    }
+}
 
 /// The region. Shared by the device and all its tensors.
 pub(crate) struct Arena {
     base: *mut u8,
     capacity: usize,
-    state: Mutex<State>,
+    state: Mutex<FreeList>,
 }
 
 // SAFETY: `base` points to a mapping that lives as long as the arena; which bytes of it belong to which tensor is
@@ -123,21 +185,10 @@ unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
-#[derive(Default)]
-struct State {
-    /// Free ranges: offset → length. Neighbours are always merged.
-    free: BTreeMap<usize, usize>,
-    usage: MemoryUse,
-    /// One past the highest byte ever handed out: what is resident.
-    high_water: usize,
-}
-
 /// A range of an arena, returned to it on drop.
 pub(crate) struct Block {
     arena: Arc<Arena>,
-    offset: usize,
-    length: usize,
-    kind: Kind,
+    cut: Cut,
 }
 
 impl Arena {
@@ -167,42 +218,43 @@ impl Arena {
         unsafe {
             libc::madvise(base, capacity, libc::MADV_HUGEPAGE);
         }
-        let state = State { free: BTreeMap::from([(0, capacity)]), ..State::default() };
-        Ok(Arc::new(Self { base: base.cast(), capacity, state: Mutex::new(state) }))
+        Ok(Arc::new(Self { base: base.cast(), capacity, state: Mutex::new(FreeList::new(capacity)) }))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, FreeList> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Cuts the first free range that is long enough.
+    /// A range of at least `bytes`.
     pub(crate) fn allocate(self: &Arc<Self>, kind: Kind, bytes: usize) -> Result<Block> {
-        let length = bytes.max(1).next_multiple_of(ALIGNMENT);
         let mut state = self.lock();
-        let found = state.free.iter().find(|&(_, &free)| free >= length).map(|(&o, &l)| (o, l));
-        let Some((offset, free)) = found else {
-            return Err(KernelError::OutOfMemory {
+        match state.cut(kind, bytes) {
+            Some(cut) => Ok(Block { arena: Arc::clone(self), cut }),
+            None => Err(KernelError::OutOfMemory {
                 requested: bytes,
                 kind: kind.name(),
                 capacity: self.capacity,
-                in_use: Box::new(state.usage.clone()),
-            });
-        };
-        state.free.remove(&offset);
-        if free > length {
-            state.free.insert(offset + length, free - length);
+                in_use: Box::new(state.usage().clone()),
+            }),
         }
-        state.usage.add(kind, length);
-        state.high_water = state.high_water.max(offset + length);
-        Ok(Block { arena: Arc::clone(self), offset, length, kind })
+    }
+
+    /// Makes the first `bytes` resident now, so that no later step pays page faults or moves the mark.
+    pub(crate) fn reserve(&self, bytes: usize) {
+        let state = self.lock();
+        let bytes = bytes.min(self.capacity);
+        for offset in (state.high_water()..bytes).step_by(4096) {
+            // SAFETY: the byte lies inside the mapping and beyond everything handed out so far; the lock keeps it so.
+            unsafe { self.base.add(offset).write_volatile(0) };
+        }
     }
 
     pub(crate) fn usage(&self) -> MemoryUse {
-        self.lock().usage.clone()
+        self.lock().usage().clone()
     }
 
     pub(crate) fn high_water(&self) -> usize {
-        self.lock().high_water
+        self.lock().high_water()
     }
 }
 
@@ -217,25 +269,13 @@ impl Drop for Arena {
 
 impl Block {
     pub(crate) fn pointer(&self) -> *mut u8 {
-        // SAFETY: `offset` lies inside the mapping.
-        unsafe { self.arena.base.add(self.offset) }
+        // SAFETY: the cut lies inside the mapping.
+        unsafe { self.arena.base.add(self.cut.offset) }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let mut state = self.arena.lock();
-        state.usage.remove(self.kind, self.length);
-        let (mut offset, mut length) = (self.offset, self.length);
-        if let Some((&before, &free)) = state.free.range(..offset).next_back()
-            && before + free == offset
-        {
-            state.free.remove(&before);
-            (offset, length) = (before, length + free);
-        }
-        if let Some(free) = state.free.remove(&(self.offset + self.length)) {
-            length += free;
-        }
-        state.free.insert(offset, length);
+        self.arena.lock().give_back(self.cut);
     }
 }

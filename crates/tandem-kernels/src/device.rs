@@ -63,11 +63,18 @@ impl Device {
         }
     }
 
-    /// One past the highest byte of the arena ever handed out; 0 for a dry run.
+    /// One past the highest byte of the arena ever handed out. A dry run gives what the real run's would be.
     pub fn high_water(&self) -> usize {
         match self {
             Self::Cpu(cpu) => cpu.arena.high_water(),
-            Self::Meta(_) => 0,
+            Self::Meta(ledger) => ledger.high_water(),
+        }
+    }
+
+    /// Makes the arena's first `bytes` resident now: what the plan found to be needed.
+    pub fn reserve(&self, bytes: usize) {
+        if let Self::Cpu(cpu) = self {
+            cpu.arena.reserve(bytes);
         }
     }
 

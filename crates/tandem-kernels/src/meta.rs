@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::arena::{ALIGNMENT, Kind, MemoryUse};
+use crate::arena::{Cut, FreeList, Kind, MemoryUse};
 
 /// What an operation would cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -17,15 +17,22 @@ pub struct Cost {
 }
 
 /// The record of a dry run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ledger {
     state: Mutex<LedgerState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct LedgerState {
-    usage: MemoryUse,
+    memory: FreeList,
     costs: BTreeMap<&'static str, Cost>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        let memory = FreeList::new(usize::MAX / 2);
+        Self { state: Mutex::new(LedgerState { memory, costs: BTreeMap::new() }) }
+    }
 }
 
 impl Ledger {
@@ -49,7 +56,12 @@ impl Ledger {
 
     /// Memory so far.
     pub fn usage(&self) -> MemoryUse {
-        self.lock().usage.clone()
+        self.lock().memory.usage().clone()
+    }
+
+    /// One past the highest address that the same requests would reach in an arena.
+    pub fn high_water(&self) -> usize {
+        self.lock().memory.high_water()
     }
 }
 
@@ -57,20 +69,19 @@ impl Ledger {
 #[derive(Debug)]
 pub(crate) struct MetaBlock {
     ledger: Arc<Ledger>,
-    kind: Kind,
-    length: usize,
+    cut: Cut,
 }
 
 impl MetaBlock {
     pub(crate) fn new(ledger: &Arc<Ledger>, kind: Kind, bytes: usize) -> Self {
-        let length = bytes.max(1).next_multiple_of(ALIGNMENT);
-        ledger.lock().usage.add(kind, length);
-        Self { ledger: Arc::clone(ledger), kind, length }
+        let cut =
+            ledger.lock().memory.cut(kind, bytes).expect("half the address space is enough for a dry run");
+        Self { ledger: Arc::clone(ledger), cut }
     }
 }
 
 impl Drop for MetaBlock {
     fn drop(&mut self) {
-        self.ledger.lock().usage.remove(self.kind, self.length);
+        self.ledger.lock().memory.give_back(self.cut);
     }
 }
