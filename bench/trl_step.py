@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Times TRL's DPO step on a task made by make_task.py: one process, one configuration.
+
+    python trl_step.py TASK --dtype f32|autocast|bf16 --reference model|precompute --attention sdpa|eager --steps N
+
+Prints one JSON object a line: {"step", "loss", "grad_norm", "seconds", "cpu_seconds", "real_tokens", "all_tokens"}.
+A step is timed from the end of the one before to its own end, so that the batch, the optimiser and the log are in it;
+the reference pass of `precompute` happens before the first step and is not.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from trl import DPOConfig, DPOTrainer
+
+
+class StepTimer(TrainerCallback):
+    """Keeps wall and processor seconds of each step; the trainer's log arrives after the step has ended."""
+
+    def __init__(self, batches: list) -> None:
+        self.batches = batches
+        self.start = self.cpu_start = 0.0
+        self.spent = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start, self.cpu_start = time.perf_counter(), time.process_time()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        now, cpu = time.perf_counter(), time.process_time()
+        self.spent.append((now - self.start, cpu - self.cpu_start))
+        self.start, self.cpu_start = now, cpu
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs:
+            step = len(self.spent)
+            seconds, cpu = self.spent[-1]
+            real, total = self.batches[step - 1]
+            print(json.dumps({"step": step, "loss": logs["loss"], "grad_norm": logs["grad_norm"], "seconds": seconds,
+                              "cpu_seconds": cpu, "real_tokens": real, "all_tokens": total}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", type=Path)
+    parser.add_argument("--dtype", choices=["f32", "autocast", "bf16"], default="f32")
+    parser.add_argument("--reference", choices=["model", "precompute"], default="model")
+    parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    task = json.loads((args.task / "task.json").read_text())
+    dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
+    folder = args.task / "model"
+
+    def load():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=args.attention)
+
+    rows = load_dataset("json", data_files=str(args.task / "pairs.jsonl"), split="train",
+                        cache_dir=os.environ.get("BENCH_CACHE"))
+    rows = rows.select(range(args.steps * task["pairs_per_step"]))
+    config = DPOConfig(
+        output_dir=tempfile.mkdtemp(prefix="trl-bench-"), per_device_train_batch_size=task["pairs_per_step"],
+        max_steps=args.steps, learning_rate=1e-4, lr_scheduler_type="linear", warmup_steps=2, optim="adamw_torch",
+        weight_decay=0.0, max_grad_norm=1.0, beta=0.1, max_length=1024, train_sampling_strategy="sequential",
+        logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, seed=42,
+        bf16=args.dtype == "autocast", gradient_checkpointing=False,
+        precompute_ref_log_probs=args.reference == "precompute", precompute_ref_batch_size=task["pairs_per_step"],
+    )
+    trainer = DPOTrainer(
+        model=load(), ref_model=load() if args.reference == "model" else None, args=config, train_dataset=rows,
+        processing_class=AutoTokenizer.from_pretrained(folder),
+    )
+    batches = []
+    collate = trainer.data_collator
+
+    def counted(examples):
+        batch = collate(examples)
+        batches.append((int(batch["attention_mask"].sum()), batch["attention_mask"].numel()))
+        return batch
+
+    trainer.data_collator = counted
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(StepTimer(batches))
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
