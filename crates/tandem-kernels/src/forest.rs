@@ -128,6 +128,26 @@ impl Forest {
         })
     }
 
+    /// The row of each position `positions` on the path from the root to the end of a segment.
+    ///
+    /// # Panics
+    /// If the path has no such position or `rows` is shorter than the range.
+    pub fn path_rows(&self, segment: usize, positions: Range<u32>, rows: &mut [u32]) {
+        let mut end = positions.end;
+        let mut on_path = Some(&self.segments[segment]);
+        while end > positions.start {
+            let segment = on_path.expect("the root starts at position 0");
+            let first = segment.first_position;
+            assert!(end <= first + segment.range.len() as u32, "position {end} is beyond the path");
+            let start = first.max(positions.start);
+            for position in start..end {
+                rows[(position - positions.start) as usize] = segment.range.start + position - first;
+            }
+            end = end.min(start);
+            on_path = segment.parent.map(|p| &self.segments[p as usize]);
+        }
+    }
+
     /// The distinct rows that the head scores, ascending, and for each prediction its index among them.
     pub fn scored_rows(&self) -> (Vec<u32>, Vec<u32>) {
         let mut rows: Vec<u32> = Vec::with_capacity(self.predictions.len());

@@ -60,6 +60,8 @@ unsafe impl Send for View<'_> {}
 unsafe impl Sync for View<'_> {}
 // SAFETY: a mutable view is an exclusive borrow of plain numbers; sending it is sending `&mut [T]`.
 unsafe impl Send for ViewMut<'_> {}
+// SAFETY: sharing it allows reading only, as sharing `&mut [T]` does.
+unsafe impl Sync for ViewMut<'_> {}
 
 impl Tensor {
     pub(crate) fn new(storage: Storage, rows: usize, cols: usize, dtype: DType) -> Self {

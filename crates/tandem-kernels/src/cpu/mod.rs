@@ -1,5 +1,11 @@
 //! CPU kernels.
 
+pub(crate) mod activation;
+pub(crate) mod attention;
+pub(crate) mod embedding;
+pub(crate) mod head;
+pub(crate) mod norm;
+pub(crate) mod rope;
 pub(crate) mod rows;
 
 use crate::arena::Arena;

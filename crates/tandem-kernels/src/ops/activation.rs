@@ -1,6 +1,11 @@
 //! Feed-forward activations, plain and gated.
 
+use crate::cpu::activation as kernel;
+use crate::ops::check;
 use crate::{Device, Result, View, ViewMut};
+
+/// Operations that one activation or its derivative counts as, roughly.
+const FLOPS: f64 = 10.0;
 
 /// The function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +25,15 @@ pub enum Activation {
 /// # Errors
 /// If shapes or types do not fit.
 pub fn gated(device: &Device, function: Activation, gu: View, h: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "gated";
+    let (tokens, width) = (h.rows(), h.cols());
+    check::shape(OP, "gu", &gu, tokens, 2 * width)?;
+    check::same_type(OP, "h", &h, &gu)?;
+    match device {
+        Device::Cpu(cpu) => kernel::gated(cpu, function, gu, h),
+        Device::Meta(ledger) => ledger.record(OP, FLOPS * h.len() as f64, check::bytes(&[&gu, &h])),
+    }
+    Ok(())
 }
 
 /// `dgu[T,2F]` of [`gated`] (overwritten).
@@ -28,7 +41,19 @@ pub fn gated(device: &Device, function: Activation, gu: View, h: ViewMut) -> Res
 /// # Errors
 /// If shapes or types do not fit.
 pub fn gated_backward(device: &Device, function: Activation, gu: View, dh: View, dgu: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "gated_backward";
+    let (tokens, width) = (dh.rows(), dh.cols());
+    check::shape(OP, "gu", &gu, tokens, 2 * width)?;
+    check::shape(OP, "dgu", &dgu, tokens, 2 * width)?;
+    check::same_type(OP, "dh", &dh, &gu)?;
+    check::same_type(OP, "dgu", &dgu, &gu)?;
+    match device {
+        Device::Cpu(cpu) => kernel::gated_backward(cpu, function, gu, dh, dgu),
+        Device::Meta(ledger) => {
+            ledger.record(OP, 2.0 * FLOPS * dh.len() as f64, check::bytes(&[&gu, &dh, &dgu]));
+        }
+    }
+    Ok(())
 }
 
 /// `h = f(u)`.
@@ -36,7 +61,14 @@ pub fn gated_backward(device: &Device, function: Activation, gu: View, dh: View,
 /// # Errors
 /// If shapes or types do not fit.
 pub fn activate(device: &Device, function: Activation, u: View, h: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "activate";
+    check::shape(OP, "h", &h, u.rows(), u.cols())?;
+    check::same_type(OP, "h", &h, &u)?;
+    match device {
+        Device::Cpu(cpu) => kernel::activate(cpu, function, u, h),
+        Device::Meta(ledger) => ledger.record(OP, FLOPS * u.len() as f64, check::bytes(&[&u, &h])),
+    }
+    Ok(())
 }
 
 /// `du = f'(u) · dh` (overwritten).
@@ -50,5 +82,14 @@ pub fn activate_backward(
     dh: View,
     du: ViewMut,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "activate_backward";
+    check::shape(OP, "dh", &dh, u.rows(), u.cols())?;
+    check::shape(OP, "du", &du, u.rows(), u.cols())?;
+    check::same_type(OP, "dh", &dh, &u)?;
+    check::same_type(OP, "du", &du, &u)?;
+    match device {
+        Device::Cpu(cpu) => kernel::activate_backward(cpu, function, u, dh, du),
+        Device::Meta(ledger) => ledger.record(OP, FLOPS * u.len() as f64, check::bytes(&[&u, &dh, &du])),
+    }
+    Ok(())
 }

@@ -1,6 +1,8 @@
 //! Grouped-query attention over a forest, flash-style: no T×T matrix is ever stored.
 
-use crate::{Device, Forest, Result, View, ViewMut};
+use crate::cpu::attention as kernel;
+use crate::ops::check::{self, Operand};
+use crate::{DType, Device, Forest, KernelError, Kind, Result, View, ViewMut};
 
 /// What kind of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +21,45 @@ pub struct AttentionShape {
     pub softcap: Option<f32>,
 }
 
+impl AttentionShape {
+    fn check(&self, op: &'static str) -> Result<()> {
+        if self.head_dim == 0 || self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(KernelError::invalid(
+                op,
+                format!("{} heads over {} key/value heads of {}", self.heads, self.kv_heads, self.head_dim),
+            ));
+        }
+        if self.window == Some(0) || self.softcap.is_some_and(|cap| cap <= 0.0) {
+            return Err(KernelError::invalid(op, "window and softcap must be positive"));
+        }
+        Ok(())
+    }
+
+    /// Query/key pairs that are looked at, over all heads.
+    fn pairs(&self, forest: &Forest) -> f64 {
+        let window = self.window.unwrap_or(u32::MAX);
+        let seen: f64 = forest.positions.iter().map(|&p| f64::from(window.min(p + 1))).sum();
+        seen * self.heads as f64
+    }
+}
+
+/// `q`, `k`, `v` must be those of `forest`'s tokens.
+fn check_operands(
+    op: &'static str,
+    q: &impl Operand,
+    k: &impl Operand,
+    v: &impl Operand,
+    tokens: usize,
+    shape: &AttentionShape,
+) -> Result<()> {
+    check::shape(op, "q", q, tokens, shape.heads * shape.head_dim)?;
+    for (name, operand) in [("k", k as &dyn Operand), ("v", v)] {
+        check::shape(op, name, operand, tokens, shape.kv_heads * shape.head_dim)?;
+        check::same_type(op, name, operand, q)?;
+    }
+    Ok(())
+}
+
 /// Which rows of a cache each query sees, for [`attention_decode`]: row ranges in order of position.
 #[derive(Clone, Debug, Default)]
 pub struct Visible {
@@ -26,6 +67,42 @@ pub struct Visible {
     pub offsets: Vec<u32>,
     /// Cache rows.
     pub ranges: Vec<std::ops::Range<u32>>,
+}
+
+impl Visible {
+    fn check(&self, op: &'static str, queries: usize, cache_rows: usize) -> Result<()> {
+        if self.offsets.len() != queries + 1
+            || !self.offsets.is_sorted()
+            || self.offsets[queries] as usize > self.ranges.len()
+        {
+            return Err(KernelError::invalid(
+                op,
+                format!(
+                    "{queries} queries with {} offsets into {} ranges",
+                    self.offsets.len(),
+                    self.ranges.len()
+                ),
+            ));
+        }
+        for query in 0..queries {
+            let ranges = self.of(query);
+            if ranges.iter().all(std::ops::Range::is_empty) {
+                return Err(KernelError::invalid(op, format!("query {query} sees nothing")));
+            }
+            if let Some(range) = ranges.iter().find(|r| r.end as usize > cache_rows) {
+                return Err(KernelError::invalid(
+                    op,
+                    format!("query {query} sees cache rows {range:?} of {cache_rows}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What query `query` sees.
+    pub(crate) fn of(&self, query: usize) -> &[std::ops::Range<u32>] {
+        &self.ranges[self.offsets[query] as usize..self.offsets[query + 1] as usize]
+    }
 }
 
 /// `out[T, H·d] = softmax(mask(scale · q kᵀ)) v` per head, where a token sees its own segment causally and its
@@ -45,7 +122,21 @@ pub fn attention(
     out: ViewMut,
     log_sum_exp: ViewMut,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "attention";
+    shape.check(OP)?;
+    let tokens = forest.num_tokens();
+    check_operands(OP, &q, &k, &v, tokens, shape)?;
+    check::shape(OP, "out", &out, tokens, q.cols())?;
+    check::same_type(OP, "out", &out, &q)?;
+    check::f32_shape(OP, "log_sum_exp", &log_sum_exp, tokens, shape.heads)?;
+    match device {
+        Device::Cpu(cpu) => kernel::forward(cpu, q, k, v, forest, shape, out, log_sum_exp),
+        Device::Meta(ledger) => {
+            let flops = 4.0 * shape.head_dim as f64 * shape.pairs(forest);
+            ledger.record(OP, flops, check::bytes(&[&q, &k, &v, &out, &log_sum_exp]));
+        }
+    }
+    Ok(())
 }
 
 /// Gradients of [`attention`]: `dq`, `dk`, `dv` are overwritten; all of one type with `q`.
@@ -66,7 +157,31 @@ pub fn attention_backward(
     dk: ViewMut,
     dv: ViewMut,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "attention_backward";
+    shape.check(OP)?;
+    let tokens = forest.num_tokens();
+    check_operands(OP, &q, &k, &v, tokens, shape)?;
+    check_operands(OP, &dq, &dk, &dv, tokens, shape)?;
+    check::same_type(OP, "dq", &dq, &q)?;
+    for (name, operand) in [("out", &out), ("d_out", &d_out)] {
+        check::shape(OP, name, operand, tokens, q.cols())?;
+        check::same_type(OP, name, operand, &q)?;
+    }
+    check::f32_shape(OP, "log_sum_exp", &log_sum_exp, tokens, shape.heads)?;
+    // The gradients of keys and values are sums over queries and heads: they are summed in f32.
+    let mut sums = device.alloc(Kind::Scratch, tokens, 2 * k.cols(), DType::F32)?;
+    match device {
+        Device::Cpu(cpu) => {
+            let sums = sums.view_mut();
+            kernel::backward(cpu, q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, sums);
+        }
+        Device::Meta(ledger) => {
+            let flops = 10.0 * shape.head_dim as f64 * shape.pairs(forest);
+            let bytes = check::bytes(&[&q, &k, &v, &out, &log_sum_exp, &d_out, &dq, &dk, &dv]);
+            ledger.record(OP, flops, bytes);
+        }
+    }
+    Ok(())
 }
 
 /// Attention of single new tokens over a key/value cache: row `i` of `q` `[B, H·d]` sees the cache rows that
@@ -83,5 +198,25 @@ pub fn attention_decode(
     shape: &AttentionShape,
     out: ViewMut,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "attention_decode";
+    shape.check(OP)?;
+    let rows = q.rows();
+    check::shape(OP, "q", &q, rows, shape.heads * shape.head_dim)?;
+    check::shape(OP, "k", &k, k.rows(), shape.kv_heads * shape.head_dim)?;
+    check::shape(OP, "v", &v, k.rows(), k.cols())?;
+    check::shape(OP, "out", &out, rows, q.cols())?;
+    for (name, operand) in [("k", &k as &dyn Operand), ("v", &v), ("out", &out)] {
+        check::same_type(OP, name, operand, &q)?;
+    }
+    visible.check(OP, rows, k.rows())?;
+    match device {
+        Device::Cpu(cpu) => kernel::decode(cpu, q, k, v, visible, shape, out),
+        Device::Meta(ledger) => {
+            let seen: f64 = visible.ranges.iter().map(|r| r.len() as f64).sum();
+            let flops = 4.0 * seen * q.cols() as f64;
+            let cache = 2.0 * seen * (k.cols() * k.dtype().size()) as f64;
+            ledger.record(OP, flops, cache + check::bytes(&[&q, &out]));
+        }
+    }
+    Ok(())
 }

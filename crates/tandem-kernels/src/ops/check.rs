@@ -24,7 +24,7 @@ impl Operand for ViewMut<'_> {
 pub(super) fn shape(
     op: &'static str,
     operand: &'static str,
-    found: &impl Operand,
+    found: &(impl Operand + ?Sized),
     rows: usize,
     cols: usize,
 ) -> Result<()> {
@@ -36,7 +36,7 @@ pub(super) fn shape(
 }
 
 /// The operand must hold f32.
-pub(super) fn is_f32(op: &'static str, operand: &'static str, found: &impl Operand) -> Result<()> {
+pub(super) fn is_f32(op: &'static str, operand: &'static str, found: &(impl Operand + ?Sized)) -> Result<()> {
     match found.describe().2 {
         DType::F32 => Ok(()),
         other => Err(KernelError::Type { op, operand, found: other, expected: "f32" }),
@@ -47,8 +47,8 @@ pub(super) fn is_f32(op: &'static str, operand: &'static str, found: &impl Opera
 pub(super) fn same_type(
     op: &'static str,
     operand: &'static str,
-    found: &impl Operand,
-    first: &impl Operand,
+    found: &(impl Operand + ?Sized),
+    first: &(impl Operand + ?Sized),
 ) -> Result<()> {
     let dtype = found.describe().2;
     if dtype == first.describe().2 {
@@ -61,7 +61,7 @@ pub(super) fn same_type(
 pub(super) fn f32_shape(
     op: &'static str,
     operand: &'static str,
-    found: &impl Operand,
+    found: &(impl Operand + ?Sized),
     rows: usize,
     cols: usize,
 ) -> Result<()> {

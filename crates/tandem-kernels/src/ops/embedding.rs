@@ -1,6 +1,18 @@
 //! Table look-up and its deterministic scatter.
 
-use crate::{Device, Result, View, ViewMut};
+use crate::cpu::embedding as kernel;
+use crate::ops::check;
+use crate::{Device, KernelError, Result, View, ViewMut};
+
+fn check_ids(op: &'static str, ids: &[u32], vocabulary: usize) -> Result<()> {
+    match ids.iter().position(|&id| id as usize >= vocabulary) {
+        None => Ok(()),
+        Some(t) => Err(KernelError::invalid(
+            op,
+            format!("token {t} has id {}, the table has {vocabulary} rows", ids[t]),
+        )),
+    }
+}
 
 /// `x[t] = scale · table[ids[t]]`, or `+=` if `accumulate`. `table` `[V,D]` either type, `x` `[T,D]` f32.
 ///
@@ -14,7 +26,17 @@ pub fn embedding(
     x: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "embedding";
+    check::f32_shape(OP, "x", &x, ids.len(), table.cols())?;
+    check_ids(OP, ids, table.rows())?;
+    match device {
+        Device::Cpu(cpu) => kernel::embedding(cpu, table, ids, scale, x, accumulate),
+        Device::Meta(ledger) => {
+            let read = x.len() * (table.dtype().size() + if accumulate { 4 } else { 0 });
+            ledger.record(OP, x.len() as f64, read as f64 + check::bytes(&[&x]));
+        }
+    }
+    Ok(())
 }
 
 /// `dtable[ids[t]] += scale · dx[t]`, each table row summed in token order. Both f32.
@@ -22,5 +44,15 @@ pub fn embedding(
 /// # Errors
 /// If an id is outside the table, or shapes or types do not fit.
 pub fn embedding_backward(device: &Device, ids: &[u32], scale: f32, dx: View, dtable: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "embedding_backward";
+    check::f32_shape(OP, "dx", &dx, ids.len(), dtable.cols())?;
+    check::is_f32(OP, "dtable", &dtable)?;
+    check_ids(OP, ids, dtable.rows())?;
+    match device {
+        Device::Cpu(cpu) => kernel::embedding_backward(cpu, ids, scale, dx, dtable),
+        Device::Meta(ledger) => {
+            ledger.record(OP, 2.0 * dx.len() as f64, check::bytes(&[&dx, &dx, &dx]));
+        }
+    }
+    Ok(())
 }

@@ -3,7 +3,50 @@
 //! Rows are walked in chunks of a fixed size (a function of the vocabulary, not of threads), so memory is
 //! O(chunk × vocabulary). Logits are computed in f32 from operands of the compute type.
 
-use crate::{Device, Result, View, ViewMut};
+use crate::cpu::head as kernel;
+use crate::ops::check;
+use crate::{DType, Device, KernelError, Kind, Result, View, ViewMut};
+
+/// Rows whose logits are held at once: about 32 MiB of them, so that the products' operands are reused often and
+/// the chunk is small beside the weights.
+fn chunk_rows(rows: usize, vocabulary: usize) -> usize {
+    ((8 << 20) / vocabulary.max(1)).clamp(64, 1024).min(rows)
+}
+
+fn check_operands(
+    op: &'static str,
+    hidden: &View,
+    w: &View,
+    bias: Option<&View>,
+    targets: &Targets,
+) -> Result<()> {
+    let (rows, vocabulary) = (hidden.rows(), w.rows());
+    check::shape(op, "w", w, vocabulary, hidden.cols())?;
+    check::same_type(op, "w", w, hidden)?;
+    if let Some(bias) = bias {
+        check::f32_shape(op, "bias", bias, 1, vocabulary)?;
+    }
+    if vocabulary == 0 || targets.rows.len() != targets.targets.len() || !targets.rows.is_sorted() {
+        return Err(KernelError::invalid(
+            op,
+            format!(
+                "{} rows (which must ascend) and {} targets in a vocabulary of {vocabulary}",
+                targets.rows.len(),
+                targets.targets.len()
+            ),
+        ));
+    }
+    if targets.rows.last().is_some_and(|&row| row as usize >= rows) {
+        return Err(KernelError::invalid(op, format!("a prediction points beyond the {rows} hidden rows")));
+    }
+    if let Some(target) = targets.targets.iter().find(|&&t| t as usize >= vocabulary) {
+        return Err(KernelError::invalid(
+            op,
+            format!("target {target} is outside the vocabulary of {vocabulary}"),
+        ));
+    }
+    Ok(())
+}
 
 /// What the head does to the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -38,6 +81,16 @@ pub struct HeadScores {
     pub log_sum_exp: Vec<f32>,
 }
 
+impl HeadScores {
+    fn resize(&mut self, rows: usize, predictions: usize) {
+        self.log_prob.resize(predictions, 0.0);
+        self.hit.resize(predictions, false);
+        for statistic in [&mut self.entropy, &mut self.mean_logit, &mut self.log_sum_exp] {
+            statistic.resize(rows, 0.0);
+        }
+    }
+}
+
 /// Scores `hidden` `[R,D]` against `w` `[V,D]` (one type) and `bias` `[1,V]` f32.
 /// `scores` is overwritten; its vectors are reused, so that a steady state allocates nothing.
 ///
@@ -52,7 +105,19 @@ pub fn head(
     shape: &HeadShape,
     scores: &mut HeadScores,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "head";
+    check_operands(OP, &hidden, &w, bias.as_ref(), &targets)?;
+    let (rows, vocabulary) = (hidden.rows(), w.rows());
+    scores.resize(rows, targets.rows.len());
+    let mut logits = device.alloc(Kind::Head, chunk_rows(rows, vocabulary), vocabulary, DType::F32)?;
+    match device {
+        Device::Cpu(cpu) => kernel::forward(cpu, hidden, w, bias, targets, shape, scores, logits.view_mut()),
+        Device::Meta(ledger) => {
+            let products = 2.0 * rows as f64 * w.len() as f64;
+            ledger.record(OP, products, check::bytes(&[&hidden, &w]));
+        }
+    }
+    Ok(())
 }
 
 /// Gradient of `Σ_i d_log_prob[i] · log_prob[i]`: `dhidden` `[R,D]` is overwritten (either type), `dw` `[V,D]` f32 and
@@ -73,5 +138,41 @@ pub fn head_backward(
     dw: Option<ViewMut>,
     dbias: Option<ViewMut>,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "head_backward";
+    check_operands(OP, &hidden, &w, bias.as_ref(), &targets)?;
+    let (rows, vocabulary) = (hidden.rows(), w.rows());
+    check::shape(OP, "dhidden", &dhidden, rows, hidden.cols())?;
+    if let Some(dw) = &dw {
+        check::f32_shape(OP, "dw", dw, vocabulary, w.cols())?;
+    }
+    if let Some(dbias) = &dbias {
+        check::f32_shape(OP, "dbias", dbias, 1, vocabulary)?;
+    }
+    let predictions = targets.rows.len();
+    if scores.log_sum_exp.len() != rows || d_log_prob.len() != predictions {
+        return Err(KernelError::invalid(
+            OP,
+            format!(
+                "scores of {} rows for {rows} rows, {} gradients for {predictions} predictions",
+                scores.log_sum_exp.len(),
+                d_log_prob.len()
+            ),
+        ));
+    }
+    let mut logits = device.alloc(Kind::Head, chunk_rows(rows, vocabulary), vocabulary, DType::F32)?;
+    match device {
+        Device::Cpu(cpu) => {
+            let logits = logits.view_mut();
+            let lse = &scores.log_sum_exp;
+            kernel::backward(
+                cpu, hidden, w, bias, targets, shape, lse, d_log_prob, dhidden, dw, dbias, logits,
+            );
+        }
+        Device::Meta(ledger) => {
+            let products = if dw.is_some() { 6.0 } else { 4.0 } * rows as f64 * w.len() as f64;
+            let gradient = dw.map_or(0.0, |dw| 2.0 * check::bytes(&[&dw]));
+            ledger.record(OP, products, gradient + check::bytes(&[&hidden, &w, &dhidden]));
+        }
+    }
+    Ok(())
 }

@@ -19,6 +19,7 @@ pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, scatter_ad
 pub use embedding::{embedding, embedding_backward};
 pub use head::{HeadScores, HeadShape, Targets, head, head_backward};
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight};
+pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optimizer::{AdamW, RmsProp, adamw, rmsprop, sum_of_squares};
 pub use rope::{RopeTable, rope};

@@ -1,6 +1,12 @@
 //! RMSNorm and LayerNorm over rows, forward and backward.
 
-use crate::{Device, Result, View, ViewMut};
+use crate::cpu::norm as kernel;
+use crate::ops::check;
+use crate::{DType, Device, Kind, Result, View, ViewMut};
+
+/// Rows whose contributions to the weight gradient are summed in one go. Fixed, so that the order of the sum does
+/// not depend on the number of threads.
+pub(crate) const BLOCK_ROWS: usize = 32;
 
 /// `y = x / rms(x) · (w + offset)`; `rms(x) = sqrt(mean(x²) + eps)`. `offset` is 0, or 1 for Gemma.
 ///
@@ -17,7 +23,18 @@ pub fn rms_norm(
     y: ViewMut,
     inverse_rms: ViewMut,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "rms_norm";
+    let (tokens, width) = (x.rows(), x.cols());
+    check::f32_shape(OP, "w", &w, 1, width)?;
+    check::shape(OP, "y", &y, tokens, width)?;
+    check::f32_shape(OP, "inverse_rms", &inverse_rms, 1, tokens)?;
+    match device {
+        Device::Cpu(cpu) => kernel::rms_norm(cpu, x, w, offset, eps, y, inverse_rms),
+        Device::Meta(ledger) => {
+            ledger.record(OP, 4.0 * x.len() as f64, check::bytes(&[&x, &w, &y, &inverse_rms]));
+        }
+    }
+    Ok(())
 }
 
 /// `dx += ∂y/∂x · dy` (f32 `[T,D]`) and `dw += Σ_t dy · x / rms` (f32 `[1,D]`; skipped if `None`).
@@ -34,7 +51,27 @@ pub fn rms_norm_backward(
     dx: ViewMut,
     dw: Option<ViewMut>,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "rms_norm_backward";
+    let (tokens, width) = (x.rows(), x.cols());
+    check::f32_shape(OP, "w", &w, 1, width)?;
+    check::f32_shape(OP, "inverse_rms", &inverse_rms, 1, tokens)?;
+    check::shape(OP, "dy", &dy, tokens, width)?;
+    check::f32_shape(OP, "dx", &dx, tokens, width)?;
+    if let Some(dw) = &dw {
+        check::f32_shape(OP, "dw", dw, 1, width)?;
+    }
+    let blocks = if dw.is_some() { tokens.div_ceil(BLOCK_ROWS) } else { 0 };
+    let mut partial = device.alloc(Kind::Scratch, blocks, width, DType::F32)?;
+    match device {
+        Device::Cpu(cpu) => {
+            kernel::rms_norm_backward(cpu, x, w, offset, inverse_rms, dy, dx, dw, partial.view_mut());
+        }
+        Device::Meta(ledger) => {
+            let bytes = check::bytes(&[&x, &w, &inverse_rms, &dy, &dx, &dx]);
+            ledger.record(OP, 10.0 * x.len() as f64, bytes);
+        }
+    }
+    Ok(())
 }
 
 /// `y = (x − mean) / sqrt(var + eps) · w + b` with the biased variance.
@@ -52,7 +89,19 @@ pub fn layer_norm(
     y: ViewMut,
     mean_inverse: ViewMut,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "layer_norm";
+    let (tokens, width) = (x.rows(), x.cols());
+    check::f32_shape(OP, "w", &w, 1, width)?;
+    check::f32_shape(OP, "b", &b, 1, width)?;
+    check::shape(OP, "y", &y, tokens, width)?;
+    check::f32_shape(OP, "mean_inverse", &mean_inverse, tokens, 2)?;
+    match device {
+        Device::Cpu(cpu) => kernel::layer_norm(cpu, x, w, b, eps, y, mean_inverse),
+        Device::Meta(ledger) => {
+            ledger.record(OP, 8.0 * x.len() as f64, check::bytes(&[&x, &w, &b, &y, &mean_inverse]));
+        }
+    }
+    Ok(())
 }
 
 /// `dx +=`, `dw +=`, `db +=` of [`layer_norm`]; all f32; weight gradients skipped if `None`.
@@ -68,5 +117,26 @@ pub fn layer_norm_backward(
     dx: ViewMut,
     dw_db: Option<(ViewMut, ViewMut)>,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "layer_norm_backward";
+    let (tokens, width) = (x.rows(), x.cols());
+    check::f32_shape(OP, "w", &w, 1, width)?;
+    check::f32_shape(OP, "mean_inverse", &mean_inverse, tokens, 2)?;
+    check::shape(OP, "dy", &dy, tokens, width)?;
+    check::f32_shape(OP, "dx", &dx, tokens, width)?;
+    if let Some((dw, db)) = &dw_db {
+        check::f32_shape(OP, "dw", dw, 1, width)?;
+        check::f32_shape(OP, "db", db, 1, width)?;
+    }
+    let blocks = if dw_db.is_some() { tokens.div_ceil(BLOCK_ROWS) } else { 0 };
+    let mut partial = device.alloc(Kind::Scratch, blocks, 2 * width, DType::F32)?;
+    match device {
+        Device::Cpu(cpu) => {
+            kernel::layer_norm_backward(cpu, x, w, mean_inverse, dy, dx, dw_db, partial.view_mut());
+        }
+        Device::Meta(ledger) => {
+            let bytes = check::bytes(&[&x, &w, &mean_inverse, &dy, &dx, &dx]);
+            ledger.record(OP, 14.0 * x.len() as f64, bytes);
+        }
+    }
+    Ok(())
 }

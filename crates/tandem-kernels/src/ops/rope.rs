@@ -1,6 +1,8 @@
 //! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split layout that HF models use.
 
-use crate::{Device, Result, View, ViewMut};
+use crate::cpu::rope as kernel;
+use crate::ops::check;
+use crate::{Device, KernelError, Result, ViewMut};
 
 /// Cosines and sines by position: what RoPE scaling (linear, llama3) changes is decided when the table is made.
 #[derive(Clone, Debug)]
@@ -41,5 +43,25 @@ pub fn rope(
     table: &RopeTable,
     inverse: bool,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "rope";
+    if head_dim == 0 || !x.cols().is_multiple_of(head_dim) || table.rotary > head_dim {
+        return Err(KernelError::invalid(
+            OP,
+            format!("{} columns in heads of {head_dim} with {} rotated dimensions", x.cols(), table.rotary),
+        ));
+    }
+    check::shape(OP, "x", &x, positions.len(), x.cols())?;
+    if let Some(&position) = positions.iter().max()
+        && position as usize >= table.positions()
+    {
+        return Err(KernelError::invalid(
+            OP,
+            format!("position {position} is beyond the table's {} positions", table.positions()),
+        ));
+    }
+    match device {
+        Device::Cpu(cpu) => kernel::rope(cpu, x, head_dim, positions, table, inverse),
+        Device::Meta(ledger) => ledger.record(OP, 3.0 * x.len() as f64, check::bytes(&[&x, &x])),
+    }
+    Ok(())
 }
