@@ -1,1 +1,39 @@
-//! placeholder
+//! Causal language models from HF folders, as one decoder described by its parts.
+//!
+//! * [`DecoderSpec`] says what a model is made of: kind of norm, residual form, rotary embedding, feed-forward, head.
+//!   [`families`] turns a `config.json` into it and says what HF calls each parameter: one file per architecture.
+//! * [`Decoder`] adds what follows from a spec: the [`LayerLayout`] of each layer's flat parameter buffer and the
+//!   rotary table.
+//! * [`Walk`] runs forward and backward over the layers. It takes weights from a [`WeightSource`] and gives gradients
+//!   to a [`GradientSink`]; where these keep them is not its business.
+//! * [`ModelFolder`] reads a folder, [`save`] writes one, [`init`] makes weights from a seed.
+//! * [`decode`] generates text with a key/value cache.
+//!
+//! Shape suffixes: `T` tokens, `D` hidden size, `H` query heads, `K` key/value heads, `d` head width, `F`
+//! feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
+//!
+//! Dropout rates in a `config.json` are ignored: preference training runs without dropout, because policy and
+//! reference must be the same function of the same weights.
+
+pub mod config;
+pub mod decoder;
+pub mod error;
+pub mod families;
+pub mod layout;
+pub mod resident;
+pub mod rotary;
+pub mod spec;
+pub mod walk;
+pub mod weights;
+
+pub use config::Config;
+pub use decoder::Decoder;
+pub use error::ModelError;
+pub use layout::{LayerId, LayerLayout, ParamSpec, Part};
+pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
+pub use spec::DecoderSpec;
+pub use walk::{Checkpointing, SavedWalk, Walk};
+pub use weights::{GradientSink, LayerGradients, LayerWeights, WeightSource};
+
+/// The result of an operation on a model.
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;

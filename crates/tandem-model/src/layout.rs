@@ -1,0 +1,232 @@
+//! Where each parameter of a layer lies in the layer's flat buffer.
+
+use crate::spec::{DecoderSpec, NormKind, Residual};
+
+/// A layer: the unit in which weights are fetched and gradients are handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LayerId {
+    /// Token and position tables.
+    Embedding,
+    /// A transformer block.
+    Block(usize),
+    /// The final norm and, if it has weights of its own, the head.
+    Head,
+}
+
+impl std::fmt::Display for LayerId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Embedding => f.write_str("embedding"),
+            Self::Block(i) => write!(f, "block {i}"),
+            Self::Head => f.write_str("head"),
+        }
+    }
+}
+
+/// One parameter of a layer, in our layout: weights are `[out, in]`, fused where one product serves several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Part {
+    /// `[V, D]`.
+    TokenTable,
+    /// `[positions, D]`.
+    PositionTable,
+    /// `[1, D]`: the norm before attention.
+    Norm1Weight,
+    /// `[1, D]`.
+    Norm1Bias,
+    /// `[(H+2K)·d, D]`: rows of the queries, the keys, the values.
+    QkvWeight,
+    /// `[1, (H+2K)·d]`.
+    QkvBias,
+    /// `[D, H·d]`.
+    OutWeight,
+    /// `[1, D]`.
+    OutBias,
+    /// `[1, d]`: one norm for every query head.
+    QNormWeight,
+    /// `[1, d]`: one norm for every key head.
+    KNormWeight,
+    /// `[1, D]`: the norm before the feed-forward.
+    Norm2Weight,
+    /// `[1, D]`.
+    Norm2Bias,
+    /// `[2F, D]`: rows of the gate, then rows of up; `[F, D]` if not gated.
+    UpWeight,
+    /// `[1, 2F]` or `[1, F]`.
+    UpBias,
+    /// `[D, F]`.
+    DownWeight,
+    /// `[1, D]`.
+    DownBias,
+    /// `[1, D]`: the norm before the head.
+    FinalNormWeight,
+    /// `[1, D]`.
+    FinalNormBias,
+    /// `[V, D]`; absent if tied to the token table.
+    HeadWeight,
+    /// `[1, V]`.
+    HeadBias,
+}
+
+impl Part {
+    /// Whether it is an operand of a product (or the token table), so that a copy in the compute type is of use.
+    /// Norms, biases and the position table stay f32.
+    pub const fn is_matrix(self) -> bool {
+        matches!(
+            self,
+            Self::TokenTable
+                | Self::QkvWeight
+                | Self::OutWeight
+                | Self::UpWeight
+                | Self::DownWeight
+                | Self::HeadWeight
+        )
+    }
+
+    /// Whether weight decay applies: not to norms and biases.
+    pub const fn decays(self) -> bool {
+        self.is_matrix() || matches!(self, Self::PositionTable)
+    }
+
+    /// Whether it is the weight of a norm.
+    pub const fn is_norm_weight(self) -> bool {
+        matches!(
+            self,
+            Self::Norm1Weight
+                | Self::Norm2Weight
+                | Self::FinalNormWeight
+                | Self::QNormWeight
+                | Self::KNormWeight
+        )
+    }
+}
+
+/// Offsets are multiples of this many elements, so that every parameter starts on a 64-byte line in f32 and in bf16.
+const ALIGNMENT: usize = 32;
+
+/// One parameter and its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Which one.
+    pub part: Part,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// First element in the layer's flat buffer; on a 64-byte line in either type.
+    pub offset: usize,
+    /// Whether weight decay applies.
+    pub decay: bool,
+}
+
+impl ParamSpec {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Whether there is no element (never, in a layout made by [`LayerLayout::new`]).
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements in the layer's flat buffer.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len()
+    }
+}
+
+/// The flat buffer of a layer. Parameters that have a copy in the compute type come first, then the others that
+/// decay, then norms and biases: so the copy and each decay group is one contiguous range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerLayout {
+    /// The parameters, by offset.
+    pub params: Vec<ParamSpec>,
+    /// Elements of the flat buffer, padding included. Padding holds zeros.
+    pub len: usize,
+    /// Elements from the start that have a copy in the compute type: the matrices (without an untied token table,
+    /// which is only looked up).
+    pub compute_len: usize,
+    /// Elements from the start that decay.
+    pub decay_len: usize,
+}
+
+impl LayerLayout {
+    /// Lays out parts of the given sizes. `looked_up` names a matrix that needs no copy in the compute type.
+    pub fn new(parts: &[(Part, usize, usize)], looked_up: Option<Part>) -> Self {
+        let group = |part: Part| match part {
+            _ if part.is_matrix() && Some(part) != looked_up => 0,
+            _ if part.decays() => 1,
+            _ => 2,
+        };
+        let mut sorted = parts.to_vec();
+        sorted.sort_by_key(|&(part, ..)| (group(part), part));
+        let mut layout =
+            Self { params: Vec::with_capacity(parts.len()), len: 0, compute_len: 0, decay_len: 0 };
+        for (part, rows, cols) in sorted {
+            layout.params.push(ParamSpec { part, rows, cols, offset: layout.len, decay: part.decays() });
+            layout.len += (rows * cols).next_multiple_of(ALIGNMENT);
+            match group(part) {
+                0 => (layout.compute_len, layout.decay_len) = (layout.len, layout.len),
+                1 => layout.decay_len = layout.len,
+                _ => {}
+            }
+        }
+        layout
+    }
+
+    /// The parameter of that name, if the layer has it.
+    pub fn param(&self, part: Part) -> Option<&ParamSpec> {
+        self.params.iter().find(|p| p.part == part)
+    }
+
+    /// Number of parameters, without padding.
+    pub fn num_parameters(&self) -> usize {
+        self.params.iter().map(ParamSpec::len).sum()
+    }
+
+    pub(crate) fn embedding(spec: &DecoderSpec) -> Self {
+        let mut parts = vec![(Part::TokenTable, spec.vocab_size, spec.hidden_size)];
+        if let Some(positions) = spec.embedding.learned_positions {
+            parts.push((Part::PositionTable, positions, spec.hidden_size));
+        }
+        Self::new(&parts, (!spec.head.tied).then_some(Part::TokenTable))
+    }
+
+    pub(crate) fn block(spec: &DecoderSpec) -> Self {
+        let (hidden, attention, mlp) = (spec.hidden_size, &spec.attention, &spec.mlp);
+        let layer_norm = spec.norm.kind == NormKind::Layer;
+        let second_norm = spec.residual != Residual::Parallel { shared_norm: true };
+        let parts = [
+            (true, Part::Norm1Weight, 1, hidden),
+            (layer_norm, Part::Norm1Bias, 1, hidden),
+            (true, Part::QkvWeight, attention.qkv_width(), hidden),
+            (attention.qkv_bias, Part::QkvBias, 1, attention.qkv_width()),
+            (true, Part::OutWeight, hidden, attention.query_width()),
+            (attention.out_bias, Part::OutBias, 1, hidden),
+            (attention.qk_norm, Part::QNormWeight, 1, attention.head_dim),
+            (attention.qk_norm, Part::KNormWeight, 1, attention.head_dim),
+            (second_norm, Part::Norm2Weight, 1, hidden),
+            (second_norm && layer_norm, Part::Norm2Bias, 1, hidden),
+            (true, Part::UpWeight, mlp.up_width(), hidden),
+            (mlp.up_bias, Part::UpBias, 1, mlp.up_width()),
+            (true, Part::DownWeight, hidden, mlp.width),
+            (mlp.down_bias, Part::DownBias, 1, hidden),
+        ];
+        let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();
+        Self::new(&present, None)
+    }
+
+    pub(crate) fn head(spec: &DecoderSpec) -> Self {
+        let (hidden, vocab) = (spec.hidden_size, spec.vocab_size);
+        let parts = [
+            (true, Part::FinalNormWeight, 1, hidden),
+            (spec.norm.kind == NormKind::Layer, Part::FinalNormBias, 1, hidden),
+            (!spec.head.tied, Part::HeadWeight, vocab, hidden),
+            (spec.head.bias, Part::HeadBias, 1, vocab),
+        ];
+        let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();
+        Self::new(&present, None)
+    }
+}

@@ -1,0 +1,174 @@
+//! What a decoder is made of.
+
+use tandem_kernels::ops::{Activation, AttentionShape, HeadShape};
+
+use crate::rotary::RotarySpec;
+
+/// A causal decoder, described by its parts. [`crate::families`] makes one from a `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderSpec {
+    /// The `model_type` of the family that names its tensors.
+    pub family: &'static str,
+    /// Number of tokens in the vocabulary, `V`.
+    pub vocab_size: usize,
+    /// Width of the residual stream, `D`.
+    pub hidden_size: usize,
+    /// Number of blocks.
+    pub num_layers: usize,
+    /// Positions that the model was made for (`max_position_embeddings`).
+    pub max_positions: usize,
+    /// Every norm of the model.
+    pub norm: NormSpec,
+    /// How attention and feed-forward join the residual stream.
+    pub residual: Residual,
+    /// Attention.
+    pub attention: AttentionSpec,
+    /// Rotary embedding of queries and keys; `None` where positions are learned.
+    pub rotary: Option<RotarySpec>,
+    /// Feed-forward.
+    pub mlp: MlpSpec,
+    /// Token and position tables.
+    pub embedding: EmbeddingSpec,
+    /// The language-model head.
+    pub head: HeadSpec,
+    /// How fresh weights are drawn.
+    pub init: InitSpec,
+    /// Tokens that end a text (`eos_token_id`).
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// Kind of norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormKind {
+    /// `x / rms(x) · (w + offset)`; the offset is 1 for Gemma, else 0.
+    Rms {
+        /// Added to the weight.
+        offset: f32,
+    },
+    /// LayerNorm with weight and bias.
+    Layer,
+}
+
+/// A norm over the hidden dimension.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// Which norm.
+    pub kind: NormKind,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+/// How a block's two halves join the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// `y = x + attention(norm1(x))`, then `y + mlp(norm2(y))`.
+    Sequential,
+    /// `x + attention(norm1(x)) + mlp(norm2(x))`.
+    Parallel {
+        /// One norm serves both halves (Phi); there is no second one.
+        shared_norm: bool,
+    },
+}
+
+/// Attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads, `H`.
+    pub heads: usize,
+    /// Key/value heads, `K`; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head, `d`.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Whether q, k and v have a bias.
+    pub qkv_bias: bool,
+    /// Whether the output projection has a bias.
+    pub out_bias: bool,
+    /// Whether each query and key head is normalised before rotation (Qwen 3).
+    pub qk_norm: bool,
+    /// Sliding window of each block; `None` sees everything.
+    pub windows: Vec<Option<u32>>,
+    /// `s ← cap · tanh(s / cap)` on the scores.
+    pub softcap: Option<f32>,
+}
+
+impl AttentionSpec {
+    /// Columns of the queries, `H·d`.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Columns of the keys, and of the values, `K·d`.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Columns of queries, keys and values together, `(H+2K)·d`.
+    pub fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.kv_width()
+    }
+
+    /// The kernel's description of the attention of block `layer`.
+    pub fn shape(&self, layer: usize) -> AttentionShape {
+        AttentionShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: self.scale,
+            window: self.windows[layer],
+            softcap: self.softcap,
+        }
+    }
+}
+
+/// Feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlpSpec {
+    /// Width inside, `F`.
+    pub width: usize,
+    /// `down(f(gate(x)) · up(x))` rather than `down(f(up(x)))`.
+    pub gated: bool,
+    /// The function `f`.
+    pub activation: Activation,
+    /// Whether gate and up have a bias.
+    pub up_bias: bool,
+    /// Whether down has a bias.
+    pub down_bias: bool,
+}
+
+impl MlpSpec {
+    /// Columns of the first projection: `2F` if gated, else `F`.
+    pub fn up_width(&self) -> usize {
+        self.width * if self.gated { 2 } else { 1 }
+    }
+}
+
+/// Token and position tables.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EmbeddingSpec {
+    /// Factor on the token's row (`√D` for Gemma, else 1).
+    pub scale: f32,
+    /// Rows of a learned position table.
+    pub learned_positions: Option<usize>,
+}
+
+/// The language-model head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadSpec {
+    /// The token table is the head's weight.
+    pub tied: bool,
+    /// Whether the logits have a bias.
+    pub bias: bool,
+    /// What happens to the logits.
+    pub shape: HeadShape,
+}
+
+/// How fresh weights are drawn: normal with mean 0; norms 1, biases 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InitSpec {
+    /// Standard deviation of matrices and tables (`initializer_range`).
+    pub std: f32,
+    /// Standard deviation of what writes to the residual stream (GPT-2 divides by `√(2·layers)`).
+    pub residual_std: f32,
+}

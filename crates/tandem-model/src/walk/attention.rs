@@ -1,0 +1,227 @@
+//! The attention half of a block: project, normalise heads, rotate, attend, project back.
+
+use tandem_kernels::ops::AttentionShape;
+use tandem_kernels::{DType, Device, Forest, Tensor, View, ViewMut, ops};
+
+use super::Walk;
+use crate::Result;
+use crate::layout::Part;
+use crate::spec::{AttentionSpec, NormKind};
+use crate::weights::{LayerGradients, LayerWeights};
+
+/// How queries find keys: over the forest itself, or over a cache that grows.
+pub(crate) trait Attend {
+    /// Position of each row.
+    fn positions(&self) -> &[u32];
+
+    /// Attention of block `layer`; `log_sum_exp` `[T,H]` need only be written where backward follows.
+    fn attend(
+        &mut self,
+        layer: usize,
+        q: View,
+        k: View,
+        v: View,
+        shape: &AttentionShape,
+        out: ViewMut,
+        log_sum_exp: ViewMut,
+    ) -> Result<()>;
+}
+
+/// Attention over a forest: training and evaluation.
+pub(crate) struct ForestAttention<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) forest: &'a Forest,
+}
+
+impl Attend for ForestAttention<'_> {
+    fn positions(&self) -> &[u32] {
+        &self.forest.positions
+    }
+
+    fn attend(
+        &mut self,
+        _: usize,
+        q: View,
+        k: View,
+        v: View,
+        shape: &AttentionShape,
+        out: ViewMut,
+        log_sum_exp: ViewMut,
+    ) -> Result<()> {
+        Ok(ops::attention(self.device, q, k, v, self.forest, shape, out, log_sum_exp)?)
+    }
+}
+
+/// What attention keeps for backward.
+pub(super) struct Attended {
+    operands: Option<Operands>,
+    /// `[T, H·d]`.
+    output: Option<Tensor>,
+}
+
+/// What attention read, and its normaliser.
+struct Operands {
+    /// `[T, (H+2K)·d]`: q and k rotated (unless heads are normalised: then as projected), v.
+    qkv: Tensor,
+    /// Normalised, rotated q and k `[T, (H+K)·d]`, and the inverse rms of each head `[H+K, T]`.
+    normed: Option<(Tensor, Tensor)>,
+    /// `[T, H]` f32.
+    log_sum_exp: Tensor,
+}
+
+impl Attended {
+    /// The heads' outputs, which must be there.
+    pub(super) fn output(&self) -> View<'_> {
+        self.output.as_ref().expect("the heads' output was dropped").view()
+    }
+
+    pub(super) fn drop_operands(&mut self) {
+        self.operands = None;
+    }
+
+    pub(super) fn drop_output(&mut self) {
+        self.output = None;
+    }
+}
+
+/// Queries, keys and values as attention reads them.
+fn query_key_value<'a>(
+    spec: &AttentionSpec,
+    qkv: &'a Tensor,
+    normed: Option<&'a (Tensor, Tensor)>,
+) -> (View<'a>, View<'a>, View<'a>) {
+    let (query, both) = (spec.query_width(), spec.query_width() + spec.kv_width());
+    let qk = normed.map_or_else(|| qkv.view(), |(qk, _)| qk.view());
+    (qk.col_range(0..query), qk.col_range(query..both), qkv.view().col_range(both..spec.qkv_width()))
+}
+
+/// From the normalised input `[T,D]` to the heads' outputs.
+pub(super) fn forward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    layer: usize,
+    input: View,
+    attend: &mut dyn Attend,
+) -> Result<Attended> {
+    let spec = &walk.decoder.spec().attention;
+    let mut qkv = walk.linear(weights, Part::QkvWeight, Part::QkvBias, input, None, walk.dtype)?;
+    let mut normed = if spec.qk_norm { Some(norm_heads(walk, weights, qkv.view())?) } else { None };
+    if let Some(table) = walk.decoder.rope() {
+        let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
+        let qk = qk.col_range(0..spec.query_width() + spec.kv_width());
+        ops::rope(walk.device, qk, spec.head_dim, attend.positions(), table, false)?;
+    }
+    let mut output = walk.alloc(input.rows(), spec.query_width(), walk.dtype)?;
+    let mut log_sum_exp = walk.alloc(input.rows(), spec.heads, DType::F32)?;
+    let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
+    attend.attend(layer, q, k, v, &spec.shape(layer), output.view_mut(), log_sum_exp.view_mut())?;
+    Ok(Attended { operands: Some(Operands { qkv, normed, log_sum_exp }), output: Some(output) })
+}
+
+/// From `dy` (compute type) to the gradient of the half's input, overwritten into `d_input`.
+pub(super) fn backward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    layer: usize,
+    input: View,
+    attended: Attended,
+    forest: &Forest,
+    dy: View,
+    d_input: ViewMut,
+    gradients: &mut LayerGradients,
+) -> Result<()> {
+    let spec = &walk.decoder.spec().attention;
+    let rows = input.rows();
+    let Attended { operands: Some(operands), output: Some(output) } = attended else {
+        unreachable!("forward kept attention's operands and output");
+    };
+    let Operands { qkv, normed, log_sum_exp } = operands;
+    walk.linear_gradients(gradients, Part::OutWeight, Part::OutBias, output.view(), dy)?;
+    let mut d_output = walk.alloc(rows, spec.query_width(), walk.dtype)?;
+    walk.linear_input(weights, Part::OutWeight, dy, d_output.view_mut(), false)?;
+    let mut d_qkv = walk.alloc(rows, spec.qkv_width(), walk.dtype)?;
+    {
+        let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
+        let widths = [spec.query_width(), spec.kv_width(), spec.kv_width()];
+        let [dq, dk, dv] = d_qkv.view_mut().split_cols(widths);
+        let (out, lse, d_out) = (output.view(), log_sum_exp.view(), d_output.view());
+        ops::attention_backward(
+            walk.device,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out,
+            forest,
+            &spec.shape(layer),
+            dq,
+            dk,
+            dv,
+        )?;
+    }
+    drop((d_output, output, log_sum_exp));
+    if let Some(table) = walk.decoder.rope() {
+        let d_qk = d_qkv.view_mut().col_range(0..spec.query_width() + spec.kv_width());
+        ops::rope(walk.device, d_qk, spec.head_dim, &forest.positions, table, true)?;
+    }
+    if let Some((normed, inverse_rms)) = normed {
+        drop(normed);
+        norm_heads_backward(walk, weights, qkv.view(), inverse_rms.view(), &mut d_qkv, gradients)?;
+    }
+    drop(qkv);
+    walk.linear_gradients(gradients, Part::QkvWeight, Part::QkvBias, input, d_qkv.view())?;
+    walk.linear_input(weights, Part::QkvWeight, d_qkv.view(), d_input, false)
+}
+
+/// The weight of head `head`'s norm: query heads first, then key heads.
+fn head_norm(spec: &AttentionSpec, head: usize) -> Part {
+    if head < spec.heads { Part::QNormWeight } else { Part::KNormWeight }
+}
+
+fn rms_offset(walk: &Walk) -> f32 {
+    match walk.decoder.spec().norm.kind {
+        NormKind::Rms { offset } => offset,
+        NormKind::Layer => 0.0,
+    }
+}
+
+/// Each query and key head of `qkv` over its own rms: `([T, (H+K)·d], inverse rms [H+K, T])`.
+fn norm_heads(walk: &Walk, weights: &LayerWeights, qkv: View) -> Result<(Tensor, Tensor)> {
+    let (spec, eps, offset) =
+        (&walk.decoder.spec().attention, walk.decoder.spec().norm.eps, rms_offset(walk));
+    let (heads, d) = (spec.heads + spec.kv_heads, spec.head_dim);
+    let mut qk = walk.alloc(qkv.rows(), heads * d, walk.dtype)?;
+    let mut inverse = walk.alloc(heads, qkv.rows(), DType::F32)?;
+    for head in 0..heads {
+        let weight = weights.require(head_norm(spec, head))?;
+        let cols = head * d..(head + 1) * d;
+        let (y, r) = (qk.view_mut().col_range(cols.clone()), inverse.view_mut().row_range(head..head + 1));
+        ops::rms_norm(walk.device, qkv.col_range(cols), weight, offset, eps, y, r)?;
+    }
+    Ok((qk, inverse))
+}
+
+/// Turns the gradient of the normalised heads in `d_qkv` into that of the projected ones, in place.
+fn norm_heads_backward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    qkv: View,
+    inverse: View,
+    d_qkv: &mut Tensor,
+    gradients: &mut LayerGradients,
+) -> Result<()> {
+    let (spec, offset) = (&walk.decoder.spec().attention, rms_offset(walk));
+    let d = spec.head_dim;
+    let mut d_head = walk.alloc(qkv.rows(), d, DType::F32)?;
+    for head in 0..spec.heads + spec.kv_heads {
+        let (part, cols) = (head_norm(spec, head), head * d..(head + 1) * d);
+        let (weight, r) = (weights.require(part)?, inverse.row_range(head..head + 1));
+        ops::fill_zero(walk.device, d_head.view_mut())?;
+        let dy = d_qkv.view().col_range(cols.clone());
+        let (x, dw) = (qkv.col_range(cols.clone()), gradients.get_mut(part));
+        ops::rms_norm_backward(walk.device, x, weight, offset, r, dy, d_head.view_mut(), dw)?;
+        ops::cast(walk.device, d_head.view(), d_qkv.view_mut().col_range(cols))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Token and position look-up: the start of the residual stream.
+
+use tandem_kernels::{DType, Forest, Tensor, ops};
+
+use super::Walk;
+use crate::layout::{LayerId, Part};
+use crate::weights::{GradientSink, WeightSource};
+use crate::{ModelError, Result};
+
+impl Walk<'_> {
+    /// `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, `[T,D]` f32.
+    pub(crate) fn embed(
+        &self,
+        weights: &mut dyn WeightSource,
+        tokens: &[u32],
+        positions: &[u32],
+    ) -> Result<Tensor> {
+        let spec = self.decoder.spec();
+        let mut x = self.alloc(tokens.len(), spec.hidden_size, DType::F32)?;
+        let layer = weights.fetch(LayerId::Embedding)?;
+        let missing = || ModelError::Invalid("the weight source gave no token table".into());
+        let table = layer.precise(Part::TokenTable).ok_or_else(missing)?;
+        ops::embedding(self.device, table, tokens, spec.embedding.scale, x.view_mut(), false)?;
+        if let Some(table) = layer.get(Part::PositionTable) {
+            ops::embedding(self.device, table, positions, 1.0, x.view_mut(), true)?;
+        }
+        weights.release(LayerId::Embedding);
+        Ok(x)
+    }
+
+    /// The look-up's share of the tables' gradients; the end of the walk.
+    pub(super) fn embedding_backward(
+        &self,
+        grads: &mut dyn GradientSink,
+        forest: &Forest,
+        dx: Tensor,
+    ) -> Result<()> {
+        let scale = self.decoder.spec().embedding.scale;
+        let mut gradients = grads.open(LayerId::Embedding)?;
+        if let Some(table) = gradients.get_mut(Part::TokenTable) {
+            ops::embedding_backward(self.device, &forest.tokens, scale, dx.view(), table)?;
+        }
+        if let Some(table) = gradients.get_mut(Part::PositionTable) {
+            ops::embedding_backward(self.device, &forest.positions, 1.0, dx.view(), table)?;
+        }
+        drop(dx);
+        grads.emit(LayerId::Embedding)
+    }
+}

@@ -1,0 +1,155 @@
+//! The end of the walk: final norm and language-model head, over the scored rows only.
+
+use tandem_kernels::ops::{HeadScores, Targets};
+use tandem_kernels::{DType, Forest, Kind, Tensor, View, ops};
+
+use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
+use super::{Checkpointing, Walk};
+use crate::Result;
+use crate::layout::{LayerId, Part};
+use crate::weights::{GradientSink, WeightSource};
+
+/// What the head keeps for backward.
+pub(super) struct SavedHead {
+    /// The scored rows of the token axis, ascending, and each prediction's index among them.
+    rows: Vec<u32>,
+    index: Vec<u32>,
+    /// Those rows of the residual stream `[R,D]` f32, and their norm. Absent if nothing is scored.
+    scored: Option<(Tensor, Normed)>,
+}
+
+impl Walk<'_> {
+    /// The layer and the part that hold the head's weight.
+    fn head_weight(&self) -> (LayerId, Part) {
+        if self.decoder.spec().head.tied {
+            (LayerId::Embedding, Part::TokenTable)
+        } else {
+            (LayerId::Head, Part::HeadWeight)
+        }
+    }
+
+    fn final_norm(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Normed> {
+        let layer = weights.fetch(LayerId::Head)?;
+        let normed = norm(self, &layer, FINAL_NORM, hidden)?;
+        weights.release(LayerId::Head);
+        Ok(normed)
+    }
+
+    /// Scores the forest's predictions from the residual stream `x` `[T,D]`.
+    pub(super) fn head_forward(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        x: Tensor,
+        scores: &mut HeadScores,
+    ) -> Result<SavedHead> {
+        let (rows, index) = forest.scored_rows();
+        if rows.is_empty() {
+            let HeadScores { log_prob, hit, entropy, mean_logit, log_sum_exp } = scores;
+            log_prob.clear();
+            hit.clear();
+            [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
+            return Ok(SavedHead { rows, index, scored: None });
+        }
+        let mut hidden = self.alloc(rows.len(), x.cols(), DType::F32)?;
+        ops::gather_rows(self.device, x.view(), &rows, hidden.view_mut())?;
+        drop(x);
+        let mut normed = self.final_norm(weights, hidden.view())?;
+        let (layer, part) = self.head_weight();
+        let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
+        let head = weights.fetch(layer)?;
+        ops::head(
+            self.device,
+            normed.output(),
+            head.require(part)?,
+            head.get(Part::HeadBias),
+            Targets { rows: &index, targets: &targets },
+            &self.decoder.spec().head.shape,
+            scores,
+        )?;
+        weights.release(layer);
+        if self.checkpointing != Checkpointing::None {
+            normed.drop_output();
+        }
+        Ok(SavedHead { rows, index, scored: Some((hidden, normed)) })
+    }
+
+    /// The gradient of the residual stream after the last block, `[T,D]` f32.
+    pub(super) fn head_backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        grads: &mut dyn GradientSink,
+        forest: &Forest,
+        saved: SavedHead,
+        scores: &HeadScores,
+        d_log_prob: &[f32],
+    ) -> Result<Tensor> {
+        let SavedHead { rows, index, scored } = saved;
+        let hidden_size = self.decoder.spec().hidden_size;
+        let (layer, part) = self.head_weight();
+        let Some((hidden, mut normed)) = scored else {
+            // Every rank opens and emits the same layers in the same order, also one whose rows are all unscored.
+            for layer in if layer == LayerId::Head { vec![layer] } else { vec![layer, LayerId::Head] } {
+                grads.open(layer)?;
+                grads.emit(layer)?;
+            }
+            return Ok(self.device.zeros(Kind::Activations, forest.num_tokens(), hidden_size, DType::F32)?);
+        };
+        {
+            let final_norm = weights.fetch(LayerId::Head)?;
+            restore(self, &final_norm, FINAL_NORM, hidden.view(), &mut normed)?;
+            weights.release(LayerId::Head);
+        }
+        let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
+        let mut dn = self.alloc(rows.len(), hidden_size, DType::F32)?;
+        {
+            let head = weights.fetch(layer)?;
+            let mut gradients = grads.open(layer)?;
+            let (dw, db) = gradients.each_mut(part, Part::HeadBias);
+            ops::head_backward(
+                self.device,
+                normed.output(),
+                head.require(part)?,
+                head.get(Part::HeadBias),
+                Targets { rows: &index, targets: &targets },
+                &self.decoder.spec().head.shape,
+                scores,
+                d_log_prob,
+                dn.view_mut(),
+                dw,
+                db,
+            )?;
+            weights.release(layer);
+        }
+        if layer != LayerId::Head {
+            grads.emit(layer)?;
+        }
+        normed.drop_output();
+        let mut d_hidden = self.device.zeros(Kind::Activations, rows.len(), hidden_size, DType::F32)?;
+        {
+            let final_norm = weights.fetch(LayerId::Head)?;
+            let mut gradients = grads.open(LayerId::Head)?;
+            let (x, dx) = (hidden.view(), d_hidden.view_mut());
+            norm_backward(self, &final_norm, FINAL_NORM, x, &normed, dn.view(), dx, &mut gradients)?;
+            weights.release(LayerId::Head);
+        }
+        grads.emit(LayerId::Head)?;
+        drop((dn, hidden, normed));
+        let mut dx = self.device.zeros(Kind::Activations, forest.num_tokens(), hidden_size, DType::F32)?;
+        ops::scatter_add_rows(self.device, d_hidden.view(), &rows, dx.view_mut())?;
+        Ok(dx)
+    }
+
+    /// Logits `[R,V]` f32 of rows of the residual stream, before the head's scale and softcap.
+    pub(crate) fn head_logits(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Tensor> {
+        let normed = self.final_norm(weights, hidden)?;
+        let (layer, part) = self.head_weight();
+        let head = weights.fetch(layer)?;
+        let vocab = self.decoder.spec().vocab_size;
+        let mut logits = self.device.alloc(Kind::Head, hidden.rows(), vocab, DType::F32)?;
+        let (weight, bias) = (head.require(part)?, head.get(Part::HeadBias));
+        ops::linear(self.device, normed.output(), weight, bias, None, logits.view_mut())?;
+        weights.release(layer);
+        Ok(logits)
+    }
+}

@@ -1,0 +1,52 @@
+//! The feed-forward half of a block: `down(f(gate(n)) · up(n))`, or `down(f(up(n)))`.
+
+use tandem_kernels::{Tensor, View, ViewMut, ops};
+
+use super::Walk;
+use crate::Result;
+use crate::layout::Part;
+use crate::weights::{LayerGradients, LayerWeights};
+
+/// `h = f(u)` `[T,F]` from `u` `[T,F]` or `[T,2F]`.
+pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
+    let mlp = walk.decoder.spec().mlp;
+    let mut hidden = walk.alloc(up.rows(), mlp.width, walk.dtype)?;
+    if mlp.gated {
+        ops::gated(walk.device, mlp.activation, up, hidden.view_mut())?;
+    } else {
+        ops::activate(walk.device, mlp.activation, up, hidden.view_mut())?;
+    }
+    Ok(hidden)
+}
+
+/// From `dy` (compute type) to the gradient of the half's input, added to `d_input` if `accumulate`.
+pub(super) fn backward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    input: View,
+    up: Tensor,
+    hidden: Option<Tensor>,
+    dy: View,
+    d_input: ViewMut,
+    accumulate: bool,
+    gradients: &mut LayerGradients,
+) -> Result<()> {
+    let mlp = walk.decoder.spec().mlp;
+    let hidden = match hidden {
+        Some(hidden) => hidden,
+        None => activate(walk, up.view())?,
+    };
+    walk.linear_gradients(gradients, Part::DownWeight, Part::DownBias, hidden.view(), dy)?;
+    // What was the activation's output becomes its gradient: same shape, same type.
+    let mut d_hidden = hidden;
+    walk.linear_input(weights, Part::DownWeight, dy, d_hidden.view_mut(), false)?;
+    let mut d_up = walk.alloc(up.rows(), up.cols(), walk.dtype)?;
+    if mlp.gated {
+        ops::gated_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
+    } else {
+        ops::activate_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
+    }
+    drop((up, d_hidden));
+    walk.linear_gradients(gradients, Part::UpWeight, Part::UpBias, input, d_up.view())?;
+    walk.linear_input(weights, Part::UpWeight, d_up.view(), d_input, accumulate)
+}

@@ -1,0 +1,256 @@
+//! The walk over layers: forward, and backward with explicit gradients.
+//!
+//! The residual stream `x` `[T,D]` and its gradient are f32; inside a layer, matrices and activations are in the
+//! compute type. The gradient of the residual stream is one buffer that every layer adds into.
+//!
+//! Nothing here reads tensor memory: the same code runs on a dry-run device, and that is the plan.
+
+mod attention;
+mod block;
+mod embedding;
+mod head;
+mod mlp;
+mod norm;
+
+pub(crate) use attention::Attend;
+pub(crate) use block::{Block, Keep};
+
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
+
+use crate::decoder::Decoder;
+use crate::layout::{LayerId, Part};
+use crate::weights::{GradientSink, LayerGradients, LayerWeights, WeightSource};
+use crate::{ModelError, Result};
+
+use attention::ForestAttention;
+use block::SavedBlock;
+use head::SavedHead;
+
+/// What the forward pass of a block leaves in memory for backward. Gradients are the same bits in every mode:
+/// what is missing is computed again by the same operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checkpointing {
+    /// Everything that backward reads.
+    #[default]
+    None,
+    /// All but the outputs of norms and activations, which cost little to compute again.
+    Selective,
+    /// The block's input alone; backward runs the block's forward once more.
+    Full,
+}
+
+impl Checkpointing {
+    fn keep(self) -> Keep {
+        match self {
+            Self::None => Keep::All,
+            Self::Selective => Keep::Selective,
+            Self::Full => Keep::Input,
+        }
+    }
+}
+
+/// What a forward pass kept for its backward pass. Dropping it returns the memory.
+pub struct SavedWalk {
+    blocks: Vec<SavedBlock>,
+    head: SavedHead,
+}
+
+/// Runs a decoder on a device.
+#[derive(Clone, Copy)]
+pub struct Walk<'a> {
+    /// The decoder.
+    pub decoder: &'a Decoder,
+    /// Where to compute.
+    pub device: &'a Device,
+    /// Type of matrices and activations inside a layer; must be what the weight source gives.
+    pub dtype: DType,
+    /// What to keep between forward and backward.
+    pub checkpointing: Checkpointing,
+}
+
+impl Walk<'_> {
+    /// Scores the forest's predictions and keeps nothing.
+    ///
+    /// # Errors
+    /// If a token is outside the vocabulary, a position beyond the decoder's, weights cannot be had, or memory ends.
+    pub fn forward(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        scores: &mut HeadScores,
+    ) -> Result<()> {
+        let (x, _) = self.blocks(weights, forest, Keep::Nothing)?;
+        self.head_forward(weights, forest, x, scores)?;
+        Ok(())
+    }
+
+    /// Scores the forest's predictions and keeps what [`Walk::backward`] needs.
+    ///
+    /// # Errors
+    /// As [`Walk::forward`].
+    pub fn forward_keep(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        scores: &mut HeadScores,
+    ) -> Result<SavedWalk> {
+        let (x, blocks) = self.blocks(weights, forest, self.checkpointing.keep())?;
+        let head = self.head_forward(weights, forest, x, scores)?;
+        Ok(SavedWalk { blocks, head })
+    }
+
+    /// Adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]` over the forest's predictions into the sink, layer by
+    /// layer from the head down.
+    ///
+    /// # Errors
+    /// If `d_log_prob` has not one number per prediction, weights or gradient buffers cannot be had, or memory ends.
+    pub fn backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        grads: &mut dyn GradientSink,
+        forest: &Forest,
+        saved: SavedWalk,
+        scores: &HeadScores,
+        d_log_prob: &[f32],
+    ) -> Result<()> {
+        if d_log_prob.len() != forest.predictions.len() {
+            return Err(ModelError::Invalid(format!(
+                "{} gradients for {} predictions",
+                d_log_prob.len(),
+                forest.predictions.len()
+            )));
+        }
+        let SavedWalk { mut blocks, head } = saved;
+        let last = blocks.len();
+        if last > 0 {
+            weights.prefetch(LayerId::Block(last - 1))?;
+        }
+        let mut dx = self.head_backward(weights, grads, forest, head, scores, d_log_prob)?;
+        while let Some(saved) = blocks.pop() {
+            let index = blocks.len();
+            let layer = LayerId::Block(index);
+            weights.prefetch(if index > 0 { LayerId::Block(index - 1) } else { LayerId::Embedding })?;
+            let layer_weights = weights.fetch(layer)?;
+            let mut gradients = grads.open(layer)?;
+            let block = Block { walk: self, weights: &layer_weights, index };
+            block.backward(saved, forest, &mut dx, &mut gradients)?;
+            weights.release(layer);
+            grads.emit(layer)?;
+        }
+        self.embedding_backward(grads, forest, dx)
+    }
+
+    /// All logits `[R, V]` f32 of the given rows of the token axis (ascending). For generation and tests: training
+    /// and evaluation never hold them.
+    ///
+    /// # Errors
+    /// As [`Walk::forward`].
+    pub fn logits(&self, weights: &mut dyn WeightSource, forest: &Forest, rows: &[u32]) -> Result<Tensor> {
+        let (x, _) = self.blocks(weights, forest, Keep::Nothing)?;
+        let mut selected = self.alloc(rows.len(), x.cols(), DType::F32)?;
+        ops::gather_rows(self.device, x.view(), rows, selected.view_mut())?;
+        drop(x);
+        self.head_logits(weights, selected.view())
+    }
+
+    /// Embedding and blocks.
+    fn blocks(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        keep: Keep,
+    ) -> Result<(Tensor, Vec<SavedBlock>)> {
+        let mut attend = ForestAttention { device: self.device, forest };
+        self.blocks_with(weights, &forest.tokens, &mut attend, keep)
+    }
+
+    /// Embedding and blocks over tokens at the positions that `attend` tells, with its attention.
+    pub(crate) fn blocks_with(
+        &self,
+        weights: &mut dyn WeightSource,
+        tokens: &[u32],
+        attend: &mut dyn Attend,
+        keep: Keep,
+    ) -> Result<(Tensor, Vec<SavedBlock>)> {
+        let num_layers = self.decoder.spec().num_layers;
+        let mut saved = Vec::with_capacity(if keep == Keep::Nothing { 0 } else { num_layers });
+        weights.prefetch(LayerId::Embedding)?;
+        weights.prefetch(LayerId::Block(0))?;
+        let mut x = self.embed(weights, tokens, attend.positions())?;
+        for index in 0..num_layers {
+            let layer = LayerId::Block(index);
+            let next = if index + 1 < num_layers { LayerId::Block(index + 1) } else { LayerId::Head };
+            weights.prefetch(next)?;
+            let layer_weights = weights.fetch(layer)?;
+            let block = Block { walk: self, weights: &layer_weights, index };
+            let (y, kept) = block.forward(x, attend, keep)?;
+            weights.release(layer);
+            if keep != Keep::Nothing {
+                saved.push(kept);
+            }
+            x = y;
+        }
+        Ok((x, saved))
+    }
+
+    fn alloc(&self, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
+        Ok(self.device.alloc(Kind::Activations, rows, cols, dtype)?)
+    }
+
+    /// `x · wᵀ (+ bias) (+ residual)` for the parts of one layer.
+    fn linear(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        bias: Part,
+        x: View,
+        residual: Option<View>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let weight = weights.require(weight)?;
+        let mut y = self.alloc(x.rows(), weight.rows(), dtype)?;
+        ops::linear(self.device, x, weight, weights.get(bias), residual, y.view_mut())?;
+        Ok(y)
+    }
+
+    /// Adds the gradients of a linear's weight and bias, where they train. `dy` is in the compute type.
+    fn linear_gradients(
+        &self,
+        gradients: &mut LayerGradients,
+        weight: Part,
+        bias: Part,
+        x: View,
+        dy: View,
+    ) -> Result<()> {
+        if let Some(dw) = gradients.get_mut(weight) {
+            ops::linear_backward_weight(self.device, dy, x, dw, true)?;
+        }
+        if let Some(db) = gradients.get_mut(bias) {
+            ops::bias_backward(self.device, dy, db)?;
+        }
+        Ok(())
+    }
+
+    /// The gradient of the input of a linear, `dy · w`, into `dx`.
+    fn linear_input(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        dy: View,
+        dx: ViewMut,
+        accumulate: bool,
+    ) -> Result<()> {
+        Ok(ops::linear_backward_input(self.device, dy, weights.require(weight)?, dx, accumulate)?)
+    }
+
+    /// A copy in the compute type where `x` is not already of it.
+    fn in_compute_type(&self, x: View) -> Result<Option<Tensor>> {
+        if x.dtype() == self.dtype {
+            return Ok(None);
+        }
+        let mut copy = self.alloc(x.rows(), x.cols(), self.dtype)?;
+        ops::cast(self.device, x, copy.view_mut())?;
+        Ok(Some(copy))
+    }
+}
