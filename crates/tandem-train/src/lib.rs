@@ -1,1 +1,15 @@
-//! placeholder
+//! The training side of Tandem: from a config file to a trained model folder.
+//!
+//! * [`config`]: the typed TOML config.
+//! * [`objective`]: losses as pure functions on per-sequence log-probabilities.
+//! * [`schedule`]: learning rates and clipping.
+//! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
+
+pub mod config;
+pub mod error;
+pub mod metrics;
+pub mod objective;
+pub mod schedule;
+
+pub use config::Config;
+pub use error::{Fault, Result, TrainError};

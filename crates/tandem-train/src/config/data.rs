@@ -1,0 +1,98 @@
+//! `[data]`: which rows, in which order.
+
+use std::path::PathBuf;
+
+use super::error::ConfigError;
+use super::reader::{Entry, Section};
+
+/// Where rows come from and how they are cut.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataConfig {
+    /// Training rows, file after file.
+    pub train: Vec<DataSource>,
+    /// Held-out rows; empty for none.
+    pub eval: Vec<DataSource>,
+    /// Longest sequence, prompt and answer together, in tokens.
+    pub max_length: usize,
+    /// Order of the rows within an epoch.
+    pub order: Order,
+    /// Folder of the token cache; `None` for the user's cache folder.
+    pub cache: Option<PathBuf>,
+    /// Compute what the two answers of a pair have in common once.
+    pub share_prefix: bool,
+}
+
+/// A file of rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataSource {
+    /// A JSONL or JSON file.
+    pub path: PathBuf,
+    /// How many times its rows are seen in an epoch; only 1 so far.
+    pub weight: f64,
+}
+
+/// Order of the rows within an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// A new permutation each epoch, from `seed + epoch`.
+    Shuffled,
+    /// As the files have them.
+    Sequential,
+}
+
+impl Order {
+    /// The name in the config.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shuffled => "shuffled",
+            Self::Sequential => "sequential",
+        }
+    }
+}
+
+const SOURCES: &str = "a path, a list of paths, or a list of tables with `path` and `weight`";
+
+pub(super) fn parse(mut section: Section) -> Result<DataConfig, ConfigError> {
+    let train = sources(section.required("train", SOURCES)?)?;
+    let config = DataConfig {
+        train,
+        eval: section.take("eval").map_or(Ok(Vec::new()), sources)?,
+        max_length: section.take("max_length").map_or(Ok(1024), |e| e.integer(2..=1 << 24))? as usize,
+        order: section.take("order").map_or(Ok(Order::Shuffled), |e| {
+            e.one_of(&[("shuffled", Order::Shuffled), ("sequential", Order::Sequential)])
+        })?,
+        cache: section.take("cache").map(|e| e.path()).transpose()?,
+        share_prefix: section.take("share_prefix").map_or(Ok(true), |e| e.boolean())?,
+    };
+    section.finish()?;
+    Ok(config)
+}
+
+fn sources(entry: Entry) -> Result<Vec<DataSource>, ConfigError> {
+    let empty = entry.wrong(SOURCES);
+    let sources = entry.items().into_iter().map(source).collect::<Result<Vec<_>, _>>()?;
+    if sources.is_empty() { Err(empty) } else { Ok(sources) }
+}
+
+fn source(entry: Entry) -> Result<DataSource, ConfigError> {
+    if entry.string().is_ok() {
+        return Ok(DataSource { path: entry.path()?, weight: 1.0 });
+    }
+    let wrong = entry.wrong(SOURCES);
+    let mut table = entry.section().map_err(|_| wrong)?;
+    let path = table.required("path", "a JSONL or JSON file")?.path()?;
+    let weight = match table.take("weight") {
+        None => 1.0,
+        Some(entry) => {
+            let weight = entry.number("a positive number", |w| w > 0.0)?;
+            if weight != 1.0 {
+                return Err(entry.not_yet(
+                    "mixing files by weight is not there yet; every file counts once (weight = 1)",
+                ));
+            }
+            weight
+        }
+    };
+    table.finish()?;
+    Ok(DataSource { path, weight })
+}

@@ -1,0 +1,143 @@
+//! The config file: typed, complete, with nothing unknown in it.
+//!
+//! [`Config::load`] reads a TOML file and the `--set key=value` overrides into one tree that remembers where each value was
+//! written, takes every known key out of it with its type and range checked, and refuses what is left. The result cannot hold
+//! a value this version does not act on: what is planned but not there yet is refused with a sentence.
+//!
+//! Relative paths are relative to the file they stand in; a relative path given by `--set` is relative to the current
+//! directory, where the person who typed it was standing. [`Config::to_toml`] writes absolute paths and every default, and
+//! reads back as the same value.
+
+mod compute;
+mod data;
+mod error;
+mod objective;
+mod reader;
+mod reference;
+mod resolved;
+mod resume;
+mod train;
+mod tree;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub use compute::{ComputeConfig, Devices};
+pub use data::{DataConfig, DataSource, Order};
+pub use error::{ConfigError, Place, Problem};
+pub use reference::{ReferenceConfig, ReferenceKind};
+pub use resume::Change;
+pub use train::{Checkpointing, Length, MicroBatch, Optimizer, TrainConfig, Warmup};
+
+pub use crate::objective::ObjectiveConfig;
+use reader::Section;
+
+/// Everything a run depends on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What kind of training.
+    pub method: Method,
+    /// An HF model folder: config, tokenizer and, unless `weights` says otherwise, weights.
+    pub model: PathBuf,
+    /// Which weights to start from.
+    pub weights: Weights,
+    /// The run folder.
+    pub output: PathBuf,
+    /// Seed of the data order and of random weights.
+    pub seed: u64,
+    /// What the policy is compared with.
+    pub reference: ReferenceConfig,
+    /// Training and evaluation rows.
+    pub data: DataConfig,
+    /// What is minimised.
+    pub objective: ObjectiveConfig,
+    /// Batches, steps, optimiser, checkpoints.
+    pub train: TrainConfig,
+    /// Devices and arithmetic.
+    pub compute: ComputeConfig,
+}
+
+/// The kind of training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Supervised fine-tuning: likelihood of the answers.
+    Sft,
+    /// Direct preference optimisation and its family.
+    Dpo,
+}
+
+impl Method {
+    /// The name in the config.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sft => "sft",
+            Self::Dpo => "dpo",
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where the starting weights come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// The model folder's safetensors (the key is absent).
+    Folder,
+    /// Drawn from `seed` by the shapes in the folder's config.json (`weights = "random"`).
+    Random,
+    /// A checkpoint file of the original DPO code, `policy.pt` (`weights = "path/to/policy.pt"`).
+    File(PathBuf),
+}
+
+impl Config {
+    /// Reads `path` and applies `overrides`, each `key=value` with a dotted key (`train.learning_rate=1e-3`); the value is
+    /// TOML, and text that is not TOML is taken as a string.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is not TOML, a key is unknown, missing or contradicts another, or a value has the wrong
+    /// type, is out of range or not supported yet. The message names file and line (or the override), key, what was
+    /// expected and what was found.
+    pub fn load<S: AsRef<str>>(path: &Path, overrides: &[S]) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
+        let mut tree = tree::Node::parse(&text, path)?;
+        for text in overrides {
+            tree.set(text.as_ref())?;
+        }
+        Self::from_tree(tree, path)
+    }
+
+    fn from_tree(tree: tree::Node, path: &Path) -> Result<Self, ConfigError> {
+        let mut root = Section::root(tree, path)?;
+        let method = root.required("method", "how to train: \"sft\" or \"dpo\"")?.one_of_with(
+            &[("sft", Method::Sft), ("dpo", Method::Dpo)],
+            &[("online", "Online DPO is not there yet; \"sft\" and \"dpo\" are")],
+        )?;
+        let model = root.required("model", "an HF model folder")?.path()?;
+        let weights = match root.take("weights") {
+            None => Weights::Folder,
+            Some(entry) if entry.is_string("random") => Weights::Random,
+            Some(entry) => Weights::File(entry.path()?),
+        };
+        let output = root.required("output", "the folder the run writes")?.path()?;
+        let seed = root.take("seed").map_or(Ok(42), |e| e.integer(0..=i64::MAX as u64))?;
+        let objective = objective::parse(root.section("objective")?, method)?;
+        let config = Self {
+            method,
+            weights,
+            output,
+            seed,
+            reference: reference::parse(root.section("reference")?, method, &objective, &model)?,
+            data: data::parse(root.section("data")?)?,
+            train: train::parse(root.section("train")?)?,
+            compute: compute::parse(root.section("compute")?)?,
+            objective,
+            model,
+        };
+        root.finish()?;
+        Ok(config)
+    }
+}

@@ -1,0 +1,107 @@
+//! `[objective]`: the losses and their strength.
+
+use super::Method;
+use super::error::ConfigError;
+use super::reader::{Entry, Section, nearest};
+use crate::objective::registry::{LOSSES, NOT_YET, find};
+use crate::objective::{ObjectiveConfig, Smoothing, Term};
+
+pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveConfig, ConfigError> {
+    let terms = match section.take("loss") {
+        Some(entry) => terms(entry, method)?,
+        None => {
+            let name = if method == Method::Sft { "sft" } else { "sigmoid" };
+            vec![Term { loss: find(name).expect("registered"), weight: 1.0 }]
+        }
+    };
+    let beta = section.take("beta");
+    let smoothing = section.take("label_smoothing");
+    let reference_free = section.take("reference_free");
+    let tau = section.take("discopop_tau");
+    for entry in [&beta, &smoothing, &reference_free, &tau].into_iter().flatten() {
+        if method == Method::Sft {
+            return Err(entry.conflict("it has no meaning under method = \"sft\"; remove it"));
+        }
+    }
+    if let Some(entry) = tau.as_ref().filter(|_| terms.iter().all(|t| t.loss.name != "discopop")) {
+        return Err(entry.conflict("only the loss \"discopop\" has it; remove it"));
+    }
+    let config = ObjectiveConfig {
+        beta: beta.map_or(Ok(0.1), |e| e.number("a positive number", |b| b > 0.0))?,
+        label_smoothing: label_smoothing(&section, smoothing, &terms)?,
+        reference_free: reference_free.map_or(Ok(false), |e| e.boolean())?,
+        discopop_tau: tau.map_or(Ok(0.05), |e| e.number("a positive number", |t| t > 0.0))?,
+        terms,
+    };
+    section.finish()?;
+    Ok(config)
+}
+
+fn terms(entry: Entry, method: Method) -> Result<Vec<Term>, ConfigError> {
+    if let Ok(name) = entry.string() {
+        return Ok(vec![Term { loss: loss(&entry, name, method)?, weight: 1.0 }]);
+    }
+    let wrong = entry.wrong("a loss's name, or a table of loss = weight");
+    let empty = entry.wrong("at least one loss");
+    let mut table = entry.section().map_err(|_| wrong)?;
+    let mut terms = Vec::new();
+    for entry in table.drain() {
+        let weight = entry.number("a positive weight", |w| w > 0.0)?;
+        terms.push(Term { loss: loss(&entry, entry.name(), method)?, weight });
+    }
+    if terms.is_empty() { Err(empty) } else { Ok(terms) }
+}
+
+fn loss(
+    entry: &Entry,
+    name: &str,
+    method: Method,
+) -> Result<&'static crate::objective::PairLoss, ConfigError> {
+    if NOT_YET.contains(&name) {
+        return Err(entry.conflict(format!(
+            "the loss {name:?} sorts the pairs of the whole batch against each other and is not there yet; \
+             \"sigmoid\" and {} others are",
+            LOSSES.len() - 1
+        )));
+    }
+    let names: Vec<&str> = LOSSES.iter().map(|l| l.name).collect();
+    let Some(loss) = find(name) else {
+        let hint = nearest(name, &names).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();
+        return Err(entry.wrong(format!("one of {}{hint}", names.join(", "))));
+    };
+    if method == Method::Sft && loss.name != "sft" {
+        return Err(entry.conflict(format!(
+            "{name:?} compares two answers; under method = \"sft\" the only loss is \"sft\""
+        )));
+    }
+    Ok(loss)
+}
+
+fn label_smoothing(section: &Section, entry: Option<Entry>, terms: &[Term]) -> Result<f64, ConfigError> {
+    let strictest = |kind| terms.iter().any(|t| t.loss.smoothing == kind);
+    let Some(entry) = entry else {
+        return if strictest(Smoothing::Positive) {
+            Err(section.missing(
+                "label_smoothing",
+                "a number in (0, 1), for example 0.001: \"exo_pair\" takes its logarithm",
+            ))
+        } else {
+            Ok(0.0)
+        };
+    };
+    let e = entry.number("a number from 0 to 1", |e| (0.0..=1.0).contains(&e))?;
+    if strictest(Smoothing::Positive) && !(e > 0.0 && e < 1.0) {
+        return Err(entry.wrong("a number in (0, 1), for \"exo_pair\" takes its logarithm"));
+    }
+    if strictest(Smoothing::BelowHalf) && e >= 0.5 {
+        return Err(entry.wrong("a number in [0, 0.5), for \"robust\" divides by 1 - 2 * label_smoothing"));
+    }
+    if e != 0.0 && terms.iter().all(|t| t.loss.smoothing == Smoothing::Unused) {
+        let names: Vec<&str> = terms.iter().map(|t| t.loss.name).collect();
+        return Err(entry.conflict(format!(
+            "{} does not use it; remove it or choose \"sigmoid\" or \"robust\"",
+            names.join(", ")
+        )));
+    }
+    Ok(e)
+}

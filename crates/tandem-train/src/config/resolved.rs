@@ -1,0 +1,166 @@
+//! The resolved config as TOML: every key, every default, absolute paths.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use toml::Value;
+
+use super::{Config, DataSource, Length, MicroBatch, Optimizer, Warmup, Weights};
+use crate::schedule::Shape;
+
+/// Keys and values of one table, in the order they are written.
+pub(super) type Entries = Vec<(&'static str, Value)>;
+
+impl Config {
+    /// The config file that yields exactly this config, wherever it is put: paths are absolute and defaults written out.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::new();
+        for (table, entries) in self.tables() {
+            if !table.is_empty() {
+                let _ = write!(text, "\n[{table}]\n");
+            }
+            for (key, value) in entries {
+                let _ = writeln!(text, "{key} = {value}");
+            }
+        }
+        text
+    }
+
+    /// Every table in the order it is written, the root first under the empty name.
+    pub(super) fn tables(&self) -> Vec<(&'static str, Entries)> {
+        vec![
+            ("", self.root_entries()),
+            ("reference", self.reference_entries()),
+            ("data", self.data_entries()),
+            ("objective", self.objective_entries()),
+            ("train", self.train_entries()),
+            ("compute", self.compute_entries()),
+        ]
+    }
+
+    fn root_entries(&self) -> Entries {
+        let mut out: Entries = vec![("method", self.method.name().into()), ("model", path(&self.model))];
+        match &self.weights {
+            Weights::Folder => {}
+            Weights::Random => out.push(("weights", "random".into())),
+            Weights::File(file) => out.push(("weights", path(file))),
+        }
+        out.push(("output", path(&self.output)));
+        out.push(("seed", integer(self.seed)));
+        out
+    }
+
+    fn reference_entries(&self) -> Entries {
+        let mut out: Entries = vec![("kind", self.reference.kind.name().into())];
+        out.extend(self.reference.model.as_deref().map(|model| ("model", path(model))));
+        out
+    }
+
+    fn data_entries(&self) -> Entries {
+        let data = &self.data;
+        let mut out: Entries = vec![("train", sources(&data.train))];
+        if !data.eval.is_empty() {
+            out.push(("eval", sources(&data.eval)));
+        }
+        out.push(("max_length", integer(data.max_length as u64)));
+        out.push(("order", data.order.name().into()));
+        out.extend(data.cache.as_deref().map(|cache| ("cache", path(cache))));
+        out.push(("share_prefix", data.share_prefix.into()));
+        out
+    }
+
+    fn objective_entries(&self) -> Entries {
+        let objective = &self.objective;
+        let loss = match &objective.terms[..] {
+            [only] if only.weight == 1.0 => Value::from(only.loss.name),
+            terms => Value::Table(terms.iter().map(|t| (t.loss.name.into(), t.weight.into())).collect()),
+        };
+        let mut out: Entries = vec![("loss", loss)];
+        if self.method == super::Method::Sft {
+            return out;
+        }
+        out.push(("beta", objective.beta.into()));
+        if objective.terms.iter().any(|t| t.loss.smoothing != crate::objective::Smoothing::Unused) {
+            out.push(("label_smoothing", objective.label_smoothing.into()));
+        }
+        out.push(("reference_free", objective.reference_free.into()));
+        if objective.terms.iter().any(|t| t.loss.name == "discopop") {
+            out.push(("discopop_tau", objective.discopop_tau.into()));
+        }
+        out
+    }
+
+    fn train_entries(&self) -> Entries {
+        let train = &self.train;
+        let or_zero = |x: Option<u64>| integer(x.unwrap_or(0));
+        let mut out: Entries = vec![
+            ("batch_size", integer(train.batch_size as u64)),
+            match train.micro_batch {
+                MicroBatch::Tokens(n) => ("micro_batch_tokens", integer(n as u64)),
+                MicroBatch::Rows(n) => ("micro_batch_size", integer(n as u64)),
+            },
+            match train.length {
+                Length::Steps(n) => ("steps", integer(n)),
+                Length::Epochs(x) => ("epochs", x.into()),
+            },
+            ("optimizer", train.optimizer.name().into()),
+            ("learning_rate", train.learning_rate.into()),
+        ];
+        match train.optimizer {
+            Optimizer::AdamW { beta1, beta2, eps } => {
+                out.push(("betas", Value::Array(vec![beta1.into(), beta2.into()])));
+                out.push(("eps", eps.into()));
+            }
+            Optimizer::RmsProp { alpha, eps } => {
+                out.push(("alpha", alpha.into()));
+                out.push(("eps", eps.into()));
+            }
+        }
+        out.extend([
+            ("schedule", name(&Shape::NAMES, train.schedule)),
+            match train.warmup {
+                Warmup::Steps(n) => ("warmup_steps", integer(n)),
+                Warmup::Ratio(x) => ("warmup_ratio", x.into()),
+            },
+            ("max_grad_norm", train.max_grad_norm.unwrap_or(0.0).into()),
+            ("weight_decay", train.weight_decay.into()),
+            ("save_every", or_zero(train.save_every)),
+            ("eval_every", or_zero(train.eval_every)),
+            ("keep", or_zero(train.keep.map(|n| n as u64))),
+            ("max_skipped", integer(train.max_skipped)),
+            ("checkpointing", name(&super::Checkpointing::NAMES, train.checkpointing)),
+        ]);
+        out
+    }
+
+    fn compute_entries(&self) -> Entries {
+        let compute = &self.compute;
+        vec![
+            ("devices", compute.devices.name().into()),
+            ("dtype", compute.dtype.map_or("auto", tandem_kernels::DType::name).into()),
+            ("threads", integer(compute.threads.unwrap_or(0) as u64)),
+        ]
+    }
+}
+
+/// TOML integers are i64; every count was read from one or fits by its range.
+fn integer(x: u64) -> Value {
+    Value::Integer(x as i64)
+}
+
+/// Paths come from TOML strings joined to the current directory, so they are UTF-8 wherever that is.
+fn path(path: &Path) -> Value {
+    Value::String(path.to_string_lossy().into_owned())
+}
+
+fn name<T: PartialEq>(names: &[(&'static str, T)], value: T) -> Value {
+    let (name, _) = names.iter().find(|(_, v)| *v == value).expect("every value has a name");
+    (*name).into()
+}
+
+fn sources(sources: &[DataSource]) -> Value {
+    match sources {
+        [only] => path(&only.path),
+        many => Value::Array(many.iter().map(|s| path(&s.path)).collect()),
+    }
+}

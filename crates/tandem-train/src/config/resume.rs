@@ -1,0 +1,61 @@
+//! What changed between a saved run's config and the one it is resumed with.
+
+use std::collections::BTreeMap;
+
+use super::Config;
+
+/// A key whose value differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The full key.
+    pub key: String,
+    /// The value of the saved run; `None` if it had none.
+    pub saved: Option<String>,
+    /// The value now; `None` if there is none.
+    pub now: Option<String>,
+    /// Whether the continued run differs from one that was never stopped.
+    pub alters_run: bool,
+}
+
+/// Keys that decide where things are kept or how fast and how often, never what is computed for training.
+const FREE: [&str; 9] = [
+    "output",
+    "data.cache",
+    "data.eval",
+    "train.save_every",
+    "train.eval_every",
+    "train.keep",
+    "train.max_skipped",
+    "compute.devices",
+    "compute.threads",
+];
+
+impl Config {
+    /// Every difference from the config of a saved run, by key.
+    pub fn changes_since(&self, saved: &Self) -> Vec<Change> {
+        let (old, new) = (saved.flat(), self.flat());
+        let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        keys.into_iter()
+            .filter(|key| old.get(*key) != new.get(*key))
+            .map(|key| Change {
+                key: key.clone(),
+                saved: old.get(key).cloned(),
+                now: new.get(key).cloned(),
+                alters_run: !FREE.contains(&key.as_str()),
+            })
+            .collect()
+    }
+
+    fn flat(&self) -> BTreeMap<String, String> {
+        let mut out = BTreeMap::new();
+        for (table, entries) in self.tables() {
+            for (key, value) in entries {
+                let full = if table.is_empty() { key.to_string() } else { format!("{table}.{key}") };
+                out.insert(full, value.to_string());
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,164 @@
+//! What can go wrong in training, and whose fault it is.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tandem_kernels::KernelError;
+
+use crate::config::ConfigError;
+
+/// The result of an operation of this crate.
+pub type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+/// Every error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The config file or an override is wrong.
+    #[error(transparent)]
+    Config(#[from] Box<ConfigError>),
+    /// The run folder already holds a run.
+    #[error(
+        "{} already holds a run ({}): continue it with --resume, replace it with --overwrite, or choose another \
+         `output`",
+        path.display(),
+        found.join(", ")
+    )]
+    UsedRunDir {
+        /// The run folder.
+        path: PathBuf,
+        /// What a run left there.
+        found: Vec<&'static str>,
+    },
+    /// Another process is running in the folder.
+    #[error("{} is in use by another run ({holder}): wait for it, stop it, or choose another `output`", path.display())]
+    LockedRunDir {
+        /// The run folder.
+        path: PathBuf,
+        /// What is known of the other process.
+        holder: String,
+    },
+    /// Nothing to resume from.
+    #[error("{}: no complete checkpoint to resume from; start the run without --resume", path.display())]
+    NoCheckpoint {
+        /// The folder that was searched.
+        path: PathBuf,
+    },
+    /// A checkpoint is not what its manifest says.
+    #[error("checkpoint {} cannot be used: {reason}", path.display())]
+    BrokenCheckpoint {
+        /// The checkpoint's folder.
+        path: PathBuf,
+        /// What is wrong, with the names and numbers.
+        reason: String,
+    },
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was attempted, as a verb: "read", "write", "rename".
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A kernel refused its operands or memory ran out.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// Whose fault an error is; decides the exit code, in one table for the whole program.
+///
+/// | code | meaning |
+/// |---|---|
+/// | 0 | done |
+/// | 1 | Tandem or the machine failed |
+/// | 2 | the user's mistake: config, data, model folder, flags |
+/// | 75 | a peer was lost; the launcher should restart |
+/// | 143 | preempted, after saving |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Tandem or the machine failed.
+    Own,
+    /// The input is wrong and the message says how to mend it.
+    User,
+    /// Another rank went away.
+    PeerLost,
+    /// A signal asked to stop; the state was saved.
+    Preempted,
+}
+
+impl Fault {
+    /// The process exit code.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Own => 1,
+            Self::User => 2,
+            Self::PeerLost => 75,
+            Self::Preempted => 143,
+        }
+    }
+}
+
+impl TrainError {
+    /// Whose fault this is.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Config(_)
+            | Self::UsedRunDir { .. }
+            | Self::LockedRunDir { .. }
+            | Self::NoCheckpoint { .. }
+            | Self::BrokenCheckpoint { .. } => Fault::User,
+            // A path that is not there or not ours is an input mistake; a full or failing disk is not.
+            Self::Io { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory => {
+                    Fault::User
+                }
+                _ => Fault::Own,
+            },
+            Self::Kernel(_) => Fault::Own,
+        }
+    }
+
+    /// The process exit code, see [`Fault`].
+    pub fn exit_code(&self) -> u8 {
+        self.fault().exit_code()
+    }
+
+    /// Turns an I/O error into [`TrainError::Io`]: `.map_err(TrainError::io("write", path))`.
+    pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io { action, path, source }
+    }
+}
+
+impl From<ConfigError> for TrainError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(Box::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_follow_the_table() {
+        let missing = TrainError::io("read", Path::new("x"))(io::Error::from(io::ErrorKind::NotFound));
+        assert_eq!(missing.exit_code(), 2);
+        let full = TrainError::io("write", Path::new("x"))(io::Error::from(io::ErrorKind::StorageFull));
+        assert_eq!(full.exit_code(), 1);
+        assert_eq!(TrainError::NoCheckpoint { path: "x".into() }.exit_code(), 2);
+        assert_eq!(TrainError::Kernel(KernelError::invalid("gemm", "x")).exit_code(), 1);
+        assert_eq!((Fault::PeerLost.exit_code(), Fault::Preempted.exit_code()), (75, 143));
+    }
+
+    #[test]
+    fn used_folder_names_both_flags() {
+        let text =
+            TrainError::UsedRunDir { path: "runs/first".into(), found: vec!["metrics.jsonl"] }.to_string();
+        assert!(
+            text.contains("--resume") && text.contains("--overwrite") && text.contains("metrics.jsonl"),
+            "{text}"
+        );
+    }
+}

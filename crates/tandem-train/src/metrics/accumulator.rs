@@ -1,0 +1,151 @@
+//! Sums behind the metrics, so that a mean does not depend on how a batch was cut.
+
+use tandem_kernels::Prediction;
+use tandem_kernels::ops::HeadScores;
+
+use super::record::Record;
+use crate::objective::{Loss, PairLogProbs};
+
+/// Which answers a forest's sequences are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sides {
+    /// Even sequences are chosen, odd ones rejected.
+    Pairs,
+    /// Every sequence is an answer to learn (SFT).
+    Single,
+}
+
+/// Sums over any number of micro-batches. Adding the micro-batches of a batch in any cut gives the same means (to f64
+/// rounding); TRL instead averages the means of micro-batches, which depends on the cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MetricSums {
+    loss: f64,
+    weight: f64,
+    pairs: f64,
+    chosen_reward: f64,
+    rejected_reward: f64,
+    accurate: f64,
+    chosen_log_prob: f64,
+    rejected_log_prob: f64,
+    /// Of chosen and rejected tokens.
+    entropy: [f64; 2],
+    mean_logit: [f64; 2],
+    hits: [f64; 2],
+    tokens: [f64; 2],
+    /// Which kind of sequences went in, for the choice of metrics that come out.
+    sides: Option<Sides>,
+}
+
+impl MetricSums {
+    /// Adds a micro-batch's loss.
+    pub fn add_loss(&mut self, loss: &Loss) {
+        self.loss += loss.sum;
+        self.weight += loss.weight;
+    }
+
+    /// Adds a micro-batch's pairs: rewards are `beta` times the log ratio to the reference, as in TRL.
+    pub fn add_pairs(&mut self, batch: &PairLogProbs, beta: f64) {
+        for i in 0..batch.num_pairs() {
+            let chosen = beta * batch.log_ratio(2 * i);
+            let rejected = beta * batch.log_ratio(2 * i + 1);
+            self.chosen_reward += chosen;
+            self.rejected_reward += rejected;
+            self.accurate += f64::from(u8::from(chosen > rejected));
+            self.chosen_log_prob += batch.policy[2 * i];
+            self.rejected_log_prob += batch.policy[2 * i + 1];
+            self.pairs += 1.0;
+        }
+    }
+
+    /// Adds a micro-batch's tokens. `rows[i]` is the row of `scores` that prediction `i` was scored at
+    /// ([`Forest::scored_rows`](tandem_kernels::Forest::scored_rows)). A row that predicts a token of both answers counts
+    /// once for each, as in TRL, where the answers are separate sequences.
+    ///
+    /// # Panics
+    /// If `scores` is not of these predictions.
+    pub fn add_tokens(
+        &mut self,
+        scores: &HeadScores,
+        rows: &[u32],
+        predictions: &[Prediction],
+        sides: Sides,
+    ) {
+        assert!(
+            rows.len() == predictions.len() && scores.hit.len() == predictions.len(),
+            "{} predictions, {} rows, {} hits",
+            predictions.len(),
+            rows.len(),
+            scores.hit.len()
+        );
+        self.sides = Some(sides);
+        for ((prediction, &row), &hit) in predictions.iter().zip(rows).zip(&scores.hit) {
+            let side = match sides {
+                Sides::Pairs => (prediction.sequence % 2) as usize,
+                Sides::Single => 0,
+            };
+            self.entropy[side] += f64::from(scores.entropy[row as usize]);
+            self.mean_logit[side] += f64::from(scores.mean_logit[row as usize]);
+            self.hits[side] += f64::from(u8::from(hit));
+            self.tokens[side] += 1.0;
+        }
+    }
+
+    /// Adds another's sums.
+    pub fn merge(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.loss, other.loss),
+            (&mut self.weight, other.weight),
+            (&mut self.pairs, other.pairs),
+            (&mut self.chosen_reward, other.chosen_reward),
+            (&mut self.rejected_reward, other.rejected_reward),
+            (&mut self.accurate, other.accurate),
+            (&mut self.chosen_log_prob, other.chosen_log_prob),
+            (&mut self.rejected_log_prob, other.rejected_log_prob),
+        ];
+        for (mine, theirs) in pairs {
+            *mine += theirs;
+        }
+        for side in 0..2 {
+            self.entropy[side] += other.entropy[side];
+            self.mean_logit[side] += other.mean_logit[side];
+            self.hits[side] += other.hits[side];
+            self.tokens[side] += other.tokens[side];
+        }
+        self.sides = self.sides.or(other.sides);
+    }
+
+    /// The loss: a mean over pairs, or over tokens for SFT.
+    pub fn loss(&self) -> f64 {
+        self.loss / self.weight
+    }
+
+    /// Number of pairs added.
+    pub fn num_pairs(&self) -> u64 {
+        self.pairs as u64
+    }
+
+    /// Writes the means into a record under TRL's names. Metrics of which nothing was added are left out.
+    pub fn report(&self, record: &mut Record) {
+        if self.weight > 0.0 {
+            record.set("loss", self.loss());
+        }
+        if self.pairs > 0.0 {
+            record.set("rewards/chosen", self.chosen_reward / self.pairs);
+            record.set("rewards/rejected", self.rejected_reward / self.pairs);
+            record.set("rewards/accuracies", self.accurate / self.pairs);
+            record.set("rewards/margins", (self.chosen_reward - self.rejected_reward) / self.pairs);
+            record.set("logps/chosen", self.chosen_log_prob / self.pairs);
+            record.set("logps/rejected", self.rejected_log_prob / self.pairs);
+        }
+        let Some(sides) = self.sides else { return };
+        // TRL answers 0 where no token was scored.
+        let mean = |sum: f64, count: f64| if count > 0.0 { sum / count } else { 0.0 };
+        if sides == Sides::Pairs {
+            record.set("logits/chosen", mean(self.mean_logit[0], self.tokens[0]));
+            record.set("logits/rejected", mean(self.mean_logit[1], self.tokens[1]));
+        }
+        record.set("entropy", mean(self.entropy[0] + self.entropy[1], self.tokens[0] + self.tokens[1]));
+        // Of the chosen answers only.
+        record.set("mean_token_accuracy", mean(self.hits[0], self.tokens[0]));
+    }
+}

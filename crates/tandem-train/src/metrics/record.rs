@@ -1,0 +1,87 @@
+//! One line of `metrics.jsonl`.
+
+use serde_json::{Map, Number, Value};
+
+/// Which rows a record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// The step's own batch.
+    Train,
+    /// The held-out rows.
+    Eval,
+}
+
+impl Split {
+    /// The name in the file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Eval => "eval",
+        }
+    }
+}
+
+/// Metrics of one step by TRL's names (no `eval_` prefix: `split` says it), in the order they were set.
+///
+/// | name | meaning |
+/// |---|---|
+/// | `loss` | mean over pairs (over scored tokens, for SFT) |
+/// | `rewards/chosen`, `rewards/rejected` | mean of β (log π − log π_ref) |
+/// | `rewards/margins`, `rewards/accuracies` | mean of their difference; share of pairs where it is positive |
+/// | `logps/chosen`, `logps/rejected` | mean summed log-probability of the answers, nats |
+/// | `logits/chosen`, `logits/rejected` | mean over answer tokens of the mean over the vocabulary |
+/// | `entropy` | mean over answer tokens, nats |
+/// | `mean_token_accuracy` | share of chosen answer tokens with the largest logit |
+/// | `num_tokens` | tokens seen since the start, prompts counted for each answer |
+/// | `grad_norm` | before clipping |
+/// | `learning_rate` | of this step |
+/// | `epoch` | passes over the data after this step |
+/// | `tokens_per_second`, `time`, `memory` | of this step; seconds since the start; peak bytes |
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    step: u64,
+    split: Split,
+    values: Map<String, Value>,
+}
+
+impl Record {
+    /// An empty record of a 1-based `step` (the number of optimiser steps done; 0 before the first).
+    pub fn new(step: u64, split: Split) -> Self {
+        Self { step, split, values: Map::new() }
+    }
+
+    /// Sets a metric. A value that is not finite is written `null`, as JSON has no other way.
+    pub fn set(&mut self, name: &str, value: f64) {
+        let value = Number::from_f64(value).map_or(Value::Null, Value::Number);
+        self.values.insert(name.to_string(), value);
+    }
+
+    /// Sets a whole-number metric.
+    pub fn set_count(&mut self, name: &str, value: u64) {
+        self.values.insert(name.to_string(), value.into());
+    }
+
+    /// A metric's value; `None` if it was not set or is not finite.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.values.get(name).and_then(Value::as_f64)
+    }
+
+    /// The step.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The split.
+    pub fn split(&self) -> Split {
+        self.split
+    }
+
+    /// The JSON object on one line, `step` and `split` first, without a newline.
+    pub fn to_json(&self) -> String {
+        let mut object = Map::new();
+        object.insert("step".into(), self.step.into());
+        object.insert("split".into(), self.split.name().into());
+        object.extend(self.values.clone());
+        Value::Object(object).to_string()
+    }
+}

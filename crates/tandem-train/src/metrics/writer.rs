@@ -1,0 +1,73 @@
+//! `metrics.jsonl`: appended line by line, cut back on resume.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::record::Record;
+use crate::error::{Result, TrainError};
+
+/// The open file.
+#[derive(Debug)]
+pub struct MetricsFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl MetricsFile {
+    /// Starts a new file, replacing one that is there.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).map_err(TrainError::io("create", path))?;
+        Ok(Self { file, path: path.to_path_buf() })
+    }
+
+    /// Opens the file of a run that resumes from a checkpoint of `step`, and cuts off what was written after it: those steps
+    /// will be run and written again. A line torn by the kill is cut off too. A missing file is created.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written.
+    pub fn resume(path: &Path, step: u64) -> Result<Self> {
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(TrainError::io("open", path))?;
+        let keep = kept_bytes(&file, step).map_err(TrainError::io("read", path))?;
+        file.set_len(keep).map_err(TrainError::io("truncate", path))?;
+        file.seek(SeekFrom::End(0)).map_err(TrainError::io("seek in", path))?;
+        Ok(Self { file, path: path.to_path_buf() })
+    }
+
+    /// Appends one record. The line is handed to the system at once, so it survives a killed process.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write(&mut self, record: &Record) -> Result<()> {
+        let mut line = record.to_json();
+        line.push('\n');
+        self.file.write_all(line.as_bytes()).map_err(TrainError::io("write", &self.path))
+    }
+}
+
+/// Length of the leading whole lines of steps up to `step`.
+fn kept_bytes(file: &File, step: u64) -> std::io::Result<u64> {
+    let mut reader = BufReader::new(file);
+    let (mut keep, mut line) = (0, Vec::new());
+    loop {
+        line.clear();
+        let read = reader.read_until(b'\n', &mut line)? as u64;
+        let at = serde_json::from_slice::<Value>(&line).ok().and_then(|v| v.get("step")?.as_u64());
+        if line.last() != Some(&b'\n') || at.is_none_or(|at| at > step) {
+            return Ok(keep);
+        }
+        keep += read;
+    }
+}

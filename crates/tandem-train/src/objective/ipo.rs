@@ -1,0 +1,15 @@
+//! Identity preference optimisation (arXiv 2310.12036, equation 17).
+
+use super::{ObjectiveConfig, Pair, Value};
+
+/// `(δ − 1 / 2β)²` with δ the difference of the two ratios, each divided by its answer's length, as TRL (and IPO's authors)
+/// do; Mitchell's code sums instead.
+pub(super) fn ipo_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
+    let delta = pair.chosen_ratio / pair.chosen_tokens - pair.rejected_ratio / pair.rejected_tokens;
+    let error = delta - 0.5 / config.beta;
+    Value {
+        loss: error * error,
+        d_chosen: 2.0 * error / pair.chosen_tokens,
+        d_rejected: -2.0 * error / pair.rejected_tokens,
+    }
+}

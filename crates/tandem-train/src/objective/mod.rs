@@ -1,0 +1,244 @@
+//! Losses: pure functions from per-sequence log-probabilities to a value and its derivative.
+//!
+//! A *pair* is a chosen and a rejected answer to one prompt. Pair `i` is the sequences `2i` (chosen) and `2i + 1`
+//! (rejected) of its [forest](tandem_kernels::Forest). `B` counts pairs; log-probabilities are sums over the scored tokens
+//! of an answer, in nats, f64.
+//!
+//! Values and derivatives are *sums* over the pairs given; the caller divides by the pairs of the whole global batch. So a
+//! batch may be cut into micro-batches anywhere without changing the loss, also for the `sft` term, whose mean is over
+//! tokens: it needs [`BatchTotals`], known before the first forward pass.
+//!
+//! A new loss is one file here and one line in [`registry`].
+
+mod apo;
+mod discopop;
+mod exo;
+mod hinge;
+mod ipo;
+mod logistic;
+mod pointwise;
+pub mod registry;
+mod sft;
+mod sppo;
+
+pub use registry::{PairLoss, Smoothing};
+
+/// What the user asked to minimise.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObjectiveConfig {
+    /// The losses and their weights; their weighted sum is the loss. Never empty.
+    pub terms: Vec<Term>,
+    /// Strength of the pull towards the reference, positive.
+    pub beta: f64,
+    /// Share of labels believed to be flipped, in `[0, 1]`; what a loss does with it is in [`Smoothing`].
+    pub label_smoothing: f64,
+    /// Take the reference's log-probabilities as zero.
+    pub reference_free: bool,
+    /// Temperature of `discopop`'s blend, positive.
+    pub discopop_tau: f64,
+}
+
+/// A loss and its weight in the sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Term {
+    /// The loss.
+    pub loss: &'static PairLoss,
+    /// Its weight.
+    pub weight: f64,
+}
+
+/// What the model says about `B` pairs.
+#[derive(Clone, Copy, Debug)]
+pub struct PairLogProbs<'a> {
+    /// Policy `[2B]`, pair by pair: chosen, rejected.
+    pub policy: &'a [f64],
+    /// Reference `[2B]`; `None` counts as zeros (reference-free).
+    pub reference: Option<&'a [f64]>,
+    /// Tokens of each answer `[2B]`: the divisor of `ipo` and `sigmoid_norm`.
+    pub answer_tokens: &'a [u32],
+    /// Tokens of each answer that were scored `[2B]`. Fewer than `answer_tokens` only where an answer without a prompt
+    /// starts the text: its first token has nothing before it to predict it.
+    pub scored_tokens: &'a [u32],
+}
+
+impl PairLogProbs<'_> {
+    /// `B`.
+    ///
+    /// # Panics
+    /// If the slices differ in length or the length is odd: the caller's fault, not the data's.
+    pub fn num_pairs(&self) -> usize {
+        let n = self.policy.len();
+        assert!(
+            n.is_multiple_of(2)
+                && self.reference.is_none_or(|r| r.len() == n)
+                && self.answer_tokens.len() == n
+                && self.scored_tokens.len() == n,
+            "pair slices: policy {n}, reference {:?}, answer_tokens {}, scored_tokens {}",
+            self.reference.map(<[f64]>::len),
+            self.answer_tokens.len(),
+            self.scored_tokens.len()
+        );
+        n / 2
+    }
+
+    /// `log π(y|x) − log π_ref(y|x)` of sequence `s`.
+    pub fn log_ratio(&self, s: usize) -> f64 {
+        self.policy[s] - self.reference.map_or(0.0, |r| r[s])
+    }
+}
+
+/// Counts over the whole global batch, of which a micro-batch is a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchTotals {
+    /// Pairs.
+    pub pairs: u64,
+    /// Scored tokens of the chosen answers.
+    pub chosen_tokens: u64,
+}
+
+/// A loss over part of a batch, and its derivative. Sums: divide both by the global batch's weight.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Loss {
+    /// Σ over pairs (over scored tokens, for SFT) of the loss.
+    pub sum: f64,
+    /// Number of pairs (of scored tokens, for SFT) in `sum`.
+    pub weight: f64,
+    /// ∂ `sum` / ∂ (policy log-probability of sequence `s`).
+    pub d_log_prob: Vec<f64>,
+}
+
+impl Loss {
+    /// `sum / weight`.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.weight
+    }
+
+    fn reset(&mut self) {
+        self.sum = 0.0;
+        self.weight = 0.0;
+        self.d_log_prob.clear();
+    }
+}
+
+/// The configured preference loss of a (micro-)batch, written into `out`, whose vector is reused.
+///
+/// `totals` counts the whole global batch that `batch` belongs to.
+///
+/// # Panics
+/// If the slices of `batch` disagree in length.
+pub fn preference_loss(batch: &PairLogProbs, totals: &BatchTotals, config: &ObjectiveConfig, out: &mut Loss) {
+    out.reset();
+    let pairs_per_token = totals.pairs as f64 / totals.chosen_tokens.max(1) as f64;
+    for i in 0..batch.num_pairs() {
+        let (chosen, rejected) = (2 * i, 2 * i + 1);
+        let pair = Pair {
+            chosen_ratio: batch.log_ratio(chosen),
+            rejected_ratio: batch.log_ratio(rejected),
+            chosen_tokens: f64::from(batch.answer_tokens[chosen].max(1)),
+            rejected_tokens: f64::from(batch.answer_tokens[rejected].max(1)),
+            chosen_log_prob: batch.policy[chosen],
+            pairs_per_token,
+        };
+        let value = weighted(config, &pair);
+        out.sum += value.loss;
+        out.d_log_prob.extend([value.d_chosen, value.d_rejected]);
+        out.weight += 1.0;
+    }
+}
+
+/// The SFT loss: negative log-likelihood, a mean over scored tokens once `sum` is divided by the global `weight`.
+///
+/// `log_prob` and `scored_tokens` are per sequence `[B]`. The result is written into `out`, whose vector is reused.
+///
+/// # Panics
+/// If the slices differ in length.
+pub fn likelihood_loss(log_prob: &[f64], scored_tokens: &[u32], out: &mut Loss) {
+    assert_eq!(log_prob.len(), scored_tokens.len(), "log_prob and scored_tokens differ in length");
+    out.reset();
+    for (&log_prob, &tokens) in log_prob.iter().zip(scored_tokens) {
+        out.sum -= log_prob;
+        out.weight += f64::from(tokens);
+        out.d_log_prob.push(-1.0);
+    }
+}
+
+/// The loss's exact value where policy and reference agree (ln 2 for `sigmoid`), which a run from equal weights must show
+/// at step 0. `None` if the value depends on the log-probabilities themselves (`sft`, reference-free).
+pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
+    if config.reference_free || config.terms.iter().any(|t| !t.loss.fixed_at_start && t.weight != 0.0) {
+        return None;
+    }
+    let agree = Pair {
+        chosen_ratio: 0.0,
+        rejected_ratio: 0.0,
+        chosen_tokens: 1.0,
+        rejected_tokens: 1.0,
+        chosen_log_prob: 0.0,
+        pairs_per_token: 1.0,
+    };
+    Some(weighted(config, &agree).loss)
+}
+
+fn weighted(config: &ObjectiveConfig, pair: &Pair) -> Value {
+    let mut total = Value::default();
+    for term in &config.terms {
+        let value = (term.loss.value)(pair, config);
+        total.loss += term.weight * value.loss;
+        total.d_chosen += term.weight * value.d_chosen;
+        total.d_rejected += term.weight * value.d_rejected;
+    }
+    total
+}
+
+/// What a loss sees of one pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    /// `log π − log π_ref` of the chosen answer.
+    pub chosen_ratio: f64,
+    /// The same of the rejected answer.
+    pub rejected_ratio: f64,
+    /// Tokens of the chosen answer, at least 1.
+    pub chosen_tokens: f64,
+    /// Tokens of the rejected answer, at least 1.
+    pub rejected_tokens: f64,
+    /// `log π` of the chosen answer.
+    pub chosen_log_prob: f64,
+    /// Pairs of the global batch over its scored chosen tokens: turns a sum over tokens into a mean over tokens after the
+    /// division by pairs.
+    pub pairs_per_token: f64,
+}
+
+impl Pair {
+    /// `chosen_ratio − rejected_ratio`.
+    fn delta(&self) -> f64 {
+        self.chosen_ratio - self.rejected_ratio
+    }
+}
+
+/// A loss of one pair and its derivatives by the policy's two log-probabilities.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Value {
+    /// The loss.
+    pub loss: f64,
+    /// Derivative by the chosen log-probability.
+    pub d_chosen: f64,
+    /// Derivative by the rejected log-probability.
+    pub d_rejected: f64,
+}
+
+impl Value {
+    /// A loss that depends on `scale · (chosen − rejected)` only, with derivative `slope` by that product.
+    fn of_difference(loss: f64, slope: f64, scale: f64) -> Self {
+        Self { loss, d_chosen: scale * slope, d_rejected: -scale * slope }
+    }
+}
+
+/// σ(x) without overflow.
+fn sigmoid(x: f64) -> f64 {
+    if x >= 0.0 { 1.0 / (1.0 + (-x).exp()) } else { x.exp() / (1.0 + x.exp()) }
+}
+
+/// ln σ(x) without overflow or cancellation.
+fn log_sigmoid(x: f64) -> f64 {
+    x.min(0.0) - (-x.abs()).exp().ln_1p()
+}

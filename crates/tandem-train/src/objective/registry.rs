@@ -1,0 +1,73 @@
+//! The list of losses, by TRL's names.
+
+use super::{ObjectiveConfig, Pair, Value, apo, discopop, exo, hinge, ipo, logistic, pointwise, sft, sppo};
+
+/// A loss on one pair.
+pub struct PairLoss {
+    /// Its name in the config, the one TRL uses.
+    pub name: &'static str,
+    /// Value and derivatives on one pair.
+    pub value: fn(&Pair, &ObjectiveConfig) -> Value,
+    /// What it does with `label_smoothing`.
+    pub smoothing: Smoothing,
+    /// Whether its value is one number wherever policy and reference agree.
+    pub fixed_at_start: bool,
+}
+
+/// What a loss does with `label_smoothing`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Smoothing {
+    /// Nothing: a value other than 0 would be ignored, so it is refused.
+    Unused,
+    /// Any value in `[0, 1]`.
+    Any,
+    /// A value in `[0, 0.5)`: the loss divides by `1 − 2ε`.
+    BelowHalf,
+    /// A value in `(0, 1)`: the loss takes `ln ε`.
+    Positive,
+}
+
+impl std::fmt::Debug for PairLoss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for PairLoss {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+const fn loss(
+    name: &'static str,
+    value: fn(&Pair, &ObjectiveConfig) -> Value,
+    smoothing: Smoothing,
+) -> PairLoss {
+    PairLoss { name, value, smoothing, fixed_at_start: true }
+}
+
+/// Every loss.
+pub static LOSSES: [PairLoss; 13] = [
+    loss("sigmoid", logistic::sigmoid_loss, Smoothing::Any),
+    loss("sigmoid_norm", logistic::sigmoid_norm_loss, Smoothing::Any),
+    loss("robust", logistic::robust_loss, Smoothing::BelowHalf),
+    loss("hinge", hinge::hinge_loss, Smoothing::Unused),
+    loss("ipo", ipo::ipo_loss, Smoothing::Unused),
+    loss("exo_pair", exo::exo_pair_loss, Smoothing::Positive),
+    loss("nca_pair", pointwise::nca_pair_loss, Smoothing::Unused),
+    loss("bco_pair", pointwise::bco_pair_loss, Smoothing::Unused),
+    loss("sppo_hard", sppo::sppo_hard_loss, Smoothing::Unused),
+    loss("apo_zero", apo::apo_zero_loss, Smoothing::Unused),
+    loss("apo_down", apo::apo_down_loss, Smoothing::Unused),
+    loss("discopop", discopop::discopop_loss, Smoothing::Unused),
+    PairLoss { name: "sft", value: sft::sft_loss, smoothing: Smoothing::Unused, fixed_at_start: false },
+];
+
+/// Losses of TRL that sort the batch's pairs against each other, so that a micro-batch alone does not define them.
+pub const NOT_YET: [&str; 2] = ["aot", "aot_unpaired"];
+
+/// The loss of that name.
+pub fn find(name: &str) -> Option<&'static PairLoss> {
+    LOSSES.iter().find(|l| l.name == name)
+}
