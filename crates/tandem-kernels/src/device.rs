@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::arena::{Kind, MemoryUse};
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, Isa};
 use crate::dtype::DType;
 use crate::meta::{Ledger, MetaBlock};
 use crate::tensor::{Storage, Tensor};
@@ -22,9 +22,18 @@ impl Device {
     /// The host's processor with `threads` threads and an arena that may grow to `capacity` bytes.
     ///
     /// # Errors
-    /// If the operating system refuses the threads or the address space.
+    /// If the operating system refuses the threads or the address space, or `TANDEM_ISA` asks for instructions that
+    /// the processor lacks.
     pub fn cpu(threads: usize, capacity: usize) -> Result<Self> {
-        Ok(Self::Cpu(Arc::new(Cpu::new(threads, Arena::new(capacity)?)?)))
+        Self::cpu_with_isa(threads, capacity, Isa::detect()?)
+    }
+
+    /// [`Self::cpu`] with a given level of vector instructions.
+    ///
+    /// # Errors
+    /// If the operating system refuses the threads or the address space, or the processor lacks the instructions.
+    pub fn cpu_with_isa(threads: usize, capacity: usize, isa: Isa) -> Result<Self> {
+        Ok(Self::Cpu(Arc::new(Cpu::new(threads, Arena::new(capacity)?, isa.require()?)?)))
     }
 
     /// A device for dry runs.

@@ -148,6 +148,16 @@ impl<'a> View<'a> {
         self.rows * self.cols
     }
 
+    /// Rows and columns.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    /// Size of the elements, gaps between rows left out.
+    pub fn num_bytes(&self) -> usize {
+        self.len() * self.dtype.size()
+    }
+
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -242,6 +252,16 @@ impl<'a> ViewMut<'a> {
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.rows * self.cols
+    }
+
+    /// Rows and columns.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    /// Size of the elements, gaps between rows left out.
+    pub fn num_bytes(&self) -> usize {
+        self.len() * self.dtype.size()
     }
 
     /// Whether there is no element.

@@ -1,38 +1,80 @@
-//! CPU kernels.
+//! CPU kernels, and what they run on: a team of threads, per-thread scratch and a level of vector instructions.
+//!
+//! A kernel cuts its work into blocks by shape alone and hands them to [`Cpu::parallel_for`]; sums over blocks are
+//! taken in the order of the blocks. So the bits of a result do not depend on the number of threads.
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+mod convert;
 pub(crate) mod embedding;
 pub(crate) mod head;
+mod isa;
 pub(crate) mod norm;
+mod optimizer;
+mod product;
 pub(crate) mod rope;
 pub(crate) mod rows;
+pub(crate) mod scratch;
+mod team;
+
+pub use isa::Isa;
+
+use std::sync::Arc;
 
 use crate::arena::Arena;
 use crate::{KernelError, Result};
-use std::sync::Arc;
+use team::Team;
 
-/// The host's processor: its threads and its memory.
+pub(crate) use product::{Operand, Product, Target};
+
+/// The host's processor: its threads, its memory and its instructions.
 pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
+    team: Team,
+    isa: Isa,
+    /// For the kernels that do not use the team yet.
     pub(crate) pool: rayon::ThreadPool,
 }
 
 impl Cpu {
-    pub(crate) fn new(threads: usize, arena: Arc<Arena>) -> Result<Self> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("tandem-cpu-{i}"))
-            .build()
-            .map_err(|e| KernelError::System {
-                what: "starting compute threads",
-                source: std::io::Error::other(e),
-            })?;
-        Ok(Self { arena, pool })
+    pub(crate) fn new(threads: usize, arena: Arc<Arena>, isa: Isa) -> Result<Self> {
+        let team = Team::new(threads)
+            .map_err(|source| KernelError::System { what: "starting compute threads", source })?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|e| {
+            KernelError::System { what: "starting compute threads", source: std::io::Error::other(e) }
+        })?;
+        Ok(Self { arena, team, isa, pool })
     }
 
-    /// Number of compute threads.
+    /// Number of compute threads, the calling one included.
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.team.threads()
+    }
+
+    /// The vector instructions that kernels use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Runs `block(0) … block(num_blocks - 1)`, each once, on all threads, and returns when all have finished.
+    ///
+    /// Blocks must not depend on one another. From inside a block, a nested call runs on the calling thread alone.
+    pub(crate) fn parallel_for(&self, num_blocks: usize, block: impl Fn(usize) + Sync) {
+        self.team.run(num_blocks, &block);
+    }
+
+    /// [`Self::parallel_for`] over `0..len` cut into ranges of `block_len` (the last may be shorter), with the range's
+    /// index and the range itself; the loop inside is compiled for the processor's vector instructions.
+    pub(crate) fn parallel_ranges(
+        &self,
+        len: usize,
+        block_len: usize,
+        block: impl Fn(usize, std::ops::Range<usize>) + Sync,
+    ) {
+        self.parallel_for(len.div_ceil(block_len), |index| {
+            let start = index * block_len;
+            let range = start..len.min(start + block_len);
+            self.isa.vectorize(|| block(index, range));
+        });
     }
 }

@@ -18,12 +18,15 @@ unsafe impl<E: Send> Send for RowsMut<'_, E> {}
 // SAFETY: as above.
 unsafe impl<E: Send> Sync for RowsMut<'_, E> {}
 
-impl<'a, E: Element> RowsMut<'a, E> {
+impl<'a, E: Copy> RowsMut<'a, E> {
     /// Takes over a view.
     ///
     /// # Panics
     /// If the type differs.
-    pub(crate) fn new(view: ViewMut<'a>) -> Self {
+    pub(crate) fn new(view: ViewMut<'a>) -> Self
+    where
+        E: Element,
+    {
         Self {
             pointer: view.pointer_of(),
             rows: view.rows(),
@@ -31,6 +34,12 @@ impl<'a, E: Element> RowsMut<'a, E> {
             stride: view.stride(),
             lifetime: PhantomData,
         }
+    }
+
+    /// A slice as a matrix of one row.
+    pub(crate) fn from_slice(slice: &'a mut [E]) -> Self {
+        let (pointer, cols) = (slice.as_mut_ptr(), slice.len());
+        Self { pointer, rows: 1, cols, stride: cols, lifetime: PhantomData }
     }
 
     /// Columns `start..start + length` of row `row`.

@@ -69,6 +69,14 @@ pub(super) fn f32_shape(
     shape(op, operand, found, rows, cols)
 }
 
+/// The operand's rows must follow one another without a gap.
+pub(super) fn contiguous(op: &'static str, operand: &'static str, is_contiguous: bool) -> Result<()> {
+    if is_contiguous {
+        return Ok(());
+    }
+    Err(KernelError::invalid(op, format!("{operand} must be contiguous")))
+}
+
 /// Bytes of the operands, for the ledger.
 pub(super) fn bytes(operands: &[&dyn Operand]) -> f64 {
     operands.iter().map(|o| o.describe()).map(|(r, c, t)| (r * c * t.size()) as f64).sum()

@@ -1,13 +1,18 @@
 //! Moving and converting whole matrices.
 
-use crate::{Device, Result, View, ViewMut};
+use super::check;
+use crate::{Device, KernelError, Result, View, ViewMut};
 
 /// Sets every element to zero.
 ///
 /// # Errors
 /// None on the CPU.
 pub fn fill_zero(device: &Device, x: ViewMut) -> Result<()> {
-    unimplemented!()
+    match device {
+        Device::Cpu(cpu) => cpu.fill_zero(x),
+        Device::Meta(ledger) => ledger.record("fill_zero", 0.0, x.num_bytes() as f64),
+    }
+    Ok(())
 }
 
 /// `dst = src` with conversion between types where they differ.
@@ -15,15 +20,30 @@ pub fn fill_zero(device: &Device, x: ViewMut) -> Result<()> {
 /// # Errors
 /// If shapes do not fit.
 pub fn cast(device: &Device, src: View, dst: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "cast";
+    check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
+    match device {
+        Device::Cpu(cpu) => cpu.cast(src, dst),
+        Device::Meta(ledger) => ledger.record(OP, 0.0, (src.num_bytes() + dst.num_bytes()) as f64),
+    }
+    Ok(())
 }
 
 /// `dst += src`; `dst` is f32.
 ///
 /// # Errors
-/// If shapes do not fit.
+/// If shapes or types do not fit.
 pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "add";
+    check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
+    check::is_f32(OP, "dst", &dst)?;
+    match device {
+        Device::Cpu(cpu) => cpu.add(src, dst),
+        Device::Meta(ledger) => {
+            ledger.record(OP, src.len() as f64, (src.num_bytes() + 2 * dst.num_bytes()) as f64);
+        }
+    }
+    Ok(())
 }
 
 /// `x *= factor`; f32.
@@ -31,7 +51,13 @@ pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
 /// # Errors
 /// If the type does not fit.
 pub fn scale(device: &Device, factor: f32, x: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "scale";
+    check::is_f32(OP, "x", &x)?;
+    match device {
+        Device::Cpu(cpu) => cpu.scale(factor, x),
+        Device::Meta(ledger) => ledger.record(OP, x.len() as f64, 2.0 * x.num_bytes() as f64),
+    }
+    Ok(())
 }
 
 /// `dst[i] = src[rows[i]]`, with conversion.
@@ -39,15 +65,58 @@ pub fn scale(device: &Device, factor: f32, x: ViewMut) -> Result<()> {
 /// # Errors
 /// If a row is outside `src` or shapes do not fit.
 pub fn gather_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "gather_rows";
+    check::shape(OP, "dst", &dst, rows.len(), src.cols())?;
+    rows_inside(OP, rows, src.rows())?;
+    match device {
+        Device::Cpu(cpu) => cpu.gather_rows(src, rows, dst),
+        Device::Meta(ledger) => {
+            let read = dst.len() * src.dtype().size();
+            ledger.record(OP, 0.0, (read + dst.num_bytes()) as f64);
+        }
+    }
+    Ok(())
 }
 
 /// `dst[rows[i]] += src[i]`; rows are distinct; `dst` is f32.
 ///
 /// # Errors
-/// If a row is outside `dst`, rows repeat, or shapes do not fit.
+/// If a row is outside `dst`, rows repeat, or shapes or types do not fit.
 pub fn scatter_add_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "scatter_add_rows";
+    check::shape(OP, "src", &src, rows.len(), dst.cols())?;
+    check::is_f32(OP, "dst", &dst)?;
+    rows_inside(OP, rows, dst.rows())?;
+    if let Some(row) = first_repeated(rows) {
+        return Err(KernelError::invalid(OP, format!("row {row} is listed twice")));
+    }
+    match device {
+        Device::Cpu(cpu) => cpu.scatter_add_rows(src, rows, dst),
+        Device::Meta(ledger) => {
+            let touched = 2 * src.len() * dst.dtype().size();
+            ledger.record(OP, src.len() as f64, (src.num_bytes() + touched) as f64);
+        }
+    }
+    Ok(())
+}
+
+fn rows_inside(op: &'static str, rows: &[u32], num_rows: usize) -> Result<()> {
+    match rows.iter().position(|r| *r as usize >= num_rows) {
+        None => Ok(()),
+        Some(i) => {
+            Err(KernelError::invalid(op, format!("rows[{i}] is {} of a matrix of {num_rows} rows", rows[i])))
+        }
+    }
+}
+
+/// The first value that occurs twice. Ascending lists, which is what training has, need no memory.
+fn first_repeated(rows: &[u32]) -> Option<u32> {
+    if rows.is_sorted_by(|a, b| a < b) {
+        return None;
+    }
+    let mut sorted = rows.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
 /// Copies host numbers into a tensor, with conversion. Nothing on a dry run.
@@ -55,7 +124,16 @@ pub fn scatter_add_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) 
 /// # Errors
 /// If the number of elements differs.
 pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "write_f32";
+    if values.len() != dst.len() {
+        let (rows, cols) = dst.shape();
+        return Err(KernelError::invalid(OP, format!("{} numbers for a {rows}x{cols} matrix", values.len())));
+    }
+    match device {
+        Device::Cpu(cpu) => cpu.write_f32(values, dst),
+        Device::Meta(ledger) => ledger.record(OP, 0.0, dst.num_bytes() as f64),
+    }
+    Ok(())
 }
 
 /// Copies a tensor to the host, with conversion; zeros on a dry run.
@@ -63,5 +141,10 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
 /// # Errors
 /// None on the CPU.
 pub fn read_f32(device: &Device, src: View) -> Result<Vec<f32>> {
-    unimplemented!()
+    let mut values = vec![0.0; src.len()];
+    match device {
+        Device::Cpu(cpu) => cpu.read_f32(src, &mut values),
+        Device::Meta(ledger) => ledger.record("read_f32", 0.0, src.num_bytes() as f64),
+    }
+    Ok(values)
 }

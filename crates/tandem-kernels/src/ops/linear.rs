@@ -3,6 +3,8 @@
 //! Weights are `[out, in]` as in HF folders. Accumulation is f32 whatever the operand types.
 //! The bits of the result do not depend on the number of threads.
 
+use super::check;
+use crate::cpu::{Operand, Product, Target};
 use crate::{Device, Result, View, ViewMut};
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
@@ -19,7 +21,29 @@ pub fn linear(
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "linear";
+    let ((t, k), n) = (x.shape(), w.rows());
+    check::shape(OP, "w", &w, n, k)?;
+    check::shape(OP, "y", &y, t, n)?;
+    check::same_type(OP, "w", &w, &x)?;
+    if let Some(bias) = bias {
+        check::shape(OP, "bias", &bias, 1, n)?;
+        check::is_f32(OP, "bias", &bias)?;
+    }
+    if let Some(residual) = residual {
+        check::shape(OP, "residual", &residual, t, n)?;
+        check::is_f32(OP, "residual", &residual)?;
+    }
+    let extra = bias.map_or(0, |b| b.num_bytes()) + residual.map_or(0, |r| r.num_bytes());
+    let product = Product {
+        a: Operand::of(x),
+        b: Operand::of(w).transposed(),
+        c: Target::of(y),
+        accumulate: false,
+        bias,
+        residual,
+    };
+    run(device, OP, product, (t, n, k), extra)
 }
 
 /// `dx[T,K] = dy[T,N] · w[N,K]`, or `+=` if `accumulate`.
@@ -35,7 +59,23 @@ pub fn linear_backward_input(
     dx: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "linear_backward_input";
+    let ((t, n), k) = (dy.shape(), w.cols());
+    check::shape(OP, "w", &w, n, k)?;
+    check::shape(OP, "dx", &dx, t, k)?;
+    check::same_type(OP, "w", &w, &dy)?;
+    if accumulate {
+        check::is_f32(OP, "dx", &dx)?;
+    }
+    let product = Product {
+        a: Operand::of(dy),
+        b: Operand::of(w),
+        c: Target::of(dx),
+        accumulate,
+        bias: None,
+        residual: None,
+    };
+    run(device, OP, product, (t, k, n), 0)
 }
 
 /// `dw[N,K] = dy[T,N]ᵀ · x[T,K]`, or `+=` if `accumulate`. `dw` is f32; `dy` and `x` share one type.
@@ -49,7 +89,40 @@ pub fn linear_backward_weight(
     dw: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "linear_backward_weight";
+    let ((t, n), k) = (dy.shape(), x.cols());
+    check::shape(OP, "x", &x, t, k)?;
+    check::shape(OP, "dw", &dw, n, k)?;
+    check::same_type(OP, "x", &x, &dy)?;
+    check::is_f32(OP, "dw", &dw)?;
+    let product = Product {
+        a: Operand::of(dy).transposed(),
+        b: Operand::of(x),
+        c: Target::of(dw),
+        accumulate,
+        bias: None,
+        residual: None,
+    };
+    run(device, OP, product, (n, k, t), 0)
+}
+
+/// Runs or records a checked product of `m × k` by `k × n`.
+fn run(
+    device: &Device,
+    op: &'static str,
+    product: Product,
+    (m, n, k): (usize, usize, usize),
+    extra_bytes: usize,
+) -> Result<()> {
+    match device {
+        Device::Cpu(cpu) => product.run(cpu),
+        Device::Meta(ledger) => {
+            let read = (m + n) * k * product.a.dtype().size() + extra_bytes;
+            let written = m * n * product.c.dtype().size() * if product.accumulate { 2 } else { 1 };
+            ledger.record(op, 2.0 * m as f64 * n as f64 * k as f64, (read + written) as f64);
+        }
+    }
+    Ok(())
 }
 
 /// `db[1,N] += Σ_t dy[t,N]`, in an order that does not depend on the number of threads. `db` is f32.
@@ -57,5 +130,14 @@ pub fn linear_backward_weight(
 /// # Errors
 /// If shapes or types do not fit.
 pub fn bias_backward(device: &Device, dy: View, db: ViewMut) -> Result<()> {
-    unimplemented!()
+    const OP: &str = "bias_backward";
+    check::shape(OP, "db", &db, 1, dy.cols())?;
+    check::is_f32(OP, "db", &db)?;
+    match device {
+        Device::Cpu(cpu) => cpu.bias_backward(dy, db),
+        Device::Meta(ledger) => {
+            ledger.record(OP, dy.len() as f64, (dy.num_bytes() + 2 * db.num_bytes()) as f64);
+        }
+    }
+    Ok(())
 }

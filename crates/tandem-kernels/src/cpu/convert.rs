@@ -1,0 +1,142 @@
+//! Moving and converting whole matrices.
+
+use std::ops::Range;
+
+use super::Cpu;
+use super::rows::RowsMut;
+use crate::dtype::Element;
+use crate::{View, ViewMut, with_element};
+
+/// Elements per block: large enough to outweigh handing it out, small enough to share a few megabytes evenly.
+const BLOCK: usize = 1 << 14;
+
+impl Cpu {
+    /// Calls `part(row, columns)` for every piece of a `rows × cols` matrix, pieces in parallel.
+    fn for_parts(&self, (rows, cols): (usize, usize), part: impl Fn(usize, Range<usize>) + Sync) {
+        if rows == 0 || cols == 0 {
+            return;
+        }
+        let (rows_per_block, pieces_per_row) = ((BLOCK / cols).max(1), cols.div_ceil(BLOCK));
+        let row_blocks = rows.div_ceil(rows_per_block);
+        self.parallel_for(row_blocks * pieces_per_row, |block| {
+            let (row_block, piece) = (block / pieces_per_row, block % pieces_per_row);
+            let first = row_block * rows_per_block;
+            let columns = piece * BLOCK..cols.min((piece + 1) * BLOCK);
+            self.isa().vectorize(|| {
+                for row in first..rows.min(first + rows_per_block) {
+                    part(row, columns.clone());
+                }
+            });
+        });
+    }
+
+    pub(crate) fn fill_zero(&self, x: ViewMut) {
+        let x = flat_mut(x, true);
+        let shape = x.shape();
+        with_element!(x.dtype(), E => {
+            let x = RowsMut::<E>::new(x);
+            self.for_parts(shape, |row, cols| {
+                // SAFETY: parts are disjoint.
+                unsafe { x.part(row, cols.start, cols.len()) }.fill(E::from_f32(0.0));
+            });
+        });
+    }
+
+    pub(crate) fn cast(&self, src: View, dst: ViewMut) {
+        let both = src.is_contiguous() && dst.is_contiguous();
+        let (src, dst) = (flat(src, both), flat_mut(dst, both));
+        let shape = dst.shape();
+        with_element!(src.dtype(), S => with_element!(dst.dtype(), D => {
+            let dst = RowsMut::<D>::new(dst);
+            self.for_parts(shape, |row, cols| {
+                // SAFETY: parts are disjoint.
+                convert(&src.row::<S>(row)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
+            });
+        }));
+    }
+
+    pub(crate) fn add(&self, src: View, dst: ViewMut) {
+        let both = src.is_contiguous() && dst.is_contiguous();
+        let (src, dst) = (flat(src, both), flat_mut(dst, both));
+        let shape = dst.shape();
+        let dst = RowsMut::<f32>::new(dst);
+        with_element!(src.dtype(), S => self.for_parts(shape, |row, cols| {
+            // SAFETY: parts are disjoint.
+            accumulate(&src.row::<S>(row)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
+        }));
+    }
+
+    pub(crate) fn scale(&self, factor: f32, x: ViewMut) {
+        let x = flat_mut(x, true);
+        let shape = x.shape();
+        let x = RowsMut::<f32>::new(x);
+        self.for_parts(shape, |row, cols| {
+            // SAFETY: parts are disjoint.
+            for x in unsafe { x.part(row, cols.start, cols.len()) } {
+                *x *= factor;
+            }
+        });
+    }
+
+    pub(crate) fn gather_rows(&self, src: View, rows: &[u32], dst: ViewMut) {
+        let shape = dst.shape();
+        with_element!(src.dtype(), S => with_element!(dst.dtype(), D => {
+            let dst = RowsMut::<D>::new(dst);
+            self.for_parts(shape, |row, cols| {
+                // SAFETY: parts are disjoint.
+                convert(&src.row::<S>(rows[row] as usize)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
+            });
+        }));
+    }
+
+    pub(crate) fn scatter_add_rows(&self, src: View, rows: &[u32], dst: ViewMut) {
+        let dst = RowsMut::<f32>::new(dst);
+        with_element!(src.dtype(), S => self.for_parts(src.shape(), |row, cols| {
+            // SAFETY: the rows are distinct, so parts are disjoint.
+            accumulate(&src.row::<S>(row)[cols.clone()], unsafe { dst.part(rows[row] as usize, cols.start, cols.len()) });
+        }));
+    }
+
+    pub(crate) fn write_f32(&self, values: &[f32], dst: ViewMut) {
+        let shape = dst.shape();
+        with_element!(dst.dtype(), D => {
+            let dst = RowsMut::<D>::new(dst);
+            self.for_parts(shape, |row, cols| {
+                let start = row * shape.1;
+                // SAFETY: parts are disjoint.
+                convert(&values[start + cols.start..start + cols.end], unsafe { dst.part(row, cols.start, cols.len()) });
+            });
+        });
+    }
+
+    pub(crate) fn read_f32(&self, src: View, values: &mut [f32]) {
+        let cols = src.cols().max(1);
+        with_element!(src.dtype(), S => for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+            convert(src.row::<S>(row), values);
+        });
+    }
+}
+
+/// One long row, if the matrix has no gaps and `wanted`.
+fn flat(x: View, wanted: bool) -> View {
+    if wanted && x.is_contiguous() { x.reshape(1, x.len()) } else { x }
+}
+
+fn flat_mut(x: ViewMut, wanted: bool) -> ViewMut {
+    let len = x.len();
+    if wanted && x.is_contiguous() { x.reshape(1, len) } else { x }
+}
+
+#[inline(always)]
+fn convert<S: Element, D: Element>(src: &[S], dst: &mut [D]) {
+    for (d, s) in dst.iter_mut().zip(src) {
+        *d = D::from_f32(s.to_f32());
+    }
+}
+
+#[inline(always)]
+fn accumulate<S: Element>(src: &[S], dst: &mut [f32]) {
+    for (d, s) in dst.iter_mut().zip(src) {
+        *d += s.to_f32();
+    }
+}

@@ -1,0 +1,143 @@
+//! Which vector instructions kernels use.
+
+use crate::{KernelError, Result};
+
+/// A level of vector instructions; each includes the ones before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// What the target always has: SSE2 on x86-64, NEON on aarch64.
+    Portable,
+    /// AVX2 with FMA.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with products of bf16 pairs.
+    Avx512Bf16,
+}
+
+impl Isa {
+    /// Every level, lowest first.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
+    /// The name that `TANDEM_ISA` takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512bf16",
+        }
+    }
+
+    /// Whether this processor has it.
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            match self {
+                Self::Portable => true,
+                Self::Avx2 => avx2,
+                Self::Avx512 => avx512,
+                Self::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Self::Portable
+        }
+    }
+
+    /// The best level of this processor, or the one that the environment variable `TANDEM_ISA` names.
+    ///
+    /// # Errors
+    /// If the variable names no level, or one that this processor lacks.
+    pub fn detect() -> Result<Self> {
+        match std::env::var("TANDEM_ISA") {
+            Ok(name) => Self::from_name(&name),
+            Err(_) => Ok(Self::best()),
+        }
+    }
+
+    /// The best level of this processor.
+    pub fn best() -> Self {
+        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+    }
+
+    fn from_name(name: &str) -> Result<Self> {
+        let Some(isa) = Self::ALL.into_iter().find(|isa| isa.name() == name) else {
+            let known = Self::ALL.map(Self::name).join(", ");
+            return Err(KernelError::invalid("TANDEM_ISA", format!("`{name}` is none of {known}")));
+        };
+        isa.require()
+    }
+
+    /// The level itself, if this processor has it.
+    pub(crate) fn require(self) -> Result<Self> {
+        if self.is_available() {
+            return Ok(self);
+        }
+        let best = Self::best().name();
+        Err(KernelError::invalid(
+            "TANDEM_ISA",
+            format!("this processor lacks `{}`; the best it has is `{best}`", self.name()),
+        ))
+    }
+
+    /// Runs `f` compiled for this level: plain loops in it (and in what is inlined into it) become vector code.
+    ///
+    /// Mark functions that `f` calls `#[inline(always)]`, else they are compiled for the baseline.
+    #[inline(always)]
+    pub(crate) fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        #[cfg(target_arch = "x86_64")]
+        {
+            // SAFETY: a value above `Portable` exists only where the processor has the level: `Isa` reaches kernels
+            // through `detect` or `require`.
+            match self {
+                Self::Portable => f(),
+                Self::Avx2 => unsafe { with_avx2(f) },
+                Self::Avx512 | Self::Avx512Bf16 => unsafe { with_avx512(f) },
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            f()
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked_against_the_processor() {
+        assert_eq!(Isa::from_name("portable").unwrap(), Isa::Portable);
+        let unknown = Isa::from_name("sse9").unwrap_err().to_string();
+        assert!(unknown.contains("`sse9`") && unknown.contains("avx512bf16"), "{unknown}");
+        for isa in Isa::ALL {
+            match isa.require() {
+                Ok(found) => assert!(found <= Isa::best()),
+                Err(e) => {
+                    assert!(isa > Isa::best() && e.to_string().contains(isa.name()), "{e}");
+                }
+            }
+        }
+    }
+}
