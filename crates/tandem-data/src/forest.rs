@@ -1,0 +1,217 @@
+//! Packs rows into a [`Forest`]: no padding, and what two answers share is computed once.
+//!
+//! A pair's root segment is the longest common prefix of prompt+chosen and prompt+rejected. It may reach into the
+//! answers; predictions inside it then appear once for each sequence. What remains of either is a child segment, if
+//! anything remains.
+
+use tandem_kernels::{Forest, Prediction, Segment};
+
+use crate::error::DataError;
+
+/// A preference as token ids: what TRL calls `prompt_ids`, `chosen_ids` and `rejected_ids`, after truncation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairTokens<'a> {
+    /// What both answers continue.
+    pub prompt: &'a [u32],
+    /// The better answer.
+    pub chosen: &'a [u32],
+    /// The worse answer.
+    pub rejected: &'a [u32],
+}
+
+impl PairTokens<'_> {
+    /// Number of leading tokens that prompt+chosen and prompt+rejected share.
+    pub fn shared(&self) -> usize {
+        self.prompt.len() + self.chosen.iter().zip(self.rejected).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Number of tokens in a forest, with or without the shared prefix counted twice.
+    pub fn num_tokens(&self, share_prefix: bool) -> usize {
+        let both = 2 * self.prompt.len() + self.chosen.len() + self.rejected.len();
+        if share_prefix { both - self.shared() } else { both }
+    }
+}
+
+/// A supervised row as token ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoredTokens<'a> {
+    /// The ids.
+    pub tokens: &'a [u32],
+    /// 1 where the token is in the loss, 0 elsewhere; as long as `tokens`.
+    pub scored: &'a [u8],
+}
+
+/// Collects rows into a forest. Pair `i` becomes the sequences `2i` (chosen) and `2i + 1` (rejected), a scored row one
+/// sequence. Predictions come out sorted, and a token is scored if it is in the answer and not the sequence's first
+/// (nothing predicts that).
+#[derive(Debug)]
+pub struct ForestBuilder {
+    share_prefix: bool,
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    segments: Vec<Segment>,
+    predictions: Vec<Prediction>,
+    num_sequences: u32,
+}
+
+impl Default for ForestBuilder {
+    fn default() -> Self {
+        Self::new(true)
+    }
+}
+
+impl ForestBuilder {
+    /// `share_prefix = false` gives each answer its own copy of the prompt, for comparison.
+    pub fn new(share_prefix: bool) -> Self {
+        Self {
+            share_prefix,
+            tokens: Vec::new(),
+            positions: Vec::new(),
+            segments: Vec::new(),
+            predictions: Vec::new(),
+            num_sequences: 0,
+        }
+    }
+
+    /// Adds a preference as two sequences.
+    pub fn push_pair(&mut self, pair: &PairTokens) {
+        let PairTokens { prompt, chosen, rejected } = *pair;
+        let [first, second] = [self.num_sequences, self.num_sequences + 1];
+        self.num_sequences += 2;
+        if !self.share_prefix {
+            for (sequence, answer) in [(first, chosen), (second, rejected)] {
+                let root = self.segment(None, prompt, answer);
+                self.predict_answer(root, prompt.len(), answer, 0, sequence);
+            }
+            return;
+        }
+        let common = pair.shared() - prompt.len();
+        let root = self.segment(None, prompt, &chosen[..common]);
+        // The rows of the root predict the common part of both answers, and its last row what comes after in each.
+        let answers = [(first, chosen), (second, rejected)];
+        for t in 0..common + 1 {
+            let Some(hidden_row) =
+                root.and_then(|r| row_before(&self.segments[r as usize], prompt.len() + t))
+            else {
+                continue;
+            };
+            for (sequence, answer) in answers {
+                if let Some(&target) = answer.get(t) {
+                    self.predictions.push(Prediction { hidden_row, target, sequence });
+                }
+            }
+        }
+        for (sequence, answer) in answers {
+            let rest = &answer[common..];
+            let child = self.segment(root, rest, &[]);
+            self.predict_answer(child, 0, rest, 1, sequence);
+        }
+    }
+
+    /// Adds a supervised row as one sequence.
+    ///
+    /// # Panics
+    /// If the marks are not as many as the tokens.
+    pub fn push_scored(&mut self, row: &ScoredTokens) {
+        assert_eq!(row.tokens.len(), row.scored.len(), "one mark per token");
+        let start = self.tokens.len() as u32;
+        self.segment(None, row.tokens, &[]);
+        let sequence = self.num_sequences;
+        self.num_sequences += 1;
+        let scored = row.tokens.iter().zip(row.scored).zip(0u32..).skip(1);
+        self.predictions.extend(
+            scored.filter(|((_, scored), _)| **scored != 0).map(|((&target, _), t)| Prediction {
+                hidden_row: start + t - 1,
+                target,
+                sequence,
+            }),
+        );
+    }
+
+    /// Number of tokens so far.
+    pub fn num_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Number of sequences so far.
+    pub fn num_sequences(&self) -> usize {
+        self.num_sequences as usize
+    }
+
+    /// Takes the forest; the builder is empty afterwards.
+    ///
+    /// # Errors
+    /// If there is no token in it, or more than 2³² of them.
+    pub fn finish(&mut self) -> Result<Forest, DataError> {
+        let mut forest = Forest::default();
+        self.finish_into(&mut forest)?;
+        Ok(forest)
+    }
+
+    /// The same into a forest that is no longer needed: its memory becomes the builder's, so that nothing is allocated
+    /// once both have grown to the largest batch.
+    ///
+    /// # Errors
+    /// As [`ForestBuilder::finish`].
+    pub fn finish_into(&mut self, forest: &mut Forest) -> Result<(), DataError> {
+        if self.tokens.is_empty() || u32::try_from(self.tokens.len()).is_err() {
+            return Err(DataError::Option(format!(
+                "a batch of {} tokens; it needs at least one and fewer than 2^32",
+                self.tokens.len()
+            )));
+        }
+        std::mem::swap(&mut forest.tokens, &mut self.tokens);
+        std::mem::swap(&mut forest.positions, &mut self.positions);
+        std::mem::swap(&mut forest.segments, &mut self.segments);
+        std::mem::swap(&mut forest.predictions, &mut self.predictions);
+        forest.num_sequences = self.num_sequences;
+        self.clear();
+        Ok(())
+    }
+
+    /// Forgets what was pushed and keeps the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.segments.clear();
+        self.predictions.clear();
+        self.num_sequences = 0;
+    }
+
+    /// Appends a segment of two pieces of text; nothing where both are empty, and then the parent stands for it.
+    fn segment(&mut self, parent: Option<u32>, head: &[u32], tail: &[u32]) -> Option<u32> {
+        let length = (head.len() + tail.len()) as u32;
+        if length == 0 {
+            return None;
+        }
+        let start = self.tokens.len() as u32;
+        let first_position = parent.map_or(0, |p| {
+            let parent = &self.segments[p as usize];
+            parent.first_position + parent.range.end - parent.range.start
+        });
+        self.tokens.extend_from_slice(head);
+        self.tokens.extend_from_slice(tail);
+        self.positions.extend(first_position..first_position + length);
+        self.segments.push(Segment { range: start..start + length, parent, first_position });
+        Some(self.segments.len() as u32 - 1)
+    }
+
+    /// Predictions of `answer[skip..]`, which begins at token `at` of the segment, each by the row before it.
+    fn predict_answer(
+        &mut self,
+        segment: Option<u32>,
+        at: usize,
+        answer: &[u32],
+        skip: usize,
+        sequence: u32,
+    ) {
+        let Some(segment) = segment.map(|s| self.segments[s as usize].clone()) else { return };
+        let rows = (skip..answer.len()).filter_map(|t| Some((row_before(&segment, at + t)?, answer[t])));
+        self.predictions.extend(rows.map(|(hidden_row, target)| Prediction { hidden_row, target, sequence }));
+    }
+}
+
+/// The row that predicts token `t` of a segment, if it is inside.
+fn row_before(segment: &Segment, t: usize) -> Option<u32> {
+    (t > 0).then(|| segment.range.start + t as u32 - 1)
+}

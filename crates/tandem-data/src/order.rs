@@ -1,0 +1,180 @@
+//! In which order an epoch visits the rows, and which rows a step takes.
+//!
+//! Everything here is a function of (seed, epoch, number of rows, batch size), never of the number of ranks.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::mersenne::Mersenne;
+
+/// The order of an epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// A permutation that depends on the seed and the epoch.
+    #[default]
+    Shuffled,
+    /// As in the file, every epoch.
+    Sequential,
+}
+
+/// The rows of an epoch in the order they are visited `[num_rows]`.
+///
+/// `Shuffled` is `torch.randperm(num_rows)` with a CPU generator seeded `seed + epoch`, number for number
+/// (torch 2.15; accelerate's `SeedableRandomSampler` seeds it so). Above 2³²/20 rows torch draws 64-bit numbers,
+/// which this does not follow.
+pub fn epoch_order(num_rows: usize, order: Order, seed: u64, epoch: u64) -> Vec<u32> {
+    assert!(u32::try_from(num_rows).is_ok(), "{num_rows} rows, at most 2^32 are numbered");
+    let mut rows: Vec<u32> = (0..num_rows as u32).collect();
+    if order == Order::Shuffled {
+        let mut generator = Mersenne::new(seed.wrapping_add(epoch));
+        for i in 0..num_rows.saturating_sub(1) {
+            let offset = generator.next_u32() as usize % (num_rows - i);
+            rows.swap(i, i + offset);
+        }
+    }
+    rows
+}
+
+/// Hands out the global batches of a run: step `s` takes rows of epoch `s / steps_per_epoch`.
+///
+/// The last batch of an epoch holds what is left, as in the HF Trainer.
+pub struct Batches {
+    num_rows: usize,
+    batch_size: usize,
+    order: Order,
+    seed: u64,
+    /// The epoch whose order is in `rows`.
+    epoch: Option<u64>,
+    rows: Vec<u32>,
+}
+
+impl Batches {
+    /// `batch_size` rows (pairs, for preferences) per step, over all ranks.
+    ///
+    /// # Panics
+    /// If there are no rows or the batch size is 0.
+    pub fn new(num_rows: usize, batch_size: usize, order: Order, seed: u64) -> Self {
+        assert!(num_rows > 0 && batch_size > 0, "{num_rows} rows in batches of {batch_size}");
+        Self { num_rows, batch_size, order, seed, epoch: None, rows: Vec::new() }
+    }
+
+    /// Number of steps that see every row once.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.num_rows.div_ceil(self.batch_size) as u64
+    }
+
+    /// The epoch of a 0-based step and how many epochs have passed when it is done, as `epoch` in TRL's log.
+    pub fn epoch(&self, step: u64) -> (u64, f64) {
+        (step / self.steps_per_epoch(), (step + 1) as f64 / self.steps_per_epoch() as f64)
+    }
+
+    /// The rows of a 0-based step.
+    pub fn rows(&mut self, step: u64) -> &[u32] {
+        let epoch = step / self.steps_per_epoch();
+        if self.epoch != Some(epoch) {
+            self.rows = epoch_order(self.num_rows, self.order, self.seed, epoch);
+            self.epoch = Some(epoch);
+        }
+        let start = (step % self.steps_per_epoch()) as usize * self.batch_size;
+        &self.rows[start..(start + self.batch_size).min(self.num_rows)]
+    }
+}
+
+/// How much one forward and backward pass takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MicroBatch {
+    /// At most so many tokens of the forest, shared prefixes counted once.
+    Tokens(usize),
+    /// So many rows.
+    Rows(usize),
+}
+
+/// Cuts the rows of a global batch into micro-batches, greedily and in order. `tokens[i]` is what row `i` adds to a
+/// forest. A row that exceeds the budget by itself gets a micro-batch of its own (see [`oversized`]).
+///
+/// # Panics
+/// If the budget is 0.
+pub fn cut(tokens: &[usize], budget: MicroBatch) -> Vec<Range<usize>> {
+    let (MicroBatch::Tokens(limit) | MicroBatch::Rows(limit)) = budget;
+    assert!(limit > 0, "a micro-batch of nothing");
+    let mut cuts: Vec<Range<usize>> = Vec::new();
+    let mut used = 0;
+    for (row, &tokens) in tokens.iter().enumerate() {
+        let cost = if matches!(budget, MicroBatch::Rows(_)) { 1 } else { tokens };
+        match cuts.last_mut() {
+            Some(last) if used + cost <= limit => {
+                last.end = row + 1;
+                used += cost;
+            }
+            _ => {
+                cuts.push(row..row + 1);
+                used = cost;
+            }
+        }
+    }
+    cuts
+}
+
+/// The rows that are larger than a token budget by themselves.
+pub fn oversized(tokens: impl IntoIterator<Item = usize>, budget: MicroBatch) -> Vec<usize> {
+    let MicroBatch::Tokens(limit) = budget else { return Vec::new() };
+    tokens.into_iter().enumerate().filter(|&(_, tokens)| tokens > limit).map(|(row, _)| row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `torch.randperm(n, generator=torch.Generator().manual_seed(seed))` of torch 2.15: the first five and
+    /// `Σ (i+1)·p[i]`.
+    #[test]
+    fn shuffling_is_torch_randperm() {
+        let cases: [(usize, u64, [u32; 5], u64); 5] = [
+            (10, 42, [2, 6, 1, 8, 4], 268),
+            (256, 43, [68, 64, 43, 252, 197], 4_249_170),
+            (65_536, 42, [56422, 2463, 59940, 8691, 57862], 70_329_901_969_499),
+            (70_000, (1 << 32) + 5, [53411, 50200, 53621, 48915, 22746], 85_908_184_540_399),
+            (1 << 20, 42, [121_958, 674_418, 139_722, 368_094, 271_174], 288_246_523_124_694_932),
+        ];
+        for (num_rows, seed, first, sum) in cases {
+            for epoch in [0, 3] {
+                let order = epoch_order(num_rows, Order::Shuffled, seed - epoch, epoch);
+                assert_eq!(order[..5], first, "n = {num_rows}");
+                let found: u64 = order.iter().zip(1..).map(|(&row, i)| u64::from(row) * i).sum();
+                assert_eq!(found, sum, "n = {num_rows}");
+            }
+        }
+        assert!(epoch_order(0, Order::Shuffled, 1, 1).is_empty());
+        assert_eq!(epoch_order(1, Order::Shuffled, 1, 1), [0]);
+        assert_eq!(epoch_order(4, Order::Sequential, 1, 1), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn an_epoch_visits_every_row_once_and_keeps_the_last_incomplete_batch() {
+        let mut batches = Batches::new(10, 4, Order::Shuffled, 7);
+        assert_eq!(batches.steps_per_epoch(), 3);
+        for epoch in 0..2 {
+            let mut seen: Vec<u32> = (0..3).flat_map(|s| batches.rows(3 * epoch + s).to_vec()).collect();
+            assert_eq!(seen, epoch_order(10, Order::Shuffled, 7, epoch));
+            seen.sort_unstable();
+            assert_eq!(seen, (0..10).collect::<Vec<_>>());
+        }
+        assert_eq!(batches.rows(2).len(), 2);
+        // Going back (resuming) gives the same rows again.
+        let again = batches.rows(0).to_vec();
+        assert_eq!(again, Batches::new(10, 4, Order::Shuffled, 7).rows(0));
+        assert_eq!(batches.epoch(3), (1, 4.0 / 3.0));
+    }
+
+    #[test]
+    fn micro_batches_are_greedy_in_order() {
+        assert_eq!(cut(&[3, 3, 3, 9, 1, 1], MicroBatch::Tokens(6)), [0..2, 2..3, 3..4, 4..6]);
+        assert_eq!(cut(&[3, 3, 3, 9, 1], MicroBatch::Rows(2)), [0..2, 2..4, 4..5]);
+        assert!(cut(&[], MicroBatch::Tokens(6)).is_empty());
+        assert_eq!(oversized([3, 9, 6, 7], MicroBatch::Tokens(6)), [1, 3]);
+        assert!(oversized([3, 9], MicroBatch::Rows(1)).is_empty());
+    }
+}

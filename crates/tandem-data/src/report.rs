@@ -1,0 +1,109 @@
+//! What happened to the rows on their way to tokens: every one that did not pass unchanged, with its reason.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Place;
+
+/// Where a row came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Origin {
+    /// Index into the data set's files.
+    pub file: u32,
+    /// 1-based line; for an element of a JSON array, the line on which it starts.
+    pub line: u32,
+}
+
+/// What can happen to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Dropped: the prompt alone is `max_length` tokens or more, so no answer token would be left.
+    PromptTooLong,
+    /// Dropped: no token is left that a loss could be computed on.
+    NothingToScore,
+    /// Left out because the file's weight is below 1.
+    LeftOutByWeight,
+    /// The chosen answer (or the whole of a supervised row) was cut at `max_length`.
+    Truncated,
+    /// The rejected answer was cut at `max_length`.
+    RejectedTruncated,
+    /// The prompt's last tokens differ when an answer follows: they merge with it, or the template renders them
+    /// differently. They belong to the answers and are trained on.
+    Merged,
+    /// A text prompt beside conversations that contain the prompt: the conversations' common beginning was used.
+    PromptIgnored,
+}
+
+impl Reason {
+    /// Whether the row is absent from the data set.
+    pub fn drops(self) -> bool {
+        matches!(self, Self::PromptTooLong | Self::NothingToScore | Self::LeftOutByWeight)
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::PromptTooLong => "dropped: the prompt alone fills max_length",
+            Self::NothingToScore => "dropped: no token to score",
+            Self::LeftOutByWeight => "left out by the file's weight",
+            Self::Truncated => "cut at max_length",
+            Self::RejectedTruncated => "rejected answer cut at max_length",
+            Self::Merged => {
+                "prompt tokens that change when the answer follows; they are scored as part of the answers"
+            }
+            Self::PromptIgnored => "text prompt ignored, because the conversations contain it",
+        }
+    }
+}
+
+/// Counts and places of everything that did not pass unchanged.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Rows found in the files.
+    pub rows_read: u64,
+    /// Rows in the data set, repetitions by weight included.
+    pub rows_kept: u64,
+    /// Tokens in the data set (a pair's prompt counted once), each row once.
+    pub num_tokens: u64,
+    /// The longest sequence, prompt included.
+    pub longest: u64,
+    /// The rows concerned, by reason, in file order.
+    pub reasons: BTreeMap<Reason, Vec<Origin>>,
+}
+
+impl Report {
+    pub(crate) fn note(&mut self, reason: Reason, origin: Origin) {
+        self.reasons.entry(reason).or_default().push(origin);
+    }
+
+    /// Number of rows that something happened to.
+    pub fn count(&self, reason: Reason) -> usize {
+        self.reasons.get(&reason).map_or(0, Vec::len)
+    }
+
+    /// The report in lines: one for the whole, one per reason with the first places.
+    pub fn lines(&self, files: &[PathBuf]) -> Vec<String> {
+        const SHOWN: usize = 3;
+        let mut lines = vec![format!(
+            "{} rows read, {} kept, {} tokens, longest sequence {}",
+            self.rows_read, self.rows_kept, self.num_tokens, self.longest
+        )];
+        for (reason, origins) in &self.reasons {
+            let mut places: Vec<_> =
+                origins.iter().take(SHOWN).map(|&o| Place::of(o, files).to_string()).collect();
+            if origins.len() > SHOWN {
+                places.push("…".into());
+            }
+            let percent = 100.0 * origins.len() as f64 / self.rows_read.max(1) as f64;
+            lines.push(format!(
+                "{} rows ({percent:.1} %) {} [{}]",
+                origins.len(),
+                reason.words(),
+                places.join(", ")
+            ));
+        }
+        lines
+    }
+}

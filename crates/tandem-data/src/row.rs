@@ -1,0 +1,291 @@
+//! From a record to token ids: the preference rows as TRL 1.16's `DPOTrainer`, the supervised ones as its `SFTTrainer`.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::chat_template::RenderOptions;
+use crate::error::DataError;
+use crate::forest::{PairTokens, ScoredTokens};
+use crate::record::{Content, Kind, Message, Record, Text};
+use crate::report::Reason;
+use crate::tokenizer::Tokenizer;
+
+/// Which tokens of a supervised row are in the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossOn {
+    /// The completion, or the assistant's turns; all of a `text`.
+    #[default]
+    Answer,
+    /// Every token.
+    All,
+}
+
+/// What decides which tokens a row becomes, besides the tokenizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowOptions {
+    /// What the rows are for.
+    pub kind: Kind,
+    /// Sequences are cut after so many tokens, prompt included; `None` cuts nothing.
+    #[serde(default)]
+    pub max_length: Option<usize>,
+    /// For supervised rows.
+    #[serde(default)]
+    pub loss_on: LossOn,
+}
+
+impl RowOptions {
+    /// Options that cut nothing and train on answers.
+    pub fn new(kind: Kind) -> Self {
+        Self { kind, max_length: None, loss_on: LossOn::Answer }
+    }
+}
+
+/// A row as token ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenRow {
+    /// A preference.
+    Pair {
+        /// What both answers continue.
+        prompt: Vec<u32>,
+        /// The better answer.
+        chosen: Vec<u32>,
+        /// The worse answer.
+        rejected: Vec<u32>,
+    },
+    /// A supervised row.
+    Scored {
+        /// The ids.
+        tokens: Vec<u32>,
+        /// 1 where the token is in the loss.
+        scored: Vec<u8>,
+    },
+}
+
+impl TokenRow {
+    /// The pair, if it is one.
+    pub fn as_pair(&self) -> Option<PairTokens<'_>> {
+        match self {
+            Self::Pair { prompt, chosen, rejected } => Some(PairTokens { prompt, chosen, rejected }),
+            Self::Scored { .. } => None,
+        }
+    }
+
+    /// The supervised row, if it is one.
+    pub fn as_scored(&self) -> Option<ScoredTokens<'_>> {
+        match self {
+            Self::Scored { tokens, scored } => Some(ScoredTokens { tokens, scored }),
+            Self::Pair { .. } => None,
+        }
+    }
+}
+
+/// A tokenised row and what happened to it; no row where a reason drops it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// The ids.
+    pub row: Option<TokenRow>,
+    /// Everything that did not pass unchanged.
+    pub reasons: Vec<Reason>,
+}
+
+/// Tokenises one record.
+///
+/// # Errors
+/// If there is no chat template for a conversation, the template fails, or the tokenizer refuses.
+pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) -> Result<Outcome, DataError> {
+    let context = Context { tokenizer, tools: record.tools.as_ref(), kwargs: &record.template_kwargs };
+    let mut outcome = match &record.content {
+        Content::Preference { prompt, chosen, rejected } => {
+            context.pair(prompt, chosen, rejected, options.max_length)?
+        }
+        Content::Completion { prompt, completion } => {
+            let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
+            let mut scored = vec![1; whole.len()];
+            if options.loss_on == LossOn::Answer {
+                scored[..prompt_ids.len()].fill(0);
+            }
+            finish_scored(whole, scored, merged, options.max_length)
+        }
+        Content::Messages(messages) => {
+            let (tokens, scored) = context.messages(messages, options.loss_on)?;
+            finish_scored(tokens, scored, false, options.max_length)
+        }
+        Content::Text(text) => {
+            let tokens = tokenizer.encode(&with_eos(text, tokenizer.eos_token()?))?;
+            let scored = vec![1; tokens.len()];
+            finish_scored(tokens, scored, false, options.max_length)
+        }
+    };
+    if record.prompt_ignored {
+        outcome.reasons.push(Reason::PromptIgnored);
+    }
+    Ok(outcome)
+}
+
+struct Context<'a> {
+    tokenizer: &'a Tokenizer,
+    tools: Option<&'a Value>,
+    kwargs: &'a Map<String, Value>,
+}
+
+impl Context<'_> {
+    fn pair(
+        &self,
+        prompt: &Text,
+        chosen: &Text,
+        rejected: &Text,
+        max_length: Option<usize>,
+    ) -> Result<Outcome, DataError> {
+        let mut prompt_ids = self.prompt(prompt)?;
+        let mut chosen_ids = self.whole(prompt, chosen)?;
+        let mut rejected_ids = self.whole(prompt, rejected)?;
+        // The answers start where the prompt alone and either whole part; what merges belongs to the answers.
+        let start = common(&prompt_ids, &chosen_ids).min(common(&prompt_ids, &rejected_ids));
+        let mut reasons = Vec::new();
+        if start < prompt_ids.len() {
+            reasons.push(Reason::Merged);
+        }
+        if let Some(max_length) = max_length {
+            if start >= max_length {
+                reasons.push(Reason::PromptTooLong);
+                return Ok(Outcome { row: None, reasons });
+            }
+            for (ids, reason) in
+                [(&mut chosen_ids, Reason::Truncated), (&mut rejected_ids, Reason::RejectedTruncated)]
+            {
+                if ids.len() > max_length {
+                    ids.truncate(max_length);
+                    reasons.push(reason);
+                }
+            }
+        }
+        prompt_ids.truncate(start);
+        let (chosen, rejected) = (chosen_ids.split_off(start), rejected_ids.split_off(start));
+        Ok(Outcome { row: Some(TokenRow::Pair { prompt: prompt_ids, chosen, rejected }), reasons })
+    }
+
+    /// Prompt and whole of a completion, and whether prompt tokens merged with it.
+    fn completion(&self, prompt: &Text, completion: &Text) -> Result<([Vec<u32>; 2], bool), DataError> {
+        let mut prompt_ids = self.prompt(prompt)?;
+        let whole = self.whole(prompt, completion)?;
+        let start = common(&prompt_ids, &whole);
+        let merged = start < prompt_ids.len();
+        prompt_ids.truncate(start);
+        Ok(([prompt_ids, whole], merged))
+    }
+
+    fn prompt(&self, prompt: &Text) -> Result<Vec<u32>, DataError> {
+        match prompt {
+            Text::Plain(text) => self.tokenizer.encode(text),
+            Text::Chat(messages) => self.tokenizer.encode_chat(messages, self.options(true)),
+        }
+    }
+
+    fn whole(&self, prompt: &Text, answer: &Text) -> Result<Vec<u32>, DataError> {
+        match (prompt, answer) {
+            (Text::Plain(prompt), Text::Plain(answer)) => {
+                let answer = with_eos(answer, self.tokenizer.eos_token()?);
+                self.tokenizer.encode(&format!("{prompt}{answer}"))
+            }
+            (Text::Chat(prompt), Text::Chat(answer)) => {
+                self.tokenizer.encode_chat(&[prompt.as_slice(), answer].concat(), self.options(false))
+            }
+            _ => unreachable!("a record's prompt and answers are of one kind"),
+        }
+    }
+
+    fn options(&self, add_generation_prompt: bool) -> RenderOptions<'_> {
+        RenderOptions { tools: self.tools, kwargs: Some(self.kwargs), add_generation_prompt }
+    }
+
+    fn messages(&self, messages: &[Message], loss_on: LossOn) -> Result<(Vec<u32>, Vec<u8>), DataError> {
+        let template = self.tokenizer.chat_template()?;
+        let (text, ranges) = if loss_on == LossOn::All {
+            let text = template.render(messages, self.options(false))?;
+            let all = 0..text.len();
+            (text, vec![all])
+        } else if template.has_generation_markers(self.tools.is_some()) {
+            template.render_marked(messages, self.options(false))?
+        } else {
+            self.assistant_ranges(messages)?
+        };
+        if loss_on == LossOn::All {
+            let tokens = self.tokenizer.encode_rendered(&text)?;
+            let scored = vec![1; tokens.len()];
+            return Ok((tokens, scored));
+        }
+        let (tokens, offsets) = self.tokenizer.encode_with_offsets(&text)?;
+        // A token that reaches over a boundary is the assistant's, as a merged token is the answer's in a preference.
+        let inside = |token: &Range<usize>| ranges.iter().any(|r| token.start < r.end && r.start < token.end);
+        Ok((tokens, offsets.iter().map(|token| u8::from(inside(token))).collect()))
+    }
+
+    /// The assistant's parts of a conversation: what each of its messages adds to the conversation before it with the
+    /// header of an answer. That requires each of these beginnings to be a beginning of the whole, which is checked.
+    fn assistant_ranges(&self, messages: &[Message]) -> Result<(String, Vec<Range<usize>>), DataError> {
+        let template = self.tokenizer.chat_template()?;
+        let whole = template.render(messages, self.options(false))?;
+        let beginning = |count: usize, header: bool| -> Result<usize, DataError> {
+            let text = template.render(&messages[..count], self.options(header))?;
+            match whole.strip_prefix(&text) {
+                Some(_) => Ok(text.len()),
+                None => Err(not_a_prefix(&whole, &text, count)),
+            }
+        };
+        let mut ranges = Vec::new();
+        for (i, message) in messages.iter().enumerate() {
+            if message["role"] == "assistant" {
+                ranges.push(beginning(i, true)?..beginning(i + 1, false)?);
+            }
+        }
+        Ok((whole, ranges))
+    }
+}
+
+fn finish_scored(
+    mut tokens: Vec<u32>,
+    mut scored: Vec<u8>,
+    merged: bool,
+    max_length: Option<usize>,
+) -> Outcome {
+    let mut reasons = Vec::new();
+    if merged {
+        reasons.push(Reason::Merged);
+    }
+    let cut = max_length.is_some_and(|max| tokens.len() > max);
+    if let (true, Some(max)) = (cut, max_length) {
+        tokens.truncate(max);
+        scored.truncate(max);
+    }
+    // The first token is never predicted, so a mark on it alone is nothing to learn from.
+    if !scored.iter().skip(1).any(|&s| s != 0) {
+        reasons.push(if cut { Reason::PromptTooLong } else { Reason::NothingToScore });
+        return Outcome { row: None, reasons };
+    }
+    if cut {
+        reasons.push(Reason::Truncated);
+    }
+    Outcome { row: Some(TokenRow::Scored { tokens, scored }), reasons }
+}
+
+/// The text with the end-of-sequence token, unless it ends with it already.
+fn with_eos(text: &str, eos: &str) -> String {
+    if text.ends_with(eos) { text.to_string() } else { format!("{text}{eos}") }
+}
+
+/// Length of the longest common prefix.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+fn not_a_prefix(whole: &str, beginning: &str, message: usize) -> DataError {
+    const SHOWN: usize = 40;
+    let same: usize =
+        whole.chars().zip(beginning.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+    let next = |text: &str| text[same..].chars().take(SHOWN).collect();
+    DataError::NotPrefixConsistent { message, expected: next(whole), found: next(beginning) }
+}

@@ -1,0 +1,263 @@
+//! Text to token ids and back, exactly as transformers 5 does it with the files of a model's folder.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{AddedToken, Encoding};
+
+use crate::chat_template::{ChatTemplate, RenderOptions};
+use crate::decode_stream::DecodeStream;
+use crate::error::DataError;
+use crate::record::Message;
+use crate::special_tokens::TokenFiles;
+
+/// A tokenizer with its special tokens and its chat template.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    folder: PathBuf,
+    named: Vec<(String, String)>,
+    bos: Option<u32>,
+    eos: Vec<u32>,
+    pad: Option<u32>,
+    chat_template: Option<ChatTemplate>,
+    byte_level: bool,
+    fingerprint: blake3::Hash,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` of a model's folder, with what `tokenizer_config.json`, `special_tokens_map.json`,
+    /// `generation_config.json`, `config.json` and `chat_template.jinja` say, each where it exists.
+    ///
+    /// # Errors
+    /// If `tokenizer.json` is missing, or one of the files is broken.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, DataError> {
+        let folder = folder.as_ref().to_path_buf();
+        let path = folder.join("tokenizer.json");
+        let json = std::fs::read(&path).map_err(DataError::io("reading", &path))?;
+        let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
+        let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|e| broken(e.to_string()))?;
+        // Truncation and padding are ours to decide; transformers switches them off in a plain call, too.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| broken(e.to_string()))?;
+        let files = TokenFiles::read(&folder)?;
+        let named = files.named();
+        complete_vocabulary(&mut inner, &files, &named);
+        set_post_processor(&mut inner, &files, &named).map_err(broken)?;
+
+        let id = |name: &str| {
+            let (_, token) = named.iter().find(|(n, _)| n == name)?;
+            inner.token_to_id(token)
+        };
+        let mut eos = files.ids("eos_token_id");
+        eos.extend(id("eos_token").filter(|id| !eos.contains(id)));
+        let bos = id("bos_token").or_else(|| files.ids("bos_token_id").first().copied());
+        let pad = id("pad_token").or_else(|| files.ids("pad_token_id").first().copied());
+        let chat_template = ChatTemplate::from_folder(&folder, &files.tokenizer_config, named.clone())?;
+
+        let mut hasher = blake3::Hasher::new();
+        let template = chat_template.as_ref().map(ChatTemplate::sources);
+        for part in [json, serde_json::to_vec(&(&named, files.extra(), template)).unwrap_or_default()] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(&part);
+        }
+        // The post-processor and the added tokens are part of what was just set, so they are hashed as they now are.
+        hasher.update(&serde_json::to_vec(&inner.get_post_processor()).unwrap_or_default());
+        hasher.update(&serde_json::to_vec(&inner.get_added_vocabulary()).unwrap_or_default());
+        let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
+        let byte_level = decoder.contains("\"ByteLevel\"");
+        Ok(Self {
+            inner,
+            folder,
+            named,
+            bos,
+            eos,
+            pad,
+            chat_template,
+            byte_level,
+            fingerprint: hasher.finalize(),
+        })
+    }
+
+    /// Ids of a plain text, with the special tokens that the tokenizer adds by itself.
+    ///
+    /// # Errors
+    /// If the tokenizer refuses the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        self.encode_with(text, true)
+    }
+
+    /// Ids of a text that a chat template has rendered: it holds its special tokens already, so none are added.
+    ///
+    /// # Errors
+    /// If the tokenizer refuses the text.
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        self.encode_with(text, false)
+    }
+
+    /// Ids of a conversation.
+    ///
+    /// # Errors
+    /// If there is no chat template or it fails.
+    pub fn encode_chat(&self, messages: &[Message], options: RenderOptions) -> Result<Vec<u32>, DataError> {
+        self.encode_rendered(&self.chat_template()?.render(messages, options)?)
+    }
+
+    /// Ids of a rendered text with the bytes that each token covers.
+    pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), DataError> {
+        let encoding = self.inner.encode(text, false).map_err(|e| self.refused(e))?;
+        let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        Ok((encoding.get_ids().to_vec(), offsets))
+    }
+
+    fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
+        let encoding: Encoding =
+            self.inner.encode_fast(text, add_special_tokens).map_err(|e| self.refused(e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of ids.
+    ///
+    /// # Errors
+    /// If an id is unknown.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, DataError> {
+        self.inner.decode(ids, skip_special_tokens).map_err(|e| self.refused(e))
+    }
+
+    /// Decodes ids as they come, never splitting a character.
+    pub fn decode_stream(&self, skip_special_tokens: bool) -> DecodeStream<'_> {
+        DecodeStream::new(self, skip_special_tokens)
+    }
+
+    /// The vocabulary's entry of an id, as it stands in `tokenizer.json`.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The id of a vocabulary entry.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Number of ids, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The beginning-of-sequence id.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The ids that end a generation: those of `generation_config.json` or `config.json`, and the tokenizer's own.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// The padding id.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.pad
+    }
+
+    /// The text of the end-of-sequence token, which is appended to plain answers.
+    ///
+    /// # Errors
+    /// If the folder names none.
+    pub fn eos_token(&self) -> Result<&str, DataError> {
+        let found = self.named.iter().find(|(name, _)| name == "eos_token");
+        found.map(|(_, token)| token.as_str()).ok_or_else(|| DataError::Tokenizer {
+            path: self.folder.join("tokenizer_config.json"),
+            reason: "no `eos_token`, which has to end every plain-text answer; add it to the file".into(),
+        })
+    }
+
+    /// The chat template.
+    ///
+    /// # Errors
+    /// If the folder has none.
+    pub fn chat_template(&self) -> Result<&ChatTemplate, DataError> {
+        self.chat_template.as_ref().ok_or_else(|| DataError::NoChatTemplate { folder: self.folder.clone() })
+    }
+
+    /// Whether vocabulary entries are bytes written as printable characters (GPT-2's alphabet).
+    pub(crate) fn is_byte_level(&self) -> bool {
+        self.byte_level
+    }
+
+    /// A hash of everything that decides which ids a text or a conversation gets.
+    pub fn fingerprint(&self) -> blake3::Hash {
+        self.fingerprint
+    }
+
+    /// The folder it was loaded from.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The `tokenizers` object inside.
+    pub fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
+    fn refused(&self, error: tokenizers::Error) -> DataError {
+        DataError::Tokenizer { path: self.folder.join("tokenizer.json"), reason: error.to_string() }
+    }
+}
+
+/// Adds tokens that the other files know and `tokenizer.json` does not, in the order transformers adds them.
+fn complete_vocabulary(inner: &mut tokenizers::Tokenizer, files: &TokenFiles, named: &[(String, String)]) {
+    let known = inner.get_added_tokens_decoder();
+    let is_added = |content: &str| known.values().any(|t| t.content == content);
+    let mut missing = Vec::new();
+    for (_, description) in files.added() {
+        let flag = |name: &str| description[name].as_bool();
+        let Some(content) = description["content"].as_str() else { continue };
+        if !is_added(content) {
+            let special = flag("special").unwrap_or(false);
+            missing.push(
+                AddedToken::from(content, special)
+                    .lstrip(flag("lstrip").unwrap_or(false))
+                    .rstrip(flag("rstrip").unwrap_or(false))
+                    .single_word(flag("single_word").unwrap_or(false))
+                    .normalized(flag("normalized").unwrap_or(!special)),
+            );
+        }
+    }
+    for content in named.iter().map(|(_, token)| token).chain(&files.extra()) {
+        if !is_added(content) && !missing.iter().any(|t| t.content == *content) {
+            missing.push(AddedToken::from(content.as_str(), true));
+        }
+    }
+    let (special, plain): (Vec<_>, Vec<_>) = missing.into_iter().partition(|t| t.special);
+    inner.add_tokens(&plain);
+    inner.add_special_tokens(&special);
+}
+
+/// Where `tokenizer_config.json` says whether BOS and EOS are added, or `tokenizer.json` has no post-processor,
+/// transformers replaces the post-processor by a template of those two.
+fn set_post_processor(
+    inner: &mut tokenizers::Tokenizer,
+    files: &TokenFiles,
+    named: &[(String, String)],
+) -> Result<(), String> {
+    let flags = [files.flag("add_bos_token"), files.flag("add_eos_token")];
+    if flags == [None, None] && inner.get_post_processor().is_some() {
+        return Ok(());
+    }
+    let token = |name: &str, wanted: Option<bool>| {
+        let found = named.iter().find(|(n, _)| n == name).filter(|_| wanted == Some(true))?;
+        Some((found.1.clone(), inner.token_to_id(&found.1)?))
+    };
+    let (bos, eos) = (token("bos_token", flags[0]), token("eos_token", flags[1]));
+    let mut pieces: Vec<String> = Vec::new();
+    pieces.extend(bos.iter().map(|(token, _)| token.clone()));
+    pieces.push("$A".into());
+    pieces.extend(eos.iter().map(|(token, _)| token.clone()));
+    let template = TemplateProcessing::builder()
+        .try_single(pieces)
+        .map_err(|e| e.to_string())?
+        .special_tokens(bos.into_iter().chain(eos).collect::<Vec<_>>())
+        .build()
+        .map_err(|e| e.to_string())?;
+    inner.with_post_processor(Some(template));
+    Ok(())
+}
