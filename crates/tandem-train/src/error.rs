@@ -37,6 +37,12 @@ pub enum TrainError {
         /// What is known of the other process.
         holder: String,
     },
+    /// The run folder holds a file of ours by name that someone else wrote.
+    #[error("{} was not written by a run: move it away or choose another `output`, for it would be replaced", path.display())]
+    ForeignFile {
+        /// The file.
+        path: PathBuf,
+    },
     /// Nothing to resume from.
     #[error("{}: no complete checkpoint to resume from; start the run without --resume", path.display())]
     NoCheckpoint {
@@ -106,6 +112,7 @@ impl TrainError {
             Self::Config(_)
             | Self::UsedRunDir { .. }
             | Self::LockedRunDir { .. }
+            | Self::ForeignFile { .. }
             | Self::NoCheckpoint { .. }
             | Self::BrokenCheckpoint { .. } => Fault::User,
             // A path that is not there or not ours is an input mistake; a full or failing disk is not.

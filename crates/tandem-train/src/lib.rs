@@ -4,11 +4,16 @@
 //! * [`objective`]: losses as pure functions on per-sequence log-probabilities.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
+//! * [`checkpoint`]: atomic, checksummed training state.
+//! * [`run_dir`]: the folder a run writes, its lock, and what may be deleted from it.
 
+pub mod checkpoint;
 pub mod config;
+mod disk;
 pub mod error;
 pub mod metrics;
 pub mod objective;
+pub mod run_dir;
 pub mod schedule;
 
 pub use config::Config;

@@ -1,0 +1,30 @@
+//! Where a run stands.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything besides tensors that the next step depends on. Orders and permutations are functions of seed and epoch, so no
+/// generator state is needed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cursor {
+    /// Steps done, the skipped ones included; the next step's 0-based number.
+    pub step: u64,
+    /// Optimiser updates done, for bias correction; skipped steps made none.
+    pub updates: u64,
+    /// 0-based epoch of the next row.
+    pub epoch: u64,
+    /// Rows of that epoch already consumed.
+    pub position: u64,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Hash of the rows, in hex: a run must not go on with other data.
+    pub data_hash: String,
+    /// Tokens seen.
+    pub num_tokens: u64,
+    /// Steps skipped for a non-finite loss or gradient.
+    pub skipped: u64,
+    /// Of these, the ones directly before the next step.
+    pub skipped_in_row: u64,
+    /// Seconds of training, over all sessions.
+    pub seconds: f64,
+}

@@ -1,0 +1,102 @@
+//! The list of a checkpoint's files, and whether they are what it says.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, TrainError};
+
+/// Name of the manifest within the folder.
+pub(super) const MANIFEST: &str = "manifest.json";
+/// Name of the cursor within the folder.
+pub(super) const CURSOR: &str = "cursor.json";
+/// Version of the layout.
+pub(super) const FORMAT: u32 = 1;
+
+/// `manifest.json`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Manifest {
+    pub format: u32,
+    pub step: u64,
+    pub files: Vec<FileEntry>,
+}
+
+/// One file.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileEntry {
+    pub name: String,
+    pub bytes: u64,
+    pub blake3: String,
+}
+
+/// The error for a checkpoint that cannot be used.
+pub(super) fn broken(folder: &Path, reason: impl Into<String>) -> TrainError {
+    TrainError::BrokenCheckpoint { path: folder.to_path_buf(), reason: reason.into() }
+}
+
+impl Manifest {
+    /// Reads a folder's manifest and checks every file against it.
+    pub fn verified(folder: &Path) -> Result<Self> {
+        let text = read_text(folder, MANIFEST)?;
+        let manifest: Self =
+            serde_json::from_str(&text).map_err(|e| broken(folder, format!("{MANIFEST}: {e}")))?;
+        if manifest.format != FORMAT {
+            let found = manifest.format;
+            return Err(broken(
+                folder,
+                format!("{MANIFEST}: format {found}; this version reads format {FORMAT}"),
+            ));
+        }
+        let mut buffer = vec![0; 1 << 20];
+        for entry in &manifest.files {
+            entry.verify(folder, &mut buffer)?;
+        }
+        Ok(manifest)
+    }
+}
+
+impl FileEntry {
+    fn verify(&self, folder: &Path, buffer: &mut [u8]) -> Result<()> {
+        let Self { name, bytes, blake3 } = self;
+        if Path::new(name).file_name() != Some(name.as_ref()) {
+            return Err(broken(folder, format!("{MANIFEST}: {name:?} is not a plain file name")));
+        }
+        let path = folder.join(name);
+        let mut file = match File::open(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                return Err(broken(folder, format!("{name} is missing")));
+            }
+            other => other.map_err(TrainError::io("open", &path))?,
+        };
+        let found = file.metadata().map_err(TrainError::io("read", &path))?.len();
+        if found != *bytes {
+            return Err(broken(folder, format!("{name} has {found} bytes, expected {bytes}")));
+        }
+        let mut hasher = blake3::Hasher::new();
+        loop {
+            match file.read(buffer).map_err(TrainError::io("read", &path))? {
+                0 => break,
+                n => hasher.update(&buffer[..n]),
+            };
+        }
+        let found = hasher.finalize().to_hex();
+        if found.as_str() != blake3 {
+            return Err(broken(folder, format!("{name} has checksum {found}, expected {blake3}")));
+        }
+        Ok(())
+    }
+}
+
+/// Reads a small file of a checkpoint; one that is missing or not text means the checkpoint is broken.
+pub(super) fn read_text(folder: &Path, name: &str) -> Result<String> {
+    let path = folder.join(name);
+    std::fs::read_to_string(&path).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => broken(folder, format!("{name} is missing")),
+        ErrorKind::InvalidData => broken(folder, format!("{name} is not text")),
+        _ => TrainError::io("read", &path)(e),
+    })
+}

@@ -1,0 +1,56 @@
+//! The few file operations behind what must survive a crash, as a trait so that tests can let any of them fail.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// A file system.
+pub(crate) trait Disk {
+    /// Creates a folder and its parents.
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
+    /// Creates a file that is not there yet.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Renames; a file at `to` is replaced, a folder must be empty.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Makes renames and creations within a folder durable.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// Removes a folder with everything in it.
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+}
+
+/// A file being written.
+pub(crate) trait DiskFile: Write {
+    /// Makes the content durable.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// The real one.
+pub(crate) struct RealDisk;
+
+impl Disk for RealDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(File::create_new(path)?))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir_all(path)
+    }
+}
+
+impl DiskFile for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+}
