@@ -1,117 +1,190 @@
 //! Feed-forward activations.
 
-use rayon::prelude::*;
-
-use crate::cpu::Cpu;
-use crate::cpu::rows::RowsMut;
+use super::elementary::{normal, sigmoid};
+use super::rows::RowsMut;
+use super::vector::{Vector, for_lanes, with_vector};
+use super::{Cpu, block_rows};
 use crate::ops::Activation;
 use crate::{Element, View, ViewMut, with_element};
 
+/// `f(x)` and `f'(x)`, as a type so that the choice is made outside the loops.
+trait Function {
+    fn evaluate<V: Vector>(x: V) -> (V, V);
+}
+
+struct Silu;
+struct Gelu;
+struct GeluTanh;
+struct Relu;
+
+impl Function for Silu {
+    #[inline(always)]
+    fn evaluate<V: Vector>(x: V) -> (V, V) {
+        let s = sigmoid(x);
+        // SAFETY: `x` exists, so the processor has V.
+        let one = unsafe { V::splat(1.0) };
+        (x.mul(s), s.mul(x.mul_add(one.sub(s), one)))
+    }
+}
+
+impl Function for Gelu {
+    #[inline(always)]
+    fn evaluate<V: Vector>(x: V) -> (V, V) {
+        let (cdf, density) = normal(x);
+        // SAFETY: `x` exists, so the processor has V.
+        let bounded = unsafe { x.max(V::splat(-20.0)).min(V::splat(20.0)) };
+        (x.mul(cdf), bounded.mul_add(density, cdf))
+    }
+}
+
+impl Function for GeluTanh {
+    /// With u = √(2/π)·(x + 0.044715 x³): (1 + tanh u)/2 = sigmoid(2u).
+    #[inline(always)]
+    fn evaluate<V: Vector>(x: V) -> (V, V) {
+        // SAFETY: `x` exists, so the processor has V.
+        unsafe {
+            let (one, twice_scale) = (V::splat(1.0), V::splat(1.595_769_1));
+            // Beyond 16 the function is 0 or x; the bound keeps powers finite.
+            let z = x.max(V::splat(-16.0)).min(V::splat(16.0));
+            let square = z.mul(z);
+            let s = sigmoid(square.mul_add(V::splat(0.044_715), one).mul(z).mul(twice_scale));
+            let du = square.mul_add(V::splat(3.0 * 0.044_715), one).mul(twice_scale);
+            (x.mul(s), z.mul(s).mul(one.sub(s)).mul_add(du, s))
+        }
+    }
+}
+
+impl Function for Relu {
+    #[inline(always)]
+    fn evaluate<V: Vector>(x: V) -> (V, V) {
+        // SAFETY: `x` exists, so the processor has V.
+        let (zero, one) = unsafe { (V::splat(0.0), V::splat(1.0)) };
+        (x.max(zero), zero.if_less(x, one, zero))
+    }
+}
+
+/// Runs `$body` with the type alias `$F` bound to the [`Function`] of an [`Activation`].
+macro_rules! with_function {
+    ($function:expr, $F:ident => $body:expr) => {
+        match $function {
+            Activation::Silu => {
+                type $F = Silu;
+                $body
+            }
+            Activation::Gelu => {
+                type $F = Gelu;
+                $body
+            }
+            Activation::GeluTanh => {
+                type $F = GeluTanh;
+                $body
+            }
+            Activation::Relu => {
+                type $F = Relu;
+                $body
+            }
+        }
+    };
+}
+
+/// Calls `row` for each of `rows` rows of about `width` elements, on all threads.
+fn for_rows(cpu: &Cpu, rows: usize, width: usize, row: impl Fn(usize) + Sync) {
+    let per_block = block_rows(width);
+    cpu.parallel_for(rows.div_ceil(per_block), |block| {
+        (block * per_block..rows.min((block + 1) * per_block)).for_each(&row);
+    });
+}
+
 pub(crate) fn gated(cpu: &Cpu, function: Activation, gu: View, h: ViewMut) {
+    let (rows, width) = (h.rows(), h.cols());
     with_element!(gu.dtype(), E => {
         let h = RowsMut::<E>::new(h);
-        cpu.pool.install(|| (0..gu.rows()).into_par_iter().for_each(|t| {
-            // SAFETY: row `t` belongs to this task alone.
-            let h = unsafe { h.row(t) };
-            let (gate, up) = gu.row::<E>(t).split_at(h.len());
-            for i in 0..h.len() {
-                h[i] = E::from_f32(value(function, gate[i].to_f32()) * up[i].to_f32());
-            }
+        with_function!(function, F => for_rows(cpu, rows, width, |t| {
+            let (gate, up) = gu.row::<E>(t).split_at(width);
+            // SAFETY: row `t` belongs to this call alone; the level has V.
+            with_vector!(cpu.isa(), V => unsafe { gated_row::<V, E, F>(gate, up, h.row(t)) });
         }));
+    });
+}
+
+#[inline(always)]
+unsafe fn gated_row<V: Vector, E: Element, F: Function>(gate: &[E], up: &[E], h: &mut [E]) {
+    // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
+    for_lanes::<V>(h.len(), |i, n| unsafe {
+        let (value, _) = F::evaluate(V::get(gate.as_ptr().add(i), n));
+        value.mul(V::get(up.as_ptr().add(i), n)).put(h.as_mut_ptr().add(i), n);
     });
 }
 
 pub(crate) fn gated_backward(cpu: &Cpu, function: Activation, gu: View, dh: View, dgu: ViewMut) {
+    let (rows, width) = dh.shape();
     with_element!(gu.dtype(), E => {
         let dgu = RowsMut::<E>::new(dgu);
-        cpu.pool.install(|| (0..gu.rows()).into_par_iter().for_each(|t| {
-            let dh = dh.row::<E>(t);
-            let (gate, up) = gu.row::<E>(t).split_at(dh.len());
-            // SAFETY: row `t` belongs to this task alone.
-            let (dgate, dup) = unsafe { dgu.row(t) }.split_at_mut(dh.len());
-            for i in 0..dh.len() {
-                let (gate, d) = (gate[i].to_f32(), dh[i].to_f32());
-                dgate[i] = E::from_f32(slope(function, gate) * up[i].to_f32() * d);
-                dup[i] = E::from_f32(value(function, gate) * d);
-            }
+        with_function!(function, F => for_rows(cpu, rows, width, |t| {
+            let (gate, up) = gu.row::<E>(t).split_at(width);
+            // SAFETY: row `t` belongs to this call alone; the level has V.
+            with_vector!(cpu.isa(), V => unsafe {
+                let (dgate, dup) = dgu.row(t).split_at_mut(width);
+                gated_backward_row::<V, E, F>(gate, up, dh.row(t), dgate, dup);
+            });
         }));
+    });
+}
+
+#[inline(always)]
+unsafe fn gated_backward_row<V: Vector, E: Element, F: Function>(
+    gate: &[E],
+    up: &[E],
+    dh: &[E],
+    dgate: &mut [E],
+    dup: &mut [E],
+) {
+    // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
+    for_lanes::<V>(dh.len(), |i, n| unsafe {
+        let (value, slope) = F::evaluate(V::get(gate.as_ptr().add(i), n));
+        let (up, dh) = (V::get(up.as_ptr().add(i), n), V::get(dh.as_ptr().add(i), n));
+        slope.mul(up).mul(dh).put(dgate.as_mut_ptr().add(i), n);
+        value.mul(dh).put(dup.as_mut_ptr().add(i), n);
     });
 }
 
 pub(crate) fn activate(cpu: &Cpu, function: Activation, u: View, h: ViewMut) {
+    let (rows, width) = u.shape();
     with_element!(u.dtype(), E => {
         let h = RowsMut::<E>::new(h);
-        cpu.pool.install(|| (0..u.rows()).into_par_iter().for_each(|t| {
-            // SAFETY: row `t` belongs to this task alone.
-            let h = unsafe { h.row(t) };
-            for (h, u) in h.iter_mut().zip(u.row::<E>(t)) {
-                *h = E::from_f32(value(function, u.to_f32()));
-            }
+        with_function!(function, F => for_rows(cpu, rows, width, |t| {
+            // SAFETY: row `t` belongs to this call alone; the level has V.
+            with_vector!(cpu.isa(), V => unsafe { activate_row::<V, E, F>(u.row(t), h.row(t)) });
         }));
+    });
+}
+
+#[inline(always)]
+unsafe fn activate_row<V: Vector, E: Element, F: Function>(u: &[E], h: &mut [E]) {
+    // SAFETY: `for_lanes` stays inside the rows, which are of one length; the caller has V.
+    for_lanes::<V>(u.len(), |i, n| unsafe {
+        F::evaluate(V::get(u.as_ptr().add(i), n)).0.put(h.as_mut_ptr().add(i), n);
     });
 }
 
 pub(crate) fn activate_backward(cpu: &Cpu, function: Activation, u: View, dh: View, du: ViewMut) {
+    let (rows, width) = u.shape();
     with_element!(u.dtype(), E => {
         let du = RowsMut::<E>::new(du);
-        cpu.pool.install(|| (0..u.rows()).into_par_iter().for_each(|t| {
-            let (u, dh) = (u.row::<E>(t), dh.row::<E>(t));
-            // SAFETY: row `t` belongs to this task alone.
-            let du = unsafe { du.row(t) };
-            for i in 0..du.len() {
-                du[i] = E::from_f32(slope(function, u[i].to_f32()) * dh[i].to_f32());
-            }
+        with_function!(function, F => for_rows(cpu, rows, width, |t| {
+            // SAFETY: row `t` belongs to this call alone; the level has V.
+            with_vector!(cpu.isa(), V => unsafe {
+                activate_backward_row::<V, E, F>(u.row(t), dh.row(t), du.row(t));
+            });
         }));
     });
 }
 
-/// √(2/π), and the cubic coefficient of the tanh approximation of GELU (arXiv 1606.08415).
-const TANH_SCALE: f32 = 0.797_884_6;
-const TANH_CUBIC: f32 = 0.044_715;
-
-fn value(function: Activation, x: f32) -> f32 {
-    match function {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::Gelu => {
-            (0.5 * f64::from(x) * erfc(-f64::from(x) * std::f64::consts::FRAC_1_SQRT_2)) as f32
-        }
-        Activation::GeluTanh => 0.5 * x * (1.0 + (TANH_SCALE * (x + TANH_CUBIC * x * x * x)).tanh()),
-        Activation::Relu => x.max(0.0),
-    }
-}
-
-fn slope(function: Activation, x: f32) -> f32 {
-    match function {
-        Activation::Silu => {
-            let s = 1.0 / (1.0 + (-x).exp());
-            s * (1.0 + x * (1.0 - s))
-        }
-        Activation::Gelu => {
-            let x = f64::from(x);
-            let density = (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
-            (0.5 * erfc(-x * std::f64::consts::FRAC_1_SQRT_2) + x * density) as f32
-        }
-        Activation::GeluTanh => {
-            let t = (TANH_SCALE * (x + TANH_CUBIC * x * x * x)).tanh();
-            0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * TANH_SCALE * (1.0 + 3.0 * TANH_CUBIC * x * x)
-        }
-        Activation::Relu => f32::from(x > 0.0),
-    }
-}
-
-/// The complementary error function: its Taylor series near 0, its continued fraction beyond.
-fn erfc(x: f64) -> f64 {
-    let z = x.abs();
-    let tail = if z < 2.5 {
-        let (mut term, mut sum) = (z, z);
-        for n in 1..60 {
-            term *= -z * z / f64::from(n);
-            sum += term / f64::from(2 * n + 1);
-        }
-        1.0 - sum * std::f64::consts::FRAC_2_SQRT_PI
-    } else {
-        let fraction = (1..40).rev().fold(z, |f, n| z + f64::from(n) / 2.0 / f);
-        (-z * z).exp() / fraction / std::f64::consts::PI.sqrt()
-    };
-    if x < 0.0 { 2.0 - tail } else { tail }
+#[inline(always)]
+unsafe fn activate_backward_row<V: Vector, E: Element, F: Function>(u: &[E], dh: &[E], du: &mut [E]) {
+    // SAFETY: `for_lanes` stays inside the rows, which are of one length; the caller has V.
+    for_lanes::<V>(u.len(), |i, n| unsafe {
+        let (_, slope) = F::evaluate(V::get(u.as_ptr().add(i), n));
+        slope.mul(V::get(dh.as_ptr().add(i), n)).put(du.as_mut_ptr().add(i), n);
+    });
 }

@@ -1,23 +1,23 @@
 //! Table look-up and its scatter.
 
-use rayon::prelude::*;
-
-use crate::cpu::Cpu;
-use crate::cpu::rows::RowsMut;
+use super::rows::RowsMut;
+use super::{Cpu, block_rows};
 use crate::{Element, View, ViewMut, with_element};
 
 pub(crate) fn embedding(cpu: &Cpu, table: View, ids: &[u32], scale: f32, x: ViewMut, accumulate: bool) {
+    let per_block = block_rows(x.cols());
     let x = RowsMut::<f32>::new(x);
-    with_element!(table.dtype(), E => cpu.pool.install(|| {
-        ids.par_iter().enumerate().for_each(|(t, &id)| {
-            // SAFETY: row `t` belongs to this task alone.
+    with_element!(table.dtype(), E => cpu.parallel_ranges(ids.len(), per_block, |_, range| {
+        for t in range {
+            // SAFETY: row `t` belongs to this block alone.
             let x = unsafe { x.row(t) };
-            let row = table.row::<E>(id as usize);
-            for i in 0..x.len() {
-                let value = scale * row[i].to_f32();
-                x[i] = if accumulate { x[i] + value } else { value };
+            let row = table.row::<E>(ids[t] as usize);
+            if accumulate {
+                x.iter_mut().zip(row).for_each(|(x, row)| *x += scale * row.to_f32());
+            } else {
+                x.iter_mut().zip(row).for_each(|(x, row)| *x = scale * row.to_f32());
             }
-        });
+        }
     }));
 }
 
@@ -25,18 +25,14 @@ pub(crate) fn embedding(cpu: &Cpu, table: View, ids: &[u32], scale: f32, x: View
 const COLUMNS: usize = 64;
 
 pub(crate) fn embedding_backward(cpu: &Cpu, ids: &[u32], scale: f32, dx: View, dtable: ViewMut) {
-    let width = dx.cols();
     let dtable = RowsMut::<f32>::new(dtable);
-    cpu.pool.install(|| {
-        (0..width.div_ceil(COLUMNS)).into_par_iter().for_each(|block| {
-            let columns = block * COLUMNS..width.min((block + 1) * COLUMNS);
-            for (t, &id) in ids.iter().enumerate() {
-                // SAFETY: these columns belong to this task alone.
-                let row = unsafe { dtable.part(id as usize, columns.start, columns.len()) };
-                for (row, dx) in row.iter_mut().zip(&dx.row::<f32>(t)[columns.clone()]) {
-                    *row += scale * dx;
-                }
+    cpu.parallel_ranges(dx.cols(), COLUMNS, |_, columns| {
+        for (t, &id) in ids.iter().enumerate() {
+            // SAFETY: these columns belong to this block alone.
+            let row = unsafe { dtable.part(id as usize, columns.start, columns.len()) };
+            for (row, dx) in row.iter_mut().zip(&dx.row::<f32>(t)[columns.clone()]) {
+                *row += scale * dx;
             }
-        });
+        }
     });
 }

@@ -6,6 +6,7 @@
 pub(crate) mod activation;
 pub(crate) mod attention;
 mod convert;
+pub(crate) mod elementary;
 pub(crate) mod embedding;
 pub(crate) mod head;
 mod isa;
@@ -16,6 +17,7 @@ pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod scratch;
 mod team;
+pub(crate) mod vector;
 
 pub use isa::Isa;
 
@@ -77,4 +79,9 @@ impl Cpu {
             self.isa.vectorize(|| block(index, range));
         });
     }
+}
+
+/// Rows of `width` elements that a block of a row-wise kernel takes: enough work to be worth handing out.
+pub(crate) fn block_rows(width: usize) -> usize {
+    (16_384 / width.max(1)).max(1)
 }

@@ -1,28 +1,53 @@
-//! RMSNorm and LayerNorm.
+//! RMSNorm and LayerNorm: a row at a time, two passes over it while it is in the cache.
 
-use rayon::prelude::*;
-
-use crate::cpu::Cpu;
-use crate::cpu::rows::RowsMut;
+use super::rows::RowsMut;
+use super::vector::{Vector, for_lanes, with_vector};
+use super::{Cpu, block_rows};
 use crate::ops::BLOCK_ROWS;
 use crate::{Element, View, ViewMut, with_element};
 
 pub(crate) fn rms_norm(cpu: &Cpu, x: View, w: View, offset: f32, eps: f32, y: ViewMut, inverse_rms: ViewMut) {
+    let (tokens, width) = x.shape();
     let w = w.as_slice::<f32>();
-    let inverse = inverse_rms.into_slice::<f32>();
+    let inverse = RowsMut::<f32>::new(inverse_rms);
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
-        cpu.pool.install(|| inverse.par_iter_mut().enumerate().for_each(|(t, inverse)| {
-            let x = x.row::<X>(t);
-            // SAFETY: row `t` belongs to this task alone.
-            let y = unsafe { y.row(t) };
-            let mean = x.iter().map(|x| x.to_f32() * x.to_f32()).sum::<f32>() / x.len() as f32;
-            *inverse = 1.0 / (mean + eps).sqrt();
-            for i in 0..x.len() {
-                y[i] = Y::from_f32(x[i].to_f32() * *inverse * (w[i] + offset));
+        let rows = block_rows(width);
+        cpu.parallel_for(tokens.div_ceil(rows), |block| with_vector!(cpu.isa(), V => {
+            for t in block * rows..tokens.min((block + 1) * rows) {
+                // SAFETY: row `t` belongs to this block alone; the level has V.
+                unsafe {
+                    inverse.part(0, t, 1)[0] = rms_norm_row::<V, X, Y>(x.row(t), w, offset, eps, y.row(t));
+                }
             }
         }));
     }));
+}
+
+/// Returns 1/rms.
+#[inline(always)]
+unsafe fn rms_norm_row<V: Vector, X: Element, Y: Element>(
+    x: &[X],
+    w: &[f32],
+    offset: f32,
+    eps: f32,
+    y: &mut [Y],
+) -> f32 {
+    // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
+    unsafe {
+        let mut squares = V::splat(0.0);
+        for_lanes::<V>(x.len(), |i, n| {
+            let x = V::get(x.as_ptr().add(i), n);
+            squares = x.mul_add(x, squares);
+        });
+        let inverse = 1.0 / (squares.sum() / x.len() as f32 + eps).sqrt();
+        for_lanes::<V>(x.len(), |i, n| {
+            let x = V::get(x.as_ptr().add(i), n);
+            let w = V::load(w.as_ptr().add(i), n).add(V::splat(offset));
+            x.mul(V::splat(inverse)).mul(w).put(y.as_mut_ptr().add(i), n);
+        });
+        inverse
+    }
 }
 
 /// `partial` has a row for each block of rows (none if there is no `dw`).
@@ -37,58 +62,124 @@ pub(crate) fn rms_norm_backward(
     dw: Option<ViewMut>,
     mut partial: ViewMut,
 ) {
-    let (tokens, width) = (x.rows(), x.cols());
     let w = w.as_slice::<f32>();
     let inverse = inverse_rms.as_slice::<f32>();
     let dx = RowsMut::<f32>::new(dx);
     let sums = RowsMut::<f32>::new(partial.reborrow());
-    with_element!(x.dtype(), X => with_element!(dy.dtype(), Y => cpu.pool.install(|| {
-        (0..tokens.div_ceil(BLOCK_ROWS)).into_par_iter().for_each(|block| {
-            // SAFETY: row `block` belongs to this task alone.
+    with_element!(x.dtype(), X => with_element!(dy.dtype(), Y => {
+        cpu.parallel_for(x.rows().div_ceil(BLOCK_ROWS), |block| with_vector!(cpu.isa(), V => {
+            // SAFETY: row `block` belongs to this block alone.
             let sums = if dw.is_some() { unsafe { sums.row(block) } } else { &mut [] };
             sums.fill(0.0);
-            for t in block * BLOCK_ROWS..tokens.min((block + 1) * BLOCK_ROWS) {
-                // SAFETY: row `t` lies in this task's block.
-                let dx = unsafe { dx.row(t) };
-                let (x, dy, r) = (x.row::<X>(t), dy.row::<Y>(t), inverse[t]);
-                let mut dot = 0.0;
-                for i in 0..width {
-                    dot += dy[i].to_f32() * (w[i] + offset) * x[i].to_f32();
-                }
-                let shift = dot * r * r * r / width as f32;
-                for i in 0..width {
-                    dx[i] += dy[i].to_f32() * (w[i] + offset) * r - x[i].to_f32() * shift;
-                }
-                for i in 0..sums.len() {
-                    sums[i] += dy[i].to_f32() * x[i].to_f32() * r;
+            for t in block * BLOCK_ROWS..x.rows().min((block + 1) * BLOCK_ROWS) {
+                // SAFETY: row `t` belongs to this block alone; the level has V.
+                unsafe {
+                    let dx = dx.row(t);
+                    rms_norm_backward_row::<V, X, Y>(x.row(t), w, offset, inverse[t], dy.row(t), dx, sums);
                 }
             }
-        });
-    })));
+        }));
+    }));
     if let Some(dw) = dw {
-        add_rows(partial.view(), dw);
+        add_rows(cpu, partial.view(), dw);
+    }
+}
+
+#[inline(always)]
+unsafe fn rms_norm_backward_row<V: Vector, X: Element, Y: Element>(
+    x: &[X],
+    w: &[f32],
+    offset: f32,
+    inverse: f32,
+    dy: &[Y],
+    dx: &mut [f32],
+    dw: &mut [f32],
+) {
+    // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw` may be empty); the caller has V.
+    unsafe {
+        let load = |i: usize, n: usize| {
+            let w = V::load(w.as_ptr().add(i), n).add(V::splat(offset));
+            let (x, dy) = (V::get(x.as_ptr().add(i), n), V::get(dy.as_ptr().add(i), n));
+            (x, dy, dy.mul(w))
+        };
+        let mut dot = V::splat(0.0);
+        for_lanes::<V>(x.len(), |i, n| {
+            let (x, _, g) = load(i, n);
+            dot = x.mul_add(g, dot);
+        });
+        let shift = V::splat(-dot.sum() * inverse * inverse * inverse / x.len() as f32);
+        let inverse = V::splat(inverse);
+        for_lanes::<V>(x.len(), |i, n| {
+            let (x, dy, g) = load(i, n);
+            let dx = dx.as_mut_ptr().add(i);
+            g.mul_add(inverse, x.mul_add(shift, V::load(dx, n))).store(dx, n);
+            if !dw.is_empty() {
+                let dw = dw.as_mut_ptr().add(i);
+                dy.mul_add(x.mul(inverse), V::load(dw, n)).store(dw, n);
+            }
+        });
     }
 }
 
 pub(crate) fn layer_norm(cpu: &Cpu, x: View, w: View, b: View, eps: f32, y: ViewMut, mean_inverse: ViewMut) {
+    let (tokens, width) = x.shape();
     let (w, b) = (w.as_slice::<f32>(), b.as_slice::<f32>());
-    let statistics = mean_inverse.into_slice::<f32>();
+    let kept = RowsMut::<f32>::new(mean_inverse);
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
-        cpu.pool.install(|| statistics.par_chunks_mut(2).enumerate().for_each(|(t, statistics)| {
-            let x = x.row::<X>(t);
-            // SAFETY: row `t` belongs to this task alone.
-            let y = unsafe { y.row(t) };
-            let count = x.len() as f32;
-            let mean = x.iter().map(|x| x.to_f32()).sum::<f32>() / count;
-            let variance = x.iter().map(|x| (x.to_f32() - mean).powi(2)).sum::<f32>() / count;
-            let inverse = 1.0 / (variance + eps).sqrt();
-            statistics.copy_from_slice(&[mean, inverse]);
-            for i in 0..x.len() {
-                y[i] = Y::from_f32((x[i].to_f32() - mean) * inverse * w[i] + b[i]);
+        let rows = block_rows(width);
+        cpu.parallel_for(tokens.div_ceil(rows), |block| with_vector!(cpu.isa(), V => {
+            for t in block * rows..tokens.min((block + 1) * rows) {
+                // SAFETY: row `t` belongs to this block alone; the level has V.
+                unsafe {
+                    kept.row(t).copy_from_slice(&layer_norm_row::<V, X, Y>(x.row(t), w, b, eps, y.row(t)));
+                }
             }
         }));
     }));
+}
+
+/// Returns the mean and 1/σ.
+#[inline(always)]
+unsafe fn layer_norm_row<V: Vector, X: Element, Y: Element>(
+    x: &[X],
+    w: &[f32],
+    b: &[f32],
+    eps: f32,
+    y: &mut [Y],
+) -> [f32; 2] {
+    // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
+    unsafe {
+        let zero = V::splat(0.0);
+        let mut sum = zero;
+        for_lanes::<V>(x.len(), |i, n| sum = sum.add(V::get(x.as_ptr().add(i), n)));
+        let mean = sum.sum() / x.len() as f32;
+        let mut squares = zero;
+        for_lanes::<V>(x.len(), |i, n| {
+            let x = V::get(x.as_ptr().add(i), n).sub(V::splat(mean));
+            // Lanes beyond the row hold -mean, which is no deviation.
+            let x = if n < V::LANES { keep_first(x, n) } else { x };
+            squares = x.mul_add(x, squares);
+        });
+        let inverse = 1.0 / (squares.sum() / x.len() as f32 + eps).sqrt();
+        for_lanes::<V>(x.len(), |i, n| {
+            let normal = V::get(x.as_ptr().add(i), n).sub(V::splat(mean)).mul(V::splat(inverse));
+            let (w, b) = (V::load(w.as_ptr().add(i), n), V::load(b.as_ptr().add(i), n));
+            normal.mul_add(w, b).put(y.as_mut_ptr().add(i), n);
+        });
+        [mean, inverse]
+    }
+}
+
+/// The first `count` lanes, zeros in the others.
+#[inline(always)]
+unsafe fn keep_first<V: Vector>(x: V, count: usize) -> V {
+    let mut lanes = [0.0; 16];
+    // SAFETY: a register has at most 16 lanes.
+    unsafe {
+        x.store(lanes.as_mut_ptr(), V::LANES);
+        V::load(lanes.as_ptr(), count)
+    }
 }
 
 /// `partial` has a row `dw, db` for each block of rows (none if they are not wanted).
@@ -102,52 +193,83 @@ pub(crate) fn layer_norm_backward(
     dw_db: Option<(ViewMut, ViewMut)>,
     mut partial: ViewMut,
 ) {
-    let (tokens, width) = (x.rows(), x.cols());
+    let width = x.cols();
     let w = w.as_slice::<f32>();
     let dx = RowsMut::<f32>::new(dx);
     let sums = RowsMut::<f32>::new(partial.reborrow());
-    with_element!(x.dtype(), X => with_element!(dy.dtype(), Y => cpu.pool.install(|| {
-        (0..tokens.div_ceil(BLOCK_ROWS)).into_par_iter().for_each(|block| {
-            // SAFETY: row `block` belongs to this task alone.
+    with_element!(x.dtype(), X => with_element!(dy.dtype(), Y => {
+        cpu.parallel_for(x.rows().div_ceil(BLOCK_ROWS), |block| with_vector!(cpu.isa(), V => {
+            // SAFETY: row `block` belongs to this block alone.
             let sums = if dw_db.is_some() { unsafe { sums.row(block) } } else { &mut [] };
             sums.fill(0.0);
-            let (dw, db) = sums.split_at_mut(sums.len() / 2);
-            for t in block * BLOCK_ROWS..tokens.min((block + 1) * BLOCK_ROWS) {
-                // SAFETY: row `t` lies in this task's block.
-                let dx = unsafe { dx.row(t) };
-                let (x, dy) = (x.row::<X>(t), dy.row::<Y>(t));
-                let [mean, inverse] = *mean_inverse.row::<f32>(t) else { unreachable!("two columns") };
-                let (mut sum, mut dot) = (0.0, 0.0);
-                for i in 0..width {
-                    let g = dy[i].to_f32() * w[i];
-                    sum += g;
-                    dot += g * (x[i].to_f32() - mean) * inverse;
-                }
-                let (sum, dot) = (sum / width as f32, dot / width as f32);
-                for i in 0..width {
-                    let normal = (x[i].to_f32() - mean) * inverse;
-                    dx[i] += (dy[i].to_f32() * w[i] - sum - normal * dot) * inverse;
-                }
-                for i in 0..dw.len() {
-                    dw[i] += dy[i].to_f32() * (x[i].to_f32() - mean) * inverse;
-                    db[i] += dy[i].to_f32();
+            for t in block * BLOCK_ROWS..x.rows().min((block + 1) * BLOCK_ROWS) {
+                let &[mean, inverse] = mean_inverse.row::<f32>(t) else { unreachable!("two columns") };
+                // SAFETY: row `t` belongs to this block alone; the level has V.
+                unsafe {
+                    let dx = dx.row(t);
+                    layer_norm_backward_row::<V, X, Y>(x.row(t), w, mean, inverse, dy.row(t), dx, sums);
                 }
             }
-        });
-    })));
+        }));
+    }));
     if let Some((dw, db)) = dw_db {
-        let partial = partial.view();
-        add_rows(partial.col_range(0..width), dw);
-        add_rows(partial.col_range(width..2 * width), db);
+        add_rows(cpu, partial.view().col_range(0..width), dw);
+        add_rows(cpu, partial.view().col_range(width..2 * width), db);
     }
 }
 
-/// `sum[1,N] += Σ_r x[r,N]`, in order of rows.
-fn add_rows(x: View, sum: ViewMut) {
-    let sum = sum.into_slice::<f32>();
-    for r in 0..x.rows() {
-        for (sum, x) in sum.iter_mut().zip(x.row::<f32>(r)) {
-            *sum += x;
-        }
+#[inline(always)]
+unsafe fn layer_norm_backward_row<V: Vector, X: Element, Y: Element>(
+    x: &[X],
+    w: &[f32],
+    mean: f32,
+    inverse: f32,
+    dy: &[Y],
+    dx: &mut [f32],
+    dw_db: &mut [f32],
+) {
+    // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw_db` has two rows or none); the
+    // caller has V.
+    unsafe {
+        let (mean, inverse) = (V::splat(mean), V::splat(inverse));
+        let load = |i: usize, n: usize| {
+            let normal = V::get(x.as_ptr().add(i), n).sub(mean).mul(inverse);
+            let dy = V::get(dy.as_ptr().add(i), n);
+            // The lanes beyond the row are zero in `dy · w`.
+            (normal, dy, dy.mul(V::load(w.as_ptr().add(i), n)))
+        };
+        let (mut sum, mut dot) = (V::splat(0.0), V::splat(0.0));
+        for_lanes::<V>(x.len(), |i, n| {
+            let (normal, _, g) = load(i, n);
+            sum = sum.add(g);
+            dot = normal.mul_add(g, dot);
+        });
+        let sum = V::splat(sum.sum() / x.len() as f32);
+        let dot = V::splat(-dot.sum() / x.len() as f32);
+        for_lanes::<V>(x.len(), |i, n| {
+            let (normal, dy, g) = load(i, n);
+            let dx = dx.as_mut_ptr().add(i);
+            normal.mul_add(dot, g.sub(sum)).mul_add(inverse, V::load(dx, n)).store(dx, n);
+            if !dw_db.is_empty() {
+                let dw = dw_db.as_mut_ptr().add(i);
+                let db = dw.add(x.len());
+                dy.mul_add(normal, V::load(dw, n)).store(dw, n);
+                dy.add(V::load(db, n)).store(db, n);
+            }
+        });
     }
+}
+
+/// `sum[1,N] += Σ_r x[r,N]`, each column in order of rows.
+fn add_rows(cpu: &Cpu, x: View, sum: ViewMut) {
+    let sum = RowsMut::<f32>::new(sum);
+    cpu.parallel_ranges(x.cols(), 256, |_, range| {
+        // SAFETY: ranges are disjoint.
+        let sum = unsafe { sum.part(0, range.start, range.len()) };
+        for r in 0..x.rows() {
+            for (sum, x) in sum.iter_mut().zip(&x.row::<f32>(r)[range.clone()]) {
+                *sum += x;
+            }
+        }
+    });
 }

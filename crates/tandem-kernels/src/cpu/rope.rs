@@ -1,9 +1,8 @@
 //! Rotary position embedding.
 
-use rayon::prelude::*;
-
-use crate::cpu::Cpu;
-use crate::cpu::rows::RowsMut;
+use super::rows::RowsMut;
+use super::vector::{Vector, for_lanes, with_vector};
+use super::{Cpu, block_rows};
 use crate::ops::RopeTable;
 use crate::{Element, ViewMut, with_element};
 
@@ -17,20 +16,35 @@ pub(crate) fn rope(
 ) {
     let half = table.rotary / 2;
     let sign = if inverse { -1.0 } else { 1.0 };
+    let per_block = block_rows(x.cols());
     with_element!(x.dtype(), E => {
         let x = RowsMut::<E>::new(x);
-        cpu.pool.install(|| positions.par_iter().enumerate().for_each(|(t, &position)| {
-            let at = position as usize * half;
-            let (cos, sin) = (&table.cos[at..at + half], &table.sin[at..at + half]);
-            // SAFETY: row `t` belongs to this task alone.
-            for head in unsafe { x.row(t) }.chunks_exact_mut(head_dim) {
-                let (low, high) = head[..2 * half].split_at_mut(half);
-                for i in 0..half {
-                    let (a, b, sin) = (low[i].to_f32(), high[i].to_f32(), sign * sin[i]);
-                    low[i] = E::from_f32(a * cos[i] - b * sin);
-                    high[i] = E::from_f32(b * cos[i] + a * sin);
+        cpu.parallel_for(positions.len().div_ceil(per_block), |block| with_vector!(cpu.isa(), V => {
+            for t in block * per_block..positions.len().min((block + 1) * per_block) {
+                let at = positions[t] as usize * half;
+                let (cos, sin) = (&table.cos[at..at + half], &table.sin[at..at + half]);
+                // SAFETY: row `t` belongs to this block alone; the level has V.
+                unsafe {
+                    for head in x.row(t).chunks_exact_mut(head_dim) {
+                        rotate::<V, E>(head, cos, sin, sign);
+                    }
                 }
             }
         }));
+    });
+}
+
+#[inline(always)]
+unsafe fn rotate<V: Vector, E: Element>(head: &mut [E], cos: &[f32], sin: &[f32], sign: f32) {
+    let half = cos.len();
+    let (low, high) = head.split_at_mut(half);
+    // SAFETY: `for_lanes` stays inside the halves; the caller has V.
+    for_lanes::<V>(half, |i, n| unsafe {
+        let (low, high) = (low.as_mut_ptr().add(i), high.as_mut_ptr().add(i));
+        let (a, b) = (V::get(low, n), V::get(high, n));
+        let cos = V::load(cos.as_ptr().add(i), n);
+        let sin = V::load(sin.as_ptr().add(i), n).mul(V::splat(sign));
+        a.mul(cos).sub(b.mul(sin)).put(low, n);
+        b.mul(cos).add(a.mul(sin)).put(high, n);
     });
 }

@@ -1,0 +1,99 @@
+//! Elementary functions on registers, within a few units in the last place of f32.
+//!
+//! The polynomials were fitted for this file: weighted least squares iterated towards the smallest largest error
+//! (Lawson's algorithm), in f64.
+
+use crate::cpu::vector::Vector;
+
+/// The polynomial with these coefficients, highest power first.
+#[inline(always)]
+fn polynomial<V: Vector, const N: usize>(x: V, coefficients: [f32; N]) -> V {
+    // SAFETY: `x` exists, so the processor has V.
+    unsafe {
+        let mut sum = V::splat(coefficients[0]);
+        for coefficient in &coefficients[1..] {
+            sum = sum.mul_add(x, V::splat(*coefficient));
+        }
+        sum
+    }
+}
+
+/// `e^x`; 0 below -87.3, and nowhere more than 2.4e38.
+#[inline(always)]
+pub(crate) fn exp<V: Vector>(x: V) -> V {
+    // SAFETY: `x` exists, so the processor has V.
+    unsafe {
+        // The two parts of ln 2: the first has so few bits that its product with the exponent is exact.
+        let (high, low) = (V::splat(-0.693_359_4), V::splat(2.121_944_4e-4));
+        let clamped = x.min(V::splat(88.37)).max(V::splat(-87.3));
+        let n = clamped.mul(V::splat(std::f32::consts::LOG2_E)).round();
+        let r = n.mul_add(low, n.mul_add(high, clamped));
+        let tail = polynomial(r, [1.381_455_8e-3, 8.368_736e-3, 4.166_839e-2, 0.166_665_21, 0.499_999_94]);
+        let e = tail.mul_add(r.mul(r), r).add(V::splat(1.0));
+        x.if_less(V::splat(-87.3), V::splat(0.0), e.mul(n.exp2_integer()))
+    }
+}
+
+#[inline(always)]
+fn magnitude<V: Vector>(x: V) -> V {
+    // SAFETY: `x` exists, so the processor has V.
+    x.max(unsafe { V::splat(0.0) }.sub(x))
+}
+
+/// `1 / (1 + e^-x)`, also far from zero, and relatively accurate where it is small.
+#[inline(always)]
+pub(crate) fn sigmoid<V: Vector>(x: V) -> V {
+    // SAFETY: `x` exists, so the processor has V.
+    unsafe {
+        let (zero, one) = (V::splat(0.0), V::splat(1.0));
+        let e = exp(zero.sub(magnitude(x)));
+        x.if_less(zero, e, one).div(one.add(e))
+    }
+}
+
+/// `tanh x`, relatively accurate near zero: an odd polynomial there, exponentials beyond.
+#[inline(always)]
+pub(crate) fn tanh<V: Vector>(x: V) -> V {
+    // SAFETY: `x` exists, so the processor has V.
+    unsafe {
+        let (zero, one) = (V::splat(0.0), V::splat(1.0));
+        let z = magnitude(x);
+        let e = exp(z.mul(V::splat(-2.0)));
+        let far = one.sub(e).div(one.add(e));
+        let square = x.mul(x);
+        let near = polynomial(square, TANH).mul(square.mul(z)).add(z);
+        let value = z.if_less(V::splat(0.625), near, far);
+        x.if_less(zero, zero.sub(value), value)
+    }
+}
+
+/// `(tanh x − x) / x³` in powers of x², for |x| ≤ 0.63.
+const TANH: [f32; 5] = [-5.660_788_6e-3, 2.060_200_6e-2, -5.372_923e-2, 0.133_313_28, -0.333_332_78];
+
+/// The normal distribution's `Φ(x)` and density `φ(x)`.
+#[inline(always)]
+pub(crate) fn normal<V: Vector>(x: V) -> (V, V) {
+    // SAFETY: `x` exists, so the processor has V.
+    unsafe {
+        let (zero, one) = (V::splat(0.0), V::splat(1.0));
+        // Beyond 14 both are 0 or 1 in f32; the clamp keeps the square finite.
+        let z = magnitude(x).min(V::splat(14.0));
+        let e = exp(z.mul(z).mul(V::splat(-0.5)));
+        // erfc(y) = t·P(t)·exp(-y²) with t = 1/(1 + 0.4 y), y = z/√2; the half of Φ = erfc/2 is in the product below.
+        let t = one.div(z.mul_add(V::splat(0.4 * std::f32::consts::FRAC_1_SQRT_2), one));
+        let tail = polynomial(t, ERFC).mul(t).mul(e).mul(V::splat(0.5));
+        (x.if_less(zero, tail, one.sub(tail)), e.mul(V::splat(0.398_942_3)))
+    }
+}
+
+/// `erfc(y)·exp(y²)/t` in powers of `t = 1/(1 + 0.4 y)`, for y in 0..10, to 4e-10.
+const ERFC: [f32; 8] = [
+    0.073_933_475,
+    -0.387_885_12,
+    0.658_269_94,
+    -0.327_268_18,
+    0.363_363_36,
+    0.164_604_77,
+    0.229_147_78,
+    0.225_833_98,
+];

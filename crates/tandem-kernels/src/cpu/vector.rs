@@ -1,0 +1,515 @@
+//! A register of f32 lanes: kernels written once over [`Vector`] run on AVX-512, AVX2 and anything else.
+//!
+//! A kernel is an `#[inline(always)]` function that is generic over `V: Vector`; [`with_vector!`] runs it with the
+//! widest register that the device's [`Isa`](crate::cpu::Isa) allows.
+
+use crate::{DType, Element, bf16};
+
+/// Runs `$body`, compiled for the level `$isa`, with the alias `$V` bound to its register.
+///
+/// What `$body` calls must be `#[inline(always)]`, else it is compiled without the level's instructions.
+macro_rules! with_vector {
+    ($isa:expr, $V:ident => $body:expr) => {{
+        let isa: $crate::cpu::Isa = $isa;
+        #[cfg(target_arch = "x86_64")]
+        match isa {
+            $crate::cpu::Isa::Portable => {
+                type $V = $crate::cpu::vector::Portable;
+                $body
+            }
+            $crate::cpu::Isa::Avx2 => isa.vectorize(|| {
+                type $V = $crate::cpu::vector::Avx2;
+                $body
+            }),
+            $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Avx512Bf16 => isa.vectorize(|| {
+                type $V = $crate::cpu::vector::Avx512;
+                $body
+            }),
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = isa;
+            type $V = $crate::cpu::vector::Portable;
+            $body
+        }
+    }};
+}
+pub(crate) use with_vector;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
+
+/// A register of [`Self::LANES`] f32. Values are made by the unsafe functions only, which makes the rest safe: who
+/// holds one runs on a processor that has it.
+pub(crate) trait Vector: Copy {
+    /// Lanes; at most 16.
+    const LANES: usize;
+    /// Registers of this kind that the processor has.
+    const REGISTERS: usize;
+
+    /// The same number in every lane.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `Self`.
+    unsafe fn splat(x: f32) -> Self;
+
+    /// The first `count` lanes from memory, zeros in the others.
+    ///
+    /// # Safety
+    /// As [`Self::splat`]; `count ≤ LANES` numbers can be read at `from`.
+    unsafe fn load(from: *const f32, count: usize) -> Self;
+
+    /// [`Self::load`], widened.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    unsafe fn load_bf16(from: *const bf16, count: usize) -> Self;
+
+    /// The first `count` lanes to memory.
+    ///
+    /// # Safety
+    /// `count ≤ LANES` numbers can be written at `to`.
+    unsafe fn store(self, to: *mut f32, count: usize);
+
+    /// [`Self::store`], rounded to nearest even.
+    ///
+    /// # Safety
+    /// As [`Self::store`].
+    unsafe fn store_bf16(self, to: *mut bf16, count: usize);
+
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    fn min(self, other: Self) -> Self;
+    fn max(self, other: Self) -> Self;
+    /// `self · factor + addend`.
+    fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// To the nearest integer, halves to even.
+    fn round(self) -> Self;
+    /// `2^self` for integers in -126..=127.
+    fn exp2_integer(self) -> Self;
+    /// Per lane, `if self < bound { a } else { b }`.
+    fn if_less(self, bound: Self, a: Self, b: Self) -> Self;
+    /// The sum of the lanes, in a fixed order.
+    fn sum(self) -> f32;
+    /// The largest lane.
+    fn largest(self) -> f32;
+
+    /// [`Self::load`] from either element type.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    #[inline(always)]
+    unsafe fn get<E: Element>(from: *const E, count: usize) -> Self {
+        // SAFETY: the caller's promise; the cast is to the type that E is.
+        unsafe {
+            match E::DTYPE {
+                DType::F32 => Self::load(from.cast(), count),
+                DType::Bf16 => Self::load_bf16(from.cast(), count),
+            }
+        }
+    }
+
+    /// [`Self::store`] to either element type.
+    ///
+    /// # Safety
+    /// As [`Self::store`].
+    #[inline(always)]
+    unsafe fn put<E: Element>(self, to: *mut E, count: usize) {
+        // SAFETY: the caller's promise; the cast is to the type that E is.
+        unsafe {
+            match E::DTYPE {
+                DType::F32 => self.store(to.cast(), count),
+                DType::Bf16 => self.store_bf16(to.cast(), count),
+            }
+        }
+    }
+}
+
+/// Calls `body(start, count)` for each register's worth of `0..length`; only the last may be partial.
+#[inline(always)]
+pub(crate) fn for_lanes<V: Vector>(length: usize, mut body: impl FnMut(usize, usize)) {
+    let whole = length - length % V::LANES;
+    let mut start = 0;
+    while start < whole {
+        // A literal count lets the loads and stores lose their masks.
+        body(start, V::LANES);
+        start += V::LANES;
+    }
+    if whole < length {
+        body(whole, length - whole);
+    }
+}
+
+const PORTABLE_LANES: usize = 8;
+
+/// Plain Rust, which compilers turn into whatever vector instructions the target always has.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable([f32; PORTABLE_LANES]);
+
+impl Portable {
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+}
+
+impl Vector for Portable {
+    const LANES: usize = PORTABLE_LANES;
+    const REGISTERS: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self([x; PORTABLE_LANES])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32, count: usize) -> Self {
+        // SAFETY: the caller's promise.
+        Self(std::array::from_fn(|i| if i < count { unsafe { *from.add(i) } } else { 0.0 }))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
+        // SAFETY: the caller's promise.
+        Self(std::array::from_fn(|i| if i < count { unsafe { *from.add(i) }.to_f32() } else { 0.0 }))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, count: usize) {
+        for i in 0..count {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(i) = self.0[i] };
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
+        for i in 0..count {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(i) = <bf16 as Element>::from_f32(self.0[i]) };
+        }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        self.zip(other, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.zip(other, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // Where the target has no fused instruction, `f32::mul_add` is a slow function.
+        if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+            Self(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
+        } else {
+            self.mul(factor).add(addend)
+        }
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        // Adding and subtracting 1.5·2^23 rounds numbers below 2^22; `round_ties_even` is a function before SSE4.1.
+        let shift = 12_582_912.0;
+        Self(self.0.map(|x| (x + shift) - shift))
+    }
+    #[inline(always)]
+    fn exp2_integer(self) -> Self {
+        // SAFETY: the argument is an integer in -126..=127.
+        Self(self.0.map(|x| f32::from_bits(((unsafe { x.to_int_unchecked::<i32>() } + 127) as u32) << 23)))
+    }
+    #[inline(always)]
+    fn if_less(self, bound: Self, a: Self, b: Self) -> Self {
+        Self(std::array::from_fn(|i| if self.0[i] < bound.0[i] { a.0[i] } else { b.0[i] }))
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! Every intrinsic below is available wherever a value of its type can exist.
+    #![allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them, stated above")]
+
+    use std::arch::x86_64::*;
+
+    use super::Vector;
+    use crate::{Element, bf16};
+
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx512(__m512);
+
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx2(__m256);
+
+    /// Rounds to bf16 as [`Element::from_f32`] does; the result stands in the low halves.
+    #[inline(always)]
+    unsafe fn round_512(x: __m512) -> __m256i {
+        unsafe {
+            let bits = _mm512_castps_si512(x);
+            let odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+            let result = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
+            _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16))
+        }
+    }
+
+    #[inline(always)]
+    fn mask(count: usize) -> u16 {
+        ((1u32 << count) - 1) as u16
+    }
+
+    impl Vector for Avx512 {
+        const LANES: usize = 16;
+        const REGISTERS: usize = 32;
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            Self(unsafe { _mm512_set1_ps(x) })
+        }
+        #[inline(always)]
+        unsafe fn load(from: *const f32, count: usize) -> Self {
+            unsafe {
+                if count == 16 {
+                    Self(_mm512_loadu_ps(from))
+                } else {
+                    Self(_mm512_maskz_loadu_ps(mask(count), from))
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
+            unsafe {
+                let half = if count == 16 {
+                    _mm256_loadu_si256(from.cast())
+                } else {
+                    _mm256_maskz_loadu_epi16(mask(count), from.cast())
+                };
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32, count: usize) {
+            unsafe {
+                if count == 16 {
+                    _mm512_storeu_ps(to, self.0);
+                } else {
+                    _mm512_mask_storeu_ps(to, mask(count), self.0);
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
+            unsafe {
+                let half = round_512(self.0);
+                if count == 16 {
+                    _mm256_storeu_si256(to.cast(), half);
+                } else {
+                    _mm256_mask_storeu_epi16(to.cast(), mask(count), half);
+                }
+            }
+        }
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            Self(unsafe { _mm512_add_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn sub(self, other: Self) -> Self {
+            Self(unsafe { _mm512_sub_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn div(self, other: Self) -> Self {
+            Self(unsafe { _mm512_div_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn min(self, other: Self) -> Self {
+            Self(unsafe { _mm512_min_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            Self(unsafe { _mm512_max_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn mul_add(self, factor: Self, addend: Self) -> Self {
+            Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
+        }
+        #[inline(always)]
+        fn round(self) -> Self {
+            Self(unsafe { _mm512_roundscale_ps(self.0, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) })
+        }
+        #[inline(always)]
+        fn exp2_integer(self) -> Self {
+            unsafe {
+                let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)))
+            }
+        }
+        #[inline(always)]
+        fn if_less(self, bound: Self, a: Self, b: Self) -> Self {
+            unsafe {
+                let less = _mm512_cmp_ps_mask(self.0, bound.0, _CMP_LT_OQ);
+                Self(_mm512_mask_blend_ps(less, b.0, a.0))
+            }
+        }
+        #[inline(always)]
+        fn sum(self) -> f32 {
+            unsafe {
+                let low = _mm512_castps512_ps256(self.0);
+                Avx2(_mm256_add_ps(low, _mm512_extractf32x8_ps(self.0, 1))).sum()
+            }
+        }
+        #[inline(always)]
+        fn largest(self) -> f32 {
+            unsafe {
+                let low = _mm512_castps512_ps256(self.0);
+                Avx2(_mm256_max_ps(low, _mm512_extractf32x8_ps(self.0, 1))).largest()
+            }
+        }
+    }
+
+    impl Avx2 {
+        /// The lanes below `count`, as a mask for `maskload`.
+        #[inline(always)]
+        unsafe fn mask(count: usize) -> __m256i {
+            unsafe {
+                let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), lanes)
+            }
+        }
+    }
+
+    impl Vector for Avx2 {
+        const LANES: usize = 8;
+        const REGISTERS: usize = 16;
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            Self(unsafe { _mm256_set1_ps(x) })
+        }
+        #[inline(always)]
+        unsafe fn load(from: *const f32, count: usize) -> Self {
+            unsafe {
+                if count == 8 {
+                    Self(_mm256_loadu_ps(from))
+                } else {
+                    Self(_mm256_maskload_ps(from, Self::mask(count)))
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
+            unsafe {
+                let half = if count == 8 {
+                    _mm_loadu_si128(from.cast())
+                } else {
+                    let mut lanes = [bf16::ZERO; 8];
+                    std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+                    _mm_loadu_si128(lanes.as_ptr().cast())
+                };
+                Self(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32, count: usize) {
+            unsafe {
+                if count == 8 {
+                    _mm256_storeu_ps(to, self.0);
+                } else {
+                    _mm256_maskstore_ps(to, Self::mask(count), self.0);
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
+            unsafe {
+                let mut lanes = [0f32; 8];
+                _mm256_storeu_ps(lanes.as_mut_ptr(), self.0);
+                let rounded = lanes.map(<bf16 as Element>::from_f32);
+                std::ptr::copy_nonoverlapping(rounded.as_ptr(), to, count);
+            }
+        }
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            Self(unsafe { _mm256_add_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn sub(self, other: Self) -> Self {
+            Self(unsafe { _mm256_sub_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            Self(unsafe { _mm256_mul_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn div(self, other: Self) -> Self {
+            Self(unsafe { _mm256_div_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn min(self, other: Self) -> Self {
+            Self(unsafe { _mm256_min_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            Self(unsafe { _mm256_max_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn mul_add(self, factor: Self, addend: Self) -> Self {
+            Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+        }
+        #[inline(always)]
+        fn round(self) -> Self {
+            Self(unsafe { _mm256_round_ps(self.0, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) })
+        }
+        #[inline(always)]
+        fn exp2_integer(self) -> Self {
+            unsafe {
+                let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(self.0), _mm256_set1_epi32(127));
+                Self(_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))
+            }
+        }
+        #[inline(always)]
+        fn if_less(self, bound: Self, a: Self, b: Self) -> Self {
+            Self(unsafe { _mm256_blendv_ps(b.0, a.0, _mm256_cmp_ps(self.0, bound.0, _CMP_LT_OQ)) })
+        }
+        #[inline(always)]
+        fn sum(self) -> f32 {
+            unsafe {
+                let four = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps(self.0, 1));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)))
+            }
+        }
+        #[inline(always)]
+        fn largest(self) -> f32 {
+            unsafe {
+                let four = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps(self.0, 1));
+                let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)))
+            }
+        }
+    }
+}

@@ -1,0 +1,282 @@
+use tandem_kernels::ops::{self, AttentionShape};
+use tandem_kernels::{DType, Device, Forest, Segment};
+
+use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
+
+/// A forest from `(length, parent)` per segment.
+pub fn forest(segments: &[(u32, Option<u32>)]) -> Forest {
+    let mut built: Vec<Segment> = Vec::new();
+    let mut start = 0;
+    for &(length, parent) in segments {
+        let first_position = parent.map_or(0, |p| {
+            let parent: &Segment = &built[p as usize];
+            parent.first_position + parent.range.len() as u32
+        });
+        built.push(Segment { range: start..start + length, parent, first_position });
+        start += length;
+    }
+    Forest::new(vec![0; start as usize], built, vec![], 0).expect("a valid forest")
+}
+
+/// Whether token `t` sees token `u`, by the definition alone: same segment and not later, or an ancestor's.
+fn sees(forest: &Forest, t: usize, u: usize, window: Option<u32>) -> bool {
+    let owner =
+        |token: usize| forest.segments.iter().position(|s| s.range.contains(&(token as u32))).unwrap();
+    let (mine, theirs) = (owner(t), owner(u));
+    let mut next = forest.segments[mine].parent;
+    let mut visible = mine == theirs && u <= t;
+    while let Some(ancestor) = next {
+        visible |= ancestor as usize == theirs;
+        next = forest.segments[ancestor as usize].parent;
+    }
+    visible && window.is_none_or(|window| forest.positions[u] + window > forest.positions[t])
+}
+
+pub struct Reference {
+    pub out: Matrix,
+    pub log_sum_exp: Matrix,
+    dq: Matrix,
+    dk: Matrix,
+    dv: Matrix,
+}
+
+/// The whole T×T matrix in f64, by the textbook.
+pub fn reference(
+    shape: &AttentionShape,
+    q: &Matrix,
+    k: &Matrix,
+    v: &Matrix,
+    d_out: &Matrix,
+    sees: impl Fn(usize, usize) -> bool,
+) -> Reference {
+    let (width, group) = (shape.head_dim, shape.heads / shape.kv_heads);
+    let (queries, keys) = (q.rows, k.rows);
+    let mut r = Reference {
+        out: Matrix::zeros(queries, q.cols),
+        log_sum_exp: Matrix::zeros(queries, shape.heads),
+        dq: Matrix::zeros(queries, q.cols),
+        dk: Matrix::zeros(keys, k.cols),
+        dv: Matrix::zeros(keys, k.cols),
+    };
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    for head in 0..shape.heads {
+        let own = head * width..(head + 1) * width;
+        let shared = head / group * width..(head / group + 1) * width;
+        for t in 0..queries {
+            let visible: Vec<usize> = (0..keys).filter(|&u| sees(t, u)).collect();
+            let raw: Vec<f64> = visible
+                .iter()
+                .map(|&u| dot(&q.row(t)[own.clone()], &k.row(u)[shared.clone()]) * f64::from(shape.scale))
+                .collect();
+            let cap = shape.softcap.map(f64::from);
+            let scores: Vec<f64> = raw.iter().map(|&s| cap.map_or(s, |cap| cap * (s / cap).tanh())).collect();
+            let sum: f64 = scores.iter().map(|s| s.exp()).sum();
+            *r.log_sum_exp.at(t, head) = sum.ln();
+            let p: Vec<f64> = scores.iter().map(|s| s.exp() / sum).collect();
+            let d = &d_out.row(t)[own.clone()];
+            let dp: Vec<f64> = visible.iter().map(|&u| dot(d, &v.row(u)[shared.clone()])).collect();
+            let mean = dot(&p, &dp);
+            for (i, &u) in visible.iter().enumerate() {
+                let capped = cap.map_or(1.0, |cap| 1.0 - (raw[i] / cap).tanh().powi(2));
+                let ds = p[i] * (dp[i] - mean) * capped * f64::from(shape.scale);
+                for c in 0..width {
+                    let (mine, theirs) = (own.start + c, shared.start + c);
+                    *r.out.at(t, mine) += p[i] * v.row(u)[theirs];
+                    *r.dq.at(t, mine) += ds * k.row(u)[theirs];
+                    *r.dk.at(u, theirs) += ds * q.row(t)[mine];
+                    *r.dv.at(u, theirs) += p[i] * d[c];
+                }
+            }
+        }
+    }
+    r
+}
+
+/// Forward and backward with q, k, v as column ranges of one matrix, as a fused projection leaves them.
+fn run(
+    device: &Device,
+    qkv: &Matrix,
+    d_out: &Matrix,
+    forest: &Forest,
+    shape: &AttentionShape,
+    dtype: DType,
+) -> [Matrix; 5] {
+    let (tokens, q_width, kv_width) =
+        (forest.num_tokens(), shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    let qkv = qkv.tensor(device, dtype);
+    let columns = |from: usize, width: usize| qkv.view().col_range(from..from + width);
+    let (q, k, v) = (columns(0, q_width), columns(q_width, kv_width), columns(q_width + kv_width, kv_width));
+    let mut out = poison(device, tokens, q_width, dtype);
+    let mut lse = poison(device, tokens, shape.heads, DType::F32);
+    ops::attention(device, q, k, v, forest, shape, out.view_mut(), lse.view_mut()).unwrap();
+    let d_out = d_out.tensor(device, dtype);
+    let mut d_qkv = poison(device, tokens, q_width + 2 * kv_width, dtype);
+    let [dq, dk, dv] = d_qkv.view_mut().split_cols([q_width, kv_width, kv_width]);
+    ops::attention_backward(device, q, k, v, out.view(), lse.view(), d_out.view(), forest, shape, dq, dk, dv)
+        .unwrap();
+    let d = Matrix::read(d_qkv.view());
+    [
+        Matrix::read(out.view()),
+        Matrix::read(lse.view()),
+        d.columns(0, q_width),
+        d.columns(q_width, kv_width),
+        d.columns(q_width + kv_width, kv_width),
+    ]
+}
+
+#[track_caller]
+fn check(what: &str, forest: &Forest, shape: &AttentionShape, spread: f64) {
+    let (tokens, q_width, kv_width) =
+        (forest.num_tokens(), shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    for (isa, dtype, tolerance) in cases() {
+        let mut random = Random(17);
+        let qkv = random
+            .matrix(tokens, q_width + 2 * kv_width, dtype)
+            .map(|x| crate::matrix::round(spread * x, dtype));
+        let d_out = random.matrix(tokens, q_width, dtype);
+        let found = same_at_every_thread_count(isa, |device| run(device, &qkv, &d_out, forest, shape, dtype));
+        let expected = reference(
+            shape,
+            &qkv.columns(0, q_width),
+            &qkv.columns(q_width, kv_width),
+            &qkv.columns(q_width + kv_width, kv_width),
+            &d_out,
+            |t, u| sees(forest, t, u, shape.window),
+        );
+        // Scores of magnitude s carry an error of s units in the last place into their exponential.
+        let tolerance = tolerance * spread.max(1.0) * if dtype == DType::F32 { 3.0 } else { 1.0 };
+        let what = format!("{what} {dtype}");
+        found[0].assert_close(&expected.out, tolerance, &format!("out {what}"));
+        found[1].assert_close(&expected.log_sum_exp, 1e-5, &format!("lse {what}"));
+        found[2].assert_close(&expected.dq, 2.0 * tolerance, &format!("dq {what}"));
+        found[3].assert_close(&expected.dk, 2.0 * tolerance, &format!("dk {what}"));
+        found[4].assert_close(&expected.dv, 2.0 * tolerance, &format!("dv {what}"));
+    }
+}
+
+fn plain(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap: None }
+}
+
+/// A prompt of 41 with two answers; a lone token; a tree three levels deep with one-token segments.
+fn mixed() -> Forest {
+    forest(&[
+        (41, None),
+        (29, Some(0)),
+        (1, Some(0)),
+        (1, None),
+        (7, None),
+        (1, Some(4)),
+        (70, Some(5)),
+        (3, Some(6)),
+        (5, Some(6)),
+        (2, Some(4)),
+    ])
+}
+
+#[test]
+fn head_dims_and_groups() {
+    let forest = mixed();
+    for head_dim in [16, 20, 32, 64, 80, 128] {
+        for (heads, kv_heads) in [(2, 2), (4, 2), (4, 1)] {
+            check(
+                &format!("{heads}/{kv_heads} of {head_dim}"),
+                &forest,
+                &plain(heads, kv_heads, head_dim),
+                1.0,
+            );
+        }
+    }
+    check("heads of 3", &forest, &plain(3, 1, 3), 1.0);
+    check("heads of 256", &forest, &plain(2, 1, 256), 1.0);
+}
+
+#[test]
+fn one_token() {
+    check("one token", &forest(&[(1, None)]), &plain(4, 2, 16), 1.0);
+}
+
+#[test]
+fn lengths_around_every_block_boundary() {
+    for length in [2, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 193, 257] {
+        check(&format!("length {length}"), &forest(&[(length, None)]), &plain(2, 1, 16), 1.0);
+    }
+}
+
+#[test]
+fn many_short_trees() {
+    let segments: Vec<(u32, Option<u32>)> =
+        (0..40).flat_map(|i| [(3, None), (2, Some(3 * i)), (5, Some(3 * i))]).collect();
+    check("forty pairs", &forest(&segments), &plain(4, 2, 20), 1.0);
+}
+
+#[test]
+fn a_deep_chain_of_short_segments() {
+    let segments: Vec<(u32, Option<u32>)> = (0..60).map(|i: u32| (1 + i % 4, i.checked_sub(1))).collect();
+    check("chain", &forest(&segments), &plain(2, 1, 32), 1.0);
+}
+
+#[test]
+fn many_siblings_share_their_prompt() {
+    let segments: Vec<(u32, Option<u32>)> =
+        std::iter::once((130, None)).chain((0..9).map(|i| (17 + i, Some(0)))).collect();
+    check("siblings", &forest(&segments), &plain(4, 2, 16), 1.0);
+}
+
+#[test]
+fn windows_cross_segment_borders() {
+    for window in [1, 2, 5, 33, 64, 100, 1000] {
+        let shape = AttentionShape { window: Some(window), ..plain(4, 2, 16) };
+        check(&format!("window {window}"), &mixed(), &shape, 1.0);
+    }
+    let shape = AttentionShape { window: Some(64), ..plain(2, 1, 16) };
+    check("window in a long sequence", &forest(&[(400, None)]), &shape, 1.0);
+}
+
+#[test]
+fn softcap() {
+    let shape = AttentionShape { softcap: Some(5.0), ..plain(4, 2, 16) };
+    check("softcap", &mixed(), &shape, 3.0);
+}
+
+/// Scores up to ±200: without the running maximum the exponentials would overflow.
+#[test]
+fn large_scores() {
+    let shape = AttentionShape { scale: 1.0, ..plain(2, 1, 16) };
+    check("large scores", &forest(&[(150, None)]), &shape, 6.0);
+}
+
+#[test]
+fn operands_that_do_not_fit_are_named() {
+    let device = Device::meta();
+    let alloc = |rows, cols| device.alloc(tandem_kernels::Kind::Scratch, rows, cols, DType::F32).unwrap();
+    let (q, k, mut out, mut lse) = (alloc(5, 64), alloc(5, 16), alloc(5, 64), alloc(5, 4));
+    let forest = forest(&[(5, None)]);
+    let shape = plain(4, 2, 16);
+    let error = ops::attention(
+        &device,
+        q.view(),
+        k.view(),
+        k.view(),
+        &forest,
+        &shape,
+        out.view_mut(),
+        lse.view_mut(),
+    )
+    .unwrap_err();
+    assert_eq!(error.to_string(), "attention: k is 5x16, expected 5x32");
+    let shape = AttentionShape { kv_heads: 3, ..shape };
+    let error = ops::attention(
+        &device,
+        q.view(),
+        k.view(),
+        k.view(),
+        &forest,
+        &shape,
+        out.view_mut(),
+        lse.view_mut(),
+    )
+    .unwrap_err();
+    assert_eq!(error.to_string(), "attention: 4 heads over 3 key/value heads of 16");
+}

@@ -1,0 +1,50 @@
+use tandem_kernels::{DType, ops};
+
+use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
+
+#[test]
+fn looks_up_and_scatters() {
+    for (isa, dtype, _) in cases() {
+        for (tokens, vocabulary, width) in [(1, 1, 1), (7, 5, 20), (301, 11, 97), (40, 300, 256)] {
+            for accumulate in [false, true] {
+                let mut random = Random(5);
+                let table = random.matrix(vocabulary, width, dtype);
+                let [before, dx] = [(); 2].map(|()| random.matrix(tokens, width, DType::F32));
+                let sums = random.matrix(vocabulary, width, DType::F32);
+                let ids: Vec<u32> = (0..tokens).map(|_| random.below(vocabulary) as u32).collect();
+                let scale = 1.5;
+                let found = same_at_every_thread_count(isa, |device| {
+                    let table = table.tensor(device, dtype);
+                    let mut x = if accumulate {
+                        before.tensor(device, DType::F32)
+                    } else {
+                        poison(device, tokens, width, DType::F32)
+                    };
+                    ops::embedding(device, table.view(), &ids, scale, x.view_mut(), accumulate).unwrap();
+                    let (dx, mut sums) = (dx.tensor(device, DType::F32), sums.tensor(device, DType::F32));
+                    ops::embedding_backward(device, &ids, scale, dx.view(), sums.view_mut()).unwrap();
+                    [x, sums].map(|t| Matrix::read(t.view()))
+                });
+                let (mut x, mut sums) = (before.clone(), sums);
+                for (t, &id) in ids.iter().enumerate() {
+                    for i in 0..width {
+                        let kept = if accumulate { before.row(t)[i] } else { 0.0 };
+                        *x.at(t, i) = kept + f64::from(scale) * table.row(id as usize)[i];
+                        *sums.at(id as usize, i) += f64::from(scale) * dx.row(t)[i];
+                    }
+                }
+                found[0].assert_close(&x, 1e-6, "x");
+                found[1].assert_close(&sums, 4e-6, "dtable");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_id_outside_the_table_is_refused() {
+    let device = crate::matrix::device(1);
+    let table = Matrix::zeros(4, 3).tensor(&device, DType::F32);
+    let mut x = poison(&device, 2, 3, DType::F32);
+    let error = ops::embedding(&device, table.view(), &[1, 4], 1.0, x.view_mut(), false).unwrap_err();
+    assert_eq!(error.to_string(), "embedding: token 1 has id 4, the table has 4 rows");
+}

@@ -1,0 +1,249 @@
+use tandem_kernels::ops::{self, HeadScores, HeadShape, Targets};
+use tandem_kernels::{DType, Device, Kind};
+
+use crate::matrix::{Matrix, Random, TYPES, cases, device, poison, same_at_every_thread_count};
+
+struct Case {
+    hidden: Matrix,
+    w: Matrix,
+    bias: Option<Matrix>,
+    rows: Vec<u32>,
+    targets: Vec<u32>,
+    shape: HeadShape,
+    d_log_prob: Vec<f32>,
+    /// What the gradients are added to.
+    dw: Matrix,
+    dbias: Matrix,
+}
+
+impl Case {
+    fn new(rows: usize, vocabulary: usize, width: usize, dtype: DType, shape: HeadShape, bias: bool) -> Self {
+        let mut random = Random(29);
+        // Zero, one, two or three predictions a row.
+        let mut predictions: Vec<u32> =
+            (0..rows as u32).flat_map(|r| vec![r; if rows == 1 { 1 } else { r as usize % 4 }]).collect();
+        predictions.sort_unstable();
+        Self {
+            hidden: random.matrix(rows, width, dtype),
+            w: random.matrix(vocabulary, width, dtype),
+            bias: bias.then(|| random.matrix(1, vocabulary, DType::F32)),
+            targets: predictions.iter().map(|_| random.below(vocabulary) as u32).collect(),
+            d_log_prob: predictions.iter().map(|_| random.unit() as f32).collect(),
+            rows: predictions,
+            shape,
+            dw: random.matrix(vocabulary, width, DType::F32),
+            dbias: random.matrix(1, vocabulary, DType::F32),
+        }
+    }
+
+    fn run(&self, device: &Device, dtype: DType, dhidden: DType) -> (HeadScores, [Matrix; 3]) {
+        let (hidden, w) = (self.hidden.tensor(device, dtype), self.w.tensor(device, dtype));
+        let bias = self.bias.as_ref().map(|b| b.tensor(device, DType::F32));
+        let bias = bias.as_ref().map(tandem_kernels::Tensor::view);
+        let targets = Targets { rows: &self.rows, targets: &self.targets };
+        let mut scores = HeadScores::default();
+        ops::head(device, hidden.view(), w.view(), bias, targets, &self.shape, &mut scores).unwrap();
+        let mut dh = poison(device, self.hidden.rows, self.hidden.cols, dhidden);
+        let (mut dw, mut db) = (self.dw.tensor(device, DType::F32), self.dbias.tensor(device, DType::F32));
+        ops::head_backward(
+            device,
+            hidden.view(),
+            w.view(),
+            bias,
+            targets,
+            &self.shape,
+            &scores,
+            &self.d_log_prob,
+            dh.view_mut(),
+            Some(dw.view_mut()),
+            Some(db.view_mut()),
+        )
+        .unwrap();
+        (scores, [dh, dw, db].map(|t| Matrix::read(t.view())))
+    }
+
+    fn reference(&self) -> (Scores, [Matrix; 3]) {
+        let (rows, vocabulary) = (self.hidden.rows, self.w.rows);
+        let scale = f64::from(self.shape.logit_scale.unwrap_or(1.0));
+        let cap = self.shape.softcap.map(f64::from);
+        let mut scores = Scores {
+            log_prob: Matrix::zeros(1, self.rows.len()),
+            entropy: Matrix::zeros(1, rows),
+            mean_logit: Matrix::zeros(1, rows),
+            hit: vec![false; self.rows.len()],
+        };
+        let mut dh = Matrix::zeros(rows, self.hidden.cols);
+        let (mut dw, mut db) = (self.dw.clone(), self.dbias.clone());
+        for r in 0..rows {
+            let raw: Vec<f64> = (0..vocabulary)
+                .map(|v| {
+                    let product: f64 = self.hidden.row(r).iter().zip(self.w.row(v)).map(|(h, w)| h * w).sum();
+                    scale * (product + self.bias.as_ref().map_or(0.0, |b| b.data[v]))
+                })
+                .collect();
+            let logits: Vec<f64> = raw.iter().map(|&l| cap.map_or(l, |cap| cap * (l / cap).tanh())).collect();
+            let lse = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
+            scores.entropy.data[r] = -logits.iter().map(|l| (l - lse).exp() * (l - lse)).sum::<f64>();
+            scores.mean_logit.data[r] = logits.iter().sum::<f64>() / vocabulary as f64;
+            let mut d = vec![0.0; vocabulary];
+            for (i, _) in self.rows.iter().enumerate().filter(|(_, row)| **row as usize == r) {
+                let target = self.targets[i] as usize;
+                scores.log_prob.data[i] = logits[target] - lse;
+                scores.hit[i] = (0..vocabulary).all(|v| v == target || logits[v] < logits[target]);
+                for v in 0..vocabulary {
+                    let indicator = f64::from(u8::from(v == target));
+                    d[v] += f64::from(self.d_log_prob[i]) * (indicator - (logits[v] - lse).exp());
+                }
+            }
+            for v in 0..vocabulary {
+                let d = d[v] * scale * cap.map_or(1.0, |cap| 1.0 - (raw[v] / cap).tanh().powi(2));
+                db.data[v] += d;
+                for c in 0..self.hidden.cols {
+                    *dh.at(r, c) += d * self.w.row(v)[c];
+                    *dw.at(v, c) += d * self.hidden.row(r)[c];
+                }
+            }
+        }
+        (scores, [dh, dw, db])
+    }
+}
+
+struct Scores {
+    log_prob: Matrix,
+    entropy: Matrix,
+    mean_logit: Matrix,
+    hit: Vec<bool>,
+}
+
+fn row(values: &[f32]) -> Matrix {
+    Matrix { rows: 1, cols: values.len(), data: values.iter().map(|&x| f64::from(x)).collect() }
+}
+
+#[test]
+fn scores_and_gradients() {
+    let plain = HeadShape::default();
+    let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
+    for (isa, dtype, tolerance) in cases() {
+        for (rows, vocabulary, width) in [(1, 2, 1), (1, 97, 20), (5, 1009, 16), (23, 101, 64), (70, 257, 33)]
+        {
+            for (shape, bias) in [(plain, false), (plain, true), (shaped, true)] {
+                let case = Case::new(rows, vocabulary, width, dtype, shape, bias);
+                let (scores, found) =
+                    same_at_every_thread_count(isa, |device| case.run(device, dtype, dtype));
+                let (expected, gradients) = case.reference();
+                let what = format!("{dtype} {rows}x{vocabulary}x{width} bias {bias} {shape:?}");
+                // Scores are f32 whatever the operands.
+                row(&scores.log_prob).assert_close(&expected.log_prob, 2e-6, &format!("log_prob {what}"));
+                row(&scores.entropy).assert_close(&expected.entropy, 4e-6, &format!("entropy {what}"));
+                // The mean cancels: compare beside the logits, which are of the order of 1.
+                for (found, expected) in scores.mean_logit.iter().zip(&expected.mean_logit.data) {
+                    assert!((f64::from(*found) - expected).abs() < 4e-6, "mean logit {what}");
+                }
+                assert_eq!(scores.hit, expected.hit, "hit {what}");
+                found[0].assert_close(&gradients[0], tolerance, &format!("dhidden {what}"));
+                found[1].assert_close(&gradients[1], tolerance, &format!("dw {what}"));
+                found[2].assert_close(&gradients[2], tolerance, &format!("dbias {what}"));
+            }
+        }
+    }
+}
+
+/// More rows than one chunk of logits holds (64 at this vocabulary), the last chunk not full, f32 gradient of a bf16
+/// hidden state.
+#[test]
+fn several_chunks() {
+    for (dtype, tolerance) in TYPES {
+        let case = Case::new(67, 131_101, 2, dtype, HeadShape::default(), false);
+        let device = device(2);
+        let (scores, found) = case.run(&device, dtype, DType::F32);
+        let (expected, gradients) = case.reference();
+        row(&scores.log_prob).assert_close(&expected.log_prob, 4e-6, "log_prob");
+        // A sum of 131,101 products of both signs.
+        found[0].assert_close(&gradients[0], tolerance.max(2e-5), "dhidden");
+        found[1].assert_close(&gradients[1], tolerance, "dw");
+    }
+}
+
+/// A tied table receives the head's gradient on top of another's: two calls add up.
+#[test]
+fn gradients_of_the_weights_accumulate() {
+    let device = device(2);
+    let mut case = Case::new(9, 101, 16, DType::F32, HeadShape::default(), false);
+    let (_, [_, once, _]) = case.run(&device, DType::F32, DType::F32);
+    let first = std::mem::replace(&mut case.dw, once.clone());
+    let (_, [_, twice, _]) = case.run(&device, DType::F32, DType::F32);
+    let data = once.data.iter().zip(&first.data).map(|(once, first)| 2.0 * once - first).collect();
+    twice.assert_close(&Matrix { data, ..once }, 1e-6, "twice");
+}
+
+/// Of equal logits the first is the largest, as `argmax` counts.
+#[test]
+fn ties_go_to_the_first() {
+    let device = device(2);
+    for vocabulary in [5, 37, 1009] {
+        let mut w = Matrix::zeros(vocabulary, 2);
+        let (first, second) = (vocabulary / 2, vocabulary - 1);
+        *w.at(first, 0) = 1.0;
+        *w.at(second, 0) = 1.0;
+        let hidden = Matrix { rows: 1, cols: 2, data: vec![1.0, 0.0] };
+        let (h, w) = (hidden.tensor(&device, DType::F32), w.tensor(&device, DType::F32));
+        let mut scores = HeadScores::default();
+        let targets = Targets { rows: &[0, 0, 0], targets: &[0, first as u32, second as u32] };
+        ops::head(&device, h.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
+        assert_eq!(scores.hit, [false, true, false], "vocabulary {vocabulary}");
+    }
+}
+
+/// Logits of ±1e4: log-probabilities stay finite and the gradient is that of a one-hot distribution.
+#[test]
+fn large_logits() {
+    let device = device(1);
+    let hidden = Matrix { rows: 1, cols: 1, data: vec![1e4] };
+    let w = Matrix { rows: 3, cols: 1, data: vec![1.0, -1.0, 0.5] };
+    let (h, w) = (hidden.tensor(&device, DType::F32), w.tensor(&device, DType::F32));
+    let mut scores = HeadScores::default();
+    let targets = Targets { rows: &[0, 0], targets: &[0, 1] };
+    ops::head(&device, h.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
+    assert_eq!(scores.log_prob, [0.0, -2e4]);
+    assert_eq!(scores.entropy, [0.0]);
+}
+
+#[test]
+fn nothing_to_score() {
+    let device = device(2);
+    let hidden = poison(&device, 0, 4, DType::F32);
+    let w = Matrix::zeros(7, 4).tensor(&device, DType::F32);
+    let mut scores = HeadScores::default();
+    let targets = Targets { rows: &[], targets: &[] };
+    ops::head(&device, hidden.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
+    assert_eq!(scores, HeadScores::default());
+}
+
+#[test]
+fn a_target_outside_the_vocabulary_is_refused() {
+    let device = Device::meta();
+    let hidden = device.alloc(Kind::Activations, 1, 4, DType::F32).unwrap();
+    let w = device.alloc(Kind::Weights, 7, 4, DType::F32).unwrap();
+    let targets = Targets { rows: &[0], targets: &[7] };
+    let mut scores = HeadScores::default();
+    let error =
+        ops::head(&device, hidden.view(), w.view(), None, targets, &HeadShape::default(), &mut scores)
+            .unwrap_err();
+    assert_eq!(error.to_string(), "head: target 7 is outside the vocabulary of 7");
+}
+
+/// The dry run sees the chunk of logits that the head takes, and no more.
+#[test]
+fn a_dry_run_counts_the_chunk() {
+    let device = Device::meta();
+    let hidden = device.alloc(Kind::Activations, 1000, 64, DType::Bf16).unwrap();
+    let w = device.alloc(Kind::Weights, 32_000, 64, DType::Bf16).unwrap();
+    let before = device.memory().total();
+    let mut scores = HeadScores::default();
+    let targets = Targets { rows: &[3], targets: &[5] };
+    ops::head(&device, hidden.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
+    let head = Kind::ALL.iter().position(|k| *k == Kind::Head).unwrap();
+    let chunk = device.memory().at_peak[head];
+    assert!(chunk > 1 << 24 && chunk < 1 << 26, "{chunk} bytes of logits");
+    assert_eq!(device.memory().total(), before, "the chunk is returned");
+}
