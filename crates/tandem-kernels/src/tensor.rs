@@ -208,6 +208,16 @@ impl<'a> View<'a> {
         unsafe { std::slice::from_raw_parts(self.pointer_of::<E>(), self.len()) }
     }
 
+    /// The elements as bytes in the machine's order, on the CPU.
+    ///
+    /// # Panics
+    /// If the view is not contiguous.
+    pub fn as_bytes(self) -> &'a [u8] {
+        assert!(self.is_contiguous(), "as_bytes of a strided view");
+        // SAFETY: the view borrows `len` plain numbers for 'a, and every byte of a number is a byte.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.len() * self.dtype.size()) }
+    }
+
     /// One row as a slice, on the CPU.
     ///
     /// # Panics
@@ -354,6 +364,17 @@ impl<'a> ViewMut<'a> {
         let length = self.len();
         // SAFETY: the view borrows these plain numbers exclusively for 'a.
         unsafe { std::slice::from_raw_parts_mut(self.pointer_of::<E>(), length) }
+    }
+
+    /// Overwrites the elements from bytes in the machine's order, on the CPU.
+    ///
+    /// # Panics
+    /// If the view is not contiguous or the number of bytes differs.
+    pub fn copy_from_bytes(self, bytes: &[u8]) {
+        assert!(self.is_contiguous(), "copy_from_bytes into a strided view");
+        assert_eq!(bytes.len(), self.len() * self.dtype.size(), "bytes for {} elements", self.len());
+        // SAFETY: the view borrows that many bytes exclusively, and every bit pattern is a number.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer, bytes.len()) };
     }
 
     /// The first element's address, on the CPU.

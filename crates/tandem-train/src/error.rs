@@ -3,7 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use tandem_data::DataError;
 use tandem_kernels::KernelError;
+use tandem_model::ModelError;
 
 use crate::config::ConfigError;
 
@@ -67,6 +69,45 @@ pub enum TrainError {
         /// The system's answer.
         source: io::Error,
     },
+    /// Model folders, tokenizers or references that do not belong together.
+    #[error("{reason}")]
+    Mismatch {
+        /// What differs, where, and what to do.
+        reason: String,
+    },
+    /// Policy and reference are the same weights, but the first loss says otherwise.
+    #[error(
+        "the first loss is {found:.6}, but policy and reference start from the same weights, where it is exactly \
+         {expected:.6} (log-ratio {per_token:+.3e} per answer token): the reference is not the policy's starting point \
+         (other weights, another tokenizer or dtype, or a stale file in data.cache)"
+    )]
+    WrongStart {
+        /// The loss's value where policy and reference agree.
+        expected: f64,
+        /// The loss found.
+        found: f64,
+        /// Mean of log π − log π_ref over answer tokens, nats.
+        per_token: f64,
+    },
+    /// Loss or gradient was not finite too often.
+    #[error(
+        "step {step}: loss or gradient not finite, {in_a_row} steps in a row (train.max_skipped); rows: {rows}; \
+         lower learning_rate, or look at these rows"
+    )]
+    NotFinite {
+        /// 1-based step.
+        step: u64,
+        /// Steps in a row by now.
+        in_a_row: u64,
+        /// The rows of the last one, as file and line.
+        rows: String,
+    },
+    /// The model could not be read, written or run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The data is wrong.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// A kernel refused its operands or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -114,15 +155,27 @@ impl TrainError {
             | Self::LockedRunDir { .. }
             | Self::ForeignFile { .. }
             | Self::NoCheckpoint { .. }
-            | Self::BrokenCheckpoint { .. } => Fault::User,
-            // A path that is not there or not ours is an input mistake; a full or failing disk is not.
-            Self::Io { source, .. } => match source.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory => {
-                    Fault::User
-                }
-                _ => Fault::Own,
-            },
-            Self::Kernel(_) => Fault::Own,
+            | Self::BrokenCheckpoint { .. }
+            | Self::Mismatch { .. }
+            | Self::WrongStart { .. }
+            | Self::NotFinite { .. } => Fault::User,
+            Self::Io { source, .. }
+            | Self::Model(ModelError::Io { source, .. })
+            | Self::Data(DataError::Io { source, .. }) => Self::io_fault(source),
+            Self::Model(ModelError::Kernel(_) | ModelError::Store(_))
+            | Self::Data(DataError::Forest(_))
+            | Self::Kernel(_) => Fault::Own,
+            Self::Model(_) | Self::Data(_) => Fault::User,
+        }
+    }
+
+    /// A path that is not there or not ours is an input mistake; a full or failing disk is not.
+    fn io_fault(source: &io::Error) -> Fault {
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory => {
+                Fault::User
+            }
+            _ => Fault::Own,
         }
     }
 

@@ -38,11 +38,12 @@ pub enum Start {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
+    start: Start,
     _lock: File,
 }
 
 impl RunDir {
-    /// Creates or takes over the folder.
+    /// Creates or takes over the folder and locks it. Nothing of an earlier run is touched before [`RunDir::begin`].
     ///
     /// # Errors
     /// If it holds a run and `start` is [`Start::Fresh`], another process holds its lock, its `config.toml` is not ours, or a
@@ -50,19 +51,26 @@ impl RunDir {
     pub fn open(path: &Path, start: Start) -> Result<Self> {
         fs::create_dir_all(path).map_err(TrainError::io("create", path))?;
         let lock = lock(path)?;
-        let dir = Self { path: path.to_path_buf(), _lock: lock };
+        let dir = Self { path: path.to_path_buf(), start, _lock: lock };
         dir.refuse_foreign_config()?;
-        match start {
-            Start::Resume => {}
-            Start::Overwrite => dir.clear()?,
-            Start::Fresh => {
-                let found = dir.leftovers();
-                if !found.is_empty() {
-                    return Err(TrainError::UsedRunDir { path: dir.path, found });
-                }
-            }
+        let found = dir.leftovers();
+        if start == Start::Fresh && !found.is_empty() {
+            return Err(TrainError::UsedRunDir { path: dir.path, found });
         }
         Ok(dir)
+    }
+
+    /// Starts the run, once all input is known to be good: deletes what an overwritten run wrote, and writes the resolved
+    /// config and the plan.
+    ///
+    /// # Errors
+    /// If something cannot be deleted or written.
+    pub fn begin(&self, config: &Config, plan: &str) -> Result<()> {
+        if self.start == Start::Overwrite {
+            self.clear()?;
+        }
+        replace(&self.config_path(), format!("{CONFIG_HEADER}{}", config.to_toml()).as_bytes())?;
+        replace(&self.plan_path(), plan.as_bytes())
     }
 
     /// The folder.
@@ -93,22 +101,6 @@ impl RunDir {
     /// `checkpoints/`.
     pub fn checkpoints(&self) -> Checkpoints {
         Checkpoints::new(self.path.join("checkpoints"))
-    }
-
-    /// Writes the resolved config.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn write_config(&self, config: &Config) -> Result<()> {
-        replace(&self.config_path(), format!("{CONFIG_HEADER}{}", config.to_toml()).as_bytes())
-    }
-
-    /// Writes the plan, which is JSON.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn write_plan(&self, json: &str) -> Result<()> {
-        replace(&self.plan_path(), json.as_bytes())
     }
 
     fn leftovers(&self) -> Vec<&'static str> {
