@@ -15,21 +15,28 @@
 //! Dropout rates in a `config.json` are ignored: preference training runs without dropout, because policy and
 //! reference must be the same function of the same weights.
 
+pub mod archive;
 pub mod config;
 pub mod decoder;
 pub mod error;
 pub mod families;
+pub mod folder;
 pub mod layout;
+pub mod load;
+mod order;
 pub mod resident;
 pub mod rotary;
 pub mod spec;
+pub mod torch;
 pub mod walk;
 pub mod weights;
 
 pub use config::Config;
 pub use decoder::Decoder;
 pub use error::ModelError;
+pub use folder::ModelFolder;
 pub use layout::{LayerId, LayerLayout, ParamSpec, Part};
+pub use load::WeightFiles;
 pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 pub use spec::DecoderSpec;
 pub use walk::{Checkpointing, SavedWalk, Walk};

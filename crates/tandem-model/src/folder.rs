@@ -1,0 +1,104 @@
+//! A model folder as HF lays it out.
+
+use std::path::{Path, PathBuf};
+
+use crate::archive::{SafetensorsArchive, TensorArchive};
+use crate::config::Config;
+use crate::decoder::Decoder;
+use crate::families::{Family, family_of};
+use crate::load::WeightFiles;
+use crate::spec::DecoderSpec;
+use crate::torch::TorchArchive;
+use crate::{ModelError, Result};
+
+/// An HF folder: `config.json`, weights, and what else lies there (tokenizer, chat template).
+pub struct ModelFolder {
+    path: PathBuf,
+    config: Config,
+    family: &'static dyn Family,
+    spec: DecoderSpec,
+    weights: Option<PathBuf>,
+}
+
+/// Where weights may lie, in the order of preference.
+const WEIGHT_FILES: [&str; 4] =
+    ["model.safetensors", "model.safetensors.index.json", "policy.pt", "pytorch_model.bin"];
+
+impl ModelFolder {
+    /// Reads the config of a folder. Weights are not touched.
+    ///
+    /// # Errors
+    /// If there is no such folder, no `config.json` in it, or the config describes something unsupported.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.is_dir() {
+            return Err(ModelError::format(path, "no such model folder"));
+        }
+        let config = Config::read(&path.join("config.json"))?;
+        let family = family_of(&config)?;
+        let mut spec = family.spec(&config)?;
+        let generation = path.join("generation_config.json");
+        if generation.is_file() {
+            for id in Config::read(&generation)?.eos_token_ids()? {
+                if !spec.eos_token_ids.contains(&id) {
+                    spec.eos_token_ids.push(id);
+                }
+            }
+        }
+        Ok(Self { path: path.to_owned(), config, family, spec, weights: None })
+    }
+
+    /// Takes the weights from another file: a safetensors file or index, or a file of `torch.save` (`policy.pt`).
+    #[must_use]
+    pub fn with_weights(mut self, file: &Path) -> Self {
+        self.weights = Some(file.to_owned());
+        self
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its `config.json`.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The architecture.
+    pub fn family(&self) -> &'static dyn Family {
+        self.family
+    }
+
+    /// What the model is made of.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// The file that weights are read from, if the folder has one.
+    pub fn weight_file(&self) -> Option<PathBuf> {
+        let usual = || WEIGHT_FILES.iter().map(|name| self.path.join(name)).find(|file| file.is_file());
+        self.weights.clone().or_else(usual)
+    }
+
+    /// Opens the weights and checks that they are the decoder's: every name, shape and type. Reads no element but
+    /// those of a stored copy of a tied table.
+    ///
+    /// # Errors
+    /// If there are none, a file is malformed, or tensors are missing, left over, or of another shape or type: one
+    /// error lists all of them.
+    pub fn weights(&self, decoder: &Decoder) -> Result<WeightFiles> {
+        let file = self.weight_file().ok_or_else(|| {
+            ModelError::format(
+                &self.path,
+                format!("holds no weights; looked for {}", WEIGHT_FILES.join(", ")),
+            )
+        })?;
+        let extension = file.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        let archive: Box<dyn TensorArchive> = match extension {
+            "json" => Box::new(SafetensorsArchive::open_index(&file)?),
+            "safetensors" => Box::new(SafetensorsArchive::open(&file)?),
+            _ => Box::new(TorchArchive::open(&file)?),
+        };
+        WeightFiles::new(archive, self.family, decoder)
+    }
+}

@@ -1,0 +1,162 @@
+//! From HF tensors to flat f32 buffers, one layer at a time, in parallel, straight from the mapped files.
+
+use std::collections::HashSet;
+
+use rayon::prelude::*;
+use tandem_kernels::{DType, Device, Kind};
+
+use crate::archive::{StoredType, TensorArchive};
+use crate::decoder::Decoder;
+use crate::families::{Family, Piece, family_named, pieces};
+use crate::layout::{LayerId, Part};
+use crate::order;
+use crate::resident::FlatWeights;
+use crate::{ModelError, Result};
+
+/// Weights on disk, checked against a decoder and ready to be read layer by layer.
+pub struct WeightFiles {
+    archive: Box<dyn TensorArchive>,
+    /// By [`Decoder::index`]: the layer's tensors, under the names they have in the files.
+    layers: Vec<Vec<Piece>>,
+    heads: usize,
+}
+
+/// Ends of names of tensors that are no parameters: rotary tables and causal masks that older versions stored.
+const HARMLESS: [&str; 4] =
+    ["rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias", "attention.bias"];
+
+impl WeightFiles {
+    /// Finds every tensor of the decoder.
+    ///
+    /// # Errors
+    /// If any is missing, left over, or of another shape or type: one error lists all of them.
+    pub fn new(archive: Box<dyn TensorArchive>, family: &dyn Family, decoder: &Decoder) -> Result<Self> {
+        let spec = decoder.spec();
+        let mut problems = Vec::new();
+        let mut used = HashSet::new();
+        let mut layers = Vec::new();
+        for layer in decoder.layers() {
+            let mut found = pieces(family, spec, layer, decoder.layout(layer));
+            for piece in &mut found {
+                match locate(&*archive, family, piece) {
+                    Ok(name) => piece.name = name,
+                    Err(problem) => problems.push(problem),
+                }
+                used.insert(piece.name.clone());
+            }
+            layers.push(found);
+        }
+        let mut left: Vec<&str> = archive.names().into_iter().filter(|name| !used.contains(*name)).collect();
+        left.sort_unstable();
+        for name in left {
+            if let Some(problem) = left_over(&*archive, family, decoder, &layers, name) {
+                problems.push(problem);
+            }
+        }
+        if problems.is_empty() {
+            Ok(Self { archive, layers, heads: spec.attention.heads })
+        } else {
+            Err(ModelError::Tensors { path: archive.path().to_owned(), problems })
+        }
+    }
+
+    /// Fills a layer's flat buffer (`layout.len` elements); padding becomes zero. `index` is [`Decoder::index`].
+    ///
+    /// # Panics
+    /// If the buffer is shorter than the layer.
+    pub fn read_layer(&self, index: usize, flat: &mut [f32]) {
+        let mut rest = flat;
+        let mut at = 0;
+        let mut jobs = Vec::new();
+        for piece in &self.layers[index] {
+            let (padding, after) = rest.split_at_mut(piece.range.start - at);
+            padding.fill(0.0);
+            let (place, after) = after.split_at_mut(piece.range.len());
+            at = piece.range.end;
+            rest = after;
+            jobs.push((piece, place));
+        }
+        rest.fill(0.0);
+        jobs.into_par_iter().for_each(|(piece, place)| {
+            let stored = self.archive.get(&piece.name).expect("the constructor found it");
+            order::read(piece, self.heads, &stored.dtype, stored.bytes, place);
+        });
+    }
+
+    /// Reads every layer into device memory of the given kind. On a dry run only the memory is counted.
+    ///
+    /// # Errors
+    /// If the device's memory does not suffice.
+    pub fn load(&self, decoder: &Decoder, device: &Device, kind: Kind) -> Result<FlatWeights> {
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for (index, layer) in decoder.layers().into_iter().enumerate() {
+            let len = decoder.layout(layer).len;
+            let mut flat = device.alloc(kind, 1, len, DType::F32)?;
+            match device {
+                Device::Meta(_) => {}
+                Device::Cpu(_) => self.read_layer(index, flat.view_mut().into_slice()),
+            }
+            layers.push(flat);
+        }
+        Ok(FlatWeights { layers })
+    }
+}
+
+/// The name under which a tensor is stored, or what is wrong with it.
+fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Result<String, String> {
+    // A folder saved from the bare model leaves the prefix off.
+    let short = piece.name.strip_prefix(family.base_prefix());
+    let names = std::iter::once(piece.name.as_str()).chain(short);
+    let Some((name, stored)) = names.into_iter().find_map(|n| Some((n, archive.get(n)?))) else {
+        return Err(format!("missing: {} {:?}", piece.name, piece.shape));
+    };
+    if let StoredType::Other(dtype) = &stored.dtype {
+        return Err(format!("wrong type: {name} is {dtype}, expected f32, bf16 or f16"));
+    }
+    if stored.shape != piece.shape {
+        return Err(format!("wrong shape: {name} is {:?}, expected {:?}", stored.shape, piece.shape));
+    }
+    Ok(name.to_owned())
+}
+
+/// What is wrong with a tensor that no parameter uses; `None` if it is harmless.
+fn left_over(
+    archive: &dyn TensorArchive,
+    family: &dyn Family,
+    decoder: &Decoder,
+    layers: &[Vec<Piece>],
+    name: &str,
+) -> Option<String> {
+    let is_mask = name.ends_with(".attn.bias") && archive.get(name).is_some_and(|t| t.shape.len() == 4);
+    if is_mask || HARMLESS.iter().any(|end| name.ends_with(end)) {
+        return None;
+    }
+    let stored = archive.get(name)?;
+    if decoder.spec().head.tied && family.names(Part::HeadWeight).contains(&name) {
+        let embedding = &layers[decoder.index(LayerId::Embedding)];
+        let table = embedding.iter().find(|piece| piece.part == Part::TokenTable)?;
+        let equal =
+            archive.get(&table.name).is_some_and(|t| t.dtype == stored.dtype && t.bytes == stored.bytes);
+        return (!equal).then(|| {
+            format!(
+                "left over: {name} differs from {}, but tie_word_embeddings says they are one",
+                table.name
+            )
+        });
+    }
+    Some(format!("left over: {name} {:?} {}", stored.shape, stored.dtype))
+}
+
+/// Every HF tensor of a decoder with its shape, in the order of its layers.
+///
+/// # Panics
+/// If the spec was not made by one of [`crate::families`].
+pub fn tensor_shapes(decoder: &Decoder) -> Vec<(String, Vec<usize>)> {
+    let spec = decoder.spec();
+    let family = family_named(spec.family).expect("specs come from families");
+    let layers = decoder.layers().into_iter();
+    layers
+        .flat_map(|layer| pieces(family, spec, layer, decoder.layout(layer)))
+        .map(|piece| (piece.name, piece.shape))
+        .collect()
+}
