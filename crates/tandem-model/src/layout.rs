@@ -70,6 +70,32 @@ pub enum Part {
 }
 
 impl Part {
+    /// The name in checkpoints.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TokenTable => "token_table",
+            Self::PositionTable => "position_table",
+            Self::Norm1Weight => "norm1_weight",
+            Self::Norm1Bias => "norm1_bias",
+            Self::QkvWeight => "qkv_weight",
+            Self::QkvBias => "qkv_bias",
+            Self::OutWeight => "out_weight",
+            Self::OutBias => "out_bias",
+            Self::QNormWeight => "q_norm_weight",
+            Self::KNormWeight => "k_norm_weight",
+            Self::Norm2Weight => "norm2_weight",
+            Self::Norm2Bias => "norm2_bias",
+            Self::UpWeight => "up_weight",
+            Self::UpBias => "up_bias",
+            Self::DownWeight => "down_weight",
+            Self::DownBias => "down_bias",
+            Self::FinalNormWeight => "final_norm_weight",
+            Self::FinalNormBias => "final_norm_bias",
+            Self::HeadWeight => "head_weight",
+            Self::HeadBias => "head_bias",
+        }
+    }
+
     /// Whether it is an operand of a product (or the token table), so that a copy in the compute type is of use.
     /// Norms, biases and the position table stay f32.
     pub const fn is_matrix(self) -> bool {
