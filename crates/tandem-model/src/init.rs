@@ -1,0 +1,119 @@
+//! Fresh weights from a seed: what `transformers` draws for a new model, by a generator of our own.
+//!
+//! Matrices and tables are normal with the config's `initializer_range`, norms are 1, biases 0; GPT-2 divides the
+//! deviation of what writes to the residual stream by `√(2·layers)`. Element `i` of a parameter is a function of
+//! (seed, layer, parameter, `i`) alone, so that the same seed gives the same model whatever the number of threads,
+//! ranks or layers held by each.
+
+use rayon::prelude::*;
+use tandem_kernels::{DType, Device, Kind};
+
+use crate::Result;
+use crate::decoder::Decoder;
+use crate::layout::{LayerId, Part};
+use crate::resident::FlatWeights;
+use crate::spec::NormKind;
+
+/// Fresh weights for every layer, in device memory of the given kind.
+///
+/// # Errors
+/// If the device's memory does not suffice.
+pub fn init(decoder: &Decoder, device: &Device, kind: Kind, seed: u64) -> Result<FlatWeights> {
+    let mut layers = Vec::new();
+    for layer in decoder.layers() {
+        let mut flat = device.alloc(kind, 1, decoder.layout(layer).len, DType::F32)?;
+        if !device.is_meta() {
+            init_layer(decoder, layer, seed, flat.view_mut().into_slice());
+        }
+        layers.push(flat);
+    }
+    Ok(FlatWeights { layers })
+}
+
+/// Fresh weights of one layer's flat buffer; padding becomes zero.
+///
+/// # Panics
+/// If the buffer is shorter than the layer.
+pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]) {
+    let spec = decoder.spec();
+    flat.fill(0.0);
+    for param in &decoder.layout(layer).params {
+        let values = &mut flat[param.range()];
+        if param.part.is_norm_weight() {
+            values.fill(match spec.norm.kind {
+                NormKind::Rms { offset } => 1.0 - offset,
+                NormKind::Layer => 1.0,
+            });
+        } else if param.decay {
+            let residual = matches!(param.part, Part::OutWeight | Part::DownWeight);
+            let std = if residual { spec.init.residual_std } else { spec.init.std };
+            let stream = (decoder.index(layer) as u64) << 32 | param.part as u64;
+            normal(mix(mix(seed) ^ stream), std, values);
+        }
+    }
+}
+
+/// Fills `values` with normal numbers of mean 0: a pair from each counter value (Box and Muller, 1958).
+fn normal(key: u64, std: f32, values: &mut [f32]) {
+    const BLOCK: usize = 1 << 15;
+    values.par_chunks_mut(BLOCK).enumerate().for_each(|(block, values)| {
+        for (i, pair) in values.chunks_mut(2).enumerate() {
+            let counter = ((block * BLOCK) / 2 + i) as u64;
+            // In (0, 1] and [0, 1), 53 bits each.
+            let radius = (mix(key ^ (2 * counter)) >> 11) as f64 + 1.0;
+            let angle = (mix(key ^ (2 * counter + 1)) >> 11) as f64;
+            let scale = 1.0 / (1u64 << 53) as f64;
+            let radius = f64::from(std) * (-2.0 * (radius * scale).ln()).sqrt();
+            let (sin, cos) = (std::f64::consts::TAU * angle * scale).sin_cos();
+            pair[0] = (radius * cos) as f32;
+            if let Some(second) = pair.get_mut(1) {
+                *second = (radius * sin) as f32;
+            }
+        }
+    });
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014) after one step of its counter.
+pub(crate) fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_normal() {
+        let mut values = vec![0.0; 200_001];
+        normal(mix(7), 0.5, &mut values);
+        let n = values.len() as f64;
+        let moment = |k: i32| values.iter().map(|&v| f64::from(v).powi(k)).sum::<f64>() / n;
+        // Five standard errors of each moment of N(0, 0.5²).
+        assert!(moment(1).abs() < 5.0 * 0.5 / n.sqrt(), "mean {}", moment(1));
+        assert!((moment(2) / 0.25 - 1.0).abs() < 5.0 * (2.0 / n).sqrt(), "variance {}", moment(2));
+        assert!(
+            (moment(4) / 0.0625 - 3.0).abs() < 5.0 * (96.0 / n).sqrt(),
+            "kurtosis {}",
+            moment(4) / 0.0625
+        );
+    }
+
+    #[test]
+    fn neighbouring_seeds_and_streams_share_nothing() {
+        let draw = |key: u64| {
+            let mut values = vec![0.0; 4096];
+            normal(key, 1.0, &mut values);
+            values
+        };
+        let first = draw(mix(mix(1) ^ 5));
+        for key in [mix(mix(1) ^ 6), mix(mix(2) ^ 5)] {
+            let other = draw(key);
+            let dot: f32 = first.iter().zip(&other).map(|(a, b)| a * b).sum();
+            assert!(dot.abs() < 5.0 * 64.0, "correlation {}", dot / 4096.0);
+            assert!(first.iter().zip(&other).all(|(a, b)| a != b));
+        }
+    }
+}

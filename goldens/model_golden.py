@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Writes goldens/models: logits, log-probs and the gradient of every parameter of tiny models, from transformers.
+
+Per architecture and option, NAME.json holds config.json, the tokens of a prompt with two answers
+and the weight of each log-prob in the objective; NAME.safetensors holds what transformers makes of them in float64
+(stored as f32). Weights come from formula.py.
+
+Made with torch 2.15.0 and transformers 5.23.0:  OMP_NUM_THREADS=1 python goldens/model_golden.py
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from formula import fnv1a32, weight
+
+FOLDER = Path(__file__).parent / "models"
+VOCAB, PROMPT, CHOSEN, REJECTED = 64, 9, 7, 5
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "eos_token_id": 2,
+}
+TWO_WIDE_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+CONFIGS = {
+    "llama": LLAMA,
+    "llama-tied": LLAMA | {"tie_word_embeddings": True},
+    # Waves of 6, 20, 63 and 199 positions: one kept, one interpolated, two divided.
+    "llama-llama3": LLAMA | TWO_WIDE_HEADS | {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    # The keys of transformers 4.
+    "llama-linear": {k: v for k, v in LLAMA.items() if k != "rope_parameters"} | {
+        "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama-biases": LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 6},
+    "phi": {
+        "architectures": ["PhiForCausalLM"], "model_type": "phi", "hidden_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB,
+        "max_position_embeddings": 64, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "resid_pdrop": 0.1,
+        "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "tie_word_embeddings": False, "qk_layernorm": False,
+        "eos_token_id": 2},
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2,
+        "n_inner": None, "n_positions": 32, "vocab_size": VOCAB, "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,
+        "bos_token_id": 1, "eos_token_id": 2},
+    "gpt-neox": {
+        "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB, "max_position_embeddings": 64,
+        "layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.5, "rotary_emb_base": 10000,
+        "use_parallel_residual": True, "tie_word_embeddings": False, "eos_token_id": 2},
+    "qwen2-window": LLAMA | {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5,
+        "max_window_layers": 1},
+    "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 6},
+    "gemma": LLAMA | {
+        "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "num_key_value_heads": 1, "head_dim": 8,
+        "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+}
+CONFIGS["gpt-neox-sequential"] = CONFIGS["gpt-neox"] | {"use_parallel_residual": False, "attention_bias": False}
+
+
+def tokens(name: str, count: int) -> list[int]:
+    return [fnv1a32(f"{name}{i}") % VOCAB for i in range(count)]
+
+
+def stored_parameters(model):
+    """Parameters by the names they have in a folder: transformers 5 renames one in memory."""
+    for name, parameter in model.named_parameters():
+        yield name.replace("lm_head", "embed_out") if model.config.model_type == "gpt_neox" else name, parameter
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    prompt, chosen, rejected = tokens("prompt", PROMPT), tokens("chosen", CHOSEN), tokens("rejected", REJECTED)
+    # Multiples of a quarter, some of them zero: exact in every type.
+    weights = [(i * 5 % 9 - 4) / 4 for i in range(CHOSEN + REJECTED)]
+    for name, config in CONFIGS.items():
+        parsed = AutoConfig.for_model(**copy.deepcopy(config))
+        model = AutoModelForCausalLM.from_config(parsed, attn_implementation="sdpa").eval()
+        with torch.no_grad():
+            for key, parameter in stored_parameters(model):
+                parameter.copy_(torch.from_numpy(weight(key, tuple(parameter.shape))))
+        model = model.double()
+        log_probs, out = [], {}
+        for side, answer in (("chosen", chosen), ("rejected", rejected)):
+            ids = torch.tensor([prompt + answer])
+            logits = model(ids).logits[0]
+            out[f"logits/{side}"] = logits.detach()
+            table = logits.log_softmax(-1)
+            log_probs += [table[t - 1, ids[0, t]] for t in range(PROMPT, len(prompt + answer))]
+        log_probs = torch.stack(log_probs)
+        (log_probs * torch.tensor(weights, dtype=torch.float64)).sum().backward()
+        out["log_prob"] = log_probs.detach()
+        out |= {f"gradient/{key}": value.grad for key, value in stored_parameters(model)}
+        (FOLDER / f"{name}.safetensors").write_bytes(save({k: v.float().contiguous() for k, v in out.items()}))
+        golden = {"config": config, "prompt": prompt, "chosen": chosen, "rejected": rejected, "weights": weights}
+        (FOLDER / f"{name}.json").write_text(json.dumps(golden) + "\n")
+        print(name, round(log_probs.sum().item(), 4))
+
+
+if __name__ == "__main__":
+    main()
