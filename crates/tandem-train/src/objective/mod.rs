@@ -242,3 +242,6 @@ fn sigmoid(x: f64) -> f64 {
 fn log_sigmoid(x: f64) -> f64 {
     x.min(0.0) - (-x.abs()).exp().ln_1p()
 }
+
+#[cfg(test)]
+mod tests;
