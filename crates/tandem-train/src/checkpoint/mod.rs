@@ -83,3 +83,6 @@ impl StateSource for [NamedTensor<'_>] {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -149,3 +149,106 @@ impl MetricSums {
         record.set("mean_token_accuracy", mean(self.hits[0], self.tokens[0]));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Split;
+
+    fn prediction(hidden_row: u32, sequence: u32) -> Prediction {
+        Prediction { hidden_row, target: 0, sequence }
+    }
+
+    fn report(sums: &MetricSums) -> Record {
+        let mut record = Record::new(1, Split::Train);
+        sums.report(&mut record);
+        record
+    }
+
+    /// Two pairs by hand. Row 0 is shared: it predicts the first token of both answers of pair 0.
+    fn tokens(sums: &mut MetricSums) {
+        let scores = HeadScores {
+            log_prob: vec![-1.0; 5],
+            hit: vec![true, false, true, true, false],
+            entropy: vec![1.0, 2.0, 4.0, 8.0],
+            mean_logit: vec![0.5, 1.0, -2.0, 3.0],
+            log_sum_exp: vec![0.0; 4],
+        };
+        let predictions =
+            [prediction(3, 0), prediction(3, 1), prediction(4, 1), prediction(9, 2), prediction(12, 3)];
+        sums.add_tokens(&scores, &[0, 0, 1, 2, 3], &predictions, Sides::Pairs);
+    }
+
+    #[test]
+    fn a_shared_row_counts_once_for_each_answer() {
+        let mut sums = MetricSums::default();
+        tokens(&mut sums);
+        let record = report(&sums);
+        // Chosen: rows 0 and 2. Rejected: rows 0, 1 and 3.
+        assert_eq!(record.get("logits/chosen"), Some((0.5 - 2.0) / 2.0));
+        assert_eq!(record.get("logits/rejected"), Some((0.5 + 1.0 + 3.0) / 3.0));
+        assert_eq!(record.get("entropy"), Some((1.0 + 1.0 + 2.0 + 4.0 + 8.0) / 5.0));
+        // Hits of chosen tokens only: predictions 0 and 3.
+        assert_eq!(record.get("mean_token_accuracy"), Some(1.0));
+    }
+
+    #[test]
+    fn sft_has_no_sides() {
+        let scores = HeadScores {
+            log_prob: vec![-1.0; 2],
+            hit: vec![true, false],
+            entropy: vec![1.0, 3.0],
+            mean_logit: vec![0.0; 2],
+            log_sum_exp: vec![0.0; 2],
+        };
+        let mut sums = MetricSums::default();
+        sums.add_tokens(&scores, &[0, 1], &[prediction(0, 0), prediction(1, 1)], Sides::Single);
+        sums.add_loss(&Loss { sum: 6.0, weight: 2.0, d_log_prob: vec![] });
+        let record = report(&sums);
+        assert_eq!(record.get("loss"), Some(3.0));
+        assert_eq!(record.get("entropy"), Some(2.0));
+        assert_eq!(record.get("mean_token_accuracy"), Some(0.5), "a sequence of odd number is an answer too");
+        assert_eq!((record.get("logits/chosen"), record.get("rewards/chosen")), (None, None));
+    }
+
+    #[test]
+    fn rewards_are_beta_times_log_ratios_and_a_tie_is_not_accurate() {
+        let pairs = PairLogProbs {
+            policy: &[-4.0, -9.0, -5.0, -5.0],
+            reference: Some(&[-6.0, -8.0, -5.0, -5.0]),
+            answer_tokens: &[1; 4],
+            scored_tokens: &[1; 4],
+        };
+        let mut sums = MetricSums::default();
+        sums.add_pairs(&pairs, 0.5);
+        let record = report(&sums);
+        assert_eq!(record.get("rewards/chosen"), Some(0.5));
+        assert_eq!(record.get("rewards/rejected"), Some(-0.25));
+        assert_eq!(record.get("rewards/margins"), Some(0.75));
+        assert_eq!(record.get("rewards/accuracies"), Some(0.5));
+        assert_eq!((record.get("logps/chosen"), record.get("logps/rejected")), (Some(-4.5), Some(-7.0)));
+    }
+
+    /// What TRL gets wrong: means of means. Unequal micro-batches must give the whole batch's mean.
+    #[test]
+    fn merged_micro_batches_report_the_mean_of_the_whole() {
+        let [mut whole, mut first, mut second] = [MetricSums::default(); 3];
+        let policy = [-1.0, -2.0, -4.0, -8.0, -16.0, -32.0];
+        let pairs = |policy| {
+            let ones = &[1; 6][..<[f64]>::len(policy)];
+            PairLogProbs { policy, reference: None, answer_tokens: ones, scored_tokens: ones }
+        };
+        whole.add_pairs(&pairs(&policy), 1.0);
+        first.add_pairs(&pairs(&policy[..2]), 1.0);
+        second.add_pairs(&pairs(&policy[2..]), 1.0);
+        tokens(&mut whole);
+        tokens(&mut second);
+        let loss = |sum, weight| Loss { sum, weight, d_log_prob: vec![] };
+        whole.add_loss(&loss(7.0, 3.0));
+        first.add_loss(&loss(1.0, 1.0));
+        second.add_loss(&loss(6.0, 2.0));
+        first.merge(&second);
+        assert_eq!(first, whole);
+        assert_eq!(first.num_pairs(), 3);
+    }
+}

@@ -71,3 +71,72 @@ fn kept_bytes(file: &File, step: u64) -> std::io::Result<u64> {
         keep += read;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Split;
+
+    fn record(step: u64, split: Split) -> Record {
+        let mut record = Record::new(step, split);
+        record.set("loss", 0.5);
+        record
+    }
+
+    fn lines(path: &Path) -> Vec<String> {
+        std::fs::read_to_string(path).expect("text").lines().map(str::to_string).collect()
+    }
+
+    #[test]
+    fn one_object_a_line_step_and_split_first() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::create(&path).expect("a new file");
+        let mut record = record(3, Split::Eval);
+        record.set("rewards/chosen", 1e-7);
+        record.set_count("num_tokens", u64::MAX);
+        record.set("grad_norm", f64::NAN);
+        file.write(&record).expect("written");
+        // Read while the file is still open: a line is not held back.
+        let expected = r#"{"step":3,"split":"eval","loss":0.5,"rewards/chosen":1e-7,"num_tokens":18446744073709551615,"grad_norm":null}"#;
+        assert_eq!(lines(&path), [expected]);
+    }
+
+    #[test]
+    fn resume_cuts_off_what_came_after_the_checkpoint() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::create(&path).expect("a new file");
+        for step in 1..=4 {
+            file.write(&record(step, Split::Train)).expect("written");
+            file.write(&record(step, Split::Eval)).expect("written");
+        }
+        drop(file);
+        let whole = lines(&path);
+        let mut file = MetricsFile::resume(&path, 2).expect("resumed");
+        assert_eq!(lines(&path), whole[..4]);
+        file.write(&record(3, Split::Train)).expect("written");
+        assert_eq!(lines(&path), whole[..5]);
+    }
+
+    #[test]
+    fn resume_cuts_off_a_torn_line() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("metrics.jsonl");
+        std::fs::write(&path, "{\"step\":1}\n{\"step\":2,\"lo").expect("written");
+        drop(MetricsFile::resume(&path, 9).expect("resumed"));
+        assert_eq!(lines(&path), ["{\"step\":1}"]);
+        // Torn right before its newline: whole JSON, but the next line would be glued to it.
+        std::fs::write(&path, "{\"step\":1}\n{\"step\":2}").expect("written");
+        drop(MetricsFile::resume(&path, 9).expect("resumed"));
+        assert_eq!(lines(&path), ["{\"step\":1}"]);
+    }
+
+    #[test]
+    fn resume_without_a_file_starts_one() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("metrics.jsonl");
+        MetricsFile::resume(&path, 5).expect("resumed").write(&record(6, Split::Train)).expect("written");
+        assert_eq!(lines(&path).len(), 1);
+    }
+}

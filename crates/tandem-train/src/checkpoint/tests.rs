@@ -1,0 +1,395 @@
+//! Round trips to the bit, damage of every kind, and a disk that fails at every single operation.
+
+use std::cell::Cell;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::rc::Rc;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::disk::{Disk, DiskFile, RealDisk};
+use crate::error::TrainError;
+
+/// Small shards, so that the tensors below need two files.
+const SHARD: usize = 64;
+
+fn cursor(step: u64) -> Cursor {
+    Cursor {
+        step,
+        updates: step - 1,
+        epoch: 2,
+        position: 17,
+        seed: 42,
+        data_hash: "00ff".into(),
+        num_tokens: 123_456_789_012,
+        skipped: 1,
+        skipped_in_row: 0,
+        seconds: 0.1 + step as f64,
+    }
+}
+
+/// Values whose bits a careless copy would change: signed zero, a NaN with a payload, a subnormal.
+fn values(step: u64) -> Vec<f32> {
+    let odd = [-0.0, f32::from_bits(0x7fc0_1234), f32::from_bits(1), f32::NEG_INFINITY];
+    odd.into_iter().chain((0..16).map(|i| 1.0 / (step as f32 + i as f32))).collect()
+}
+
+fn tensors(values: &[f32]) -> Vec<NamedTensor<'_>> {
+    let tensor = |name: &str, shape: &[usize], data| NamedTensor {
+        spec: TensorSpec { name: name.into(), shape: shape.to_vec() },
+        data,
+    };
+    vec![
+        tensor("model.embed.weight", &[3, 4], &values[..12]),
+        tensor("model.norm.weight", &[7], &values[12..19]),
+        tensor("adamw.exp_avg.scalar", &[], &values[19..20]),
+    ]
+}
+
+fn save(checkpoints: &Checkpoints, disk: &dyn Disk, step: u64) -> Result<std::path::PathBuf> {
+    let values = values(step);
+    checkpoints.save_on(disk, &cursor(step), &tensors(&values)[..], SHARD)
+}
+
+fn assert_holds(checkpoint: &Checkpoint, step: u64) {
+    assert_eq!(checkpoint.cursor(), &cursor(step));
+    let values = values(step);
+    for tensor in tensors(&values) {
+        let mut out = vec![0.0; tensor.spec.len()];
+        checkpoint.read(&tensor.spec.name, 0, &mut out).expect("a stored tensor");
+        let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&out), bits(tensor.data), "{}", tensor.spec.name);
+    }
+}
+
+fn newest(checkpoints: &Checkpoints) -> (Option<Checkpoint>, Vec<String>) {
+    let latest = checkpoints.latest().expect("a folder that can be listed");
+    (latest.checkpoint, latest.skipped.iter().map(ToString::to_string).collect())
+}
+
+fn setup(steps: &[u64]) -> (TempDir, Checkpoints) {
+    let folder = TempDir::new().expect("a temporary folder");
+    let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
+    for step in steps {
+        save(&checkpoints, &RealDisk, *step).expect("a save");
+    }
+    (folder, checkpoints)
+}
+
+#[test]
+fn a_checkpoint_reads_back_to_the_bit() {
+    let (_folder, checkpoints) = setup(&[200]);
+    let path = checkpoints.root().join("step-000200");
+    let checkpoint = Checkpoint::open(&path).expect("a complete checkpoint");
+    assert_holds(&checkpoint, 200);
+    let stored: Vec<TensorSpec> = checkpoint.tensors().cloned().collect();
+    let values = values(200);
+    assert_eq!(stored, tensors(&values).into_iter().map(|t| t.spec).collect::<Vec<_>>());
+    assert!(path.join("state-00002-of-00002.safetensors").exists(), "the shard limit was not applied");
+    let mut middle = [0.0; 2];
+    checkpoint.read("model.norm.weight", 3, &mut middle).expect("a range");
+    assert_eq!(middle, values[15..17]);
+}
+
+#[test]
+fn tensors_longer_than_the_copy_buffer_survive() {
+    let (_folder, checkpoints) = setup(&[]);
+    let data: Vec<f32> = (0..2 * CHUNK + 3).map(|i| i as f32).collect();
+    let spec = TensorSpec { name: "long".into(), shape: vec![data.len()] };
+    let path = checkpoints.save(&cursor(1), &[NamedTensor { spec, data: &data }][..]).expect("a save");
+    let checkpoint = Checkpoint::open(&path).expect("a complete checkpoint");
+    let mut out = vec![0.0; CHUNK + 5];
+    checkpoint.read("long", CHUNK - 2, &mut out).expect("a range across buffers");
+    assert_eq!(out, data[CHUNK - 2..2 * CHUNK + 3]);
+}
+
+#[test]
+fn reading_a_missing_tensor_or_past_its_end_is_refused() {
+    let (_folder, checkpoints) = setup(&[1]);
+    let (checkpoint, _) = newest(&checkpoints);
+    let checkpoint = checkpoint.expect("a checkpoint");
+    let missing = checkpoint.read("model.nothing", 0, &mut [0.0]).expect_err("no such tensor").to_string();
+    assert!(missing.contains("model.nothing"), "{missing}");
+    let long = checkpoint.read("model.norm.weight", 5, &mut [0.0; 3]).expect_err("too long").to_string();
+    assert!(long.contains("[7]") && long.contains("5..8"), "{long}");
+}
+
+/// Other programs must be able to read the shards: the header is checked against the format's own words.
+#[test]
+fn shards_are_safetensors() {
+    let (_folder, checkpoints) = setup(&[1]);
+    let bytes =
+        fs::read(checkpoints.root().join("step-000001/state-00001-of-00002.safetensors")).expect("a shard");
+    let length = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    assert_eq!((8 + length) % 8, 0, "data must be aligned");
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a JSON header");
+    let expected =
+        serde_json::json!({"model.embed.weight": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}});
+    assert_eq!(header, expected);
+    assert_eq!(bytes.len(), 8 + length + 48);
+    assert_eq!(bytes[8 + length..12 + length], (-0.0f32).to_le_bytes());
+}
+
+#[test]
+fn the_newest_complete_one_is_found_and_keep_deletes_the_oldest() {
+    let (_folder, checkpoints) = setup(&[9, 10, 100, 1_000_000]);
+    assert_eq!(checkpoints.steps().expect("a listing"), [9, 10, 100, 1_000_000]);
+    assert_holds(&newest(&checkpoints).0.expect("a checkpoint"), 1_000_000);
+    checkpoints.prune(2, 1_000_000).expect("deleting");
+    assert_eq!(checkpoints.steps().expect("a listing"), [100, 1_000_000]);
+    checkpoints.prune(0, 1_000_000).expect("deleting");
+    assert_eq!(checkpoints.steps().expect("a listing"), [1_000_000], "the newest is always kept");
+}
+
+#[test]
+fn keep_counts_only_checkpoints_up_to_the_one_just_saved() {
+    // The run resumed from 20 because 30 was damaged, and has just saved 25.
+    let (_folder, checkpoints) = setup(&[10, 20, 30, 25]);
+    checkpoints.prune(1, 25).expect("deleting");
+    assert_eq!(checkpoints.steps().expect("a listing"), [25, 30]);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_skipped_with_its_name_and_reason() {
+    type Damage = fn(&Path);
+    let cases: [(&str, Damage, &str); 7] = [
+        (
+            "torn data",
+            |p| cut_short(&p.join("state-00002-of-00002.safetensors")),
+            "state-00002-of-00002.safetensors has",
+        ),
+        ("one flipped bit", |p| flip(&p.join("state-00001-of-00002.safetensors"), 100), "has checksum"),
+        (
+            "missing shard",
+            |p| fs::remove_file(p.join("state-00001-of-00002.safetensors")).expect("removed"),
+            "is missing",
+        ),
+        ("changed cursor", |p| flip(&p.join("cursor.json"), 13), "cursor.json has checksum"),
+        ("torn manifest", |p| cut_short(&p.join("manifest.json")), "manifest.json: "),
+        (
+            "no manifest",
+            |p| fs::remove_file(p.join("manifest.json")).expect("removed"),
+            "manifest.json is missing",
+        ),
+        (
+            "other version",
+            |p| replace(&p.join("manifest.json"), "\"format\": 1", "\"format\": 2"),
+            "format 2",
+        ),
+    ];
+    for (name, damage, reason) in cases {
+        let (_folder, checkpoints) = setup(&[1, 2]);
+        damage(&checkpoints.root().join("step-000002"));
+        let (found, skipped) = newest(&checkpoints);
+        assert_holds(&found.expect("the older one"), 1);
+        let [skipped] = &skipped[..] else { panic!("{name}: {skipped:?}") };
+        assert!(skipped.contains("step-000002") && skipped.contains(reason), "{name}: {skipped}");
+    }
+}
+
+#[test]
+fn a_manifest_cannot_point_outside_its_folder() {
+    let (folder, checkpoints) = setup(&[1]);
+    fs::write(folder.path().join("outside"), b"x").expect("a file");
+    replace(&checkpoints.root().join("step-000001/manifest.json"), "cursor.json", "../../outside");
+    let (found, skipped) = newest(&checkpoints);
+    assert!(found.is_none() && skipped[0].contains("plain file name"), "{skipped:?}");
+}
+
+#[test]
+fn no_checkpoint_is_no_error() {
+    let (_folder, checkpoints) = setup(&[]);
+    let (found, skipped) = newest(&checkpoints);
+    assert!(found.is_none() && skipped.is_empty());
+}
+
+#[test]
+fn saving_replaces_a_damaged_one_of_the_same_step() {
+    let (_folder, checkpoints) = setup(&[1, 2]);
+    cut_short(&checkpoints.root().join("step-000002/cursor.json"));
+    save(&checkpoints, &RealDisk, 2).expect("a save over a damaged one");
+    assert_holds(&newest(&checkpoints).0.expect("a checkpoint"), 2);
+    assert_eq!(names(checkpoints.root()), ["step-000001", "step-000002"]);
+}
+
+#[test]
+fn a_full_disk_leaves_the_old_checkpoint_and_no_rubbish() {
+    // Less and less is missing: the error comes in the header, the data, the cursor, the manifest.
+    let total: u64 = {
+        let (_folder, checkpoints) = setup(&[2]);
+        let files = names(&checkpoints.root().join("step-000002"));
+        files
+            .iter()
+            .map(|f| fs::metadata(checkpoints.root().join("step-000002").join(f)).expect("a file").len())
+            .sum()
+    };
+    for room in (0..total).step_by(61) {
+        let (_folder, checkpoints) = setup(&[1]);
+        let disk = Failing { bytes: Rc::new(Cell::new(room)), operations: Cell::new(u64::MAX), dead: false };
+        let error = save(&checkpoints, &disk, 2).expect_err("a full disk");
+        assert!(
+            matches!(&error, TrainError::Io { action: "write", source, .. } if source.kind() == io::ErrorKind::StorageFull),
+            "{room} bytes: {error}"
+        );
+        assert_eq!(names(checkpoints.root()), ["step-000001"], "{room} bytes");
+        assert_holds(&newest(&checkpoints).0.expect("the old one"), 1);
+    }
+}
+
+/// The process dies right before operation n: nothing after it happens, cleaning up included. Whatever n is, a complete
+/// checkpoint is found, and the next save goes through and leaves nothing of the accident.
+#[test]
+fn a_kill_between_any_two_operations_leaves_a_complete_checkpoint() {
+    let mut completed = false;
+    for operations in 0.. {
+        let (_folder, checkpoints) = setup(&[1, 2]);
+        // Replacing step 2, the longest path: it also moves the damaged one aside.
+        cut_short(&checkpoints.root().join("step-000002/cursor.json"));
+        let bytes = Rc::new(Cell::new(u64::MAX));
+        let disk = Failing { bytes, operations: Cell::new(operations), dead: true };
+        let saved = save(&checkpoints, &disk, 2).is_ok();
+        let (found, _) = newest(&checkpoints);
+        let step = found.as_ref().expect("a complete checkpoint").cursor().step;
+        assert_holds(&found.expect("checked above"), step);
+        assert!(step == 2 || !saved, "saved, but the newest is step {step}");
+        save(&checkpoints, &RealDisk, 3).expect("the next save");
+        assert!(
+            names(checkpoints.root()).iter().all(|n| n.starts_with("step-")),
+            "{:?}",
+            names(checkpoints.root())
+        );
+        assert_holds(&newest(&checkpoints).0.expect("a checkpoint"), 3);
+        completed = disk.operations.get() > 0;
+        if completed {
+            assert!(saved && operations > 10, "{operations} operations");
+            break;
+        }
+    }
+    assert!(completed);
+}
+
+#[test]
+fn a_state_that_cannot_be_read_leaves_no_rubbish() {
+    struct Unreadable;
+    impl StateSource for Unreadable {
+        fn tensors(&self) -> Vec<TensorSpec> {
+            vec![TensorSpec { name: "w".into(), shape: vec![4] }]
+        }
+        fn read(&self, _: usize, _: usize, _: &mut [f32]) -> Result<()> {
+            Err(TrainError::Kernel(tandem_kernels::KernelError::invalid("read", "device lost")))
+        }
+    }
+    let (_folder, checkpoints) = setup(&[1]);
+    checkpoints.save(&cursor(2), &Unreadable).expect_err("the state's error");
+    assert_eq!(names(checkpoints.root()), ["step-000001"]);
+}
+
+#[test]
+fn clear_deletes_checkpoints_and_nothing_else() {
+    let (_folder, checkpoints) = setup(&[1, 2]);
+    fs::write(checkpoints.root().join("notes.txt"), "mine").expect("a file");
+    fs::create_dir(checkpoints.root().join(".step-000003.tmp")).expect("a folder");
+    checkpoints.clear().expect("clearing");
+    assert_eq!(names(checkpoints.root()), ["notes.txt"]);
+    fs::remove_file(checkpoints.root().join("notes.txt")).expect("removed");
+    checkpoints.clear().expect("clearing");
+    assert!(!checkpoints.root().exists());
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect();
+    names.sort();
+    names
+}
+
+fn cut_short(path: &Path) {
+    let file = OpenOptions::new().write(true).open(path).expect("a file");
+    file.set_len(file.metadata().expect("a length").len() - 3).expect("truncated");
+}
+
+fn flip(path: &Path, at: u64) {
+    let file = OpenOptions::new().read(true).write(true).open(path).expect("a file");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("a byte");
+    file.write_all_at(&[byte[0] ^ 1], at).expect("written");
+}
+
+fn replace(path: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(path).expect("text");
+    assert!(text.contains(from), "{from} is not in {text}");
+    fs::write(path, text.replace(from, to)).expect("written");
+}
+
+/// A disk with room for so many bytes, and that fails after so many operations.
+struct Failing {
+    bytes: Rc<Cell<u64>>,
+    operations: Cell<u64>,
+    /// Whether a failure is the end of the process: every later operation fails too.
+    dead: bool,
+}
+
+impl Failing {
+    fn operate(&self) -> io::Result<()> {
+        match self.operations.get() {
+            0 if self.dead => Err(io::Error::other("the process was killed")),
+            n => {
+                self.operations.set(n.saturating_sub(1));
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Disk for Failing {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.operate()?;
+        RealDisk.create_dir(path)
+    }
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        self.operate()?;
+        Ok(Box::new(FailingFile { file: File::create_new(path)?, bytes: self.bytes.clone() }))
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.operate()?;
+        RealDisk.rename(from, to)
+    }
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.operate()?;
+        RealDisk.sync_dir(path)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.operate()?;
+        RealDisk.remove_dir(path)
+    }
+}
+
+struct FailingFile {
+    file: File,
+    bytes: Rc<Cell<u64>>,
+}
+
+impl Write for FailingFile {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let room = self.bytes.get().min(buffer.len() as u64);
+        if room == 0 && !buffer.is_empty() {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
+        self.bytes.set(self.bytes.get() - room);
+        self.file.write(&buffer[..room as usize])
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl DiskFile for FailingFile {
+    fn sync(&mut self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+}
