@@ -128,6 +128,23 @@ impl Forest {
         })
     }
 
+    /// The finest cut of the segments into ranges of which none sees another: a tree each, where trees follow one
+    /// another.
+    pub fn groups(&self) -> Vec<Range<usize>> {
+        let mut groups = Vec::new();
+        // From the end: a segment starts a group if no later one, nor itself, has a parent before it.
+        let (mut end, mut reach) = (self.segments.len(), self.segments.len());
+        for (index, segment) in self.segments.iter().enumerate().rev() {
+            reach = reach.min(segment.parent.map_or(index, |p| p as usize));
+            if reach == index {
+                groups.push(index..end);
+                end = index;
+            }
+        }
+        groups.reverse();
+        groups
+    }
+
     /// The row of each position `positions` on the path from the root to the end of a segment.
     ///
     /// # Panics
@@ -159,5 +176,111 @@ impl Forest {
             index.push(rows.len() as u32 - 1);
         }
         (rows, index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From `(length, parent)` per segment.
+    fn forest(segments: &[(u32, Option<u32>)]) -> Result<Forest> {
+        let mut built: Vec<Segment> = Vec::new();
+        let mut start = 0;
+        for &(length, parent) in segments {
+            let first_position = parent
+                .and_then(|p| built.get(p as usize))
+                .map_or(0, |parent: &Segment| parent.first_position + parent.range.end - parent.range.start);
+            built.push(Segment { range: start..start + length, parent, first_position });
+            start += length;
+        }
+        Forest::new(vec![0; start as usize], built, vec![], 0)
+    }
+
+    #[test]
+    fn positions_continue_the_parents() {
+        let forest = forest(&[(3, None), (2, Some(0)), (1, Some(1)), (2, Some(0)), (2, None)]).unwrap();
+        assert_eq!(forest.positions, [0, 1, 2, 3, 4, 5, 3, 4, 0, 1]);
+        let ancestors: Vec<u32> = forest.ancestors(2).map(|s| s.range.start).collect();
+        assert_eq!(ancestors, [3, 0]);
+    }
+
+    #[test]
+    fn an_empty_segment_is_refused() {
+        let error = forest(&[(3, None), (0, Some(0))]).unwrap_err().to_string();
+        assert!(error.contains("segment 1 covers 3..3; segments must be non-empty"), "{error}");
+    }
+
+    #[test]
+    fn a_parent_must_precede_its_child() {
+        let error = forest(&[(3, None), (1, Some(1))]).unwrap_err().to_string();
+        assert!(error.contains("segment 1 has parent 1, which does not precede it"), "{error}");
+    }
+
+    #[test]
+    fn segments_must_cover_the_tokens() {
+        let segment = |range: Range<u32>| Segment { range, parent: None, first_position: 0 };
+        let build = |segments| Forest::new(vec![0; 5], segments, vec![], 0).map_err(|e| e.to_string());
+        assert!(build(vec![segment(0..4)]).unwrap_err().contains("segments cover 4 of 5 tokens"));
+        assert!(build(vec![segment(0..2), segment(3..5)]).unwrap_err().contains("the next token is 2"));
+        let shifted = Segment { first_position: 1, ..segment(2..5) };
+        let error = build(vec![segment(0..2), shifted]).unwrap_err();
+        assert!(error.contains("segment 1 starts at position 1, its ancestors hold 0 tokens"), "{error}");
+    }
+
+    #[test]
+    fn predictions_must_be_sorted_and_inside() {
+        let segment = Segment { range: 0..3, parent: None, first_position: 0 };
+        let build = |rows: &[u32], sequences| {
+            let predictions =
+                rows.iter().map(|&hidden_row| Prediction { hidden_row, target: 0, sequence: 1 }).collect();
+            Forest::new(vec![0; 3], vec![segment.clone()], predictions, sequences).map_err(|e| e.to_string())
+        };
+        assert!(build(&[0, 0, 2], 2).is_ok());
+        assert!(build(&[1, 0], 2).unwrap_err().contains("not sorted"));
+        assert!(build(&[3], 2).unwrap_err().contains("points outside 3 tokens"));
+        assert!(build(&[0], 1).unwrap_err().contains("1 sequences"));
+    }
+
+    #[test]
+    fn a_sequence_predicts_all_but_its_first_token() {
+        let forest = Forest::sequence(vec![7, 8, 9]).unwrap();
+        let predicted: Vec<(u32, u32)> =
+            forest.predictions.iter().map(|p| (p.hidden_row, p.target)).collect();
+        assert_eq!(predicted, [(0, 8), (1, 9)]);
+        assert!(Forest::sequence(vec![]).is_err());
+    }
+
+    #[test]
+    fn scored_rows_are_distinct() {
+        let segment = Segment { range: 0..5, parent: None, first_position: 0 };
+        let predictions =
+            [1, 1, 4].map(|hidden_row| Prediction { hidden_row, target: 0, sequence: 0 }).to_vec();
+        let forest = Forest::new(vec![0; 5], vec![segment], predictions, 1).unwrap();
+        assert_eq!(forest.scored_rows(), (vec![1, 4], vec![0, 0, 1]));
+    }
+
+    #[test]
+    fn path_rows_pass_through_the_ancestors() {
+        let forest = forest(&[(3, None), (2, Some(0)), (4, Some(0)), (3, Some(2))]).unwrap();
+        let rows = |segment, positions: Range<u32>| {
+            let mut rows = vec![99; positions.len()];
+            forest.path_rows(segment, positions, &mut rows);
+            rows
+        };
+        assert_eq!(rows(3, 0..10), [0, 1, 2, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(rows(3, 2..8), [2, 5, 6, 7, 8, 9]);
+        assert_eq!(rows(1, 4..5), [4]);
+        assert_eq!(rows(2, 3..3), [0; 0]);
+    }
+
+    #[test]
+    fn groups_are_trees_or_what_interleaved_trees_share() {
+        assert_eq!(
+            forest(&[(1, None), (1, Some(0)), (1, None), (1, None), (1, Some(3))]).unwrap().groups(),
+            [0..2, 2..3, 3..5]
+        );
+        assert_eq!(forest(&[(1, None), (1, None), (1, Some(0)), (1, None)]).unwrap().groups(), [0..3, 3..4]);
+        assert_eq!(Forest::default().groups(), []);
     }
 }

@@ -17,6 +17,7 @@ pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod scratch;
 mod team;
+pub(crate) mod tile;
 pub(crate) mod vector;
 
 pub use isa::Isa;

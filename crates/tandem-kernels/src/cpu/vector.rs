@@ -3,6 +3,7 @@
 //! A kernel is an `#[inline(always)]` function that is generic over `V: Vector`; [`with_vector!`] runs it with the
 //! widest register that the device's [`Isa`](crate::cpu::Isa) allows.
 
+use super::tile::{Strided, multiply};
 use crate::{DType, Element, bf16};
 
 /// Runs `$body`, compiled for the level `$isa`, with the alias `$V` bound to its register.
@@ -94,6 +95,21 @@ pub(crate) trait Vector: Copy {
     fn sum(self) -> f32;
     /// The largest lane.
     fn largest(self) -> f32;
+
+    /// [`tile::multiply`](super::tile::multiply), compiled once instead of into each of its many callers.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn multiply(
+        shape: [usize; 3],
+        a: Strided,
+        b: (*const f32, usize),
+        c: (*mut f32, usize),
+        accumulate: bool,
+    );
+
+    /// Exchanges rows and columns of the square in the first [`Self::LANES`] registers.
+    fn transpose(square: &mut [Self; 16]);
 
     /// [`Self::load`] from either element type.
     ///
@@ -243,6 +259,24 @@ impl Vector for Portable {
     fn largest(self) -> f32 {
         self.0.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
     }
+    unsafe fn multiply(
+        shape: [usize; 3],
+        a: Strided,
+        b: (*const f32, usize),
+        c: (*mut f32, usize),
+        accumulate: bool,
+    ) {
+        // SAFETY: passed on.
+        unsafe { multiply::<Self>(shape, a, b, c, accumulate) }
+    }
+    #[inline(always)]
+    fn transpose(square: &mut [Self; 16]) {
+        for i in 0..PORTABLE_LANES {
+            for j in 0..i {
+                (square[i].0[j], square[j].0[i]) = (square[j].0[i], square[i].0[j]);
+            }
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -252,7 +286,7 @@ mod x86 {
 
     use std::arch::x86_64::*;
 
-    use super::Vector;
+    use super::{Strided, Vector, multiply};
     use crate::{Element, bf16};
 
     #[derive(Clone, Copy)]
@@ -389,6 +423,57 @@ mod x86 {
                 Avx2(_mm256_max_ps(low, _mm512_extractf32x8_ps(self.0, 1))).largest()
             }
         }
+        #[inline(always)]
+        unsafe fn multiply(
+            shape: [usize; 3],
+            a: Strided,
+            b: (*const f32, usize),
+            c: (*mut f32, usize),
+            accumulate: bool,
+        ) {
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            unsafe fn outlined(
+                shape: [usize; 3],
+                a: Strided,
+                b: (*const f32, usize),
+                c: (*mut f32, usize),
+                accumulate: bool,
+            ) {
+                unsafe { multiply::<Avx512>(shape, a, b, c, accumulate) }
+            }
+            unsafe { outlined(shape, a, b, c, accumulate) }
+        }
+        #[inline(always)]
+        fn transpose(square: &mut [Self; 16]) {
+            unsafe {
+                // Pairs of rows, then fours: afterwards register 4i+j holds, in its 128-bit part p, column 4p+j of
+                // rows 4i..4i+4. What remains is to exchange the parts.
+                let mut pairs = *square;
+                for i in 0..8 {
+                    pairs[2 * i].0 = _mm512_unpacklo_ps(square[2 * i].0, square[2 * i + 1].0);
+                    pairs[2 * i + 1].0 = _mm512_unpackhi_ps(square[2 * i].0, square[2 * i + 1].0);
+                }
+                let mut fours = pairs.map(|r| _mm512_castps_pd(r.0));
+                for i in 0..4 {
+                    let [a, b, c, d] = [0, 1, 2, 3].map(|k| _mm512_castps_pd(pairs[4 * i + k].0));
+                    fours[4 * i] = _mm512_unpacklo_pd(a, c);
+                    fours[4 * i + 1] = _mm512_unpackhi_pd(a, c);
+                    fours[4 * i + 2] = _mm512_unpacklo_pd(b, d);
+                    fours[4 * i + 3] = _mm512_unpackhi_pd(b, d);
+                }
+                for j in 0..4 {
+                    let [a, b, c, d] = [0, 4, 8, 12].map(|i| _mm512_castpd_ps(fours[i + j]));
+                    let (even_ab, odd_ab) =
+                        (_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+                    let (even_cd, odd_cd) =
+                        (_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+                    square[j].0 = _mm512_shuffle_f32x4(even_ab, even_cd, 0x88);
+                    square[4 + j].0 = _mm512_shuffle_f32x4(odd_ab, odd_cd, 0x88);
+                    square[8 + j].0 = _mm512_shuffle_f32x4(even_ab, even_cd, 0xdd);
+                    square[12 + j].0 = _mm512_shuffle_f32x4(odd_ab, odd_cd, 0xdd);
+                }
+            }
+        }
     }
 
     impl Avx2 {
@@ -509,6 +594,131 @@ mod x86 {
                 let four = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps(self.0, 1));
                 let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
                 _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn multiply(
+            shape: [usize; 3],
+            a: Strided,
+            b: (*const f32, usize),
+            c: (*mut f32, usize),
+            accumulate: bool,
+        ) {
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn outlined(
+                shape: [usize; 3],
+                a: Strided,
+                b: (*const f32, usize),
+                c: (*mut f32, usize),
+                accumulate: bool,
+            ) {
+                unsafe { multiply::<Avx2>(shape, a, b, c, accumulate) }
+            }
+            unsafe { outlined(shape, a, b, c, accumulate) }
+        }
+        #[inline(always)]
+        fn transpose(square: &mut [Self; 16]) {
+            unsafe {
+                let mut pairs = *square;
+                for i in 0..4 {
+                    pairs[2 * i].0 = _mm256_unpacklo_ps(square[2 * i].0, square[2 * i + 1].0);
+                    pairs[2 * i + 1].0 = _mm256_unpackhi_ps(square[2 * i].0, square[2 * i + 1].0);
+                }
+                let mut fours = pairs;
+                for i in 0..2 {
+                    let [a, b, c, d] = [0, 1, 2, 3].map(|k| pairs[4 * i + k].0);
+                    fours[4 * i].0 = _mm256_shuffle_ps(a, c, 0x44);
+                    fours[4 * i + 1].0 = _mm256_shuffle_ps(a, c, 0xee);
+                    fours[4 * i + 2].0 = _mm256_shuffle_ps(b, d, 0x44);
+                    fours[4 * i + 3].0 = _mm256_shuffle_ps(b, d, 0xee);
+                }
+                for j in 0..4 {
+                    square[j].0 = _mm256_permute2f128_ps(fours[j].0, fours[4 + j].0, 0x20);
+                    square[4 + j].0 = _mm256_permute2f128_ps(fours[j].0, fours[4 + j].0, 0x31);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Isa;
+
+    #[inline(always)]
+    fn transposed<V: Vector>() -> (usize, Vec<f32>) {
+        let mut numbers: Vec<f32> = (0..256).map(|x| x as f32).collect();
+        // SAFETY: called at a level that the processor has; 256 numbers hold LANES² of them.
+        unsafe {
+            let mut square = [V::splat(0.0); 16];
+            for i in 0..V::LANES {
+                square[i] = V::load(numbers.as_ptr().add(i * V::LANES), V::LANES);
+            }
+            V::transpose(&mut square);
+            for i in 0..V::LANES {
+                square[i].store(numbers.as_mut_ptr().add(i * V::LANES), V::LANES);
+            }
+        }
+        (V::LANES, numbers)
+    }
+
+    #[test]
+    fn squares_are_transposed() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let (lanes, numbers) = with_vector!(isa, V => transposed::<V>());
+            for i in 0..lanes {
+                for j in 0..lanes {
+                    assert_eq!(numbers[i * lanes + j], (j * lanes + i) as f32, "{isa:?} {i} {j}");
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn partial<V: Vector>(count: usize) -> [Vec<f32>; 2] {
+        let numbers: Vec<f32> = (0..16).map(|x| x as f32 + 1.0).collect();
+        let halves: Vec<bf16> = numbers.iter().map(|x| <bf16 as Element>::from_f32(*x)).collect();
+        let (mut wide, mut narrow) = (vec![-1.0; 16], vec![bf16::NEG_ONE; 16]);
+        // SAFETY: called at a level that the processor has, with at most LANES numbers.
+        unsafe {
+            V::load_bf16(halves.as_ptr(), count).store(wide.as_mut_ptr(), V::LANES);
+            V::load(numbers.as_ptr(), V::LANES).store_bf16(narrow.as_mut_ptr(), count);
+        }
+        [wide, narrow.iter().map(|x| x.to_f32()).collect()]
+    }
+
+    #[test]
+    fn partial_loads_read_zeros_and_partial_stores_leave_the_rest() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let lanes = with_vector!(isa, V => V::LANES);
+            for count in 0..=lanes {
+                let [wide, narrow] = with_vector!(isa, V => partial::<V>(count));
+                for i in 0..16 {
+                    let number = i as f32 + 1.0;
+                    let read = if i < count {
+                        number
+                    } else if i < lanes {
+                        0.0
+                    } else {
+                        -1.0
+                    };
+                    assert_eq!(wide[i], read, "{isa:?} {count} {i}");
+                    assert_eq!(narrow[i], if i < count { number } else { -1.0 }, "{isa:?} {count} {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_is_rounded_as_elsewhere() {
+        let hard = [1.0, 1.003_906_3, 1.011_718_8, f32::NAN, f32::INFINITY, 1e-40, -3.4e38, f32::MAX, -0.0];
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for x in hard {
+                let mut found = [bf16::ZERO; 16];
+                // SAFETY: this level is available; 16 lanes fit.
+                with_vector!(isa, V => unsafe { V::splat(x).store_bf16(found.as_mut_ptr(), V::LANES) });
+                assert_eq!(found[0].to_bits(), <bf16 as Element>::from_f32(x).to_bits(), "{isa:?} {x}");
             }
         }
     }

@@ -60,6 +60,15 @@ fn check_operands(
     Ok(())
 }
 
+/// Sums of the gradient of keys and values that each tree's queries are dealt out to, so that a few long trees keep
+/// many threads busy. A function of the batch alone, since it decides the order of the sum.
+fn num_parts(forest: &Forest, shape: &AttentionShape) -> usize {
+    const TASKS: usize = 16;
+    let tasks = forest.groups().len() * shape.kv_heads;
+    let blocks_per_group = forest.num_tokens() * shape.heads / shape.kv_heads / 256;
+    TASKS.div_ceil(tasks.max(1)).min(blocks_per_group).max(1)
+}
+
 /// Which rows of a cache each query sees, for [`attention_decode`]: row ranges in order of position.
 #[derive(Clone, Debug, Default)]
 pub struct Visible {
@@ -169,7 +178,8 @@ pub fn attention_backward(
     }
     check::f32_shape(OP, "log_sum_exp", &log_sum_exp, tokens, shape.heads)?;
     // The gradients of keys and values are sums over queries and heads: they are summed in f32.
-    let mut sums = device.alloc(Kind::Scratch, tokens, 2 * k.cols(), DType::F32)?;
+    let parts = num_parts(forest, shape);
+    let mut sums = device.alloc(Kind::Scratch, parts * tokens, 2 * k.cols(), DType::F32)?;
     match device {
         Device::Cpu(cpu) => {
             let sums = sums.view_mut();

@@ -148,8 +148,9 @@ fn check(what: &str, forest: &Forest, shape: &AttentionShape, spread: f64) {
         let what = format!("{what} {dtype}");
         found[0].assert_close(&expected.out, tolerance, &format!("out {what}"));
         found[1].assert_close(&expected.log_sum_exp, 1e-5, &format!("lse {what}"));
-        found[2].assert_close(&expected.dq, 2.0 * tolerance, &format!("dq {what}"));
-        found[3].assert_close(&expected.dk, 2.0 * tolerance, &format!("dk {what}"));
+        // A token that sees itself alone has no gradient here: what remains is the rounding of terms of about 1.
+        found[2].assert_close_beside(0.5, &expected.dq, 2.0 * tolerance, &format!("dq {what}"));
+        found[3].assert_close_beside(0.5, &expected.dk, 2.0 * tolerance, &format!("dk {what}"));
         found[4].assert_close(&expected.dv, 2.0 * tolerance, &format!("dv {what}"));
     }
 }

@@ -106,8 +106,14 @@ impl Matrix {
     /// Every element within `tolerance` of the expected one, relative to the largest expected magnitude.
     #[track_caller]
     pub fn assert_close(&self, expected: &Self, tolerance: f64, what: &str) {
+        self.assert_close_beside(1e-30, expected, tolerance, what);
+    }
+
+    /// [`Self::assert_close`], relative to at least `magnitude`: for sums that may cancel altogether.
+    #[track_caller]
+    pub fn assert_close_beside(&self, magnitude: f64, expected: &Self, tolerance: f64, what: &str) {
         assert_eq!((self.rows, self.cols), (expected.rows, expected.cols), "{what}: shape");
-        let largest = expected.data.iter().fold(1e-30, |m: f64, x| m.max(x.abs()));
+        let largest = expected.data.iter().fold(magnitude, |m: f64, x| m.max(x.abs()));
         for (i, (found, expected)) in self.data.iter().zip(&expected.data).enumerate() {
             let error = (found - expected).abs() / largest;
             // A NaN fails, too.

@@ -1,0 +1,176 @@
+//! Blocks of queries, strips of keys, and their packing.
+
+use std::ops::Range;
+
+use crate::cpu::vector::{Vector, for_lanes};
+use crate::ops::AttentionShape;
+use crate::{Element, Forest, View};
+
+/// Rows (queries × heads of a group) of a block, about.
+const ROWS: usize = 96;
+
+/// Keys of a strip that all queries of the block see.
+pub(super) const KEYS: usize = 96;
+
+/// Keys of a strip on the diagonal, where half of what a larger one would compute is masked.
+const DIAGONAL_KEYS: usize = 24;
+
+/// Packed rows and columns are padded to a multiple of this, the widest register, with zeros.
+const PADDING: usize = 16;
+
+/// Consecutive queries of one segment.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub segment: usize,
+    /// The first query's row on the token axis.
+    pub first_token: usize,
+    /// The first query's position.
+    pub first_position: usize,
+    pub queries: usize,
+}
+
+/// Sizes that every block of a call shares.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Query heads per key/value head.
+    pub group: usize,
+    pub head_dim: usize,
+    /// `head_dim` with padding.
+    pub width: usize,
+    /// Rows of the largest block, with padding.
+    pub max_rows: usize,
+}
+
+/// Queries that a block holds at most.
+fn block_queries(shape: &AttentionShape) -> usize {
+    (ROWS * shape.kv_heads / shape.heads).max(1)
+}
+
+impl Layout {
+    pub(super) fn new(shape: &AttentionShape) -> Self {
+        let group = shape.heads / shape.kv_heads;
+        Self {
+            group,
+            head_dim: shape.head_dim,
+            width: shape.head_dim.next_multiple_of(PADDING),
+            max_rows: (block_queries(shape) * group).next_multiple_of(PADDING),
+        }
+    }
+
+    /// Rows of a block, without and with padding.
+    pub(super) fn rows(&self, block: Block) -> (usize, usize) {
+        let rows = block.queries * self.group;
+        (rows, rows.next_multiple_of(PADDING))
+    }
+}
+
+/// The blocks of a range of segments, in order.
+pub(super) fn blocks(
+    forest: &Forest,
+    segments: Range<usize>,
+    shape: &AttentionShape,
+) -> impl Iterator<Item = Block> {
+    let size = block_queries(shape);
+    segments.flat_map(move |index| {
+        let segment = &forest.segments[index];
+        (0..segment.range.len()).step_by(size).map(move |start| Block {
+            segment: index,
+            first_token: segment.range.start as usize + start,
+            first_position: segment.first_position as usize + start,
+            queries: size.min(segment.range.len() - start),
+        })
+    })
+}
+
+/// Consecutive positions on the path to a block, and the rows of the block that need them.
+pub(super) struct Strip {
+    pub first_position: usize,
+    pub keys: usize,
+    /// The first row that sees one of them, down to a multiple of the padding.
+    pub first_row: usize,
+}
+
+impl Block {
+    /// The strips that some query sees, ascending.
+    pub(super) fn strips(self, shape: &AttentionShape, group: usize) -> impl Iterator<Item = Strip> {
+        let diagonal = self.first_position + 1;
+        let end = self.first_position + self.queries;
+        let mut next = shape.window.map_or(0, |window| diagonal.saturating_sub(window as usize));
+        std::iter::from_fn(move || {
+            let first = next;
+            if first >= end {
+                return None;
+            }
+            let keys =
+                if first < diagonal { KEYS.min(diagonal - first) } else { DIAGONAL_KEYS.min(end - first) };
+            next = first + keys;
+            let first_row = (first.saturating_sub(self.first_position) * group) / PADDING * PADDING;
+            Some(Strip { first_position: first, keys, first_row })
+        })
+    }
+
+    /// Row of the token axis and first column of each of the block's rows.
+    pub(super) fn query_rows(self, kv_head: usize, layout: &Layout) -> impl Iterator<Item = (usize, usize)> {
+        let (group, head_dim) = (layout.group, layout.head_dim);
+        let columns = (kv_head * group..(kv_head + 1) * group).map(move |head| head * head_dim);
+        let tokens = self.first_token..self.first_token + self.queries;
+        tokens.flat_map(move |token| columns.clone().map(move |column| (token, column)))
+    }
+
+    /// Sets the scores `[keys, rows]` of keys that a row does not see to -∞.
+    pub(super) fn mask(self, strip: &Strip, shape: &AttentionShape, layout: &Layout, scores: &mut [f32]) {
+        let (num_rows, padded_rows) = layout.rows(self);
+        for (key, scores) in scores.chunks_exact_mut(padded_rows).take(strip.keys).enumerate() {
+            let position = strip.first_position + key;
+            let first = position.saturating_sub(self.first_position) * layout.group;
+            scores[strip.first_row..first.max(strip.first_row)].fill(f32::NEG_INFINITY);
+            if let Some(window) = shape.window {
+                let end = (position + window as usize).saturating_sub(self.first_position) * layout.group;
+                scores[end.clamp(strip.first_row, num_rows)..num_rows].fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+impl Strip {
+    pub(super) fn positions(&self) -> Range<u32> {
+        self.first_position as u32..(self.first_position + self.keys) as u32
+    }
+}
+
+impl Layout {
+    /// Row of the token axis and first column of each key.
+    pub(super) fn key_rows(&self, tokens: &[u32], kv_head: usize) -> impl Iterator<Item = (usize, usize)> {
+        let column = kv_head * self.head_dim;
+        tokens.iter().map(move |&token| (token as usize, column))
+    }
+}
+
+/// Packs columns `column..` of the given rows, widened and scaled, as `[rows, width]` with zeros beyond `head_dim`.
+///
+/// # Safety
+/// `to` holds the packed rows; the processor has V.
+#[inline(always)]
+pub(super) unsafe fn pack<V: Vector, E: Element>(
+    from: View,
+    rows: impl Iterator<Item = (usize, usize)>,
+    layout: &Layout,
+    factor: f32,
+    to: *mut f32,
+) {
+    for (i, (row, column)) in rows.enumerate() {
+        let from = &from.row::<E>(row)[column..column + layout.head_dim];
+        // SAFETY: row `i` of `to` has `width` elements; the lanes beyond `from` are zero.
+        for_lanes::<V>(layout.head_dim, |c, n| unsafe {
+            let x = V::get(from.as_ptr().add(c), n).mul(V::splat(factor));
+            x.store(to.add(i * layout.width + c), V::LANES);
+        });
+    }
+}
+
+/// Cuts the front off a scratch buffer.
+pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (front, rest) = std::mem::take(scratch).split_at_mut(len);
+    *scratch = rest;
+    front
+}

@@ -1,0 +1,135 @@
+//! Products of small f32 matrices that lie in the cache, on one thread.
+
+use super::vector::Vector;
+
+/// A matrix that is read with any strides.
+#[derive(Clone, Copy)]
+pub(crate) struct Strided {
+    pub pointer: *const f32,
+    /// From one row to the next.
+    pub row: usize,
+    /// From one column to the next.
+    pub col: usize,
+}
+
+/// `c[m, n] = a[m, k] · b[k, n]`, or `+=` if `accumulate`; `b` and `c` have contiguous rows, `n` is a multiple of the
+/// register's width.
+///
+/// # Safety
+/// The matrices hold these elements, `c` overlaps neither factor, and the processor has V.
+#[inline(always)]
+pub(crate) unsafe fn multiply<V: Vector>(
+    [m, n, k]: [usize; 3],
+    a: Strided,
+    (b, b_row): (*const f32, usize),
+    (c, c_row): (*mut f32, usize),
+    accumulate: bool,
+) {
+    debug_assert!(n.is_multiple_of(V::LANES));
+    let mut j = 0;
+    // Panels of columns outside: one of `b` stays in the first-level cache while the rows of `a` pass.
+    while j < n {
+        let registers = (n - j) / V::LANES;
+        // SAFETY: the panel lies inside the matrices.
+        unsafe {
+            let (b, c) = ((b.add(j), b_row), (c.add(j), c_row));
+            if V::REGISTERS >= 32 && registers >= 4 {
+                panel::<V, 4>(m, k, a, b, c, accumulate);
+                j += 4 * V::LANES;
+            } else if registers >= 2 {
+                panel::<V, 2>(m, k, a, b, c, accumulate);
+                j += 2 * V::LANES;
+            } else {
+                panel::<V, 1>(m, k, a, b, c, accumulate);
+                j += V::LANES;
+            }
+        }
+    }
+}
+
+/// All rows of `N` registers' columns.
+#[inline(always)]
+unsafe fn panel<V: Vector, const N: usize>(
+    m: usize,
+    k: usize,
+    a: Strided,
+    b: (*const f32, usize),
+    (c, c_row): (*mut f32, usize),
+    accumulate: bool,
+) {
+    let mut i = 0;
+    // SAFETY: rows i and following exist, as many as each tile takes.
+    unsafe {
+        let rows = |i: usize| Strided { pointer: a.pointer.add(i * a.row), ..a };
+        if V::REGISTERS >= 16 {
+            while i + 6 <= m {
+                block::<V, 6, N>(k, rows(i), b, (c.add(i * c_row), c_row), accumulate);
+                i += 6;
+            }
+        }
+        while i + 2 <= m {
+            block::<V, 2, N>(k, rows(i), b, (c.add(i * c_row), c_row), accumulate);
+            i += 2;
+        }
+        if i < m {
+            block::<V, 1, N>(k, rows(i), b, (c.add(i * c_row), c_row), accumulate);
+        }
+    }
+}
+
+/// `M` rows of `N` registers' columns, held in registers.
+#[inline(always)]
+unsafe fn block<V: Vector, const M: usize, const N: usize>(
+    k: usize,
+    a: Strided,
+    (b, b_row): (*const f32, usize),
+    (c, c_row): (*mut f32, usize),
+    accumulate: bool,
+) {
+    // SAFETY: the caller's promise covers every address below.
+    unsafe {
+        let mut sums = [[V::splat(0.0); N]; M];
+        for p in 0..k {
+            let mut row = [V::splat(0.0); N];
+            for j in 0..N {
+                row[j] = V::load(b.add(p * b_row + j * V::LANES), V::LANES);
+            }
+            for i in 0..M {
+                let factor = V::splat(*a.pointer.add(i * a.row + p * a.col));
+                for j in 0..N {
+                    sums[i][j] = factor.mul_add(row[j], sums[i][j]);
+                }
+            }
+        }
+        for i in 0..M {
+            for j in 0..N {
+                let to = c.add(i * c_row + j * V::LANES);
+                let sum = if accumulate { sums[i][j].add(V::load(to, V::LANES)) } else { sums[i][j] };
+                sum.store(to, V::LANES);
+            }
+        }
+    }
+}
+
+/// `to[cols, rows] = from[rows, cols]ᵀ`; both contiguous, both sizes multiples of the register's width.
+///
+/// # Safety
+/// The matrices hold these elements and do not overlap, and the processor has V.
+#[inline(always)]
+pub(crate) unsafe fn transpose<V: Vector>(rows: usize, cols: usize, from: *const f32, to: *mut f32) {
+    for r in (0..rows).step_by(V::LANES) {
+        for c in (0..cols).step_by(V::LANES) {
+            // SAFETY: the square lies inside both matrices.
+            unsafe {
+                let mut square = [V::splat(0.0); 16];
+                for i in 0..V::LANES {
+                    square[i] = V::load(from.add((r + i) * cols + c), V::LANES);
+                }
+                V::transpose(&mut square);
+                for i in 0..V::LANES {
+                    square[i].store(to.add((c + i) * rows + r), V::LANES);
+                }
+            }
+        }
+    }
+}
