@@ -10,6 +10,7 @@ Made with torch 2.15.0 and transformers 5.23.0:  OMP_NUM_THREADS=1 python golden
 
 import copy
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -103,6 +104,21 @@ def main() -> None:
         golden = {"config": config, "prompt": prompt, "chosen": chosen, "rejected": rejected, "weights": weights}
         (FOLDER / f"{name}.json").write_text(json.dumps(golden) + "\n")
         print(name, round(log_probs.sum().item(), 4))
+        if name == "llama-tied":
+            write_policies(model.float())
+
+
+class Hostile:
+    """What a pickle could do to whoever loads it with Python."""
+
+    def __reduce__(self):
+        return os.system, ("echo this would have run",)
+
+
+def write_policies(model) -> None:
+    """policy.pt as the original DPO code saves it, and one that asks for more than tensors."""
+    torch.save({"step_idx": 20000, "state": model.state_dict(), "metrics": {"loss": 0.5}}, FOLDER / "policy.pt")
+    torch.save({"state": {"x": torch.zeros(1)}, "metrics": Hostile()}, FOLDER / "hostile.pt")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,180 @@
+//! What must hold of the walk whatever the architecture.
+
+mod support;
+
+use support::{ALL, Golden, by_sequence, cpu, relative_error, train};
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{DType, Device, Forest, Kind};
+use tandem_model::save::to_hf_tensors;
+use tandem_model::{Checkpointing, Decoder, FlatWeights, ResidentGradients, ResidentWeights, Walk, init};
+
+const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
+
+fn bits(weights: &FlatWeights) -> Vec<u32> {
+    weights.layers.iter().flat_map(|l| l.view().as_slice::<f32>().iter().map(|v| v.to_bits())).collect()
+}
+
+#[test]
+fn a_shared_prompt_scores_and_trains_like_two_sequences() {
+    for name in ALL {
+        let golden = Golden::new(name);
+        let device = cpu();
+        let weights = golden.load(&device);
+        let decoder = &golden.decoder;
+        let run = |forest: &Forest, d: &[f32]| {
+            train(&device, decoder, &weights, DType::F32, Checkpointing::None, forest, d)
+        };
+        let tree = golden.forest();
+        let (scores, gradients) = run(&tree, &golden.forest_weights(&tree));
+        let (chosen_weights, rejected_weights) = golden.weights.split_at(golden.chosen.len());
+        let (chosen, chosen_gradients) = run(&golden.sequence(&golden.chosen), chosen_weights);
+        let (rejected, rejected_gradients) = run(&golden.sequence(&golden.rejected), rejected_weights);
+        let separate = [chosen.log_prob, rejected.log_prob].concat();
+        let error = relative_error(&by_sequence(&tree, &scores.log_prob), &separate);
+        assert!(error < 2e-6, "{name}: log-probs {error:.1e}: only the order of f32 sums may differ");
+        let both = to_hf_tensors(decoder, &chosen_gradients).into_iter();
+        for (((tensor, a), (_, b)), (_, found)) in
+            both.zip(to_hf_tensors(decoder, &rejected_gradients)).zip(to_hf_tensors(decoder, &gradients))
+        {
+            let sum: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+            let error = relative_error(&found, &sum);
+            assert!(
+                error < 2e-5,
+                "{name}: gradient of {tensor} {error:.1e}: only the order of f32 sums may differ"
+            );
+        }
+    }
+}
+
+#[test]
+fn checkpointing_changes_no_bit() {
+    for name in ALL {
+        let golden = Golden::new(name);
+        let device = cpu();
+        let weights = golden.load(&device);
+        let forest = golden.forest();
+        let d_log_prob = golden.forest_weights(&forest);
+        for dtype in DTYPES {
+            let run = |mode| train(&device, &golden.decoder, &weights, dtype, mode, &forest, &d_log_prob);
+            let (scores, gradients) = run(Checkpointing::None);
+            for mode in [Checkpointing::Selective, Checkpointing::Full] {
+                let (other_scores, other) = run(mode);
+                assert_eq!(scores, other_scores, "{name} {dtype} {mode:?}");
+                assert!(bits(&gradients) == bits(&other), "{name} {dtype} {mode:?}: gradients differ");
+            }
+        }
+    }
+}
+
+#[test]
+fn evaluation_scores_as_training_does() {
+    let golden = Golden::new("llama");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let forest = golden.forest();
+    let decoder = &golden.decoder;
+    let (kept, _) = train(
+        &device,
+        decoder,
+        &weights,
+        DType::F32,
+        Checkpointing::None,
+        &forest,
+        &golden.forest_weights(&forest),
+    );
+    let walk = Walk { decoder, device: &device, dtype: DType::F32, checkpointing: Checkpointing::Full };
+    let mut scores = HeadScores::default();
+    walk.forward(&mut ResidentWeights::new(decoder, &weights, None), &forest, &mut scores).unwrap();
+    assert_eq!(scores, kept);
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    for dtype in DTYPES {
+        let run = |threads| {
+            let golden = Golden::new("qwen3");
+            let device = Device::cpu(threads, 256 << 20).unwrap();
+            let weights = golden.load(&device);
+            let forest = golden.forest();
+            let d = golden.forest_weights(&forest);
+            let (scores, sums) =
+                train(&device, &golden.decoder, &weights, dtype, Checkpointing::None, &forest, &d);
+            (scores, bits(&sums))
+        };
+        let one = run(1);
+        assert!(one == run(2) && one == run(3), "{dtype}");
+    }
+}
+
+#[test]
+fn nothing_scored_gives_no_gradient_but_walks_every_layer() {
+    for name in ["llama", "llama-tied"] {
+        let golden = Golden::new(name);
+        let device = cpu();
+        let weights = golden.load(&device);
+        let mut forest = golden.forest();
+        forest.predictions.clear();
+        let (scores, sums) =
+            train(&device, &golden.decoder, &weights, DType::F32, Checkpointing::Selective, &forest, &[]);
+        assert!(scores.log_prob.is_empty() && scores.entropy.is_empty());
+        assert!(bits(&sums).iter().all(|&b| f32::from_bits(b) == 0.0));
+    }
+}
+
+#[test]
+fn gradients_of_a_wrong_length_are_refused() {
+    let golden = Golden::new("llama");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let decoder = &golden.decoder;
+    let walk = Walk { decoder, device: &device, dtype: DType::F32, checkpointing: Checkpointing::None };
+    let mut source = ResidentWeights::new(decoder, &weights, None);
+    let mut sink = ResidentGradients::zeros(decoder, &device).unwrap();
+    let (forest, mut scores) = (golden.forest(), HeadScores::default());
+    let saved = walk.forward_keep(&mut source, &forest, &mut scores).unwrap();
+    let refused = walk.backward(&mut source, &mut sink, &forest, saved, &scores, &[1.0]).unwrap_err();
+    assert_eq!(refused.to_string(), "1 gradients for 12 predictions");
+}
+
+/// Forward and backward, and what they left allocated.
+fn step(device: &Device, decoder: &Decoder, weights: &FlatWeights, mode: Checkpointing, forest: &Forest) {
+    let d_log_prob = vec![1.0; forest.predictions.len()];
+    train(device, decoder, weights, DType::Bf16, mode, forest, &d_log_prob);
+}
+
+#[test]
+fn a_dry_run_counts_the_memory_that_a_run_takes() {
+    for name in ALL {
+        let golden = Golden::new(name);
+        let forest = golden.forest();
+        for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full] {
+            let usage = |device: Device| {
+                let weights = init::init(&golden.decoder, &device, Kind::Master, 1).unwrap();
+                step(&device, &golden.decoder, &weights, mode, &forest);
+                let usage = device.memory();
+                let place = |kind: Kind| usage.at_peak[kind as usize];
+                (usage.current, place(Kind::Activations), place(Kind::Master), place(Kind::Gradients))
+            };
+            assert_eq!(usage(Device::meta()), usage(cpu()), "{name} {mode:?}");
+        }
+    }
+}
+
+#[test]
+fn checkpointing_takes_less_memory_and_steps_leave_none() {
+    let golden = Golden::new("gpt-neox");
+    let forest = golden.forest();
+    let peak = |mode| {
+        let device = cpu();
+        let weights = golden.load(&device);
+        step(&device, &golden.decoder, &weights, mode, &forest);
+        let (after_one, high_water) = (device.memory(), device.high_water());
+        step(&device, &golden.decoder, &weights, mode, &forest);
+        assert_eq!(device.memory().current[Kind::Activations as usize], 0, "{mode:?}");
+        assert_eq!(device.memory(), after_one, "{mode:?}");
+        assert_eq!(device.high_water(), high_water, "{mode:?}");
+        after_one.at_peak[Kind::Activations as usize]
+    };
+    let peaks = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full].map(peak);
+    assert!(peaks.is_sorted_by(|a, b| a > b), "{peaks:?}");
+}
