@@ -49,8 +49,6 @@ pub enum Problem {
     Unreadable {
         /// The system's answer.
         reason: String,
-        /// Whether there is no such file.
-        missing: bool,
     },
     /// Not TOML, or not `key=value`.
     #[error("{message}")]
@@ -115,10 +113,7 @@ fn suggestion(nearest: Option<&str>, known: &[&str]) -> String {
 
 impl ConfigError {
     pub(super) fn unreadable(path: &Path, source: &io::Error) -> Self {
-        let problem = Problem::Unreadable {
-            reason: source.to_string(),
-            missing: source.kind() == io::ErrorKind::NotFound,
-        };
+        let problem = Problem::Unreadable { reason: source.to_string() };
         Self { place: Place::File { path: path.to_path_buf(), line: None }, problem }
     }
 }

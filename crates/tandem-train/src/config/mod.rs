@@ -141,3 +141,6 @@ impl Config {
         Ok(config)
     }
 }
+
+#[cfg(test)]
+mod tests;
