@@ -210,3 +210,142 @@ fn remove_file(path: &Path) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = "method = 'sft'\nmodel = 'm'\noutput = 'o'\ndata.train = 't.jsonl'\n\
+                          train = { batch_size = 2, steps = 3, learning_rate = 1 }\n";
+
+    fn config(folder: &Path) -> Config {
+        let path = folder.join("run.toml");
+        fs::write(&path, CONFIG).expect("written");
+        Config::load::<&str>(&path, &[]).expect("valid")
+    }
+
+    /// A folder in which a run went to its end, between files that are none of its business.
+    fn used(folder: &Path) -> PathBuf {
+        let config = config(folder);
+        let path = folder.join("runs/first");
+        let run = RunDir::open(&path, Start::Fresh).expect("a new folder");
+        run.begin(&config, "{}").expect("begun");
+        fs::write(run.metrics_path(), "{}\n").expect("written");
+        for folder in [run.final_path(), run.checkpoints().root().join("step-000001")] {
+            fs::create_dir_all(folder).expect("created");
+        }
+        for name in ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "README.md"] {
+            fs::write(run.final_path().join(name), "x").expect("written");
+        }
+        fs::write(path.join("notes.txt"), "mine").expect("written");
+        path
+    }
+
+    fn files(folder: &Path) -> Vec<String> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let entry = entry.expect("an entry");
+            let name = entry.file_name().into_string().expect("UTF-8");
+            if entry.path().is_dir() {
+                names.extend(files(&entry.path()).into_iter().map(|inner| format!("{name}/{inner}")));
+                names.push(format!("{name}/"));
+            } else {
+                names.push(name);
+            }
+        }
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_used_folder_is_refused_with_both_ways_out_and_left_alone() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let before = files(&path);
+        let error = RunDir::open(&path, Start::Fresh).expect_err("a used folder");
+        let text = error.to_string();
+        assert!(
+            text.contains("--resume") && text.contains("--overwrite") && text.contains("runs/first"),
+            "{text}"
+        );
+        assert_eq!((error.exit_code(), files(&path)), (2, before));
+    }
+
+    #[test]
+    fn every_file_of_a_run_makes_a_folder_used() {
+        for name in ["plan.json", "metrics.jsonl", "checkpoints", "final"] {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            fs::write(folder.path().join(name), "").expect("written");
+            let error = RunDir::open(folder.path(), Start::Fresh).expect_err("a used folder").to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_folder_with_foreign_files_only_is_not_used() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::write(folder.path().join("notes.txt"), "mine").expect("written");
+        RunDir::open(folder.path(), Start::Fresh).expect("a folder without a run");
+    }
+
+    #[test]
+    fn overwrite_deletes_what_the_run_wrote_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let before = files(&path);
+        let run = RunDir::open(&path, Start::Overwrite).expect("taken over");
+        assert_eq!(files(&path), before, "nothing may be deleted before the input is known to be good");
+        run.begin(&config(folder.path()), "{}").expect("begun");
+        let left = [".lock", "config.toml", "final/", "final/README.md", "notes.txt", "plan.json"];
+        assert_eq!(files(&path), left);
+    }
+
+    #[test]
+    fn resume_deletes_nothing() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let before = files(&path);
+        let run = RunDir::open(&path, Start::Resume).expect("taken over");
+        run.begin(&config(folder.path()), "{}").expect("begun");
+        assert_eq!(files(&path), before);
+    }
+
+    #[test]
+    fn a_second_run_in_the_folder_is_refused_while_the_first_goes_on() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let first = RunDir::open(folder.path(), Start::Fresh).expect("a new folder");
+        for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
+            let error = RunDir::open(folder.path(), start).expect_err("a locked folder").to_string();
+            assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        }
+        drop(first);
+        RunDir::open(folder.path(), Start::Fresh).expect("the lock went with its holder");
+    }
+
+    #[test]
+    fn a_config_that_a_person_wrote_is_never_replaced() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::write(folder.path().join("config.toml"), CONFIG).expect("written");
+        for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
+            let error = RunDir::open(folder.path(), start).expect_err("a foreign file");
+            assert!(matches!(error, TrainError::ForeignFile { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_resolved_config_of_the_folder_loads_as_the_same_config() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let saved = Config::load::<&str>(&path.join("config.toml"), &[]).expect("valid");
+        assert_eq!(saved, config(folder.path()));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("file");
+        fs::write(&file, "").expect("written");
+        let error = RunDir::open(&file.join("run"), Start::Fresh).expect_err("below a file");
+        assert!(error.to_string().contains("file/run") && error.exit_code() == 2, "{error}");
+    }
+}

@@ -138,7 +138,37 @@ impl Config {
             model,
         };
         root.finish()?;
+        config.refuse_own_output(path)?;
         Ok(config)
+    }
+
+    /// A run must not read a model from where it will write one.
+    fn refuse_own_output(&self, file: &Path) -> Result<(), ConfigError> {
+        let weights = match &self.weights {
+            Weights::File(path) => Some(path),
+            Weights::Folder | Weights::Random => None,
+        };
+        let inputs = [
+            ("model", Some(&self.model)),
+            ("weights", weights),
+            ("reference.model", self.reference.model.as_ref()),
+        ];
+        for (key, input) in inputs {
+            if input.is_some_and(|input| {
+                ["final", "checkpoints"].iter().any(|own| input.starts_with(self.output.join(own)))
+            }) {
+                let reason = format!(
+                    "it lies in what this run writes ({}); give the run another `output`",
+                    self.output.display()
+                );
+                let place = Place::File { path: file.to_path_buf(), line: None };
+                return Err(ConfigError {
+                    place,
+                    problem: Problem::Conflict { key: key.to_string(), reason },
+                });
+            }
+        }
+        Ok(())
     }
 }
 

@@ -417,6 +417,18 @@ fn contradictions_are_refused() {
 }
 
 #[test]
+fn a_model_inside_the_runs_own_output_is_refused() {
+    for (key, value) in
+        [("model", "r/final"), ("reference.model", "r/final/"), ("weights", "r/checkpoints/policy.pt")]
+    {
+        let text = refusal(EXAMPLE, &["output=r", &format!("{key}={value}")]);
+        assert!(text.starts_with(&format!("run.toml: `{key}`: it lies in what this run writes")), "{text}");
+    }
+    // A sibling run's result is the ordinary case.
+    assert!(set(&["output=r", "model=r2/final"]).model.ends_with("r2/final"));
+}
+
+#[test]
 fn label_smoothing_is_held_to_what_each_loss_can_take() {
     let half = refusal(EXAMPLE, &["objective.loss=robust", "objective.label_smoothing=0.5"]);
     assert!(half.contains("[0, 0.5)"), "{half}");
