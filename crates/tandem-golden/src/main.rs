@@ -1,0 +1,61 @@
+//! Compares Tandem with everything in a folder of goldens: what TRL, transformers and the original DPO code computed.
+//!
+//! `cargo run --release -p tandem-golden -- FOLDER [tokens|forward|losses|training|evaluation …]`
+//!
+//! Prints a line per check with the measured error, then the totals; exits 1 if a check failed, 2 if the folder cannot
+//! be read.
+
+mod forward;
+mod numbers;
+mod report;
+mod tokens;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use tandem_kernels::Device;
+
+use report::Report;
+
+const PARTS: [&str; 5] = ["tokens", "forward", "losses", "training", "evaluation"];
+
+fn main() -> ExitCode {
+    match compare() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("tandem-golden: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn compare() -> Result<bool> {
+    let mut arguments = std::env::args().skip(1);
+    let folder = PathBuf::from(arguments.next().context("usage: tandem-golden FOLDER [PART …]")?);
+    let parts: Vec<String> = arguments.collect();
+    if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(&part.as_str())) {
+        bail!("unknown part {unknown:?}; the parts are {}", PARTS.join(", "));
+    }
+    let chosen = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
+    let mut report = Report::default();
+    for part in PARTS.into_iter().filter(|part| chosen(part)) {
+        check(part, &folder, &mut report).with_context(|| format!("checking {part}"))?;
+    }
+    if parts.is_empty() {
+        report.not_implemented("online_dpo.json", "Online DPO");
+    }
+    Ok(report.finish())
+}
+
+fn check(part: &str, folder: &Path, report: &mut Report) -> Result<()> {
+    match part {
+        "tokens" => tokens::check(folder, report),
+        "forward" => {
+            let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            forward::check(folder, &Device::cpu(threads, 4 << 30)?, report)
+        }
+        _ => Ok(()),
+    }
+}

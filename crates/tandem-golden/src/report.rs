@@ -1,0 +1,78 @@
+//! The outcome of each check, printed as it comes.
+
+use std::fmt::Display;
+
+/// Counts and prints.
+#[derive(Debug, Default)]
+pub struct Report {
+    passed: usize,
+    failed: Vec<String>,
+    not_implemented: usize,
+}
+
+impl Report {
+    /// A measured error against what is allowed. An error that is not a number fails.
+    pub fn within(&mut self, name: impl Display, error: f64, allowed: f64) {
+        self.outcome(&name, error <= allowed, format_args!("error {error:.2e}, allowed {allowed:.0e}"));
+    }
+
+    /// Something that must be the same; `found` says where it is not.
+    pub fn same(&mut self, name: impl Display, found: Result<(), String>) {
+        match found {
+            Ok(()) => self.outcome(&name, true, "identical"),
+            Err(difference) => self.outcome(&name, false, difference),
+        }
+    }
+
+    /// A check that could not be made because Tandem stopped with an error.
+    pub fn broken(&mut self, name: impl Display, error: impl Display) {
+        self.outcome(&name, false, error);
+    }
+
+    /// A number that is shown and not judged.
+    pub fn note(&self, name: impl Display, text: impl Display) {
+        println!("note  {name}: {text}");
+    }
+
+    /// The folder has numbers for something that Tandem does not do.
+    pub fn not_implemented(&mut self, name: impl Display, why: impl Display) {
+        self.not_implemented += 1;
+        println!("todo  {name}: not implemented: {why}");
+    }
+
+    fn outcome(&mut self, name: &dyn Display, passed: bool, detail: impl Display) {
+        if passed {
+            self.passed += 1;
+            println!("ok    {name}: {detail}");
+        } else {
+            self.failed.push(name.to_string());
+            println!("FAIL  {name}: {detail}");
+        }
+    }
+
+    /// Prints the totals; whether nothing failed.
+    pub fn finish(self) -> bool {
+        for name in &self.failed {
+            println!("failed: {name}");
+        }
+        println!(
+            "{} passed, {} failed, {} not implemented",
+            self.passed,
+            self.failed.len(),
+            self.not_implemented
+        );
+        self.failed.is_empty()
+    }
+}
+
+/// Largest |a − b| over two lists, relative to `scale`; infinite if lengths differ or a value is not a number.
+pub fn largest_error(ours: &[f64], theirs: &[f64], scale: f64) -> f64 {
+    if ours.len() != theirs.len() {
+        return f64::INFINITY;
+    }
+    let error = |(a, b): (&f64, &f64)| {
+        let e = (a - b).abs() / scale;
+        if e.is_nan() { f64::INFINITY } else { e }
+    };
+    ours.iter().zip(theirs).map(error).fold(0.0, f64::max)
+}
