@@ -14,6 +14,7 @@ pub struct Decoder {
     block: LayerLayout,
     head: LayerLayout,
     rope: Option<RopeTable>,
+    positions: usize,
 }
 
 impl Decoder {
@@ -37,12 +38,18 @@ impl Decoder {
             head: LayerLayout::head(&spec),
             rope: spec.rotary.map(|r| RopeTable::new(&r.inverse_frequencies(), positions)),
             spec,
+            positions,
         })
     }
 
     /// What the decoder is made of.
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
+    }
+
+    /// How many tokens a sequence may have.
+    pub fn positions(&self) -> usize {
+        self.positions
     }
 
     /// The layers in walk order: embedding, blocks, head.

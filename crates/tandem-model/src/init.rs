@@ -11,6 +11,7 @@ use tandem_kernels::{DType, Device, Kind};
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, Part};
+use crate::random::mix;
 use crate::resident::FlatWeights;
 use crate::spec::NormKind;
 
@@ -71,14 +72,6 @@ fn normal(key: u64, std: f32, values: &mut [f32]) {
             }
         }
     });
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014) after one step of its counter.
-pub(crate) fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@
 
 pub mod archive;
 pub mod config;
+pub mod decode;
 pub mod decoder;
 pub mod error;
 pub mod families;
@@ -25,6 +26,7 @@ pub mod init;
 pub mod layout;
 pub mod load;
 mod order;
+mod random;
 pub mod resident;
 pub mod rotary;
 pub mod save;
@@ -34,6 +36,7 @@ pub mod walk;
 pub mod weights;
 
 pub use config::Config;
+pub use decode::{Generator, GeneratorOptions, Sampling};
 pub use decoder::Decoder;
 pub use error::ModelError;
 pub use folder::ModelFolder;

@@ -141,13 +141,23 @@ impl Walk<'_> {
         self.embedding_backward(grads, forest, dx)
     }
 
-    /// All logits `[R, V]` f32 of the given rows of the token axis (ascending). For generation and tests: training
-    /// and evaluation never hold them.
+    /// All logits `[R, V]` f32 of the given rows of the token axis, before the head's scale and softcap. For
+    /// generation and tests: training and evaluation never hold them.
     ///
     /// # Errors
     /// As [`Walk::forward`].
     pub fn logits(&self, weights: &mut dyn WeightSource, forest: &Forest, rows: &[u32]) -> Result<Tensor> {
         let (x, _) = self.blocks(weights, forest, Keep::Nothing)?;
+        self.logits_of(weights, x, rows)
+    }
+
+    /// Logits of rows of the residual stream after the last block.
+    pub(crate) fn logits_of(
+        &self,
+        weights: &mut dyn WeightSource,
+        x: Tensor,
+        rows: &[u32],
+    ) -> Result<Tensor> {
         let mut selected = self.alloc(rows.len(), x.cols(), DType::F32)?;
         ops::gather_rows(self.device, x.view(), rows, selected.view_mut())?;
         drop(x);
