@@ -28,7 +28,7 @@ use crate::arena::Arena;
 use crate::{KernelError, Result};
 use team::Team;
 
-pub(crate) use product::{Operand, Product, Target};
+pub(crate) use product::{Operand, Product};
 
 /// The host's processor: its threads, its memory and its instructions.
 pub struct Cpu {

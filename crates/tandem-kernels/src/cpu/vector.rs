@@ -161,7 +161,7 @@ const PORTABLE_LANES: usize = 8;
 
 /// Plain Rust, which compilers turn into whatever vector instructions the target always has.
 #[derive(Clone, Copy)]
-pub(crate) struct Portable([f32; PORTABLE_LANES]);
+pub(crate) struct Portable(pub(crate) [f32; PORTABLE_LANES]);
 
 impl Portable {
     #[inline(always)]
@@ -290,10 +290,10 @@ mod x86 {
     use crate::{Element, bf16};
 
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx512(__m512);
+    pub(crate) struct Avx512(pub(crate) __m512);
 
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx2(__m256);
+    pub(crate) struct Avx2(pub(crate) __m256);
 
     /// Rounds to bf16 as [`Element::from_f32`] does; the result stands in the low halves.
     #[inline(always)]

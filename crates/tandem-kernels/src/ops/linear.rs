@@ -4,7 +4,7 @@
 //! The bits of the result do not depend on the number of threads.
 
 use super::check;
-use crate::cpu::{Operand, Product, Target};
+use crate::cpu::{Operand, Product};
 use crate::{Device, Result, View, ViewMut};
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
@@ -35,14 +35,8 @@ pub fn linear(
         check::is_f32(OP, "residual", &residual)?;
     }
     let extra = bias.map_or(0, |b| b.num_bytes()) + residual.map_or(0, |r| r.num_bytes());
-    let product = Product {
-        a: Operand::of(x),
-        b: Operand::of(w).transposed(),
-        c: Target::of(y),
-        accumulate: false,
-        bias,
-        residual,
-    };
+    let product =
+        Product { a: Operand::rows_of(x), b: Operand::rows_of(w), c: y, accumulate: false, bias, residual };
     run(device, OP, product, (t, n, k), extra)
 }
 
@@ -68,9 +62,9 @@ pub fn linear_backward_input(
         check::is_f32(OP, "dx", &dx)?;
     }
     let product = Product {
-        a: Operand::of(dy),
-        b: Operand::of(w),
-        c: Target::of(dx),
+        a: Operand::rows_of(dy),
+        b: Operand::columns_of(w),
+        c: dx,
         accumulate,
         bias: None,
         residual: None,
@@ -96,9 +90,9 @@ pub fn linear_backward_weight(
     check::same_type(OP, "x", &x, &dy)?;
     check::is_f32(OP, "dw", &dw)?;
     let product = Product {
-        a: Operand::of(dy).transposed(),
-        b: Operand::of(x),
-        c: Target::of(dw),
+        a: Operand::columns_of(dy),
+        b: Operand::columns_of(x),
+        c: dw,
         accumulate,
         bias: None,
         residual: None,

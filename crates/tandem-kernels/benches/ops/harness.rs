@@ -1,0 +1,124 @@
+//! Timing and printing.
+
+use std::sync::OnceLock;
+
+use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+
+/// What one operation's line is measured against.
+#[derive(Clone, Copy)]
+pub enum Work {
+    /// Floating-point operations on operands of this type.
+    Flops(f64, DType),
+    /// Bytes moved between memory and processor.
+    Bytes(f64),
+}
+
+/// The machine's peaks in this run.
+#[derive(Clone, Copy, Default)]
+pub struct Peak {
+    /// f32 multiply-adds, operations per second.
+    pub f32: f64,
+    /// bf16 multiply-adds, operations per second.
+    pub bf16: f64,
+    /// Bytes per second of a large copy, read and written ones counted.
+    pub copy: f64,
+}
+
+/// The device and the settings of a run.
+pub struct Bench {
+    /// Where operations run.
+    pub device: Device,
+    /// Its threads.
+    pub threads: usize,
+    /// Filled in by the first family.
+    pub peak: Peak,
+    filter: Option<String>,
+}
+
+impl Bench {
+    /// Settings from the command line and the environment.
+    pub fn from_arguments() -> Self {
+        // Cargo passes `--bench`; the first other argument is the filter.
+        let filter = std::env::args().skip(1).find(|a| !a.starts_with("--"));
+        let threads = std::env::var("TANDEM_BENCH_THREADS").ok().and_then(|t| t.parse().ok());
+        let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let device = Device::cpu(threads, 4 << 30).expect("the device starts");
+        Self { device, threads, peak: Peak::default(), filter }
+    }
+
+    /// Whether the line is asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()))
+    }
+
+    /// Times `f`, prints its rate and its share of the peak, and returns the seconds of the median run.
+    pub fn line(&self, name: &str, work: Work, f: impl FnMut()) -> f64 {
+        let seconds = median_seconds([f])[0];
+        self.print(name, work, seconds, "");
+        seconds
+    }
+
+    /// Prints a line for something already timed.
+    pub fn print(&self, name: &str, work: Work, seconds: f64, note: &str) {
+        let (rate, peak, unit) = match work {
+            Work::Flops(flops, DType::F32) => (flops / seconds, self.peak.f32, "GFLOP/s"),
+            Work::Flops(flops, DType::Bf16) => (flops / seconds, self.peak.bf16, "GFLOP/s"),
+            Work::Bytes(bytes) => (bytes / seconds, self.peak.copy, "GB/s"),
+        };
+        println!(
+            "{name:<52} {:>9.3} ms {:>8.1} {unit:<7} {:>4.0} % of peak{note}",
+            seconds * 1e3,
+            rate / 1e9,
+            100.0 * rate / peak
+        );
+    }
+
+    /// A matrix of numbers that look like activations.
+    pub fn matrix(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        let mut tensor = self.device.alloc(Kind::Scratch, rows, cols, dtype).expect("memory");
+        let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
+        ops::write_f32(&self.device, &values, tensor.view_mut()).expect("same size");
+        tensor
+    }
+}
+
+/// Seconds of wall time; or of this thread's processor time, which other processes do not disturb, if
+/// `TANDEM_BENCH_CLOCK` is `cpu` (meaningful with one thread).
+pub fn seconds_now() -> f64 {
+    static CLOCK: OnceLock<libc::clockid_t> = OnceLock::new();
+    let clock = *CLOCK.get_or_init(|| match std::env::var("TANDEM_BENCH_CLOCK").as_deref() {
+        Ok("cpu") => libc::CLOCK_THREAD_CPUTIME_ID,
+        _ => libc::CLOCK_MONOTONIC,
+    });
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec.
+    let status = unsafe { libc::clock_gettime(clock, &raw mut now) };
+    assert_eq!(status, 0, "both clocks exist");
+    now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+}
+
+/// The median time of each alternative, run in turns so that a slow moment of the machine meets all of them.
+pub fn median_seconds<F: FnMut(), const N: usize>(mut alternatives: [F; N]) -> [f64; N] {
+    let time = |f: &mut F| {
+        let start = seconds_now();
+        f();
+        seconds_now() - start
+    };
+    // Warm-up, which also tells how many calls make a sample of at least a millisecond.
+    let calls = alternatives.each_mut().map(|f| {
+        time(f);
+        (1e-3 / time(f).max(1e-9)).ceil() as usize
+    });
+    let mut samples: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
+    let start = seconds_now();
+    while samples[0].len() < 5 || (seconds_now() - start < 0.25 && samples[0].len() < 101) {
+        for (i, f) in alternatives.iter_mut().enumerate() {
+            let total: f64 = (0..calls[i]).map(|_| time(f)).sum();
+            samples[i].push(total / calls[i] as f64);
+        }
+    }
+    samples.map(|mut s| {
+        s.sort_by(f64::total_cmp);
+        s[s.len() / 2]
+    })
+}

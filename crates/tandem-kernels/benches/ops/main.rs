@@ -1,0 +1,19 @@
+//! `cargo bench -p tandem-kernels --bench ops [-- FILTER]`: every operation's rate beside what this machine can do.
+//!
+//! The peaks are measured in the same run: multiply-adds in registers, f32 and bf16, and a large copy. Lines whose name
+//! contains FILTER run. With `--features peer`, f32 products also run through the `gemm` crate, in turns with ours.
+//! `TANDEM_BENCH_THREADS` is the number of threads, by default all; `TANDEM_ISA` lowers the vector instructions.
+
+mod harness;
+mod optimizer;
+mod peak;
+mod product;
+
+use harness::Bench;
+
+fn main() {
+    let mut bench = Bench::from_arguments();
+    peak::measure(&mut bench);
+    product::run(&bench);
+    optimizer::run(&bench);
+}

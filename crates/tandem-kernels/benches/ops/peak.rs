@@ -1,0 +1,123 @@
+//! What this machine can do at best.
+
+use std::hint::black_box;
+
+use tandem_kernels::cpu::Isa;
+use tandem_kernels::{DType, Device, ops};
+
+use crate::harness::{Bench, median_seconds, seconds_now};
+
+/// Measures the peaks and prints them.
+pub fn measure(bench: &mut Bench) {
+    let Device::Cpu(cpu) = &bench.device else { unreachable!("benches run on the CPU") };
+    let isa = cpu.isa();
+    bench.peak.f32 = on_all_threads(bench.threads, || f32_rate(isa));
+    bench.peak.bf16 = on_all_threads(bench.threads, || bf16_rate(isa));
+    bench.peak.copy = copy_rate(bench);
+    println!(
+        "{} threads, {}: {:.0} GFLOP/s f32, {:.0} GFLOP/s bf16, copy {:.1} GB/s",
+        bench.threads,
+        isa.name(),
+        bench.peak.f32 / 1e9,
+        bench.peak.bf16 / 1e9,
+        bench.peak.copy / 1e9
+    );
+}
+
+/// The sum of the best rate of each thread.
+fn on_all_threads(threads: usize, rate: impl Fn() -> f64 + Sync) -> f64 {
+    std::thread::scope(|scope| {
+        let handles: Vec<_> =
+            (0..threads).map(|_| scope.spawn(|| (0..20).map(|_| rate()).fold(0.0, f64::max))).collect();
+        handles.into_iter().map(|h| h.join().expect("no panic")).sum()
+    })
+}
+
+fn copy_rate(bench: &Bench) -> f64 {
+    let elements = 32 << 20;
+    let (src, mut dst) = (bench.matrix(1, elements, DType::F32), bench.matrix(1, elements, DType::F32));
+    let [seconds] = median_seconds([|| {
+        ops::cast(&bench.device, src.view(), dst.view_mut()).expect("shapes fit");
+    }]);
+    2.0 * 4.0 * elements as f64 / seconds
+}
+
+/// Independent sums: enough to cover the latency of a multiply-add on every unit.
+const SUMS: usize = 24;
+const ROUNDS: usize = 40_000;
+
+/// Times `ROUNDS` rounds of `SUMS` multiply-adds of `lanes` lanes and `depth` products a lane.
+macro_rules! rate {
+    ($features:literal, $vector:ty, $lanes:expr, $depth:expr, $splat:expr, $multiply_add:expr) => {{
+        #[target_feature(enable = $features)]
+        fn rounds(factor: $vector) -> [$vector; SUMS] {
+            let mut sums = [$splat(1.0); SUMS];
+            for _ in 0..ROUNDS {
+                for sum in &mut sums {
+                    *sum = $multiply_add(factor, *sum);
+                }
+            }
+            sums
+        }
+        #[target_feature(enable = $features)]
+        fn seconds() -> f64 {
+            let factor = black_box($splat(0.5));
+            let start = seconds_now();
+            black_box(rounds(factor));
+            (seconds_now() - start)
+        }
+        // SAFETY: the level was detected.
+        2.0 * ($depth * $lanes * SUMS * ROUNDS) as f64 / unsafe { seconds() }
+    }};
+}
+
+#[cfg(target_arch = "x86_64")]
+fn f32_rate(isa: Isa) -> f64 {
+    use std::arch::x86_64::*;
+    match isa {
+        Isa::Portable => portable_rate(),
+        Isa::Avx2 => rate!("avx2,fma", __m256, 8, 1, |x| _mm256_set1_ps(x), |f, s| _mm256_fmadd_ps(f, s, f)),
+        Isa::Avx512 | Isa::Avx512Bf16 => {
+            rate!("avx512f", __m512, 16, 1, |x| _mm512_set1_ps(x), |f, s| _mm512_fmadd_ps(f, s, f))
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn bf16_rate(isa: Isa) -> f64 {
+    use std::arch::x86_64::*;
+    if isa != Isa::Avx512Bf16 {
+        return f32_rate(isa);
+    }
+    // SAFETY: both types are 512 plain bits.
+    rate!("avx512f,avx512bf16", __m512, 16, 2, |x| _mm512_set1_ps(x), |f: __m512, s| unsafe {
+        let f = std::mem::transmute::<__m512, __m512bh>(f);
+        _mm512_dpbf16_ps(s, f, f)
+    })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn f32_rate(_: Isa) -> f64 {
+    portable_rate()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn bf16_rate(_: Isa) -> f64 {
+    portable_rate()
+}
+
+/// What the compiler makes of a plain loop for the baseline target.
+fn portable_rate() -> f64 {
+    let factor = black_box([0.5f32; 4]);
+    let mut sums = [[1.0f32; 4]; 12];
+    let start = seconds_now();
+    for _ in 0..ROUNDS {
+        for sum in &mut sums {
+            for (s, f) in sum.iter_mut().zip(factor) {
+                *s = f * *s + f;
+            }
+        }
+    }
+    black_box(sums);
+    2.0 * (4 * 12 * ROUNDS) as f64 / (seconds_now() - start)
+}

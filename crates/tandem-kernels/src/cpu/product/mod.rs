@@ -1,0 +1,153 @@
+//! Products of matrices.
+//!
+//! Everything is `c = a · bᵀ`, both factors with their rows in one dimension of the result and k in the other; a factor
+//! that lies the other way round in memory is marked as transposed. The kernels accumulate in f32.
+//!
+//! A few rows against a matrix (decoding) are limited by reading the matrix: [`few`]. The rest is limited by
+//! arithmetic: [`blocked`].
+
+mod blocked;
+mod kernel;
+mod lanes;
+mod level;
+mod pack;
+
+use super::rows::RowsMut;
+use super::{Cpu, Isa};
+use crate::dtype::Element;
+use crate::{DType, View, ViewMut, bf16, with_element};
+
+/// A factor: rows, and elements along k.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    view: View<'a>,
+    transposed: bool,
+}
+
+impl<'a> Operand<'a> {
+    /// The matrix's rows are the factor's rows, its columns run along k.
+    pub(crate) fn rows_of(view: View<'a>) -> Self {
+        Self { view, transposed: false }
+    }
+
+    /// The matrix's columns are the factor's rows, its rows run along k.
+    pub(crate) fn columns_of(view: View<'a>) -> Self {
+        Self { view, transposed: true }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.view.dtype()
+    }
+
+    fn rows(&self) -> usize {
+        if self.transposed { self.view.cols() } else { self.view.rows() }
+    }
+
+    /// Elements along k.
+    fn depth(&self) -> usize {
+        if self.transposed { self.view.rows() } else { self.view.cols() }
+    }
+
+    fn is_transposed(&self) -> bool {
+        self.transposed
+    }
+
+    fn stride(&self) -> usize {
+        self.view.stride()
+    }
+
+    /// The first element. The type is the caller's choice: bf16 factors are read as pairs, too.
+    fn pointer<E>(&self) -> *const E {
+        match self.dtype() {
+            DType::F32 => self.view.pointer_of::<f32>().cast(),
+            DType::Bf16 => self.view.pointer_of::<bf16>().cast(),
+        }
+    }
+}
+
+/// `c = a · bᵀ (+ bias) (+ residual)`, or `c += a · bᵀ`.
+pub(crate) struct Product<'a> {
+    /// `[M, K]`, f32 or bf16.
+    pub a: Operand<'a>,
+    /// `[N, K]`, of the same type.
+    pub b: Operand<'a>,
+    /// `[M, N]`, f32 or bf16.
+    pub c: ViewMut<'a>,
+    /// Adds to what `c` (then f32) holds; not together with a residual.
+    pub accumulate: bool,
+    /// `[1, N]` f32.
+    pub bias: Option<View<'a>>,
+    /// `[M, N]` f32.
+    pub residual: Option<View<'a>>,
+}
+
+impl Product<'_> {
+    /// Computes it on all threads; from inside a block of [`Cpu::parallel_for`], on the calling thread alone.
+    ///
+    /// # Panics
+    /// If shapes or types do not fit; operations check them first.
+    pub(crate) fn run(&self, cpu: &Cpu) {
+        let (m, n) = self.c.shape();
+        assert!(
+            self.a.rows() == m && self.b.rows() == n && self.a.depth() == self.b.depth(),
+            "product of {}x{} and {}x{} into {m}x{n}",
+            self.a.rows(),
+            self.a.depth(),
+            self.b.depth(),
+            self.b.rows(),
+        );
+        assert_eq!(self.a.dtype(), self.b.dtype());
+        assert!(!self.accumulate || (self.c.dtype() == DType::F32 && self.residual.is_none()));
+        assert!(
+            self.bias.is_none_or(|b| b.shape() == (1, n))
+                && self.residual.is_none_or(|r| r.shape() == (m, n))
+        );
+        if m == 0 || n == 0 {
+            return;
+        }
+        match (cpu.isa(), self.a.dtype()) {
+            (Isa::Portable, _) => blocked::run::<level::Baseline>(cpu, self),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, _) => blocked::run::<level::Avx2Level>(cpu, self),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Bf16, DType::Bf16) => blocked::run::<level::Avx512Bf16Level>(cpu, self),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx512Bf16, _) => blocked::run::<level::Avx512Level>(cpu, self),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("only x86-64 has these levels"),
+        }
+    }
+
+    /// What the result is added to, at an element: where it begins and the distance between rows; null if nothing.
+    fn start_at(&self, row: usize, col: usize) -> (*const f32, usize) {
+        match self.residual {
+            Some(r) => (r.pointer_of::<f32>().wrapping_add(row * r.stride() + col), r.stride()),
+            None if self.accumulate => {
+                (self.c.pointer_of::<f32>().wrapping_add(row * self.c.stride() + col), self.c.stride())
+            }
+            None => (std::ptr::null(), 0),
+        }
+    }
+
+    /// The bias from a column on; null if there is none.
+    fn bias_at(&self, col: usize) -> *const f32 {
+        self.bias.map_or(std::ptr::null(), |b| b.pointer_of::<f32>().wrapping_add(col))
+    }
+}
+
+impl Cpu {
+    /// `db += Σ_t dy[t]`, each column summed in row order.
+    pub(crate) fn bias_backward(&self, dy: View, db: ViewMut) {
+        let (rows, cols) = dy.shape();
+        let db = RowsMut::<f32>::new(db);
+        with_element!(dy.dtype(), E => self.parallel_ranges(cols, 256, |_, range| {
+            // SAFETY: ranges are disjoint.
+            let db = unsafe { db.part(0, range.start, range.len()) };
+            for row in 0..rows {
+                for (db, dy) in db.iter_mut().zip(&dy.row::<E>(row)[range.clone()]) {
+                    *db += dy.to_f32();
+                }
+            }
+        }));
+    }
+}
