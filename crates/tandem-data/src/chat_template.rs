@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use minijinja::value::{Kwargs, Rest};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use serde_json::Map;
 
@@ -61,6 +61,13 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_formatter(|out, _, value| write_str(out, value).map_err(Error::from));
         environment.add_filter("tojson", tojson);
+        environment.add_filter("string", |value: Value| text_of(&value));
+        environment.add_filter("trim", trim);
+        environment.add_filter("join", join);
+        // In Jinja `none` is not iterable, and whatever has a length and an index is a sequence.
+        environment
+            .add_test("iterable", |value: Value| has_length(&value) || value.kind() == ValueKind::Iterable);
+        environment.add_test("sequence", |value: Value| has_length(&value));
         environment.add_filter(MARKING, mark);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
@@ -213,6 +220,38 @@ fn mark(state: &State, text: String) -> String {
         Some(marking) if marking.is_true() => format!("{}{text}{}", MARKS[0], MARKS[1]),
         _ => text,
     }
+}
+
+fn text_of(value: &Value) -> Result<String, Error> {
+    let mut text = String::new();
+    write_str(&mut text, value)?;
+    Ok(text)
+}
+
+fn trim(value: Value, characters: Option<String>) -> Result<String, Error> {
+    let text = text_of(&value)?;
+    Ok(match characters {
+        Some(characters) => text.trim_matches(|c| characters.contains(c)).to_string(),
+        None => text.trim().to_string(),
+    })
+}
+
+fn join(values: Value, separator: Option<String>, kwargs: Kwargs) -> Result<String, Error> {
+    let attribute: Option<String> = kwargs.get("attribute")?;
+    kwargs.assert_all_used()?;
+    let mut text = String::new();
+    for (i, value) in values.try_iter()?.enumerate() {
+        if i > 0 {
+            text.push_str(separator.as_deref().unwrap_or_default());
+        }
+        let value = attribute.as_ref().map_or(Ok(value.clone()), |name| value.get_attr(name))?;
+        write_str(&mut text, &value)?;
+    }
+    Ok(text)
+}
+
+fn has_length(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
 }
 
 fn tojson(value: Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {

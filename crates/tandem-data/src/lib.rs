@@ -3,23 +3,29 @@
 //! * [`Sources`](source::Sources) name the files, [`Record`](record::Record) is a row of them.
 //! * [`Tokenizer`](tokenizer::Tokenizer) and [`ChatTemplate`](chat_template::ChatTemplate) do what transformers does
 //!   with the files of a model's folder; [`row::tokenise`] makes TRL's tokens of a record.
+//! * [`prepare`](prepare::prepare) does all of it once and leaves a [`TokenCache`](token_cache::TokenCache) for later runs.
 //! * [`ForestBuilder`](forest::ForestBuilder) packs rows into a batch; [`order`] says which rows, when.
 //! * [`Report`](report::Report) tells what happened to rows that did not pass unchanged.
 
+mod cache_file;
 pub mod chat_template;
 pub mod decode_stream;
 pub mod error;
 pub mod forest;
 mod mersenne;
 pub mod order;
+pub mod prepare;
+pub mod progress;
 mod python_text;
 mod reader;
 pub mod record;
 pub mod report;
 pub mod row;
+pub mod show;
 pub mod source;
 mod special_tokens;
 mod strftime;
+pub mod token_cache;
 pub mod tokenizer;
 pub mod tokenizer_train;
 

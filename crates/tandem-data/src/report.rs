@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Place;
+use crate::row::TokenRow;
 
 /// Where a row came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -69,11 +70,26 @@ pub struct Report {
     pub num_tokens: u64,
     /// The longest sequence, prompt included.
     pub longest: u64,
+    /// The largest token id, which the model's vocabulary has to hold.
+    pub largest_id: u32,
     /// The rows concerned, by reason, in file order.
     pub reasons: BTreeMap<Reason, Vec<Origin>>,
 }
 
 impl Report {
+    /// Counts a row that is kept.
+    pub(crate) fn keep(&mut self, row: &TokenRow) {
+        let parts: [&[u32]; 3] = match row {
+            TokenRow::Pair { prompt, chosen, rejected } => [prompt, chosen, rejected],
+            TokenRow::Scored { tokens, .. } => [&[], tokens, &[]],
+        };
+        let [prompt, chosen, rejected] = parts.map(<[u32]>::len);
+        self.num_tokens += (prompt + chosen + rejected) as u64;
+        self.longest = self.longest.max((prompt + chosen.max(rejected)) as u64);
+        let largest = parts.iter().filter_map(|ids| ids.iter().max()).max();
+        self.largest_id = self.largest_id.max(largest.copied().unwrap_or_default());
+    }
+
     pub(crate) fn note(&mut self, reason: Reason, origin: Origin) {
         self.reasons.entry(reason).or_default().push(origin);
     }

@@ -12,7 +12,7 @@ use crate::error::DataError;
 /// What the tokenizer should be.
 #[derive(Clone, Debug)]
 pub struct TokenizerRecipe {
-    /// Number of ids, special tokens and the 256 bytes included.
+    /// Number of ids, special tokens and the 256 bytes included; fewer come out where the texts have no more to merge.
     pub vocab_size: usize,
     /// Text of the padding token, which gets id 0.
     pub pad_token: String,

@@ -1,0 +1,269 @@
+//! The file that holds a data set's tokens: its layout, and writing it.
+//!
+//! ```text
+//! header   32 × u64, its last four a checksum of the others
+//! data     u32 words: per row its ids; for supervised rows then the marks, one byte each, padded to a word
+//! rows     one entry of 32 bytes per row
+//! report   JSON
+//! ```
+//! Numbers are little-endian; every section has a BLAKE3 checksum in the header.
+
+use std::io::{self, Seek, SeekFrom, Write};
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::record::Kind;
+use crate::report::{Origin, Report};
+use crate::row::TokenRow;
+
+/// Changes with the layout and with every change to what a row's tokens are.
+pub(crate) const FORMAT_VERSION: u64 = 1;
+const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
+pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
+
+#[cfg(target_endian = "big")]
+compile_error!("the token cache maps little-endian numbers");
+
+/// The first 256 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Zeroable, Pod)]
+pub(crate) struct Header {
+    magic: u64,
+    version: u64,
+    kind: u64,
+    /// Length of the data section in words (padded to an even number).
+    pub num_words: u64,
+    /// Number of entries in the row section.
+    pub num_rows: u64,
+    /// Length of the report in bytes.
+    pub report_bytes: u64,
+    unused: [u64; 2],
+    /// What the tokens were made from.
+    pub key: [u8; 32],
+    data_checksum: [u8; 32],
+    rows_checksum: [u8; 32],
+    report_checksum: [u8; 32],
+    unused_too: [u64; 4],
+    header_checksum: [u8; 32],
+}
+
+/// One row: where its words are and how they divide.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Zeroable, Pod)]
+pub(crate) struct RowEntry {
+    /// Index of its first word.
+    pub start: u64,
+    /// Ids of the prompt; 0 for supervised rows.
+    pub prompt: u32,
+    /// Ids of the chosen answer, or of the supervised row.
+    pub chosen: u32,
+    /// Ids of the rejected answer; 0 for supervised rows.
+    pub rejected: u32,
+    /// Leading ids that prompt+chosen and prompt+rejected share; 0 for supervised rows.
+    pub shared: u32,
+    pub file: u32,
+    pub line: u32,
+}
+
+impl Header {
+    pub fn kind(&self) -> Kind {
+        if self.kind == 0 { Kind::Preference } else { Kind::Supervised }
+    }
+
+    /// Byte offsets of the data, the rows, the report and the end.
+    pub fn offsets(&self) -> Option<[usize; 4]> {
+        let data = HEADER_BYTES;
+        let rows = usize::try_from(self.num_words).ok()?.checked_mul(4)?.checked_add(data)?;
+        let report =
+            usize::try_from(self.num_rows).ok()?.checked_mul(size_of::<RowEntry>())?.checked_add(rows)?;
+        Some([data, rows, report, usize::try_from(self.report_bytes).ok()?.checked_add(report)?])
+    }
+
+    /// Identifies the tokens and where they came from, whatever file or folder they lie in.
+    pub fn content_hash(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.kind.to_le_bytes()).update(&self.data_checksum).update(&self.rows_checksum);
+        hasher.finalize()
+    }
+
+    fn checksum(&self) -> [u8; 32] {
+        let bytes = bytemuck::bytes_of(self);
+        blake3::hash(&bytes[..HEADER_BYTES - 32]).into()
+    }
+
+    /// Reads the header of a file and checks it and every section.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn verify(file: &[u8], key: &blake3::Hash) -> Result<Self, &'static str> {
+        let header = file.get(..HEADER_BYTES).ok_or("it is shorter than its header")?;
+        let header: Self = bytemuck::pod_read_unaligned(header);
+        if header.magic != MAGIC {
+            return Err("it does not begin as a token cache");
+        }
+        if header.version != FORMAT_VERSION {
+            return Err("it has another format version");
+        }
+        if header.header_checksum != header.checksum() {
+            return Err("its header is damaged");
+        }
+        if header.key != *key.as_bytes() {
+            return Err("it was made from other data");
+        }
+        let [data, rows, report, end] = header.offsets().ok_or("its header is damaged")?;
+        if file.len() != end {
+            return Err("its length is not what the header says");
+        }
+        let sections = [
+            (&file[data..rows], header.data_checksum),
+            (&file[rows..report], header.rows_checksum),
+            (&file[report..], header.report_checksum),
+        ];
+        if sections.iter().any(|(bytes, checksum)| blake3::hash(bytes).as_bytes() != checksum) {
+            return Err("its content is damaged");
+        }
+        Ok(header)
+    }
+}
+
+/// Writes rows as they come. Besides a buffer, only the row entries (32 bytes each) are held in memory.
+pub(crate) struct CacheWriter<W: Write + Seek> {
+    out: W,
+    kind: Kind,
+    key: blake3::Hash,
+    num_bytes: u64,
+    hasher: blake3::Hasher,
+    pub rows: Vec<RowEntry>,
+}
+
+impl<W: Write + Seek> CacheWriter<W> {
+    /// Leaves room for the header.
+    pub fn new(mut out: W, kind: Kind, key: blake3::Hash) -> io::Result<Self> {
+        out.write_all(&[0; HEADER_BYTES])?;
+        Ok(Self { out, kind, key, num_bytes: 0, hasher: blake3::Hasher::new(), rows: Vec::new() })
+    }
+
+    /// Appends a row.
+    pub fn push(&mut self, row: &TokenRow, origin: Origin) -> io::Result<()> {
+        let mut entry = RowEntry {
+            start: self.num_bytes / 4,
+            prompt: 0,
+            chosen: 0,
+            rejected: 0,
+            shared: 0,
+            file: origin.file,
+            line: origin.line,
+        };
+        match row {
+            TokenRow::Pair { prompt, chosen, rejected } => {
+                let shared = row.as_pair().map_or(0, |pair| pair.shared());
+                [entry.prompt, entry.chosen, entry.rejected, entry.shared] =
+                    [prompt.len(), chosen.len(), rejected.len(), shared].map(|n| n as u32);
+                for ids in [prompt, chosen, rejected] {
+                    self.write(bytemuck::cast_slice(ids))?;
+                }
+            }
+            TokenRow::Scored { tokens, scored } => {
+                entry.chosen = tokens.len() as u32;
+                self.write(bytemuck::cast_slice(tokens))?;
+                self.write(scored)?;
+                self.write(&[0; 3][..scored.len().next_multiple_of(4) - scored.len()])?;
+            }
+        }
+        self.rows.push(entry);
+        Ok(())
+    }
+
+    /// Writes rows, report and header; the file is complete only now.
+    pub fn finish(mut self, report: &Report) -> io::Result<W> {
+        if self.num_bytes % 8 != 0 {
+            self.write(&[0; 4])?; // the row entries hold u64, so they start at a multiple of 8
+        }
+        let rows: &[u8] = bytemuck::cast_slice(&self.rows);
+        let report = serde_json::to_vec(report)?;
+        self.out.write_all(rows)?;
+        self.out.write_all(&report)?;
+        let mut header = Header {
+            magic: MAGIC,
+            version: FORMAT_VERSION,
+            kind: u64::from(self.kind == Kind::Supervised),
+            num_words: self.num_bytes / 4,
+            num_rows: self.rows.len() as u64,
+            report_bytes: report.len() as u64,
+            unused: [0; 2],
+            key: *self.key.as_bytes(),
+            data_checksum: self.hasher.finalize().into(),
+            rows_checksum: blake3::hash(rows).into(),
+            report_checksum: blake3::hash(&report).into(),
+            unused_too: [0; 4],
+            header_checksum: [0; 32],
+        };
+        header.header_checksum = header.checksum();
+        self.out.seek(SeekFrom::Start(0))?;
+        self.out.write_all(bytemuck::bytes_of(&header))?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hasher.update(bytes);
+        self.num_bytes += bytes.len() as u64;
+        self.out.write_all(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk with room for so many bytes.
+    struct Disk(io::Cursor<Vec<u8>>, usize);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.0.position() as usize + bytes.len() > self.1 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.0.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Seek for Disk {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.0.seek(to)
+        }
+    }
+
+    fn write(room: usize) -> io::Result<Vec<u8>> {
+        let disk = Disk(io::Cursor::default(), room);
+        let mut writer = CacheWriter::new(disk, Kind::Supervised, blake3::hash(b"key"))?;
+        for length in [3usize, 1, 6] {
+            let row = TokenRow::Scored { tokens: vec![7; length], scored: vec![1; length] };
+            writer.push(&row, Origin { file: 0, line: length as u32 })?;
+        }
+        Ok(writer.finish(&Report::default())?.0.into_inner())
+    }
+
+    #[test]
+    fn a_full_disk_is_reported_wherever_it_happens_and_leaves_no_valid_file() {
+        let whole = write(usize::MAX).unwrap();
+        let key = blake3::hash(b"key");
+        assert_eq!(Header::verify(&whole, &key).unwrap().num_rows, 3);
+        for room in 0..whole.len() {
+            assert_eq!(write(room).unwrap_err().kind(), io::ErrorKind::StorageFull);
+            assert!(Header::verify(&whole[..room], &key).is_err());
+        }
+        // The header is written last: up to then the file does not pass for a cache.
+        let mut unfinished = whole.clone();
+        unfinished[..HEADER_BYTES].fill(0);
+        assert!(Header::verify(&unfinished, &key).is_err());
+        assert_eq!(
+            Header::verify(&whole, &blake3::hash(b"other")).unwrap_err(),
+            "it was made from other data"
+        );
+    }
+}

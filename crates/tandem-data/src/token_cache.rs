@@ -1,0 +1,157 @@
+//! A tokenised data set, mapped into memory.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::cache_file::{Header, RowEntry};
+use crate::error::{DataError, Place};
+use crate::forest::{PairTokens, ScoredTokens};
+use crate::record::Kind;
+use crate::report::{Origin, Report};
+
+/// The rows of a data set as token ids, in file order. Every process that opens the same cache shares its memory.
+///
+/// Made by [`prepare`](crate::prepare::prepare).
+#[derive(Debug)]
+pub struct TokenCache {
+    map: Mmap,
+    header: Header,
+    report: Report,
+    path: PathBuf,
+    files: Vec<PathBuf>,
+    built: bool,
+}
+
+impl TokenCache {
+    /// Maps a finished cache file and checks all of it against its checksums.
+    ///
+    /// Returns what is wrong with the file, in words, as the inner error: then it has to be made again.
+    pub(crate) fn open(
+        path: &Path,
+        key: &blake3::Hash,
+        files: Vec<PathBuf>,
+    ) -> Result<Result<Self, String>, DataError> {
+        let file = File::open(path).map_err(DataError::io("opening", path))?;
+        if file.metadata().map_err(DataError::io("reading", path))?.len() == 0 {
+            return Ok(Err("it is empty".into()));
+        }
+        // SAFETY: the file is only ever replaced as a whole by a rename, never written or cut after it got its name,
+        // so the mapped bytes do not change while the map lives.
+        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("mapping", path))?;
+        let header = match Header::verify(&map, key) {
+            Ok(header) => header,
+            Err(reason) => return Ok(Err(reason.into())),
+        };
+        let Some([_, _, report, end]) = header.offsets() else {
+            return Ok(Err("its header is damaged".into()));
+        };
+        match serde_json::from_slice(&map[report..end]) {
+            Ok(report) => Ok(Ok(Self { map, header, report, path: path.to_path_buf(), files, built: false })),
+            Err(e) => Ok(Err(format!("its report cannot be read: {e}"))),
+        }
+    }
+
+    /// The same, having just been tokenised.
+    pub(crate) fn just_built(self) -> Self {
+        Self { built: true, ..self }
+    }
+
+    /// What the rows are.
+    pub fn kind(&self) -> Kind {
+        self.header.kind()
+    }
+
+    /// Number of rows, repetitions by weight included.
+    pub fn num_rows(&self) -> usize {
+        self.header.num_rows as usize
+    }
+
+    /// Row `i` of a preference data set.
+    ///
+    /// # Panics
+    /// If there is no such row, or the rows are not preferences.
+    pub fn pair(&self, i: usize) -> PairTokens<'_> {
+        assert_eq!(self.kind(), Kind::Preference, "pair() of supervised rows");
+        let row = self.rows()[i];
+        let words = &self.words()[row.start as usize..];
+        let (prompt, words) = words.split_at(row.prompt as usize);
+        let (chosen, words) = words.split_at(row.chosen as usize);
+        PairTokens { prompt, chosen, rejected: &words[..row.rejected as usize] }
+    }
+
+    /// Row `i` of a supervised data set.
+    ///
+    /// # Panics
+    /// If there is no such row, or the rows are preferences.
+    pub fn scored(&self, i: usize) -> ScoredTokens<'_> {
+        assert_eq!(self.kind(), Kind::Supervised, "scored() of preferences");
+        let row = self.rows()[i];
+        let (tokens, marks) = self.words()[row.start as usize..].split_at(row.chosen as usize);
+        ScoredTokens { tokens, scored: &bytemuck::cast_slice(marks)[..tokens.len()] }
+    }
+
+    /// What row `i` adds to a forest, in tokens.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
+        let row = self.rows()[i];
+        let both = 2 * row.prompt as usize + row.chosen as usize + row.rejected as usize;
+        if share_prefix { both - row.shared as usize } else { both }
+    }
+
+    /// File and line of row `i`, for messages.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn origin(&self, i: usize) -> Place {
+        let RowEntry { file, line, .. } = self.rows()[i];
+        Place::of(Origin { file, line }, &self.files)
+    }
+
+    /// The data set's files.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// What happened to the rows.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// The report in lines, with file names.
+    pub fn report_lines(&self) -> Vec<String> {
+        self.report.lines(&self.files)
+    }
+
+    /// Identifies the tokens: equal for equal rows, wherever files and cache lie.
+    pub fn content_hash(&self) -> blake3::Hash {
+        self.header.content_hash()
+    }
+
+    /// Whether this call tokenised, or found the tokens on disk.
+    pub fn was_built(&self) -> bool {
+        self.built
+    }
+
+    /// The cache file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn words(&self) -> &[u32] {
+        let [data, rows, ..] = self.sections();
+        bytemuck::cast_slice(&self.map[data..rows])
+    }
+
+    fn rows(&self) -> &[RowEntry] {
+        let [_, rows, report, _] = self.sections();
+        bytemuck::cast_slice(&self.map[rows..report])
+    }
+
+    fn sections(&self) -> [usize; 4] {
+        self.header.offsets().expect("checked when opened")
+    }
+}
