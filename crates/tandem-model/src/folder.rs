@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use tandem_kernels::DType;
+
 use crate::archive::{SafetensorsArchive, TensorArchive};
 use crate::config::Config;
 use crate::decoder::Decoder;
@@ -72,6 +74,16 @@ impl ModelFolder {
     /// What the model is made of.
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
+    }
+
+    /// The type to store this model's weights in: bf16 if its config says so, else f32.
+    pub fn stored_type(&self) -> DType {
+        let named = |key| self.config.word(key, "").unwrap_or_default();
+        if named("dtype") == "bfloat16" || named("torch_dtype") == "bfloat16" {
+            DType::Bf16
+        } else {
+            DType::F32
+        }
     }
 
     /// The file that weights are read from, if the folder has one.

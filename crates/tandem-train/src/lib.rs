@@ -1,20 +1,37 @@
 //! The training side of Tandem: from a config file to a trained model folder.
 //!
-//! * [`config`]: the typed TOML config.
-//! * [`objective`]: losses as pure functions on per-sequence log-probabilities.
+//! * [`config`]: the typed TOML config. [`prepare`] opens what it names: model, tokenizer, tokens.
+//! * [`plan`]: what will be in memory when, from a dry run of the code below.
+//! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`reference`] what the policy is
+//!   compared with, [`objective`] the losses, [`optimizer`] the update, [`micro_batch`] cuts batches into forests.
+//! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
-//! * [`checkpoint`]: atomic, checksummed training state.
+//! * [`checkpoint`]: atomic, checksummed training state; [`snapshot`] turns a run into it and back.
 //! * [`run_dir`]: the folder a run writes, its lock, and what may be deleted from it.
 
 pub mod checkpoint;
 pub mod config;
 mod disk;
 pub mod error;
+pub mod evaluation;
+pub mod events;
 pub mod metrics;
+pub mod micro_batch;
 pub mod objective;
+pub mod optimizer;
+pub mod plan;
+pub mod prepare;
+pub mod reference;
 pub mod run_dir;
 pub mod schedule;
+pub mod snapshot;
+pub mod step;
+pub mod store;
+pub mod trainer;
 
 pub use config::Config;
 pub use error::{Fault, Result, TrainError};
+pub use events::{Event, Observer};
+pub use plan::Plan;
+pub use trainer::{Outcome, Trainer};

@@ -1,0 +1,91 @@
+//! Loss and metrics over held-out rows: means over all pairs (or tokens), whatever the micro-batches were.
+
+use std::path::Path;
+use std::time::Instant;
+
+use tandem_data::token_cache::TokenCache;
+use tandem_kernels::{Device, Kind};
+
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::events::{Event, Observer};
+use crate::metrics::{MetricSums, Record, Split};
+use crate::micro_batch::MicroBatcher;
+use crate::objective::BatchTotals;
+use crate::plan::Plan;
+use crate::prepare::{Prepared, compute_type, threads};
+use crate::reference::load_reference;
+use crate::step::{Scorer, totals};
+use crate::store::ReplicatedWeights;
+use crate::trainer::{arena_capacity, starting_weights};
+use crate::{Result, TrainError, snapshot};
+
+/// Evaluates a config's model, or a checkpoint of its run, on `data.eval`. Writes nothing but caches.
+///
+/// # Errors
+/// If the config has no `data.eval`, an input is missing or wrong, or a pass fails.
+pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn Observer) -> Result<Record> {
+    if config.data.eval.is_empty() {
+        return Err(TrainError::Mismatch {
+            reason: "there is nothing to evaluate on: set data.eval to a file of held-out rows".to_owned(),
+        });
+    }
+    let prepared = Prepared::open(config, observer)?;
+    let plan = Plan::make(config, &prepared)?;
+    let device = Device::cpu(threads(config), arena_capacity(&plan))?;
+    let reference = load_reference(config, &prepared, &device, observer)?;
+    let mut masters = starting_weights(config, &prepared, &device, Kind::Master)?;
+    let mut step = 0;
+    if let Some(path) = checkpoint {
+        let checkpoint = Checkpoint::open(path)?;
+        snapshot::restore_policy(&checkpoint, &prepared.decoder, &mut masters)?;
+        step = checkpoint.cursor().step;
+    }
+    let policy = ReplicatedWeights::new(&device, prepared.decoder.clone(), masters, compute_type(config))?;
+    let mut scorer = Scorer::new(config, device, prepared.decoder.clone(), policy, reference);
+    let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
+    let record = evaluation_record(&mut scorer, &mut prepared.batcher(config), cache, step)?;
+    observer.event(&Event::Record(&record));
+    Ok(record)
+}
+
+/// One evaluation as a line of the log.
+///
+/// # Errors
+/// If a forward pass fails.
+pub fn evaluation_record(
+    scorer: &mut Scorer,
+    batcher: &mut MicroBatcher,
+    cache: &TokenCache,
+    step: u64,
+) -> Result<Record> {
+    let began = Instant::now();
+    let sums = evaluate_rows(scorer, batcher, cache)?;
+    let mut record = Record::new(step, Split::Eval);
+    sums.report(&mut record);
+    record.set_count("num_rows", cache.num_rows() as u64);
+    record.set("time", began.elapsed().as_secs_f64());
+    Ok(record)
+}
+
+/// Scores every row of `cache`.
+///
+/// # Errors
+/// If a forward pass fails.
+fn evaluate_rows(scorer: &mut Scorer, batcher: &mut MicroBatcher, cache: &TokenCache) -> Result<MetricSums> {
+    let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
+    let cuts = batcher.cut(cache, &rows);
+    // A loss that is a mean over tokens needs their number before its first term.
+    let mut whole = BatchTotals::default();
+    for cut in &cuts {
+        let part = totals(std::slice::from_ref(&batcher.build(cache, &rows[cut.clone()])?));
+        whole.pairs += part.pairs;
+        whole.chosen_tokens += part.chosen_tokens;
+    }
+    let mut sums = MetricSums::default();
+    for cut in cuts {
+        let batch = batcher.build(cache, &rows[cut])?;
+        scorer.evaluate(std::slice::from_ref(&batch), &whole, &mut sums)?;
+    }
+    Ok(sums)
+}

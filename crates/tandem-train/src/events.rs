@@ -1,0 +1,85 @@
+//! What a run tells whoever watches it. The library prints nothing itself.
+
+use std::path::Path;
+
+use tandem_data::token_cache::TokenCache;
+
+use crate::metrics::{Record, Split};
+use crate::plan::Plan;
+
+/// Something that happened.
+pub enum Event<'a> {
+    /// Rows are being tokenised.
+    Tokenizing {
+        /// Which data.
+        split: Split,
+        /// Bytes of input done.
+        done: u64,
+        /// Bytes of input in all.
+        total: u64,
+    },
+    /// Data is ready.
+    Data {
+        /// Which data.
+        split: Split,
+        /// Its tokens, with the report of what was kept, truncated and dropped, and why.
+        cache: &'a TokenCache,
+    },
+    /// What will be placed where.
+    Plan(&'a Plan),
+    /// Log-probabilities of the reference are being computed, once.
+    Reference {
+        /// Which data.
+        split: Split,
+        /// Rows done.
+        done: u64,
+        /// Rows in all.
+        total: u64,
+    },
+    /// The first step is about to run (`step` 0), or the run continues after `step`.
+    Started {
+        /// Steps already done.
+        step: u64,
+        /// Steps in all.
+        steps: u64,
+        /// The checkpoint continued from.
+        resumed_from: Option<&'a Path>,
+    },
+    /// Policy and reference start from different weights: the mean over the first batch's answer tokens of
+    /// log π(token) − log ref(token), in nats.
+    StartingGap {
+        /// Nats per answer token.
+        per_token: f64,
+    },
+    /// A training step or an evaluation is done; the record's split says which.
+    Record(&'a Record),
+    /// A step was left out because its loss or gradient was not finite.
+    Skipped {
+        /// 1-based step.
+        step: u64,
+        /// The rows concerned, as file and line.
+        rows: &'a str,
+        /// How many steps in a row by now.
+        in_a_row: u64,
+    },
+    /// A checkpoint is complete.
+    Saved(&'a Path),
+    /// The final model is written.
+    Finished(&'a Path),
+    /// Something the user should know.
+    Warning(&'a str),
+}
+
+/// Someone who watches.
+pub trait Observer: Send {
+    /// Called on the training thread; should be quick.
+    fn event(&mut self, event: &Event<'_>);
+}
+
+/// Watches nothing.
+#[derive(Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn event(&mut self, _event: &Event<'_>) {}
+}

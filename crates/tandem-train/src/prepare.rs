@@ -1,0 +1,202 @@
+//! What every command needs before it computes: the model's description, its tokenizer, and the tokens.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tandem_data::order::{self, Batches};
+use tandem_data::progress::Progress;
+use tandem_data::row::RowOptions;
+use tandem_data::source::{Source, Sources};
+use tandem_data::token_cache::TokenCache;
+use tandem_data::tokenizer::Tokenizer;
+use tandem_kernels::cpu::Isa;
+use tandem_kernels::{DType, Device, Kind};
+use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, Walk};
+
+use crate::config::{self, Config, DataSource, Method, Weights};
+use crate::events::{Event, Observer};
+use crate::metrics::Split;
+use crate::micro_batch::MicroBatcher;
+use crate::{Result, TrainError};
+
+/// A config whose inputs have been opened and checked.
+pub struct Prepared {
+    /// The policy's folder.
+    pub folder: ModelFolder,
+    /// The model.
+    pub decoder: Arc<Decoder>,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Training tokens.
+    pub train: TokenCache,
+    /// Held-out tokens.
+    pub eval: Option<TokenCache>,
+}
+
+impl Prepared {
+    /// Opens the model folder, checks the reference's against it, and tokenises what is not in the cache yet.
+    ///
+    /// # Errors
+    /// If a file is missing or wrong, a row is broken, or the data leaves nothing to train on.
+    pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
+        let mut folder = ModelFolder::open(&config.model)?;
+        if let Weights::File(path) = &config.weights {
+            folder = folder.with_weights(path);
+        }
+        let spec = folder.spec().clone();
+        if let Some(path) = &config.reference.model {
+            let reference = ModelFolder::open(path)?;
+            check_reference(config, &folder, &reference)?;
+        }
+        let tokenizer = Tokenizer::from_folder(&config.model)?;
+        let train = tokens(config, &tokenizer, &config.data.train, Split::Train, observer)?;
+        let eval = match config.data.eval.as_slice() {
+            [] => None,
+            sources => Some(tokens(config, &tokenizer, sources, Split::Eval, observer)?),
+        };
+        if tokenizer.vocab_size() > spec.vocab_size {
+            return Err(TrainError::Mismatch {
+                reason: format!(
+                    "the tokenizer in {} has {} tokens, the model's vocab_size is {}; use the tokenizer that the \
+                     model was made with",
+                    config.model.display(),
+                    tokenizer.vocab_size(),
+                    spec.vocab_size
+                ),
+            });
+        }
+        let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
+        let decoder = Arc::new(Decoder::new(spec, longest.max(1))?);
+        Ok(Self { folder, decoder, tokenizer, train, eval })
+    }
+
+    /// What cuts this run's batches.
+    pub fn batcher(&self, config: &Config) -> MicroBatcher {
+        MicroBatcher::new(config.method, config.train.micro_batch, config.data.share_prefix)
+    }
+
+    /// The rows of this run's steps.
+    pub fn batches(&self, config: &Config) -> Batches {
+        let order = match config.data.order {
+            config::Order::Shuffled => order::Order::Shuffled,
+            config::Order::Sequential => order::Order::Sequential,
+        };
+        Batches::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
+    }
+
+    /// Zero weights of the model's shape.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn empty_weights(&self, device: &Device, kind: Kind) -> Result<FlatWeights> {
+        Ok(FlatWeights::zeros(&self.decoder, device, kind)?)
+    }
+}
+
+/// Policy and reference must mean the same tokens.
+fn check_reference(config: &Config, policy: &ModelFolder, reference: &ModelFolder) -> Result<()> {
+    let differs = |what: &str, ours: String, theirs: String| TrainError::Mismatch {
+        reason: format!(
+            "the reference {} has {what} {theirs}, the policy {} has {ours}; a reference must be the same kind of model",
+            config.reference.model.as_ref().unwrap_or(&config.model).display(),
+            config.model.display(),
+        ),
+    };
+    let (a, b) = (policy.spec(), reference.spec());
+    if a.vocab_size != b.vocab_size {
+        return Err(differs("vocab_size", a.vocab_size.to_string(), b.vocab_size.to_string()));
+    }
+    if a != b {
+        return Err(differs("another shape or kind:", format!("{a:?}"), format!("{b:?}")));
+    }
+    Ok(())
+}
+
+fn tokens(
+    config: &Config,
+    tokenizer: &Tokenizer,
+    sources: &[DataSource],
+    split: Split,
+    observer: &mut dyn Observer,
+) -> Result<TokenCache> {
+    let sources =
+        Sources(sources.iter().map(|s| Source { path: s.path.clone(), weight: s.weight }).collect());
+    let kind = match config.method {
+        Method::Sft => tandem_data::record::Kind::Supervised,
+        Method::Dpo => tandem_data::record::Kind::Preference,
+    };
+    let options = RowOptions { max_length: Some(config.data.max_length), ..RowOptions::new(kind) };
+    let relay =
+        Relay { split, state: Mutex::new(RelayState { observer: &mut *observer, done: 0, total: 0 }) };
+    let cache = tandem_data::prepare::prepare(&sources, tokenizer, &options, &cache_folder(config), &relay)?;
+    observer.event(&Event::Data { split, cache: &cache });
+    Ok(cache)
+}
+
+/// Passes the progress of tokenisation on to an observer.
+struct Relay<'a> {
+    split: Split,
+    state: Mutex<RelayState<'a>>,
+}
+
+struct RelayState<'a> {
+    observer: &'a mut dyn Observer,
+    done: u64,
+    total: u64,
+}
+
+impl Progress for Relay<'_> {
+    fn start(&self, _what: &str, total: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.done, state.total) = (0, total);
+    }
+
+    fn advance(&self, bytes: u64, _rows: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.done += bytes;
+        let RelayState { observer, done, total } = &mut *state;
+        observer.event(&Event::Tokenizing { split: self.split, done: *done, total: *total });
+    }
+
+    fn note(&self, message: &str) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.observer.event(&Event::Warning(message));
+    }
+}
+
+/// Where tokens and reference log-probabilities are kept: `data.cache`, else the user's cache folder.
+pub fn cache_folder(config: &Config) -> PathBuf {
+    config.data.cache.clone().unwrap_or_else(|| {
+        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+        let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+        base.unwrap_or_else(std::env::temp_dir).join("tandem")
+    })
+}
+
+/// Threads that the run computes with.
+pub fn threads(config: &Config) -> usize {
+    config.compute.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The compute type: as configured, else bf16 where the processor multiplies it natively.
+pub fn compute_type(config: &Config) -> DType {
+    let native = || match Isa::detect() {
+        Ok(Isa::Avx512Bf16) => DType::Bf16,
+        _ => DType::F32,
+    };
+    config.compute.dtype.unwrap_or_else(native)
+}
+
+/// What the walk keeps for backward.
+pub fn checkpointing(config: &Config) -> Checkpointing {
+    match config.train.checkpointing {
+        config::Checkpointing::None => Checkpointing::None,
+        config::Checkpointing::Selective => Checkpointing::Selective,
+        config::Checkpointing::Full => Checkpointing::Full,
+    }
+}
+
+/// A walk as the config asks for.
+pub fn to_walk<'a>(config: &Config, decoder: &'a Decoder, device: &'a Device) -> Walk<'a> {
+    Walk { decoder, device, dtype: compute_type(config), checkpointing: checkpointing(config) }
+}

@@ -1,0 +1,212 @@
+//! The reference policy: a view, not a second model wherever that can be had.
+//!
+//! `precompute` runs the reference over all rows once, keeps two numbers a row on disk, keyed by the content of
+//! weights and tokens, and is then gone. `model` keeps a second set of weights and scores each micro-batch.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use tandem_data::token_cache::TokenCache;
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{Device, Forest, Kind};
+use tandem_model::{FlatWeights, ModelFolder, Walk, WeightSource};
+
+use crate::config::{Config, ReferenceKind};
+use crate::events::{Event, Observer};
+use crate::metrics::Split;
+use crate::micro_batch::MicroBatch;
+use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
+use crate::store::FrozenWeights;
+use crate::trainer::starting_weights;
+use crate::{Result, TrainError};
+
+/// Where reference log-probabilities come from.
+pub enum Reference {
+    /// The loss uses none.
+    None,
+    /// Computed once, before training.
+    Precomputed {
+        /// Of the training rows.
+        train: RowScores,
+        /// Of the evaluation rows.
+        eval: Option<RowScores>,
+    },
+    /// A second set of weights.
+    Model(Box<dyn WeightSource + Send>),
+}
+
+/// Summed log-probabilities of the answers of each row: `[chosen, rejected]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowScores(pub Vec<[f64; 2]>);
+
+impl Reference {
+    /// Summed log-probability of each sequence of a micro-batch; `None` without a reference.
+    ///
+    /// # Errors
+    /// If the forward pass fails.
+    pub fn log_probs(
+        &mut self,
+        walk: &Walk<'_>,
+        split: Split,
+        batch: &MicroBatch,
+        scores: &mut HeadScores,
+    ) -> Result<Option<Vec<f64>>> {
+        match self {
+            Self::None => Ok(None),
+            Self::Precomputed { train, eval } => {
+                let rows = match split {
+                    Split::Train => &*train,
+                    Split::Eval => eval.as_ref().expect("precomputed for every split that is used"),
+                };
+                Ok(Some(batch.rows.iter().flat_map(|&row| rows.0[row as usize]).collect()))
+            }
+            Self::Model(weights) => {
+                walk.forward(weights.as_mut(), &batch.forest, scores)?;
+                Ok(Some(sequence_log_probs(&batch.forest, scores)))
+            }
+        }
+    }
+}
+
+/// Sums token log-probabilities into their sequences, in f64 and in the order of the token axis.
+pub fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
+    let mut sums = vec![0.0; forest.num_sequences as usize];
+    for (prediction, &log_prob) in forest.predictions.iter().zip(&scores.log_prob) {
+        sums[prediction.sequence as usize] += f64::from(log_prob);
+    }
+    sums
+}
+
+/// First bytes of a file of row scores: format name and version.
+const MAGIC: &[u8; 16] = b"tandem-ref-v1\0\0\0";
+
+impl RowScores {
+    /// The file for the given content key.
+    pub fn path(folder: &Path, key: &str) -> PathBuf {
+        folder.join(format!("reference-{key}.bin"))
+    }
+
+    /// Reads scores; `None` if the file is absent, incomplete or damaged, in which case they are computed again.
+    pub fn read(path: &Path, num_rows: usize) -> Option<Self> {
+        let bytes = fs::read(path).ok()?;
+        let body = bytes.strip_prefix(MAGIC)?;
+        let (body, checksum) = body.split_at_checked(num_rows * 16)?;
+        if blake3::hash(body).as_bytes() != checksum {
+            return None;
+        }
+        let number = |b: &[u8]| f64::from_le_bytes(b.try_into().expect("eight bytes"));
+        Some(Self(body.chunks_exact(16).map(|row| [number(&row[..8]), number(&row[8..])]).collect()))
+    }
+
+    /// Writes scores under a temporary name and renames.
+    ///
+    /// # Errors
+    /// If the file cannot be written; nothing half-written stays behind.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let folder = path.parent().expect("a path inside the cache folder");
+        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        let body: Vec<u8> = self.0.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+        let write = || {
+            fs::create_dir_all(folder)?;
+            let mut file = fs::File::create(&temporary)?;
+            file.write_all(MAGIC)?;
+            file.write_all(&body)?;
+            file.write_all(blake3::hash(&body).as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&temporary, path)
+        };
+        write().map_err(|source| {
+            let _ = fs::remove_file(&temporary);
+            TrainError::io("write", path)(source)
+        })
+    }
+
+    /// Runs the reference over `batches` and files each row's two numbers.
+    ///
+    /// # Errors
+    /// If a forward pass fails.
+    pub fn compute(
+        walk: &Walk<'_>,
+        weights: &mut dyn WeightSource,
+        cache: &TokenCache,
+        batches: impl Iterator<Item = Result<MicroBatch>>,
+        mut progress: impl FnMut(u64),
+    ) -> Result<Self> {
+        let mut rows = vec![[0.0; 2]; cache.num_rows()];
+        let mut scores = HeadScores::default();
+        let mut done = 0;
+        for batch in batches {
+            let batch = batch?;
+            walk.forward(weights, &batch.forest, &mut scores)?;
+            let sums = sequence_log_probs(&batch.forest, &scores);
+            for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
+                rows[row as usize] = [pair[0], pair[1]];
+            }
+            done += batch.rows.len() as u64;
+            progress(done);
+        }
+        Ok(Self(rows))
+    }
+}
+
+/// Makes the configured reference ready: loads its weights, or reads or computes its log-probabilities.
+///
+/// # Errors
+/// If weights cannot be read, a forward pass fails, or scores cannot be written.
+pub fn load_reference(
+    config: &Config,
+    prepared: &Prepared,
+    device: &Device,
+    observer: &mut dyn Observer,
+) -> Result<Reference> {
+    if config.reference.kind == ReferenceKind::None {
+        return Ok(Reference::None);
+    }
+    let weights = match &config.reference.model {
+        Some(path) => ModelFolder::open(path)?.weights(&prepared.decoder)?.load(
+            &prepared.decoder,
+            device,
+            Kind::Reference,
+        )?,
+        None => starting_weights(config, prepared, device, Kind::Reference)?,
+    };
+    let fingerprint = fingerprint(&weights);
+    let dtype = compute_type(config);
+    let mut weights = FrozenWeights::new(device, prepared.decoder.clone(), weights, dtype)?;
+    if config.reference.kind == ReferenceKind::Model {
+        return Ok(Reference::Model(Box::new(weights)));
+    }
+    let walk = to_walk(config, &prepared.decoder, device);
+    let mut of_split = |split: Split, cache: &TokenCache| -> Result<RowScores> {
+        let mut key = blake3::Hasher::new();
+        key.update(fingerprint.as_bytes());
+        key.update(cache.content_hash().as_bytes());
+        key.update(dtype.name().as_bytes());
+        let path = RowScores::path(&cache_folder(config), &key.finalize().to_hex()[..32]);
+        if let Some(scores) = RowScores::read(&path, cache.num_rows()) {
+            return Ok(scores);
+        }
+        let mut batcher = prepared.batcher(config);
+        let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
+        let cuts = batcher.cut(cache, &rows);
+        let batches = cuts.into_iter().map(|cut| batcher.build(cache, &rows[cut]));
+        let total = cache.num_rows() as u64;
+        let progress = |done| observer.event(&Event::Reference { split, done, total });
+        let scores = RowScores::compute(&walk, &mut weights, cache, batches, progress)?;
+        scores.write(&path)?;
+        Ok(scores)
+    };
+    let train = of_split(Split::Train, &prepared.train)?;
+    let eval = prepared.eval.as_ref().map(|cache| of_split(Split::Eval, cache)).transpose()?;
+    Ok(Reference::Precomputed { train, eval })
+}
+
+/// A hash of all weights.
+fn fingerprint(weights: &FlatWeights) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for layer in &weights.layers {
+        hasher.update(layer.view().as_bytes());
+    }
+    hasher.finalize()
+}

@@ -1,0 +1,180 @@
+//! Where weights and gradients live when every rank holds them whole.
+//!
+//! Each layer is one flat f32 buffer (the master) and, where compute is not f32, a flat copy of its matrices in the
+//! compute type. The optimiser walks the flat buffers; the model sees views into them.
+
+use std::sync::Arc;
+
+use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_model::{
+    Decoder, FlatWeights, GradientSink, LayerGradients, LayerId, LayerWeights, Result as ModelResult,
+    WeightSource,
+};
+
+use crate::Result;
+
+/// Weights that train: f32 masters and their compute copies.
+pub struct ReplicatedWeights {
+    decoder: Arc<Decoder>,
+    masters: FlatWeights,
+    compute: Option<FlatWeights>,
+}
+
+impl ReplicatedWeights {
+    /// Takes the masters and makes the compute copies.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn new(device: &Device, decoder: Arc<Decoder>, masters: FlatWeights, dtype: DType) -> Result<Self> {
+        let compute = match dtype {
+            DType::F32 => None,
+            _ => Some(masters.compute_copy(&decoder, device, Kind::Weights, dtype)?),
+        };
+        Ok(Self { decoder, masters, compute })
+    }
+
+    /// The masters.
+    pub fn masters(&self) -> &FlatWeights {
+        &self.masters
+    }
+
+    /// The masters, to be written from outside; then [`ReplicatedWeights::refresh`].
+    pub fn masters_mut(&mut self) -> &mut FlatWeights {
+        &mut self.masters
+    }
+
+    /// Master and compute copy (of its first elements) of each layer, to be updated together.
+    pub fn layers_mut(&mut self) -> impl Iterator<Item = (&mut Tensor, Option<&mut Tensor>)> {
+        let mut copies = self.compute.as_mut().map(|c| c.layers.iter_mut());
+        self.masters.layers.iter_mut().map(move |master| (master, copies.as_mut().and_then(Iterator::next)))
+    }
+
+    /// Makes the compute copies anew, after the masters were written from outside.
+    ///
+    /// # Errors
+    /// If a copy does not fit its master.
+    pub fn refresh(&mut self, device: &Device) -> Result<()> {
+        for (master, copy) in self.layers_mut() {
+            if let Some(copy) = copy.filter(|c| c.cols() > 0) {
+                ops::cast(device, master.view().col_range(0..copy.cols()), copy.view_mut())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WeightSource for ReplicatedWeights {
+    fn prefetch(&mut self, _: LayerId) -> ModelResult<()> {
+        Ok(())
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
+        let index = self.decoder.index(layer);
+        let compute = self.compute.as_ref().map(|c| c.layers[index].view());
+        Ok(LayerWeights::new(self.decoder.layout(layer), self.masters.layers[index].view(), compute))
+    }
+
+    fn release(&mut self, _: LayerId) {}
+}
+
+/// Weights that do not train: matrices in the compute type, the rest in f32, nothing twice.
+pub struct FrozenWeights {
+    decoder: Arc<Decoder>,
+    /// Per layer: matrices `[1, compute_len]` (absent where compute is f32), and what follows them in f32.
+    layers: Vec<(Option<Tensor>, Tensor)>,
+}
+
+impl FrozenWeights {
+    /// Takes f32 weights, keeps what compute needs and frees the rest layer by layer.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn new(device: &Device, decoder: Arc<Decoder>, weights: FlatWeights, dtype: DType) -> Result<Self> {
+        let freeze = |(layer, flat): (LayerId, Tensor)| -> Result<_> {
+            let len = decoder.layout(layer).compute_len;
+            if dtype == DType::F32 || len == 0 {
+                return Ok((None, flat));
+            }
+            let mut matrices = device.alloc(Kind::Reference, 1, len, dtype)?;
+            ops::cast(device, flat.view().col_range(0..len), matrices.view_mut())?;
+            let mut rest = device.alloc(Kind::Reference, 1, flat.cols() - len, DType::F32)?;
+            ops::cast(device, flat.view().col_range(len..flat.cols()), rest.view_mut())?;
+            Ok((Some(matrices), rest))
+        };
+        let layers = decoder.layers().into_iter().zip(weights.layers).map(freeze).collect::<Result<_>>()?;
+        Ok(Self { decoder, layers })
+    }
+}
+
+impl WeightSource for FrozenWeights {
+    fn prefetch(&mut self, _: LayerId) -> ModelResult<()> {
+        Ok(())
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
+        let layout = self.decoder.layout(layer);
+        let (matrices, rest) = &self.layers[self.decoder.index(layer)];
+        Ok(match matrices {
+            Some(matrices) => LayerWeights::frozen(layout, rest.view(), matrices.view()),
+            None => LayerWeights::new(layout, rest.view(), None),
+        })
+    }
+
+    fn release(&mut self, _: LayerId) {}
+}
+
+/// The gradient of the whole model, summed over the micro-batches of a step in f32.
+pub struct Accumulator {
+    decoder: Arc<Decoder>,
+    sums: FlatWeights,
+}
+
+impl Accumulator {
+    /// All zeros.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn new(device: &Device, decoder: Arc<Decoder>) -> Result<Self> {
+        let sums = FlatWeights::zeros(&decoder, device, Kind::Gradients)?;
+        Ok(Self { decoder, sums })
+    }
+
+    /// Sets the sums to zero, before a step.
+    ///
+    /// # Errors
+    /// None on the CPU.
+    pub fn clear(&mut self, device: &Device) -> Result<()> {
+        for layer in &mut self.sums.layers {
+            ops::fill_zero(device, layer.view_mut())?;
+        }
+        Ok(())
+    }
+
+    /// The flat gradient of each layer, in walk order.
+    pub fn layers(&self) -> &[Tensor] {
+        &self.sums.layers
+    }
+
+    /// The gradient's global L2 norm; not finite if an element is not.
+    ///
+    /// # Errors
+    /// None on the CPU.
+    pub fn norm(&self, device: &Device) -> Result<f64> {
+        let mut sum = 0.0;
+        for layer in self.layers() {
+            sum += ops::sum_of_squares(device, layer.view())?;
+        }
+        Ok(sum.sqrt())
+    }
+}
+
+impl GradientSink for Accumulator {
+    fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
+        let flat = &mut self.sums.layers[self.decoder.index(layer)];
+        Ok(LayerGradients::new(self.decoder.layout(layer), flat.view_mut()))
+    }
+
+    fn emit(&mut self, _: LayerId) -> ModelResult<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,341 @@
+//! The run: prepare, plan, load, then steps with evaluations and checkpoints between them, then the final model.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use tandem_data::order::Batches;
+use tandem_kernels::{Device, Kind};
+use tandem_model::FlatWeights;
+use tandem_model::save::{SHARD_BYTES, Save};
+
+use crate::checkpoint::{Checkpoint, Cursor};
+use crate::config::{Config, ReferenceKind, Weights};
+use crate::evaluation::evaluation_record;
+use crate::events::{Event, Observer};
+use crate::metrics::{MetricsFile, Record, Split};
+use crate::micro_batch::MicroBatcher;
+use crate::objective::exact_at_start;
+use crate::optimizer::Optimizer;
+use crate::plan::Plan;
+use crate::prepare::{Prepared, compute_type, threads};
+use crate::reference::load_reference;
+use crate::run_dir::{RunDir, Start};
+use crate::schedule::Schedule;
+use crate::snapshot;
+use crate::step::{Learner, Scorer, StepOutcome};
+use crate::store::{Accumulator, ReplicatedWeights};
+use crate::{Result, TrainError};
+
+/// A run that is ready to take its next step.
+pub struct Trainer {
+    config: Config,
+    prepared: Prepared,
+    run_dir: RunDir,
+    metrics: MetricsFile,
+    scorer: Scorer,
+    learner: Learner,
+    batches: Batches,
+    batcher: MicroBatcher,
+    schedule: Schedule,
+    cursor: Cursor,
+    resumed_from: Option<PathBuf>,
+    /// Step and folder of the newest checkpoint.
+    saved: Option<(u64, PathBuf)>,
+    /// Seconds of earlier processes of this run.
+    seconds_before: f64,
+    started: Instant,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps are done; the model is in this folder.
+    Finished(PathBuf),
+    /// Asked to stop; the state is in this checkpoint (`None`: no step had been taken).
+    Stopped(Option<PathBuf>),
+}
+
+impl Trainer {
+    /// Opens everything, checks it, plans, and loads weights: from the model, or from the newest checkpoint.
+    /// Nothing is written into the run folder before all of the user's input has been checked.
+    ///
+    /// # Errors
+    /// If an input is missing or wrong, the run folder is in use, or memory does not suffice.
+    pub fn new(config: Config, start: Start, observer: &mut dyn Observer) -> Result<Self> {
+        let run_dir = RunDir::open(&config.output, start)?;
+        let prepared = Prepared::open(&config, observer)?;
+        let plan = Plan::make(&config, &prepared)?;
+        observer.event(&Event::Plan(&plan));
+        let earlier = if start == Start::Resume { saved_config(&run_dir)? } else { None };
+        run_dir.begin(&config, &format!("{:#}\n", plan.to_json()))?;
+
+        let device = Device::cpu(threads(&config), arena_capacity(&plan))?;
+        device.reserve(plan.arena_bytes());
+        let reference = load_reference(&config, &prepared, &device, observer)?;
+        let decoder = &prepared.decoder;
+        let masters = starting_weights(&config, &prepared, &device, Kind::Master)?;
+        let policy = ReplicatedWeights::new(&device, decoder.clone(), masters, compute_type(&config))?;
+        let gradients = Accumulator::new(&device, decoder.clone())?;
+        let optimizer = Optimizer::new(&device, decoder, &config.train)?;
+        let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
+        let mut learner = Learner::new(gradients, optimizer);
+
+        let (mut cursor, mut resumed_from) = (Cursor::default(), None);
+        if let Some(checkpoint) = newest_checkpoint(&run_dir, start, observer)? {
+            let data_hash = prepared.train.content_hash().to_string();
+            let (policy, optimizer) = (&mut scorer.policy, &mut learner.optimizer);
+            snapshot::restore(&checkpoint, &data_hash, &prepared.decoder, policy, optimizer)?;
+            scorer.policy.refresh(&scorer.device)?;
+            cursor = checkpoint.cursor().clone();
+            resumed_from = Some(checkpoint.path().to_path_buf());
+            warn_of_changes(&config, earlier.as_ref(), observer);
+        }
+        let metrics_path = run_dir.metrics_path();
+        let metrics = match &resumed_from {
+            Some(_) => MetricsFile::resume(&metrics_path, cursor.step)?,
+            None => MetricsFile::create(&metrics_path)?,
+        };
+        let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
+        Ok(Self {
+            batches: prepared.batches(&config),
+            batcher: prepared.batcher(&config),
+            schedule: config.train.schedule(total_steps),
+            saved: resumed_from.clone().map(|path| (cursor.step, path)),
+            seconds_before: cursor.seconds,
+            started: Instant::now(),
+            config,
+            prepared,
+            run_dir,
+            metrics,
+            scorer,
+            learner,
+            cursor,
+            resumed_from,
+        })
+    }
+
+    /// Takes the remaining steps. `stop` is looked at between steps: when set, the state is saved and the run ends.
+    ///
+    /// # Errors
+    /// If a pass fails, too many steps in a row were not finite, the first loss is not what equal policy and
+    /// reference give, or something cannot be written. Earlier checkpoints stay as they are.
+    pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        let steps = self.schedule.total_steps;
+        observer.event(&Event::Started {
+            step: self.cursor.step,
+            steps,
+            resumed_from: self.resumed_from.as_deref(),
+        });
+        self.started = Instant::now();
+        while self.cursor.step < steps {
+            if stop.load(Ordering::Relaxed) {
+                let saved = if self.cursor.step > 0 { Some(self.save(observer)?) } else { None };
+                return Ok(Outcome::Stopped(saved));
+            }
+            self.step(observer)?;
+            let due = |every: Option<u64>| every.is_some_and(|n| self.cursor.step.is_multiple_of(n));
+            let (evaluate, save) = (due(self.config.train.eval_every), due(self.config.train.save_every));
+            if self.prepared.eval.is_some() && (evaluate || self.cursor.step == steps) {
+                self.evaluate(observer)?;
+            }
+            if save || self.cursor.step == steps {
+                self.save(observer)?;
+            }
+        }
+        let folder = self.run_dir.final_path();
+        let Prepared { folder: template, decoder, .. } = &self.prepared;
+        let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
+        save.write_resident(&folder, self.scorer.policy.masters())?;
+        observer.event(&Event::Finished(&folder));
+        Ok(Outcome::Finished(folder))
+    }
+
+    /// One step, its checks and its line in the log.
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let began = Instant::now();
+        let learning_rate = self.schedule.at(self.cursor.step);
+        let batch = self.batcher.batch(&self.prepared.train, self.batches.rows(self.cursor.step))?;
+        let max_norm = self.config.train.max_grad_norm;
+        let update = self.cursor.updates + 1;
+        let outcome = self.scorer.step(&mut self.learner, &batch, learning_rate, max_norm, update)?;
+        if self.cursor.step == 0 {
+            self.check_start(&outcome, observer)?;
+        }
+        self.cursor.step += 1;
+        let tokens: u64 = batch.iter().map(|micro| micro.sequence_tokens).sum();
+        self.cursor.num_tokens += tokens;
+        self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
+        if outcome.updated {
+            self.cursor.updates += 1;
+            self.cursor.skipped_in_row = 0;
+        } else {
+            self.skipped(&outcome, observer)?;
+        }
+        let mut record = Record::new(self.cursor.step, Split::Train);
+        outcome.sums.report(&mut record);
+        record.set("grad_norm", outcome.grad_norm);
+        record.set("learning_rate", learning_rate);
+        record.set("epoch", self.cursor.step as f64 / self.batches.steps_per_epoch() as f64);
+        record.set_count("num_tokens", self.cursor.num_tokens);
+        record.set("tokens_per_second", tokens as f64 / began.elapsed().as_secs_f64());
+        record.set("time", self.cursor.seconds);
+        record.set_count("memory", resident_peak());
+        self.metrics.write(&record)?;
+        observer.event(&Event::Record(&record));
+        Ok(())
+    }
+
+    /// Counts a step that was left out; too many in a row end the run.
+    fn skipped(&mut self, outcome: &StepOutcome, observer: &mut dyn Observer) -> Result<()> {
+        self.cursor.skipped += 1;
+        self.cursor.skipped_in_row += 1;
+        let places: Vec<String> = outcome
+            .suspects
+            .iter()
+            .map(|&row| self.prepared.train.origin(row as usize).to_string())
+            .collect();
+        let rows = places.join(", ");
+        let in_a_row = self.cursor.skipped_in_row;
+        observer.event(&Event::Skipped { step: self.cursor.step, rows: &rows, in_a_row });
+        if in_a_row > self.config.train.max_skipped {
+            return Err(TrainError::NotFinite { step: self.cursor.step, in_a_row, rows });
+        }
+        Ok(())
+    }
+
+    /// Where policy and reference are the same weights, the first loss has one right value.
+    fn check_start(&self, outcome: &StepOutcome, observer: &mut dyn Observer) -> Result<()> {
+        if self.config.reference.kind == ReferenceKind::None {
+            return Ok(());
+        }
+        let (log_ratio, tokens) = outcome.log_ratio;
+        if self.config.reference.model.is_some() {
+            observer.event(&Event::StartingGap { per_token: log_ratio / tokens.max(1) as f64 });
+            return Ok(());
+        }
+        let Some(expected) = exact_at_start(&self.config.objective) else { return Ok(()) };
+        let found = outcome.sums.loss();
+        // The same weights give the same numbers up to rounding, which depends on what a row is packed with.
+        let tolerance = match compute_type(&self.config) {
+            tandem_kernels::DType::F32 => 1e-3,
+            tandem_kernels::DType::Bf16 => 3e-2,
+        };
+        if (found - expected).abs() <= tolerance * expected.abs().max(1.0) {
+            return Ok(());
+        }
+        Err(TrainError::WrongStart { expected, found, per_token: log_ratio / tokens.max(1) as f64 })
+    }
+
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let Some(cache) = &self.prepared.eval else { return Ok(()) };
+        let mut record = evaluation_record(&mut self.scorer, &mut self.batcher, cache, self.cursor.step)?;
+        record.set("epoch", self.cursor.step as f64 / self.batches.steps_per_epoch() as f64);
+        self.metrics.write(&record)?;
+        observer.event(&Event::Record(&record));
+        Ok(())
+    }
+
+    /// Saves a checkpoint of this step, unless there is one.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf> {
+        if let Some((step, path)) = &self.saved
+            && *step == self.cursor.step
+        {
+            return Ok(path.clone());
+        }
+        let per_epoch = self.batches.steps_per_epoch();
+        self.cursor.epoch = self.cursor.step / per_epoch;
+        self.cursor.position = self.cursor.step % per_epoch * self.config.train.batch_size as u64;
+        self.cursor.seed = self.config.seed;
+        self.cursor.data_hash = self.prepared.train.content_hash().to_string();
+        let path = snapshot::save(
+            &self.run_dir.checkpoints(),
+            &self.cursor,
+            &self.prepared.decoder,
+            &self.scorer.policy,
+            &self.learner.optimizer,
+            self.config.train.keep,
+        )?;
+        self.saved = Some((self.cursor.step, path.clone()));
+        observer.event(&Event::Saved(&path));
+        Ok(path)
+    }
+
+    /// The device, to look at its memory.
+    pub fn device(&self) -> &Device {
+        &self.scorer.device
+    }
+
+    /// The run folder.
+    pub fn output(&self) -> &Path {
+        &self.config.output
+    }
+}
+
+/// The weights that policy (and, by default, reference) start from.
+///
+/// # Errors
+/// If they cannot be read or do not fit.
+pub fn starting_weights(
+    config: &Config,
+    prepared: &Prepared,
+    device: &Device,
+    kind: Kind,
+) -> Result<FlatWeights> {
+    let Prepared { folder, decoder, .. } = prepared;
+    Ok(match &config.weights {
+        Weights::Folder | Weights::File(_) => folder.weights(decoder)?.load(decoder, device, kind)?,
+        Weights::Random => tandem_model::init::init(decoder, device, kind, config.seed)?,
+    })
+}
+
+/// The config that the run in this folder was started with.
+fn saved_config(run_dir: &RunDir) -> Result<Option<Config>> {
+    let path = run_dir.config_path();
+    Ok(if path.exists() { Some(Config::load::<&str>(&path, &[])?) } else { None })
+}
+
+/// The checkpoint to resume from, if resuming was asked for and there is one. Damaged ones are passed over aloud.
+fn newest_checkpoint(
+    run_dir: &RunDir,
+    start: Start,
+    observer: &mut dyn Observer,
+) -> Result<Option<Checkpoint>> {
+    if start != Start::Resume {
+        return Ok(None);
+    }
+    let latest = run_dir.checkpoints().latest()?;
+    for error in &latest.skipped {
+        observer.event(&Event::Warning(&error.to_string()));
+    }
+    if latest.checkpoint.is_none() {
+        observer.event(&Event::Warning("no complete checkpoint to resume from; starting at step 0"));
+    }
+    Ok(latest.checkpoint)
+}
+
+fn warn_of_changes(config: &Config, earlier: Option<&Config>, observer: &mut dyn Observer) {
+    for change in earlier.map(|earlier| config.changes_since(earlier)).unwrap_or_default() {
+        if change.alters_run {
+            let show = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
+            observer.event(&Event::Warning(&format!(
+                "{} was {} and is now {}: from here on the run differs from one that was never stopped",
+                change.key,
+                show(&change.saved),
+                show(&change.now)
+            )));
+        }
+    }
+}
+
+/// Address space, not memory: what is touched is what the plan says, the rest is room for what it does not foresee.
+pub(crate) fn arena_capacity(plan: &Plan) -> usize {
+    2 * plan.arena_bytes() + (1 << 30)
+}
+
+/// The largest resident size of this process so far, in bytes; 0 where the system does not tell.
+fn resident_peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+}

@@ -1,0 +1,6 @@
+//! Whole runs of a two-layer model on the committed small data: what must hold whatever happens in between.
+
+mod exactness;
+mod resume;
+mod safety;
+mod small;

@@ -1,0 +1,119 @@
+//! A small run: config file, watcher, and what it left behind.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tandem_train::metrics::Split;
+use tandem_train::run_dir::Start;
+use tandem_train::{Config, Event, Observer, Outcome, Result, Trainer};
+use tempfile::TempDir;
+
+/// A temporary folder with runs in it. Caches are shared between the runs of one folder.
+pub struct Small {
+    folder: TempDir,
+    method: &'static str,
+}
+
+/// What a run told, and how it ended.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// The training records as JSON, without what depends on the clock or the process.
+    pub steps: Vec<String>,
+    /// Training losses.
+    pub losses: Vec<f64>,
+    /// Evaluation losses.
+    pub eval_losses: Vec<f64>,
+    /// Warnings.
+    pub warnings: Vec<String>,
+    /// Rows of skipped steps.
+    pub skipped: Vec<String>,
+    /// Whether the reference was computed rather than read.
+    pub computed_reference: bool,
+}
+
+struct Watcher<'a> {
+    heard: Heard,
+    stop: &'a AtomicBool,
+    stop_after: Option<u64>,
+}
+
+impl Observer for Watcher<'_> {
+    fn event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Record(record) if record.split() == Split::Train => {
+                let volatile = ["tokens_per_second", "time", "memory"];
+                let mut value: serde_json::Value =
+                    serde_json::from_str(&record.to_json()).expect("a record is JSON");
+                value.as_object_mut().expect("an object").retain(|key, _| !volatile.contains(&key.as_str()));
+                self.heard.steps.push(value.to_string());
+                self.heard.losses.push(record.get("loss").unwrap_or(f64::NAN));
+                if self.stop_after == Some(record.step()) {
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+            }
+            Event::Record(record) => self.heard.eval_losses.push(record.get("loss").unwrap_or(f64::NAN)),
+            Event::Warning(text) => self.heard.warnings.push((*text).to_owned()),
+            Event::Skipped { rows, .. } => self.heard.skipped.push((*rows).to_owned()),
+            Event::Reference { .. } => self.heard.computed_reference = true,
+            _ => {}
+        }
+    }
+}
+
+impl Small {
+    pub fn new(method: &'static str) -> Self {
+        Self { folder: TempDir::new().expect("a temporary folder"), method }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn config(&self, name: &str, overrides: &[&str]) -> Config {
+        let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
+        let data = if self.method == "sft" { "sft_completion.jsonl" } else { "pref_conv.jsonl" };
+        let text = format!(
+            "method = \"{}\"\nmodel = {:?}\nweights = \"random\"\noutput = {:?}\n[data]\ntrain = {:?}\n\
+             cache = {:?}\nmax_length = 96\n[train]\nbatch_size = 8\nmicro_batch_tokens = 300\nsteps = 6\n\
+             learning_rate = 1e-2\nwarmup_steps = 2\nsave_every = 2\n[compute]\ndtype = \"f32\"\nthreads = 2\n",
+            self.method,
+            goldens.join("model"),
+            self.path(name),
+            goldens.join(data),
+            self.path("cache"),
+        );
+        let path = self.path(&format!("{name}.toml"));
+        std::fs::write(&path, text).expect("the temporary folder is writable");
+        Config::load(&path, overrides).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Runs to the end, or until `stop_after` steps are done.
+    pub fn run(
+        &self,
+        name: &str,
+        start: Start,
+        stop_after: Option<u64>,
+        overrides: &[&str],
+    ) -> (Heard, Result<Outcome>) {
+        let stop = AtomicBool::new(false);
+        let mut watcher = Watcher { heard: Heard::default(), stop: &stop, stop_after };
+        let outcome = Trainer::new(self.config(name, overrides), start, &mut watcher)
+            .and_then(|mut trainer| trainer.run(&mut watcher, &stop));
+        (watcher.heard, outcome)
+    }
+
+    /// Runs to the end, which must be reached.
+    pub fn finish(&self, name: &str, start: Start, overrides: &[&str]) -> Heard {
+        let (heard, outcome) = self.run(name, start, None, overrides);
+        assert_eq!(
+            outcome.unwrap_or_else(|e| panic!("{e}")),
+            Outcome::Finished(self.path(name).join("final"))
+        );
+        heard
+    }
+
+    /// The bytes of the final weights.
+    pub fn weights(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name).join("final/model.safetensors")).expect("the run finished")
+    }
+}
