@@ -1,1 +1,114 @@
-fn main() {}
+//! Rows per second of the whole way from JSONL to the mapped cache, beside `tokenizers` encoding the same texts.
+//!
+//! Run: `cargo bench -p tandem-data --bench tokenise`. Both use all threads of the rayon pool. The peer gets its texts
+//! ready-made (no file, no JSON, no template, no cache) and encodes what a preference needs: the prompt, and the prompt
+//! with either answer.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tandem_data::chat_template::RenderOptions;
+use tandem_data::prepare::prepare;
+use tandem_data::progress::Silent;
+use tandem_data::record::Kind;
+use tandem_data::row::RowOptions;
+use tandem_data::source::Sources;
+use tandem_data::tokenizer::Tokenizer;
+
+const ROWS: usize = 6000;
+const ROUNDS: usize = 3;
+
+fn main() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (file, conversational) in [("pref_plain.jsonl", false), ("pref_conv.jsonl", true)] {
+        // A fresh tokenizer for each, so that neither finds the other's words in its cache.
+        let load = || Tokenizer::from_folder(data.join("tokenizer")).expect("the tokenizer");
+        let rows = rows(&data.join(file));
+        let path = folder.path().join(file);
+        let lines: Vec<_> = rows.iter().map(Value::to_string).collect();
+        std::fs::write(&path, lines.join("\n")).expect("the data file");
+        let texts = texts(&rows, conversational, &load());
+
+        let (mut ours, mut peer, mut mapped) = (Duration::MAX, Duration::MAX, Duration::MAX);
+        let sources = Sources::from(path);
+        let options = RowOptions::new(Kind::Preference);
+        for round in 0..ROUNDS {
+            let cache = folder.path().join(format!("{file}-{round}"));
+            let tokenizer = load();
+            let start = Instant::now();
+            let built = prepare(&sources, &tokenizer, &options, &cache, &Silent).expect("tokenised");
+            ours = ours.min(start.elapsed());
+            assert_eq!((built.num_rows(), built.was_built()), (ROWS, true));
+
+            let start = Instant::now();
+            let found = prepare(&sources, &tokenizer, &options, &cache, &Silent).expect("mapped");
+            mapped = mapped.min(start.elapsed());
+            assert!(!found.was_built());
+
+            let tokenizer = load();
+            let input = texts.clone();
+            let start = Instant::now();
+            let encoded = tokenizer.inner().encode_batch(input, !conversational).expect("encoded");
+            peer = peer.min(start.elapsed());
+            assert_eq!(encoded.len(), 3 * ROWS);
+        }
+        let rate = |time: Duration| ROWS as f64 / time.as_secs_f64();
+        println!(
+            "{file}: file to cache {:.0} rows/s, encode_batch alone {:.0} rows/s, ratio {:.2}; mapped again in {:.1} ms",
+            rate(ours),
+            rate(peer),
+            rate(ours) / rate(peer),
+            1e3 * mapped.as_secs_f64()
+        );
+    }
+}
+
+/// The rows of a test file again and again, each with a number in its answers.
+fn rows(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).expect("the test file");
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let numbered = |answer: &mut Value, i: usize| match answer {
+        Value::String(text) => text.push_str(&format!(" {i}")),
+        answer => {
+            let content = answer[0]["content"].as_str().expect("an answer");
+            answer[0]["content"] = format!("{content} {i}").into();
+        }
+    };
+    rows.iter()
+        .cycle()
+        .take(ROWS)
+        .cloned()
+        .enumerate()
+        .map(|(i, mut row)| {
+            numbered(&mut row["chosen"], i);
+            numbered(&mut row["rejected"], i + 1);
+            row
+        })
+        .collect()
+}
+
+/// What has to be encoded: for each row the prompt and the prompt with either answer.
+fn texts(rows: &[Value], conversational: bool, tokenizer: &Tokenizer) -> Vec<String> {
+    let render = |parts: &[&Value], add_generation_prompt: bool| -> String {
+        if !conversational {
+            return parts.iter().map(|part| part.as_str().expect("a text")).collect();
+        }
+        let lists = parts.iter().flat_map(|part| part.as_array().expect("messages"));
+        let messages: Vec<_> = lists.map(|m| m.as_object().expect("a message").clone()).collect();
+        let options = RenderOptions { add_generation_prompt, ..RenderOptions::default() };
+        let template = tokenizer.chat_template().expect("a template");
+        template.render(&messages, options).expect("rendered")
+    };
+    rows.iter()
+        .flat_map(|row| {
+            let prompt = &row["prompt"];
+            [
+                render(&[prompt], true),
+                render(&[prompt, &row["chosen"]], false),
+                render(&[prompt, &row["rejected"]], false),
+            ]
+        })
+        .collect()
+}

@@ -1,0 +1,138 @@
+//! Forests hold exactly the sequences and predictions of the rows, however much the answers share.
+
+use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
+use tandem_kernels::Forest;
+
+/// A sequence with the positions in it that are scored.
+type Sequence = (Vec<u32>, Vec<usize>);
+
+/// Random ids from a small alphabet, so that rows share prefixes often.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+
+    fn ids(&mut self, longest: u64) -> Vec<u32> {
+        (0..self.below(longest + 1)).map(|_| self.below(2) as u32).collect()
+    }
+}
+
+/// Reads the sequences back: the tokens on the path to each prediction's row, then its target.
+fn check(forest: &Forest, expected: &[Sequence]) {
+    let rebuilt = Forest::new(
+        forest.tokens.clone(),
+        forest.segments.clone(),
+        forest.predictions.clone(),
+        forest.num_sequences,
+    );
+    assert_eq!(&rebuilt.expect("the invariants hold"), forest, "positions");
+    assert_eq!(forest.num_sequences as usize, expected.len());
+    let mut found: Vec<Vec<usize>> = vec![Vec::new(); expected.len()];
+    for prediction in &forest.predictions {
+        let row = prediction.hidden_row;
+        let segment = forest.segments.iter().position(|s| s.range.contains(&row)).unwrap();
+        let mut path: Vec<_> = forest.ancestors(segment).map(|s| s.range.clone()).collect();
+        path.reverse();
+        path.push(forest.segments[segment].range.start..row + 1);
+        let mut tokens: Vec<u32> = path.into_iter().flatten().map(|r| forest.tokens[r as usize]).collect();
+        assert_eq!(forest.positions[row as usize] as usize, tokens.len() - 1);
+        tokens.push(prediction.target);
+        let (sequence, _) = &expected[prediction.sequence as usize];
+        assert_eq!(tokens, sequence[..tokens.len()], "context and target of {prediction:?}");
+        found[prediction.sequence as usize].push(tokens.len() - 1);
+    }
+    for (found, (_, scored)) in found.iter().zip(expected) {
+        assert_eq!(found, scored);
+    }
+}
+
+fn answer_of(prompt: &[u32], answer: &[u32]) -> Sequence {
+    let whole = [prompt, answer].concat();
+    let scored = (prompt.len().max(1)..whole.len()).collect();
+    (whole, scored)
+}
+
+#[test]
+fn random_pairs_are_read_back_with_and_without_sharing() {
+    let mut random = Random(1);
+    let mut builders = [ForestBuilder::new(true), ForestBuilder::new(false)];
+    let mut without_root = 0;
+    for _ in 0..2000 {
+        let mut expected = Vec::new();
+        let mut tokens = [0, 0];
+        for _ in 0..1 + random.below(4) {
+            let (prompt, chosen, rejected) = (random.ids(4), random.ids(5), random.ids(5));
+            let pair = PairTokens { prompt: &prompt, chosen: &chosen, rejected: &rejected };
+            without_root += usize::from(pair.shared() == 0);
+            expected.extend([answer_of(&prompt, &chosen), answer_of(&prompt, &rejected)]);
+            for builder in &mut builders {
+                builder.push_pair(&pair);
+            }
+            tokens[0] += pair.num_tokens(true);
+            tokens[1] += pair.num_tokens(false);
+        }
+        for (builder, tokens) in builders.iter_mut().zip(tokens) {
+            assert_eq!(builder.num_tokens(), tokens);
+            if tokens == 0 {
+                assert!(builder.finish().is_err(), "a batch without tokens is refused");
+                builder.clear();
+            } else {
+                check(&builder.finish().unwrap(), &expected);
+            }
+        }
+    }
+    assert!(without_root > 20, "pairs that share nothing were among them: {without_root}");
+}
+
+#[test]
+fn sharing_reaches_into_the_answers_and_makes_no_empty_segment() {
+    let segments = |chosen: &[u32], rejected: &[u32]| {
+        let mut builder = ForestBuilder::new(true);
+        builder.push_pair(&PairTokens { prompt: &[1, 2], chosen, rejected });
+        let forest = builder.finish().unwrap();
+        let shape: Vec<_> = forest.segments.iter().map(|s| (s.range.len(), s.parent)).collect();
+        (shape, forest.predictions.len())
+    };
+    assert_eq!(segments(&[3, 4], &[3, 5, 6]), (vec![(3, None), (1, Some(0)), (2, Some(0))], 5));
+    assert_eq!(segments(&[3, 4], &[3, 4]), (vec![(4, None)], 4), "identical answers");
+    assert_eq!(segments(&[3], &[3, 4]), (vec![(3, None), (1, Some(0))], 3), "one begins the other");
+    assert_eq!(segments(&[], &[3]), (vec![(2, None), (1, Some(0))], 1), "an empty answer");
+}
+
+#[test]
+fn random_supervised_rows_are_read_back() {
+    let mut random = Random(2);
+    let mut builder = ForestBuilder::default();
+    for _ in 0..300 {
+        let mut expected = Vec::new();
+        for _ in 0..1 + random.below(4) {
+            let tokens: Vec<u32> = (0..1 + random.below(9)).map(|_| random.below(5) as u32).collect();
+            let scored: Vec<u8> = tokens.iter().map(|_| random.below(2) as u8).collect();
+            builder.push_scored(&ScoredTokens { tokens: &tokens, scored: &scored });
+            let positions = (1..tokens.len()).filter(|&t| scored[t] == 1).collect();
+            expected.push((tokens, positions));
+        }
+        check(&builder.finish().unwrap(), &expected);
+    }
+}
+
+#[test]
+fn a_recycled_forest_keeps_its_memory() {
+    let row = |n: u32| (0..n).collect::<Vec<_>>();
+    let mut builder = ForestBuilder::default();
+    let mut forest = Forest::default();
+    let mut round = |length: u32| {
+        let (prompt, chosen) = (row(length), row(7));
+        builder.push_pair(&PairTokens { prompt: &prompt, chosen: &chosen, rejected: &[9] });
+        builder.finish_into(&mut forest).unwrap();
+        (forest.tokens.as_ptr(), forest.positions.as_ptr(), forest.predictions.as_ptr())
+    };
+    // Builder and forest swap their buffers, so each is seen every second time.
+    let first = [round(100), round(100)];
+    for _ in 0..3 {
+        assert_eq!([round(60), round(99)], first);
+    }
+}
