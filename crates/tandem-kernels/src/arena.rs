@@ -117,7 +117,7 @@ pub(crate) struct FreeList {
     /// Offset → length. Neighbours are always merged.
     free: BTreeMap<usize, usize>,
     usage: MemoryUse,
-    /// One past the highest byte ever handed out: what is resident.
+    /// One past the highest byte ever handed out or reserved: what is resident.
     high_water: usize,
 }
 
@@ -161,6 +161,11 @@ impl FreeList {
             length += free;
         }
         self.free.insert(offset, length);
+    }
+
+    /// Counts everything below `bytes` as resident.
+    pub(crate) fn mark(&mut self, bytes: usize) {
+        self.high_water = self.high_water.max(bytes);
     }
 
     pub(crate) fn usage(&self) -> &MemoryUse {
@@ -241,12 +246,13 @@ impl Arena {
 
     /// Makes the first `bytes` resident now, so that no later step pays page faults or moves the mark.
     pub(crate) fn reserve(&self, bytes: usize) {
-        let state = self.lock();
+        let mut state = self.lock();
         let bytes = bytes.min(self.capacity);
         for offset in (state.high_water()..bytes).step_by(4096) {
             // SAFETY: the byte lies inside the mapping and beyond everything handed out so far; the lock keeps it so.
             unsafe { self.base.add(offset).write_volatile(0) };
         }
+        state.mark(bytes);
     }
 
     pub(crate) fn usage(&self) -> MemoryUse {

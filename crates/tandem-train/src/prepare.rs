@@ -125,7 +125,7 @@ fn tokens(
         Method::Sft => tandem_data::record::Kind::Supervised,
         Method::Dpo => tandem_data::record::Kind::Preference,
     };
-    let options = RowOptions { max_length: Some(config.data.max_length), ..RowOptions::new(kind) };
+    let options = RowOptions { kind, max_length: Some(config.data.max_length), loss_on: config.data.loss_on };
     let relay =
         Relay { split, state: Mutex::new(RelayState { observer: &mut *observer, done: 0, total: 0 }) };
     let cache = tandem_data::prepare::prepare(&sources, tokenizer, &options, &cache_folder(config), &relay)?;

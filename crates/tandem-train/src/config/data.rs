@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use tandem_data::row::LossOn;
+
+use super::Method;
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
 
@@ -20,6 +23,8 @@ pub struct DataConfig {
     pub cache: Option<PathBuf>,
     /// Compute what the two answers of a pair have in common once.
     pub share_prefix: bool,
+    /// Which tokens an SFT row is trained on.
+    pub loss_on: LossOn,
 }
 
 /// A file of rows.
@@ -27,7 +32,7 @@ pub struct DataConfig {
 pub struct DataSource {
     /// A JSONL or JSON file.
     pub path: PathBuf,
-    /// How many times its rows are seen in an epoch; only 1 so far.
+    /// How many times its rows stand in an epoch: 2 gives every row twice, 0.5 every second one.
     pub weight: f64,
 }
 
@@ -52,7 +57,7 @@ impl Order {
 
 const SOURCES: &str = "a path, a list of paths, or a list of tables with `path` and `weight`";
 
-pub(super) fn parse(mut section: Section) -> Result<DataConfig, ConfigError> {
+pub(super) fn parse(mut section: Section, method: Method) -> Result<DataConfig, ConfigError> {
     let train = sources(section.required("train", SOURCES)?)?;
     let config = DataConfig {
         train,
@@ -63,6 +68,15 @@ pub(super) fn parse(mut section: Section) -> Result<DataConfig, ConfigError> {
         })?,
         cache: section.take("cache").map(|e| e.path()).transpose()?,
         share_prefix: section.take("share_prefix").map_or(Ok(true), |e| e.boolean())?,
+        loss_on: match section.take("loss_on") {
+            None => LossOn::Answer,
+            Some(entry) if method == Method::Sft => {
+                entry.one_of(&[("answer", LossOn::Answer), ("all", LossOn::All)])?
+            }
+            Some(entry) => {
+                return Err(entry.conflict("a preference loss is always on the answers; remove `loss_on`"));
+            }
+        },
     };
     section.finish()?;
     Ok(config)
@@ -83,15 +97,7 @@ fn source(entry: Entry) -> Result<DataSource, ConfigError> {
     let path = table.required("path", "a JSONL or JSON file")?.path()?;
     let weight = match table.take("weight") {
         None => 1.0,
-        Some(entry) => {
-            let weight = entry.number("a positive number", |w| w > 0.0)?;
-            if weight != 1.0 {
-                return Err(entry.not_yet(
-                    "mixing files by weight is not there yet; every file counts once (weight = 1)",
-                ));
-            }
-            weight
-        }
+        Some(entry) => entry.number("a positive number", |w| w > 0.0)?,
     };
     table.finish()?;
     Ok(DataSource { path, weight })

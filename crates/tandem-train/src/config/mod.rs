@@ -131,7 +131,7 @@ impl Config {
             output,
             seed,
             reference: reference::parse(root.section("reference")?, method, &objective, &model)?,
-            data: data::parse(root.section("data")?)?,
+            data: data::parse(root.section("data")?, method)?,
             train: train::parse(root.section("train")?)?,
             compute: compute::parse(root.section("compute")?)?,
             objective,

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use toml::Value;
 
+use tandem_data::row::LossOn;
+
 use super::{Config, DataSource, Length, MicroBatch, Optimizer, Warmup, Weights};
 use crate::schedule::Shape;
 
@@ -66,6 +68,13 @@ impl Config {
         out.push(("order", data.order.name().into()));
         out.extend(data.cache.as_deref().map(|cache| ("cache", path(cache))));
         out.push(("share_prefix", data.share_prefix.into()));
+        if self.method == super::Method::Sft {
+            let loss_on = match data.loss_on {
+                LossOn::Answer => "answer",
+                LossOn::All => "all",
+            };
+            out.push(("loss_on", loss_on.into()));
+        }
         out
     }
 

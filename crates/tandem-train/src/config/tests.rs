@@ -99,6 +99,7 @@ fn the_example_arrives_whole() {
             order: Order::Shuffled,
             cache: None,
             share_prefix: true,
+            loss_on: tandem_data::row::LossOn::Answer,
         },
         objective: ObjectiveConfig {
             terms: vec![crate::objective::Term {
@@ -380,7 +381,6 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
         ("reference.kind=sync", "is not there yet"),
         ("objective.loss=aot", "is not there yet"),
         ("objective.loss={sigmoid = 1, aot_unpaired = 1}", "is not there yet"),
-        ("data.train=[{path='a', weight=2.0}]", "mixing files by weight is not there yet"),
     ];
     for (set, expected) in cases {
         let text = refusal(EXAMPLE, &[set]);
