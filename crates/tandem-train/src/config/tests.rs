@@ -475,3 +475,32 @@ fn changes_since_a_saved_run_are_listed_by_key() {
         ]
     );
 }
+
+/// The reference page and the reader must name the same keys.
+#[test]
+fn the_documentation_lists_exactly_the_known_keys() {
+    let page = include_str!("../../../../docs/config.md");
+    let mut checked = 0;
+    for section in page.split("\n## ").skip(1) {
+        let heading = section.lines().next().expect("a heading");
+        let table = heading.trim_matches(|c: char| !c.is_ascii_lowercase());
+        let prefix = if heading.starts_with("At the top") { String::new() } else { format!("{table}.") };
+        let mut documented: Vec<&str> = section
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+            .map(|(key, _)| key)
+            .collect();
+        if prefix.is_empty() {
+            documented.extend(["reference", "data", "objective", "train", "compute"]);
+        }
+        let (_folder, config) = load_with(EXAMPLE, &[&format!("{prefix}qqqqqqqq=1")]);
+        let Problem::UnknownKey { mut known, .. } = config.expect_err("an unknown key").problem else {
+            panic!("{heading}: another problem came first")
+        };
+        known.sort_unstable();
+        documented.sort_unstable();
+        assert_eq!(documented, known, "{heading}");
+        checked += 1;
+    }
+    assert_eq!(checked, 6);
+}
