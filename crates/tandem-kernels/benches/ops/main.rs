@@ -4,10 +4,13 @@
 //! contains FILTER run. With `--features peer`, f32 products also run through the `gemm` crate, in turns with ours.
 //! `TANDEM_BENCH_THREADS` is the number of threads, by default all; `TANDEM_ISA` lowers the vector instructions.
 
+mod attention;
 mod harness;
+mod head;
 mod optimizer;
 mod peak;
 mod product;
+mod rowwise;
 
 use harness::Bench;
 
@@ -16,4 +19,7 @@ fn main() {
     peak::measure(&mut bench);
     product::run(&bench);
     optimizer::run(&bench);
+    attention::run(&bench);
+    rowwise::run(&bench);
+    head::run(&bench);
 }

@@ -2,7 +2,7 @@
 
 use super::elementary::{normal, sigmoid};
 use super::rows::RowsMut;
-use super::vector::{Vector, for_lanes, with_vector};
+use super::vector::{Vector, for_lanes, vector_kernel};
 use super::{Cpu, block_rows};
 use crate::ops::Activation;
 use crate::{Element, View, ViewMut, with_element};
@@ -101,19 +101,22 @@ pub(crate) fn gated(cpu: &Cpu, function: Activation, gu: View, h: ViewMut) {
         let h = RowsMut::<E>::new(h);
         with_function!(function, F => for_rows(cpu, rows, width, |t| {
             let (gate, up) = gu.row::<E>(t).split_at(width);
-            // SAFETY: row `t` belongs to this call alone; the level has V.
-            with_vector!(cpu.isa(), V => unsafe { gated_row::<V, E, F>(gate, up, h.row(t)) });
+            // SAFETY: row `t` belongs to this call alone; all rows are of one length.
+            unsafe { gated_row::<E, F>(cpu.isa(), gate, up, h.row(t)) };
         }));
     });
 }
 
-#[inline(always)]
-unsafe fn gated_row<V: Vector, E: Element, F: Function>(gate: &[E], up: &[E], h: &mut [E]) {
-    // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
-    for_lanes::<V>(h.len(), |i, n| unsafe {
-        let (value, _) = F::evaluate(V::get(gate.as_ptr().add(i), n));
-        value.mul(V::get(up.as_ptr().add(i), n)).put(h.as_mut_ptr().add(i), n);
-    });
+vector_kernel! {
+    unsafe fn gated_row<V: Vector, E: Element, F: Function>(gate: &[E], up: &[E], h: &mut [E]) {
+        for_lanes!(V, h.len(), |i, n| {
+            // SAFETY: inside the rows, which are of one length.
+            unsafe {
+                let (value, _) = F::evaluate(V::get(gate.as_ptr().add(i), n));
+                value.mul(V::get(up.as_ptr().add(i), n)).put(h.as_mut_ptr().add(i), n);
+            }
+        });
+    }
 }
 
 pub(crate) fn gated_backward(cpu: &Cpu, function: Activation, gu: View, dh: View, dgu: ViewMut) {
@@ -122,30 +125,33 @@ pub(crate) fn gated_backward(cpu: &Cpu, function: Activation, gu: View, dh: View
         let dgu = RowsMut::<E>::new(dgu);
         with_function!(function, F => for_rows(cpu, rows, width, |t| {
             let (gate, up) = gu.row::<E>(t).split_at(width);
-            // SAFETY: row `t` belongs to this call alone; the level has V.
-            with_vector!(cpu.isa(), V => unsafe {
+            // SAFETY: row `t` belongs to this call alone; all rows are of one length.
+            unsafe {
                 let (dgate, dup) = dgu.row(t).split_at_mut(width);
-                gated_backward_row::<V, E, F>(gate, up, dh.row(t), dgate, dup);
-            });
+                gated_backward_row::<E, F>(cpu.isa(), gate, up, dh.row(t), dgate, dup);
+            }
         }));
     });
 }
 
-#[inline(always)]
-unsafe fn gated_backward_row<V: Vector, E: Element, F: Function>(
-    gate: &[E],
-    up: &[E],
-    dh: &[E],
-    dgate: &mut [E],
-    dup: &mut [E],
-) {
-    // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
-    for_lanes::<V>(dh.len(), |i, n| unsafe {
-        let (value, slope) = F::evaluate(V::get(gate.as_ptr().add(i), n));
-        let (up, dh) = (V::get(up.as_ptr().add(i), n), V::get(dh.as_ptr().add(i), n));
-        slope.mul(up).mul(dh).put(dgate.as_mut_ptr().add(i), n);
-        value.mul(dh).put(dup.as_mut_ptr().add(i), n);
-    });
+vector_kernel! {
+    unsafe fn gated_backward_row<V: Vector, E: Element, F: Function>(
+        gate: &[E],
+        up: &[E],
+        dh: &[E],
+        dgate: &mut [E],
+        dup: &mut [E],
+    ) {
+        for_lanes!(V, dh.len(), |i, n| {
+            // SAFETY: inside the rows, which are of one length.
+            unsafe {
+                let (value, slope) = F::evaluate(V::get(gate.as_ptr().add(i), n));
+                let (up, dh) = (V::get(up.as_ptr().add(i), n), V::get(dh.as_ptr().add(i), n));
+                slope.mul(up).mul(dh).put(dgate.as_mut_ptr().add(i), n);
+                value.mul(dh).put(dup.as_mut_ptr().add(i), n);
+            }
+        });
+    }
 }
 
 pub(crate) fn activate(cpu: &Cpu, function: Activation, u: View, h: ViewMut) {
@@ -153,18 +159,21 @@ pub(crate) fn activate(cpu: &Cpu, function: Activation, u: View, h: ViewMut) {
     with_element!(u.dtype(), E => {
         let h = RowsMut::<E>::new(h);
         with_function!(function, F => for_rows(cpu, rows, width, |t| {
-            // SAFETY: row `t` belongs to this call alone; the level has V.
-            with_vector!(cpu.isa(), V => unsafe { activate_row::<V, E, F>(u.row(t), h.row(t)) });
+            // SAFETY: row `t` belongs to this call alone; all rows are of one length.
+            unsafe { activate_row::<E, F>(cpu.isa(), u.row(t), h.row(t)) };
         }));
     });
 }
 
-#[inline(always)]
-unsafe fn activate_row<V: Vector, E: Element, F: Function>(u: &[E], h: &mut [E]) {
-    // SAFETY: `for_lanes` stays inside the rows, which are of one length; the caller has V.
-    for_lanes::<V>(u.len(), |i, n| unsafe {
-        F::evaluate(V::get(u.as_ptr().add(i), n)).0.put(h.as_mut_ptr().add(i), n);
-    });
+vector_kernel! {
+    unsafe fn activate_row<V: Vector, E: Element, F: Function>(u: &[E], h: &mut [E]) {
+        for_lanes!(V, u.len(), |i, n| {
+            // SAFETY: inside the rows, which are of one length.
+            unsafe {
+                F::evaluate(V::get(u.as_ptr().add(i), n)).0.put(h.as_mut_ptr().add(i), n);
+            }
+        });
+    }
 }
 
 pub(crate) fn activate_backward(cpu: &Cpu, function: Activation, u: View, dh: View, du: ViewMut) {
@@ -172,19 +181,20 @@ pub(crate) fn activate_backward(cpu: &Cpu, function: Activation, u: View, dh: Vi
     with_element!(u.dtype(), E => {
         let du = RowsMut::<E>::new(du);
         with_function!(function, F => for_rows(cpu, rows, width, |t| {
-            // SAFETY: row `t` belongs to this call alone; the level has V.
-            with_vector!(cpu.isa(), V => unsafe {
-                activate_backward_row::<V, E, F>(u.row(t), dh.row(t), du.row(t));
-            });
+            // SAFETY: row `t` belongs to this call alone; all rows are of one length.
+            unsafe { activate_backward_row::<E, F>(cpu.isa(), u.row(t), dh.row(t), du.row(t)) };
         }));
     });
 }
 
-#[inline(always)]
-unsafe fn activate_backward_row<V: Vector, E: Element, F: Function>(u: &[E], dh: &[E], du: &mut [E]) {
-    // SAFETY: `for_lanes` stays inside the rows, which are of one length; the caller has V.
-    for_lanes::<V>(u.len(), |i, n| unsafe {
-        let (_, slope) = F::evaluate(V::get(u.as_ptr().add(i), n));
-        slope.mul(V::get(dh.as_ptr().add(i), n)).put(du.as_mut_ptr().add(i), n);
-    });
+vector_kernel! {
+    unsafe fn activate_backward_row<V: Vector, E: Element, F: Function>(u: &[E], dh: &[E], du: &mut [E]) {
+        for_lanes!(V, u.len(), |i, n| {
+            // SAFETY: inside the rows, which are of one length.
+            unsafe {
+                let (_, slope) = F::evaluate(V::get(u.as_ptr().add(i), n));
+                slope.mul(V::get(dh.as_ptr().add(i), n)).put(du.as_mut_ptr().add(i), n);
+            }
+        });
+    }
 }

@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm: a row at a time, two passes over it while it is in the cache.
 
 use super::rows::RowsMut;
-use super::vector::{Vector, for_lanes, with_vector};
+use super::vector::{Vector, for_lanes, vector_kernel};
 use super::{Cpu, block_rows};
 use crate::ops::BLOCK_ROWS;
 use crate::{Element, View, ViewMut, with_element};
@@ -13,40 +13,41 @@ pub(crate) fn rms_norm(cpu: &Cpu, x: View, w: View, offset: f32, eps: f32, y: Vi
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
         let rows = block_rows(width);
-        cpu.parallel_for(tokens.div_ceil(rows), |block| with_vector!(cpu.isa(), V => {
+        cpu.parallel_for(tokens.div_ceil(rows), |block| {
             for t in block * rows..tokens.min((block + 1) * rows) {
                 // SAFETY: row `t` belongs to this block alone; the level has V.
                 unsafe {
-                    inverse.part(0, t, 1)[0] = rms_norm_row::<V, X, Y>(x.row(t), w, offset, eps, y.row(t));
+                    inverse.part(0, t, 1)[0] = rms_norm_row::<X, Y>(cpu.isa(), x.row(t), w, offset, eps, y.row(t));
                 }
             }
-        }));
+        });
     }));
 }
 
-/// Returns 1/rms.
-#[inline(always)]
-unsafe fn rms_norm_row<V: Vector, X: Element, Y: Element>(
-    x: &[X],
-    w: &[f32],
-    offset: f32,
-    eps: f32,
-    y: &mut [Y],
-) -> f32 {
-    // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
-    unsafe {
-        let mut squares = V::splat(0.0);
-        for_lanes::<V>(x.len(), |i, n| {
-            let x = V::get(x.as_ptr().add(i), n);
-            squares = x.mul_add(x, squares);
-        });
-        let inverse = 1.0 / (squares.sum() / x.len() as f32 + eps).sqrt();
-        for_lanes::<V>(x.len(), |i, n| {
-            let x = V::get(x.as_ptr().add(i), n);
-            let w = V::load(w.as_ptr().add(i), n).add(V::splat(offset));
-            x.mul(V::splat(inverse)).mul(w).put(y.as_mut_ptr().add(i), n);
-        });
-        inverse
+vector_kernel! {
+    /// Returns 1/rms.
+    unsafe fn rms_norm_row<V: Vector, X: Element, Y: Element>(
+        x: &[X],
+        w: &[f32],
+        offset: f32,
+        eps: f32,
+        y: &mut [Y],
+    ) -> f32 {
+        // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
+        unsafe {
+            let mut squares = V::splat(0.0);
+            for_lanes!(V, x.len(), |i, n| {
+                let x = V::get(x.as_ptr().add(i), n);
+                squares = x.mul_add(x, squares);
+            });
+            let inverse = 1.0 / (squares.sum() / x.len() as f32 + eps).sqrt();
+            for_lanes!(V, x.len(), |i, n| {
+                let x = V::get(x.as_ptr().add(i), n);
+                let w = V::load(w.as_ptr().add(i), n).add(V::splat(offset));
+                x.mul(V::splat(inverse)).mul(w).put(y.as_mut_ptr().add(i), n);
+            });
+            inverse
+        }
     }
 }
 
@@ -67,7 +68,7 @@ pub(crate) fn rms_norm_backward(
     let dx = RowsMut::<f32>::new(dx);
     let sums = RowsMut::<f32>::new(partial.reborrow());
     with_element!(x.dtype(), X => with_element!(dy.dtype(), Y => {
-        cpu.parallel_for(x.rows().div_ceil(BLOCK_ROWS), |block| with_vector!(cpu.isa(), V => {
+        cpu.parallel_for(x.rows().div_ceil(BLOCK_ROWS), |block| {
             // SAFETY: row `block` belongs to this block alone.
             let sums = if dw.is_some() { unsafe { sums.row(block) } } else { &mut [] };
             sums.fill(0.0);
@@ -75,49 +76,47 @@ pub(crate) fn rms_norm_backward(
                 // SAFETY: row `t` belongs to this block alone; the level has V.
                 unsafe {
                     let dx = dx.row(t);
-                    rms_norm_backward_row::<V, X, Y>(x.row(t), w, offset, inverse[t], dy.row(t), dx, sums);
+                    rms_norm_backward_row::<X, Y>(cpu.isa(), x.row(t), w, offset, inverse[t], dy.row(t), dx, sums);
                 }
             }
-        }));
+        });
     }));
     if let Some(dw) = dw {
         add_rows(cpu, partial.view(), dw);
     }
 }
 
-#[inline(always)]
-unsafe fn rms_norm_backward_row<V: Vector, X: Element, Y: Element>(
-    x: &[X],
-    w: &[f32],
-    offset: f32,
-    inverse: f32,
-    dy: &[Y],
-    dx: &mut [f32],
-    dw: &mut [f32],
-) {
-    // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw` may be empty); the caller has V.
-    unsafe {
-        let load = |i: usize, n: usize| {
-            let w = V::load(w.as_ptr().add(i), n).add(V::splat(offset));
-            let (x, dy) = (V::get(x.as_ptr().add(i), n), V::get(dy.as_ptr().add(i), n));
-            (x, dy, dy.mul(w))
-        };
-        let mut dot = V::splat(0.0);
-        for_lanes::<V>(x.len(), |i, n| {
-            let (x, _, g) = load(i, n);
-            dot = x.mul_add(g, dot);
-        });
-        let shift = V::splat(-dot.sum() * inverse * inverse * inverse / x.len() as f32);
-        let inverse = V::splat(inverse);
-        for_lanes::<V>(x.len(), |i, n| {
-            let (x, dy, g) = load(i, n);
-            let dx = dx.as_mut_ptr().add(i);
-            g.mul_add(inverse, x.mul_add(shift, V::load(dx, n))).store(dx, n);
-            if !dw.is_empty() {
-                let dw = dw.as_mut_ptr().add(i);
-                dy.mul_add(x.mul(inverse), V::load(dw, n)).store(dw, n);
-            }
-        });
+vector_kernel! {
+    unsafe fn rms_norm_backward_row<V: Vector, X: Element, Y: Element>(
+        x: &[X],
+        w: &[f32],
+        offset: f32,
+        inverse: f32,
+        dy: &[Y],
+        dx: &mut [f32],
+        dw: &mut [f32],
+    ) {
+        // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw` may be empty); the caller has V.
+        unsafe {
+            let offset = V::splat(offset);
+            let mut dot = V::splat(0.0);
+            for_lanes!(V, x.len(), |i, n| {
+                let g = V::get(dy.as_ptr().add(i), n).mul(V::load(w.as_ptr().add(i), n).add(offset));
+                dot = V::get(x.as_ptr().add(i), n).mul_add(g, dot);
+            });
+            let shift = V::splat(-dot.sum() * inverse * inverse * inverse / x.len() as f32);
+            let inverse = V::splat(inverse);
+            for_lanes!(V, x.len(), |i, n| {
+                let (x, dy) = (V::get(x.as_ptr().add(i), n), V::get(dy.as_ptr().add(i), n));
+                let g = dy.mul(V::load(w.as_ptr().add(i), n).add(offset));
+                let dx = dx.as_mut_ptr().add(i);
+                g.mul_add(inverse, x.mul_add(shift, V::load(dx, n))).store(dx, n);
+                if !dw.is_empty() {
+                    let dw = dw.as_mut_ptr().add(i);
+                    dy.mul_add(x.mul(inverse), V::load(dw, n)).store(dw, n);
+                }
+            });
+        }
     }
 }
 
@@ -128,46 +127,49 @@ pub(crate) fn layer_norm(cpu: &Cpu, x: View, w: View, b: View, eps: f32, y: View
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
         let rows = block_rows(width);
-        cpu.parallel_for(tokens.div_ceil(rows), |block| with_vector!(cpu.isa(), V => {
+        cpu.parallel_for(tokens.div_ceil(rows), |block| {
             for t in block * rows..tokens.min((block + 1) * rows) {
                 // SAFETY: row `t` belongs to this block alone; the level has V.
                 unsafe {
-                    kept.row(t).copy_from_slice(&layer_norm_row::<V, X, Y>(x.row(t), w, b, eps, y.row(t)));
+                    kept.row(t).copy_from_slice(&layer_norm_row::<X, Y>(cpu.isa(), x.row(t), w, b, eps, y.row(t)));
                 }
             }
-        }));
+        });
     }));
 }
 
-/// Returns the mean and 1/σ.
-#[inline(always)]
-unsafe fn layer_norm_row<V: Vector, X: Element, Y: Element>(
-    x: &[X],
-    w: &[f32],
-    b: &[f32],
-    eps: f32,
-    y: &mut [Y],
-) -> [f32; 2] {
-    // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
-    unsafe {
-        let zero = V::splat(0.0);
-        let mut sum = zero;
-        for_lanes::<V>(x.len(), |i, n| sum = sum.add(V::get(x.as_ptr().add(i), n)));
-        let mean = sum.sum() / x.len() as f32;
-        let mut squares = zero;
-        for_lanes::<V>(x.len(), |i, n| {
-            let x = V::get(x.as_ptr().add(i), n).sub(V::splat(mean));
-            // Lanes beyond the row hold -mean, which is no deviation.
-            let x = if n < V::LANES { keep_first(x, n) } else { x };
-            squares = x.mul_add(x, squares);
-        });
-        let inverse = 1.0 / (squares.sum() / x.len() as f32 + eps).sqrt();
-        for_lanes::<V>(x.len(), |i, n| {
-            let normal = V::get(x.as_ptr().add(i), n).sub(V::splat(mean)).mul(V::splat(inverse));
-            let (w, b) = (V::load(w.as_ptr().add(i), n), V::load(b.as_ptr().add(i), n));
-            normal.mul_add(w, b).put(y.as_mut_ptr().add(i), n);
-        });
-        [mean, inverse]
+vector_kernel! {
+    /// Returns the mean and 1/σ.
+    unsafe fn layer_norm_row<V: Vector, X: Element, Y: Element>(
+        x: &[X],
+        w: &[f32],
+        b: &[f32],
+        eps: f32,
+        y: &mut [Y],
+    ) -> [f32; 2] {
+        // SAFETY: `for_lanes` stays inside the rows, which are all of one length; the caller has V.
+        unsafe {
+            let zero = V::splat(0.0);
+            let mut sum = zero;
+            for_lanes!(V, x.len(), |i, n| {
+                sum = sum.add(V::get(x.as_ptr().add(i), n));
+            });
+            let mean = sum.sum() / x.len() as f32;
+            let mut squares = zero;
+            for_lanes!(V, x.len(), |i, n| {
+                let x = V::get(x.as_ptr().add(i), n).sub(V::splat(mean));
+                // Lanes beyond the row hold -mean, which is no deviation.
+                let x = if n < V::LANES { keep_first(x, n) } else { x };
+                squares = x.mul_add(x, squares);
+            });
+            let inverse = 1.0 / (squares.sum() / x.len() as f32 + eps).sqrt();
+            for_lanes!(V, x.len(), |i, n| {
+                let normal = V::get(x.as_ptr().add(i), n).sub(V::splat(mean)).mul(V::splat(inverse));
+                let (w, b) = (V::load(w.as_ptr().add(i), n), V::load(b.as_ptr().add(i), n));
+                normal.mul_add(w, b).put(y.as_mut_ptr().add(i), n);
+            });
+            [mean, inverse]
+        }
     }
 }
 
@@ -198,7 +200,7 @@ pub(crate) fn layer_norm_backward(
     let dx = RowsMut::<f32>::new(dx);
     let sums = RowsMut::<f32>::new(partial.reborrow());
     with_element!(x.dtype(), X => with_element!(dy.dtype(), Y => {
-        cpu.parallel_for(x.rows().div_ceil(BLOCK_ROWS), |block| with_vector!(cpu.isa(), V => {
+        cpu.parallel_for(x.rows().div_ceil(BLOCK_ROWS), |block| {
             // SAFETY: row `block` belongs to this block alone.
             let sums = if dw_db.is_some() { unsafe { sums.row(block) } } else { &mut [] };
             sums.fill(0.0);
@@ -207,10 +209,10 @@ pub(crate) fn layer_norm_backward(
                 // SAFETY: row `t` belongs to this block alone; the level has V.
                 unsafe {
                     let dx = dx.row(t);
-                    layer_norm_backward_row::<V, X, Y>(x.row(t), w, mean, inverse, dy.row(t), dx, sums);
+                    layer_norm_backward_row::<X, Y>(cpu.isa(), x.row(t), w, mean, inverse, dy.row(t), dx, sums);
                 }
             }
-        }));
+        });
     }));
     if let Some((dw, db)) = dw_db {
         add_rows(cpu, partial.view().col_range(0..width), dw);
@@ -218,45 +220,44 @@ pub(crate) fn layer_norm_backward(
     }
 }
 
-#[inline(always)]
-unsafe fn layer_norm_backward_row<V: Vector, X: Element, Y: Element>(
-    x: &[X],
-    w: &[f32],
-    mean: f32,
-    inverse: f32,
-    dy: &[Y],
-    dx: &mut [f32],
-    dw_db: &mut [f32],
-) {
-    // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw_db` has two rows or none); the
-    // caller has V.
-    unsafe {
-        let (mean, inverse) = (V::splat(mean), V::splat(inverse));
-        let load = |i: usize, n: usize| {
-            let normal = V::get(x.as_ptr().add(i), n).sub(mean).mul(inverse);
-            let dy = V::get(dy.as_ptr().add(i), n);
-            // The lanes beyond the row are zero in `dy · w`.
-            (normal, dy, dy.mul(V::load(w.as_ptr().add(i), n)))
-        };
-        let (mut sum, mut dot) = (V::splat(0.0), V::splat(0.0));
-        for_lanes::<V>(x.len(), |i, n| {
-            let (normal, _, g) = load(i, n);
-            sum = sum.add(g);
-            dot = normal.mul_add(g, dot);
-        });
-        let sum = V::splat(sum.sum() / x.len() as f32);
-        let dot = V::splat(-dot.sum() / x.len() as f32);
-        for_lanes::<V>(x.len(), |i, n| {
-            let (normal, dy, g) = load(i, n);
-            let dx = dx.as_mut_ptr().add(i);
-            normal.mul_add(dot, g.sub(sum)).mul_add(inverse, V::load(dx, n)).store(dx, n);
-            if !dw_db.is_empty() {
-                let dw = dw_db.as_mut_ptr().add(i);
-                let db = dw.add(x.len());
-                dy.mul_add(normal, V::load(dw, n)).store(dw, n);
-                dy.add(V::load(db, n)).store(db, n);
-            }
-        });
+vector_kernel! {
+    unsafe fn layer_norm_backward_row<V: Vector, X: Element, Y: Element>(
+        x: &[X],
+        w: &[f32],
+        mean: f32,
+        inverse: f32,
+        dy: &[Y],
+        dx: &mut [f32],
+        dw_db: &mut [f32],
+    ) {
+        // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw_db` has two rows or none); the
+        // caller has V.
+        unsafe {
+            let (mean, inverse) = (V::splat(mean), V::splat(inverse));
+            let (mut sum, mut dot) = (V::splat(0.0), V::splat(0.0));
+            for_lanes!(V, x.len(), |i, n| {
+                let normal = V::get(x.as_ptr().add(i), n).sub(mean).mul(inverse);
+                // The lanes beyond the row are zero in `dy · w`.
+                let g = V::get(dy.as_ptr().add(i), n).mul(V::load(w.as_ptr().add(i), n));
+                sum = sum.add(g);
+                dot = normal.mul_add(g, dot);
+            });
+            let sum = V::splat(sum.sum() / x.len() as f32);
+            let dot = V::splat(-dot.sum() / x.len() as f32);
+            for_lanes!(V, x.len(), |i, n| {
+                let normal = V::get(x.as_ptr().add(i), n).sub(mean).mul(inverse);
+                let dy = V::get(dy.as_ptr().add(i), n);
+                let g = dy.mul(V::load(w.as_ptr().add(i), n));
+                let dx = dx.as_mut_ptr().add(i);
+                normal.mul_add(dot, g.sub(sum)).mul_add(inverse, V::load(dx, n)).store(dx, n);
+                if !dw_db.is_empty() {
+                    let dw = dw_db.as_mut_ptr().add(i);
+                    let db = dw.add(x.len());
+                    dy.mul_add(normal, V::load(dw, n)).store(dw, n);
+                    dy.add(V::load(db, n)).store(db, n);
+                }
+            });
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 use super::rows::RowsMut;
-use super::vector::{Vector, for_lanes, with_vector};
+use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, block_rows};
 use crate::ops::RopeTable;
 use crate::{Element, ViewMut, with_element};
@@ -19,32 +19,35 @@ pub(crate) fn rope(
     let per_block = block_rows(x.cols());
     with_element!(x.dtype(), E => {
         let x = RowsMut::<E>::new(x);
-        cpu.parallel_for(positions.len().div_ceil(per_block), |block| with_vector!(cpu.isa(), V => {
+        cpu.parallel_for(positions.len().div_ceil(per_block), |block| {
             for t in block * per_block..positions.len().min((block + 1) * per_block) {
                 let at = positions[t] as usize * half;
                 let (cos, sin) = (&table.cos[at..at + half], &table.sin[at..at + half]);
-                // SAFETY: row `t` belongs to this block alone; the level has V.
+                // SAFETY: row `t` belongs to this block alone; a head is no shorter than what rotates.
                 unsafe {
                     for head in x.row(t).chunks_exact_mut(head_dim) {
-                        rotate::<V, E>(head, cos, sin, sign);
+                        rotate::<E>(cpu.isa(), head, cos, sin, sign);
                     }
                 }
             }
-        }));
+        });
     });
 }
 
-#[inline(always)]
-unsafe fn rotate<V: Vector, E: Element>(head: &mut [E], cos: &[f32], sin: &[f32], sign: f32) {
-    let half = cos.len();
-    let (low, high) = head.split_at_mut(half);
-    // SAFETY: `for_lanes` stays inside the halves; the caller has V.
-    for_lanes::<V>(half, |i, n| unsafe {
-        let (low, high) = (low.as_mut_ptr().add(i), high.as_mut_ptr().add(i));
-        let (a, b) = (V::get(low, n), V::get(high, n));
-        let cos = V::load(cos.as_ptr().add(i), n);
-        let sin = V::load(sin.as_ptr().add(i), n).mul(V::splat(sign));
-        a.mul(cos).sub(b.mul(sin)).put(low, n);
-        b.mul(cos).add(a.mul(sin)).put(high, n);
-    });
+vector_kernel! {
+    /// `cos` and `sin` are of one length; `head` has at least twice as many elements.
+    unsafe fn rotate<V: Vector, E: Element>(head: &mut [E], cos: &[f32], sin: &[f32], sign: f32) {
+        let (low, high) = head.split_at_mut(cos.len());
+        for_lanes!(V, cos.len(), |i, n| {
+            // SAFETY: inside the halves.
+            unsafe {
+                let (low, high) = (low.as_mut_ptr().add(i), high.as_mut_ptr().add(i));
+                let (a, b) = (V::get(low, n), V::get(high, n));
+                let cos = V::load(cos.as_ptr().add(i), n);
+                let sin = V::load(sin.as_ptr().add(i), n).mul(V::splat(sign));
+                a.mul(cos).sub(b.mul(sin)).put(low, n);
+                b.mul(cos).add(a.mul(sin)).put(high, n);
+            }
+        });
+    }
 }

@@ -1,41 +1,86 @@
 //! A register of f32 lanes: kernels written once over [`Vector`] run on AVX-512, AVX2 and anything else.
 //!
-//! A kernel is an `#[inline(always)]` function that is generic over `V: Vector`; [`with_vector!`] runs it with the
-//! widest register that the device's [`Isa`](crate::cpu::Isa) allows.
+//! [`vector_kernel!`] makes a kernel of a function over `V: Vector`: it takes the device's [`Isa`](crate::cpu::Isa) as
+//! its first argument and runs with the widest register that the level allows. What the function calls with registers
+//! must be `#[inline(always)]`; and closures must not touch registers, for nothing forces them to be compiled with the
+//! level's instructions, which [`for_lanes!`] is a macro for.
 
 use super::tile::{Strided, multiply};
 use crate::{DType, Element, bf16};
 
-/// Runs `$body`, compiled for the level `$isa`, with the alias `$V` bound to its register.
+/// Compiles an `unsafe fn name<V: Vector, …>(…)` for every level.
 ///
-/// What `$body` calls must be `#[inline(always)]`, else it is compiled without the level's instructions.
-macro_rules! with_vector {
-    ($isa:expr, $V:ident => $body:expr) => {{
-        let isa: $crate::cpu::Isa = $isa;
-        #[cfg(target_arch = "x86_64")]
-        match isa {
-            $crate::cpu::Isa::Portable => {
-                type $V = $crate::cpu::vector::Portable;
-                $body
+/// The function's callers promise what its documentation demands; that the processor has the level is the `Isa`'s.
+macro_rules! vector_kernel {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis unsafe fn $name:ident<$V:ident: Vector $(, $G:ident: $bound:path)*>(
+            $($argument:ident: $type:ty),* $(,)?
+        ) $(-> $result:ty)? $body:block
+    ) => {
+        $(#[$attribute])*
+        $visibility unsafe fn $name<$($G: $bound),*>(isa: $crate::cpu::Isa, $($argument: $type),*) $(-> $result)? {
+            #[inline(always)]
+            unsafe fn generic<$V: $crate::cpu::vector::Vector $(, $G: $bound)*>(
+                $($argument: $type),*
+            ) $(-> $result)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma")]
+                unsafe fn avx2<$($G: $bound),*>($($argument: $type),*) $(-> $result)? {
+                    // SAFETY: the caller's promise.
+                    unsafe { generic::<$crate::cpu::vector::Avx2 $(, $G)*>($($argument),*) }
+                }
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                unsafe fn avx512<$($G: $bound),*>($($argument: $type),*) $(-> $result)? {
+                    // SAFETY: the caller's promise.
+                    unsafe { generic::<$crate::cpu::vector::Avx512 $(, $G)*>($($argument),*) }
+                }
+                // SAFETY: the caller's promise, and a level above the portable one exists only where the processor
+                // has it.
+                unsafe {
+                    match isa {
+                        $crate::cpu::Isa::Portable => {
+                            generic::<$crate::cpu::vector::Portable $(, $G)*>($($argument),*)
+                        }
+                        $crate::cpu::Isa::Avx2 => avx2::<$($G),*>($($argument),*),
+                        $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Avx512Bf16 => {
+                            avx512::<$($G),*>($($argument),*)
+                        }
+                    }
+                }
             }
-            $crate::cpu::Isa::Avx2 => isa.vectorize(|| {
-                type $V = $crate::cpu::vector::Avx2;
-                $body
-            }),
-            $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Avx512Bf16 => isa.vectorize(|| {
-                type $V = $crate::cpu::vector::Avx512;
-                $body
-            }),
+            #[cfg(not(target_arch = "x86_64"))]
+            {
+                let _ = isa;
+                // SAFETY: the caller's promise.
+                unsafe { generic::<$crate::cpu::vector::Portable $(, $G)*>($($argument),*) }
+            }
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = isa;
-            type $V = $crate::cpu::vector::Portable;
+    };
+}
+pub(crate) use vector_kernel;
+
+/// `for_lanes!(V, length, |start, count| body)`: the body for each register's worth of `0..length`; only the last is
+/// partial. The body stands in the text twice, so that whole registers are loaded and stored without a mask.
+macro_rules! for_lanes {
+    ($V:ident, $length:expr, |$start:ident, $count:ident| $body:block) => {{
+        let length: usize = $length;
+        let mut $start = 0;
+        while $start + $V::LANES <= length {
+            let $count = $V::LANES;
+            $body
+            $start += $V::LANES;
+        }
+        if $start < length {
+            let $count = length - $start;
             $body
         }
     }};
 }
-pub(crate) use with_vector;
+pub(crate) use for_lanes;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
 
@@ -139,21 +184,6 @@ pub(crate) trait Vector: Copy {
                 DType::Bf16 => self.store_bf16(to.cast(), count),
             }
         }
-    }
-}
-
-/// Calls `body(start, count)` for each register's worth of `0..length`; only the last may be partial.
-#[inline(always)]
-pub(crate) fn for_lanes<V: Vector>(length: usize, mut body: impl FnMut(usize, usize)) {
-    let whole = length - length % V::LANES;
-    let mut start = 0;
-    while start < whole {
-        // A literal count lets the loads and stores lose their masks.
-        body(start, V::LANES);
-        start += V::LANES;
-    }
-    if whole < length {
-        body(whole, length - whole);
     }
 }
 
@@ -453,16 +483,21 @@ mod x86 {
                     pairs[2 * i].0 = _mm512_unpacklo_ps(square[2 * i].0, square[2 * i + 1].0);
                     pairs[2 * i + 1].0 = _mm512_unpackhi_ps(square[2 * i].0, square[2 * i + 1].0);
                 }
-                let mut fours = pairs.map(|r| _mm512_castps_pd(r.0));
+                let mut fours = [_mm512_setzero_pd(); 16];
+                for i in 0..16 {
+                    fours[i] = _mm512_castps_pd(pairs[i].0);
+                }
                 for i in 0..4 {
-                    let [a, b, c, d] = [0, 1, 2, 3].map(|k| _mm512_castps_pd(pairs[4 * i + k].0));
+                    let (a, b) = (fours[4 * i], fours[4 * i + 1]);
+                    let (c, d) = (fours[4 * i + 2], fours[4 * i + 3]);
                     fours[4 * i] = _mm512_unpacklo_pd(a, c);
                     fours[4 * i + 1] = _mm512_unpackhi_pd(a, c);
                     fours[4 * i + 2] = _mm512_unpacklo_pd(b, d);
                     fours[4 * i + 3] = _mm512_unpackhi_pd(b, d);
                 }
                 for j in 0..4 {
-                    let [a, b, c, d] = [0, 4, 8, 12].map(|i| _mm512_castpd_ps(fours[i + j]));
+                    let (a, b) = (_mm512_castpd_ps(fours[j]), _mm512_castpd_ps(fours[4 + j]));
+                    let (c, d) = (_mm512_castpd_ps(fours[8 + j]), _mm512_castpd_ps(fours[12 + j]));
                     let (even_ab, odd_ab) =
                         (_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
                     let (even_cd, odd_cd) =
@@ -626,7 +661,8 @@ mod x86 {
                 }
                 let mut fours = pairs;
                 for i in 0..2 {
-                    let [a, b, c, d] = [0, 1, 2, 3].map(|k| pairs[4 * i + k].0);
+                    let (a, b) = (pairs[4 * i].0, pairs[4 * i + 1].0);
+                    let (c, d) = (pairs[4 * i + 2].0, pairs[4 * i + 3].0);
                     fours[4 * i].0 = _mm256_shuffle_ps(a, c, 0x44);
                     fours[4 * i + 1].0 = _mm256_shuffle_ps(a, c, 0xee);
                     fours[4 * i + 2].0 = _mm256_shuffle_ps(b, d, 0x44);
@@ -646,27 +682,34 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
 
-    #[inline(always)]
-    fn transposed<V: Vector>() -> (usize, Vec<f32>) {
-        let mut numbers: Vec<f32> = (0..256).map(|x| x as f32).collect();
-        // SAFETY: called at a level that the processor has; 256 numbers hold LANES² of them.
-        unsafe {
-            let mut square = [V::splat(0.0); 16];
-            for i in 0..V::LANES {
-                square[i] = V::load(numbers.as_ptr().add(i * V::LANES), V::LANES);
+    fn levels() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+
+    vector_kernel! {
+        /// Takes 256 numbers; transposes the first LANES² and returns LANES.
+        unsafe fn transposed<V: Vector>(numbers: &mut [f32]) -> usize {
+            // SAFETY: 256 numbers hold LANES² of them.
+            unsafe {
+                let mut square = [V::splat(0.0); 16];
+                for i in 0..V::LANES {
+                    square[i] = V::load(numbers.as_ptr().add(i * V::LANES), V::LANES);
+                }
+                V::transpose(&mut square);
+                for i in 0..V::LANES {
+                    square[i].store(numbers.as_mut_ptr().add(i * V::LANES), V::LANES);
+                }
             }
-            V::transpose(&mut square);
-            for i in 0..V::LANES {
-                square[i].store(numbers.as_mut_ptr().add(i * V::LANES), V::LANES);
-            }
+            V::LANES
         }
-        (V::LANES, numbers)
     }
 
     #[test]
     fn squares_are_transposed() {
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let (lanes, numbers) = with_vector!(isa, V => transposed::<V>());
+        for isa in levels() {
+            let mut numbers: Vec<f32> = (0..256).map(|x| x as f32).collect();
+            // SAFETY: 256 numbers.
+            let lanes = unsafe { transposed(isa, &mut numbers) };
             for i in 0..lanes {
                 for j in 0..lanes {
                     assert_eq!(numbers[i * lanes + j], (j * lanes + i) as f32, "{isa:?} {i} {j}");
@@ -675,49 +718,68 @@ mod tests {
         }
     }
 
-    #[inline(always)]
-    fn partial<V: Vector>(count: usize) -> [Vec<f32>; 2] {
-        let numbers: Vec<f32> = (0..16).map(|x| x as f32 + 1.0).collect();
-        let halves: Vec<bf16> = numbers.iter().map(|x| <bf16 as Element>::from_f32(*x)).collect();
-        let (mut wide, mut narrow) = (vec![-1.0; 16], vec![bf16::NEG_ONE; 16]);
-        // SAFETY: called at a level that the processor has, with at most LANES numbers.
-        unsafe {
-            V::load_bf16(halves.as_ptr(), count).store(wide.as_mut_ptr(), V::LANES);
-            V::load(numbers.as_ptr(), V::LANES).store_bf16(narrow.as_mut_ptr(), count);
+    vector_kernel! {
+        /// Takes 16 numbers each; `count` is at most the number of lanes, which is returned.
+        unsafe fn partial<V: Vector>(
+            from: &[f32],
+            from_half: &[bf16],
+            count: usize,
+            wide: &mut [f32],
+            narrow: &mut [bf16],
+        ) -> usize {
+            // SAFETY: every slice has 16 elements.
+            unsafe {
+                V::load_bf16(from_half.as_ptr(), count).store(wide.as_mut_ptr(), V::LANES);
+                V::load(from.as_ptr(), V::LANES).store_bf16(narrow.as_mut_ptr(), count);
+            }
+            V::LANES
         }
-        [wide, narrow.iter().map(|x| x.to_f32()).collect()]
     }
 
     #[test]
     fn partial_loads_read_zeros_and_partial_stores_leave_the_rest() {
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let lanes = with_vector!(isa, V => V::LANES);
-            for count in 0..=lanes {
-                let [wide, narrow] = with_vector!(isa, V => partial::<V>(count));
+        let numbers: Vec<f32> = (0..16).map(|x| x as f32 + 1.0).collect();
+        let halves: Vec<bf16> = numbers.iter().map(|x| <bf16 as Element>::from_f32(*x)).collect();
+        for isa in levels() {
+            for count in 0..=16 {
+                let (mut wide, mut narrow) = (vec![-1.0; 16], vec![bf16::NEG_ONE; 16]);
+                // SAFETY: 16 elements each; no level has fewer lanes than 8, and larger counts run where it has 16.
+                let lanes = unsafe {
+                    if count > 8 && isa < Isa::Avx512 {
+                        continue;
+                    }
+                    partial(isa, &numbers, &halves, count, &mut wide, &mut narrow)
+                };
                 for i in 0..16 {
                     let number = i as f32 + 1.0;
-                    let read = if i < count {
-                        number
-                    } else if i < lanes {
-                        0.0
-                    } else {
-                        -1.0
-                    };
+                    let read = if i < count { number } else { [-1.0, 0.0][usize::from(i < lanes)] };
                     assert_eq!(wide[i], read, "{isa:?} {count} {i}");
-                    assert_eq!(narrow[i], if i < count { number } else { -1.0 }, "{isa:?} {count} {i}");
+                    assert_eq!(
+                        narrow[i].to_f32(),
+                        if i < count { number } else { -1.0 },
+                        "{isa:?} {count} {i}"
+                    );
                 }
             }
+        }
+    }
+
+    vector_kernel! {
+        /// Takes 16 places.
+        unsafe fn rounded<V: Vector>(x: f32, to: &mut [bf16]) {
+            // SAFETY: 16 places.
+            unsafe { V::splat(x).store_bf16(to.as_mut_ptr(), V::LANES) };
         }
     }
 
     #[test]
     fn bf16_is_rounded_as_elsewhere() {
         let hard = [1.0, 1.003_906_3, 1.011_718_8, f32::NAN, f32::INFINITY, 1e-40, -3.4e38, f32::MAX, -0.0];
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for isa in levels() {
             for x in hard {
                 let mut found = [bf16::ZERO; 16];
-                // SAFETY: this level is available; 16 lanes fit.
-                with_vector!(isa, V => unsafe { V::splat(x).store_bf16(found.as_mut_ptr(), V::LANES) });
+                // SAFETY: 16 places.
+                unsafe { rounded(isa, x, &mut found) };
                 assert_eq!(found[0].to_bits(), <bf16 as Element>::from_f32(x).to_bits(), "{isa:?} {x}");
             }
         }

@@ -11,7 +11,7 @@ use super::forward::soften;
 use crate::cpu::elementary::exp;
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
-use crate::cpu::vector::{Vector, for_lanes, with_vector};
+use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, block_rows, scratch};
 use crate::ops::AttentionShape;
 use crate::{Element, Forest, View, ViewMut, with_element};
@@ -113,9 +113,7 @@ pub(crate) fn backward(
                 for block in own {
                     // SAFETY: this part's sums and this block's rows of these heads belong to this task alone; the
                     // level has V.
-                    with_vector!(cpu.isa(), V => unsafe {
-                        call.block::<V>(block, kv_head, part * tokens, &mut tiles);
-                    });
+                    unsafe { backward_block(cpu.isa(), &call, block, kv_head, part * tokens, &mut tiles) };
                 }
             });
         });
@@ -135,6 +133,20 @@ pub(crate) fn backward(
             }
         });
     });
+}
+
+vector_kernel! {
+    /// No other task writes this part's sums of this head, nor these rows' part of the group's heads.
+    unsafe fn backward_block<V: Vector, E: Element>(
+        call: &Backward<'_, E>,
+        block: Block,
+        kv_head: usize,
+        first_sum: usize,
+        tiles: &mut Tiles<'_>,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { call.block::<V>(block, kv_head, first_sum, tiles) }
+    }
 }
 
 impl<E: Element> Backward<'_, E> {
@@ -174,7 +186,7 @@ impl<E: Element> Backward<'_, E> {
                 let out = &self.out.row::<E>(token)[column..column + layout.head_dim];
                 let d_out = tiles.d_out.as_ptr().add(row * width);
                 let mut dot = V::splat(0.0);
-                for_lanes::<V>(layout.head_dim, |c, n| {
+                for_lanes!(V, layout.head_dim, |c, n| {
                     dot = V::get(out.as_ptr().add(c), n).mul_add(V::load(d_out.add(c), n), dot);
                 });
                 tiles.mean[row] = dot.sum();
@@ -239,7 +251,7 @@ impl<E: Element> Backward<'_, E> {
             for (row, (token, column)) in block.query_rows(kv_head, layout).enumerate() {
                 let from = tiles.dq.as_ptr().add(row * width);
                 let to = self.dq.part(token, column, layout.head_dim);
-                for_lanes::<V>(layout.head_dim, |c, n| {
+                for_lanes!(V, layout.head_dim, |c, n| {
                     V::load(from.add(c), n).mul(V::splat(self.shape.scale)).put(to.as_mut_ptr().add(c), n);
                 });
             }

@@ -160,10 +160,12 @@ pub(super) unsafe fn pack<V: Vector, E: Element>(
 ) {
     for (i, (row, column)) in rows.enumerate() {
         let from = &from.row::<E>(row)[column..column + layout.head_dim];
-        // SAFETY: row `i` of `to` has `width` elements; the lanes beyond `from` are zero.
-        for_lanes::<V>(layout.head_dim, |c, n| unsafe {
-            let x = V::get(from.as_ptr().add(c), n).mul(V::splat(factor));
-            x.store(to.add(i * layout.width + c), V::LANES);
+        for_lanes!(V, layout.head_dim, |c, n| {
+            // SAFETY: row `i` of `to` has `width` elements; the lanes beyond `from` are zero.
+            unsafe {
+                let x = V::get(from.as_ptr().add(c), n).mul(V::splat(factor));
+                x.store(to.add(i * layout.width + c), V::LANES);
+            }
         });
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::cpu::elementary::{exp, tanh};
 use crate::cpu::rows::RowsMut;
-use crate::cpu::vector::{Vector, for_lanes, with_vector};
+use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, scratch};
 use crate::ops::{AttentionShape, Visible};
 use crate::{Element, View, ViewMut, with_element};
@@ -33,10 +33,24 @@ pub(crate) fn decode(
             let keys = visible.of(query).iter().map(ExactSizeIterator::len).sum::<usize>();
             scratch::with_f32(group * (keys + 1) + shape.head_dim, |memory| {
                 // SAFETY: this query's part of these heads belongs to this task alone; the level has V.
-                with_vector!(cpu.isa(), V => unsafe { call.group::<V>(query, kv_head, keys, memory) });
+                unsafe { decode_group(cpu.isa(), &call, query, kv_head, keys, memory) };
             });
         });
     });
+}
+
+vector_kernel! {
+    /// No other task writes this query's part of these heads.
+    unsafe fn decode_group<V: Vector, E: Element>(
+        call: &Decode<'_, E>,
+        query: usize,
+        kv_head: usize,
+        keys: usize,
+        memory: &mut [f32],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { call.group::<V>(query, kv_head, keys, memory) }
+    }
 }
 
 impl<E: Element> Decode<'_, E> {
@@ -78,7 +92,7 @@ impl<E: Element> Decode<'_, E> {
             // SAFETY: this part belongs to this task alone; the caller has V.
             unsafe {
                 let to = self.out.part(query, own(head), head_dim);
-                for_lanes::<V>(head_dim, |c, n| {
+                for_lanes!(V, head_dim, |c, n| {
                     V::load(out.as_ptr().add(c), n)
                         .mul(V::splat(1.0 / sums[head]))
                         .put(to.as_mut_ptr().add(c), n);
@@ -93,7 +107,7 @@ unsafe fn dot<V: Vector, E: Element>(a: &[E], b: &[E]) -> f32 {
     // SAFETY: the slices are of one length; the caller has V.
     unsafe {
         let mut sum = V::splat(0.0);
-        for_lanes::<V>(a.len(), |i, n| {
+        for_lanes!(V, a.len(), |i, n| {
             sum = V::get(a.as_ptr().add(i), n).mul_add(V::get(b.as_ptr().add(i), n), sum);
         });
         sum.sum()
@@ -103,10 +117,12 @@ unsafe fn dot<V: Vector, E: Element>(a: &[E], b: &[E]) -> f32 {
 /// `sum += weight · x`.
 #[inline(always)]
 unsafe fn add_scaled<V: Vector, E: Element>(weight: f32, x: &[E], sum: &mut [f32]) {
-    // SAFETY: the slices are of one length; the caller has V.
-    for_lanes::<V>(x.len(), |i, n| unsafe {
-        let sum = sum.as_mut_ptr().add(i);
-        V::get(x.as_ptr().add(i), n).mul_add(V::splat(weight), V::load(sum, n)).store(sum, n);
+    for_lanes!(V, x.len(), |i, n| {
+        // SAFETY: the slices are of one length; the caller has V.
+        unsafe {
+            let sum = sum.as_mut_ptr().add(i);
+            V::get(x.as_ptr().add(i), n).mul_add(V::splat(weight), V::load(sum, n)).store(sum, n);
+        }
     });
 }
 
@@ -116,7 +132,7 @@ unsafe fn softmax<V: Vector>(weights: &mut [f32], scale: f32, softcap: Option<f3
     // SAFETY: `for_lanes` stays inside the slice; the caller has V.
     unsafe {
         let mut largest = f32::NEG_INFINITY;
-        for_lanes::<V>(weights.len(), |i, n| {
+        for_lanes!(V, weights.len(), |i, n| {
             let at = weights.as_mut_ptr().add(i);
             let mut score = V::load(at, n).mul(V::splat(scale));
             if let Some(cap) = softcap {
@@ -128,7 +144,7 @@ unsafe fn softmax<V: Vector>(weights: &mut [f32], scale: f32, softcap: Option<f3
             largest = largest.max(*weight);
         }
         let mut sum = 0.0;
-        for_lanes::<V>(weights.len(), |i, n| {
+        for_lanes!(V, weights.len(), |i, n| {
             let at = weights.as_mut_ptr().add(i);
             exp(V::load(at, n).sub(V::splat(largest))).store(at, n);
         });

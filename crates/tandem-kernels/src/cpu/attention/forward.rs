@@ -4,7 +4,7 @@ use super::block::{Block, KEYS, Layout, blocks, pack, take};
 use crate::cpu::elementary::{exp, tanh};
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
-use crate::cpu::vector::{Vector, for_lanes, with_vector};
+use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, scratch};
 use crate::ops::AttentionShape;
 use crate::{Element, Forest, View, ViewMut, with_element};
@@ -43,10 +43,23 @@ pub(crate) fn forward(
         let call = Forward { q, k, v, forest, shape, layout, out: RowsMut::<E>::new(out), log_sum_exp };
         cpu.parallel_for(tasks.len() * shape.kv_heads, |task| scratch::with_f32(len, |memory| {
             let (block, kv_head) = (tasks[task / shape.kv_heads], task % shape.kv_heads);
-            // SAFETY: a block's rows of these heads belong to this task alone; the level has V.
-            with_vector!(cpu.isa(), V => unsafe { call.block::<V>(block, kv_head, memory) });
+            // SAFETY: a block's rows of these heads belong to this task alone; the memory suffices for the layout.
+            unsafe { forward_block(cpu.isa(), &call, block, kv_head, memory) };
         }));
     });
+}
+
+vector_kernel! {
+    /// No other task writes these rows' part of these heads; `memory` holds the tiles of the largest block.
+    unsafe fn forward_block<V: Vector, E: Element>(
+        call: &Forward<'_, E>,
+        block: Block,
+        kv_head: usize,
+        memory: &mut [f32],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { call.block::<V>(block, kv_head, memory) }
+    }
 }
 
 impl<E: Element> Forward<'_, E> {
@@ -136,7 +149,7 @@ impl<E: Element> Forward<'_, E> {
                 let to = self.out.part(token, column, layout.head_dim);
                 let factor = V::splat(1.0 / sum[row]);
                 let from = out.as_ptr().add(row * layout.width);
-                for_lanes::<V>(layout.head_dim, |c, n| {
+                for_lanes!(V, layout.head_dim, |c, n| {
                     V::load(from.add(c), n).mul(factor).put(to.as_mut_ptr().add(c), n);
                 });
             }

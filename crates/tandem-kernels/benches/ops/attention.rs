@@ -1,0 +1,97 @@
+//! Attention, forward, backward and decoding, at the shapes of a packed micro-batch.
+
+use tandem_kernels::ops::{self, AttentionShape, Visible};
+use tandem_kernels::{DType, Forest, Segment};
+
+use crate::harness::{Bench, Work};
+
+/// `count` trees: a prompt with two answers each.
+fn pairs(count: u32, prompt: u32, answer: u32) -> Forest {
+    let mut segments = Vec::new();
+    for tree in 0..count {
+        let start = tree * (prompt + 2 * answer);
+        segments.push(Segment { range: start..start + prompt, parent: None, first_position: 0 });
+        for child in 0..2 {
+            let first = start + prompt + child * answer;
+            let parent = Some(3 * tree);
+            segments.push(Segment { range: first..first + answer, parent, first_position: prompt });
+        }
+    }
+    let tokens = vec![0; (count * (prompt + 2 * answer)) as usize];
+    Forest::new(tokens, segments, vec![], 0).expect("a valid forest")
+}
+
+/// Prints a line per shape, pass and type.
+pub fn run(bench: &Bench) {
+    let cases = [
+        ("8 pairs 200+2x100", pairs(8, 200, 100), 8, 4, 64),
+        ("8 pairs 200+2x100", pairs(8, 200, 100), 4, 4, 64),
+        ("8 pairs 200+2x100", pairs(8, 200, 100), 4, 2, 128),
+        ("64 pairs 20+2x12", pairs(64, 20, 12), 8, 4, 64),
+        ("one of 2048", pairs(1, 2046, 1), 8, 2, 64),
+    ];
+    for (what, forest, heads, kv_heads, head_dim) in cases {
+        for dtype in [DType::F32, DType::Bf16] {
+            let name = format!("attention {what}, {heads}/{kv_heads} of {head_dim} {dtype}");
+            if bench.wants(&name) {
+                one(bench, &name, &forest, heads, kv_heads, head_dim, dtype);
+            }
+        }
+    }
+    for dtype in [DType::F32, DType::Bf16] {
+        let name = format!("attention_decode 16 rows over 1024, 16/4 of 128 {dtype}");
+        if bench.wants(&name) {
+            decode(bench, &name, dtype);
+        }
+    }
+}
+
+fn one(
+    bench: &Bench,
+    name: &str,
+    forest: &Forest,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    dtype: DType,
+) {
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap: None };
+    let (tokens, q_width, kv_width) = (forest.num_tokens(), heads * head_dim, kv_heads * head_dim);
+    let qkv = bench.matrix(tokens, q_width + 2 * kv_width, dtype);
+    let columns = |from: usize, width: usize| qkv.view().col_range(from..from + width);
+    let (q, k, v) = (columns(0, q_width), columns(q_width, kv_width), columns(q_width + kv_width, kv_width));
+    let [mut out, d_out] = [(); 2].map(|()| bench.matrix(tokens, q_width, dtype));
+    let mut lse = bench.matrix(tokens, heads, DType::F32);
+    let mut d_qkv = bench.matrix(tokens, q_width + 2 * kv_width, dtype);
+    // Products of queries and keys that are looked at, a multiply-add counting two.
+    let seen: f64 = forest.positions.iter().map(|&p| f64::from(p + 1)).sum();
+    let product = 2.0 * seen * q_width as f64;
+    bench.line(&format!("{name} forward"), Work::Flops(2.0 * product, DType::F32), || {
+        let (out, lse) = (out.view_mut(), lse.view_mut());
+        ops::attention(&bench.device, q, k, v, forest, &shape, out, lse).expect("shapes fit");
+    });
+    bench.line(&format!("{name} backward"), Work::Flops(5.0 * product, DType::F32), || {
+        let [dq, dk, dv] = d_qkv.view_mut().split_cols([q_width, kv_width, kv_width]);
+        let (out, lse, d_out) = (out.view(), lse.view(), d_out.view());
+        ops::attention_backward(&bench.device, q, k, v, out, lse, d_out, forest, &shape, dq, dk, dv)
+            .expect("shapes fit");
+    });
+}
+
+fn decode(bench: &Bench, name: &str, dtype: DType) {
+    let (rows, keys, heads, kv_heads, head_dim) = (16, 1024, 16, 4, 128);
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.1, window: None, softcap: None };
+    let [q, mut out] = [(); 2].map(|()| bench.matrix(rows, heads * head_dim, dtype));
+    let [k, v] = [(); 2].map(|()| bench.matrix(rows * keys, kv_heads * head_dim, dtype));
+    let visible = Visible {
+        offsets: (0..=rows as u32).collect(),
+        ranges: (0..rows as u32).map(|r| r * keys as u32..(r + 1) * keys as u32).collect(),
+    };
+    let bytes = (2 * k.view().len() * dtype.size()) as f64;
+    bench.line(name, Work::Bytes(bytes), || {
+        let out = out.view_mut();
+        ops::attention_decode(&bench.device, q.view(), k.view(), v.view(), &visible, &shape, out)
+            .expect("shapes fit");
+    });
+}

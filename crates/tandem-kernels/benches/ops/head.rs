@@ -1,0 +1,59 @@
+//! The head: logits and their statistics, and the gradient.
+
+use tandem_kernels::ops::{self, HeadScores, HeadShape, Targets};
+use tandem_kernels::{DType, Device};
+
+use crate::harness::{Bench, Work};
+
+/// Prints a line per shape, pass and type.
+pub fn run(bench: &Bench) {
+    for (rows, vocabulary, width) in [(800, 8192, 256), (800, 32_000, 512)] {
+        for dtype in [DType::F32, DType::Bf16] {
+            let name = format!("head {rows} x {vocabulary} x {width} {dtype}");
+            if bench.wants(&name) {
+                one(&bench.device, bench, &name, rows, vocabulary, width, dtype);
+            }
+        }
+    }
+}
+
+fn one(
+    device: &Device,
+    bench: &Bench,
+    name: &str,
+    rows: usize,
+    vocabulary: usize,
+    width: usize,
+    dtype: DType,
+) {
+    let [hidden, mut dhidden] = [(); 2].map(|()| bench.matrix(rows, width, dtype));
+    let w = bench.matrix(vocabulary, width, dtype);
+    let mut dw = bench.matrix(vocabulary, width, DType::F32);
+    let positions: Vec<u32> = (0..rows as u32).collect();
+    let ids: Vec<u32> = (0..rows).map(|r| (r * 7919 % vocabulary) as u32).collect();
+    let targets = Targets { rows: &positions, targets: &ids };
+    let (shape, mut scores) = (HeadShape::default(), HeadScores::default());
+    let product = 2.0 * (rows * vocabulary * width) as f64;
+    bench.line(&format!("{name} forward"), Work::Flops(product, dtype), || {
+        ops::head(device, hidden.view(), w.view(), None, targets, &shape, &mut scores).expect("fits");
+    });
+    let d_log_prob = vec![1e-2; rows];
+    // Three products: the logits again, and the two gradients.
+    bench.line(&format!("{name} backward"), Work::Flops(3.0 * product, dtype), || {
+        let (dhidden, dw) = (dhidden.view_mut(), Some(dw.view_mut()));
+        ops::head_backward(
+            device,
+            hidden.view(),
+            w.view(),
+            None,
+            targets,
+            &shape,
+            &scores,
+            &d_log_prob,
+            dhidden,
+            dw,
+            None,
+        )
+        .expect("fits");
+    });
+}
