@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use tandem_model::{Decoder, FlatWeights, LayerId};
+use tandem_model::{Decoder, FlatWeights, LayerId, ParamSpec};
 
 use crate::checkpoint::{Checkpoint, Checkpoints, Cursor, NamedTensor, TensorSpec};
 use crate::optimizer::Optimizer;
@@ -31,10 +31,7 @@ pub fn save(
     for (group, weights) in std::iter::once((POLICY, policy.masters())).chain(optimizer.states()) {
         for (layer, flat) in decoder.layers().into_iter().zip(&weights.layers) {
             for param in &decoder.layout(layer).params {
-                let spec = TensorSpec {
-                    name: name(group, layer, param.part.name()),
-                    shape: vec![param.rows, param.cols],
-                };
+                let spec = spec(group, layer, param);
                 tensors.push(NamedTensor { spec, data: flat.view().col_range(param.range()).as_slice() });
             }
         }
@@ -65,9 +62,19 @@ pub fn restore(
                 .to_owned(),
         });
     }
-    read_group(checkpoint, POLICY, decoder, policy.masters_mut())?;
+    let mut num_read = read_group(checkpoint, POLICY, decoder, policy.masters_mut())?;
     for (group, weights) in optimizer.states_mut() {
-        read_group(checkpoint, group, decoder, weights)?;
+        num_read += read_group(checkpoint, group, decoder, weights)?;
+    }
+    let num_stored = checkpoint.tensors().len();
+    if num_read != num_stored {
+        return Err(TrainError::BrokenCheckpoint {
+            path: checkpoint.path().to_path_buf(),
+            reason: format!(
+                "it holds {num_stored} tensors, of which this run has a place for {num_read}: it is of another model or \
+                 optimizer; restore them in the config, or start anew with --overwrite"
+            ),
+        });
     }
     Ok(())
 }
@@ -77,22 +84,29 @@ pub fn restore(
 /// # Errors
 /// If the checkpoint is of another model.
 pub fn restore_policy(checkpoint: &Checkpoint, decoder: &Decoder, masters: &mut FlatWeights) -> Result<()> {
-    read_group(checkpoint, POLICY, decoder, masters)
+    read_group(checkpoint, POLICY, decoder, masters).map(|_| ())
 }
 
+/// Reads one group and returns the number of its tensors.
 fn read_group(
     checkpoint: &Checkpoint,
     group: &str,
     decoder: &Decoder,
     weights: &mut FlatWeights,
-) -> Result<()> {
+) -> Result<usize> {
+    let mut num_read = 0;
     for (layer, flat) in decoder.layers().into_iter().zip(&mut weights.layers) {
         for param in &decoder.layout(layer).params {
-            let name = name(group, layer, param.part.name());
-            checkpoint.read(&name, 0, flat.view_mut().col_range(param.range()).into_slice())?;
+            let spec = spec(group, layer, param);
+            checkpoint.read_tensor(&spec, flat.view_mut().col_range(param.range()).into_slice())?;
+            num_read += 1;
         }
     }
-    Ok(())
+    Ok(num_read)
+}
+
+fn spec(group: &str, layer: LayerId, param: &ParamSpec) -> TensorSpec {
+    TensorSpec { name: name(group, layer, param.part.name()), shape: vec![param.rows, param.cols] }
 }
 
 fn name(group: &str, layer: LayerId, part: &str) -> String {

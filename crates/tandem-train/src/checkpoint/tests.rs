@@ -117,6 +117,22 @@ fn reading_a_missing_tensor_or_past_its_end_is_refused() {
     assert!(long.contains("[7]") && long.contains("5..8"), "{long}");
 }
 
+/// Fewer elements than are stored could be read without complaint: the wrong weights, silently.
+#[test]
+fn a_tensor_of_another_shape_is_refused() {
+    let (_folder, checkpoints) = setup(&[1]);
+    let checkpoint = newest(&checkpoints).0.expect("a checkpoint");
+    let spec = |shape: &[usize]| TensorSpec { name: "model.embed.weight".into(), shape: shape.to_vec() };
+    for shape in [&[3, 2][..], &[4, 3], &[12]] {
+        let mut out = vec![0.0; shape.iter().product()];
+        let error = checkpoint.read_tensor(&spec(shape), &mut out).expect_err("another shape").to_string();
+        assert!(error.contains("[3, 4]") && error.contains(&format!("{shape:?}")), "{error}");
+    }
+    let mut out = [0.0; 12];
+    checkpoint.read_tensor(&spec(&[3, 4]), &mut out).expect("the stored shape");
+    assert_eq!(out[4..], values(1)[4..12]);
+}
+
 /// Other programs must be able to read the shards: the header is checked against the format's own words.
 #[test]
 fn shards_are_safetensors() {
