@@ -296,6 +296,12 @@ impl<'a> ViewMut<'a> {
         }
     }
 
+    /// The first half of each row of an f32 matrix as bf16, where a kernel has narrowed rows in place.
+    pub(crate) fn front_half(&self) -> View<'_> {
+        debug_assert_eq!(self.dtype, DType::F32);
+        View { stride: 2 * self.stride, dtype: DType::Bf16, ..self.view() }
+    }
+
     /// The same view for a shorter time, so that it can be passed on and used again.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         ViewMut { lifetime: PhantomData, ..*self }

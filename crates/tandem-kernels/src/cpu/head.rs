@@ -1,35 +1,27 @@
-//! The head: chunks of logits, their statistics and their gradient.
+//! The head: chunks of logits, one pass over each row for its statistics or its gradient, and the products around it.
 
-use rayon::prelude::*;
+use std::ops::Range;
 
-use crate::cpu::Cpu;
-use crate::cpu::rows::RowsMut;
+use super::elementary::{exp, tanh};
+use super::rows::RowsMut;
+use super::vector::{Vector, for_lanes, vector_kernel};
+use super::{Cpu, Operand, Product, scratch};
 use crate::ops::{HeadScores, HeadShape, Targets};
-use crate::{Element, View, ViewMut, with_element};
+use crate::{DType, Element, View, ViewMut, with_element};
 
-/// Indices of the predictions that score rows `rows`.
-fn predictions_of(targets: &Targets, rows: &std::ops::Range<usize>) -> std::ops::Range<usize> {
+/// Logits that are summed in f32 before the sum is carried in f64.
+const RUN: usize = 4096;
+
+/// Indices of the predictions that rows `rows` are asked for.
+fn predictions_of(targets: &Targets, rows: Range<usize>) -> Range<usize> {
     let before = |row: usize| targets.rows.partition_point(|&r| (r as usize) < row);
     before(rows.start)..before(rows.end)
 }
 
-/// `logits[r, V] = cap(scale · (hidden wᵀ + bias))` of the given rows.
-fn logits_of(cpu: &Cpu, hidden: View, w: View, bias: Option<View>, shape: &HeadShape, logits: ViewMut) {
-    let scale = shape.logit_scale.unwrap_or(1.0);
-    let logits = RowsMut::<f32>::new(logits);
-    with_element!(w.dtype(), E => cpu.pool.install(|| {
-        (0..hidden.rows()).into_par_iter().for_each(|r| {
-            let hidden = hidden.row::<E>(r);
-            // SAFETY: row `r` belongs to this task alone.
-            for (token, logit) in unsafe { logits.row(r) }.iter_mut().enumerate() {
-                let product: f32 = hidden.iter().zip(w.row::<E>(token)).map(|(h, w)| h.to_f32() * w.to_f32()).sum();
-                *logit = scale * (product + bias.map_or(0.0, |bias| bias.row::<f32>(0)[token]));
-                if let Some(cap) = shape.softcap {
-                    *logit = cap * (*logit / cap).tanh();
-                }
-            }
-        });
-    }));
+/// `hidden wᵀ + bias`, before scale and softcap.
+fn multiply(cpu: &Cpu, hidden: View, w: View, bias: Option<View>, logits: ViewMut) {
+    let (a, b) = (Operand::rows_of(hidden), Operand::rows_of(w));
+    Product { a, b, c: logits, accumulate: false, bias, residual: None }.run(cpu);
 }
 
 pub(crate) fn forward(
@@ -43,36 +35,101 @@ pub(crate) fn forward(
     mut logits: ViewMut,
 ) {
     let (chunk, rows) = (logits.rows(), hidden.rows());
+    let log_prob = RowsMut::from_slice(&mut scores.log_prob);
+    let hit = RowsMut::from_slice(&mut scores.hit);
+    let log_sum_exp = RowsMut::from_slice(&mut scores.log_sum_exp);
+    let entropy = RowsMut::from_slice(&mut scores.entropy);
+    let mean_logit = RowsMut::from_slice(&mut scores.mean_logit);
     for start in (0..rows).step_by(chunk.max(1)) {
         let range = start..rows.min(start + chunk);
-        logits_of(
-            cpu,
-            hidden.row_range(range.clone()),
-            w,
-            bias,
-            shape,
-            logits.reborrow().row_range(0..range.len()),
-        );
-        for row in range.clone() {
-            let logits = logits.view().row::<f32>(row - start);
-            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let best = logits.iter().position(|&l| l == largest);
-            let (mut sum, mut weighted, mut total) = (0.0f64, 0.0f64, 0.0f64);
-            for &logit in logits {
-                let e = f64::from(logit - largest).exp();
-                sum += e;
-                weighted += e * f64::from(logit - largest);
-                total += f64::from(logit);
+        let mut logits = logits.reborrow().row_range(0..range.len());
+        multiply(cpu, hidden.row_range(range.clone()), w, bias, logits.reborrow());
+        let logits = RowsMut::<f32>::new(logits);
+        cpu.parallel_for(range.len(), |r| {
+            let row = start + r;
+            // SAFETY: this row, its scores and those of its predictions belong to this block alone.
+            unsafe {
+                let logits = logits.row(r);
+                let Statistics { largest, sum, weighted, total } = statistics(cpu.isa(), logits, shape);
+                let lse = f64::from(largest) + sum.ln();
+                log_sum_exp.part(0, row, 1)[0] = lse as f32;
+                entropy.part(0, row, 1)[0] = (sum.ln() - weighted / sum) as f32;
+                mean_logit.part(0, row, 1)[0] = (total / logits.len() as f64) as f32;
+                for i in predictions_of(&targets, row..row + 1) {
+                    let target = targets.targets[i] as usize;
+                    log_prob.part(0, i, 1)[0] = (f64::from(logits[target]) - lse) as f32;
+                    hit.part(0, i, 1)[0] = logits[target] == largest && !contains(&logits[..target], largest);
+                }
             }
-            let lse = f64::from(largest) + sum.ln();
-            scores.log_sum_exp[row] = lse as f32;
-            scores.entropy[row] = (sum.ln() - weighted / sum) as f32;
-            scores.mean_logit[row] = (total / logits.len() as f64) as f32;
-            for i in predictions_of(&targets, &(row..row + 1)) {
-                let target = targets.targets[i] as usize;
-                scores.log_prob[i] = (f64::from(logits[target]) - lse) as f32;
-                scores.hit[i] = best == Some(target);
+        });
+    }
+}
+
+/// Whether some element equals `x`; by blocks, so that the comparison is vectorised.
+fn contains(elements: &[f32], x: f32) -> bool {
+    elements.chunks(256).any(|chunk| chunk.iter().fold(false, |found, e| found | (*e == x)))
+}
+
+/// Of a row of logits l after scale and softcap.
+struct Statistics {
+    largest: f32,
+    /// Σ exp(l − largest).
+    sum: f64,
+    /// Σ exp(l − largest) · (l − largest).
+    weighted: f64,
+    /// Σ l.
+    total: f64,
+}
+
+/// `cap · tanh(scale · l / cap)`.
+#[inline(always)]
+fn shaped<V: Vector>(logit: V, scale: f32, softcap: Option<f32>) -> V {
+    // SAFETY: `logit` exists, so the processor has V.
+    unsafe {
+        let scaled = logit.mul(V::splat(scale));
+        match softcap {
+            Some(cap) => tanh(scaled.mul(V::splat(1.0 / cap))).mul(V::splat(cap)),
+            None => scaled,
+        }
+    }
+}
+
+vector_kernel! {
+    /// Applies scale and softcap in place and reads the statistics off.
+    unsafe fn statistics<V: Vector>(logits: &mut [f32], shape: &HeadShape) -> Statistics {
+        // SAFETY: every access is inside the slice.
+        unsafe {
+            let scale = shape.logit_scale.unwrap_or(1.0);
+            let mut largest = V::splat(f32::NEG_INFINITY);
+            let mut total = 0.0;
+            for run in logits.chunks_mut(RUN) {
+                let mut sum = V::splat(0.0);
+                for_lanes!(V, run.len(), |i, n| {
+                    let at = run.as_mut_ptr().add(i);
+                    let logit = shaped(V::load(at, n), scale, shape.softcap);
+                    logit.store(at, n);
+                    // The lanes beyond the row are 0, which may exceed every logit.
+                    let seen = if n < V::LANES { logit.keep_first(n, f32::NEG_INFINITY) } else { logit };
+                    largest = largest.max(seen);
+                    sum = sum.add(logit);
+                });
+                total += f64::from(sum.sum());
             }
+            let largest = largest.largest();
+            let (mut sum, mut weighted) = (0.0, 0.0);
+            for run in logits.chunks(RUN) {
+                let (mut run_sum, mut run_weighted) = (V::splat(0.0), V::splat(0.0));
+                for_lanes!(V, run.len(), |i, n| {
+                    let below = V::load(run.as_ptr().add(i), n).sub(V::splat(largest));
+                    let e = exp(below);
+                    let e = if n < V::LANES { e.keep_first(n, 0.0) } else { e };
+                    run_sum = run_sum.add(e);
+                    run_weighted = e.mul_add(below, run_weighted);
+                });
+                sum += f64::from(run_sum.sum());
+                weighted += f64::from(run_weighted.sum());
+            }
+            Statistics { largest, sum, weighted, total }
         }
     }
 }
@@ -92,62 +149,103 @@ pub(crate) fn backward(
     mut logits: ViewMut,
 ) {
     let (chunk, rows) = (logits.rows(), hidden.rows());
-    let scale = shape.logit_scale.unwrap_or(1.0);
     for start in (0..rows).step_by(chunk.max(1)) {
         let range = start..rows.min(start + chunk);
-        let count = range.len();
+        let mut logits = logits.reborrow().row_range(0..range.len());
         let hidden = hidden.row_range(range.clone());
-        logits_of(cpu, hidden, w, bias, shape, logits.reborrow().row_range(0..count));
-        let slots = RowsMut::<f32>::new(logits.reborrow());
-        cpu.pool.install(|| {
-            range.clone().into_par_iter().for_each(|row| {
-                // SAFETY: this row belongs to this task alone.
-                let logits = unsafe { slots.row(row - start) };
-                let predictions = predictions_of(&targets, &(row..row + 1));
-                let total: f32 = d_log_prob[predictions.clone()].iter().sum();
-                let capped = |logit: f32| shape.softcap.map_or(1.0, |cap| 1.0 - (logit / cap).powi(2));
-                let picked: Vec<f32> =
-                    predictions.clone().map(|i| capped(logits[targets.targets[i] as usize])).collect();
-                for logit in logits.iter_mut() {
-                    *logit = -total * (*logit - log_sum_exp[row]).exp() * capped(*logit) * scale;
-                }
-                for (i, capped) in predictions.zip(picked) {
-                    logits[targets.targets[i] as usize] += d_log_prob[i] * capped * scale;
-                }
-            })
+        multiply(cpu, hidden, w, bias, logits.reborrow());
+        let rows_of_logits = RowsMut::<f32>::new(logits.reborrow());
+        cpu.parallel_for(range.len(), |r| {
+            // SAFETY: row `r` belongs to this block alone.
+            let logits = unsafe { rows_of_logits.row(r) };
+            let predictions = predictions_of(&targets, start + r..start + r + 1);
+            let (targets, d) = (&targets.targets[predictions.clone()], &d_log_prob[predictions]);
+            differentiate(cpu, logits, shape, log_sum_exp[start + r], targets, d, w.dtype());
         });
-        let logits = logits.view().row_range(0..count);
-        with_element!(w.dtype(), E => {
-            with_element!(dhidden.dtype(), H => {
-                let dhidden = RowsMut::<H>::new(dhidden.reborrow().row_range(range));
-                cpu.pool.install(|| (0..count).into_par_iter().for_each(|r| {
-                    let mut sum = vec![0.0; w.cols()];
-                    for (token, d) in logits.row::<f32>(r).iter().enumerate() {
-                        let d = E::from_f32(*d).to_f32();
-                        sum.iter_mut().zip(w.row::<E>(token)).for_each(|(sum, w)| *sum += d * w.to_f32());
-                    }
-                    // SAFETY: row `r` belongs to this task alone.
-                    let row = unsafe { dhidden.row(r) };
-                    row.iter_mut().zip(sum).for_each(|(row, sum)| *row = H::from_f32(sum));
-                }));
-            });
-            if let Some(dw) = &mut dw {
-                let dw = RowsMut::<f32>::new(dw.reborrow());
-                cpu.pool.install(|| (0..w.rows()).into_par_iter().for_each(|token| {
-                    // SAFETY: row `token` belongs to this task alone.
-                    let dw = unsafe { dw.row(token) };
-                    for r in 0..count {
-                        let d = E::from_f32(logits.row::<f32>(r)[token]).to_f32();
-                        dw.iter_mut().zip(hidden.row::<E>(r)).for_each(|(dw, h)| *dw += d * h.to_f32());
-                    }
-                }));
-            }
-        });
+        let gradient = match w.dtype() {
+            DType::F32 => logits.view(),
+            DType::Bf16 => logits.front_half(),
+        };
+        let product =
+            |a, b, c, accumulate| Product { a, b, c, accumulate, bias: None, residual: None }.run(cpu);
+        let dhidden = dhidden.reborrow().row_range(range);
+        product(Operand::rows_of(gradient), Operand::columns_of(w), dhidden, false);
+        if let Some(dw) = &mut dw {
+            product(Operand::columns_of(gradient), Operand::columns_of(hidden), dw.reborrow(), true);
+        }
         if let Some(dbias) = &mut dbias {
-            let dbias = dbias.reborrow().into_slice::<f32>();
-            for r in 0..count {
-                dbias.iter_mut().zip(logits.row::<f32>(r)).for_each(|(dbias, d)| *dbias += d);
+            cpu.bias_backward(gradient, dbias.reborrow());
+        }
+    }
+}
+
+/// Turns a row of raw logits into the gradient of `Σ d · log_prob` with respect to them, in the type of the weights
+/// (bf16 stands in the first half of the row).
+fn differentiate(
+    cpu: &Cpu,
+    logits: &mut [f32],
+    shape: &HeadShape,
+    log_sum_exp: f32,
+    targets: &[u32],
+    d: &[f32],
+    dtype: DType,
+) {
+    let total: f32 = d.iter().sum();
+    scratch::with_f32(targets.len(), |at_targets| {
+        // At a target the two terms nearly cancel where the model is sure: they meet in f32, before any rounding.
+        for (gradient, &target) in at_targets.iter_mut().zip(targets) {
+            let (p, slope) = probability(logits[target as usize], shape, log_sum_exp);
+            let asked: f32 = targets.iter().zip(d).filter(|(t, _)| **t == target).map(|(_, d)| d).sum();
+            *gradient = (asked - total * p) * slope;
+        }
+        with_element!(dtype, E => {
+            let row = logits.as_mut_ptr();
+            // SAFETY: `row` holds the logits; an E is no wider than the f32 in whose place it comes.
+            unsafe { gradients::<E>(cpu.isa(), row, logits.len(), shape, log_sum_exp, total) };
+            for (gradient, &target) in at_targets.iter().zip(targets) {
+                // SAFETY: the target is inside the vocabulary, which operations check.
+                unsafe { *row.cast::<E>().add(target as usize) = Element::from_f32(*gradient) };
             }
+        });
+    });
+}
+
+/// The probability of a raw logit and the derivative of scale and softcap there.
+fn probability(logit: f32, shape: &HeadShape, log_sum_exp: f32) -> (f32, f32) {
+    let scale = shape.logit_scale.unwrap_or(1.0);
+    let scaled = logit * scale;
+    let (shaped, slope) = match shape.softcap {
+        Some(cap) => {
+            let t = (scaled / cap).tanh();
+            (cap * t, scale * (1.0 - t * t))
+        }
+        None => (scaled, scale),
+    };
+    ((shaped - log_sum_exp).exp(), slope)
+}
+
+vector_kernel! {
+    /// `-total · p · slope` for each of `len` raw logits at `row`, written from there on as numbers of type E.
+    unsafe fn gradients<V: Vector, E: Element>(
+        row: *mut f32,
+        len: usize,
+        shape: &HeadShape,
+        log_sum_exp: f32,
+        total: f32,
+    ) {
+        // SAFETY: inside the row; what is written never passes what is read, and a register is read first.
+        unsafe {
+            let scale = shape.logit_scale.unwrap_or(1.0);
+            let factor = V::splat(-total * scale);
+            for_lanes!(V, len, |i, n| {
+                let logit = shaped(V::load(row.add(i), n), scale, shape.softcap);
+                let mut gradient = exp(logit.sub(V::splat(log_sum_exp))).mul(factor);
+                if let Some(cap) = shape.softcap {
+                    let t = logit.mul(V::splat(1.0 / cap));
+                    gradient = gradient.mul(V::splat(1.0).sub(t.mul(t)));
+                }
+                gradient.put(row.cast::<E>().add(i), n);
+            });
         }
     }
 }

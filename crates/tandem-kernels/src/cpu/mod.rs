@@ -35,18 +35,13 @@ pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
     team: Team,
     isa: Isa,
-    /// For the kernels that do not use the team yet.
-    pub(crate) pool: rayon::ThreadPool,
 }
 
 impl Cpu {
     pub(crate) fn new(threads: usize, arena: Arc<Arena>, isa: Isa) -> Result<Self> {
         let team = Team::new(threads)
             .map_err(|source| KernelError::System { what: "starting compute threads", source })?;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|e| {
-            KernelError::System { what: "starting compute threads", source: std::io::Error::other(e) }
-        })?;
-        Ok(Self { arena, team, isa, pool })
+        Ok(Self { arena, team, isa })
     }
 
     /// Number of compute threads, the calling one included.

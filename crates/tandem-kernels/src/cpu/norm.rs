@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm: a row at a time, two passes over it while it is in the cache.
 
 use super::rows::RowsMut;
-use super::vector::{Vector, for_lanes, vector_kernel};
+use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, block_rows};
 use crate::ops::BLOCK_ROWS;
 use crate::{Element, View, ViewMut, with_element};
@@ -159,7 +159,7 @@ vector_kernel! {
             for_lanes!(V, x.len(), |i, n| {
                 let x = V::get(x.as_ptr().add(i), n).sub(V::splat(mean));
                 // Lanes beyond the row hold -mean, which is no deviation.
-                let x = if n < V::LANES { keep_first(x, n) } else { x };
+                let x = if n < V::LANES { x.keep_first(n, 0.0) } else { x };
                 squares = x.mul_add(x, squares);
             });
             let inverse = 1.0 / (squares.sum() / x.len() as f32 + eps).sqrt();
@@ -170,17 +170,6 @@ vector_kernel! {
             });
             [mean, inverse]
         }
-    }
-}
-
-/// The first `count` lanes, zeros in the others.
-#[inline(always)]
-unsafe fn keep_first<V: Vector>(x: V, count: usize) -> V {
-    let mut lanes = [0.0; 16];
-    // SAFETY: a register has at most 16 lanes.
-    unsafe {
-        x.store(lanes.as_mut_ptr(), V::LANES);
-        V::load(lanes.as_ptr(), count)
     }
 }
 

@@ -156,6 +156,17 @@ pub(crate) trait Vector: Copy {
     /// Exchanges rows and columns of the square in the first [`Self::LANES`] registers.
     fn transpose(square: &mut [Self; 16]);
 
+    /// The first `count` lanes, `rest` in the others.
+    #[inline(always)]
+    fn keep_first(self, count: usize, rest: f32) -> Self {
+        let mut lanes = [rest; 16];
+        // SAFETY: there are at most 16 lanes.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), count);
+            Self::load(lanes.as_ptr(), Self::LANES)
+        }
+    }
+
     /// [`Self::load`] from either element type.
     ///
     /// # Safety
