@@ -176,7 +176,7 @@ impl<W: Write + Seek> CacheWriter<W> {
 
     /// Writes rows, report and header; the file is complete only now.
     pub fn finish(mut self, report: &Report) -> io::Result<W> {
-        if self.num_bytes % 8 != 0 {
+        if !self.num_bytes.is_multiple_of(8) {
             self.write(&[0; 4])?; // the row entries hold u64, so they start at a multiple of 8
         }
         let rows: &[u8] = bytemuck::cast_slice(&self.rows);

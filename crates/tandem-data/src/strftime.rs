@@ -89,7 +89,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
 fn days_before(year: u64, month: u64) -> u64 {
     const BEFORE: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     let leaps = |y: u64| y / 4 - y / 100 + y / 400;
-    let leap_year = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap_year = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let leap_day = u64::from(leap_year && month > 2);
     (year - 1970) * 365 + leaps(year - 1) - leaps(1969) + BEFORE[month as usize - 1] + leap_day
 }
