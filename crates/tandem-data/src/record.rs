@@ -336,3 +336,76 @@ fn common_messages(chosen: &[Message], rejected: &[Message]) -> usize {
     let shorter = chosen.len().min(rejected.len());
     (0..shorter).find(|&i| chosen[i] != rejected[i]).unwrap_or(shorter.saturating_sub(1))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str, kind: Kind) -> Record {
+        let place = Place { path: "f".into(), line: 1 };
+        Record::parse(json.as_bytes(), kind, &place).unwrap()
+    }
+
+    /// Expected parts are what `trl.data_utils.extract_prompt` of trl 1.16 returns.
+    #[test]
+    fn an_implicit_prompt_is_cut_as_in_trl() {
+        for (chosen, rejected, prompt) in [
+            ("The same start", "The same end", "The same"),
+            ("ab", "ac", "a"),
+            ("same", "same", "sam"),
+            ("ab", "abcd", "a"),
+            ("abcd", "ab", "a"),
+            ("日本 a", "日本 b", "日本"),
+            ("a  b", "a  c", "a "),
+            ("a", "b", ""),
+        ] {
+            let row = serde_json::json!({"chosen": chosen, "rejected": rejected}).to_string();
+            let plain = |text: &str| Text::Plain(text.into());
+            let expected = Content::Preference {
+                prompt: plain(prompt),
+                chosen: plain(&chosen[prompt.len()..]),
+                rejected: plain(&rejected[prompt.len()..]),
+            };
+            assert_eq!(parse(&row, Kind::Preference).content, expected, "{chosen:?}, {rejected:?}");
+        }
+        // TRL looks at `chosen[-1]` where the first characters differ, and would cut these before their last one.
+        let found = parse(r#"{"chosen": "x ", "rejected": "y "}"#, Kind::Preference).content;
+        assert!(
+            matches!(found, Content::Preference { prompt: Text::Plain(prompt), .. } if prompt.is_empty())
+        );
+    }
+
+    #[test]
+    fn a_text_prompt_beside_conversations_that_hold_it_is_ignored() {
+        let turns = |answer: &str| serde_json::json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]);
+        let row = serde_json::json!({"prompt": "q", "chosen": turns("a"), "rejected": turns("b")});
+        let record = parse(&row.to_string(), Kind::Preference);
+        assert!(record.prompt_ignored);
+        let Content::Preference { prompt: Text::Chat(prompt), chosen: Text::Chat(chosen), .. } =
+            record.content
+        else {
+            panic!("{:?}", record.content);
+        };
+        assert_eq!((prompt.len(), prompt[0]["content"].as_str()), (1, Some("q")));
+        assert_eq!((chosen.len(), chosen[0]["content"].as_str()), (1, Some("a")));
+    }
+
+    #[test]
+    fn older_names_null_columns_and_tools_in_a_string_are_understood() {
+        let row = r#"{"text": null, "conversations": [{"from": "user", "value": "q", "weight": null}],
+            "tools": "[{\"name\": \"f\"}]", "chat_template_kwargs": null}"#;
+        let record = parse(row, Kind::Supervised);
+        let Content::Messages(messages) = record.content else { panic!("{:?}", record.content) };
+        assert_eq!(serde_json::json!(messages), serde_json::json!([{"role": "user", "content": "q"}]));
+        assert_eq!(record.tools, Some(serde_json::json!([{"name": "f"}])));
+        assert!(record.template_kwargs.is_empty());
+    }
+
+    #[test]
+    fn rows_with_the_keys_of_both_kinds_are_read_for_the_method() {
+        let row =
+            r#"{"prompt": "p", "chosen": "a", "rejected": "b", "completion": "c", "text": "t", "score": 1}"#;
+        assert!(matches!(parse(row, Kind::Preference).content, Content::Preference { .. }));
+        assert!(matches!(parse(row, Kind::Supervised).content, Content::Completion { .. }));
+    }
+}
