@@ -5,10 +5,16 @@
 //! Prints a line per check with the measured error, then the totals; exits 1 if a check failed, 2 if the folder cannot
 //! be read.
 
+mod evaluation;
 mod forward;
+mod losses;
 mod numbers;
 mod report;
+mod runner;
+mod settings;
 mod tokens;
+mod training;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,6 +23,7 @@ use anyhow::{Context, Result, bail};
 use tandem_kernels::Device;
 
 use report::Report;
+use runner::Runner;
 
 const PARTS: [&str; 5] = ["tokens", "forward", "losses", "training", "evaluation"];
 
@@ -40,8 +47,9 @@ fn compare() -> Result<bool> {
     }
     let chosen = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
     let mut report = Report::default();
+    let mut runner = Runner::new()?;
     for part in PARTS.into_iter().filter(|part| chosen(part)) {
-        check(part, &folder, &mut report).with_context(|| format!("checking {part}"))?;
+        check(part, &folder, &mut runner, &mut report).with_context(|| format!("checking {part}"))?;
     }
     if parts.is_empty() {
         report.not_implemented("online_dpo.json", "Online DPO");
@@ -49,13 +57,16 @@ fn compare() -> Result<bool> {
     Ok(report.finish())
 }
 
-fn check(part: &str, folder: &Path, report: &mut Report) -> Result<()> {
+fn check(part: &str, folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     match part {
         "tokens" => tokens::check(folder, report),
         "forward" => {
             let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             forward::check(folder, &Device::cpu(threads, 4 << 30)?, report)
         }
-        _ => Ok(()),
+        "losses" => losses::check(folder, runner, report),
+        "training" => training::check(folder, runner, report),
+        "evaluation" => evaluation::check(folder, runner, report),
+        _ => unreachable!("checked by the caller"),
     }
 }

@@ -1,0 +1,140 @@
+//! Every loss on the first eight pairs: value, metrics and gradient norm.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::numbers::data_file;
+use crate::numbers::read_json;
+use crate::report::Report;
+use crate::runner::Runner;
+use crate::settings::{Settings, objective};
+
+/// Losses and metrics, relative to the larger of 1 and the value: TRL's own numbers are f32.
+const LOSS: f64 = 1e-5;
+/// Gradient norms, relative.
+const GRAD_NORM: f64 = 1e-4;
+
+/// One optimiser step on the first eight rows, so that loss, metrics and gradient norm come from the training path.
+fn settings(folder: &Path, model: &str, data: &str, objective: String) -> Settings {
+    let models = folder.join("models");
+    Settings {
+        model: models.join(model),
+        reference: format!("kind = \"model\"\nmodel = {:?}", models.join(format!("{model}-ref"))),
+        data: data_file(folder, data),
+        eval: None,
+        objective,
+        batch_size: 8,
+        micro_batch_size: 8,
+        steps: 1,
+        optimizer: "adamw",
+        learning_rate: 1e-4,
+        warmup_steps: 0,
+        max_grad_norm: 1.0,
+        dtype: "f32",
+    }
+}
+
+/// Checks everything in `losses.json`.
+///
+/// # Errors
+/// If the folder's own files cannot be read.
+pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
+    let expected = read_json(&folder.join("losses.json"))?;
+    for (model, by_data) in expected["losses"].as_object().context("losses.json holds no losses")? {
+        for (data, by_loss) in by_data.as_object().into_iter().flatten() {
+            for (loss, expected) in by_loss.as_object().into_iter().flatten() {
+                let name = format!("loss {model} {data} {loss}");
+                if loss.ends_with("_IGNORED") {
+                    // This TRL ignores label smoothing under `sigmoid`; Tandem does not, and is compared with the
+                    // original code's numbers instead.
+                    continue;
+                }
+                match objective(&expected["config"]) {
+                    Err(why) => report.not_implemented(name, why),
+                    Ok(objective) => {
+                        one_step(&name, settings(folder, model, data, objective), expected, runner, report);
+                    }
+                }
+            }
+        }
+    }
+    mitchell(folder, runner, report)
+}
+
+fn one_step(name: &str, settings: Settings, expected: &Value, runner: &mut Runner, report: &mut Report) {
+    let run = match runner.run(&settings) {
+        Ok(run) => run,
+        Err(error) => match runner.missing_feature(&error) {
+            Some(why) => return report.not_implemented(name, why),
+            None => return report.broken(name, format!("{error:#}")),
+        },
+    };
+    let step = &run.steps[0];
+    let mut worst = (0.0f64, "loss");
+    let mut compare = |key: &'static str, theirs: f64, ours: Option<f64>| {
+        let error = (ours.unwrap_or(f64::NAN) - theirs).abs() / theirs.abs().max(1.0);
+        if !(error <= worst.0) {
+            worst = (if error.is_nan() { f64::INFINITY } else { error }, key);
+        }
+    };
+    compare("loss", expected["loss"].as_f64().unwrap_or(f64::NAN), step.get("loss"));
+    for key in METRICS {
+        if let Some(theirs) = expected["metrics"][key].as_f64() {
+            compare(key, theirs, step.get(key));
+        }
+    }
+    report.within(format_args!("{name} (worst: {})", worst.1), worst.0, LOSS);
+    if let Some(theirs) = expected["grad_norm"].as_f64() {
+        let error = (step.get("grad_norm").unwrap_or(f64::NAN) / theirs - 1.0).abs();
+        report.within(
+            format!("grad norm {name}"),
+            if error.is_nan() { f64::INFINITY } else { error },
+            GRAD_NORM,
+        );
+    }
+}
+
+const METRICS: [&str; 10] = [
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+    "logits/chosen",
+    "logits/rejected",
+    "entropy",
+    "mean_token_accuracy",
+];
+
+/// The losses that the original DPO code computes and TRL does not.
+fn mitchell(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
+    let expected = read_json(&folder.join("mitchell.json"))?;
+    let cases = [
+        ("dpo_beta0.1", "loss = \"sigmoid\"\nbeta = 0.1\n"),
+        ("dpo_beta0.5", "loss = \"sigmoid\"\nbeta = 0.5\n"),
+        ("cdpo_ls0.1", "loss = \"sigmoid\"\nbeta = 0.1\nlabel_smoothing = 0.1\n"),
+        ("cdpo_ls0.3", "loss = \"sigmoid\"\nbeta = 0.1\nlabel_smoothing = 0.3\n"),
+        ("reference_free", "loss = \"sigmoid\"\nbeta = 0.1\nreference_free = true\n"),
+    ];
+    for (name, objective) in cases {
+        let mut settings = settings(folder, "llama-small", "plain", objective.to_owned());
+        if name == "reference_free" {
+            settings.reference = "kind = \"none\"".to_owned();
+        }
+        one_step(
+            &format!("loss mitchell {name}"),
+            settings,
+            &json!({"loss": expected[name]["loss"]}),
+            runner,
+            report,
+        );
+    }
+    report.not_implemented(
+        "loss mitchell ipo_beta0.1_SUMMED_logps",
+        "IPO here averages log-probs over the answer, as its paper and TRL do",
+    );
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Runs Tandem as its command does: from a `run.toml` to `metrics.jsonl` and `final/`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tandem_train::events::Silent;
+use tandem_train::run_dir::Start;
+use tandem_train::{Config, Trainer};
+use tempfile::TempDir;
+
+use crate::settings::Settings;
+
+/// A place for runs. Tokens are cached between them; of the runs only the latest is kept.
+pub struct Runner {
+    folder: TempDir,
+}
+
+/// What a run left.
+pub struct Run {
+    /// Metrics of each training step.
+    pub steps: Vec<Metrics>,
+    /// Metrics of each evaluation.
+    pub evaluations: Vec<Metrics>,
+    output: PathBuf,
+}
+
+/// A line of `metrics.jsonl`.
+pub struct Metrics(Value);
+
+impl Metrics {
+    /// A number by its name.
+    pub fn get(&self, key: &str) -> Option<f64> {
+        self.0.get(key).and_then(Value::as_f64)
+    }
+}
+
+impl Run {
+    /// The trained model.
+    pub fn final_folder(&self) -> PathBuf {
+        self.output.join("final")
+    }
+
+    /// A metric by step.
+    pub fn curve(&self, key: &str) -> BTreeMap<u64, f64> {
+        let number = |m: &Metrics| Some((m.get("step")? as u64, m.get(key)?));
+        self.steps.iter().filter_map(number).collect()
+    }
+}
+
+impl Runner {
+    /// In a temporary folder, removed in the end.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn new() -> Result<Self> {
+        Ok(Self { folder: tempfile::tempdir()? })
+    }
+
+    /// Writes a file that a run may read.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, text).with_context(|| path.display().to_string())?;
+        Ok(path)
+    }
+
+    /// Trains.
+    ///
+    /// # Errors
+    /// Whatever stops the run.
+    pub fn run(&mut self, settings: &Settings) -> Result<Run> {
+        let output = self.folder.path().join("run");
+        if output.exists() {
+            std::fs::remove_dir_all(&output)?;
+        }
+        let toml = settings.toml(&output, &self.folder.path().join("cache"));
+        let config = self.file("run.toml", &toml)?;
+        train(&config)?;
+        let lines = std::fs::read_to_string(output.join("metrics.jsonl"))?;
+        let lines: Vec<Value> = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        let (evaluations, steps) = lines.into_iter().map(Metrics).partition(|m| m.0["split"] == "eval");
+        Ok(Run { steps, evaluations, output })
+    }
+
+    /// The reason, if a run was refused for something that Tandem does not do yet.
+    pub fn missing_feature(&self, error: &anyhow::Error) -> Option<String> {
+        let text = format!("{error:#}");
+        text.contains("not there yet").then_some(text)
+    }
+}
+
+fn train(config: &Path) -> Result<()> {
+    let config = Config::load::<&str>(config, &[])?;
+    let mut trainer = Trainer::new(config, Start::Fresh, &mut Silent)?;
+    trainer.run(&mut Silent, &AtomicBool::new(false))?;
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! Whole training runs: loss and gradient norm of each step, and the final weights.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::numbers::data_file;
+use crate::numbers::read_json;
+use crate::report::{Report, largest_error};
+use crate::runner::{Run, Runner};
+use crate::settings::Settings;
+use crate::weights::Weights;
+
+/// Allowed differences.
+struct Tolerance {
+    /// Of a loss, relative to the larger of 1 and the loss.
+    loss: f64,
+    /// Of a gradient norm, relative.
+    grad_norm: f64,
+    /// Of a final tensor's norm, relative.
+    norm: f64,
+    /// Of a final tensor's largest difference from TRL's, relative to the largest step that an element took.
+    elements: f64,
+}
+
+const F32: Tolerance = Tolerance { loss: 1e-4, grad_norm: 1e-4, norm: 1e-5, elements: 2e-4 };
+/// bf16 keeps 8 bits; TRL's own bf16 run is as far from its f32 run.
+const BF16: Tolerance = Tolerance { loss: 1e-2, grad_norm: 5e-2, norm: 1e-4, elements: f64::INFINITY };
+
+/// Checks everything under `train/`.
+///
+/// # Errors
+/// If the folder's own files cannot be read.
+pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
+    let mut files: Vec<_> = std::fs::read_dir(folder.join("train"))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_, std::io::Error>>()?;
+    files.retain(|path| path.extension().is_some_and(|e| e == "json"));
+    files.sort();
+    let mut reference_curve = BTreeMap::new();
+    for file in files {
+        let expected = read_json(&file)?;
+        let name = file.file_stem().and_then(|s| s.to_str()).context("a name that is not UTF-8")?.to_owned();
+        if name.starts_with("lora") {
+            report.not_implemented(format!("train {name}"), "LoRA");
+            continue;
+        }
+        let settings = match settings(folder, &name, &expected) {
+            Ok(settings) => settings,
+            Err(why) => {
+                report.not_implemented(format!("train {name}"), why);
+                continue;
+            }
+        };
+        match runner.run(&settings) {
+            Ok(run) => {
+                compare(&name, &settings, &run, &expected, folder, report)?;
+                if name == "full_8x1" {
+                    reference_curve = run.curve("loss");
+                } else if settings.dtype == "bf16" {
+                    beside(&name, &run, &reference_curve, report);
+                }
+            }
+            Err(error) => match runner.missing_feature(&error) {
+                Some(why) => report.not_implemented(format!("train {name}"), why),
+                None => report.broken(format!("train {name}"), format!("{error:#}")),
+            },
+        }
+    }
+    Ok(())
+}
+
+fn settings(folder: &Path, name: &str, expected: &Value) -> Result<Settings, String> {
+    let model = folder.join("models/llama-small");
+    let mut settings = Settings {
+        reference: format!("kind = \"model\"\nmodel = {model:?}"),
+        model,
+        data: data_file(folder, if name.contains("data=plain") { "plain" } else { "conv" }),
+        eval: None,
+        objective: String::new(),
+        batch_size: 0,
+        micro_batch_size: 0,
+        steps: 0,
+        optimizer: "",
+        learning_rate: 0.0,
+        warmup_steps: 0,
+        max_grad_norm: 0.0,
+        dtype: "f32",
+    };
+    settings.apply(&expected["args"])?;
+    // The batch is stated over all ranks.
+    settings.batch_size *= expected["world"].as_u64().unwrap_or(1);
+    Ok(settings)
+}
+
+fn compare(
+    name: &str,
+    settings: &Settings,
+    run: &Run,
+    expected: &Value,
+    folder: &Path,
+    report: &mut Report,
+) -> Result<()> {
+    let allowed = if settings.dtype == "bf16" { BF16 } else { F32 };
+    let steps = expected["steps"].as_array().context("a run without steps")?;
+    if run.steps.len() != steps.len() {
+        report
+            .broken(format!("train {name}"), format!("{} steps, expected {}", run.steps.len(), steps.len()));
+        return Ok(());
+    }
+    let worst = |key: &str, scale: fn(f64) -> f64| {
+        run.steps.iter().zip(steps).fold(0.0f64, |worst, (ours, theirs)| {
+            let theirs = theirs[key].as_f64().unwrap_or(f64::NAN);
+            let error = (ours.get(key).unwrap_or(f64::NAN) - theirs).abs() / scale(theirs);
+            if error.is_nan() { f64::INFINITY } else { worst.max(error) }
+        })
+    };
+    report.within(
+        format!("train {name} loss of {} steps", steps.len()),
+        worst("loss", |l| l.abs().max(1.0)),
+        allowed.loss,
+    );
+    report.within(format!("train {name} grad norm"), worst("grad_norm", f64::abs), allowed.grad_norm);
+    report.within(format!("train {name} learning rate"), worst("learning_rate", |_| 1e-4), 1e-9);
+
+    let ours = Weights::read(&run.final_folder())?;
+    let mut error = 0.0f64;
+    for (tensor, theirs) in expected["final"].as_object().into_iter().flatten() {
+        let theirs = theirs["norm"].as_f64().unwrap_or(f64::NAN);
+        let norm = ours.get(tensor).map_or(f64::NAN, |w| w.iter().map(|x| x * x).sum::<f64>().sqrt());
+        error = error.max(((norm - theirs) / theirs).abs());
+        if norm.is_nan() {
+            error = f64::INFINITY;
+        }
+    }
+    report.within(format!("train {name} norms of final tensors"), error, allowed.norm);
+
+    let final_folder = folder.join("train").join(format!("{name}_final"));
+    if final_folder.exists() {
+        let (theirs, initial) = (Weights::read(&final_folder)?, Weights::read(&settings.model)?);
+        for tensor in theirs.names() {
+            let (t, i) = (theirs.get(tensor).unwrap_or_default(), initial.get(tensor).unwrap_or_default());
+            let step = t.iter().zip(&i).fold(0.0f64, |m, (a, b)| m.max((a - b).abs()));
+            let error = largest_error(&ours.get(tensor).unwrap_or_default(), &t, step);
+            report.within(format!("train {name} elements of {tensor}"), error, allowed.elements);
+        }
+    }
+    Ok(())
+}
+
+/// Shows a bf16 run's losses beside the f32 run's.
+fn beside(name: &str, run: &Run, f32_curve: &BTreeMap<u64, f64>, report: &Report) {
+    for (step, loss) in run.curve("loss") {
+        if let Some(exact) = f32_curve.get(&step) {
+            report.note(format!("train {name} step {step}"), format!("loss {loss:.6}, in f32 {exact:.6}"));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Tensors of a `model.safetensors`, as numbers.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use safetensors::SafeTensors;
+
+use crate::numbers::f32s;
+
+/// The file's bytes.
+pub struct Weights {
+    bytes: Vec<u8>,
+    names: Vec<String>,
+}
+
+impl Weights {
+    /// Reads a folder's `model.safetensors`.
+    ///
+    /// # Errors
+    /// If it cannot be read or is not f32 throughout.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join("model.safetensors");
+        let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+        let file = SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
+        let wrong = file.iter().find(|(_, tensor)| tensor.dtype() != safetensors::Dtype::F32);
+        if let Some((name, tensor)) = wrong {
+            anyhow::bail!("{}: {name} is {:?}, expected F32", path.display(), tensor.dtype());
+        }
+        let names = file.names().into_iter().map(|name| name.to_owned()).collect();
+        Ok(Self { bytes, names })
+    }
+
+    /// All tensors' names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(String::as_str)
+    }
+
+    /// A tensor's elements.
+    pub fn get(&self, name: &str) -> Option<Vec<f64>> {
+        let file = SafeTensors::deserialize(&self.bytes).expect("parsed when read");
+        file.tensor(name).ok().map(|tensor| f32s(tensor.data()))
+    }
+}
