@@ -97,6 +97,23 @@ fn forward_with_and_without_bias_and_residual() {
     });
 }
 
+/// So long that the weights are packed in several ranges of outputs.
+#[test]
+fn a_very_long_sum() {
+    let (t, k, n) = (17, 8200, 300);
+    for (isa, device) in devices(2) {
+        for dtype in [DType::F32, DType::Bf16] {
+            let x = Matrix::new(&device, 1, (t, k), dtype, 0);
+            let w = Matrix::new(&device, 2, (n, k), dtype, 0);
+            let mut y = Matrix::new(&device, 3, (t, n), dtype, 0);
+            ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
+            let (products, magnitudes) =
+                reference((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+            check(&format!("{} {dtype}", isa.name()), &y.read(&device), &products, &magnitudes, k, dtype);
+        }
+    }
+}
+
 #[test]
 fn gradient_to_the_input() {
     for_all(|what, device, (t, k, n), dtype, out, pad| {

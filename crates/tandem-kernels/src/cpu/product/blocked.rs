@@ -28,7 +28,7 @@ const PACKED_LANES: usize = 1 << 21;
 const FEWEST_COLUMNS: usize = 256;
 
 /// Panels of the first factor per task, at most.
-const TASK_PANELS: usize = 6;
+const TASK_PANELS: usize = 12;
 
 /// Tasks per thread that suffice for an even share.
 const TASKS_PER_THREAD: usize = 12;

@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use super::lanes::Lanes;
-use crate::bf16;
 use crate::cpu::vector::Vector;
+use crate::{Element, bf16};
 
 /// How a packed lane of one factor is multiplied by one of the other. A lane is 32 bits: one f32, or a pair of bf16.
 pub(super) trait Multiply {
@@ -84,6 +84,7 @@ pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     tile: &Tile,
 ) {
     let width = M::Vector::LANES;
+    tile.prefetch();
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[M::Vector::splat(0.0); NV]; MR];
@@ -91,6 +92,7 @@ pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
             let mut columns = [M::Vector::splat(0.0); NV];
             for j in 0..NV {
                 columns[j] = M::Vector::load(b.add(j * width), width);
+                prefetch(b.wrapping_add(PREFETCH * NV * width + j * width).cast());
             }
             for i in 0..MR {
                 let row = M::Vector::splat(*a.add(i));
@@ -112,35 +114,107 @@ pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     }
 }
 
+/// Lanes that the second factor is fetched ahead.
+const PREFETCH: usize = 12;
+
 /// Columns of the widest tile.
 const MOST_COLUMNS: usize = 32;
 
 impl Tile {
+    /// Asks for the memory that the tile will be added to and stored in, while it is being computed.
+    #[inline(always)]
+    fn prefetch(&self) {
+        let (out, size) = match self.out {
+            Out::F32(out) => (out.cast::<u8>().cast_const(), size_of::<f32>()),
+            Out::Bf16(out) => (out.cast::<u8>().cast_const(), size_of::<bf16>()),
+        };
+        for i in 0..self.rows {
+            prefetch(out.wrapping_add(i * self.out_stride * size));
+            prefetch(out.wrapping_add((i * self.out_stride + self.cols - 1) * size));
+        }
+        if !self.add.is_null() && !std::ptr::addr_eq(self.add, out) {
+            for i in 0..self.rows {
+                prefetch(self.add.wrapping_add(i * self.add_stride).cast());
+                prefetch(self.add.wrapping_add(i * self.add_stride + self.cols - 1).cast());
+            }
+        }
+    }
+
     /// `out = add + bias + values`, rows of `values` [`MOST_COLUMNS`] apart.
     ///
     /// # Safety
     /// As [`multiply`].
     #[inline(always)]
     unsafe fn store<V: Lanes>(&self, values: *const f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (!self.add.is_null(), !self.bias.is_null(), self.out) {
+                (false, false, Out::F32(out)) => self.write::<V, f32, false, false>(values, out),
+                (true, false, Out::F32(out)) => self.write::<V, f32, true, false>(values, out),
+                (false, true, Out::F32(out)) => self.write::<V, f32, false, true>(values, out),
+                (true, true, Out::F32(out)) => self.write::<V, f32, true, true>(values, out),
+                (false, false, Out::Bf16(out)) => self.write::<V, bf16, false, false>(values, out),
+                (true, false, Out::Bf16(out)) => self.write::<V, bf16, true, false>(values, out),
+                (false, true, Out::Bf16(out)) => self.write::<V, bf16, false, true>(values, out),
+                (true, true, Out::Bf16(out)) => self.write::<V, bf16, true, true>(values, out),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write<V: Lanes, E: Element, const ADD: bool, const BIAS: bool>(
+        &self,
+        values: *const f32,
+        out: *mut E,
+    ) {
+        let whole = self.cols - self.cols % V::LANES;
         for i in 0..self.rows {
-            for first in (0..self.cols).step_by(V::LANES) {
-                let count = V::LANES.min(self.cols - first);
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let mut sum = V::load(values.add(i * MOST_COLUMNS + first), V::LANES);
-                    if !self.add.is_null() {
-                        sum = sum.add(V::load(self.add.add(i * self.add_stride + first), count));
-                    }
-                    if !self.bias.is_null() {
-                        sum = sum.add(V::load(self.bias.add(first), count));
-                    }
-                    let offset = i * self.out_stride + first;
-                    match self.out {
-                        Out::F32(out) => sum.store(out.add(offset), count),
-                        Out::Bf16(out) => sum.store_bf16(out.add(offset), count),
-                    }
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (values, out) = (values.add(i * MOST_COLUMNS), out.add(i * self.out_stride));
+                let add = self.add.wrapping_add(i * self.add_stride);
+                for first in (0..whole).step_by(V::LANES) {
+                    self.write_part::<V, E, ADD, BIAS>(values, add, out, first, V::LANES);
+                }
+                if whole < self.cols {
+                    self.write_part::<V, E, ADD, BIAS>(values, add, out, whole, self.cols - whole);
                 }
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn write_part<V: Lanes, E: Element, const ADD: bool, const BIAS: bool>(
+        &self,
+        values: *const f32,
+        add: *const f32,
+        out: *mut E,
+        first: usize,
+        count: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sum = V::load(values.add(first), V::LANES);
+            if ADD {
+                sum = sum.add(V::load(add.add(first), count));
+            }
+            if BIAS {
+                sum = sum.add(V::load(self.bias.add(first), count));
+            }
+            sum.put(out.add(first), count);
+        }
+    }
+}
+
+/// Asks for a cache line.
+#[inline(always)]
+pub(super) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; any address will do.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }

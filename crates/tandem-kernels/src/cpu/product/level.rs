@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::Operand;
 use super::blocked::Task;
 use super::kernel::{Multiply, Singles};
 use super::pack::pack;
+use super::{Operand, Product, few};
 use crate::cpu::vector::Portable;
 
 /// What is compiled for a level.
@@ -29,6 +29,12 @@ pub(super) trait Level {
         panel_stride: usize,
     );
 
+    /// [`few::columns`].
+    ///
+    /// # Safety
+    /// The processor has the level; else as [`few::columns`].
+    unsafe fn few(product: &Product, columns: Range<usize>);
+
     /// [`Task::run`].
     ///
     /// # Safety
@@ -36,9 +42,10 @@ pub(super) trait Level {
     unsafe fn run(task: &Task, buffer: *mut f32);
 }
 
-/// A level by name: how it multiplies, what it is compiled with, rows and registers of a tile.
+/// A level by name: how it multiplies; rows of a tile, its registers per row and their lanes; columns of a tile of few
+/// rows; what it is compiled with.
 macro_rules! level {
-    ($(#[$attribute:meta])* $name:ident, $multiply:ty, $rows:literal, $registers:literal, $lanes:literal $(, $features:literal)?) => {
+    ($(#[$attribute:meta])* $name:ident, $multiply:ty, $rows:literal, $registers:literal, $lanes:literal, $few:literal $(, $features:literal)?) => {
         $(#[$attribute])*
         pub(in crate::cpu::product) struct $name;
 
@@ -71,6 +78,17 @@ macro_rules! level {
                 unsafe { compiled(source, rows, lanes, to, panel_stride) };
             }
 
+            unsafe fn few(product: &Product, columns: Range<usize>) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn compiled(product: &Product, columns: Range<usize>) {
+                    type V = <$multiply as Multiply>::Vector;
+                    // SAFETY: the caller's promise.
+                    unsafe { few::columns::<V, $few>(product, columns) };
+                }
+                // SAFETY: the caller's promise.
+                unsafe { compiled(product, columns) };
+            }
+
             unsafe fn run(task: &Task, buffer: *mut f32) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn compiled(task: &Task, buffer: *mut f32) {
@@ -84,7 +102,7 @@ macro_rules! level {
     };
 }
 
-level!(Baseline, Singles<Portable>, 4, 1, 8);
+level!(Baseline, Singles<Portable>, 4, 1, 8, 2);
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2Level, Avx512Bf16Level, Avx512Level};
@@ -95,10 +113,10 @@ mod x86 {
     use crate::cpu::product::kernel::Pairs;
     use crate::cpu::vector::{Avx2, Avx512};
 
-    level!(Avx2Level, Singles<Avx2>, 6, 2, 8, "avx2,fma");
-    level!(Avx512Level, Singles<Avx512>, 14, 2, 16, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
+    level!(Avx2Level, Singles<Avx2>, 6, 2, 8, 2, "avx2,fma");
+    level!(Avx512Level, Singles<Avx512>, 14, 2, 16, 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
     level!(
         /// bf16 only: f32 factors take [`Avx512Level`].
-        Avx512Bf16Level, Pairs, 14, 2, 16, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        Avx512Bf16Level, Pairs, 14, 2, 16, 4, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
 }

@@ -7,6 +7,7 @@
 //! arithmetic: [`blocked`].
 
 mod blocked;
+mod few;
 mod kernel;
 mod lanes;
 mod level;
@@ -106,15 +107,23 @@ impl Product<'_> {
             return;
         }
         match (cpu.isa(), self.a.dtype()) {
-            (Isa::Portable, _) => blocked::run::<level::Baseline>(cpu, self),
+            (Isa::Portable, _) => self.run_on::<level::Baseline>(cpu),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, _) => blocked::run::<level::Avx2Level>(cpu, self),
+            (Isa::Avx2, _) => self.run_on::<level::Avx2Level>(cpu),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Bf16, DType::Bf16) => blocked::run::<level::Avx512Bf16Level>(cpu, self),
+            (Isa::Avx512Bf16, DType::Bf16) => self.run_on::<level::Avx512Bf16Level>(cpu),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16, _) => blocked::run::<level::Avx512Level>(cpu, self),
+            (Isa::Avx512 | Isa::Avx512Bf16, _) => self.run_on::<level::Avx512Level>(cpu),
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("only x86-64 has these levels"),
+        }
+    }
+
+    fn run_on<L: level::Level>(&self, cpu: &Cpu) {
+        if self.a.rows() <= few::MOST_ROWS && !self.a.transposed && !self.b.transposed {
+            few::run::<L>(cpu, self);
+        } else {
+            blocked::run::<L>(cpu, self);
         }
     }
 

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use super::Operand;
+use super::kernel::prefetch;
 use super::lanes::{Lanes, MOST_LANES, Rows};
 use crate::{DType, bf16};
 
@@ -187,6 +188,9 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
     }
 }
 
+/// Elements along k that a copy fetches ahead.
+const AHEAD: usize = 8;
+
 /// Rows are neighbours in memory: a copy, all panels of one lane after another.
 #[inline(always)]
 unsafe fn from_columns<V: Lanes, const W: usize, P: Packing>(
@@ -205,6 +209,10 @@ unsafe fn from_columns<V: Lanes, const W: usize, P: Packing>(
         let base = source.pointer::<P::Element>().add(elements.start * stride + rows.start);
         for (lane, k) in (0..elements.len()).step_by(P::DEPTH).enumerate() {
             let (from, count) = (base.add(k * stride), elements.len() - k);
+            // Rows of a matrix are too far apart for the processor to guess which lines come next.
+            for line in (0..rows.len()).step_by(64 / size_of::<P::Element>()) {
+                prefetch(from.wrapping_add(AHEAD * stride + line).cast());
+            }
             for panel in 0..rows.len().div_ceil(W) {
                 let (from, to) = (from.add(panel * W), to.add(panel * panel_stride + lane * W));
                 let is_whole = (panel + 1) * W <= rows.len() && panel * W + reach <= readable;

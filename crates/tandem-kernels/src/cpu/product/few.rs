@@ -1,0 +1,152 @@
+//! The product of a few rows and a matrix whose rows run along k, as in generation: each element of the result is a dot
+//! product, nothing is packed, and the matrix is read from memory once.
+
+use std::ops::Range;
+
+use super::Product;
+use super::lanes::Lanes;
+use super::level::Level;
+use crate::cpu::Cpu;
+use crate::{DType, Element, with_element};
+
+/// More rows are better off packed.
+pub(super) const MOST_ROWS: usize = 16;
+
+/// Elements of the matrix per block.
+const BLOCK: usize = 1 << 14;
+
+/// Computes `product`.
+pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
+    let (n, k) = (product.b.rows(), product.b.depth());
+    let columns = (BLOCK / k.max(1)).clamp(8, 1024);
+    cpu.parallel_for(n.div_ceil(columns), |block| {
+        let range = block * columns..n.min((block + 1) * columns);
+        // SAFETY: the level was chosen for this processor; blocks are disjoint columns of the result.
+        unsafe { L::few(product, range) };
+    });
+}
+
+/// Columns `columns` of the result, `COLS` at a time.
+///
+/// # Safety
+/// The caller is compiled for the vector's level and runs where it exists; nobody else writes these columns.
+#[inline(always)]
+pub(super) unsafe fn columns<V: Lanes, const COLS: usize>(product: &Product, columns: Range<usize>) {
+    // SAFETY: the caller's promise; rows and columns lie inside the result.
+    with_element!(product.a.dtype(), E => unsafe {
+        let mut column = columns.start;
+        while column + COLS <= columns.end {
+            rows::<V, E, COLS>(product, column);
+            column += COLS;
+        }
+        while column < columns.end {
+            rows::<V, E, 1>(product, column);
+            column += 1;
+        }
+    });
+}
+
+/// All rows of `COLS` columns, four, two or one at a time: the columns' rows of the matrix stay in the cache.
+#[inline(always)]
+unsafe fn rows<V: Lanes, E: Element, const COLS: usize>(product: &Product, column: usize) {
+    let (mut row, end) = (0, product.a.rows());
+    // SAFETY: the caller's promise.
+    unsafe {
+        while row + 4 <= end {
+            tile::<V, E, 4, COLS>(product, row, column);
+            row += 4;
+        }
+        if row + 2 <= end {
+            tile::<V, E, 2, COLS>(product, row, column);
+            row += 2;
+        }
+        if row < end {
+            tile::<V, E, 1, COLS>(product, row, column);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<V: Lanes, E: Element, const ROWS: usize, const COLS: usize>(
+    product: &Product,
+    row: usize,
+    column: usize,
+) {
+    let depth = product.a.depth();
+    let whole = depth - depth % V::LANES;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut a = [std::ptr::null::<E>(); ROWS];
+        for i in 0..ROWS {
+            a[i] = product.a.pointer::<E>().add((row + i) * product.a.stride());
+        }
+        let mut b = [std::ptr::null::<E>(); COLS];
+        for j in 0..COLS {
+            b[j] = product.b.pointer::<E>().add((column + j) * product.b.stride());
+        }
+        let mut sums = [[V::splat(0.0); COLS]; ROWS];
+        for k in (0..whole).step_by(V::LANES) {
+            step(&a, &b, k, V::LANES, &mut sums);
+        }
+        if whole < depth {
+            step(&a, &b, whole, depth - whole, &mut sums);
+        }
+        let mut dots = [[0.0f32; COLS]; ROWS];
+        for i in 0..ROWS {
+            for j in 0..COLS {
+                dots[i][j] = sums[i][j].sum();
+            }
+        }
+        for i in 0..ROWS {
+            for j in 0..COLS {
+                put(product, row + i, column + j, dots[i][j]);
+            }
+        }
+    }
+}
+
+/// Adds the products of `count` elements from `k` on.
+#[inline(always)]
+unsafe fn step<V: Lanes, E: Element, const ROWS: usize, const COLS: usize>(
+    a: &[*const E; ROWS],
+    b: &[*const E; COLS],
+    k: usize,
+    count: usize,
+    sums: &mut [[V; COLS]; ROWS],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut columns = [V::splat(0.0); COLS];
+        for j in 0..COLS {
+            columns[j] = V::get(b[j].add(k), count);
+        }
+        for i in 0..ROWS {
+            let row = V::get(a[i].add(k), count);
+            for j in 0..COLS {
+                sums[i][j] = row.mul_add(columns[j], sums[i][j]);
+            }
+        }
+    }
+}
+
+/// Writes one element of the result.
+#[inline(always)]
+unsafe fn put(product: &Product, row: usize, column: usize, dot: f32) {
+    let (add, _) = product.start_at(row, column);
+    let bias = product.bias_at(column);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sum = dot;
+        if !add.is_null() {
+            sum += *add;
+        }
+        if !bias.is_null() {
+            sum += *bias;
+        }
+        let offset = row * product.c.stride() + column;
+        match product.c.dtype() {
+            DType::F32 => *product.c.pointer_of::<f32>().add(offset) = sum,
+            DType::Bf16 => *product.c.pointer_of::<crate::bf16>().add(offset) = Element::from_f32(sum),
+        }
+    }
+}
