@@ -25,6 +25,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let weights = template.weights(&decoder)?.load(&decoder, &device, Kind::Master)?;
     let save = Save { template: &template, decoder: &decoder, dtype, shard_bytes };
     save.write_resident(Path::new(destination), &weights)?;
-    println!("{} parameters of {} written to {destination}", decoder.num_parameters(), template.spec().family);
+    println!(
+        "{} parameters of {} written to {destination}",
+        decoder.num_parameters(),
+        template.spec().family
+    );
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Feed-forward activations.
 
+use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
 use super::elementary::{normal, sigmoid};
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
@@ -43,7 +45,8 @@ impl Function for GeluTanh {
     fn evaluate<V: Vector>(x: V) -> (V, V) {
         // SAFETY: `x` exists, so the processor has V.
         unsafe {
-            let (one, twice_scale) = (V::splat(1.0), V::splat(1.595_769_1));
+            // 2/√π · 1/√2 = √(2/π).
+            let (one, twice_scale) = (V::splat(1.0), V::splat(2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2));
             // Beyond 16 the function is 0 or x; the bound keeps powers finite.
             let z = x.max(V::splat(-16.0)).min(V::splat(16.0));
             let square = z.mul(z);

@@ -97,3 +97,72 @@ const ERFC: [f32; 8] = [
     0.229_147_78,
     0.225_833_98,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Isa;
+    use crate::cpu::vector::{for_lanes, vector_kernel};
+
+    vector_kernel! {
+        /// Five results a number, one after another; `to` is five times as long as `from`.
+        unsafe fn evaluate<V: Vector>(from: &[f32], to: &mut [f32]) {
+            let len = from.len();
+            for_lanes!(V, len, |i, n| {
+                // SAFETY: inside the slices.
+                unsafe {
+                    let x = V::load(from.as_ptr().add(i), n);
+                    let (cdf, density) = normal(x);
+                    let to = to.as_mut_ptr().add(i);
+                    exp(x).store(to, n);
+                    sigmoid(x).store(to.add(len), n);
+                    tanh(x).store(to.add(2 * len), n);
+                    cdf.store(to.add(3 * len), n);
+                    density.store(to.add(4 * len), n);
+                }
+            });
+        }
+    }
+
+    /// Numbers of both signs and all magnitudes from 1e-6 to 100, at every level.
+    #[test]
+    fn functions_are_within_a_few_units_in_the_last_place() {
+        let positive = (0..2000).map(|i| 10f32.powf(i as f32 / 250.0 - 6.0));
+        let numbers: Vec<f32> = positive.flat_map(|x| [x, -x]).chain([0.0]).collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let mut found = vec![0.0; 5 * numbers.len()];
+            // SAFETY: five times as long.
+            unsafe { evaluate(isa, &numbers, &mut found) };
+            let results: Vec<&[f32]> = found.chunks(numbers.len()).collect();
+            let check = |name: &str, found: f32, expected: f64, x: f32, error: f64| {
+                let difference = (f64::from(found) - expected).abs();
+                assert!(difference <= error, "{isa:?} {name}({x}): {found}, expected {expected}");
+            };
+            for (i, &x) in numbers.iter().enumerate() {
+                let exact = f64::from(x);
+                let unit = |y: f64| y.abs() * f64::from(f32::EPSILON);
+                // Results below the smallest normal number are zeros.
+                let exponential = exact.min(f64::from(88.37f32)).exp();
+                let smallest = if x < -87.2 { 2e-38 } else { 0.0 };
+                check("exp", results[0][i], exponential, x, 2.0 * unit(exponential) + smallest);
+                let s = 1.0 / (1.0 + (-exact).exp());
+                check("sigmoid", results[1][i], s, x, 3.0 * unit(s) + smallest);
+                let t = exact.tanh();
+                check("tanh", results[2][i], t, x, 3.0 * unit(t));
+                let density = (-0.5 * exact * exact).exp() / std::f64::consts::TAU.sqrt();
+                // The square's rounding is multiplied by the square.
+                check("density", results[4][i], density, x, (2.0 + exact * exact) * unit(density) + 1e-37);
+            }
+            // Φ at known points (Abramowitz and Stegun, table 26.1).
+            for (x, expected) in
+                [(0.0, 0.5), (0.5, 0.691_462_461), (1.0, 0.841_344_746), (2.0, 0.977_249_868)]
+            {
+                let mut values = [0.0; 10];
+                // SAFETY: five times as long.
+                unsafe { evaluate(isa, &[x, -x], &mut values) };
+                check("cdf", values[6], expected, x, 2e-7);
+                check("cdf", values[7], 1.0 - expected, -x, 2e-7);
+            }
+        }
+    }
+}
