@@ -68,7 +68,6 @@ impl Trainer {
         let plan = Plan::make(&config, &prepared)?;
         observer.event(&Event::Plan(&plan));
         let earlier = if start == Start::Resume { saved_config(&run_dir)? } else { None };
-        run_dir.begin(&config, &format!("{:#}\n", plan.to_json()))?;
 
         let device = Device::cpu(threads(&config), arena_capacity(&plan))?;
         device.reserve(plan.arena_bytes());
@@ -91,6 +90,8 @@ impl Trainer {
             resumed_from = Some(checkpoint.path().to_path_buf());
             warn_of_changes(&config, earlier.as_ref(), observer);
         }
+        // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
+        run_dir.begin(&config, &format!("{:#}\n", plan.to_json()))?;
         let metrics_path = run_dir.metrics_path();
         let metrics = match &resumed_from {
             Some(_) => MetricsFile::resume(&metrics_path, cursor.step)?,
@@ -216,6 +217,10 @@ impl Trainer {
         }
         let Some(expected) = exact_at_start(&self.config.objective) else { return Ok(()) };
         let found = outcome.sums.loss();
+        if !found.is_finite() {
+            // No wrong start but a broken row: the step is left out, and the rows are named.
+            return Ok(());
+        }
         // The same weights give the same numbers up to rounding, which depends on what a row is packed with.
         let tolerance = match compute_type(&self.config) {
             tandem_kernels::DType::F32 => 1e-3,
