@@ -285,3 +285,81 @@ impl Drop for Block {
         self.arena.lock().give_back(self.cut);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device};
+
+    #[test]
+    fn neighbours_merge_in_every_order_of_return() {
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let mut list = FreeList::new(3 * ALIGNMENT);
+            let cuts = [0; 3].map(|_| list.cut(Kind::Scratch, ALIGNMENT).unwrap());
+            assert!(list.cut(Kind::Scratch, 1).is_none());
+            for i in order {
+                list.give_back(cuts[i]);
+            }
+            let whole = list.cut(Kind::Scratch, 3 * ALIGNMENT).expect("one range again");
+            assert_eq!(whole.offset, 0, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn a_gap_is_filled_by_what_fits_and_passed_by_what_does_not() {
+        let mut list = FreeList::new(1 << 20);
+        let [_first, gap, _last] = [0; 3].map(|_| list.cut(Kind::Scratch, 1000).unwrap());
+        list.give_back(gap);
+        let large = list.cut(Kind::Scratch, 1025).unwrap();
+        assert_eq!(large.offset, 3 * 1024, "1000 bytes take 1024, a multiple of the alignment");
+        assert_eq!(list.cut(Kind::Scratch, 1024).unwrap().offset, gap.offset);
+    }
+
+    #[test]
+    fn the_same_requests_leave_the_high_water_mark_where_it_was() {
+        let device = Device::cpu(1, 1 << 24).unwrap();
+        let step = || {
+            let kept = device.alloc(Kind::Activations, 100, 100, DType::F32).unwrap();
+            for cols in [7, 300, 1] {
+                drop(device.alloc(Kind::Scratch, 50, cols, DType::Bf16).unwrap());
+            }
+            drop(kept);
+        };
+        step();
+        let (memory, mark) = (device.memory(), device.high_water());
+        assert_eq!(memory.total(), 0);
+        assert_eq!(memory.peak, 40_000 + 30_016, "100x100 f32 and 50x300 bf16, in cache lines");
+        assert_eq!(memory.at_peak[Kind::Activations as usize], 40_000);
+        assert_eq!(mark, memory.peak);
+        step();
+        assert_eq!((device.memory(), device.high_water()), (memory, mark));
+    }
+
+    #[test]
+    fn an_exhausted_arena_says_what_holds_the_memory() {
+        let device = Device::cpu(1, 1 << 21).unwrap();
+        let weights = device.alloc(Kind::Weights, 1, 1 << 18, DType::F32).unwrap();
+        let error = device.alloc(Kind::Head, 1, 1 << 19, DType::F32).err().unwrap().to_string();
+        assert_eq!(
+            error,
+            "out of device memory: 2097152 bytes for head chunk asked, 2097152 bytes in the arena; in use: \
+             compute weights 1048576"
+        );
+        drop(weights);
+        assert!(device.alloc(Kind::Head, 1, 1 << 19, DType::F32).is_ok());
+    }
+
+    #[test]
+    fn tensors_begin_on_cache_lines_and_do_not_overlap() {
+        let device = Device::cpu(1, 1 << 21).unwrap();
+        let mut tensors: Vec<_> =
+            (1..20).map(|cols| device.alloc(Kind::Scratch, 3, cols, DType::Bf16).unwrap()).collect();
+        for (i, tensor) in tensors.iter_mut().enumerate() {
+            assert_eq!(tensor.view().pointer_of::<crate::bf16>().addr() % ALIGNMENT, 0);
+            tensor.view_mut().into_slice::<crate::bf16>().fill(crate::bf16::from_f32(i as f32));
+        }
+        for (i, tensor) in tensors.iter().enumerate() {
+            assert!(tensor.view().as_slice::<crate::bf16>().iter().all(|x| x.to_f32() == i as f32));
+        }
+    }
+}

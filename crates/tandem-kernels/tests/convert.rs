@@ -1,0 +1,118 @@
+//! Moving and converting: exact, so compared for equality.
+
+mod support;
+
+use support::{Matrix, assert_close, devices, numbers};
+use tandem_kernels::{DType, Device, Kind, bf16, ops};
+
+const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
+
+/// Nothing, one element, primes, a row longer than a block, more rows than a block holds.
+const SHAPES: [(usize, usize); 6] = [(0, 5), (1, 1), (13, 31), (2, 40_001), (997, 37), (3, 0)];
+
+fn rounded(values: &[f64], dtype: DType) -> Vec<f64> {
+    let round = |x: &f64| f64::from(bf16::from_f32(*x as f32).to_f32());
+    if dtype == DType::Bf16 { values.iter().map(round).collect() } else { values.to_vec() }
+}
+
+#[test]
+fn casts_round_to_nearest_even() {
+    for (isa, device) in devices(2) {
+        for shape in SHAPES {
+            for (from, to) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b))) {
+                for pad in [0, 3] {
+                    let what = format!("{} {shape:?} {from} to {to}, padded by {pad}", isa.name());
+                    let src = Matrix::new(&device, 1, shape, from, pad);
+                    let mut dst = Matrix::new(&device, 2, shape, to, pad);
+                    ops::cast(&device, src.view(), dst.view_mut()).unwrap();
+                    assert_close(&what, &dst.read(&device), &rounded(&src.values, to), |_| 0.0);
+                    assert!(dst.padding_is_intact(&device), "{what}: wrote outside");
+                }
+            }
+        }
+        let special = [
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            -0.0,
+            f32::MAX,
+            1.0 + 1.0 / 256.0,
+            1.0 + 3.0 / 256.0,
+        ];
+        let src = Matrix::from_values(&device, &special, (1, 7), DType::F32, 0);
+        let mut dst = Matrix::new(&device, 2, (1, 7), DType::Bf16, 0);
+        ops::cast(&device, src.view(), dst.view_mut()).unwrap();
+        let found = dst.read(&device);
+        assert!(found[0].is_nan() && found[3].to_bits() == (-0.0f32).to_bits());
+        let even = [1.0, 1.0 + 4.0 / 256.0];
+        assert_eq!(found[1..3], special[1..3]);
+        assert_eq!(found[4..], [f32::INFINITY, even[0], even[1]], "ties go to the even neighbour");
+    }
+}
+
+#[test]
+fn adding_scaling_and_clearing_touch_every_element_once() {
+    for (isa, device) in devices(2) {
+        for shape in SHAPES {
+            for (dtype, pad) in [(DType::F32, 0), (DType::Bf16, 0), (DType::F32, 3), (DType::Bf16, 3)] {
+                let what = format!("{} {shape:?} {dtype}, padded by {pad}", isa.name());
+                let src = Matrix::new(&device, 1, shape, dtype, pad);
+                let mut dst = Matrix::new(&device, 2, shape, DType::F32, pad);
+                let sums: Vec<f64> = (src.values.iter().zip(&dst.values))
+                    .map(|(a, b)| f64::from(*a as f32 + *b as f32))
+                    .collect();
+                ops::add(&device, src.view(), dst.view_mut()).unwrap();
+                assert_close(&what, &dst.read(&device), &sums, |_| 0.0);
+                let scaled: Vec<f64> = sums.iter().map(|x| f64::from(*x as f32 * 0.3)).collect();
+                ops::scale(&device, 0.3, dst.view_mut()).unwrap();
+                assert_close(&what, &dst.read(&device), &scaled, |_| 0.0);
+                ops::fill_zero(&device, dst.view_mut()).unwrap();
+                assert_close(&what, &dst.read(&device), &vec![0.0; sums.len()], |_| 0.0);
+                assert!(dst.padding_is_intact(&device), "{what}: wrote outside");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_gathered_and_scattered() {
+    let (rows, cols) = (29, 37);
+    let picked = [3, 0, 28, 7, 8];
+    for (isa, device) in devices(2) {
+        for dtype in TYPES {
+            let what = format!("{} {dtype}", isa.name());
+            let src = Matrix::new(&device, 1, (rows, cols), dtype, 3);
+            let mut dst = Matrix::new(&device, 2, (picked.len(), cols), DType::F32, 3);
+            ops::gather_rows(&device, src.view(), &picked, dst.view_mut()).unwrap();
+            let row = |r: &u32| &src.values[*r as usize * cols..][..cols];
+            let expected: Vec<f64> = picked.iter().flat_map(row).copied().collect();
+            assert_close(&what, &dst.read(&device), &expected, |_| 0.0);
+
+            let add = Matrix::new(&device, 3, (picked.len(), cols), dtype, 3);
+            let mut sum = Matrix::new(&device, 4, (rows, cols), DType::F32, 3);
+            ops::scatter_add_rows(&device, add.view(), &picked, sum.view_mut()).unwrap();
+            let mut expected = sum.values.clone();
+            for (i, r) in picked.iter().enumerate() {
+                for c in 0..cols {
+                    let e = &mut expected[*r as usize * cols + c];
+                    *e = f64::from(*e as f32 + add.values[i * cols + c] as f32);
+                }
+            }
+            assert_close(&what, &sum.read(&device), &expected, |_| 0.0);
+            assert!(sum.padding_is_intact(&device), "{what}: wrote outside");
+        }
+    }
+}
+
+#[test]
+fn wrong_rows_are_refused() {
+    let device = Device::meta();
+    let src = device.alloc(Kind::Scratch, 4, 2, DType::F32).unwrap();
+    let mut dst = device.alloc(Kind::Scratch, 3, 2, DType::F32).unwrap();
+    let outside = ops::gather_rows(&device, src.view(), &[0, 4, 1], dst.view_mut()).unwrap_err();
+    assert_eq!(outside.to_string(), "gather_rows: rows[1] is 4 of a matrix of 4 rows");
+    let twice = ops::scatter_add_rows(&device, src.view(), &[2, 0, 2, 1], dst.view_mut()).unwrap_err();
+    assert_eq!(twice.to_string(), "scatter_add_rows: row 2 is listed twice");
+    let short = ops::write_f32(&device, &numbers(1, 5), dst.view_mut()).unwrap_err();
+    assert_eq!(short.to_string(), "write_f32: 5 numbers for a 3x2 matrix");
+}
