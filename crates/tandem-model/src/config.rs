@@ -220,7 +220,7 @@ impl Config {
             .or_else(|| older(&["partial_rotary_factor", "rotary_pct"]))
             .unwrap_or(default_fraction);
         let dims = (head_dim as f64 * fraction) as usize;
-        if dims == 0 || dims % 2 != 0 || dims > head_dim {
+        if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
             return Err(self.error(format!("{fraction} of a head of {head_dim} is {dims} rotary dimensions")));
         }
         let required = |key: &str| {

@@ -111,7 +111,7 @@ fn a_stop_token_ends_an_answer_and_is_its_last() {
     for (free, stopped) in free.iter().zip(&stopped) {
         match free.tokens.iter().position(|&t| t == stop) {
             Some(at) => {
-                assert_eq!((&free.tokens[..=at], Finish::Stop), (&stopped.tokens[..], stopped.finish))
+                assert_eq!((&free.tokens[..=at], Finish::Stop), (&stopped.tokens[..], stopped.finish));
             }
             None => assert_eq!(free, stopped),
         }
