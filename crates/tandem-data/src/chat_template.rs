@@ -2,7 +2,8 @@
 //!
 //! Blocks are trimmed (`trim_blocks`, `lstrip_blocks`), values print as in Python, `tojson` is `json.dumps`,
 //! `raise_exception`, `strftime_now` (in UTC) and the loop controls exist, strings and dicts have their Python
-//! methods. `{% generation %}` marks the assistant's text.
+//! methods. `{% generation %}` marks the assistant's text. Known to differ: `~` joins `true` and
+//! `none` in lower case, where Jinja on Python writes `True` and `None`.
 
 use std::ops::Range;
 use std::path::Path;

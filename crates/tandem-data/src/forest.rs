@@ -44,6 +44,20 @@ pub struct ScoredTokens<'a> {
 /// Collects rows into a forest. Pair `i` becomes the sequences `2i` (chosen) and `2i + 1` (rejected), a scored row one
 /// sequence. Predictions come out sorted, and a token is scored if it is in the answer and not the sequence's first
 /// (nothing predicts that).
+///
+/// ```
+/// use tandem_data::forest::{ForestBuilder, PairTokens};
+///
+/// let mut builder = ForestBuilder::default();
+/// builder.push_pair(&PairTokens { prompt: &[1, 2], chosen: &[3, 4, 5], rejected: &[3, 6] });
+/// let forest = builder.finish()?;
+/// assert_eq!(forest.tokens, [1, 2, 3, /* chosen */ 4, 5, /* rejected */ 6]);
+/// assert_eq!(forest.segments.iter().map(|s| s.parent).collect::<Vec<_>>(), [None, Some(0), Some(0)]);
+/// // The shared 3 is predicted for both sequences, and the row of the 3 predicts both 4 and 6.
+/// let predictions: Vec<_> = forest.predictions.iter().map(|p| (p.hidden_row, p.target, p.sequence)).collect();
+/// assert_eq!(predictions, [(1, 3, 0), (1, 3, 1), (2, 4, 0), (2, 6, 1), (3, 5, 0)]);
+/// # Ok::<(), tandem_data::DataError>(())
+/// ```
 #[derive(Debug)]
 pub struct ForestBuilder {
     share_prefix: bool,
