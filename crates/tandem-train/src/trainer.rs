@@ -167,12 +167,6 @@ impl Trainer {
         let tokens: u64 = batch.iter().map(|micro| micro.sequence_tokens).sum();
         self.cursor.num_tokens += tokens;
         self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
-        if outcome.updated {
-            self.cursor.updates += 1;
-            self.cursor.skipped_in_row = 0;
-        } else {
-            self.skipped(&outcome, observer)?;
-        }
         let mut record = Record::new(self.cursor.step, Split::Train);
         outcome.sums.report(&mut record);
         record.set("grad_norm", outcome.grad_norm);
@@ -184,6 +178,11 @@ impl Trainer {
         record.set_count("memory", resident_peak());
         self.metrics.write(&record)?;
         observer.event(&Event::Record(&record));
+        if !outcome.updated {
+            return self.skipped(&outcome, observer);
+        }
+        self.cursor.updates += 1;
+        self.cursor.skipped_in_row = 0;
         Ok(())
     }
 
