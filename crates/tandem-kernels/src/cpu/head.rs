@@ -100,14 +100,18 @@ vector_kernel! {
         // SAFETY: every access is inside the slice.
         unsafe {
             let scale = shape.logit_scale.unwrap_or(1.0);
+            let changes = scale != 1.0 || shape.softcap.is_some();
             let mut largest = V::splat(f32::NEG_INFINITY);
             let mut total = 0.0;
             for run in logits.chunks_mut(RUN) {
                 let mut sum = V::splat(0.0);
                 for_lanes!(V, run.len(), |i, n| {
                     let at = run.as_mut_ptr().add(i);
-                    let logit = shaped(V::load(at, n), scale, shape.softcap);
-                    logit.store(at, n);
+                    let mut logit = V::load(at, n);
+                    if changes {
+                        logit = shaped(logit, scale, shape.softcap);
+                        logit.store(at, n);
+                    }
                     // The lanes beyond the row are 0, which may exceed every logit.
                     let seen = if n < V::LANES { logit.keep_first(n, f32::NEG_INFINITY) } else { logit };
                     largest = largest.max(seen);
