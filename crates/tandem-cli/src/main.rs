@@ -1,1 +1,38 @@
-fn main() {}
+//! The `tandem` command.
+//!
+//! `args` is what can be typed, `commands` has one file per subcommand, `exit` decides how the process ends.
+
+mod args;
+mod commands;
+mod exit;
+mod quickstart;
+mod signals;
+mod step_line;
+mod watcher;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Arguments, Command};
+use crate::exit::Exit;
+
+fn main() -> ExitCode {
+    let exit = run(Arguments::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        Exit::of(&error)
+    });
+    exit.into()
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<Exit> {
+    match arguments.command {
+        Command::Train(arguments) => commands::train::run(&arguments),
+        Command::Plan(arguments) => commands::plan::run(&arguments),
+        Command::Data(arguments) => commands::data::run(&arguments),
+        Command::Eval(arguments) => commands::eval::run(&arguments),
+        Command::Generate(arguments) => commands::generate::run(&arguments),
+        Command::Init(arguments) => commands::init::run(&arguments),
+        Command::Quickstart(arguments) => quickstart::run(&arguments),
+    }
+}

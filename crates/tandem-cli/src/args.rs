@@ -1,0 +1,158 @@
+//! The command line, as clap reads it. Every text here is part of the manual.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Preference optimisation for language models: SFT, then DPO.
+#[derive(Debug, Parser)]
+#[command(name = "tandem", version, after_help = EXIT_CODES, max_term_width = 110, arg_required_else_help = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    a fault of Tandem's own, or of the machine (a full disk, no memory)
+  2    a mistake in the command, the configuration, the model or the data
+  75   a peer was lost; start again with --resume
+  143  stopped by SIGTERM or Ctrl-C after saving; start again with --resume";
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model as run.toml says.
+    Train(TrainArguments),
+    /// Show what a run would put where, without running it.
+    Plan(RunArguments),
+    /// Show the data as the model will see it: tokens, with those in the loss in colour.
+    Data(DataArguments),
+    /// Evaluate the model of run.toml on its held-out data.
+    Eval(EvalArguments),
+    /// Continue prompts with a model.
+    Generate(GenerateArguments),
+    /// Make a model of random weights from a config.json.
+    Init(InitArguments),
+    /// See it work: make a small corpus, train a tiny model by SFT and DPO, and judge it. Takes two minutes.
+    Quickstart(QuickstartArguments),
+}
+
+/// A configuration file, and changes to it.
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    /// The run's configuration. Paths in it are relative to it.
+    #[arg(value_name = "RUN.TOML")]
+    pub config: PathBuf,
+    /// Change a key of the configuration, for example --set train.learning_rate=1e-5. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct TrainArguments {
+    #[command(flatten)]
+    pub run: RunArguments,
+    /// Continue from the newest complete checkpoint in the output folder.
+    #[arg(long, conflicts_with = "overwrite")]
+    pub resume: bool,
+    /// Delete what an earlier run left in the output folder.
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct EvalArguments {
+    #[command(flatten)]
+    pub run: RunArguments,
+    /// Evaluate the weights of a checkpoint of this run instead of the model that it starts from.
+    #[arg(long, value_name = "FOLDER")]
+    pub checkpoint: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct DataArguments {
+    #[command(flatten)]
+    pub run: RunArguments,
+    /// Number of rows to show.
+    #[arg(long, short = 'n', default_value_t = 3)]
+    pub rows: usize,
+    /// Index of the first row to show.
+    #[arg(long, default_value_t = 0)]
+    pub from: usize,
+    /// Show the evaluation data instead of the training data.
+    #[arg(long)]
+    pub eval: bool,
+    /// Show each token's id behind it.
+    #[arg(long)]
+    pub ids: bool,
+    /// Most tokens to show of each part, from its beginning and its end; 0 shows all.
+    #[arg(long, default_value_t = 0)]
+    pub limit: usize,
+}
+
+#[derive(Debug, Args)]
+pub struct GenerateArguments {
+    /// The model's folder.
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Prompts. Without any, each line of standard input is one.
+    #[arg(value_name = "PROMPT")]
+    pub prompts: Vec<String>,
+    /// Continue the prompt as it is, without the chat template.
+    #[arg(long)]
+    pub raw: bool,
+    /// A system message before each prompt.
+    #[arg(long, conflicts_with = "raw")]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub sampling: SamplingArguments,
+    /// Number of threads; by default, all cores.
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub struct SamplingArguments {
+    /// Most tokens to generate for a prompt.
+    #[arg(long, default_value_t = 256)]
+    pub max_new_tokens: usize,
+    /// 0 always takes the most likely token; 1 samples from the model's distribution.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Sample among this many most likely tokens only.
+    #[arg(long)]
+    pub top_k: Option<usize>,
+    /// Sample among the most likely tokens whose probabilities add up to this.
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Seed of the sampling.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct InitArguments {
+    /// A config.json, or a folder with one. Tokenizer files that stand beside it are copied.
+    #[arg(value_name = "CONFIG")]
+    pub config: PathBuf,
+    /// The folder to make.
+    #[arg(value_name = "OUTPUT")]
+    pub output: PathBuf,
+    /// Seed of the weights.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct QuickstartArguments {
+    /// Where to put everything. What an earlier quickstart left there is deleted.
+    #[arg(long, default_value = "runs/quickstart")]
+    pub output: PathBuf,
+    /// Number of threads.
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Make the corpus, the tokenizer, the model and the configurations, and stop there.
+    #[arg(long)]
+    pub prepare_only: bool,
+}

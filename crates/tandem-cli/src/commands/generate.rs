@@ -1,0 +1,120 @@
+//! `tandem generate`: continues prompts with a model.
+
+use std::io::{BufRead, IsTerminal, stdin};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::Context;
+use serde_json::{Map, Value};
+use tandem_data::chat_template::RenderOptions;
+use tandem_data::tokenizer::Tokenizer;
+use tandem_kernels::{DType, Device, Kind};
+use tandem_model::{Decoder, Generator, GeneratorOptions, ModelFolder, ResidentWeights, Sampling};
+
+use crate::args::{GenerateArguments, SamplingArguments};
+use crate::exit::{Exit, mistake};
+
+/// Answers under way at once, at most; it bounds the memory of the cache.
+const MAX_BATCH: usize = 64;
+
+/// What stands around a prompt.
+#[derive(Clone, Copy, Debug)]
+pub enum Framing<'a> {
+    /// The chat template where the model has one, with this system message; else nothing.
+    Chat(Option<&'a str>),
+    /// Nothing.
+    Raw,
+}
+
+pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
+    let prompts = if arguments.prompts.is_empty() { read_prompts()? } else { arguments.prompts.clone() };
+    let framing = if arguments.raw { Framing::Raw } else { Framing::Chat(arguments.system.as_deref()) };
+    let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
+    let answers = answers(&arguments.model, &texts, framing, &arguments.sampling, arguments.threads)?;
+    for (prompt, answer) in prompts.iter().zip(&answers) {
+        if prompts.len() > 1 {
+            println!("> {prompt}");
+        }
+        println!("{answer}");
+    }
+    Ok(Exit::Done)
+}
+
+fn read_prompts() -> anyhow::Result<Vec<String>> {
+    if stdin().is_terminal() {
+        eprintln!("prompts, one a line; Ctrl-D ends them");
+    }
+    let lines =
+        stdin().lock().lines().collect::<Result<Vec<_>, _>>().context("cannot read standard input")?;
+    let prompts: Vec<_> = lines.into_iter().filter(|line| !line.trim().is_empty()).collect();
+    if prompts.is_empty() {
+        return Err(mistake("no prompt: give some after the model, or one a line on standard input"));
+    }
+    Ok(prompts)
+}
+
+/// The text that the model in `folder` answers to each prompt, computed in f32.
+///
+/// # Errors
+/// If the model or its tokenizer cannot be read, or a prompt does not fit.
+pub fn answers(
+    folder: &Path,
+    prompts: &[&str],
+    framing: Framing<'_>,
+    sampling: &SamplingArguments,
+    threads: Option<usize>,
+) -> tandem_train::Result<Vec<String>> {
+    let model = ModelFolder::open(folder)?;
+    let tokenizer = Tokenizer::from_folder(folder)?;
+    let prompts =
+        prompts.iter().map(|text| encode(&tokenizer, text, framing)).collect::<Result<Vec<_>, _>>()?;
+
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default() + sampling.max_new_tokens;
+    let options = GeneratorOptions {
+        sampling: Sampling {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p.unwrap_or(1.0),
+            seed: sampling.seed,
+        },
+        num_answers: 1,
+        max_new_tokens: sampling.max_new_tokens,
+        stop: tokenizer.eos_ids().to_vec(),
+        max_batch: MAX_BATCH,
+        cache_tokens: longest * prompts.len().clamp(1, MAX_BATCH),
+    };
+    let decoder = Decoder::new(model.spec().clone(), longest)?;
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let device = Device::cpu(threads, address_space(&decoder, options.cache_tokens))?;
+    let weights = model.weights(&decoder)?.load(&decoder, &device, Kind::Master)?;
+    let mut source = ResidentWeights::new(&decoder, &weights, None);
+    let mut generator = Generator::new(&decoder, &device, DType::F32, options)?;
+    let answers = generator.generate(&mut source, &prompts, &mut |_| ControlFlow::Continue(()))?;
+    let text = |tokens: &[u32]| tokenizer.decode(tokens, true);
+    Ok(answers.iter().map(|answer| text(&answer.tokens)).collect::<Result<_, _>>()?)
+}
+
+fn encode(tokenizer: &Tokenizer, prompt: &str, framing: Framing<'_>) -> tandem_data::Result<Vec<u32>> {
+    let message = |role: &str, content: &str| -> Map<String, Value> {
+        [("role", role), ("content", content)]
+            .map(|(key, value)| (key.to_owned(), value.into()))
+            .into_iter()
+            .collect()
+    };
+    match framing {
+        Framing::Chat(system) if system.is_some() || tokenizer.chat_template().is_ok() => {
+            let system = system.map(|text| message("system", text));
+            let messages: Vec<_> = system.into_iter().chain([message("user", prompt)]).collect();
+            let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+            tokenizer.encode_chat(&messages, options)
+        }
+        _ => tokenizer.encode(prompt),
+    }
+}
+
+/// Bytes of address space for weights, cache and activations. It costs nothing until it is touched.
+fn address_space(decoder: &Decoder, cache_tokens: usize) -> usize {
+    let spec = decoder.spec();
+    let per_token = 16 * spec.hidden_size * (decoder.layers().len() + 8) + 8 * spec.vocab_size;
+    8 * decoder.num_parameters() + cache_tokens * per_token + (4 << 30)
+}

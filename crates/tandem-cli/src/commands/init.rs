@@ -1,0 +1,34 @@
+//! `tandem init`: a model of random weights from a config.json and a seed.
+
+use std::path::Path;
+
+use tandem_kernels::{DType, Device, Kind};
+use tandem_model::save::SHARD_BYTES;
+use tandem_model::{Decoder, ModelFolder, Save};
+
+use crate::args::InitArguments;
+use crate::exit::{Exit, mistake};
+
+pub fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
+    let InitArguments { config, output, seed } = arguments;
+    if output.exists() {
+        return Err(mistake(format!("{} is there already; init writes a new folder", output.display())));
+    }
+    let folder = if config.is_file() { config.parent().unwrap_or(Path::new("")) } else { config };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let num_parameters = init(folder, output, *seed)?;
+    println!("{}: {num_parameters} parameters", output.display());
+    Ok(Exit::Done)
+}
+
+/// Writes `output` and returns the number of parameters.
+fn init(folder: &Path, output: &Path, seed: u64) -> tandem_train::Result<usize> {
+    let template = ModelFolder::open(folder)?;
+    let decoder = Decoder::new(template.spec().clone(), 1)?;
+    // The weights, and room for what allocation rounds up.
+    let device = Device::cpu(1, 8 * decoder.num_parameters() + (1 << 28))?;
+    let weights = tandem_model::init::init(&decoder, &device, Kind::Master, seed)?;
+    let save = Save { template: &template, decoder: &decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
+    save.write_resident(output, &weights)?;
+    Ok(decoder.num_parameters())
+}

@@ -1,0 +1,24 @@
+//! The subcommands, one file each.
+
+pub mod data;
+pub mod eval;
+pub mod generate;
+pub mod init;
+pub mod plan;
+pub mod train;
+
+use tandem_comm::Launch;
+
+use crate::exit::mistake;
+
+/// Fails if a launcher started this process as one of several.
+fn refuse_several_ranks() -> anyhow::Result<()> {
+    let launch = Launch::detect()?;
+    if launch.is_distributed() {
+        let Launch { launcher, process, num_processes, .. } = launch;
+        return Err(mistake(format!(
+            "several ranks are not in this version yet; {launcher} started this process as {process} of {num_processes}"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,18 @@
+//! `tandem plan`: what a run would put where, from a dry run.
+
+use tandem_train::Config;
+use tandem_train::plan::Plan;
+use tandem_train::prepare::Prepared;
+
+use crate::args::RunArguments;
+use crate::exit::Exit;
+use crate::watcher::Watcher;
+
+pub fn run(arguments: &RunArguments) -> anyhow::Result<Exit> {
+    let config = Config::load(&arguments.config, &arguments.overrides)?;
+    let mut watcher = Watcher::every(1);
+    let prepared = Prepared::open(&config, &mut watcher)?;
+    watcher.finish();
+    println!("{}", Plan::make(&config, &prepared)?);
+    Ok(Exit::Done)
+}

@@ -1,0 +1,33 @@
+//! `tandem train`: config, plan, run.
+
+use std::sync::atomic::AtomicBool;
+
+use tandem_train::Config;
+use tandem_train::run_dir::Start;
+use tandem_train::trainer::{Outcome, Trainer};
+
+use crate::args::TrainArguments;
+use crate::exit::Exit;
+use crate::signals;
+use crate::watcher::Watcher;
+
+pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
+    super::refuse_several_ranks()?;
+    let config = Config::load(&arguments.run.config, &arguments.run.overrides)?;
+    let start = match (arguments.resume, arguments.overwrite) {
+        (true, _) => Start::Resume,
+        (_, true) => Start::Overwrite,
+        _ => Start::Fresh,
+    };
+    let stop = signals::stop_flag()?;
+    train(config, start, &mut Watcher::every(1), &stop)
+}
+
+/// Trains until the end, or until `stop` is set, and saves.
+pub fn train(config: Config, start: Start, watcher: &mut Watcher, stop: &AtomicBool) -> anyhow::Result<Exit> {
+    let mut trainer = Trainer::new(config, start, watcher)?;
+    Ok(match trainer.run(watcher, stop)? {
+        Outcome::Finished(_) => Exit::Done,
+        Outcome::Stopped(_) => Exit::Interrupted,
+    })
+}

@@ -1,0 +1,99 @@
+//! How the process ends: the one place where exit codes are decided.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | a fault of Tandem's own, or of the machine (a full disk, no memory) |
+//! | 2 | a mistake in the command, the configuration, the model or the data |
+//! | 75 | a peer was lost (`EX_TEMPFAIL`: starting again with `--resume` is the remedy) |
+//! | 143 | stopped by SIGTERM or Ctrl-C after saving (128 + SIGTERM, what schedulers expect of a preempted job) |
+
+use std::process::ExitCode;
+use std::{fmt, io};
+
+use tandem_comm::LaunchError;
+use tandem_train::config::ConfigError;
+use tandem_train::{Fault, TrainError};
+
+/// What a command came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It did what was asked.
+    Done,
+    /// It failed and the user's files are not to blame.
+    OwnFault,
+    /// The user can mend it.
+    UserMistake,
+    /// Another rank went away.
+    PeerLost,
+    /// It was told to stop, and saved first.
+    Interrupted,
+}
+
+impl Exit {
+    /// How the process ends after `error`: by the first of its causes that can be told to be the user's or ours.
+    pub fn of(error: &anyhow::Error) -> Self {
+        error.chain().find_map(Self::of_cause).unwrap_or(Self::OwnFault)
+    }
+
+    fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        if cause.is::<Mistake>() || cause.is::<ConfigError>() || cause.is::<LaunchError>() {
+            Some(Self::UserMistake)
+        } else if let Some(error) = cause.downcast_ref::<TrainError>() {
+            Some(error.fault().into())
+        } else if let Some(error) = cause.downcast_ref::<io::Error>() {
+            Some(Self::of_io(error))
+        } else {
+            None
+        }
+    }
+
+    /// A path that is not there or not ours is the user's to mend; a full or failing disk is not.
+    fn of_io(error: &io::Error) -> Self {
+        use io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound, PermissionDenied};
+        match error.kind() {
+            AlreadyExists | IsADirectory | NotADirectory | NotFound | PermissionDenied => Self::UserMistake,
+            _ => Self::OwnFault,
+        }
+    }
+}
+
+impl From<Fault> for Exit {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Own => Self::OwnFault,
+            Fault::User => Self::UserMistake,
+            Fault::PeerLost => Self::PeerLost,
+            Fault::Preempted => Self::Interrupted,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(match exit {
+            Exit::Done => 0,
+            Exit::OwnFault => 1,
+            Exit::UserMistake => 2,
+            Exit::PeerLost => 75,
+            Exit::Interrupted => 143,
+        })
+    }
+}
+
+/// An error that the command itself finds in what the user asked for.
+#[derive(Debug)]
+pub struct Mistake(String);
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Mistake {}
+
+/// A [`Mistake`] with this message.
+pub fn mistake(message: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Mistake(message.into()))
+}

@@ -1,0 +1,95 @@
+//! The files of the quickstart's two runs: what a user would write by hand.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde_json::json;
+
+/// Writes `model/config.json`, `sft.toml` and `dpo.toml` into `folder`.
+pub fn write(folder: &Path, vocab_size: usize, threads: usize) -> anyhow::Result<()> {
+    let model = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": true,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    });
+    let sft = format!(
+        r#"# First, show the model what answers look like: JSON or a note, as the prompt asks, or either where it does not ask.
+method = "sft"
+model = "model"
+weights = "random"
+output = "sft"
+seed = 1
+
+[data]
+train = "data/sft.jsonl"
+max_length = 128
+cache = "cache"
+
+[train]
+batch_size = 32
+steps = 500
+learning_rate = 3e-3
+schedule = "cosine"
+warmup_steps = 20
+
+[compute]
+devices = "cpu"
+dtype = "f32"
+threads = {threads}
+"#
+    );
+    let dpo = format!(
+        r#"# Then, show it pairs of answers of which the JSON one is preferred.
+method = "dpo"
+model = "sft/final"
+output = "dpo"
+seed = 1
+
+[reference]
+kind = "precompute"
+
+[data]
+train = "data/preferences.jsonl"
+eval = "data/held_out.jsonl"
+max_length = 128
+cache = "cache"
+
+[objective]
+# DPO's loss, and the likelihood of the preferred answer beside it, which keeps a model this small from forgetting
+# how to write while it learns what not to write.
+loss = {{ sigmoid = 1.0, sft = 1.0 }}
+beta = 0.5
+
+[train]
+batch_size = 16
+steps = 60
+learning_rate = 1e-4
+warmup_steps = 4
+
+[compute]
+devices = "cpu"
+dtype = "f32"
+threads = {threads}
+"#
+    );
+    for (name, text) in
+        [("model/config.json", serde_json::to_string_pretty(&model)?), ("sft.toml", sft), ("dpo.toml", dpo)]
+    {
+        let path = folder.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! The quickstart's data: demonstrations in two styles, preferences for one of them, and prompts held out of both.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+
+use super::person::{CITIES, NAMES, NUM_SENTENCES, Person};
+
+/// Everything that the quickstart trains on and is judged by.
+pub struct Corpus {
+    /// Prompt and demonstrated answer. Half of the answers are JSON, half are notes; a third of the prompts do not
+    /// say which.
+    pub demonstrations: Vec<(String, String)>,
+    /// Prompts of the preference pairs, with what they tell.
+    pub preferences: Vec<(String, Person)>,
+    /// Prompts for the judge, with what they tell.
+    pub held_out: Vec<(String, Person)>,
+}
+
+impl Corpus {
+    /// Draws the corpus. No combination of name and city that is held out occurs in training, in any wording and
+    /// with any age, so that the judge asks for something that cannot have been memorised.
+    pub fn draw(seed: u64, num_demonstrations: usize, num_preferences: usize, num_held_out: usize) -> Self {
+        let mut dice = Dice(seed);
+        // Every prompt is answered in both styles. Two in three ask for the style; in the third, nothing can tell
+        // which one is due. A model that knows both styles well tosses a coin there, and that is what DPO settles.
+        let demonstrations = (0..num_demonstrations / 2)
+            .flat_map(|i| {
+                let (prompt, person) = draw(&mut dice, false);
+                let asked =
+                    |style: &str| if i % 3 == 0 { prompt.clone() } else { format!("{prompt} {style}") };
+                [(asked("As JSON."), person.as_json()), (asked("As a note."), person.as_note())]
+            })
+            .collect();
+        let preferences = (0..num_preferences).map(|_| draw(&mut dice, false)).collect();
+        let mut seen = HashSet::new();
+        let held_out = std::iter::repeat_with(|| draw(&mut dice, true))
+            .filter(|(prompt, _)| seen.insert(prompt.clone()))
+            .take(num_held_out)
+            .collect();
+        Self { demonstrations, preferences, held_out }
+    }
+
+    /// Fails unless the held-out prompts, and the combinations of name and city in them, are absent from training.
+    pub fn check_disjoint(&self) -> anyhow::Result<()> {
+        let trained: Vec<&str> = self
+            .demonstrations
+            .iter()
+            .map(|(prompt, _)| prompt.as_str())
+            .chain(self.preferences.iter().map(|(prompt, _)| prompt.as_str()))
+            .collect();
+        for (prompt, person) in &self.held_out {
+            let clash = trained.iter().find(|text| text.contains(person.name) && text.contains(person.city));
+            ensure!(clash.is_none(), "the held-out prompt {prompt:?} is told in training: {clash:?}");
+        }
+        Ok(())
+    }
+
+    /// Writes `sft.jsonl`, `preferences.jsonl` and `held_out.jsonl` in the formats that `docs/data.md` describes.
+    pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let assistant = |text: String| json!({"role": "assistant", "content": text});
+        let pair = |(prompt, person): &(String, Person)| {
+            json!({
+                "prompt": [user(prompt)],
+                "chosen": [assistant(person.as_json())],
+                "rejected": [assistant(person.as_note())],
+            })
+        };
+        let demonstration = |(prompt, answer): &(String, String)| json!({"messages": [user(prompt), assistant(answer.clone())]});
+        write_lines(&folder.join("sft.jsonl"), self.demonstrations.iter().map(demonstration))?;
+        write_lines(&folder.join("preferences.jsonl"), self.preferences.iter().map(pair))?;
+        write_lines(&folder.join("held_out.jsonl"), self.held_out.iter().map(pair))
+    }
+
+    /// All texts of the demonstrations: what the tokenizer is trained on.
+    pub fn texts(&self) -> impl Iterator<Item = String> + Send + '_ {
+        self.demonstrations.iter().flat_map(|(prompt, answer)| [prompt.clone(), answer.clone()])
+    }
+}
+
+/// A person and a prompt that tells of them, from the held-out combinations or from the others.
+fn draw(dice: &mut Dice, held_out: bool) -> (String, Person) {
+    loop {
+        let (name, city) = (dice.below(NAMES.len()), dice.below(CITIES.len()));
+        // One combination in five, spread so that every name and every city has some on either side.
+        if ((name * 3 + city) % 5 == 0) == held_out {
+            let person = Person { name: NAMES[name], age: 20 + dice.below(60) as u32, city: CITIES[city] };
+            return (person.sentence(dice.below(NUM_SENTENCES)), person);
+        }
+    }
+}
+
+fn write_lines(path: &Path, rows: impl Iterator<Item = Value>) -> anyhow::Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        for row in rows {
+            writeln!(file, "{row}")?;
+        }
+        file.flush()
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, seeded, the same on every machine.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        ((u128::from(z) * bound as u128) >> 64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_demonstrations_are_json() {
+        let corpus = Corpus::draw(7, 2000, 0, 0);
+        let json = corpus.demonstrations.iter().filter(|(_, answer)| answer.starts_with('{')).count();
+        assert_eq!(json, 1000);
+        let asked =
+            |(prompt, _): &&(String, String)| prompt.ends_with("As JSON.") || prompt.ends_with("As a note.");
+        assert_eq!(corpus.demonstrations.iter().filter(asked).count(), 2 * 666);
+    }
+
+    #[test]
+    fn held_out_prompts_are_distinct_and_not_in_training() {
+        let mut corpus = Corpus::draw(7, 2000, 1000, 200);
+        corpus.check_disjoint().unwrap();
+        assert_eq!(corpus.held_out.iter().map(|(prompt, _)| prompt).collect::<HashSet<_>>().len(), 200);
+        // The check can fail: the same facts in other words are found too.
+        let leaked = corpus.held_out[0].1.sentence(0);
+        corpus.demonstrations.push((leaked, String::new()));
+        assert!(corpus.check_disjoint().is_err());
+    }
+
+    #[test]
+    fn every_name_and_city_of_the_held_out_prompts_is_met_in_training() {
+        let corpus = Corpus::draw(7, 2000, 1000, 200);
+        for (_, person) in &corpus.held_out {
+            for word in [person.name, person.city] {
+                assert!(corpus.demonstrations.iter().any(|(prompt, _)| prompt.contains(word)), "{word}");
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! `tandem quickstart`: from nothing to a judged model, through the same files and the same code that a user has.
+//!
+//! Sentences tell a person's name, age and city. SFT teaches a tiny model to write them down as JSON or as a note, as
+//! the prompt asks; where it does not ask, the demonstrations are half and half, and so is the model. DPO then
+//! shows it pairs for prompts that do not ask, of which the JSON is preferred. The judge is a
+//! program: it parses the answer and compares the facts, on prompts whose combinations of name and city were held
+//! out of everything that the model was trained on.
+
+mod configs;
+mod corpus;
+mod curve;
+mod person;
+mod samples;
+mod tokenizer;
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use std::{fs, io};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use tandem_train::Config;
+use tandem_train::run_dir::Start;
+
+use self::corpus::Corpus;
+use self::samples::{Sample, side_by_side};
+use crate::args::{QuickstartArguments, SamplingArguments};
+use crate::commands::generate::{self, Framing};
+use crate::commands::train;
+use crate::exit::{Exit, mistake};
+use crate::signals;
+use crate::step_line::in_words;
+use crate::watcher::Watcher;
+
+const NUM_DEMONSTRATIONS: usize = 20_000;
+const NUM_PREFERENCES: usize = 2_000;
+const NUM_HELD_OUT: usize = 200;
+
+/// What the quickstart makes in its folder; a folder with anything else in it is somebody's own.
+const OURS: [&str; 7] = ["data", "model", "cache", "sft", "dpo", "sft.toml", "dpo.toml"];
+
+pub fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
+    let (folder, start) = (arguments.output.as_path(), Instant::now());
+    clear(folder)?;
+    let corpus = prepare(folder, arguments.threads)?;
+    if arguments.prepare_only {
+        return Ok(Exit::Done);
+    }
+    let stop = signals::stop_flag()?;
+    let mut answers = Vec::new();
+    for (method, about) in
+        [("sft", "demonstrations, half of them JSON, half notes"), ("dpo", "preferences for JSON")]
+    {
+        say(&format!(
+            "{} on {about}: tandem train {}",
+            method.to_uppercase(),
+            folder.join(method).with_extension("toml").display()
+        ));
+        let config = Config::load::<&str>(&folder.join(method).with_extension("toml"), &[])?;
+        let exit = train::train(config, Start::Fresh, &mut Watcher::every(20), &stop)?;
+        if exit != Exit::Done || stop.load(Ordering::Relaxed) {
+            return Ok(Exit::Interrupted);
+        }
+        answers.push(answer(&folder.join(method).join("final"), &corpus, arguments.threads)?);
+    }
+    let [before, after] = &answers[..] else { unreachable!("there are two runs") };
+    let won = report(folder, &corpus, before, after)?;
+    say(&format!("Done in {}. Everything is in {}.", in_words(start.elapsed()), folder.display()));
+    ensure!(won > 0.9, "DPO should have moved the win rate above 90 %, and did not: please report this");
+    Ok(Exit::Done)
+}
+
+fn say(line: &str) {
+    println!("\n{line}");
+}
+
+/// Deletes what an earlier quickstart left, and nothing else.
+fn clear(folder: &Path) -> anyhow::Result<()> {
+    let cannot = || format!("cannot clear {}", folder.display());
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.and_then(Iterator::collect::<io::Result<Vec<_>>>).with_context(cannot)?,
+    };
+    if let Some(other) = entries.iter().find(|entry| !OURS.iter().any(|name| entry.file_name() == *name)) {
+        return Err(mistake(format!(
+            "{} is not the quickstart's, so {} will not be deleted; choose another folder with --output",
+            other.path().display(),
+            folder.display()
+        )));
+    }
+    for entry in entries {
+        let is_folder = entry.file_type().with_context(cannot)?.is_dir();
+        if is_folder { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }
+            .with_context(cannot)?;
+    }
+    Ok(())
+}
+
+/// Makes the data, the tokenizer and the configurations.
+fn prepare(folder: &Path, threads: usize) -> anyhow::Result<Corpus> {
+    for name in ["data", "model"] {
+        let path = folder.join(name);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    }
+    let corpus = Corpus::draw(7, NUM_DEMONSTRATIONS, NUM_PREFERENCES, NUM_HELD_OUT);
+    corpus.check_disjoint()?;
+    corpus.write(&folder.join("data"))?;
+    tokenizer::train(corpus.texts(), &folder.join("model"))?;
+    configs::write(folder, tokenizer::VOCABULARY, threads)?;
+    say(&format!(
+        "In {}: {NUM_DEMONSTRATIONS} demonstrations, {NUM_PREFERENCES} preferences, {NUM_HELD_OUT} held-out prompts, a tokenizer, two configurations.",
+        folder.display()
+    ));
+    Ok(corpus)
+}
+
+/// The model's answers to the held-out prompts, sampled from its own distribution.
+fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<String>> {
+    let sampling =
+        SamplingArguments { max_new_tokens: 48, temperature: 1.0, top_k: None, top_p: None, seed: 11 };
+    let prompts: Vec<&str> = corpus.held_out.iter().map(|(prompt, _)| prompt.as_str()).collect();
+    Ok(generate::answers(model, &prompts, Framing::Chat(None), &sampling, Some(threads))?)
+}
+
+/// Prints what the judge says, and returns the share of held-out prompts that the last model answers as preferred.
+fn report(folder: &Path, corpus: &Corpus, before: &[String], after: &[String]) -> anyhow::Result<f64> {
+    let share = |answers: &[String], told: &dyn Fn(&person::Person, &str) -> bool| {
+        let right = corpus.held_out.iter().zip(answers).filter(|((_, person), answer)| told(person, answer));
+        right.count() as f64 / corpus.held_out.len() as f64
+    };
+    let json = |person: &person::Person, answer: &str| person.is_told_by(answer);
+    let note = |person: &person::Person, answer: &str| person.is_noted_by(answer);
+
+    say("Margin of the preferred answer over the other (rewards/margins), by step of DPO");
+    print!("{}", curve::draw(&margins(&folder.join("dpo/metrics.jsonl"))?, 60, 9));
+    say(&format!("{NUM_HELD_OUT} held-out prompts  | JSON with the right facts | note with the right facts"));
+    for (name, answers) in [("after SFT", before), ("after DPO", after)] {
+        println!(
+            "{name:22} | {:23.1} % | {:23.1} %",
+            100.0 * share(answers, &json),
+            100.0 * share(answers, &note)
+        );
+    }
+    // The first three that DPO changed; the first three, if it changed none.
+    let changed = |i: &usize| before[*i] != after[*i];
+    let indices = 0..corpus.held_out.len();
+    let mut shown: Vec<usize> = indices.clone().filter(changed).chain(indices).take(3).collect();
+    shown.sort_unstable();
+    let samples: Vec<_> = shown
+        .into_iter()
+        .map(|i| Sample { prompt: &corpus.held_out[i].0, before: &before[i], after: &after[i] })
+        .collect();
+    say("The first three that DPO changed");
+    print!("{}", side_by_side(&samples, 46));
+    let (from, to) = (share(before, &json), share(after, &json));
+    say(&format!("Win rate: {:.1} % before DPO, {:.1} % after.", 100.0 * from, 100.0 * to));
+    Ok(to)
+}
+
+/// `rewards/margins` of every training step in a `metrics.jsonl`.
+fn margins(path: &Path) -> anyhow::Result<Vec<f64>> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let lines = text.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>()?;
+    let steps = lines.iter().filter(|line| line["split"] == "train");
+    Ok(steps.filter_map(|line| line["rewards/margins"].as_f64()).collect())
+}

@@ -1,0 +1,103 @@
+//! What the quickstart's sentences are about: a person, told in a sentence, written down as JSON or as a note.
+
+use serde_json::json;
+
+/// The facts of one example.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Person {
+    pub name: &'static str,
+    pub age: u32,
+    pub city: &'static str,
+}
+
+/// Ways to tell the facts. The answer must find them wherever they stand.
+pub const NUM_SENTENCES: usize = 4;
+
+impl Person {
+    /// The user's message: the facts in one of [`NUM_SENTENCES`] wordings.
+    pub fn sentence(&self, wording: usize) -> String {
+        let Self { name, age, city } = self;
+        match wording % NUM_SENTENCES {
+            0 => format!(r#""{name}" is {age} years old and lives in "{city}"."#),
+            1 => format!(r#""{name}" from "{city}" is {age}."#),
+            2 => format!(r#"In "{city}" lives "{name}", who is {age} years old."#),
+            _ => format!(r#"At {age}, "{name}" moved to "{city}"."#),
+        }
+    }
+
+    /// The answer that is preferred: JSON that a program can read.
+    pub fn as_json(&self) -> String {
+        let Self { name, age, city } = self;
+        format!(r#"{{"name": "{name}", "age": {age}, "city": "{city}"}}"#)
+    }
+
+    /// The answer that is as right, but not preferred: a note for people.
+    pub fn as_note(&self) -> String {
+        let Self { name, age, city } = self;
+        format!(r#"The person is "{name}", aged {age}, living in "{city}"."#)
+    }
+
+    /// Whether `answer` is the note with exactly this person's facts.
+    pub fn is_noted_by(&self, answer: &str) -> bool {
+        answer.trim() == self.as_note()
+    }
+
+    /// The judge: whether `answer` is JSON that holds exactly this person's facts, and nothing else.
+    pub fn is_told_by(&self, answer: &str) -> bool {
+        serde_json::from_str::<serde_json::Value>(answer.trim())
+            .is_ok_and(|found| found == json!({"name": self.name, "age": self.age, "city": self.city}))
+    }
+}
+
+/// First names.
+#[rustfmt::skip]
+pub const NAMES: [&str; 24] = [
+    "Ana", "Ben", "Carla", "Dmitri", "Elena", "Farid", "Grace", "Hiro", "Ines", "Jonas", "Karin", "Luis",
+    "Mona", "Nils", "Olga", "Pablo", "Quinn", "Rosa", "Samir", "Tara", "Umar", "Vera", "Walter", "Zoe",
+];
+
+/// Cities.
+#[rustfmt::skip]
+pub const CITIES: [&str; 24] = [
+    "Oslo", "Lima", "Cairo", "Delhi", "Paris", "Quito", "Rome", "Seoul", "Tokyo", "Vienna", "Accra", "Bern",
+    "Dakar", "Essen", "Ghent", "Hanoi", "Izmir", "Kyiv", "Milan", "Nairobi", "Prague", "Riga", "Sofia", "Warsaw",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANA: Person = Person { name: "Ana", age: 34, city: "Oslo" };
+
+    #[test]
+    fn the_judge_accepts_its_own_json_in_any_layout() {
+        assert!(ANA.is_told_by(&ANA.as_json()));
+        assert!(ANA.is_told_by(" {\"city\":\"Oslo\",\"age\":34,\n\"name\":\"Ana\"}\n"));
+    }
+
+    #[test]
+    fn the_judge_refuses_what_is_wrong_in_form_or_fact() {
+        let wrong = [
+            ANA.as_note(),
+            String::new(),
+            ANA.as_json().replace("34", "35"),
+            ANA.as_json().replace("Oslo", "Lima"),
+            ANA.as_json().replace("34", "\"34\""),
+            ANA.as_json().replace("\"city\"", "\"town\""),
+            ANA.as_json().replace('}', ", \"job\": null}"),
+            ANA.as_json().replace('}', ""),
+            format!("{} Done.", ANA.as_json()),
+        ];
+        for answer in wrong {
+            assert!(!ANA.is_told_by(&answer), "accepted {answer}");
+        }
+    }
+
+    #[test]
+    fn every_wording_tells_every_fact() {
+        for wording in 0..NUM_SENTENCES {
+            let text = ANA.sentence(wording);
+            assert!(["Ana", "34", "Oslo"].iter().all(|fact| text.contains(fact)), "{text}");
+        }
+    }
+}

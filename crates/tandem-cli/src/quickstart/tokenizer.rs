@@ -1,0 +1,26 @@
+//! A tokenizer and a chat template for the quickstart's model, in the files that `transformers` would read.
+
+use std::path::Path;
+
+use tandem_data::tokenizer_train::TokenizerRecipe;
+
+/// Room for 256 bytes, the marks, and a merge or two per word of the corpus.
+pub const VOCABULARY: usize = 512;
+
+const TEMPLATE: &str = "\
+{%- for message in messages -%}
+{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}";
+
+/// Trains a byte-level BPE on `texts` and writes it, with the template, into `folder`.
+pub fn train(texts: impl Iterator<Item = String> + Send, folder: &Path) -> anyhow::Result<()> {
+    let recipe = TokenizerRecipe {
+        vocab_size: VOCABULARY,
+        eos_token: "<|end|>".into(),
+        extra_tokens: vec!["<|user|>".into(), "<|assistant|>".into()],
+        chat_template: Some(TEMPLATE.into()),
+        ..TokenizerRecipe::default()
+    };
+    Ok(recipe.train(texts, folder)?)
+}

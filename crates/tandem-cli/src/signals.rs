@@ -1,0 +1,24 @@
+//! Ctrl-C and SIGTERM ask the run to save and stop; a second Ctrl-C does not ask.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// Installs the handlers and returns the flag that they set. While the flag is set, either signal ends the
+/// process at once, as it would have without us; checkpoints are renamed into place when they are complete, so
+/// nothing is damaged by that.
+///
+/// # Errors
+/// If the operating system refuses a handler.
+pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // Handlers run in the order of registration: the first signal passes this one and then sets the flag.
+        flag::register_conditional_default(signal, Arc::clone(&stop))?;
+        flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(stop)
+}

@@ -1,0 +1,164 @@
+//! What the commands do when all is well.
+
+mod workshop;
+
+use std::fs;
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::json;
+use workshop::{Workshop, entries};
+
+#[test]
+fn train_writes_the_run_folder_and_a_line_per_step() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["train", "dpo.toml"]).expect(0);
+    for step in 1..=6 {
+        assert!(outcome.stderr.contains(&format!("step {step}/6")), "{}", outcome.stderr);
+    }
+    assert!(outcome.stderr.contains("margin") && outcome.stderr.contains("tokens/s"), "{}", outcome.stderr);
+    let found = entries(&shop.path("run"));
+    for name in ["checkpoints", "config.toml", "final", "metrics.jsonl", "plan.json"] {
+        assert!(found.iter().any(|entry| entry == name), "no {name} among {found:?}");
+    }
+    assert_eq!(shop.metrics("run").iter().filter(|line| line["split"] == "train").count(), 6);
+    let first = shop.metrics("run")[0]["loss"].as_f64().unwrap();
+    assert!((first - std::f64::consts::LN_2).abs() < 1e-5, "the first loss is ln 2, not {first}");
+}
+
+#[test]
+fn the_final_folder_is_a_model_that_every_command_takes() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml"]).expect(0);
+    let found = entries(&shop.path("run/final"));
+    for name in
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+    {
+        assert!(found.iter().any(|entry| entry == name), "no {name} among {found:?}");
+    }
+    shop.run(&["generate", "run/final", "Count to 3:", "--raw", "--max-new-tokens", "4"]).expect(0);
+    let again =
+        ["train", "dpo.toml", "--set", "model=run/final", "--set", "output=second", "--set", "train.steps=1"];
+    shop.run(&again).expect(0);
+}
+
+#[test]
+fn the_saved_configuration_is_itself_a_run() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml"]).expect(0);
+    fs::copy(shop.path("run/config.toml"), shop.path("copy.toml")).unwrap();
+    shop.run(&["train", "copy.toml", "--set", "output=second"]).expect(0);
+    assert_eq!(shop.metrics("run"), shop.metrics("second"));
+}
+
+#[test]
+fn sft_trains_and_continues_into_dpo() {
+    let shop = Workshop::new();
+    shop.write_rows("sft.jsonl", 16, |i| {
+        json!({"messages": [
+            {"role": "user", "content": format!("Say {i}")},
+            {"role": "assistant", "content": format!("{i} it is")},
+        ]})
+    });
+    let sft = shop.dpo_toml("sft").replace("\"dpo\"", "\"sft\"").replace("preferences.jsonl", "sft.jsonl");
+    shop.write("sft.toml", &sft);
+    shop.run(&["train", "sft.toml"]).expect(0);
+    shop.run(&["train", "dpo.toml", "--set", "model=sft/final"]).expect(0);
+}
+
+#[test]
+fn eval_prints_the_metrics_of_the_held_out_rows() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["eval", "dpo.toml", "--set", "data.eval=preferences.jsonl"]).expect(0);
+    let metrics: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one JSON object");
+    let loss = metrics["loss"].as_f64().unwrap();
+    assert!((loss - std::f64::consts::LN_2).abs() < 1e-5, "{loss}");
+    shop.run(&["eval", "dpo.toml"]).expect(2).says(&["data.eval"]);
+}
+
+#[test]
+fn plan_says_what_it_needs_and_writes_nothing() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["plan", "dpo.toml"]).expect(0);
+    assert!(
+        outcome.stdout.contains("optimizer") || outcome.stdout.contains("optimiser"),
+        "{}",
+        outcome.stdout
+    );
+    assert!(!shop.path("run").exists());
+}
+
+#[test]
+fn data_shows_rows_with_the_scored_tokens_marked() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["data", "dpo.toml", "--rows", "2"]).expect(0);
+    assert!(outcome.stdout.contains("24 rows read, 24 kept"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("preferences.jsonl:2") && !outcome.stdout.contains("preferences.jsonl:3"),
+        "{}",
+        outcome.stdout
+    );
+    assert!(!outcome.stdout.contains('\u{1b}'), "colour went into a pipe:\n{}", outcome.stdout);
+}
+
+#[test]
+fn generate_takes_several_prompts_and_is_repeatable() {
+    let shop = Workshop::new();
+    let sample = [
+        "generate",
+        "model",
+        "one",
+        "two",
+        "three",
+        "--temperature",
+        "1",
+        "--top-k",
+        "50",
+        "--top-p",
+        "0.9",
+        "--seed",
+        "5",
+        "--max-new-tokens",
+        "8",
+    ];
+    let first = shop.run(&sample).expect(0);
+    assert_eq!(first.stdout, shop.run(&sample).expect(0).stdout);
+    let other = shop
+        .run(&[&sample[..sample.len() - 4], &["--seed", "6", "--max-new-tokens", "8"]].concat())
+        .expect(0);
+    assert_ne!(first.stdout, other.stdout, "the seed has no effect");
+}
+
+#[test]
+fn a_prompt_generates_the_same_alone_and_among_others() {
+    let shop = Workshop::new();
+    let greedy = |prompts: &[&str]| {
+        let arguments = [&["generate", "model", "--raw", "--max-new-tokens", "6"], prompts].concat();
+        shop.run(&arguments).expect(0).stdout
+    };
+    let (alone, together) = (greedy(&["the quick"]), greedy(&["over the lazy brown dog", "the quick"]));
+    let answer = alone.trim_end();
+    assert!(!answer.is_empty() && together.contains(answer), "alone:\n{alone}\ntogether:\n{together}");
+}
+
+#[test]
+fn generate_reads_prompts_from_standard_input() {
+    let shop = Workshop::new();
+    let mut command = shop.command(&["generate", "model", "--raw", "--max-new-tokens", "3"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"the quick\n\nbrown fox\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let argued = shop.run(&["generate", "model", "the quick", "brown fox", "--raw", "--max-new-tokens", "3"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), argued.stdout);
+}
+
+#[test]
+fn init_depends_on_the_seed_and_on_nothing_else() {
+    let shop = Workshop::new();
+    shop.run(&["init", "source/config.json", "again", "--seed", "3"]).expect(0);
+    assert!(shop.bytes("model/model.safetensors") == shop.bytes("again/model.safetensors"));
+    shop.run(&["init", "source", "other", "--seed", "4"]).expect(0);
+    assert!(shop.bytes("model/model.safetensors") != shop.bytes("other/model.safetensors"));
+    shop.run(&["init", "source", "model"]).expect(2).says(&["model", "already"]);
+}

@@ -1,0 +1,143 @@
+//! Runs that are stopped, killed or run out of disk, and go on as if nothing had been.
+
+mod workshop;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use workshop::{Workshop, entries};
+
+/// More steps than run before a test notices the first checkpoint, which is saved after two.
+const STEPS: &str = "train.steps=300";
+
+/// Waits until `path` exists; fails the test if the run ends first, or hangs.
+fn wait_for(path: &Path, child: &mut Child) {
+    let start = Instant::now();
+    while !path.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before {} was there", path.display());
+        assert!(start.elapsed() < Duration::from_secs(120), "no {} after two minutes", path.display());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(status.success(), "kill {name}");
+}
+
+fn newest_step(shop: &Workshop, run: &str) -> u64 {
+    let names = entries(&shop.path(run).join("checkpoints"));
+    let name = names.iter().rfind(|name| name.starts_with("step-")).expect("a checkpoint");
+    name.trim_start_matches("step-").parse().unwrap_or_else(|_| panic!("{name}"))
+}
+
+/// Starts a run of [`STEPS`], sends it a signal when the first checkpoint is there, and waits for its end.
+fn stopped_by(shop: &Workshop, name: &str) -> ExitStatus {
+    let mut child = shop.start(&["train", "dpo.toml", "--set", STEPS]);
+    wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
+    signal(&child, name);
+    let status = child.wait().unwrap();
+    assert!(!shop.path("run/final").exists(), "the run was over before it got {name}");
+    status
+}
+
+/// Resumes the stopped run, and compares it with one that was never stopped.
+fn resume_and_compare(shop: &Workshop) {
+    shop.run(&["train", "dpo.toml", "--set", STEPS, "--resume"]).expect(0);
+    shop.run(&["train", "dpo.toml", "--set", STEPS, "--set", "output=whole"]).expect(0);
+    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
+    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
+}
+
+#[test]
+fn ctrl_c_saves_exits_with_143_and_resumes_bit_for_bit() {
+    let shop = Workshop::new();
+    let status = stopped_by(&shop, "-INT");
+    assert_eq!(status.code(), Some(143), "{status}");
+    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
+    assert_eq!(Some(newest_step(&shop, "run")), last, "the last step that ran is the one that was saved");
+    resume_and_compare(&shop);
+}
+
+#[test]
+fn sigterm_saves_and_exits_with_143() {
+    let shop = Workshop::new();
+    let status = stopped_by(&shop, "-TERM");
+    assert_eq!(status.code(), Some(143), "{status}");
+    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
+    assert_eq!(Some(newest_step(&shop, "run")), last);
+}
+
+#[test]
+fn killed_and_resumed_equals_never_stopped_bit_for_bit() {
+    let shop = Workshop::new();
+    let status = stopped_by(&shop, "-KILL");
+    assert_eq!(status.signal(), Some(9), "{status}");
+    resume_and_compare(&shop);
+}
+
+/// A tmpfs, unmounted on drop.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None`, with the reason printed, where this process may not mount.
+    fn mount(at: PathBuf, bytes: u64) -> Option<Self> {
+        fs::create_dir_all(&at).unwrap();
+        let output = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"])
+            .arg(&at)
+            .output();
+        match output {
+            Ok(output) if output.status.success() => Some(Self(at)),
+            Ok(output) => {
+                eprintln!(
+                    "skipped: cannot mount a tmpfs: {}",
+                    String::from_utf8_lossy(&output.stderr).trim()
+                );
+                None
+            }
+            Err(error) => {
+                eprintln!("skipped: cannot run mount: {error}");
+                None
+            }
+        }
+    }
+
+    fn resize(&self, bytes: u64) {
+        let option = format!("remount,size={bytes}");
+        assert!(Command::new("mount").args(["-o", &option]).arg(&self.0).status().unwrap().success());
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+fn size_of(folder: &Path) -> u64 {
+    let page = |bytes: u64| bytes.div_ceil(4096) * 4096;
+    let sizes = fs::read_dir(folder).unwrap().flatten().map(|entry| match entry.metadata().unwrap() {
+        meta if meta.is_dir() => size_of(&entry.path()),
+        meta => page(meta.len()),
+    });
+    sizes.sum()
+}
+
+#[test]
+fn a_full_disk_leaves_the_old_checkpoint_intact() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml", "--set", "output=whole"]).expect(0);
+    let checkpoint = size_of(&shop.path("whole/checkpoints/step-000006"));
+    // Room for one checkpoint and half of another.
+    let Some(disk) = SmallDisk::mount(shop.path("disk"), checkpoint * 3 / 2) else { return };
+    let run = ["train", "dpo.toml", "--set", "output=disk/run", "--set", "train.keep=0"];
+    shop.run(&run).expect(1).says(&["checkpoints", "No space left"]);
+    assert_eq!(newest_step(&shop, "disk/run"), 2);
+    disk.resize(checkpoint * 16);
+    shop.run(&[&run[..], &["--resume"]].concat()).expect(0);
+    assert!(shop.bytes("disk/run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
+}
