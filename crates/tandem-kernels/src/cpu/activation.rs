@@ -34,7 +34,7 @@ impl Function for Gelu {
     fn evaluate<V: Vector>(x: V) -> (V, V) {
         let (cdf, density) = normal(x);
         // SAFETY: `x` exists, so the processor has V.
-        let bounded = unsafe { x.max(V::splat(-20.0)).min(V::splat(20.0)) };
+        let bounded = unsafe { V::splat(20.0).min(V::splat(-20.0).max(x)) };
         (x.mul(cdf), bounded.mul_add(density, cdf))
     }
 }
@@ -48,7 +48,7 @@ impl Function for GeluTanh {
             // 2/√π · 1/√2 = √(2/π).
             let (one, twice_scale) = (V::splat(1.0), V::splat(2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2));
             // Beyond 16 the function is 0 or x; the bound keeps powers finite.
-            let z = x.max(V::splat(-16.0)).min(V::splat(16.0));
+            let z = V::splat(16.0).min(V::splat(-16.0).max(x));
             let square = z.mul(z);
             let s = sigmoid(square.mul_add(V::splat(0.044_715), one).mul(z).mul(twice_scale));
             let du = square.mul_add(V::splat(3.0 * 0.044_715), one).mul(twice_scale);
@@ -62,7 +62,7 @@ impl Function for Relu {
     fn evaluate<V: Vector>(x: V) -> (V, V) {
         // SAFETY: `x` exists, so the processor has V.
         let (zero, one) = unsafe { (V::splat(0.0), V::splat(1.0)) };
-        (x.max(zero), zero.if_less(x, one, zero))
+        (zero.max(x), zero.if_less(x, one, zero))
     }
 }
 

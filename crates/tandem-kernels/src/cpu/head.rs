@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::elementary::{exp, tanh};
+use super::elementary::{exp, softcap};
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
 use super::{Cpu, Operand, Product, scratch};
@@ -81,16 +81,14 @@ struct Statistics {
     total: f64,
 }
 
-/// `cap · tanh(scale · l / cap)`.
+/// A logit after scale and softcap.
 #[inline(always)]
-fn shaped<V: Vector>(logit: V, scale: f32, softcap: Option<f32>) -> V {
+fn shaped<V: Vector>(logit: V, scale: f32, cap: Option<f32>) -> V {
     // SAFETY: `logit` exists, so the processor has V.
-    unsafe {
-        let scaled = logit.mul(V::splat(scale));
-        match softcap {
-            Some(cap) => tanh(scaled.mul(V::splat(1.0 / cap))).mul(V::splat(cap)),
-            None => scaled,
-        }
+    let scaled = logit.mul(unsafe { V::splat(scale) });
+    match cap {
+        Some(cap) => softcap(scaled, cap),
+        None => scaled,
     }
 }
 

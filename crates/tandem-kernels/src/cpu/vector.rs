@@ -126,13 +126,15 @@ pub(crate) trait Vector: Copy {
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
+    /// The smaller; `other` if one is not a number. So a bound comes first: `bound.min(x)` keeps a NaN in `x`.
     fn min(self, other: Self) -> Self;
+    /// The larger; `other` if one is not a number.
     fn max(self, other: Self) -> Self;
     /// `self · factor + addend`.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// To the nearest integer, halves to even.
     fn round(self) -> Self;
-    /// `2^self` for integers in -126..=127.
+    /// `2^self` for integers in -126..=127; anything for NaN.
     fn exp2_integer(self) -> Self;
     /// Per lane, `if self < bound { a } else { b }`.
     fn if_less(self, bound: Self, a: Self, b: Self) -> Self;
@@ -284,8 +286,7 @@ impl Vector for Portable {
     }
     #[inline(always)]
     fn exp2_integer(self) -> Self {
-        // SAFETY: the argument is an integer in -126..=127.
-        Self(self.0.map(|x| f32::from_bits(((unsafe { x.to_int_unchecked::<i32>() } + 127) as u32) << 23)))
+        Self(self.0.map(|x| f32::from_bits(((x as i32 + 127) as u32) << 23)))
     }
     #[inline(always)]
     fn if_less(self, bound: Self, a: Self, b: Self) -> Self {

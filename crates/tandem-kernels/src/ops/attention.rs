@@ -65,8 +65,9 @@ fn check_operands(
 fn num_parts(forest: &Forest, shape: &AttentionShape) -> usize {
     const TASKS: usize = 16;
     let tasks = forest.groups().len() * shape.kv_heads;
-    let blocks_per_group = forest.num_tokens() * shape.heads / shape.kv_heads / 256;
-    TASKS.div_ceil(tasks.max(1)).min(blocks_per_group).max(1)
+    // A part of less than some hundred rows would spend its time on its sums.
+    let worthwhile = forest.num_tokens() * shape.heads / shape.kv_heads / 256;
+    TASKS.div_ceil(tasks.max(1)).min(worthwhile).max(1)
 }
 
 /// Which rows of a cache each query sees, for [`attention_decode`]: row ranges in order of position.

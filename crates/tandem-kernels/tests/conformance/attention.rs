@@ -248,6 +248,28 @@ fn large_scores() {
     check("large scores", &forest(&[(150, None)]), &shape, 6.0);
 }
 
+/// A step with a number that is none must be found out: neither pass may turn it into something finite.
+#[test]
+fn not_a_number_stays_one() {
+    for (isa, dtype, _) in cases() {
+        let (forest, shape) = (forest(&[(20, None), (5, Some(0)), (5, Some(0))]), plain(2, 1, 16));
+        let mut random = Random(31);
+        let mut qkv = random.matrix(30, 64, dtype);
+        let d_out = random.matrix(30, 32, dtype);
+        // A key of the first answer.
+        *qkv.at(21, 40) = f64::NAN;
+        let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
+        let [out, _, dq, dk, _] = run(&device, &qkv, &d_out, &forest, &shape, dtype);
+        for t in 0..30 {
+            let sees = (21..25).contains(&t);
+            assert_eq!(out.row(t).iter().all(|x| x.is_nan()), sees, "out {t} {dtype} {isa:?}");
+            assert_eq!(dq.row(t).iter().all(|x| x.is_nan()), sees, "dq {t} {dtype} {isa:?}");
+        }
+        assert!(dk.row(0).iter().all(|x| x.is_nan()), "{dtype} {isa:?}");
+        assert!(dk.row(26).iter().all(|x| x.is_finite()), "{dtype} {isa:?}");
+    }
+}
+
 #[test]
 fn operands_that_do_not_fit_are_named() {
     let device = Device::meta();

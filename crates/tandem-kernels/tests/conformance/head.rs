@@ -209,6 +209,22 @@ fn large_logits() {
 }
 
 #[test]
+fn not_a_number_stays_one() {
+    for (isa, dtype, _) in cases() {
+        let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
+        let mut case = Case::new(3, 101, 16, dtype, HeadShape::default(), false);
+        *case.hidden.at(1, 3) = f64::NAN;
+        let (scores, [dhidden, _, _]) = case.run(&device, dtype, dtype);
+        assert!(scores.log_sum_exp[1].is_nan() && scores.log_sum_exp[0].is_finite(), "{dtype} {isa:?}");
+        for (row, log_prob) in case.rows.iter().zip(&scores.log_prob) {
+            assert_eq!(log_prob.is_nan(), *row == 1, "{dtype} {isa:?}");
+        }
+        assert!(dhidden.row(1).iter().all(|x| x.is_nan()), "{dtype} {isa:?}");
+        assert!(dhidden.row(2).iter().all(|x| x.is_finite()), "{dtype} {isa:?}");
+    }
+}
+
+#[test]
 fn nothing_to_score() {
     let device = device(2);
     let hidden = poison(&device, 0, 4, DType::F32);

@@ -94,7 +94,11 @@ pub(crate) fn backward(
     let layout = Layout::new(shape);
     let tokens = forest.num_tokens();
     let parts = sums.rows() / tokens.max(1);
-    let (groups, kv_heads, width) = (forest.groups(), shape.kv_heads, k.cols());
+    let (mut groups, kv_heads, width) = (forest.groups(), shape.kv_heads, k.cols());
+    // The largest come first, so that none of them is left for the end.
+    groups.sort_by_key(|group| {
+        std::cmp::Reverse(forest.segments[group.clone()].iter().map(|s| s.range.len()).sum::<usize>())
+    });
     with_element!(q.dtype(), E => {
         let [sum_k, sum_v] = sums.reborrow().split_cols([width, width]);
         let call = Backward {
@@ -111,8 +115,7 @@ pub(crate) fn backward(
                 call.clear(&groups[group], part, kv_head);
                 let own = blocks(forest, groups[group].clone(), shape).skip(part).step_by(parts);
                 for block in own {
-                    // SAFETY: this part's sums and this block's rows of these heads belong to this task alone; the
-                    // level has V.
+                    // SAFETY: this part's sums and this block's rows of these heads belong to this task alone.
                     unsafe { backward_block(cpu.isa(), &call, block, kv_head, part * tokens, &mut tiles) };
                 }
             });

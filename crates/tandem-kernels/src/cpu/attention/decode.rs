@@ -1,6 +1,6 @@
 //! Single new tokens over a key/value cache: one task a query and key/value head, bound by reading the cache once.
 
-use crate::cpu::elementary::{exp, tanh};
+use crate::cpu::elementary::{exp, softcap as capped};
 use crate::cpu::rows::RowsMut;
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, scratch};
@@ -32,7 +32,7 @@ pub(crate) fn decode(
             let (query, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
             let keys = visible.of(query).iter().map(ExactSizeIterator::len).sum::<usize>();
             scratch::with_f32(group * (keys + 1) + shape.head_dim, |memory| {
-                // SAFETY: this query's part of these heads belongs to this task alone; the level has V.
+                // SAFETY: this query's part of these heads belongs to this task alone.
                 unsafe { decode_group(cpu.isa(), &call, query, kv_head, keys, memory) };
             });
         });
@@ -136,7 +136,7 @@ unsafe fn softmax<V: Vector>(weights: &mut [f32], scale: f32, softcap: Option<f3
             let at = weights.as_mut_ptr().add(i);
             let mut score = V::load(at, n).mul(V::splat(scale));
             if let Some(cap) = softcap {
-                score = tanh(score.mul(V::splat(1.0 / cap))).mul(V::splat(cap));
+                score = capped(score, cap);
             }
             score.store(at, n);
         });

@@ -1,7 +1,7 @@
 //! The forward pass: one task a block, with a running maximum and sum over its strips.
 
 use super::block::{Block, KEYS, Layout, blocks, pack, take};
-use crate::cpu::elementary::{exp, tanh};
+use crate::cpu::elementary::{exp, softcap};
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
@@ -164,8 +164,7 @@ pub(super) unsafe fn soften<V: Vector>(scores: &mut [f32], cap: f32) {
         // SAFETY: inside the slice; the caller has V.
         unsafe {
             let pointer = scores.as_mut_ptr().add(at);
-            let scaled = V::load(pointer, V::LANES).mul(V::splat(1.0 / cap));
-            tanh(scaled).mul(V::splat(cap)).store(pointer, V::LANES);
+            softcap(V::load(pointer, V::LANES), cap).store(pointer, V::LANES);
         }
     }
 }
