@@ -54,16 +54,8 @@ impl Prepared {
             [] => None,
             sources => Some(tokens(config, &tokenizer, sources, Split::Eval, observer)?),
         };
-        if tokenizer.vocab_size() > spec.vocab_size {
-            return Err(TrainError::Mismatch {
-                reason: format!(
-                    "the tokenizer in {} has {} tokens, the model's vocab_size is {}; use the tokenizer that the \
-                     model was made with",
-                    config.model.display(),
-                    tokenizer.vocab_size(),
-                    spec.vocab_size
-                ),
-            });
+        for cache in eval.iter().chain([&train]) {
+            check_vocabulary(config, cache, spec.vocab_size)?;
         }
         let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
         let decoder = Arc::new(Decoder::new(spec, longest.max(1))?);
@@ -91,6 +83,21 @@ impl Prepared {
     pub fn empty_weights(&self, device: &Device, kind: Kind) -> Result<FlatWeights> {
         Ok(FlatWeights::zeros(&self.decoder, device, kind)?)
     }
+}
+
+/// Every token must have a row in the model's table. (A tokenizer may know more tokens than the data uses.)
+fn check_vocabulary(config: &Config, cache: &TokenCache, vocab_size: usize) -> Result<()> {
+    let largest = cache.report().largest_id;
+    if (largest as usize) < vocab_size {
+        return Ok(());
+    }
+    Err(TrainError::Mismatch {
+        reason: format!(
+            "the data holds token {largest}, but {} has vocab_size {vocab_size} in its config.json; the folder's \
+             tokenizer is not the one that the model was made with",
+            config.model.display(),
+        ),
+    })
 }
 
 /// Policy and reference must mean the same tokens.
