@@ -20,8 +20,8 @@ pub struct Peak {
     pub f32: f64,
     /// bf16 multiply-adds, operations per second.
     pub bf16: f64,
-    /// Bytes per second of a large copy, read and written ones counted.
-    pub copy: f64,
+    /// Bytes per second from and to memory, read and written ones counted.
+    pub memory: f64,
 }
 
 /// The device and the settings of a run.
@@ -63,7 +63,7 @@ impl Bench {
         let (rate, peak, unit) = match work {
             Work::Flops(flops, DType::F32) => (flops / seconds, self.peak.f32, "GFLOP/s"),
             Work::Flops(flops, DType::Bf16) => (flops / seconds, self.peak.bf16, "GFLOP/s"),
-            Work::Bytes(bytes) => (bytes / seconds, self.peak.copy, "GB/s"),
+            Work::Bytes(bytes) => (bytes / seconds, self.peak.memory, "GB/s"),
         };
         println!(
             "{name:<52} {:>9.3} ms {:>8.1} {unit:<7} {:>4.0} % of peak{note}",

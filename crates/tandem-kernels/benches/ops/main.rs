@@ -1,8 +1,9 @@
 //! `cargo bench -p tandem-kernels --bench ops [-- FILTER]`: every operation's rate beside what this machine can do.
 //!
-//! The peaks are measured in the same run: multiply-adds in registers, f32 and bf16, and a large copy. Lines whose name
-//! contains FILTER run. With `--features peer`, f32 products also run through the `gemm` crate, in turns with ours.
-//! `TANDEM_BENCH_THREADS` is the number of threads, by default all; `TANDEM_ISA` lowers the vector instructions.
+//! The peaks are measured in the same run: multiply-adds in registers, f32 and bf16, and passes over large arrays. Lines
+//! whose name contains FILTER run. With `--features peer`, f32 products also run through the `gemm` crate, in turns with ours.
+//! `TANDEM_BENCH_THREADS` is the number of threads, by default all; `TANDEM_ISA` lowers the vector instructions. On a
+//! busy machine `TANDEM_BENCH_CLOCK=cpu TANDEM_BENCH_THREADS=1` gives rates per processor second.
 
 mod attention;
 mod harness;

@@ -2,7 +2,9 @@
 
 use tandem_kernels::{DType, ops};
 
-use crate::harness::{Bench, Work, median_seconds};
+#[cfg(feature = "peer")]
+use crate::harness::median_seconds;
+use crate::harness::{Bench, Work};
 
 /// Tokens, inputs, outputs.
 const TRAINING: [(usize, usize, usize); 13] = [
@@ -65,7 +67,7 @@ fn backward_input(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType)
     let mut dx = bench.matrix(t, k, dtype);
     let ours = || {
         ops::linear_backward_input(&bench.device, dy.view(), w.view(), dx.view_mut(), false)
-            .expect("shapes fit")
+            .expect("shapes fit");
     };
     compare(bench, &name, flops((t, k, n), dtype), (t, k, n), dtype, [(n, 1), (k, 1)], ours);
 }
@@ -79,7 +81,7 @@ fn backward_weight(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType
     let mut dw = bench.matrix(n, k, DType::F32);
     let ours = || {
         ops::linear_backward_weight(&bench.device, dy.view(), x.view(), dw.view_mut(), false)
-            .expect("shapes fit")
+            .expect("shapes fit");
     };
     compare(bench, &name, flops((t, k, n), dtype), (n, k, t), dtype, [(1, n), (k, 1)], ours);
 }

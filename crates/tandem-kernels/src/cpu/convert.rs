@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::Cpu;
 use super::rows::RowsMut;
+use super::vector::{for_lanes, vector_kernel};
+use super::{Cpu, Isa};
 use crate::dtype::Element;
 use crate::{View, ViewMut, with_element};
 
@@ -22,11 +23,9 @@ impl Cpu {
             let (row_block, piece) = (block / pieces_per_row, block % pieces_per_row);
             let first = row_block * rows_per_block;
             let columns = piece * BLOCK..cols.min((piece + 1) * BLOCK);
-            self.isa().vectorize(|| {
-                for row in first..rows.min(first + rows_per_block) {
-                    part(row, columns.clone());
-                }
-            });
+            for row in first..rows.min(first + rows_per_block) {
+                part(row, columns.clone());
+            }
         });
     }
 
@@ -50,7 +49,7 @@ impl Cpu {
             let dst = RowsMut::<D>::new(dst);
             self.for_parts(shape, |row, cols| {
                 // SAFETY: parts are disjoint.
-                convert(&src.row::<S>(row)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
+                convert(self.isa(), &src.row::<S>(row)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
             });
         }));
     }
@@ -62,7 +61,7 @@ impl Cpu {
         let dst = RowsMut::<f32>::new(dst);
         with_element!(src.dtype(), S => self.for_parts(shape, |row, cols| {
             // SAFETY: parts are disjoint.
-            accumulate(&src.row::<S>(row)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
+            accumulate(self.isa(), &src.row::<S>(row)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
         }));
     }
 
@@ -72,9 +71,7 @@ impl Cpu {
         let x = RowsMut::<f32>::new(x);
         self.for_parts(shape, |row, cols| {
             // SAFETY: parts are disjoint.
-            for x in unsafe { x.part(row, cols.start, cols.len()) } {
-                *x *= factor;
-            }
+            unsafe { scale_vectors(self.isa(), factor, x.part(row, cols.start, cols.len())) };
         });
     }
 
@@ -84,7 +81,7 @@ impl Cpu {
             let dst = RowsMut::<D>::new(dst);
             self.for_parts(shape, |row, cols| {
                 // SAFETY: parts are disjoint.
-                convert(&src.row::<S>(rows[row] as usize)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
+                convert(self.isa(), &src.row::<S>(rows[row] as usize)[cols.clone()], unsafe { dst.part(row, cols.start, cols.len()) });
             });
         }));
     }
@@ -93,7 +90,7 @@ impl Cpu {
         let dst = RowsMut::<f32>::new(dst);
         with_element!(src.dtype(), S => self.for_parts(src.shape(), |row, cols| {
             // SAFETY: the rows are distinct, so parts are disjoint.
-            accumulate(&src.row::<S>(row)[cols.clone()], unsafe { dst.part(rows[row] as usize, cols.start, cols.len()) });
+            accumulate(self.isa(), &src.row::<S>(row)[cols.clone()], unsafe { dst.part(rows[row] as usize, cols.start, cols.len()) });
         }));
     }
 
@@ -104,7 +101,7 @@ impl Cpu {
             self.for_parts(shape, |row, cols| {
                 let start = row * shape.1;
                 // SAFETY: parts are disjoint.
-                convert(&values[start + cols.start..start + cols.end], unsafe { dst.part(row, cols.start, cols.len()) });
+                convert(self.isa(), &values[start + cols.start..start + cols.end], unsafe { dst.part(row, cols.start, cols.len()) });
             });
         });
     }
@@ -112,7 +109,7 @@ impl Cpu {
     pub(crate) fn read_f32(&self, src: View, values: &mut [f32]) {
         let cols = src.cols().max(1);
         with_element!(src.dtype(), S => for (row, values) in values.chunks_exact_mut(cols).enumerate() {
-            convert(src.row::<S>(row), values);
+            convert(self.isa(), src.row::<S>(row), values);
         });
     }
 }
@@ -127,16 +124,49 @@ fn flat_mut(x: ViewMut, wanted: bool) -> ViewMut {
     if wanted && x.is_contiguous() { x.reshape(1, len) } else { x }
 }
 
-#[inline(always)]
-fn convert<S: Element, D: Element>(src: &[S], dst: &mut [D]) {
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d = D::from_f32(s.to_f32());
+vector_kernel! {
+    /// `dst = src`.
+    unsafe fn convert_vectors<V: Vector, S: Element, D: Element>(src: &[S], dst: &mut [D]) {
+        let (from, to) = (src.as_ptr(), dst.as_mut_ptr());
+        for_lanes!(V, dst.len().min(src.len()), |start, count| {
+            // SAFETY: the lanes lie inside both slices.
+            unsafe { V::get(from.add(start), count).put(to.add(start), count) };
+        });
     }
 }
 
-#[inline(always)]
-fn accumulate<S: Element>(src: &[S], dst: &mut [f32]) {
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d += s.to_f32();
+vector_kernel! {
+    /// `dst += src`.
+    unsafe fn add_vectors<V: Vector, S: Element>(src: &[S], dst: &mut [f32]) {
+        let (from, to) = (src.as_ptr(), dst.as_mut_ptr());
+        for_lanes!(V, dst.len().min(src.len()), |start, count| {
+            // SAFETY: the lanes lie inside both slices.
+            unsafe { V::load(to.add(start), count).add(V::get(from.add(start), count)).store(to.add(start), count) };
+        });
     }
+}
+
+vector_kernel! {
+    /// `x *= factor`.
+    unsafe fn scale_vectors<V: Vector>(factor: f32, x: &mut [f32]) {
+        let x_start = x.as_mut_ptr();
+        for_lanes!(V, x.len(), |start, count| {
+            // SAFETY: the lanes lie inside the slice.
+            unsafe { V::load(x_start.add(start), count).mul(V::splat(factor)).store(x_start.add(start), count) };
+        });
+    }
+}
+
+/// `dst = src` with conversion.
+pub(super) fn convert<S: Element, D: Element>(isa: Isa, src: &[S], dst: &mut [D]) {
+    assert_eq!(src.len(), dst.len());
+    // SAFETY: the slices are of one length.
+    unsafe { convert_vectors(isa, src, dst) };
+}
+
+/// `dst += src` with conversion.
+pub(super) fn accumulate<S: Element>(isa: Isa, src: &[S], dst: &mut [f32]) {
+    assert_eq!(src.len(), dst.len());
+    // SAFETY: the slices are of one length.
+    unsafe { add_vectors(isa, src, dst) };
 }

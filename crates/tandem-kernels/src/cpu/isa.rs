@@ -95,28 +95,6 @@ impl Isa {
         let reason = format!("this processor lacks `{name}`; the highest level it has is `{highest}`");
         Err(KernelError::invalid("TANDEM_ISA", reason))
     }
-
-    /// Runs `f` compiled for this level: plain loops in it (and in what is inlined into it) become vector code.
-    ///
-    /// Mark functions that `f` calls `#[inline(always)]`, else they are compiled for the baseline.
-    #[inline(always)]
-    pub(crate) fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        #[cfg(target_arch = "x86_64")]
-        {
-            // SAFETY: a value above `Portable` exists only where the processor has the level: `Isa` reaches kernels
-            // through `detect` or `require`.
-            match self {
-                Self::Portable => f(),
-                Self::Avx2 => unsafe { with_avx2(f) },
-                Self::Avx512 => unsafe { with_avx512(f) },
-                Self::Avx512Bf16 => unsafe { with_avx512_bf16(f) },
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            f()
-        }
-    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -130,24 +108,6 @@ fn is_intel() -> bool {
 #[cfg(not(target_arch = "x86_64"))]
 fn is_intel() -> bool {
     false
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
-    f()
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
-    f()
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn with_avx512_bf16<R>(f: impl FnOnce() -> R) -> R {
-    f()
 }
 
 #[cfg(test)]

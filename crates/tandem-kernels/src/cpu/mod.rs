@@ -62,7 +62,7 @@ impl Cpu {
     }
 
     /// [`Self::parallel_for`] over `0..len` cut into ranges of `block_len` (the last may be shorter), with the range's
-    /// index and the range itself; the loop inside is compiled for the processor's vector instructions.
+    /// index and the range itself.
     pub(crate) fn parallel_ranges(
         &self,
         len: usize,
@@ -71,8 +71,7 @@ impl Cpu {
     ) {
         self.parallel_for(len.div_ceil(block_len), |index| {
             let start = index * block_len;
-            let range = start..len.min(start + block_len);
-            self.isa.vectorize(|| block(index, range));
+            block(index, start..len.min(start + block_len));
         });
     }
 }

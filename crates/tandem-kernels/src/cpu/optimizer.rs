@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
+use super::convert::convert;
 use super::rows::RowsMut;
+use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, Isa, scratch};
 use crate::ops::{AdamW, RmsProp};
 use crate::{DType, View, ViewMut, bf16};
@@ -25,7 +27,6 @@ impl Cpu {
         copy: Option<ViewMut>,
     ) {
         let step = AdamStep::new(config, grad_scale);
-        let fused = self.fuses_multiply_add();
         let grad = grad.as_slice::<f32>();
         let [master, m, v] = [master, m, v].map(flat);
         let copy = Copy::new(copy);
@@ -33,13 +34,9 @@ impl Cpu {
             let grad = &grad[range.clone()];
             // SAFETY: chunks are disjoint.
             let [master, m, v] = unsafe { [&master, &m, &v].map(|x| x.part(0, range.start, range.len())) };
-            // Two loops, so that each is compiled for its case.
-            if fused {
-                step.run::<true>(grad, master, m, v);
-            } else {
-                step.run::<false>(grad, master, m, v);
-            }
-            copy.write(range, master);
+            // SAFETY: all four are the length of the chunk.
+            unsafe { adam(self.isa(), &step, grad, master, m, v) };
+            copy.write(self.isa(), range, master);
         });
     }
 
@@ -53,7 +50,6 @@ impl Cpu {
         copy: Option<ViewMut>,
     ) {
         let step = RmsStep::new(config, grad_scale);
-        let fused = self.fuses_multiply_add();
         let grad = grad.as_slice::<f32>();
         let [master, v] = [master, v].map(flat);
         let copy = Copy::new(copy);
@@ -61,44 +57,22 @@ impl Cpu {
             let grad = &grad[range.clone()];
             // SAFETY: chunks are disjoint.
             let [master, v] = unsafe { [&master, &v].map(|x| x.part(0, range.start, range.len())) };
-            if fused {
-                step.run::<true>(grad, master, v);
-            } else {
-                step.run::<false>(grad, master, v);
-            }
-            copy.write(range, master);
+            // SAFETY: all three are the length of the chunk.
+            unsafe { rms(self.isa(), &step, grad, master, v) };
+            copy.write(self.isa(), range, master);
         });
     }
 
     pub(crate) fn sum_of_squares(&self, x: View) -> f64 {
-        /// Independent sums, so that the loop becomes vector code: 8 vectors of 8.
-        const LANES: usize = 64;
         let x = x.as_slice::<f32>();
-        let num_blocks = x.len().div_ceil(BLOCK);
-        scratch::with_f64(num_blocks, |partial| {
-            let partial = RowsMut::from_slice(partial);
+        scratch::with_f64(x.len().div_ceil(BLOCK), |sums| {
+            let shared = RowsMut::from_slice(sums);
             self.parallel_ranges(x.len(), BLOCK, |block, range| {
-                let mut sums = [0.0f64; LANES];
-                let (whole, rest) = x[range].as_chunks::<LANES>();
-                for chunk in whole {
-                    for (sum, x) in sums.iter_mut().zip(chunk) {
-                        *sum += f64::from(*x) * f64::from(*x);
-                    }
-                }
-                for (sum, x) in sums.iter_mut().zip(rest) {
-                    *sum += f64::from(*x) * f64::from(*x);
-                }
                 // SAFETY: each block writes its own element.
-                unsafe { partial.part(0, block, 1)[0] = sums.iter().sum() };
+                unsafe { shared.part(0, block, 1)[0] = squares(self.isa(), &x[range]) };
             });
-            // SAFETY: all blocks have finished.
-            unsafe { partial.row(0) }.iter().sum()
+            sums.iter().sum()
         })
-    }
-
-    /// Whether a multiply-add with one rounding is an instruction, not a slow library call.
-    fn fuses_multiply_add(&self) -> bool {
-        self.isa() != Isa::Portable || cfg!(target_arch = "aarch64")
     }
 
     fn for_chunks(&self, len: usize, chunk: impl Fn(Range<usize>) + Sync) {
@@ -133,26 +107,33 @@ impl<'a> Copy<'a> {
         }
     }
 
-    #[inline(always)]
-    fn write(&self, range: Range<usize>, weights: &[f32]) {
-        match self {
-            Self::None => {}
-            // SAFETY: chunks are disjoint.
-            Self::F32(copy) => unsafe { copy.part(0, range.start, range.len()) }.copy_from_slice(weights),
-            Self::Bf16(copy) => {
-                // SAFETY: chunks are disjoint.
-                for (copy, w) in unsafe { copy.part(0, range.start, range.len()) }.iter_mut().zip(weights) {
-                    *copy = bf16::from_f32(*w);
-                }
+    fn write(&self, isa: Isa, range: Range<usize>, weights: &[f32]) {
+        // SAFETY: chunks are disjoint.
+        unsafe {
+            match self {
+                Self::None => {}
+                Self::F32(copy) => copy.part(0, range.start, range.len()).copy_from_slice(weights),
+                Self::Bf16(copy) => convert(isa, weights, copy.part(0, range.start, range.len())),
             }
         }
     }
 }
 
-/// `a · b + c`, rounded once where the processor can.
-#[inline(always)]
-fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
-    if FUSED { a.mul_add(b, c) } else { a * b + c }
+vector_kernel! {
+    /// Σ x² in f64, in 64 interleaved sums: the same whatever the level.
+    unsafe fn squares<V: Vector>(x: &[f32]) -> f64 {
+        let mut sums = [0.0f64; 64];
+        let (whole, rest) = x.as_chunks::<64>();
+        for chunk in whole {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *sum += f64::from(*x) * f64::from(*x);
+            }
+        }
+        for (sum, x) in sums.iter_mut().zip(rest) {
+            *sum += f64::from(*x) * f64::from(*x);
+        }
+        sums.iter().sum()
+    }
 }
 
 /// The scalars of one AdamW step, rounded to f32 where torch rounds them.
@@ -182,16 +163,28 @@ impl AdamStep {
             minus_step_size: (-c.learning_rate / correction1) as f32,
         }
     }
+}
 
-    #[inline(always)]
-    fn run<const FUSED: bool>(&self, grad: &[f32], master: &mut [f32], m: &mut [f32], v: &mut [f32]) {
-        for (((w, m), v), g) in master.iter_mut().zip(m).zip(v).zip(grad) {
-            let g = g * self.grad_scale;
-            *m = multiply_add::<FUSED>(g - *m, self.one_minus_beta1, *m);
-            *v = multiply_add::<FUSED>(self.one_minus_beta2 * g, g, *v * self.beta2);
-            let root = v.sqrt() / self.root_correction2 + self.eps;
-            *w = *w * self.decay + (self.minus_step_size * *m) / root;
-        }
+vector_kernel! {
+    /// The slices are of one length.
+    unsafe fn adam<V: Vector>(s: &AdamStep, grad: &[f32], master: &mut [f32], m: &mut [f32], v: &mut [f32]) {
+        let (g_start, w_start) = (grad.as_ptr(), master.as_mut_ptr());
+        let (m_start, v_start) = (m.as_mut_ptr(), v.as_mut_ptr());
+        for_lanes!(V, grad.len(), |start, count| {
+            // SAFETY: the lanes lie inside the slices; the caller runs where V exists.
+            unsafe {
+                let g = V::load(g_start.add(start), count).mul(V::splat(s.grad_scale));
+                let m = V::load(m_start.add(start), count);
+                let m = g.sub(m).mul_add(V::splat(s.one_minus_beta1), m);
+                let v = V::load(v_start.add(start), count).mul(V::splat(s.beta2));
+                let v = g.mul(V::splat(s.one_minus_beta2)).mul_add(g, v);
+                let root = v.sqrt().div(V::splat(s.root_correction2)).add(V::splat(s.eps));
+                let w = V::load(w_start.add(start), count).mul(V::splat(s.decay));
+                w.add(m.mul(V::splat(s.minus_step_size)).div(root)).store(w_start.add(start), count);
+                m.store(m_start.add(start), count);
+                v.store(v_start.add(start), count);
+            }
+        });
     }
 }
 
@@ -216,13 +209,24 @@ impl RmsStep {
             minus_learning_rate: -c.learning_rate as f32,
         }
     }
+}
 
-    #[inline(always)]
-    fn run<const FUSED: bool>(&self, grad: &[f32], master: &mut [f32], v: &mut [f32]) {
-        for ((w, v), g) in master.iter_mut().zip(v).zip(grad) {
-            let g = multiply_add::<FUSED>(*w, self.weight_decay, g * self.grad_scale);
-            *v = multiply_add::<FUSED>(self.one_minus_alpha * g, g, *v * self.alpha);
-            *w += (self.minus_learning_rate * g) / (v.sqrt() + self.eps);
-        }
+vector_kernel! {
+    /// The slices are of one length.
+    unsafe fn rms<V: Vector>(s: &RmsStep, grad: &[f32], master: &mut [f32], v: &mut [f32]) {
+        let (g_start, w_start, v_start) = (grad.as_ptr(), master.as_mut_ptr(), v.as_mut_ptr());
+        for_lanes!(V, grad.len(), |start, count| {
+            // SAFETY: the lanes lie inside the slices; the caller runs where V exists.
+            unsafe {
+                let w = V::load(w_start.add(start), count);
+                let g = V::load(g_start.add(start), count).mul(V::splat(s.grad_scale));
+                let g = w.mul_add(V::splat(s.weight_decay), g);
+                let v = V::load(v_start.add(start), count).mul(V::splat(s.alpha));
+                let v = g.mul(V::splat(s.one_minus_alpha)).mul_add(g, v);
+                let root = v.sqrt().add(V::splat(s.eps));
+                w.add(g.mul(V::splat(s.minus_learning_rate)).div(root)).store(w_start.add(start), count);
+                v.store(v_start.add(start), count);
+            }
+        });
     }
 }

@@ -130,6 +130,7 @@ pub(crate) trait Vector: Copy {
     fn min(self, other: Self) -> Self;
     /// The larger; `other` if one is not a number.
     fn max(self, other: Self) -> Self;
+    fn sqrt(self) -> Self;
     /// `self · factor + addend`.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// To the nearest integer, halves to even.
@@ -260,6 +261,10 @@ impl Vector for Portable {
     #[inline(always)]
     fn div(self, other: Self) -> Self {
         self.zip(other, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Self(self.0.map(f32::sqrt))
     }
     #[inline(always)]
     fn min(self, other: Self) -> Self {
@@ -420,6 +425,10 @@ mod x86 {
         #[inline(always)]
         fn div(self, other: Self) -> Self {
             Self(unsafe { _mm512_div_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            Self(unsafe { _mm512_sqrt_ps(self.0) })
         }
         #[inline(always)]
         fn min(self, other: Self) -> Self {
@@ -599,6 +608,10 @@ mod x86 {
         #[inline(always)]
         fn div(self, other: Self) -> Self {
             Self(unsafe { _mm256_div_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            Self(unsafe { _mm256_sqrt_ps(self.0) })
         }
         #[inline(always)]
         fn min(self, other: Self) -> Self {

@@ -154,7 +154,9 @@ mod x86 {
     /// The processor has AVX-512 BF16.
     #[inline(always)]
     pub(in crate::cpu::product) unsafe fn multiply_add_pairs(a: Avx512, b: Avx512, c: Avx512) -> Avx512 {
-        Avx512(unsafe { _mm512_dpbf16_ps(c.0, std::mem::transmute(a.0), std::mem::transmute(b.0)) })
+        // Both types are 512 plain bits.
+        let pairs = |x: Avx512| unsafe { std::mem::transmute::<__m512, __m512bh>(x.0) };
+        Avx512(unsafe { _mm512_dpbf16_ps(c.0, pairs(a), pairs(b)) })
     }
 }
 

@@ -13,9 +13,9 @@ mod lanes;
 mod level;
 mod pack;
 
+use super::convert::accumulate;
 use super::rows::RowsMut;
 use super::{Cpu, Isa};
-use crate::dtype::Element;
 use crate::{DType, View, ViewMut, bf16, with_element};
 
 /// A factor: rows, and elements along k.
@@ -153,9 +153,7 @@ impl Cpu {
             // SAFETY: ranges are disjoint.
             let db = unsafe { db.part(0, range.start, range.len()) };
             for row in 0..rows {
-                for (db, dy) in db.iter_mut().zip(&dy.row::<E>(row)[range.clone()]) {
-                    *db += dy.to_f32();
-                }
+                accumulate(self.isa(), &dy.row::<E>(row)[range.clone()], db);
             }
         }));
     }
