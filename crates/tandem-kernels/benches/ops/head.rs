@@ -50,6 +50,7 @@ fn one(
             &shape,
             &scores,
             &d_log_prob,
+            None,
             dhidden,
             dw,
             None,

@@ -24,6 +24,17 @@ fn multiply(cpu: &Cpu, hidden: View, w: View, bias: Option<View>, logits: ViewMu
     Product { a, b, c: logits, accumulate: false, bias, residual: None }.run(cpu);
 }
 
+/// Where the logits of a chunk of rows go: among the kept ones if all of them are to be kept, else into the buffer that
+/// every chunk reuses.
+fn place<'a>(kept: &'a mut ViewMut, spare: &'a mut ViewMut, rows: Range<usize>) -> ViewMut<'a> {
+    if rows.end <= kept.rows() {
+        kept.reborrow().row_range(rows)
+    } else {
+        spare.reborrow().row_range(0..rows.len())
+    }
+}
+
+/// Scores rows in chunks of `chunk`. The logits of the chunks that end within the rows of `kept` stay there.
 pub(crate) fn forward(
     cpu: &Cpu,
     hidden: View,
@@ -32,9 +43,11 @@ pub(crate) fn forward(
     targets: Targets,
     shape: &HeadShape,
     scores: &mut HeadScores,
-    mut logits: ViewMut,
+    chunk: usize,
+    mut kept: ViewMut,
+    mut spare: ViewMut,
 ) {
-    let (chunk, rows) = (logits.rows(), hidden.rows());
+    let rows = hidden.rows();
     let log_prob = RowsMut::from_slice(&mut scores.log_prob);
     let hit = RowsMut::from_slice(&mut scores.hit);
     let log_sum_exp = RowsMut::from_slice(&mut scores.log_sum_exp);
@@ -42,7 +55,7 @@ pub(crate) fn forward(
     let mean_logit = RowsMut::from_slice(&mut scores.mean_logit);
     for start in (0..rows).step_by(chunk.max(1)) {
         let range = start..rows.min(start + chunk);
-        let mut logits = logits.reborrow().row_range(0..range.len());
+        let mut logits = place(&mut kept, &mut spare, range.clone());
         multiply(cpu, hidden.row_range(range.clone()), w, bias, logits.reborrow());
         let logits = RowsMut::<f32>::new(logits);
         cpu.parallel_for(range.len(), |r| {
@@ -136,6 +149,7 @@ vector_kernel! {
     }
 }
 
+/// `kept` holds what [`forward`] left there; the other chunks' logits are computed again.
 pub(crate) fn backward(
     cpu: &Cpu,
     hidden: View,
@@ -148,14 +162,19 @@ pub(crate) fn backward(
     mut dhidden: ViewMut,
     mut dw: Option<ViewMut>,
     mut dbias: Option<ViewMut>,
-    mut logits: ViewMut,
+    chunk: usize,
+    mut kept: ViewMut,
+    mut spare: ViewMut,
 ) {
-    let (chunk, rows) = (logits.rows(), hidden.rows());
+    let rows = hidden.rows();
     for start in (0..rows).step_by(chunk.max(1)) {
         let range = start..rows.min(start + chunk);
-        let mut logits = logits.reborrow().row_range(0..range.len());
+        let is_kept = range.end <= kept.rows();
+        let mut logits = place(&mut kept, &mut spare, range.clone());
         let hidden = hidden.row_range(range.clone());
-        multiply(cpu, hidden, w, bias, logits.reborrow());
+        if !is_kept {
+            multiply(cpu, hidden, w, bias, logits.reborrow());
+        }
         let rows_of_logits = RowsMut::<f32>::new(logits.reborrow());
         cpu.parallel_for(range.len(), |r| {
             // SAFETY: row `r` belongs to this block alone.

@@ -1,11 +1,12 @@
-//! The language-model head: log-probabilities and their gradient without ever holding all logits.
+//! The language-model head: log-probabilities and their gradient without holding all logits.
 //!
 //! Rows are walked in chunks of a fixed size (a function of the vocabulary, not of threads), so memory is
-//! O(chunk × vocabulary). Logits are computed in f32 from operands of the compute type.
+//! O(chunk × vocabulary). [`head_keeping`] may leave logits within a budget for backward, which then computes only the
+//! others again: a product less, the same bits. Logits are computed in f32 from operands of the compute type.
 
 use crate::cpu::head as kernel;
 use crate::ops::check;
-use crate::{DType, Device, KernelError, Kind, Result, View, ViewMut};
+use crate::{DType, Device, KernelError, Kind, Result, Tensor, View, ViewMut};
 
 /// Rows whose logits are held at once: about 32 MiB of them, so that the products' operands are reused often and
 /// the chunk is small beside the weights.
@@ -91,6 +92,9 @@ impl HeadScores {
     }
 }
 
+/// Logits that forward left for backward: those of the first rows, `[≤ R, V]` f32.
+pub struct KeptLogits(Tensor);
+
 /// Scores `hidden` `[R,D]` against `w` `[V,D]` (one type) and `bias` `[1,V]` f32.
 /// `scores` is overwritten; its vectors are reused, so that a steady state allocates nothing.
 ///
@@ -105,23 +109,50 @@ pub fn head(
     shape: &HeadShape,
     scores: &mut HeadScores,
 ) -> Result<()> {
+    head_keeping(device, hidden, w, bias, targets, shape, scores, 0).map(drop)
+}
+
+/// As [`head`], and keeps logits of up to `budget` bytes for [`head_backward`]. With a scale or softcap nothing is kept:
+/// they are applied in place, and backward starts from the raw logits.
+///
+/// # Errors
+/// As [`head`].
+pub fn head_keeping(
+    device: &Device,
+    hidden: View,
+    w: View,
+    bias: Option<View>,
+    targets: Targets,
+    shape: &HeadShape,
+    scores: &mut HeadScores,
+    budget: usize,
+) -> Result<KeptLogits> {
     const OP: &str = "head";
     check_operands(OP, &hidden, &w, bias.as_ref(), &targets)?;
     let (rows, vocabulary) = (hidden.rows(), w.rows());
     scores.resize(rows, targets.rows.len());
-    let mut logits = device.alloc(Kind::Head, chunk_rows(rows, vocabulary), vocabulary, DType::F32)?;
+    let chunk = chunk_rows(rows, vocabulary);
+    let changed = shape.softcap.is_some() || shape.logit_scale.is_some_and(|scale| scale != 1.0);
+    let fitting = if changed { 0 } else { budget / (vocabulary * DType::F32.size()) };
+    // Whole chunks only, so that a chunk lies in one place.
+    let kept_rows = if fitting >= rows { rows } else { fitting / chunk * chunk };
+    let mut kept = device.alloc(Kind::Head, kept_rows, vocabulary, DType::F32)?;
+    let mut spare = device.alloc(Kind::Head, chunk.min(rows - kept_rows), vocabulary, DType::F32)?;
     match device {
-        Device::Cpu(cpu) => kernel::forward(cpu, hidden, w, bias, targets, shape, scores, logits.view_mut()),
+        Device::Cpu(cpu) => {
+            let (kept, spare) = (kept.view_mut(), spare.view_mut());
+            kernel::forward(cpu, hidden, w, bias, targets, shape, scores, chunk, kept, spare);
+        }
         Device::Meta(ledger) => {
             let products = 2.0 * rows as f64 * w.len() as f64;
             ledger.record(OP, products, check::bytes(&[&hidden, &w]));
         }
     }
-    Ok(())
+    Ok(KeptLogits(kept))
 }
 
 /// Gradient of `Σ_i d_log_prob[i] · log_prob[i]`: `dhidden` `[R,D]` is overwritten (either type), `dw` `[V,D]` f32 and
-/// `dbias` `[1,V]` f32 are added to (skipped if `None`).
+/// `dbias` `[1,V]` f32 are added to (skipped if `None`). `kept` is what [`head_keeping`] returned for the same operands.
 ///
 /// # Errors
 /// If shapes or types do not fit.
@@ -134,6 +165,7 @@ pub fn head_backward(
     shape: &HeadShape,
     scores: &HeadScores,
     d_log_prob: &[f32],
+    kept: Option<KeptLogits>,
     dhidden: ViewMut,
     dw: Option<ViewMut>,
     dbias: Option<ViewMut>,
@@ -159,17 +191,30 @@ pub fn head_backward(
             ),
         ));
     }
-    let mut logits = device.alloc(Kind::Head, chunk_rows(rows, vocabulary), vocabulary, DType::F32)?;
+    let chunk = chunk_rows(rows, vocabulary);
+    let mut kept = match kept {
+        Some(KeptLogits(kept)) => kept,
+        None => device.alloc(Kind::Head, 0, vocabulary, DType::F32)?,
+    };
+    let again = rows.checked_sub(kept.rows()).filter(|_| kept.cols() == vocabulary);
+    let Some(again) = again else {
+        return Err(KernelError::invalid(
+            OP,
+            format!("logits {}x{} kept for {rows} rows of {vocabulary}", kept.rows(), kept.cols()),
+        ));
+    };
+    let mut spare = device.alloc(Kind::Head, chunk.min(again), vocabulary, DType::F32)?;
     match device {
         Device::Cpu(cpu) => {
-            let logits = logits.view_mut();
+            let (kept, spare) = (kept.view_mut(), spare.view_mut());
             let lse = &scores.log_sum_exp;
             kernel::backward(
-                cpu, hidden, w, bias, targets, shape, lse, d_log_prob, dhidden, dw, dbias, logits,
+                cpu, hidden, w, bias, targets, shape, lse, d_log_prob, dhidden, dw, dbias, chunk, kept, spare,
             );
         }
         Device::Meta(ledger) => {
-            let products = if dw.is_some() { 6.0 } else { 4.0 } * rows as f64 * w.len() as f64;
+            let gradients = if dw.is_some() { 4.0 } else { 2.0 } * rows as f64;
+            let products = (gradients + 2.0 * again as f64) * w.len() as f64;
             let gradient = dw.map_or(0.0, |dw| 2.0 * check::bytes(&[&dw]));
             ledger.record(OP, products, gradient + check::bytes(&[&hidden, &w, &dhidden]));
         }

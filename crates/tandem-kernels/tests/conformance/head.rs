@@ -37,12 +37,32 @@ impl Case {
     }
 
     fn run(&self, device: &Device, dtype: DType, dhidden: DType) -> (HeadScores, [Matrix; 3]) {
+        self.run_keeping(device, dtype, dhidden, 0)
+    }
+
+    fn run_keeping(
+        &self,
+        device: &Device,
+        dtype: DType,
+        dhidden: DType,
+        budget: usize,
+    ) -> (HeadScores, [Matrix; 3]) {
         let (hidden, w) = (self.hidden.tensor(device, dtype), self.w.tensor(device, dtype));
         let bias = self.bias.as_ref().map(|b| b.tensor(device, DType::F32));
         let bias = bias.as_ref().map(tandem_kernels::Tensor::view);
         let targets = Targets { rows: &self.rows, targets: &self.targets };
         let mut scores = HeadScores::default();
-        ops::head(device, hidden.view(), w.view(), bias, targets, &self.shape, &mut scores).unwrap();
+        let kept = ops::head_keeping(
+            device,
+            hidden.view(),
+            w.view(),
+            bias,
+            targets,
+            &self.shape,
+            &mut scores,
+            budget,
+        )
+        .unwrap();
         let mut dh = poison(device, self.hidden.rows, self.hidden.cols, dhidden);
         let (mut dw, mut db) = (self.dw.tensor(device, DType::F32), self.dbias.tensor(device, DType::F32));
         ops::head_backward(
@@ -54,6 +74,7 @@ impl Case {
             &self.shape,
             &scores,
             &self.d_log_prob,
+            Some(kept),
             dh.view_mut(),
             Some(dw.view_mut()),
             Some(db.view_mut()),
@@ -161,6 +182,30 @@ fn several_chunks() {
         // A sum of 131,101 products of both signs.
         found[0].assert_close(&gradients[0], tolerance.max(2e-5), "dhidden");
         found[1].assert_close(&gradients[1], tolerance, "dw");
+    }
+}
+
+/// Logits kept for backward, all of them or those of the first chunks, save a product and change no bit. With a softcap
+/// nothing is kept.
+#[test]
+fn kept_logits_change_no_bit() {
+    let device = device(2);
+    let capped = HeadShape { softcap: Some(2.0), logit_scale: None };
+    for (shape, dtype) in
+        [(HeadShape::default(), DType::F32), (HeadShape::default(), DType::Bf16), (capped, DType::F32)]
+    {
+        let case = Case::new(199, 131_101, 2, dtype, shape, false);
+        let row_bytes = 131_101 * 4;
+        let (scores, gradients) = case.run_keeping(&device, dtype, DType::F32, 0);
+        // One chunk of 64 rows, two of them and a part of the third, everything.
+        for rows in [64, 190, 199] {
+            let (kept_scores, kept_gradients) =
+                case.run_keeping(&device, dtype, DType::F32, rows * row_bytes);
+            assert_eq!(kept_scores, scores, "{rows} rows in {dtype}");
+            for (kept, computed) in kept_gradients.iter().zip(&gradients) {
+                assert!(kept.data == computed.data, "{rows} rows in {dtype}");
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The end of the walk: final norm and language-model head, over the scored rows only.
 
-use tandem_kernels::ops::{HeadScores, Targets};
+use tandem_kernels::ops::{HeadScores, KeptLogits, Targets};
 use tandem_kernels::{DType, Forest, Kind, Tensor, View, ops};
 
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
@@ -16,7 +16,13 @@ pub(super) struct SavedHead {
     index: Vec<u32>,
     /// Those rows of the residual stream `[R,D]` f32, and their norm. Absent if nothing is scored.
     scored: Option<(Tensor, Normed)>,
+    /// Logits that need not be computed again.
+    logits: Option<KeptLogits>,
 }
+
+/// Bytes of logits kept from forward to backward where nothing is to be recomputed. Beyond it the head computes logits
+/// twice rather than let memory grow with tokens × vocabulary.
+const LOGITS_BUDGET: usize = 256 << 20;
 
 impl Walk<'_> {
     /// The layer and the part that hold the head's weight.
@@ -35,13 +41,14 @@ impl Walk<'_> {
         Ok(normed)
     }
 
-    /// Scores the forest's predictions from the residual stream `x` `[T,D]`.
+    /// Scores the forest's predictions from the residual stream `x` `[T,D]`. With `keep`, backward will follow.
     pub(super) fn head_forward(
         &self,
         weights: &mut dyn WeightSource,
         forest: &Forest,
         x: Tensor,
         scores: &mut HeadScores,
+        keep: bool,
     ) -> Result<SavedHead> {
         let (rows, index) = forest.scored_rows();
         if rows.is_empty() {
@@ -49,7 +56,7 @@ impl Walk<'_> {
             log_prob.clear();
             hit.clear();
             [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
-            return Ok(SavedHead { rows, index, scored: None });
+            return Ok(SavedHead { rows, index, scored: None, logits: None });
         }
         let mut hidden = self.alloc(rows.len(), x.cols(), DType::F32)?;
         ops::gather_rows(self.device, x.view(), &rows, hidden.view_mut())?;
@@ -58,7 +65,8 @@ impl Walk<'_> {
         let (layer, part) = self.head_weight();
         let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
         let head = weights.fetch(layer)?;
-        ops::head(
+        let keeps = keep && self.checkpointing == Checkpointing::None;
+        let logits = ops::head_keeping(
             self.device,
             normed.output(),
             head.require(part)?,
@@ -66,12 +74,13 @@ impl Walk<'_> {
             Targets { rows: &index, targets: &targets },
             &self.decoder.spec().head.shape,
             scores,
+            if keeps { LOGITS_BUDGET } else { 0 },
         )?;
         weights.release(layer);
         if self.checkpointing != Checkpointing::None {
             normed.drop_output();
         }
-        Ok(SavedHead { rows, index, scored: Some((hidden, normed)) })
+        Ok(SavedHead { rows, index, scored: Some((hidden, normed)), logits: Some(logits) })
     }
 
     /// The gradient of the residual stream after the last block, `[T,D]` f32.
@@ -84,7 +93,7 @@ impl Walk<'_> {
         scores: &HeadScores,
         d_log_prob: &[f32],
     ) -> Result<Tensor> {
-        let SavedHead { rows, index, scored } = saved;
+        let SavedHead { rows, index, scored, logits } = saved;
         let hidden_size = self.decoder.spec().hidden_size;
         let (layer, part) = self.head_weight();
         let Some((hidden, mut normed)) = scored else {
@@ -115,6 +124,7 @@ impl Walk<'_> {
                 &self.decoder.spec().head.shape,
                 scores,
                 d_log_prob,
+                logits,
                 dn.view_mut(),
                 dw,
                 db,

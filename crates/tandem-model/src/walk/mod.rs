@@ -81,7 +81,7 @@ impl Walk<'_> {
         scores: &mut HeadScores,
     ) -> Result<()> {
         let (x, _) = self.blocks(weights, forest, Keep::Nothing)?;
-        self.head_forward(weights, forest, x, scores)?;
+        self.head_forward(weights, forest, x, scores, false)?;
         Ok(())
     }
 
@@ -96,7 +96,7 @@ impl Walk<'_> {
         scores: &mut HeadScores,
     ) -> Result<SavedWalk> {
         let (x, blocks) = self.blocks(weights, forest, self.checkpointing.keep())?;
-        let head = self.head_forward(weights, forest, x, scores)?;
+        let head = self.head_forward(weights, forest, x, scores, true)?;
         Ok(SavedWalk { blocks, head })
     }
 
