@@ -58,11 +58,11 @@ fn a_query_that_sees_nothing_is_refused() {
     let mut out = poison(&device, 1, 4, DType::F32);
     let shape =
         AttentionShape { heads: 1, kv_heads: 1, head_dim: 4, scale: 1.0, window: None, softcap: None };
-    for (ranges, message) in [
-        (vec![0..0], "attention_decode: query 0 sees nothing"),
-        (vec![0..2], "attention_decode: query 0 sees cache rows 0..2 of 1"),
+    for (range, message) in [
+        (0..0, "attention_decode: query 0 sees nothing"),
+        (0..2, "attention_decode: query 0 sees cache rows 0..2 of 1"),
     ] {
-        let visible = Visible { offsets: vec![0, 1], ranges };
+        let visible = Visible { offsets: vec![0, 1], ranges: [range].to_vec() };
         let view = out.view_mut();
         let error =
             ops::attention_decode(&device, q.view(), q.view(), q.view(), &visible, &shape, view).unwrap_err();

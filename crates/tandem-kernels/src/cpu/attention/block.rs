@@ -15,7 +15,8 @@ pub(super) const KEYS: usize = 96;
 /// Keys of a strip on the diagonal, where half of what a larger one would compute is masked.
 const DIAGONAL_KEYS: usize = 24;
 
-/// Packed rows and columns are padded to a multiple of this, the widest register, with zeros.
+/// Packed rows and columns are padded to a multiple of this, the widest register. Padding rows are zeros, which keeps
+/// their scores finite; what stands in padding columns reaches no result.
 const PADDING: usize = 16;
 
 /// Consecutive queries of one segment.
@@ -146,7 +147,7 @@ impl Layout {
     }
 }
 
-/// Packs columns `column..` of the given rows, widened and scaled, as `[rows, width]` with zeros beyond `head_dim`.
+/// Packs columns `column..` of the given rows, widened and scaled, as `[rows, width]`.
 ///
 /// # Safety
 /// `to` holds the packed rows; the processor has V.
@@ -161,7 +162,7 @@ pub(super) unsafe fn pack<V: Vector, E: Element>(
     for (i, (row, column)) in rows.enumerate() {
         let from = &from.row::<E>(row)[column..column + layout.head_dim];
         for_lanes!(V, layout.head_dim, |c, n| {
-            // SAFETY: row `i` of `to` has `width` elements; the lanes beyond `from` are zero.
+            // SAFETY: row `i` of `to` has `width` elements, padding for the last register included.
             unsafe {
                 let x = V::get(from.as_ptr().add(c), n).mul(V::splat(factor));
                 x.store(to.add(i * layout.width + c), V::LANES);

@@ -1,0 +1,181 @@
+//! Eight lanes of AVX2 with FMA.
+//! Every intrinsic below is available wherever a value of the type can exist.
+#![allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them, stated above")]
+
+use std::arch::x86_64::*;
+
+use super::{Strided, Vector, multiply};
+use crate::{Element, bf16};
+
+/// A register of AVX2.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(pub(crate) __m256);
+
+impl Avx2 {
+    /// The lanes below `count`, as a mask for `maskload`.
+    #[inline(always)]
+    unsafe fn mask(count: usize) -> __m256i {
+        unsafe {
+            let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), lanes)
+        }
+    }
+}
+
+impl Vector for Avx2 {
+    const LANES: usize = 8;
+    const REGISTERS: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self(unsafe { _mm256_set1_ps(x) })
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32, count: usize) -> Self {
+        unsafe {
+            if count == 8 {
+                Self(_mm256_loadu_ps(from))
+            } else {
+                Self(_mm256_maskload_ps(from, Self::mask(count)))
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
+        unsafe {
+            let half = if count == 8 {
+                _mm_loadu_si128(from.cast())
+            } else {
+                let mut lanes = [bf16::ZERO; 8];
+                std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+                _mm_loadu_si128(lanes.as_ptr().cast())
+            };
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, count: usize) {
+        unsafe {
+            if count == 8 {
+                _mm256_storeu_ps(to, self.0);
+            } else {
+                _mm256_maskstore_ps(to, Self::mask(count), self.0);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
+        unsafe {
+            let mut lanes = [0f32; 8];
+            _mm256_storeu_ps(lanes.as_mut_ptr(), self.0);
+            let rounded = lanes.map(<bf16 as Element>::from_f32);
+            std::ptr::copy_nonoverlapping(rounded.as_ptr(), to, count);
+        }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        Self(unsafe { _mm256_div_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Self(unsafe { _mm256_sqrt_ps(self.0) })
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        Self(unsafe { _mm256_min_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Self(unsafe { _mm256_max_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        Self(unsafe { _mm256_round_ps(self.0, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) })
+    }
+    #[inline(always)]
+    fn exp2_integer(self) -> Self {
+        unsafe {
+            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(self.0), _mm256_set1_epi32(127));
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))
+        }
+    }
+    #[inline(always)]
+    fn if_less(self, bound: Self, a: Self, b: Self) -> Self {
+        Self(unsafe { _mm256_blendv_ps(b.0, a.0, _mm256_cmp_ps(self.0, bound.0, _CMP_LT_OQ)) })
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps(self.0, 1));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        unsafe {
+            let four = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps(self.0, 1));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn multiply(
+        shape: [usize; 3],
+        a: Strided,
+        b: (*const f32, usize),
+        c: (*mut f32, usize),
+        accumulate: bool,
+    ) {
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn outlined(
+            shape: [usize; 3],
+            a: Strided,
+            b: (*const f32, usize),
+            c: (*mut f32, usize),
+            accumulate: bool,
+        ) {
+            unsafe { multiply::<Avx2>(shape, a, b, c, accumulate) }
+        }
+        unsafe { outlined(shape, a, b, c, accumulate) }
+    }
+    #[inline(always)]
+    fn transpose(square: &mut [Self; 16]) {
+        unsafe {
+            let mut pairs = *square;
+            for i in 0..4 {
+                pairs[2 * i].0 = _mm256_unpacklo_ps(square[2 * i].0, square[2 * i + 1].0);
+                pairs[2 * i + 1].0 = _mm256_unpackhi_ps(square[2 * i].0, square[2 * i + 1].0);
+            }
+            let mut fours = pairs;
+            for i in 0..2 {
+                let (a, b) = (pairs[4 * i].0, pairs[4 * i + 1].0);
+                let (c, d) = (pairs[4 * i + 2].0, pairs[4 * i + 3].0);
+                fours[4 * i].0 = _mm256_shuffle_ps(a, c, 0x44);
+                fours[4 * i + 1].0 = _mm256_shuffle_ps(a, c, 0xee);
+                fours[4 * i + 2].0 = _mm256_shuffle_ps(b, d, 0x44);
+                fours[4 * i + 3].0 = _mm256_shuffle_ps(b, d, 0xee);
+            }
+            for j in 0..4 {
+                square[j].0 = _mm256_permute2f128_ps(fours[j].0, fours[4 + j].0, 0x20);
+                square[4 + j].0 = _mm256_permute2f128_ps(fours[j].0, fours[4 + j].0, 0x31);
+            }
+        }
+    }
+}

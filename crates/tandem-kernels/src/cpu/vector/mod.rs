@@ -1,0 +1,320 @@
+//! A register of f32 lanes: kernels written once over [`Vector`] run on AVX-512, AVX2 and anything else.
+//!
+//! [`vector_kernel!`] makes a kernel of a function over `V: Vector`: it takes the device's [`Isa`](crate::cpu::Isa) as
+//! its first argument and runs with the widest register that the level allows. What the function calls with registers
+//! must be `#[inline(always)]`; and closures must not touch registers, for nothing forces them to be compiled with the
+//! level's instructions, which [`for_lanes!`] is a macro for.
+
+use super::tile::{Strided, multiply};
+use crate::{DType, Element, bf16};
+
+/// Compiles an `unsafe fn name<V: Vector, …>(…)` for every level.
+///
+/// The function's callers promise what its documentation demands; that the processor has the level is the `Isa`'s.
+macro_rules! vector_kernel {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis unsafe fn $name:ident<$V:ident: Vector $(, $G:ident: $bound:path)*>(
+            $($argument:ident: $type:ty),* $(,)?
+        ) $(-> $result:ty)? $body:block
+    ) => {
+        $(#[$attribute])*
+        $visibility unsafe fn $name<$($G: $bound),*>(isa: $crate::cpu::Isa, $($argument: $type),*) $(-> $result)? {
+            #[inline(always)]
+            unsafe fn generic<$V: $crate::cpu::vector::Vector $(, $G: $bound)*>(
+                $($argument: $type),*
+            ) $(-> $result)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma")]
+                unsafe fn avx2<$($G: $bound),*>($($argument: $type),*) $(-> $result)? {
+                    // SAFETY: the caller's promise.
+                    unsafe { generic::<$crate::cpu::vector::Avx2 $(, $G)*>($($argument),*) }
+                }
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                unsafe fn avx512<$($G: $bound),*>($($argument: $type),*) $(-> $result)? {
+                    // SAFETY: the caller's promise.
+                    unsafe { generic::<$crate::cpu::vector::Avx512 $(, $G)*>($($argument),*) }
+                }
+                // SAFETY: the caller's promise, and a level above the portable one exists only where the processor
+                // has it.
+                unsafe {
+                    match isa {
+                        $crate::cpu::Isa::Portable => {
+                            generic::<$crate::cpu::vector::Portable $(, $G)*>($($argument),*)
+                        }
+                        $crate::cpu::Isa::Avx2 => avx2::<$($G),*>($($argument),*),
+                        $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Avx512Bf16 => {
+                            avx512::<$($G),*>($($argument),*)
+                        }
+                    }
+                }
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            {
+                let _ = isa;
+                // SAFETY: the caller's promise.
+                unsafe { generic::<$crate::cpu::vector::Portable $(, $G)*>($($argument),*) }
+            }
+        }
+    };
+}
+pub(crate) use vector_kernel;
+
+/// `for_lanes!(V, length, |start, count| body)`: the body for each register's worth of `0..length`; only the last is
+/// partial. The body stands in the text twice, so that whole registers are loaded and stored without a mask.
+macro_rules! for_lanes {
+    ($V:ident, $length:expr, |$start:ident, $count:ident| $body:block) => {{
+        let length: usize = $length;
+        let mut $start = 0;
+        while $start + $V::LANES <= length {
+            let $count = $V::LANES;
+            $body
+            $start += $V::LANES;
+        }
+        if $start < length {
+            let $count = length - $start;
+            $body
+        }
+    }};
+}
+pub(crate) use for_lanes;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+/// A register of [`Self::LANES`] f32. Values are made by the unsafe functions only, which makes the rest safe: who
+/// holds one runs on a processor that has it.
+pub(crate) trait Vector: Copy {
+    /// Lanes; at most 16.
+    const LANES: usize;
+    /// Registers of this kind that the processor has.
+    const REGISTERS: usize;
+
+    /// The same number in every lane.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `Self`.
+    unsafe fn splat(x: f32) -> Self;
+
+    /// The first `count` lanes from memory, zeros in the others.
+    ///
+    /// # Safety
+    /// As [`Self::splat`]; `count ≤ LANES` numbers can be read at `from`.
+    unsafe fn load(from: *const f32, count: usize) -> Self;
+
+    /// [`Self::load`], widened.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    unsafe fn load_bf16(from: *const bf16, count: usize) -> Self;
+
+    /// The first `count` lanes to memory.
+    ///
+    /// # Safety
+    /// `count ≤ LANES` numbers can be written at `to`.
+    unsafe fn store(self, to: *mut f32, count: usize);
+
+    /// [`Self::store`], rounded to nearest even.
+    ///
+    /// # Safety
+    /// As [`Self::store`].
+    unsafe fn store_bf16(self, to: *mut bf16, count: usize);
+
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    /// The smaller; `other` if one is not a number. So a bound comes first: `bound.min(x)` keeps a NaN in `x`.
+    fn min(self, other: Self) -> Self;
+    /// The larger; `other` if one is not a number.
+    fn max(self, other: Self) -> Self;
+    fn sqrt(self) -> Self;
+    /// `self · factor + addend`.
+    fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// To the nearest integer, halves to even.
+    fn round(self) -> Self;
+    /// `2^self` for integers in -126..=127; anything for NaN.
+    fn exp2_integer(self) -> Self;
+    /// Per lane, `if self < bound { a } else { b }`.
+    fn if_less(self, bound: Self, a: Self, b: Self) -> Self;
+    /// The sum of the lanes, in a fixed order.
+    fn sum(self) -> f32;
+    /// The largest lane.
+    fn largest(self) -> f32;
+
+    /// [`tile::multiply`](super::tile::multiply), compiled once instead of into each of its many callers.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn multiply(
+        shape: [usize; 3],
+        a: Strided,
+        b: (*const f32, usize),
+        c: (*mut f32, usize),
+        accumulate: bool,
+    );
+
+    /// Exchanges rows and columns of the square in the first [`Self::LANES`] registers.
+    fn transpose(square: &mut [Self; 16]);
+
+    /// The first `count` lanes, `rest` in the others.
+    #[inline(always)]
+    fn keep_first(self, count: usize, rest: f32) -> Self {
+        let mut lanes = [rest; 16];
+        // SAFETY: there are at most 16 lanes.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), count);
+            Self::load(lanes.as_ptr(), Self::LANES)
+        }
+    }
+
+    /// [`Self::load`] from either element type.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    #[inline(always)]
+    unsafe fn get<E: Element>(from: *const E, count: usize) -> Self {
+        // SAFETY: the caller's promise; the cast is to the type that E is.
+        unsafe {
+            match E::DTYPE {
+                DType::F32 => Self::load(from.cast(), count),
+                DType::Bf16 => Self::load_bf16(from.cast(), count),
+            }
+        }
+    }
+
+    /// [`Self::store`] to either element type.
+    ///
+    /// # Safety
+    /// As [`Self::store`].
+    #[inline(always)]
+    unsafe fn put<E: Element>(self, to: *mut E, count: usize) {
+        // SAFETY: the caller's promise; the cast is to the type that E is.
+        unsafe {
+            match E::DTYPE {
+                DType::F32 => self.store(to.cast(), count),
+                DType::Bf16 => self.store_bf16(to.cast(), count),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Isa;
+
+    fn levels() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+
+    vector_kernel! {
+        /// Takes 256 numbers; transposes the first LANES² and returns LANES.
+        unsafe fn transposed<V: Vector>(numbers: &mut [f32]) -> usize {
+            // SAFETY: 256 numbers hold LANES² of them.
+            unsafe {
+                let mut square = [V::splat(0.0); 16];
+                for i in 0..V::LANES {
+                    square[i] = V::load(numbers.as_ptr().add(i * V::LANES), V::LANES);
+                }
+                V::transpose(&mut square);
+                for i in 0..V::LANES {
+                    square[i].store(numbers.as_mut_ptr().add(i * V::LANES), V::LANES);
+                }
+            }
+            V::LANES
+        }
+    }
+
+    #[test]
+    fn squares_are_transposed() {
+        for isa in levels() {
+            let mut numbers: Vec<f32> = (0..256).map(|x| x as f32).collect();
+            // SAFETY: 256 numbers.
+            let lanes = unsafe { transposed(isa, &mut numbers) };
+            for i in 0..lanes {
+                for j in 0..lanes {
+                    assert_eq!(numbers[i * lanes + j], (j * lanes + i) as f32, "{isa:?} {i} {j}");
+                }
+            }
+        }
+    }
+
+    vector_kernel! {
+        /// Takes 16 numbers each; `count` is at most the number of lanes, which is returned.
+        unsafe fn partial<V: Vector>(
+            from: &[f32],
+            from_half: &[bf16],
+            count: usize,
+            wide: &mut [f32],
+            narrow: &mut [bf16],
+        ) -> usize {
+            // SAFETY: every slice has 16 elements.
+            unsafe {
+                V::load_bf16(from_half.as_ptr(), count).store(wide.as_mut_ptr(), V::LANES);
+                V::load(from.as_ptr(), V::LANES).store_bf16(narrow.as_mut_ptr(), count);
+            }
+            V::LANES
+        }
+    }
+
+    #[test]
+    fn partial_loads_read_zeros_and_partial_stores_leave_the_rest() {
+        let numbers: Vec<f32> = (0..16).map(|x| x as f32 + 1.0).collect();
+        let halves: Vec<bf16> = numbers.iter().map(|x| <bf16 as Element>::from_f32(*x)).collect();
+        for isa in levels() {
+            for count in 0..=16 {
+                let (mut wide, mut narrow) = (vec![-1.0; 16], vec![bf16::NEG_ONE; 16]);
+                // SAFETY: 16 elements each; no level has fewer lanes than 8, and larger counts run where it has 16.
+                let lanes = unsafe {
+                    if count > 8 && isa < Isa::Avx512 {
+                        continue;
+                    }
+                    partial(isa, &numbers, &halves, count, &mut wide, &mut narrow)
+                };
+                for i in 0..16 {
+                    let number = i as f32 + 1.0;
+                    let read = if i < count { number } else { [-1.0, 0.0][usize::from(i < lanes)] };
+                    assert_eq!(wide[i], read, "{isa:?} {count} {i}");
+                    assert_eq!(
+                        narrow[i].to_f32(),
+                        if i < count { number } else { -1.0 },
+                        "{isa:?} {count} {i}"
+                    );
+                }
+            }
+        }
+    }
+
+    vector_kernel! {
+        /// Takes 16 places.
+        unsafe fn rounded<V: Vector>(x: f32, to: &mut [bf16]) {
+            // SAFETY: 16 places.
+            unsafe { V::splat(x).store_bf16(to.as_mut_ptr(), V::LANES) };
+        }
+    }
+
+    #[test]
+    fn bf16_is_rounded_as_elsewhere() {
+        let hard = [1.0, 1.003_906_3, 1.011_718_8, f32::NAN, f32::INFINITY, 1e-40, -3.4e38, f32::MAX, -0.0];
+        for isa in levels() {
+            for x in hard {
+                let mut found = [bf16::ZERO; 16];
+                // SAFETY: 16 places.
+                unsafe { rounded(isa, x, &mut found) };
+                assert_eq!(found[0].to_bits(), <bf16 as Element>::from_f32(x).to_bits(), "{isa:?} {x}");
+            }
+        }
+    }
+}

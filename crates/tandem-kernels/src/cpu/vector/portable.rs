@@ -1,0 +1,129 @@
+//! Plain Rust, which compilers turn into whatever vector instructions the target always has.
+
+use super::{Strided, Vector, multiply};
+use crate::{Element, bf16};
+
+const PORTABLE_LANES: usize = 8;
+
+/// Plain Rust, which compilers turn into whatever vector instructions the target always has.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable(pub(crate) [f32; PORTABLE_LANES]);
+
+impl Portable {
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+}
+
+impl Vector for Portable {
+    const LANES: usize = PORTABLE_LANES;
+    const REGISTERS: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self([x; PORTABLE_LANES])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32, count: usize) -> Self {
+        // SAFETY: the caller's promise.
+        Self(std::array::from_fn(|i| if i < count { unsafe { *from.add(i) } } else { 0.0 }))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
+        // SAFETY: the caller's promise.
+        Self(std::array::from_fn(|i| if i < count { unsafe { *from.add(i) }.to_f32() } else { 0.0 }))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, count: usize) {
+        for i in 0..count {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(i) = self.0[i] };
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
+        for i in 0..count {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(i) = <bf16 as Element>::from_f32(self.0[i]) };
+        }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        self.zip(other, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.zip(other, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Self(self.0.map(f32::sqrt))
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // Where the target has no fused instruction, `f32::mul_add` is a slow function.
+        if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+            Self(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
+        } else {
+            self.mul(factor).add(addend)
+        }
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        // Adding and subtracting 1.5·2^23 rounds numbers below 2^22; `round_ties_even` is a function before SSE4.1.
+        let shift = 12_582_912.0;
+        Self(self.0.map(|x| (x + shift) - shift))
+    }
+    #[inline(always)]
+    fn exp2_integer(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(((x as i32 + 127) as u32) << 23)))
+    }
+    #[inline(always)]
+    fn if_less(self, bound: Self, a: Self, b: Self) -> Self {
+        Self(std::array::from_fn(|i| if self.0[i] < bound.0[i] { a.0[i] } else { b.0[i] }))
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+    }
+    unsafe fn multiply(
+        shape: [usize; 3],
+        a: Strided,
+        b: (*const f32, usize),
+        c: (*mut f32, usize),
+        accumulate: bool,
+    ) {
+        // SAFETY: passed on.
+        unsafe { multiply::<Self>(shape, a, b, c, accumulate) }
+    }
+    #[inline(always)]
+    fn transpose(square: &mut [Self; 16]) {
+        for i in 0..PORTABLE_LANES {
+            for j in 0..i {
+                (square[i].0[j], square[j].0[i]) = (square[j].0[i], square[i].0[j]);
+            }
+        }
+    }
+}
