@@ -40,7 +40,7 @@ cache = "cache"
 
 [train]
 batch_size = 32
-steps = 500
+steps = 1000
 learning_rate = 3e-3
 schedule = "cosine"
 warmup_steps = 20
@@ -70,13 +70,13 @@ cache = "cache"
 [objective]
 # DPO's loss, and the likelihood of the preferred answer beside it, which keeps a model this small from forgetting
 # how to write while it learns what not to write.
-loss = {{ sigmoid = 1.0, sft = 1.0 }}
-beta = 0.5
+loss = {{ sigmoid = 1.0, sft = 3.0 }}
+beta = 1.0
 
 [train]
 batch_size = 16
-steps = 60
-learning_rate = 1e-4
+steps = 100
+learning_rate = 5e-5
 warmup_steps = 4
 
 [compute]

@@ -72,8 +72,14 @@ impl Section {
         })
     }
 
-    /// The error for a key that must be there.
+    /// The error for a key that must be there. Where it is there but for a slip or two, the slip is the error.
     pub fn missing(&self, key: &str, give: &str) -> ConfigError {
+        let is_slip = |name: &str| strsim::damerau_levenshtein(name, key) * 4 <= key.len();
+        if let Some((name, node)) = self.entries.iter().find(|(name, _)| is_slip(name)) {
+            let nearest = Some(self.full(key));
+            let problem = Problem::UnknownKey { key: self.full(name), nearest, known: self.known.clone() };
+            return ConfigError { place: node.place.clone(), problem };
+        }
         let problem = Problem::Missing { key: self.full(key), expected: give.to_string() };
         ConfigError { place: self.place.clone(), problem }
     }
