@@ -41,10 +41,8 @@ impl Exit {
             Some(Self::UserMistake)
         } else if let Some(error) = cause.downcast_ref::<TrainError>() {
             Some(error.fault().into())
-        } else if let Some(error) = cause.downcast_ref::<io::Error>() {
-            Some(Self::of_io(error))
         } else {
-            None
+            cause.downcast_ref::<io::Error>().map(Self::of_io)
         }
     }
 

@@ -88,8 +88,8 @@ impl Watcher {
                 bar.set_position(step);
                 bar.set_message(text);
             }
-            None if step % self.interval == 0 || step == steps => {
-                self.say(&format!("step {step}/{steps}  {text}"))
+            None if step.is_multiple_of(self.interval) || step == steps => {
+                self.say(&format!("step {step}/{steps}  {text}"));
             }
             None => {}
         }

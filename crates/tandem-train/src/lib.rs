@@ -2,7 +2,7 @@
 //!
 //! * [`config`]: the typed TOML config. [`prepare`] opens what it names: model, tokenizer, tokens.
 //! * [`plan`]: what will be in memory when, from a dry run of the code below.
-//! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`reference`] what the policy is
+//! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`mod@reference`] what the policy is
 //!   compared with, [`objective`] the losses, [`optimizer`] the update, [`micro_batch`] cuts batches into forests.
 //! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
 //! * [`schedule`]: learning rates and clipping.

@@ -90,7 +90,7 @@ impl Plan {
             steps: config.train.length.total_steps(train_rows, config.train.batch_size),
             batch_size: config.train.batch_size,
             train_rows,
-            eval_rows: prepared.eval.as_ref().map_or(0, |c| c.num_rows()),
+            eval_rows: prepared.eval.as_ref().map_or(0, tandem_data::token_cache::TokenCache::num_rows),
             max_micro_batch_tokens: candidates.iter().map(|b| b.forest.num_tokens()).max().unwrap_or(0),
             max_scored_rows: candidates.iter().map(|b| b.forest.scored_rows().0.len()).max().unwrap_or(0),
             phases,
@@ -218,7 +218,10 @@ fn train(
         ReferenceKind::Model => Reference::Model(Box::new(frozen(prepared, device, dtype)?)),
         ReferenceKind::None => Reference::None,
         ReferenceKind::Precompute => {
-            let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, |c| c.num_rows()));
+            let rows = prepared
+                .train
+                .num_rows()
+                .max(prepared.eval.as_ref().map_or(0, tandem_data::token_cache::TokenCache::num_rows));
             let scores = RowScores(vec![[0.0; 2]; rows]);
             Reference::Precomputed { train: scores.clone(), eval: Some(scores) }
         }
