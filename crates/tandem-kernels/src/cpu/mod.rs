@@ -1,6 +1,6 @@
 //! CPU kernels, and what they run on: a team of threads, per-thread scratch and a level of vector instructions.
 //!
-//! A kernel cuts its work into blocks by shape alone and hands them to [`Cpu::parallel_for`]; sums over blocks are
+//! A kernel cuts its work into blocks by shape alone and hands them to `Cpu::parallel_for`; sums over blocks are
 //! taken in the order of the blocks. So the bits of a result do not depend on the number of threads.
 
 pub(crate) mod activation;
