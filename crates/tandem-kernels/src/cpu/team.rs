@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Rounds of spinning before a worker sleeps or a caller yields: some tens of microseconds.
+/// Rounds of spinning before a worker sleeps or a caller yields: 40 to 120 microseconds, by the length of a pause.
 const SPINS: u32 = 1 << 11;
 
 /// The low half of [`Shared::state`]: workers inside the job. Above it the open bit, above that the job's number.
