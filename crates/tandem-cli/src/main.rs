@@ -5,6 +5,7 @@
 mod args;
 mod commands;
 mod exit;
+mod output;
 mod quickstart;
 mod signals;
 mod step_line;
@@ -18,10 +19,16 @@ use crate::args::{Arguments, Command};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    let exit = run(Arguments::parse()).unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
-        Exit::of(&error)
-    });
+    let arguments = Arguments::parse();
+    // A panic is a broken invariant of ours; its message has been printed by the time it gets here.
+    let exit = match std::panic::catch_unwind(|| run(arguments)) {
+        Ok(Ok(exit)) => exit,
+        Ok(Err(error)) => {
+            eprintln!("error: {error:#}");
+            Exit::of(&error)
+        }
+        Err(_) => Exit::OwnFault,
+    };
     exit.into()
 }
 

@@ -162,3 +162,12 @@ fn init_depends_on_the_seed_and_on_nothing_else() {
     assert!(shop.bytes("model/model.safetensors") != shop.bytes("other/model.safetensors"));
     shop.run(&["init", "source", "model"]).expect(2).says(&["model", "already"]);
 }
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let shop = Workshop::new();
+    let mut command = shop.command(&["data", "dpo.toml", "--rows", "24"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

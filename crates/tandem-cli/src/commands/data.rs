@@ -3,12 +3,13 @@
 use std::io::IsTerminal;
 
 use tandem_data::show::{ShowOptions, show_pair, show_scored};
-use tandem_train::Config;
 use tandem_train::config::Method;
 use tandem_train::prepare::Prepared;
+use tandem_train::{Config, TrainError};
 
 use crate::args::DataArguments;
 use crate::exit::{Exit, mistake};
+use crate::output::print_lines;
 use crate::watcher::Watcher;
 
 pub fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
@@ -24,18 +25,15 @@ pub fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let options = ShowOptions { color, ids: arguments.ids, limit: arguments.limit };
 
-    for line in cache.report_lines() {
-        println!("{line}");
-    }
+    let mut lines = cache.report_lines();
     for row in (0..cache.num_rows()).skip(arguments.from).take(arguments.rows) {
-        println!("\n{}", cache.origin(row));
-        let lines = match config.method {
+        lines.push(format!("\n{}", cache.origin(row)));
+        let shown = match config.method {
             Method::Dpo => show_pair(&prepared.tokenizer, &cache.pair(row), options),
             Method::Sft => show_scored(&prepared.tokenizer, &cache.scored(row), options),
         };
-        for line in lines.map_err(tandem_train::TrainError::from)? {
-            println!("{line}");
-        }
+        lines.extend(shown.map_err(TrainError::from)?);
     }
+    print_lines(&lines)?;
     Ok(Exit::Done)
 }

@@ -5,6 +5,7 @@ use tandem_train::evaluation::evaluate;
 
 use crate::args::EvalArguments;
 use crate::exit::Exit;
+use crate::output::print_lines;
 use crate::watcher::Watcher;
 
 pub fn run(arguments: &EvalArguments) -> anyhow::Result<Exit> {
@@ -13,6 +14,6 @@ pub fn run(arguments: &EvalArguments) -> anyhow::Result<Exit> {
     let mut watcher = Watcher::every(1);
     let record = evaluate(&config, arguments.checkpoint.as_deref(), &mut watcher)?;
     watcher.finish();
-    println!("{}", record.to_json());
+    print_lines(&[record.to_json()])?;
     Ok(Exit::Done)
 }

@@ -13,6 +13,7 @@ use tandem_model::{Decoder, Generator, GeneratorOptions, ModelFolder, ResidentWe
 
 use crate::args::{GenerateArguments, SamplingArguments};
 use crate::exit::{Exit, mistake};
+use crate::output::print_lines;
 
 /// Answers under way at once, at most; it bounds the memory of the cache.
 const MAX_BATCH: usize = 64;
@@ -31,12 +32,14 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let framing = if arguments.raw { Framing::Raw } else { Framing::Chat(arguments.system.as_deref()) };
     let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
     let answers = answers(&arguments.model, &texts, framing, &arguments.sampling, arguments.threads)?;
-    for (prompt, answer) in prompts.iter().zip(&answers) {
-        if prompts.len() > 1 {
-            println!("> {prompt}");
+    // Several answers are told apart by their prompts; a single one stands alone, ready to be piped.
+    let lines: Vec<String> = match &answers[..] {
+        [answer] => vec![answer.clone()],
+        answers => {
+            prompts.iter().zip(answers).map(|(prompt, answer)| format!("> {prompt}\n{answer}")).collect()
         }
-        println!("{answer}");
-    }
+    };
+    print_lines(&lines)?;
     Ok(Exit::Done)
 }
 

@@ -8,6 +8,7 @@ use tandem_model::{Decoder, ModelFolder, Save};
 
 use crate::args::InitArguments;
 use crate::exit::{Exit, mistake};
+use crate::output::print_lines;
 
 pub fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
     let InitArguments { config, output, seed } = arguments;
@@ -17,7 +18,7 @@ pub fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
     let folder = if config.is_file() { config.parent().unwrap_or(Path::new("")) } else { config };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let num_parameters = init(folder, output, *seed)?;
-    println!("{}: {num_parameters} parameters", output.display());
+    print_lines(&[format!("{}: {num_parameters} parameters", output.display())])?;
     Ok(Exit::Done)
 }
 

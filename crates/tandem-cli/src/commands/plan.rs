@@ -6,6 +6,7 @@ use tandem_train::prepare::Prepared;
 
 use crate::args::RunArguments;
 use crate::exit::Exit;
+use crate::output::print_lines;
 use crate::watcher::Watcher;
 
 pub fn run(arguments: &RunArguments) -> anyhow::Result<Exit> {
@@ -13,6 +14,6 @@ pub fn run(arguments: &RunArguments) -> anyhow::Result<Exit> {
     let mut watcher = Watcher::every(1);
     let prepared = Prepared::open(&config, &mut watcher)?;
     watcher.finish();
-    println!("{}", Plan::make(&config, &prepared)?);
+    print_lines(&[Plan::make(&config, &prepared)?.to_string()])?;
     Ok(Exit::Done)
 }
