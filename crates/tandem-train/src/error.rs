@@ -45,12 +45,6 @@ pub enum TrainError {
         /// The file.
         path: PathBuf,
     },
-    /// Nothing to resume from.
-    #[error("{}: no complete checkpoint to resume from; start the run without --resume", path.display())]
-    NoCheckpoint {
-        /// The folder that was searched.
-        path: PathBuf,
-    },
     /// A checkpoint is not what its manifest says.
     #[error("checkpoint {} cannot be used: {reason}", path.display())]
     BrokenCheckpoint {
@@ -154,7 +148,6 @@ impl TrainError {
             | Self::UsedRunDir { .. }
             | Self::LockedRunDir { .. }
             | Self::ForeignFile { .. }
-            | Self::NoCheckpoint { .. }
             | Self::BrokenCheckpoint { .. }
             | Self::Mismatch { .. }
             | Self::WrongStart { .. }
@@ -207,7 +200,6 @@ mod tests {
         assert_eq!(missing.exit_code(), 2);
         let full = TrainError::io("write", Path::new("x"))(io::Error::from(io::ErrorKind::StorageFull));
         assert_eq!(full.exit_code(), 1);
-        assert_eq!(TrainError::NoCheckpoint { path: "x".into() }.exit_code(), 2);
         assert_eq!(TrainError::Kernel(KernelError::invalid("gemm", "x")).exit_code(), 1);
         assert_eq!((Fault::PeerLost.exit_code(), Fault::Preempted.exit_code()), (75, 143));
     }

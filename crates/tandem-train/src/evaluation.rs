@@ -33,7 +33,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let prepared = Prepared::open(config, observer)?;
     let plan = Plan::make(config, &prepared)?;
     let device = Device::cpu(threads(config), arena_capacity(&plan))?;
-    let reference = load_reference(config, &prepared, &device, observer)?;
+    let reference = load_reference(config, &prepared, &device, &[Split::Eval], observer)?;
     let mut masters = starting_weights(config, &prepared, &device, Kind::Master)?;
     let mut step = 0;
     if let Some(path) = checkpoint {

@@ -223,7 +223,7 @@ fn train(
                 .num_rows()
                 .max(prepared.eval.as_ref().map_or(0, tandem_data::token_cache::TokenCache::num_rows));
             let scores = RowScores(vec![[0.0; 2]; rows]);
-            Reference::Precomputed { train: scores.clone(), eval: Some(scores) }
+            Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
         }
     };
     let gradients = Accumulator::new(device, decoder.clone())?;

@@ -76,6 +76,14 @@ impl Prepared {
         Batches::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
     }
 
+    /// The tokens of a split that the run has.
+    pub fn tokens(&self, split: Split) -> Option<&TokenCache> {
+        match split {
+            Split::Train => Some(&self.train),
+            Split::Eval => self.eval.as_ref(),
+        }
+    }
+
     /// Zero weights of the model's shape.
     ///
     /// # Errors

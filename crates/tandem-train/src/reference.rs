@@ -27,9 +27,9 @@ pub enum Reference {
     None,
     /// Computed once, before training.
     Precomputed {
-        /// Of the training rows.
-        train: RowScores,
-        /// Of the evaluation rows.
+        /// Of the training rows, if they are used.
+        train: Option<RowScores>,
+        /// Of the evaluation rows, if they are used.
         eval: Option<RowScores>,
     },
     /// A second set of weights.
@@ -56,9 +56,10 @@ impl Reference {
             Self::None => Ok(None),
             Self::Precomputed { train, eval } => {
                 let rows = match split {
-                    Split::Train => &*train,
-                    Split::Eval => eval.as_ref().expect("precomputed for every split that is used"),
+                    Split::Train => train,
+                    Split::Eval => eval,
                 };
+                let rows = rows.as_ref().expect("precomputed for every split that is used");
                 Ok(Some(batch.rows.iter().flat_map(|&row| rows.0[row as usize]).collect()))
             }
             Self::Model(weights) => {
@@ -150,7 +151,8 @@ impl RowScores {
     }
 }
 
-/// Makes the configured reference ready: loads its weights, or reads or computes its log-probabilities.
+/// Makes the configured reference ready for the splits that will be scored: loads its weights, or reads or computes its
+/// log-probabilities.
 ///
 /// # Errors
 /// If weights cannot be read, a forward pass fails, or scores cannot be written.
@@ -158,6 +160,7 @@ pub fn load_reference(
     config: &Config,
     prepared: &Prepared,
     device: &Device,
+    splits: &[Split],
     observer: &mut dyn Observer,
 ) -> Result<Reference> {
     if config.reference.kind == ReferenceKind::None {
@@ -197,9 +200,11 @@ pub fn load_reference(
         scores.write(&path)?;
         Ok(scores)
     };
-    let train = of_split(Split::Train, &prepared.train)?;
-    let eval = prepared.eval.as_ref().map(|cache| of_split(Split::Eval, cache)).transpose()?;
-    Ok(Reference::Precomputed { train, eval })
+    let mut scores = |split: Split| match prepared.tokens(split) {
+        Some(cache) if splits.contains(&split) => of_split(split, cache).map(Some),
+        _ => Ok(None),
+    };
+    Ok(Reference::Precomputed { train: scores(Split::Train)?, eval: scores(Split::Eval)? })
 }
 
 /// A hash of all weights.

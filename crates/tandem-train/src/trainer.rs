@@ -71,7 +71,7 @@ impl Trainer {
 
         let device = Device::cpu(threads(&config), arena_capacity(&plan))?;
         device.reserve(plan.arena_bytes());
-        let reference = load_reference(&config, &prepared, &device, observer)?;
+        let reference = load_reference(&config, &prepared, &device, &[Split::Train, Split::Eval], observer)?;
         let decoder = &prepared.decoder;
         let masters = starting_weights(&config, &prepared, &device, Kind::Master)?;
         let policy = ReplicatedWeights::new(&device, decoder.clone(), masters, compute_type(&config))?;
