@@ -98,7 +98,7 @@ pub fn objective(args: &Value) -> Result<String, String> {
     const DEFAULTS: [(&str, &str); 3] =
         [("f_divergence_type", "\"reverse_kl\""), ("ld_alpha", "null"), ("use_weighting", "false")];
     for (key, default) in DEFAULTS {
-        if let Some(value) = args.get(key).filter(|value| value.to_string() != default) {
+        if let Some(value) = args.get(key).filter(|&value| value.to_string() != default) {
             return Err(format!("{key} = {value}"));
         }
     }

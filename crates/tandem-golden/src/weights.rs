@@ -26,7 +26,7 @@ impl Weights {
         if let Some((name, tensor)) = wrong {
             anyhow::bail!("{}: {name} is {:?}, expected F32", path.display(), tensor.dtype());
         }
-        let names = file.names().into_iter().map(|name| name.to_owned()).collect();
+        let names = file.names().into_iter().map(ToOwned::to_owned).collect();
         Ok(Self { bytes, names })
     }
 
