@@ -98,7 +98,8 @@ pub fn objective(args: &Value) -> Result<String, String> {
     const DEFAULTS: [(&str, &str); 3] =
         [("f_divergence_type", "\"reverse_kl\""), ("ld_alpha", "null"), ("use_weighting", "false")];
     for (key, default) in DEFAULTS {
-        if let Some(value) = args.get(key).filter(|&value| value.to_string() != default) {
+        let default: Value = serde_json::from_str(default).expect("the defaults above are JSON");
+        if let Some(value) = args.get(key).filter(|&value| *value != default) {
             return Err(format!("{key} = {value}"));
         }
     }
