@@ -10,7 +10,7 @@ use tandem_kernels::meta::Ledger;
 use tandem_kernels::{DType, Device, Kind, MemoryUse};
 
 use crate::Result;
-use crate::config::{Config, Length, ReferenceKind};
+use crate::config::{Config, ReferenceKind};
 use crate::metrics::MetricSums;
 use crate::micro_batch::MicroBatch;
 use crate::optimizer::Optimizer;
@@ -148,10 +148,7 @@ fn largest(config: &Config, prepared: &Prepared) -> Result<Vec<MicroBatch>> {
     let mut batches = prepared.batches(config);
     let steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
     // Shuffled epochs are cut differently; looking at every step of a long run would cost more than it tells.
-    let looked_at = match config.train.length {
-        Length::Steps(_) | Length::Epochs(_) => steps.min(batches.steps_per_epoch().max(LOOK_AHEAD)),
-    };
-    for step in 0..looked_at {
+    for step in 0..steps.min(batches.steps_per_epoch().max(LOOK_AHEAD)) {
         for micro in batcher.batch(&prepared.train, batches.rows(step))? {
             consider(micro);
         }
