@@ -1,6 +1,6 @@
 //! The three products of a linear layer at training shapes, and a few rows at a time as in generation.
 
-use tandem_kernels::{DType, ops};
+use tandem_kernels::{DType, Tensor, ops};
 
 #[cfg(feature = "peer")]
 use crate::harness::median_seconds;
@@ -40,6 +40,26 @@ pub fn run(bench: &Bench) {
     }
 }
 
+/// Activations that take turns: in a step they come from memory, not from the cache that the last call left.
+struct Turns {
+    sets: Vec<[Tensor; 2]>,
+    next: usize,
+}
+
+impl Turns {
+    const BYTES: usize = 512 << 20;
+
+    fn new(is_one: bool, bytes: usize, set: impl Fn() -> [Tensor; 2]) -> Self {
+        let count = if is_one { 1 } else { (Self::BYTES / bytes).clamp(2, 200) };
+        Self { sets: (0..count).map(|_| set()).collect(), next: 0 }
+    }
+
+    fn next(&mut self) -> &mut [Tensor; 2] {
+        self.next = (self.next + 1) % self.sets.len();
+        &mut self.sets[self.next]
+    }
+}
+
 fn flops((t, k, n): (usize, usize, usize), dtype: DType) -> Work {
     Work::Flops(2.0 * t as f64 * k as f64 * n as f64, dtype)
 }
@@ -49,12 +69,14 @@ fn forward(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType, by_byt
     if !bench.wants(&name) {
         return;
     }
-    let (x, w) = (bench.matrix(t, k, dtype), bench.matrix(n, k, dtype));
-    let mut y = bench.matrix(t, n, dtype);
+    let w = bench.matrix(n, k, dtype);
     let bytes = (t * k + n * k + t * n) * dtype.size();
+    let mut turns = Turns::new(by_bytes, bytes, || [bench.matrix(t, k, dtype), bench.matrix(t, n, dtype)]);
     let work = if by_bytes { Work::Bytes(bytes as f64) } else { flops((t, k, n), dtype) };
-    let ours =
-        || ops::linear(&bench.device, x.view(), w.view(), None, None, y.view_mut()).expect("shapes fit");
+    let ours = || {
+        let [x, y] = turns.next();
+        ops::linear(&bench.device, x.view(), w.view(), None, None, y.view_mut()).expect("shapes fit");
+    };
     compare(bench, &name, work, (t, n, k), dtype, [(k, 1), (1, k)], ours);
 }
 
@@ -63,9 +85,11 @@ fn backward_input(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType)
     if !bench.wants(&name) {
         return;
     }
-    let (dy, w) = (bench.matrix(t, n, dtype), bench.matrix(n, k, dtype));
-    let mut dx = bench.matrix(t, k, dtype);
+    let w = bench.matrix(n, k, dtype);
+    let bytes = (t * k + t * n) * dtype.size();
+    let mut turns = Turns::new(false, bytes, || [bench.matrix(t, n, dtype), bench.matrix(t, k, dtype)]);
     let ours = || {
+        let [dy, dx] = turns.next();
         ops::linear_backward_input(&bench.device, dy.view(), w.view(), dx.view_mut(), false)
             .expect("shapes fit");
     };
@@ -77,9 +101,11 @@ fn backward_weight(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType
     if !bench.wants(&name) {
         return;
     }
-    let (dy, x) = (bench.matrix(t, n, dtype), bench.matrix(t, k, dtype));
     let mut dw = bench.matrix(n, k, DType::F32);
+    let bytes = (t * k + t * n) * dtype.size();
+    let mut turns = Turns::new(false, bytes, || [bench.matrix(t, n, dtype), bench.matrix(t, k, dtype)]);
     let ours = || {
+        let [dy, x] = turns.next();
         ops::linear_backward_weight(&bench.device, dy.view(), x.view(), dw.view_mut(), false)
             .expect("shapes fit");
     };

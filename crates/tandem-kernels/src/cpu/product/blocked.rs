@@ -1,9 +1,9 @@
 //! The product of large matrices: packed, blocked for the caches, threaded over tiles of the result.
 //!
-//! For a range of columns of the result, the second factor is packed as a whole (by all threads), so that it is packed
-//! once. Then tasks of some rows and columns of the result each pack their part of the first factor, one block of k
-//! after another, and run over it tile by tile: a panel of the second factor meets all rows of the task, which stay in
-//! the second-level cache.
+//! For a range of columns of the result and a block of k, the second factor is packed by all threads, so that it is
+//! packed once and then lies in the second-level cache, or close to it. Then tasks of some rows and columns of the
+//! result each pack their part of the first factor and run over it tile by tile: a panel of the second factor meets all
+//! rows of the task.
 //!
 //! Each element of the result is summed along k in one order within a block, and blocks are added in order. The blocks
 //! of k depend on the length of k alone, so nothing else — threads, tasks, where a tile begins — changes the bits.
@@ -21,49 +21,56 @@ use crate::{DType, bf16};
 /// and 176: 3 and 7 % on Emerald Rapids), since the tile fetches the panel ahead and passes over the result are spared.
 const BLOCK_LANES: usize = 512;
 
-/// The packed second factor, in lanes: it lies in the last-level cache.
+/// What is packed of the second factor at once, in lanes: it lies in the last-level cache.
 const PACKED_LANES: usize = 1 << 21;
 
 /// The fewest columns that are packed at once, however long k is: each lane of the first factor is packed once for
 /// every such range.
 const FEWEST_COLUMNS: usize = 256;
 
-/// Panels of the first factor per task, at most.
-const TASK_PANELS: usize = 12;
-
-/// Tasks per thread that suffice for an even share.
-const TASKS_PER_THREAD: usize = 12;
-
 /// Computes `product` with the instructions of `L`.
 pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
-    let (m, n) = (product.a.rows(), product.b.rows());
-    let lanes = product.a.depth().div_ceil(L::DEPTH);
-    let columns = even_part(n, (PACKED_LANES / lanes.max(1)).max(FEWEST_COLUMNS), L::COLUMNS);
-    for start in (0..n).step_by(columns) {
-        let range = start..n.min(start + columns);
-        scratch::with_bytes(columns * lanes * size_of::<f32>(), |packed| {
-            let packed = Address(packed.cast::<f32>().as_ptr());
-            pack_columns::<L>(cpu, product, lanes, range.clone(), packed);
-            let (panels, splits) = task_shape::<L>(m, range.len(), cpu.threads());
-            let task_rows = panels * L::ROWS;
-            let task_columns = even_part(range.len(), range.len().div_ceil(splits), L::COLUMNS);
-            let splits = range.len().div_ceil(task_columns);
-            cpu.parallel_for(m.div_ceil(task_rows) * splits, |task| {
-                let (rows, columns) = (task / splits * task_rows, task % splits * task_columns);
-                let task = Task {
+    let depth = Depth::new(product.a.depth().div_ceil(L::DEPTH));
+    // A block after another passes over the result, which keeps their sums if it is f32. A bf16 result is summed by the
+    // task, which then needs all blocks.
+    let step = if product.c.dtype() == DType::F32 { 1 } else { depth.blocks };
+    let most = (PACKED_LANES / depth.lanes(0..step).len().max(1)).max(FEWEST_COLUMNS);
+    let n = product.b.rows();
+    let width = even_part(n, most, L::COLUMNS);
+    scratch::with_bytes(width * depth.lanes(0..step).len() * size_of::<f32>(), |packed| {
+        for start in (0..n).step_by(width) {
+            for first in (0..depth.blocks).step_by(step) {
+                let part = Part {
                     product,
-                    lanes,
-                    rows: rows..m.min(rows + task_rows),
-                    first_column: range.start,
-                    columns: columns..range.len().min(columns + task_columns),
-                    packed,
+                    depth,
+                    blocks: first..first + step,
+                    columns: start..n.min(start + width),
+                    packed: Address(packed.cast().as_ptr()),
                 };
-                scratch::with_bytes(task.buffer_len::<L>() * size_of::<f32>(), |buffer| {
-                    // SAFETY: the level was chosen for this processor; tasks are disjoint parts of the result.
-                    unsafe { L::run(&task, buffer.cast().as_ptr()) };
-                });
-            });
-        });
+                part.pack::<L>(cpu);
+                part.multiply::<L>(cpu);
+            }
+        }
+    });
+}
+
+/// The lanes along k, cut into blocks of equal length (the last may have fewer). Of the length of k alone.
+#[derive(Clone, Copy)]
+struct Depth {
+    lanes: usize,
+    blocks: usize,
+    /// Lanes of a block.
+    block: usize,
+}
+
+impl Depth {
+    fn new(lanes: usize) -> Self {
+        let blocks = lanes.div_ceil(BLOCK_LANES).max(1);
+        Self { lanes, blocks, block: lanes.div_ceil(blocks) }
+    }
+
+    fn lanes(&self, blocks: Range<usize>) -> Range<usize> {
+        (blocks.start * self.block).min(self.lanes)..(blocks.end * self.block).min(self.lanes)
     }
 }
 
@@ -71,44 +78,6 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
 fn even_part(len: usize, most: usize, unit: usize) -> usize {
     let parts = len.div_ceil((most / unit * unit).max(unit)).max(1);
     len.div_ceil(parts).next_multiple_of(unit)
-}
-
-/// Panels of rows per task, and how many tasks share the columns: enough tasks for an even share among threads, by
-/// fewer rows first, since more columns per task mean that fewer tasks pack the same rows.
-fn task_shape<L: Level>(m: usize, n: usize, threads: usize) -> (usize, usize) {
-    let wanted = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
-    let panels = m.div_ceil(L::ROWS);
-    let per_task = (panels / wanted).clamp(2, TASK_PANELS).min(panels);
-    let splits = wanted.div_ceil(panels.div_ceil(per_task)).min(n.div_ceil(8 * L::COLUMNS));
-    (per_task, splits.max(1))
-}
-
-/// Packs columns `columns` of the result's second factor, all lanes.
-fn pack_columns<L: Level>(
-    cpu: &Cpu,
-    product: &Product,
-    lanes: usize,
-    columns: Range<usize>,
-    packed: Address,
-) {
-    /// Panels per block: side by side they read whole cache lines where columns are neighbours in memory.
-    const PANELS: usize = 4;
-    /// Lanes per block, so that small factors, too, are packed by several threads.
-    const LANES: usize = 128;
-    let width = PANELS * L::COLUMNS;
-    let (blocks, pieces) = (columns.len().div_ceil(width), lanes.div_ceil(LANES));
-    cpu.parallel_for(blocks * pieces, |block| {
-        let (block, piece) = (block / pieces, block % pieces);
-        let start = columns.start + block * width;
-        let rows = start..columns.end.min(start + width);
-        let piece = piece * LANES..lanes.min((piece + 1) * LANES);
-        // SAFETY: the level was chosen for this processor; the buffer holds `lanes` lanes of all panels, and blocks write
-        // disjoint parts of it.
-        unsafe {
-            let to = packed.get().add(block * width * lanes + piece.start * L::COLUMNS);
-            L::pack_columns(&product.b, rows, piece, to, L::COLUMNS * lanes);
-        }
-    });
 }
 
 /// Memory that blocks share.
@@ -127,58 +96,163 @@ impl Address {
     }
 }
 
-/// A part of the result.
-pub(super) struct Task<'a> {
+/// Columns of the result and blocks of k for which the second factor is packed together.
+struct Part<'a> {
     product: &'a Product<'a>,
-    lanes: usize,
-    rows: Range<usize>,
-    /// The first packed column.
-    first_column: usize,
-    /// Columns of this task, counted from the first packed one.
+    depth: Depth,
+    blocks: Range<usize>,
     columns: Range<usize>,
     packed: Address,
 }
 
-impl Task<'_> {
-    /// Blocks of k, and the lanes of one (the last may have fewer). Of the length of k alone.
-    fn blocks(&self) -> (usize, usize) {
-        let num_blocks = self.lanes.div_ceil(BLOCK_LANES).max(1);
-        (num_blocks, self.lanes.div_ceil(num_blocks))
+impl Part<'_> {
+    /// The packed lanes.
+    fn lanes(&self) -> Range<usize> {
+        self.depth.lanes(self.blocks.clone())
     }
 
+    /// Packs the second factor.
+    fn pack<L: Level>(&self, cpu: &Cpu) {
+        /// Panels per block: side by side they read whole cache lines where columns are neighbours in memory.
+        const PANELS: usize = 4;
+        /// Lanes per block, so that small factors, too, are packed by several threads.
+        const LANES: usize = 128;
+        let (lanes, columns, width) = (self.lanes(), &self.columns, PANELS * L::COLUMNS);
+        let (blocks, pieces) = (columns.len().div_ceil(width), lanes.len().div_ceil(LANES));
+        cpu.parallel_for(blocks * pieces, |block| {
+            let (column, lane) = (block / pieces * width, block % pieces * LANES);
+            let rows = columns.start + column..columns.end.min(columns.start + column + width);
+            let piece = lanes.start + lane..lanes.end.min(lanes.start + lane + LANES);
+            // SAFETY: the level was chosen for this processor; the buffer holds the lanes of all panels, and blocks
+            // write disjoint parts of it.
+            unsafe {
+                let to = self.packed.get().add(column * lanes.len() + lane * L::COLUMNS);
+                L::pack_columns(&self.product.b, rows, piece, to, L::COLUMNS * lanes.len());
+            }
+        });
+    }
+
+    /// Computes, or adds to, these columns of the result.
+    fn multiply<L: Level>(&self, cpu: &Cpu) {
+        let m = self.product.a.rows();
+        let (panels, columns) = (m.div_ceil(L::ROWS), self.columns.len().div_ceil(L::COLUMNS));
+        let deal = Deal { panels, columns, threads: cpu.threads() };
+        cpu.parallel_for(deal.map(|hand| hand.splits).sum(), |task| {
+            let (panels, columns) = deal.task(task);
+            let task = Task {
+                part: self,
+                rows: panels.start * L::ROWS..m.min(panels.end * L::ROWS),
+                columns: columns.start * L::COLUMNS..self.columns.len().min(columns.end * L::COLUMNS),
+            };
+            scratch::with_bytes(task.buffer_len::<L>() * size_of::<f32>(), |buffer| {
+                // SAFETY: the level was chosen for this processor; tasks are disjoint parts of the result.
+                unsafe { L::run(&task, buffer.cast().as_ptr()) };
+            });
+        });
+    }
+}
+
+/// How tiles are dealt out to threads: large tasks first, since a panel of the second factor then meets many rows, and
+/// smaller and smaller ones towards the end, so that no thread is left with much when the others have finished.
+#[derive(Clone, Copy)]
+struct Deal {
+    /// Panels of rows that have not been dealt out.
+    panels: usize,
+    /// Panels of columns.
+    columns: usize,
+    threads: usize,
+}
+
+/// Consecutive panels of rows, whose columns are split among so many tasks.
+#[derive(Clone, Copy)]
+struct Hand {
+    panels: usize,
+    splits: usize,
+}
+
+impl Iterator for Deal {
+    type Item = Hand;
+
+    fn next(&mut self) -> Option<Hand> {
+        /// Panels of rows in a task: their block of k stays in the second-level cache; fewer would fetch a panel of
+        /// columns for too little work.
+        const PANELS: (usize, usize) = (2, 12);
+        /// The fewest tiles in a task.
+        const TILES: usize = 16;
+        /// The fewest panels of columns in a task: every task packs its rows.
+        const COLUMNS: usize = 4;
+        if self.panels == 0 {
+            return None;
+        }
+        let left = self.panels * self.columns;
+        // Half of an even share of what is left.
+        let tiles = if self.threads == 1 { left } else { (left / (2 * self.threads)).max(TILES) };
+        let panels = (tiles / self.columns).clamp(PANELS.0, PANELS.1).min(self.panels);
+        let splits = (panels * self.columns / tiles).clamp(1, self.columns.div_ceil(COLUMNS));
+        self.panels -= panels;
+        Some(Hand { panels, splits })
+    }
+}
+
+impl Deal {
+    /// Panels of rows and of columns of the task with this number; none of the latter where they do not split evenly.
+    fn task(self, number: usize) -> (Range<usize>, Range<usize>) {
+        let (mut first, mut row) = (0, 0);
+        for Hand { panels, splits } in self {
+            if number < first + splits {
+                let part = self.columns.div_ceil(splits);
+                let column = ((number - first) * part).min(self.columns);
+                return (row..row + panels, column..self.columns.min(column + part));
+            }
+            (first, row) = (first + splits, row + panels);
+        }
+        unreachable!("the hands' splits add up to the number of tasks")
+    }
+}
+
+/// A task's rows and columns of a part.
+pub(super) struct Task<'a> {
+    part: &'a Part<'a>,
+    rows: Range<usize>,
+    /// Counted from the part's first column.
+    columns: Range<usize>,
+}
+
+impl Task<'_> {
     /// Numbers that [`Self::run`] needs: a block of the first factor, and the sums of a bf16 result of several blocks.
     fn buffer_len<L: Level>(&self) -> usize {
-        let (num_blocks, block) = self.blocks();
-        let is_summed_apart = self.product.c.dtype() == DType::Bf16 && num_blocks > 1;
+        let Depth { blocks, block, .. } = self.part.depth;
+        let is_summed_apart = self.part.product.c.dtype() == DType::Bf16 && blocks > 1;
         let sums = if is_summed_apart { self.columns.len() } else { 0 };
         self.rows.len().next_multiple_of(L::ROWS) * (block + sums)
     }
 
-    /// Computes this part of the result.
+    /// Computes this task's elements of the result.
     ///
     /// # Safety
-    /// The caller is compiled for the vector's level and runs where it exists; nobody else writes this part; `buffer`
-    /// has room for [`Self::buffer_len`] numbers.
+    /// The caller is compiled for the vector's level and runs where it exists; nobody else writes these elements;
+    /// `buffer` has room for [`Self::buffer_len`] numbers.
     #[inline(always)]
     pub(super) unsafe fn run<M: Multiply, const MR: usize, const NV: usize, const NR: usize>(
         &self,
         buffer: *mut f32,
     ) {
-        let (num_blocks, block) = self.blocks();
+        let Part { product, depth, ref blocks, packed, .. } = *self.part;
+        let (all, block) = (self.part.lanes(), depth.block);
         let sums = buffer.wrapping_add(self.rows.len().next_multiple_of(MR) * block);
-        for index in 0..num_blocks {
-            let lanes = (index * block).min(self.lanes)..self.lanes.min((index + 1) * block);
-            let (a, rows) = (&self.product.a, self.rows.clone());
+        for index in blocks.clone() {
+            let lanes = depth.lanes(index..index + 1);
+            let (a, rows) = (&product.a, self.rows.clone());
             // SAFETY: the caller's promise.
             unsafe { pack::<M::Vector, MR>(a, M::DEPTH, rows, lanes.clone(), buffer, MR * block) };
             for column in self.columns.clone().step_by(NR) {
                 for row in (0..self.rows.len()).step_by(MR) {
-                    let tile = self.tile::<MR, NR>(row, column, index == 0, index + 1 == num_blocks, sums);
+                    let tile = self.tile::<MR, NR>(row, column, index == 0, index + 1 == depth.blocks, sums);
                     // SAFETY: `column` and `row` are multiples of the panels' widths, so each panel is at its width times
-                    // the lanes before it; the tile is inside this task's part.
+                    // the lanes before it; the tile is among this task's elements.
                     unsafe {
                         let a = buffer.add(row * block);
-                        let b = self.packed.get().add(column * self.lanes + lanes.start * NR);
+                        let b = packed.get().add(column * all.len() + (lanes.start - all.start) * NR);
                         multiply::<M, MR, NV>(lanes.len(), a, b, &tile);
                     }
                 }
@@ -186,7 +260,7 @@ impl Task<'_> {
         }
     }
 
-    /// What the tile at `row` (of the task) and `column` (of the packed ones) is added to, and where it goes.
+    /// What the tile at `row` (of the task) and `column` (of the part) is added to, and where it goes.
     #[inline(always)]
     fn tile<const MR: usize, const NR: usize>(
         &self,
@@ -196,10 +270,11 @@ impl Task<'_> {
         is_last: bool,
         sums: *mut f32,
     ) -> Tile {
-        let (result_row, result_column) = (self.rows.start + row, self.first_column + column);
+        let product = self.part.product;
+        let (result_row, result_column) = (self.rows.start + row, self.part.columns.start + column);
         let width = self.columns.len();
         let sums = sums.wrapping_add(row * width + column - self.columns.start);
-        let c = &self.product.c;
+        let c = &product.c;
         let offset = result_row * c.stride() + result_column;
         let (out, out_stride) = match c.dtype() {
             DType::F32 => (Out::F32(c.pointer_of::<f32>().wrapping_add(offset)), c.stride()),
@@ -207,14 +282,14 @@ impl Task<'_> {
             DType::Bf16 => (Out::F32(sums), width),
         };
         let (add, add_stride) = if is_first {
-            self.product.start_at(result_row, result_column)
+            product.start_at(result_row, result_column)
         } else {
             match out {
                 Out::F32(out) => (out.cast_const(), out_stride),
                 Out::Bf16(_) => (sums.cast_const(), width),
             }
         };
-        let bias = if is_first { self.product.bias_at(result_column) } else { std::ptr::null() };
+        let bias = if is_first { product.bias_at(result_column) } else { std::ptr::null() };
         Tile {
             rows: MR.min(self.rows.len() - row),
             cols: NR.min(self.columns.end - column),

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use super::lanes::Lanes;
 use crate::cpu::vector::Vector;
@@ -84,24 +85,31 @@ pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     tile: &Tile,
 ) {
     let width = M::Vector::LANES;
-    tile.prefetch();
+    let part = lanes.div_ceil(MR.div_ceil(PREFETCH_ROWS)).max(1);
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[M::Vector::splat(0.0); NV]; MR];
-        for _ in 0..lanes {
-            let mut columns = [M::Vector::splat(0.0); NV];
-            for j in 0..NV {
-                columns[j] = M::Vector::load(b.add(j * width), width);
-                prefetch(b.wrapping_add(PREFETCH * NV * width + j * width).cast());
-            }
-            for i in 0..MR {
-                let row = M::Vector::splat(*a.add(i));
+        let (mut left, mut row) = (lanes, 0);
+        while left > 0 {
+            tile.prefetch(row..tile.rows.min(row + PREFETCH_ROWS));
+            row += PREFETCH_ROWS;
+            let now = part.min(left);
+            left -= now;
+            for _ in 0..now {
+                let mut columns = [M::Vector::splat(0.0); NV];
                 for j in 0..NV {
-                    sums[i][j] = M::multiply_add(row, columns[j], sums[i][j]);
+                    columns[j] = M::Vector::load(b.add(j * width), width);
+                    prefetch(b.wrapping_add(PREFETCH_LANES * NV * width + j * width).cast());
                 }
+                for i in 0..MR {
+                    let row = M::Vector::splat(*a.add(i));
+                    for j in 0..NV {
+                        sums[i][j] = M::multiply_add(row, columns[j], sums[i][j]);
+                    }
+                }
+                a = a.add(MR);
+                b = b.add(NV * width);
             }
-            a = a.add(MR);
-            b = b.add(NV * width);
         }
         // Through memory, so that the loops above are all that touches the array of sums: it then stays in registers.
         let mut values = [const { MaybeUninit::<[f32; MOST_COLUMNS]>::uninit() }; MR];
@@ -115,25 +123,29 @@ pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
 }
 
 /// Lanes that the second factor is fetched ahead.
-const PREFETCH: usize = 12;
+const PREFETCH_LANES: usize = 24;
+
+/// Rows of the result that are fetched at a time: asked for at once, all of them would wait for one another, and the
+/// arithmetic for them.
+const PREFETCH_ROWS: usize = 2;
 
 /// Columns of the widest tile.
 const MOST_COLUMNS: usize = 32;
 
 impl Tile {
-    /// Asks for the memory that the tile will be added to and stored in, while it is being computed.
+    /// Asks for the memory that these rows of the tile will be added to and stored in, while they are being computed.
     #[inline(always)]
-    fn prefetch(&self) {
+    fn prefetch(&self, rows: Range<usize>) {
         let (out, size) = match self.out {
             Out::F32(out) => (out.cast::<u8>().cast_const(), size_of::<f32>()),
             Out::Bf16(out) => (out.cast::<u8>().cast_const(), size_of::<bf16>()),
         };
-        for i in 0..self.rows {
+        for i in rows.clone() {
             prefetch(out.wrapping_add(i * self.out_stride * size));
             prefetch(out.wrapping_add((i * self.out_stride + self.cols - 1) * size));
         }
         if !self.add.is_null() && !std::ptr::addr_eq(self.add, out) {
-            for i in 0..self.rows {
+            for i in rows {
                 prefetch(self.add.wrapping_add(i * self.add_stride).cast());
                 prefetch(self.add.wrapping_add(i * self.add_stride + self.cols - 1).cast());
             }

@@ -171,6 +171,12 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
                 }
                 let mut to = to.add(part);
                 for k in (0..whole).step_by(step) {
+                    // The next panel's lines, each once: four steps go through a line, so each step takes a quarter of
+                    // the rows.
+                    for i in 0..V::LANES / 4 {
+                        let row = first + W + part + k / step % 4 * (V::LANES / 4) + i;
+                        prefetch(base.wrapping_add(row.min(last) * stride + k).cast());
+                    }
                     for column in V::load_columns(&starts, k * size_of::<P::Element>()) {
                         P::store::<V, W>(column, to, count);
                         to = to.add(P::LANES * W);
