@@ -169,18 +169,17 @@ fn scores_and_gradients() {
     }
 }
 
-/// More rows than one chunk of logits holds (64 at this vocabulary), the last chunk not full, f32 gradient of a bf16
+/// More rows than one chunk of logits holds (1024 at this vocabulary), the last chunk not full, f32 gradient of a bf16
 /// hidden state.
 #[test]
 fn several_chunks() {
     for (dtype, tolerance) in TYPES {
-        let case = Case::new(67, 131_101, 2, dtype, HeadShape::default(), false);
+        let case = Case::new(1031, 101, 16, dtype, HeadShape::default(), false);
         let device = device(2);
         let (scores, found) = case.run(&device, dtype, DType::F32);
         let (expected, gradients) = case.reference();
         row(&scores.log_prob).assert_close(&expected.log_prob, 4e-6, "log_prob");
-        // A sum of 131,101 products of both signs.
-        found[0].assert_close(&gradients[0], tolerance.max(2e-5), "dhidden");
+        found[0].assert_close(&gradients[0], tolerance, "dhidden");
         found[1].assert_close(&gradients[1], tolerance, "dw");
     }
 }
@@ -194,11 +193,11 @@ fn kept_logits_change_no_bit() {
     for (shape, dtype) in
         [(HeadShape::default(), DType::F32), (HeadShape::default(), DType::Bf16), (capped, DType::F32)]
     {
-        let case = Case::new(199, 131_101, 2, dtype, shape, false);
-        let row_bytes = 131_101 * 4;
+        let case = Case::new(2100, 101, 16, dtype, shape, false);
+        let row_bytes = 101 * 4;
         let (scores, gradients) = case.run_keeping(&device, dtype, DType::F32, 0);
-        // One chunk of 64 rows, two of them and a part of the third, everything.
-        for rows in [64, 190, 199] {
+        // One chunk of 1024 rows, two of them and a part of the third, everything.
+        for rows in [1024, 2090, 2100] {
             let (kept_scores, kept_gradients) =
                 case.run_keeping(&device, dtype, DType::F32, rows * row_bytes);
             assert_eq!(kept_scores, scores, "{rows} rows in {dtype}");
@@ -297,7 +296,7 @@ fn a_target_outside_the_vocabulary_is_refused() {
 #[test]
 fn a_dry_run_counts_the_chunk() {
     let device = Device::meta();
-    let hidden = device.alloc(Kind::Activations, 1000, 64, DType::Bf16).unwrap();
+    let hidden = device.alloc(Kind::Activations, 3000, 64, DType::Bf16).unwrap();
     let w = device.alloc(Kind::Weights, 32_000, 64, DType::Bf16).unwrap();
     let before = device.memory().total();
     let mut scores = HeadScores::default();
@@ -305,6 +304,6 @@ fn a_dry_run_counts_the_chunk() {
     ops::head(&device, hidden.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
     let head = Kind::ALL.iter().position(|k| *k == Kind::Head).unwrap();
     let chunk = device.memory().at_peak[head];
-    assert!(chunk > 1 << 24 && chunk < 1 << 26, "{chunk} bytes of logits");
+    assert!(chunk > 1 << 26 && chunk < 1 << 28, "{chunk} bytes of logits");
     assert_eq!(device.memory().total(), before, "the chunk is returned");
 }

@@ -22,7 +22,7 @@ pub(super) struct SavedHead {
 
 /// Bytes of logits kept from forward to backward where nothing is to be recomputed. Beyond it the head computes logits
 /// twice rather than let memory grow with tokens × vocabulary.
-const LOGITS_BUDGET: usize = 256 << 20;
+const LOGITS_BUDGET: usize = 512 << 20;
 
 impl Walk<'_> {
     /// The layer and the part that hold the head's weight.
