@@ -6,8 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::forward::SUMS_OF_OTHER_WEIGHTS;
-use crate::numbers::data_file;
-use crate::numbers::read_json;
+use crate::numbers::{data_file, floats, read_json};
 use crate::report::Report;
 use crate::runner::Runner;
 use crate::settings::{Settings, objective};
@@ -46,6 +45,7 @@ fn settings(folder: &Path, model: &str, data: &str, objective: String) -> Settin
 /// If the folder's own files cannot be read.
 pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     let expected = read_json(&folder.join("losses.json"))?;
+    let sums = read_json(&folder.join("forward.json"))?;
     for (model, by_data) in expected["losses"].as_object().context("losses.json holds no losses")? {
         for (data, by_loss) in by_data.as_object().into_iter().flatten() {
             for (loss, expected) in by_loss.as_object().into_iter().flatten() {
@@ -62,7 +62,9 @@ pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<
                 match objective(&expected["config"]) {
                     Err(why) => report.not_implemented(name, why),
                     Ok(objective) => {
-                        one_step(&name, settings(folder, model, data, objective), expected, runner, report);
+                        let exact = exact_loss(&expected["config"], &sums[model][data]);
+                        let settings = settings(folder, model, data, objective);
+                        one_step(&name, settings, expected, exact, runner, report);
                     }
                 }
             }
@@ -71,7 +73,31 @@ pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<
     mitchell(folder, runner, report)
 }
 
-fn one_step(name: &str, settings: Settings, expected: &Value, runner: &mut Runner, report: &mut Report) {
+/// The loss in f64 from the folder's f64 sums, where TRL's f32 sums are too coarse for [`LOSS`]: at a large β. The
+/// folder has two such losses.
+fn exact_loss(config: &Value, sums: &Value) -> Option<f64> {
+    let beta = config["beta"].as_f64().filter(|&beta| beta * REWARD / 2.0 > LOSS)?;
+    let loss: fn(f64) -> f64 = match config["loss_type"][0].as_str() {
+        None | Some("sigmoid") => |x| (-x.abs()).exp().ln_1p() + (-x).max(0.0),
+        Some("hinge") => |x| (1.0 - x).max(0.0),
+        Some(_) => return None,
+    };
+    let [chosen, rejected, ref_chosen, ref_rejected] =
+        [("policy", "chosen"), ("policy", "rejected"), ("ref", "chosen"), ("ref", "rejected")]
+            .map(|(side, answer)| floats(&sums[side][format!("sum_logps_{answer}")]));
+    let losses = (0..chosen.len())
+        .map(|i| loss(beta * ((chosen[i] - ref_chosen[i]) - (rejected[i] - ref_rejected[i]))));
+    Some(losses.sum::<f64>() / chosen.len() as f64)
+}
+
+fn one_step(
+    name: &str,
+    settings: Settings,
+    expected: &Value,
+    exact: Option<f64>,
+    runner: &mut Runner,
+    report: &mut Report,
+) {
     let run = match runner.run(&settings) {
         Ok(run) => run,
         Err(error) => match runner.missing_feature(&error) {
@@ -87,6 +113,9 @@ fn one_step(name: &str, settings: Settings, expected: &Value, runner: &mut Runne
     let beta = expected["config"]["beta"].as_f64().unwrap_or(0.1);
     let limit = LOSS.max(beta * REWARD / 2.0);
     report.within(name, error("loss", expected["loss"].as_f64().unwrap_or(f64::NAN)), limit);
+    if let Some(exact) = exact {
+        report.within(format!("{name} against f64 sums"), error("loss", exact), LOSS);
+    }
     let (mut worst, mut allowed, mut which) = (0.0, LOSS, "none");
     for key in METRICS {
         if let Some(theirs) = expected["metrics"][key].as_f64() {
@@ -137,6 +166,7 @@ fn mitchell(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<(
             &format!("loss mitchell {name}"),
             settings,
             &json!({"loss": expected[name]["loss"]}),
+            None,
             runner,
             report,
         );
