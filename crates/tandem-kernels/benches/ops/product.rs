@@ -114,6 +114,7 @@ fn backward_weight(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType
 
 /// Our line, with the ratio to the peer where there is one: a product of `m × k` by `k × n` whose factors lie in
 /// memory with these distances between rows and columns.
+/// The peer's are the same in every call, which flatters it where they fit the cache.
 #[cfg(feature = "peer")]
 fn compare(
     bench: &Bench,

@@ -137,7 +137,7 @@ impl Part<'_> {
         let m = self.product.a.rows();
         let (panels, columns) = (m.div_ceil(L::ROWS), self.columns.len().div_ceil(L::COLUMNS));
         let deal = Deal { panels, columns, threads: cpu.threads() };
-        cpu.parallel_for(deal.map(|hand| hand.splits).sum(), |task| {
+        cpu.parallel_for(deal.map(|hand| deal.tasks(hand)).sum(), |task| {
             let (panels, columns) = deal.task(task);
             let task = Task {
                 part: self,
@@ -163,11 +163,11 @@ struct Deal {
     threads: usize,
 }
 
-/// Consecutive panels of rows, whose columns are split among so many tasks.
+/// Consecutive panels of rows, dealt out with so many panels of columns to a task (the last may have fewer).
 #[derive(Clone, Copy)]
 struct Hand {
     panels: usize,
-    splits: usize,
+    columns: usize,
 }
 
 impl Iterator for Deal {
@@ -190,23 +190,27 @@ impl Iterator for Deal {
         let panels = (tiles / self.columns).clamp(PANELS.0, PANELS.1).min(self.panels);
         let splits = (panels * self.columns / tiles).clamp(1, self.columns.div_ceil(COLUMNS));
         self.panels -= panels;
-        Some(Hand { panels, splits })
+        Some(Hand { panels, columns: self.columns.div_ceil(splits) })
     }
 }
 
 impl Deal {
-    /// Panels of rows and of columns of the task with this number; none of the latter where they do not split evenly.
+    fn tasks(&self, hand: Hand) -> usize {
+        self.columns.div_ceil(hand.columns)
+    }
+
+    /// Panels of rows and of columns of the task with this number.
     fn task(self, number: usize) -> (Range<usize>, Range<usize>) {
         let (mut first, mut row) = (0, 0);
-        for Hand { panels, splits } in self {
-            if number < first + splits {
-                let part = self.columns.div_ceil(splits);
-                let column = ((number - first) * part).min(self.columns);
-                return (row..row + panels, column..self.columns.min(column + part));
+        for hand in self {
+            let next = first + self.tasks(hand);
+            if number < next {
+                let column = (number - first) * hand.columns;
+                return (row..row + hand.panels, column..self.columns.min(column + hand.columns));
             }
-            (first, row) = (first + splits, row + panels);
+            (first, row) = (next, row + hand.panels);
         }
-        unreachable!("the hands' splits add up to the number of tasks")
+        unreachable!("the hands' tasks add up to the number of tasks")
     }
 }
 
