@@ -65,6 +65,11 @@ impl Report {
     }
 }
 
+/// √Σx².
+pub fn length(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
 /// Largest |a − b| over two lists, relative to `scale`; infinite if lengths differ or a value is not a number.
 pub fn largest_error(ours: &[f64], theirs: &[f64], scale: f64) -> f64 {
     if ours.len() != theirs.len() {

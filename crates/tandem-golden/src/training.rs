@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::numbers::data_file;
 use crate::numbers::read_json;
-use crate::report::Report;
+use crate::report::{Report, length};
 use crate::runner::{Run, Runner};
 use crate::settings::Settings;
 use crate::weights::Weights;
@@ -129,7 +129,7 @@ fn compare(
     let mut error = 0.0f64;
     for (tensor, theirs) in expected["final"].as_object().into_iter().flatten() {
         let theirs = theirs["norm"].as_f64().unwrap_or(f64::NAN);
-        let norm = ours.get(tensor).map_or(f64::NAN, |w| w.iter().map(|x| x * x).sum::<f64>().sqrt());
+        let norm = ours.get(tensor).map_or(f64::NAN, |w| length(w.iter().copied()));
         error = error.max(((norm - theirs) / theirs).abs());
         if norm.is_nan() {
             error = f64::INFINITY;
@@ -172,7 +172,6 @@ fn elements(
     let differences: Vec<f64> = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).collect();
     let steps: Vec<f64> = theirs.iter().zip(initial).map(|(a, b)| (a - b).abs()).collect();
     let largest = |values: &[f64]| values.iter().fold(0.0f64, |m, v| m.max(*v));
-    let length = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>().sqrt();
     let limit = allowed.elements * largest(&steps);
     // Counted this way round, so that NaN is beyond.
     let within = differences.iter().filter(|&&d| d <= limit).count();
@@ -184,7 +183,7 @@ fn elements(
     );
     report.within(
         format!("{name}: distance over all elements"),
-        length(&differences) / length(&steps),
+        length(differences.iter().copied()) / length(steps.iter().copied()),
         allowed.elements,
     );
     if beyond > 0 {
