@@ -6,6 +6,7 @@
 use std::fmt;
 
 use serde_json::{Value, json};
+use tandem_data::token_cache::TokenCache;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{DType, Device, Kind, MemoryUse};
 
@@ -90,7 +91,7 @@ impl Plan {
             steps: config.train.length.total_steps(train_rows, config.train.batch_size),
             batch_size: config.train.batch_size,
             train_rows,
-            eval_rows: prepared.eval.as_ref().map_or(0, tandem_data::token_cache::TokenCache::num_rows),
+            eval_rows: prepared.eval.as_ref().map_or(0, TokenCache::num_rows),
             max_micro_batch_tokens: candidates.iter().map(|b| b.forest.num_tokens()).max().unwrap_or(0),
             max_scored_rows: candidates.iter().map(|b| b.forest.scored_rows().0.len()).max().unwrap_or(0),
             phases,
@@ -215,10 +216,7 @@ fn train(
         ReferenceKind::Model => Reference::Model(Box::new(frozen(prepared, device, dtype)?)),
         ReferenceKind::None => Reference::None,
         ReferenceKind::Precompute => {
-            let rows = prepared
-                .train
-                .num_rows()
-                .max(prepared.eval.as_ref().map_or(0, tandem_data::token_cache::TokenCache::num_rows));
+            let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, TokenCache::num_rows));
             let scores = RowScores(vec![[0.0; 2]; rows]);
             Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
         }
