@@ -3,7 +3,7 @@
 //! ```text
 //! header   32 × u64, its last four a checksum of the others
 //! data     u32 words: per row its ids; for supervised rows then the marks, one byte each, padded to a word
-//! rows     one entry of 32 bytes per row
+//! rows     one entry of 40 bytes per row
 //! report   JSON
 //! ```
 //! Numbers are little-endian; every section has a BLAKE3 checksum in the header.
@@ -17,7 +17,7 @@ use crate::report::{Origin, Report};
 use crate::row::TokenRow;
 
 /// Changes with the layout and with every change to what a row's tokens are.
-pub(crate) const FORMAT_VERSION: u64 = 1;
+pub(crate) const FORMAT_VERSION: u64 = 2;
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
@@ -59,8 +59,10 @@ pub(crate) struct RowEntry {
     pub chosen: u32,
     /// Ids of the rejected answer; 0 for supervised rows.
     pub rejected: u32,
-    /// Leading ids that prompt+chosen and prompt+rejected share; 0 for supervised rows.
+    /// Leading ids that the chosen and the rejected sequence share; 0 for supervised rows.
     pub shared: u32,
+    /// Leading ids of the prompt that chosen and rejected do not see.
+    pub unseen: [u32; 2],
     pub file: u32,
     pub line: u32,
 }
@@ -126,7 +128,7 @@ impl Header {
     }
 }
 
-/// Writes rows as they come. Besides a buffer, only the row entries (32 bytes each) are held in memory.
+/// Writes rows as they come. Besides a buffer, only the row entries (40 bytes each) are held in memory.
 pub(crate) struct CacheWriter<W: Write + Seek> {
     out: W,
     kind: Kind,
@@ -151,14 +153,16 @@ impl<W: Write + Seek> CacheWriter<W> {
             chosen: 0,
             rejected: 0,
             shared: 0,
+            unseen: [0, 0],
             file: origin.file,
             line: origin.line,
         };
         match row {
-            TokenRow::Pair { prompt, chosen, rejected } => {
+            TokenRow::Pair { prompt, unseen, chosen, rejected } => {
                 let shared = row.as_pair().map_or(0, |pair| pair.shared());
                 [entry.prompt, entry.chosen, entry.rejected, entry.shared] =
                     [prompt.len(), chosen.len(), rejected.len(), shared].map(|n| n as u32);
+                entry.unseen = unseen.map(|n| n as u32);
                 for ids in [prompt, chosen, rejected] {
                     self.write(bytemuck::cast_slice(ids))?;
                 }

@@ -2,17 +2,19 @@
 //!
 //! A pair's root segment is the longest common prefix of prompt+chosen and prompt+rejected. It may reach into the
 //! answers; predictions inside it then appear once for each sequence. What remains of either is a child segment, if
-//! anything remains.
+//! anything remains. Where truncation cut the beginning of one of them, they share nothing and are two trees.
 
 use tandem_kernels::{Forest, Prediction, Segment};
 
 use crate::error::DataError;
 
 /// A preference as token ids: what TRL calls `prompt_ids`, `chosen_ids` and `rejected_ids`, after truncation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairTokens<'a> {
-    /// What both answers continue.
+    /// What the answers continue.
     pub prompt: &'a [u32],
+    /// How many of the prompt's first tokens chosen and rejected do not see, because truncation cut them off.
+    pub unseen: [usize; 2],
     /// The better answer.
     pub chosen: &'a [u32],
     /// The worse answer.
@@ -20,14 +22,29 @@ pub struct PairTokens<'a> {
 }
 
 impl PairTokens<'_> {
-    /// Number of leading tokens that prompt+chosen and prompt+rejected share.
+    /// What each answer sees of the prompt: chosen, rejected.
+    pub fn prompts(&self) -> [&[u32]; 2] {
+        self.unseen.map(|unseen| &self.prompt[unseen..])
+    }
+
+    /// Number of leading tokens that the sequences share.
     pub fn shared(&self) -> usize {
-        self.prompt.len() + self.chosen.iter().zip(self.rejected).take_while(|(a, b)| a == b).count()
+        let [first, second] = self.prompts().map(<[u32]>::len);
+        if first != second {
+            return 0;
+        }
+        first + self.chosen.iter().zip(self.rejected).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Tokens of the two sequences: what they see of the prompt, and the answer.
+    pub fn lengths(&self) -> [usize; 2] {
+        let [first, second] = self.prompts().map(<[u32]>::len);
+        [first + self.chosen.len(), second + self.rejected.len()]
     }
 
     /// Number of tokens in a forest, with or without the shared prefix counted twice.
     pub fn num_tokens(&self, share_prefix: bool) -> usize {
-        let both = 2 * self.prompt.len() + self.chosen.len() + self.rejected.len();
+        let both = self.lengths().iter().sum::<usize>();
         if share_prefix { both - self.shared() } else { both }
     }
 }
@@ -49,7 +66,7 @@ pub struct ScoredTokens<'a> {
 /// use tandem_data::forest::{ForestBuilder, PairTokens};
 ///
 /// let mut builder = ForestBuilder::default();
-/// builder.push_pair(&PairTokens { prompt: &[1, 2], chosen: &[3, 4, 5], rejected: &[3, 6] });
+/// builder.push_pair(&PairTokens { prompt: &[1, 2], unseen: [0, 0], chosen: &[3, 4, 5], rejected: &[3, 6] });
 /// let forest = builder.finish()?;
 /// assert_eq!(forest.tokens, [1, 2, 3, /* chosen */ 4, 5, /* rejected */ 6]);
 /// assert_eq!(forest.segments.iter().map(|s| s.parent).collect::<Vec<_>>(), [None, Some(0), Some(0)]);
@@ -89,11 +106,12 @@ impl ForestBuilder {
 
     /// Adds a preference as two sequences.
     pub fn push_pair(&mut self, pair: &PairTokens) {
-        let PairTokens { prompt, chosen, rejected } = *pair;
+        let PairTokens { chosen, rejected, .. } = *pair;
+        let [prompt, other] = pair.prompts();
         let [first, second] = [self.num_sequences, self.num_sequences + 1];
         self.num_sequences += 2;
-        if !self.share_prefix {
-            for (sequence, answer) in [(first, chosen), (second, rejected)] {
+        if !self.share_prefix || prompt.len() != other.len() {
+            for (sequence, prompt, answer) in [(first, prompt, chosen), (second, other, rejected)] {
                 let root = self.segment(None, prompt, answer);
                 self.predict_answer(root, prompt.len(), answer, 0, sequence);
             }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Place;
+use crate::forest::PairTokens;
 use crate::row::TokenRow;
 
 /// Where a row came from.
@@ -79,13 +80,15 @@ pub struct Report {
 impl Report {
     /// Counts a row that is kept.
     pub(crate) fn keep(&mut self, row: &TokenRow) {
-        let parts: [&[u32]; 3] = match row {
-            TokenRow::Pair { prompt, chosen, rejected } => [prompt, chosen, rejected],
-            TokenRow::Scored { tokens, .. } => [&[], tokens, &[]],
+        let (parts, longest): ([&[u32]; 3], usize) = match row {
+            TokenRow::Pair { prompt, unseen, chosen, rejected } => {
+                let [first, second] = PairTokens { prompt, unseen: *unseen, chosen, rejected }.lengths();
+                ([prompt, chosen, rejected], first.max(second))
+            }
+            TokenRow::Scored { tokens, .. } => ([&[], tokens, &[]], tokens.len()),
         };
-        let [prompt, chosen, rejected] = parts.map(<[u32]>::len);
-        self.num_tokens += (prompt + chosen + rejected) as u64;
-        self.longest = self.longest.max((prompt + chosen.max(rejected)) as u64);
+        self.num_tokens += parts.iter().map(|ids| ids.len() as u64).sum::<u64>();
+        self.longest = self.longest.max(longest as u64);
         let largest = parts.iter().filter_map(|ids| ids.iter().max()).max();
         self.largest_id = self.largest_id.max(largest.copied().unwrap_or_default());
     }

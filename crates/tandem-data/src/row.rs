@@ -23,15 +23,29 @@ pub enum LossOn {
     All,
 }
 
+/// Which end of a sequence survives where it is longer than `max_length`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncation {
+    /// The beginning. A row whose prompt alone fills `max_length` is dropped.
+    #[default]
+    KeepStart,
+    /// The end, each answer's on its own: the two may then see different parts of the prompt and share nothing.
+    KeepEnd,
+}
+
 /// What decides which tokens a row becomes, besides the tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowOptions {
     /// What the rows are for.
     pub kind: Kind,
-    /// Sequences are cut after so many tokens, prompt included; `None` cuts nothing.
+    /// Sequences are cut to so many tokens, prompt included; `None` cuts nothing.
     #[serde(default)]
     pub max_length: Option<usize>,
+    /// Where they are cut.
+    #[serde(default)]
+    pub truncation: Truncation,
     /// For supervised rows.
     #[serde(default)]
     pub loss_on: LossOn,
@@ -40,7 +54,7 @@ pub struct RowOptions {
 impl RowOptions {
     /// Options that cut nothing and train on answers.
     pub fn new(kind: Kind) -> Self {
-        Self { kind, max_length: None, loss_on: LossOn::Answer }
+        Self { kind, max_length: None, truncation: Truncation::KeepStart, loss_on: LossOn::Answer }
     }
 }
 
@@ -49,8 +63,10 @@ impl RowOptions {
 pub enum TokenRow {
     /// A preference.
     Pair {
-        /// What both answers continue.
+        /// What the answers continue.
         prompt: Vec<u32>,
+        /// How many of the prompt's first tokens chosen and rejected do not see; 0 for one of them at least.
+        unseen: [usize; 2],
         /// The better answer.
         chosen: Vec<u32>,
         /// The worse answer.
@@ -69,7 +85,9 @@ impl TokenRow {
     /// The pair, if it is one.
     pub fn as_pair(&self) -> Option<PairTokens<'_>> {
         match self {
-            Self::Pair { prompt, chosen, rejected } => Some(PairTokens { prompt, chosen, rejected }),
+            Self::Pair { prompt, unseen, chosen, rejected } => {
+                Some(PairTokens { prompt, unseen: *unseen, chosen, rejected })
+            }
             Self::Scored { .. } => None,
         }
     }
@@ -100,7 +118,7 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
     let context = Context { tokenizer, tools: record.tools.as_ref(), kwargs: &record.template_kwargs };
     let mut outcome = match &record.content {
         Content::Preference { prompt, chosen, rejected } => {
-            context.pair(prompt, chosen, rejected, options.max_length)?
+            context.pair(prompt, chosen, rejected, options)?
         }
         Content::Completion { prompt, completion } => {
             let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
@@ -108,16 +126,16 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
             if options.loss_on == LossOn::Answer {
                 scored[..prompt_ids.len()].fill(0);
             }
-            finish_scored(whole, scored, merged, options.max_length)
+            finish_scored(whole, scored, merged, options)
         }
         Content::Messages(messages) => {
             let (tokens, scored) = context.messages(messages, options.loss_on)?;
-            finish_scored(tokens, scored, false, options.max_length)
+            finish_scored(tokens, scored, false, options)
         }
         Content::Text(text) => {
             let tokens = tokenizer.encode(&with_eos(text, tokenizer.eos_token()?))?;
             let scored = vec![1; tokens.len()];
-            finish_scored(tokens, scored, false, options.max_length)
+            finish_scored(tokens, scored, false, options)
         }
     };
     if record.prompt_ignored {
@@ -138,7 +156,7 @@ impl Context<'_> {
         prompt: &Text,
         chosen: &Text,
         rejected: &Text,
-        max_length: Option<usize>,
+        options: &RowOptions,
     ) -> Result<Outcome, DataError> {
         let mut prompt_ids = self.prompt(prompt)?;
         let mut chosen_ids = self.whole(prompt, chosen)?;
@@ -149,23 +167,34 @@ impl Context<'_> {
         if start < prompt_ids.len() {
             reasons.push(Reason::Merged);
         }
-        if let Some(max_length) = max_length {
-            if start >= max_length {
+        prompt_ids.truncate(start);
+        let (mut chosen, mut rejected) = (chosen_ids.split_off(start), rejected_ids.split_off(start));
+        let mut unseen = [0, 0];
+        if let Some(max_length) = options.max_length {
+            if options.truncation == Truncation::KeepStart && start >= max_length {
                 reasons.push(Reason::PromptTooLong);
                 return Ok(Outcome { row: None, reasons });
             }
-            for (ids, reason) in
-                [(&mut chosen_ids, Reason::Truncated), (&mut rejected_ids, Reason::RejectedTruncated)]
-            {
-                if ids.len() > max_length {
-                    ids.truncate(max_length);
+            let answers = [(&mut chosen, Reason::Truncated), (&mut rejected, Reason::RejectedTruncated)];
+            for ((answer, reason), unseen) in answers.into_iter().zip(&mut unseen) {
+                let excess = (start + answer.len()).saturating_sub(max_length);
+                if excess > 0 {
                     reasons.push(reason);
                 }
+                match options.truncation {
+                    Truncation::KeepStart => answer.truncate(answer.len() - excess),
+                    Truncation::KeepEnd => {
+                        *unseen = excess.min(start);
+                        answer.drain(..excess - *unseen);
+                    }
+                }
             }
+            // What neither sees is not kept.
+            let neither = unseen[0].min(unseen[1]);
+            prompt_ids.drain(..neither);
+            unseen = unseen.map(|n| n - neither);
         }
-        prompt_ids.truncate(start);
-        let (chosen, rejected) = (chosen_ids.split_off(start), rejected_ids.split_off(start));
-        Ok(Outcome { row: Some(TokenRow::Pair { prompt: prompt_ids, chosen, rejected }), reasons })
+        Ok(Outcome { row: Some(TokenRow::Pair { prompt: prompt_ids, unseen, chosen, rejected }), reasons })
     }
 
     /// Prompt and whole of a completion, and whether prompt tokens merged with it.
@@ -246,24 +275,27 @@ impl Context<'_> {
     }
 }
 
-fn finish_scored(
-    mut tokens: Vec<u32>,
-    mut scored: Vec<u8>,
-    merged: bool,
-    max_length: Option<usize>,
-) -> Outcome {
+fn finish_scored(mut tokens: Vec<u32>, mut scored: Vec<u8>, merged: bool, options: &RowOptions) -> Outcome {
     let mut reasons = Vec::new();
     if merged {
         reasons.push(Reason::Merged);
     }
-    let cut = max_length.is_some_and(|max| tokens.len() > max);
-    if let (true, Some(max)) = (cut, max_length) {
-        tokens.truncate(max);
-        scored.truncate(max);
+    let excess = options.max_length.map_or(0, |max| tokens.len().saturating_sub(max));
+    let cut = excess > 0;
+    match options.truncation {
+        Truncation::KeepStart => {
+            tokens.truncate(tokens.len() - excess);
+            scored.truncate(scored.len() - excess);
+        }
+        Truncation::KeepEnd => {
+            tokens.drain(..excess);
+            scored.drain(..excess);
+        }
     }
     // The first token is never predicted, so a mark on it alone is nothing to learn from.
     if !scored.iter().skip(1).any(|&s| s != 0) {
-        reasons.push(if cut { Reason::PromptTooLong } else { Reason::NothingToScore });
+        let filled = cut && options.truncation == Truncation::KeepStart;
+        reasons.push(if filled { Reason::PromptTooLong } else { Reason::NothingToScore });
         return Outcome { row: None, reasons };
     }
     if cut {

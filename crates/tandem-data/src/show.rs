@@ -36,7 +36,8 @@ impl Paint {
     }
 }
 
-/// A preference: one line each for prompt, chosen and rejected, with the number of tokens.
+/// A preference: one line each for prompt, chosen and rejected, with the number of tokens; the prompt twice where the
+/// answers see different parts of it.
 ///
 /// # Errors
 /// If an id is not the tokenizer's.
@@ -45,13 +46,17 @@ pub fn show_pair(
     pair: &PairTokens,
     options: ShowOptions,
 ) -> Result<Vec<String>, DataError> {
+    let [prompt, other] = pair.prompts();
     // The first token of a sequence is never predicted, so without a prompt it is not scored.
-    let first = usize::from(pair.prompt.is_empty());
-    let parts = [
-        ("prompt", pair.prompt, Paint::Given, usize::MAX),
-        ("chosen", pair.chosen, Paint::Good, first),
-        ("rejected", pair.rejected, Paint::Bad, first),
+    let first = |prompt: &[u32]| usize::from(prompt.is_empty());
+    let mut parts = vec![
+        ("prompt", prompt, Paint::Given, usize::MAX),
+        ("chosen", pair.chosen, Paint::Good, first(prompt)),
+        ("rejected", pair.rejected, Paint::Bad, first(other)),
     ];
+    if prompt.len() != other.len() {
+        parts.insert(2, ("prompt", other, Paint::Given, usize::MAX));
+    }
     parts
         .into_iter()
         .map(|(name, ids, paint, from)| {

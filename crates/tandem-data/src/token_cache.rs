@@ -78,7 +78,8 @@ impl TokenCache {
         let words = &self.words()[row.start as usize..];
         let (prompt, words) = words.split_at(row.prompt as usize);
         let (chosen, words) = words.split_at(row.chosen as usize);
-        PairTokens { prompt, chosen, rejected: &words[..row.rejected as usize] }
+        let unseen = row.unseen.map(|n| n as usize);
+        PairTokens { prompt, unseen, chosen, rejected: &words[..row.rejected as usize] }
     }
 
     /// Row `i` of a supervised data set.
@@ -98,7 +99,8 @@ impl TokenCache {
     /// If there is no such row.
     pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
         let row = self.rows()[i];
-        let both = 2 * row.prompt as usize + row.chosen as usize + row.rejected as usize;
+        let unseen = row.unseen.iter().sum::<u32>() as usize;
+        let both = 2 * row.prompt as usize + row.chosen as usize + row.rejected as usize - unseen;
         if share_prefix { both - row.shared as usize } else { both }
     }
 

@@ -65,9 +65,13 @@ fn random_pairs_are_read_back_with_and_without_sharing() {
         let mut tokens = [0, 0];
         for _ in 0..1 + random.below(4) {
             let (prompt, chosen, rejected) = (random.ids(4), random.ids(5), random.ids(5));
-            let pair = PairTokens { prompt: &prompt, chosen: &chosen, rejected: &rejected };
+            // Truncation that keeps the end may cut one prompt more than the other.
+            let mut unseen = [0, 0];
+            unseen[random.below(2) as usize] = prompt.len().min((random.below(4) as usize).saturating_sub(1));
+            let pair = PairTokens { prompt: &prompt, unseen, chosen: &chosen, rejected: &rejected };
             without_root += usize::from(pair.shared() == 0);
-            expected.extend([answer_of(&prompt, &chosen), answer_of(&prompt, &rejected)]);
+            let [first, second] = pair.prompts();
+            expected.extend([answer_of(first, &chosen), answer_of(second, &rejected)]);
             for builder in &mut builders {
                 builder.push_pair(&pair);
             }
@@ -91,7 +95,7 @@ fn random_pairs_are_read_back_with_and_without_sharing() {
 fn sharing_reaches_into_the_answers_and_makes_no_empty_segment() {
     let segments = |chosen: &[u32], rejected: &[u32]| {
         let mut builder = ForestBuilder::new(true);
-        builder.push_pair(&PairTokens { prompt: &[1, 2], chosen, rejected });
+        builder.push_pair(&PairTokens { prompt: &[1, 2], unseen: [0, 0], chosen, rejected });
         let forest = builder.finish().unwrap();
         let shape: Vec<_> = forest.segments.iter().map(|s| (s.range.len(), s.parent)).collect();
         (shape, forest.predictions.len())
@@ -126,7 +130,7 @@ fn a_recycled_forest_keeps_its_memory() {
     let mut forest = Forest::default();
     let mut round = |length: u32| {
         let (prompt, chosen) = (row(length), row(7));
-        builder.push_pair(&PairTokens { prompt: &prompt, chosen: &chosen, rejected: &[9] });
+        builder.push_pair(&PairTokens { prompt: &prompt, unseen: [0, 0], chosen: &chosen, rejected: &[9] });
         builder.finish_into(&mut forest).unwrap();
         (forest.tokens.as_ptr(), forest.positions.as_ptr(), forest.predictions.as_ptr())
     };

@@ -6,7 +6,7 @@ use fixture::{data_path, read_records, tokenizer_with};
 use serde_json::Value;
 use tandem_data::chat_template::{ChatTemplate, RenderOptions};
 use tandem_data::record::Kind;
-use tandem_data::row::{RowOptions, TokenRow, tokenise};
+use tandem_data::row::{RowOptions, TokenRow, Truncation, tokenise};
 
 fn expected() -> Value {
     serde_json::from_slice(&std::fs::read(data_path("expected.json")).unwrap()).unwrap()
@@ -17,7 +17,10 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 fn options(kind: Kind, case: &Value) -> RowOptions {
-    RowOptions { max_length: case["max_length"].as_u64().map(|n| n as usize), ..RowOptions::new(kind) }
+    let truncation =
+        if case["truncation"] == "keep_end" { Truncation::KeepEnd } else { Truncation::KeepStart };
+    let max_length = case["max_length"].as_u64().map(|n| n as usize);
+    RowOptions { max_length, truncation, ..RowOptions::new(kind) }
 }
 
 #[test]
@@ -29,16 +32,16 @@ fn preferences_become_trls_tokens() {
         let records = read_records(&file, Kind::Preference);
         for (i, (record, expected)) in records.iter().zip(case["rows"].as_array().unwrap()).enumerate() {
             let found = tokenise(record, &tokenizer, &options(Kind::Preference, case)).unwrap().row;
-            let expected = expected.as_array().map(|row| TokenRow::Pair {
-                prompt: ids(&row[0]),
-                chosen: ids(&row[1]),
-                rejected: ids(&row[2]),
+            let found = found.as_ref().and_then(TokenRow::as_pair).map(|pair| {
+                let [first, second] = pair.prompts();
+                [first, pair.chosen, second, pair.rejected].map(<[u32]>::to_vec)
             });
+            let expected = expected.as_array().map(|row| [0, 1, 2, 3].map(|part| ids(&row[part])));
             assert_eq!(found, expected, "{file} row {i}, {} at {}", case["tokenizer"], case["max_length"]);
             rows += 1;
         }
     }
-    assert_eq!(rows, 4 * (4 * 8 + 15), "every case of the file was looked at");
+    assert_eq!(rows, 4 * (4 * 8 + 15) + 2 * 15, "every case of the file was looked at");
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn shown_rows_mark_what_is_scored() {
     let (_folder, tokenizer) = tokenizer_with(false, None);
     let encode = |text: &str| tokenizer.encode(text).unwrap();
     let (prompt, chosen, rejected) = (encode("Explain the number\n"), encode(" good</s>"), encode("é"));
-    let pair = PairTokens { prompt: &prompt, chosen: &chosen, rejected: &rejected };
+    let pair = PairTokens { prompt: &prompt, unseen: [0, 0], chosen: &chosen, rejected: &rejected };
     let plain = show_pair(&tokenizer, &pair, ShowOptions::default()).unwrap();
     assert_eq!(plain[0], "  prompt     5  E│xplain│ the│ number│⏎");
     assert_eq!(plain[1], "  chosen     2  [ good][</s>]");

@@ -171,7 +171,12 @@ impl Case<'_> {
         for row in self.rows {
             let (prompt, chosen, rejected) =
                 (ids(&row["prompt_ids"]), ids(&row["chosen_ids"]), ids(&row["rejected_ids"]));
-            builder.push_pair(&PairTokens { prompt: &prompt, chosen: &chosen, rejected: &rejected });
+            builder.push_pair(&PairTokens {
+                prompt: &prompt,
+                unseen: [0, 0],
+                chosen: &chosen,
+                rejected: &rejected,
+            });
         }
         Ok(builder.finish()?)
     }

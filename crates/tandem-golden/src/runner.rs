@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use tandem_train::events::Silent;
+use tandem_train::objective::ObjectiveConfig;
 use tandem_train::run_dir::Start;
 use tandem_train::{Config, Trainer};
 use tempfile::TempDir;
@@ -24,6 +25,8 @@ pub struct Run {
     pub steps: Vec<Metrics>,
     /// Metrics of each evaluation.
     pub evaluations: Vec<Metrics>,
+    /// The loss that was minimised.
+    pub objective: ObjectiveConfig,
     output: PathBuf,
 }
 
@@ -80,11 +83,11 @@ impl Runner {
         }
         let toml = settings.toml(&output, &self.folder.path().join("cache"));
         let config = self.file("run.toml", &toml)?;
-        train(&config)?;
+        let objective = train(&config)?;
         let lines = std::fs::read_to_string(output.join("metrics.jsonl"))?;
         let lines: Vec<Value> = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let (evaluations, steps) = lines.into_iter().map(Metrics).partition(|m| m.0["split"] == "eval");
-        Ok(Run { steps, evaluations, output })
+        Ok(Run { steps, evaluations, objective, output })
     }
 
     /// The reason, if a run was refused for something that Tandem does not do yet.
@@ -94,9 +97,10 @@ impl Runner {
     }
 }
 
-fn train(config: &Path) -> Result<()> {
+fn train(config: &Path) -> Result<ObjectiveConfig> {
     let config = Config::load::<&str>(config, &[])?;
+    let objective = config.objective.clone();
     let mut trainer = Trainer::new(config, Start::Fresh, &mut Silent)?;
     trainer.run(&mut Silent, &AtomicBool::new(false))?;
-    Ok(())
+    Ok(objective)
 }

@@ -95,8 +95,7 @@ impl Settings {
 /// # Errors
 /// Names what Tandem has no word for.
 pub fn objective(args: &Value) -> Result<String, String> {
-    const DEFAULTS: [(&str, &str); 3] =
-        [("f_divergence_type", "\"reverse_kl\""), ("ld_alpha", "null"), ("use_weighting", "false")];
+    const DEFAULTS: [(&str, &str); 2] = [("ld_alpha", "null"), ("use_weighting", "false")];
     for (key, default) in DEFAULTS {
         let default: Value = serde_json::from_str(default).expect("the defaults above are JSON");
         if let Some(value) = args.get(key).filter(|&value| *value != default) {
@@ -119,6 +118,14 @@ pub fn objective(args: &Value) -> Result<String, String> {
     let _ = writeln!(lines, "beta = {:?}", args.get("beta").and_then(Value::as_f64).unwrap_or(0.1));
     if let Some(smoothing) = args.get("label_smoothing").and_then(Value::as_f64).filter(|&s| s != 0.0) {
         let _ = writeln!(lines, "label_smoothing = {smoothing:?}");
+    }
+    if let Some(divergence) = args.get("f_divergence_type").and_then(Value::as_str) {
+        let _ = writeln!(lines, "f_divergence_type = {divergence:?}");
+        if let Some(alpha) = args.get("f_alpha_divergence_coef").and_then(Value::as_f64)
+            && divergence == "alpha_divergence"
+        {
+            let _ = writeln!(lines, "f_alpha_divergence_coef = {alpha:?}");
+        }
     }
     if let Some(tau) =
         args.get("discopop_tau").and_then(Value::as_f64).filter(|_| losses.contains(&"discopop"))

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tandem_data::error::Place;
 use tandem_data::record::{Kind, Record};
-use tandem_data::row::{RowOptions, TokenRow, tokenise};
+use tandem_data::row::{RowOptions, TokenRow, Truncation, tokenise};
 use tandem_data::tokenizer::Tokenizer;
 
 use crate::numbers::data_file;
@@ -23,9 +23,10 @@ pub fn check(folder: &Path, report: &mut Report) -> Result<()> {
     for (data, expected) in rows.as_object().into_iter().flatten() {
         let path = data_file(folder, data);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let options = RowOptions { max_length: Some(1024), ..RowOptions::new(Kind::Preference) };
         let expected = expected["rows"].as_array().context("tokens.json holds no rows")?;
         for (i, (line, expected)) in text.lines().zip(expected).enumerate() {
-            let outcome = tokens(line, &tokenizer, Some(1024));
+            let outcome = tokens(line, &tokenizer, &options);
             report.same(format!("tokens {data} row {i}"), outcome.and_then(|row| same(row, expected)));
         }
     }
@@ -34,31 +35,36 @@ pub fn check(folder: &Path, report: &mut Report) -> Result<()> {
         let tokenizer = Tokenizer::from_folder(folder.join(name))?;
         for (case, expected) in by_case.as_object().into_iter().flatten() {
             let label = format!("tokens {name} {case}");
-            let max_length = match case.split('|').skip(1).collect::<Vec<_>>()[..] {
-                [] => None,
-                [max, "keep_start"] => max.strip_prefix("max").and_then(|n| n.parse().ok()),
-                _ => {
-                    report.not_implemented(label, "truncation that keeps the end");
+            let mut options = RowOptions::new(Kind::Preference);
+            let mut words = case.split('|').skip(1);
+            if let Some(max_length) = words.next() {
+                let max_length = max_length.strip_prefix("max").context("no max_length in a case's name")?;
+                options.max_length = Some(max_length.parse()?);
+            }
+            options.truncation = match words.next() {
+                None | Some("keep_start") => Truncation::KeepStart,
+                Some("keep_end") => Truncation::KeepEnd,
+                Some(other) => {
+                    report.not_implemented(label, format!("truncation {other}"));
                     continue;
                 }
             };
-            let outcome = tokens(&expected["input"].to_string(), &tokenizer, max_length);
+            let outcome = tokens(&expected["input"].to_string(), &tokenizer, &options);
             report.same(label, outcome.and_then(|row| same(row, expected)));
         }
     }
     Ok(())
 }
 
-fn tokens(row: &str, tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<Option<TokenRow>, String> {
+fn tokens(row: &str, tokenizer: &Tokenizer, options: &RowOptions) -> Result<Option<TokenRow>, String> {
     let place = Place { path: "golden".into(), line: 1 };
-    let options = RowOptions { max_length, ..RowOptions::new(Kind::Preference) };
     let record = Record::parse(row.as_bytes(), Kind::Preference, &place).map_err(|e| e.to_string())?;
-    Ok(tokenise(&record, tokenizer, &options).map_err(|e| e.to_string())?.row)
+    Ok(tokenise(&record, tokenizer, options).map_err(|e| e.to_string())?.row)
 }
 
 fn same(row: Option<TokenRow>, expected: &Value) -> Result<(), String> {
     let dropped = expected["dropped"] == true;
-    let Some(TokenRow::Pair { prompt, chosen, rejected }) = row else {
+    let Some(pair) = row.as_ref().and_then(TokenRow::as_pair) else {
         return if dropped { Ok(()) } else { Err("dropped".to_owned()) };
     };
     if dropped {
@@ -69,8 +75,9 @@ fn same(row: Option<TokenRow>, expected: &Value) -> Result<(), String> {
         Some(batch) => [unpadded(batch, 0), unpadded(batch, 1)],
         None => ["chosen_ids", "rejected_ids"].map(|key| (ids(&expected["prompt_ids"]), ids(&expected[key]))),
     };
-    for (answer, (theirs_prompt, theirs)) in [chosen, rejected].into_iter().zip(expected) {
-        if (&prompt, &answer) != (&theirs_prompt, &theirs) {
+    let answers = [pair.chosen, pair.rejected];
+    for ((prompt, answer), (theirs_prompt, theirs)) in pair.prompts().into_iter().zip(answers).zip(expected) {
+        if (prompt, answer) != (&theirs_prompt[..], &theirs[..]) {
             return Err(format!("{prompt:?} + {answer:?}, expected {theirs_prompt:?} + {theirs:?}"));
         }
     }

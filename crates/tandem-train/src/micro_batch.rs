@@ -63,9 +63,8 @@ impl MicroBatcher {
                 }
                 Method::Dpo => {
                     let pair = cache.pair(row as usize);
-                    let answers = [pair.chosen.len(), pair.rejected.len()];
-                    sequence_tokens += (2 * pair.prompt.len() + answers[0] + answers[1]) as u64;
-                    answer_tokens.extend(answers.map(|n| n as u32));
+                    sequence_tokens += pair.lengths().iter().sum::<usize>() as u64;
+                    answer_tokens.extend([pair.chosen.len(), pair.rejected.len()].map(|n| n as u32));
                     self.builder.push_pair(&pair);
                 }
             }

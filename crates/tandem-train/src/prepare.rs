@@ -13,7 +13,7 @@ use tandem_kernels::cpu::Isa;
 use tandem_kernels::{DType, Device, Kind};
 use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, Walk};
 
-use crate::config::{self, Config, DataSource, Method, Weights};
+use crate::config::{self, Config, DataConfig, DataSource, Method, Weights};
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatcher;
@@ -140,7 +140,8 @@ fn tokens(
         Method::Sft => tandem_data::record::Kind::Supervised,
         Method::Dpo => tandem_data::record::Kind::Preference,
     };
-    let options = RowOptions { kind, max_length: Some(config.data.max_length), loss_on: config.data.loss_on };
+    let DataConfig { max_length, truncation, loss_on, .. } = config.data;
+    let options = RowOptions { kind, max_length: Some(max_length), truncation, loss_on };
     let relay =
         Relay { split, state: Mutex::new(RelayState { observer: &mut *observer, done: 0, total: 0 }) };
     let cache = tandem_data::prepare::prepare(&sources, tokenizer, &options, &cache_folder(config), &relay)?;

@@ -35,11 +35,11 @@ def tokenizers(folder):
     yield "bos", AutoTokenizer.from_pretrained(folder)
 
 
-def preference(rows, tokenizer, max_length):
-    """prompt, chosen and rejected ids of each row after the collator's cut; None where a row is dropped."""
+def preference(rows, tokenizer, max_length, truncation="keep_start"):
+    """prompt and answer ids of each row after the collator's cut, chosen then rejected; None where a row is dropped."""
     trainer = types.SimpleNamespace(_tokenizer=tokenizer)
-    config = DPOConfig(max_length=max_length, truncation_mode="keep_start", output_dir="/tmp", use_cpu=True)
-    collator = DataCollatorForPreference(pad_token_id=0, max_length=max_length)
+    config = DPOConfig(max_length=max_length, truncation_mode=truncation, output_dir="/tmp", use_cpu=True)
+    collator = DataCollatorForPreference(pad_token_id=0, max_length=max_length, truncation_mode=truncation)
     results = []
     for row in rows:
         row = {k: v for k, v in row.items() if k != "name"}
@@ -48,24 +48,23 @@ def preference(rows, tokenizer, max_length):
             results.append(None)
             continue
         batch = collator([data[0]])
-        prompt = data[0]["prompt_ids"]
-        answers = []
-        for ids, mask in zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist()):
-            ids = [i for i, m in zip(ids, mask) if m]
-            assert ids[: len(prompt)] == prompt
-            answers.append(ids[len(prompt) :])
-        results.append([prompt, *answers])
+        sequences = []
+        for ids, real, answer in zip(*(batch[k].tolist() for k in ["input_ids", "attention_mask", "completion_mask"])):
+            for wanted in [0, 1]:
+                sequences.append([i for i, r, a in zip(ids, real, answer) if r and a == wanted])
+        results.append(sequences)
     return results
 
 
-def supervised(rows, tokenizer, max_length, template=None, assistant_only=False):
+def supervised(rows, tokenizer, max_length, template=None, assistant_only=False, truncation="keep_start"):
     """ids and marks of each row; None where a row is dropped."""
     completion_only = "completion" in rows[0]
     trainer = types.SimpleNamespace(
         _tokenizer=tokenizer, chat_template=template, completion_only_loss=completion_only
     )
     config = SFTConfig(
-        max_length=max_length, assistant_only_loss=assistant_only, output_dir="/tmp", use_cpu=True
+        max_length=max_length, assistant_only_loss=assistant_only, truncation_mode=truncation,
+        output_dir="/tmp", use_cpu=True
     )
     results = []
     for row in rows:
@@ -117,6 +116,12 @@ def main():
                 expected["supervised"].append(
                     {"file": "sft_messages", **common, "template": "markers", "rows": rows}
                 )
+            # The other end is kept; TRL does so for supervised rows, too, but calls it deprecated.
+            common = {"tokenizer": name, "max_length": 12, "truncation": "keep_end"}
+            rows = preference(load("edge_cases.jsonl"), tokenizer, 12, "keep_end")
+            expected["preference"].append({"file": "edge_cases", **common, "rows": rows})
+            rows = supervised(load("sft_completion.jsonl"), tokenizer, 12, truncation="keep_end")
+            expected["supervised"].append({"file": "sft_completion", **common, "template": None, "rows": rows})
             if name == "plain":
                 for path in sorted((HERE / "templates").glob("*.jinja")):
                     expected["rendered"][path.stem] = rendered(tokenizer, path.read_text())

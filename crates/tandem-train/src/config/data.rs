@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tandem_data::row::LossOn;
+use tandem_data::row::{LossOn, Truncation};
 
 use super::Method;
 use super::error::ConfigError;
@@ -17,6 +17,8 @@ pub struct DataConfig {
     pub eval: Vec<DataSource>,
     /// Longest sequence, prompt and answer together, in tokens.
     pub max_length: usize,
+    /// Which end of a longer one is kept.
+    pub truncation: Truncation,
     /// Order of the rows within an epoch.
     pub order: Order,
     /// Folder of the token cache; `None` for the user's cache folder.
@@ -63,6 +65,9 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<DataConfig, 
         train,
         eval: section.take("eval").map_or(Ok(Vec::new()), sources)?,
         max_length: section.take("max_length").map_or(Ok(1024), |e| e.integer(2..=1 << 24))? as usize,
+        truncation: section.take("truncation").map_or(Ok(Truncation::KeepStart), |e| {
+            e.one_of(&[("keep_start", Truncation::KeepStart), ("keep_end", Truncation::KeepEnd)])
+        })?,
         order: section.take("order").map_or(Ok(Order::Shuffled), |e| {
             e.one_of(&[("shuffled", Order::Shuffled), ("sequential", Order::Sequential)])
         })?,

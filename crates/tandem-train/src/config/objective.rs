@@ -4,7 +4,7 @@ use super::Method;
 use super::error::ConfigError;
 use super::reader::{Entry, Section, nearest};
 use crate::objective::registry::{LOSSES, NOT_YET, find};
-use crate::objective::{ObjectiveConfig, Smoothing, Term};
+use crate::objective::{Divergence, ObjectiveConfig, Smoothing, Term};
 
 pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveConfig, ConfigError> {
     let terms = match section.take("loss") {
@@ -18,7 +18,9 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveCon
     let smoothing = section.take("label_smoothing");
     let reference_free = section.take("reference_free");
     let tau = section.take("discopop_tau");
-    for entry in [&beta, &smoothing, &reference_free, &tau].into_iter().flatten() {
+    let divergence = section.take("f_divergence_type");
+    let alpha = section.take("f_alpha_divergence_coef");
+    for entry in [&beta, &smoothing, &reference_free, &tau, &divergence, &alpha].into_iter().flatten() {
         if method == Method::Sft {
             return Err(entry.conflict("it has no meaning under method = \"sft\"; remove it"));
         }
@@ -27,6 +29,7 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveCon
         return Err(entry.conflict("only the loss \"discopop\" has it; remove it"));
     }
     let config = ObjectiveConfig {
+        divergence: self::divergence(divergence, alpha, &terms)?,
         beta: beta.map_or(Ok(0.1), |e| e.number("a positive number", |b| b > 0.0))?,
         label_smoothing: label_smoothing(&section, smoothing, &terms)?,
         reference_free: reference_free.map_or(Ok(false), |e| e.boolean())?,
@@ -75,6 +78,39 @@ fn loss(
         )));
     }
     Ok(loss)
+}
+
+fn divergence(entry: Option<Entry>, alpha: Option<Entry>, terms: &[Term]) -> Result<Divergence, ConfigError> {
+    let mut chosen = match &entry {
+        None => Divergence::ReverseKl,
+        Some(entry) => entry.one_of(
+            &[
+                Divergence::ReverseKl,
+                Divergence::ForwardKl,
+                Divergence::JensenShannon,
+                Divergence::Alpha(0.5),
+            ]
+            .map(|d| (d.name(), d)),
+        )?,
+    };
+    if let (Some(entry), Some(term)) = (&entry, terms.iter().find(|t| !t.loss.any_divergence))
+        && chosen != Divergence::ReverseKl
+    {
+        return Err(entry.conflict(format!(
+            "the loss {:?} is derived for \"reverse_kl\" alone; remove it or choose \"sigmoid\"",
+            term.loss.name
+        )));
+    }
+    match (alpha, &mut chosen) {
+        (Some(alpha), Divergence::Alpha(value)) => {
+            *value = alpha.number("a finite number", |_| true)?;
+        }
+        (Some(alpha), _) => {
+            return Err(alpha.conflict("only f_divergence_type = \"alpha_divergence\" has it; remove it"));
+        }
+        (None, _) => {}
+    }
+    Ok(chosen)
 }
 
 fn label_smoothing(section: &Section, entry: Option<Entry>, terms: &[Term]) -> Result<f64, ConfigError> {

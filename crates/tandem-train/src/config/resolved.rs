@@ -5,9 +5,10 @@ use std::path::Path;
 
 use toml::Value;
 
-use tandem_data::row::LossOn;
+use tandem_data::row::{LossOn, Truncation};
 
 use super::{Config, DataSource, Length, MicroBatch, Optimizer, Warmup, Weights};
+use crate::objective::Divergence;
 use crate::schedule::Shape;
 
 /// Keys and values of one table, in the order they are written.
@@ -65,6 +66,11 @@ impl Config {
             out.push(("eval", sources(&data.eval)));
         }
         out.push(("max_length", integer(data.max_length as u64)));
+        let truncation = match data.truncation {
+            Truncation::KeepStart => "keep_start",
+            Truncation::KeepEnd => "keep_end",
+        };
+        out.push(("truncation", truncation.into()));
         out.push(("order", data.order.name().into()));
         out.extend(data.cache.as_deref().map(|cache| ("cache", path(cache))));
         out.push(("share_prefix", data.share_prefix.into()));
@@ -93,6 +99,10 @@ impl Config {
             out.push(("label_smoothing", objective.label_smoothing.into()));
         }
         out.push(("reference_free", objective.reference_free.into()));
+        out.push(("f_divergence_type", objective.divergence.name().into()));
+        if let Divergence::Alpha(alpha) = objective.divergence {
+            out.push(("f_alpha_divergence_coef", alpha.into()));
+        }
         if objective.terms.iter().any(|t| t.loss.name == "discopop") {
             out.push(("discopop_tau", objective.discopop_tau.into()));
         }

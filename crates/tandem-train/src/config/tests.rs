@@ -96,6 +96,7 @@ fn the_example_arrives_whole() {
             train: vec![file("data/pref_conv.jsonl")],
             eval: vec![file("data/held_out.jsonl")],
             max_length: 1024,
+            truncation: tandem_data::row::Truncation::KeepStart,
             order: Order::Shuffled,
             cache: None,
             share_prefix: true,
@@ -110,6 +111,7 @@ fn the_example_arrives_whole() {
             label_smoothing: 0.0,
             reference_free: false,
             discopop_tau: 0.05,
+            divergence: crate::objective::Divergence::ReverseKl,
         },
         train: TrainConfig {
             batch_size: 8,
@@ -155,6 +157,8 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "objective.label_smoothing=0.1",
             "objective.discopop_tau=0.2",
         ]),
+        set(&["objective.f_divergence_type=js_divergence", "data.truncation=keep_end"]),
+        set(&["objective.f_divergence_type=alpha_divergence", "objective.f_alpha_divergence_coef=0.3"]),
         set(&["data.train=['a', {path = 'b'}]", "data.order=sequential", "data.share_prefix=false"]),
         set(&[
             "train.max_grad_norm=0",
@@ -395,7 +399,7 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
 fn contradictions_are_refused() {
     let both = refusal(&changed("steps = 20 ", "epochs = 1\nsteps = 20 "), &[]);
     assert_eq!(both, "run.toml:19: `train.epochs`: `train.steps` is given too; remove one of the two");
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["train.epochs=1", "train.steps=2"], "`train.steps` is given too"),
         (&["method=sft"], "under method = \"sft\" the only loss is \"sft\""),
         (&["method=sft", "objective.loss=sft"], "no meaning under method = \"sft\""),
@@ -403,6 +407,12 @@ fn contradictions_are_refused() {
         (&["reference.kind=none"], "needs objective.reference_free = true"),
         (&["objective.loss=hinge", "objective.label_smoothing=0.1"], "hinge does not use it"),
         (&["objective.discopop_tau=0.1"], "only the loss \"discopop\" has it"),
+        (&["objective.f_alpha_divergence_coef=0.3"], "only f_divergence_type = \"alpha_divergence\" has it"),
+        (
+            &["objective.loss=bco_pair", "objective.f_divergence_type=forward_kl"],
+            "\"bco_pair\" is derived for",
+        ),
+        (&["method=sft", "objective.loss=sft", "objective.f_divergence_type=forward_kl"], "no meaning under"),
         (&["train.alpha=0.9"], "`alpha` belongs to \"rmsprop\""),
         (&["train.optimizer=rmsprop", "train.betas=[0.9, 0.99]"], "`betas` belong to \"adamw\""),
     ];

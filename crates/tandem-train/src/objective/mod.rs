@@ -12,6 +12,7 @@
 
 mod apo;
 mod discopop;
+mod divergence;
 mod exo;
 mod hinge;
 mod ipo;
@@ -21,6 +22,7 @@ pub mod registry;
 mod sft;
 mod sppo;
 
+pub use divergence::Divergence;
 pub use registry::{PairLoss, Smoothing};
 
 /// What the user asked to minimise.
@@ -36,6 +38,8 @@ pub struct ObjectiveConfig {
     pub reference_free: bool,
     /// Temperature of `discopop`'s blend, positive.
     pub discopop_tau: f64,
+    /// Which divergence to the reference.
+    pub divergence: Divergence,
 }
 
 /// A loss and its weight in the sum.
@@ -131,15 +135,17 @@ pub fn preference_loss(batch: &PairLogProbs, totals: &BatchTotals, config: &Obje
     let pairs_per_token = totals.pairs as f64 / totals.chosen_tokens.max(1) as f64;
     for i in 0..batch.num_pairs() {
         let (chosen, rejected) = (2 * i, 2 * i + 1);
+        let (chosen_ratio, chosen_slope) = config.divergence.score(batch.log_ratio(chosen));
+        let (rejected_ratio, rejected_slope) = config.divergence.score(batch.log_ratio(rejected));
         let pair = Pair {
-            chosen_ratio: batch.log_ratio(chosen),
-            rejected_ratio: batch.log_ratio(rejected),
+            chosen_ratio,
+            rejected_ratio,
             chosen_tokens: f64::from(batch.answer_tokens[chosen].max(1)),
             rejected_tokens: f64::from(batch.answer_tokens[rejected].max(1)),
             chosen_log_prob: batch.policy[chosen],
             pairs_per_token,
         };
-        let value = weighted(config, &pair);
+        let value = weighted(config, &pair, [chosen_slope, rejected_slope]);
         out.sum += value.loss;
         out.d_log_prob.extend([value.d_chosen, value.d_rejected]);
         out.weight += 1.0;
@@ -165,7 +171,7 @@ pub fn likelihood_loss(log_prob: &[f64], scored_tokens: &[u32], out: &mut Loss) 
 /// The loss's exact value where policy and reference agree (ln 2 for `sigmoid`), which a run from equal weights must show
 /// at step 0. `None` if the value depends on the log-probabilities themselves (`sft`, reference-free).
 pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
-    if config.reference_free || config.terms.iter().any(|t| !t.loss.fixed_at_start && t.weight != 0.0) {
+    if config.reference_free || config.terms.iter().any(|t| !t.loss.of_ratios && t.weight != 0.0) {
         return None;
     }
     let agree = Pair {
@@ -176,16 +182,18 @@ pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
         chosen_log_prob: 0.0,
         pairs_per_token: 1.0,
     };
-    Some(weighted(config, &agree).loss)
+    Some(weighted(config, &agree, [1.0, 1.0]).loss)
 }
 
-fn weighted(config: &ObjectiveConfig, pair: &Pair) -> Value {
+/// `slopes` are the derivatives of what stands for the ratios by the log-probabilities: chosen, rejected.
+fn weighted(config: &ObjectiveConfig, pair: &Pair, slopes: [f64; 2]) -> Value {
     let mut total = Value::default();
     for term in &config.terms {
         let value = (term.loss.value)(pair, config);
+        let [chosen, rejected] = if term.loss.of_ratios { slopes } else { [1.0, 1.0] };
         total.loss += term.weight * value.loss;
-        total.d_chosen += term.weight * value.d_chosen;
-        total.d_rejected += term.weight * value.d_rejected;
+        total.d_chosen += term.weight * value.d_chosen * chosen;
+        total.d_rejected += term.weight * value.d_rejected * rejected;
     }
     total
 }
@@ -193,7 +201,7 @@ fn weighted(config: &ObjectiveConfig, pair: &Pair) -> Value {
 /// What a loss sees of one pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
-    /// `log π − log π_ref` of the chosen answer.
+    /// `log π − log π_ref` of the chosen answer; under a [`Divergence`] other than the reverse KL its score.
     pub chosen_ratio: f64,
     /// The same of the rejected answer.
     pub rejected_ratio: f64,
@@ -215,14 +223,14 @@ impl Pair {
     }
 }
 
-/// A loss of one pair and its derivatives by the policy's two log-probabilities.
+/// A loss of one pair and its derivatives by the two ratios (by the log-probabilities, where it does not see ratios).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Value {
     /// The loss.
     pub loss: f64,
-    /// Derivative by the chosen log-probability.
+    /// Derivative by the chosen ratio.
     pub d_chosen: f64,
-    /// Derivative by the rejected log-probability.
+    /// Derivative by the rejected ratio.
     pub d_rejected: f64,
 }
 

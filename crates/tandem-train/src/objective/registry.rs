@@ -10,8 +10,12 @@ pub struct PairLoss {
     pub value: fn(&Pair, &ObjectiveConfig) -> Value,
     /// What it does with `label_smoothing`.
     pub smoothing: Smoothing,
-    /// Whether its value is one number wherever policy and reference agree.
-    pub fixed_at_start: bool,
+    /// Whether it sees log-probabilities only as ratios to the reference; then its value is one number wherever policy and
+    /// reference agree.
+    pub of_ratios: bool,
+    /// Whether another [`Divergence`](super::Divergence) than the reverse KL may be chosen with it: not where it is
+    /// derived from each ratio alone.
+    pub any_divergence: bool,
 }
 
 /// What a loss does with `label_smoothing`.
@@ -44,7 +48,12 @@ const fn loss(
     value: fn(&Pair, &ObjectiveConfig) -> Value,
     smoothing: Smoothing,
 ) -> PairLoss {
-    PairLoss { name, value, smoothing, fixed_at_start: true }
+    PairLoss { name, value, smoothing, of_ratios: true, any_divergence: true }
+}
+
+/// A loss that knows the reverse KL alone.
+const fn reverse_kl_loss(name: &'static str, value: fn(&Pair, &ObjectiveConfig) -> Value) -> PairLoss {
+    PairLoss { any_divergence: false, ..loss(name, value, Smoothing::Unused) }
 }
 
 /// Every loss.
@@ -55,13 +64,13 @@ pub static LOSSES: [PairLoss; 13] = [
     loss("hinge", hinge::hinge_loss, Smoothing::Unused),
     loss("ipo", ipo::ipo_loss, Smoothing::Unused),
     loss("exo_pair", exo::exo_pair_loss, Smoothing::Positive),
-    loss("nca_pair", pointwise::nca_pair_loss, Smoothing::Unused),
-    loss("bco_pair", pointwise::bco_pair_loss, Smoothing::Unused),
-    loss("sppo_hard", sppo::sppo_hard_loss, Smoothing::Unused),
-    loss("apo_zero", apo::apo_zero_loss, Smoothing::Unused),
-    loss("apo_down", apo::apo_down_loss, Smoothing::Unused),
+    reverse_kl_loss("nca_pair", pointwise::nca_pair_loss),
+    reverse_kl_loss("bco_pair", pointwise::bco_pair_loss),
+    reverse_kl_loss("sppo_hard", sppo::sppo_hard_loss),
+    reverse_kl_loss("apo_zero", apo::apo_zero_loss),
+    reverse_kl_loss("apo_down", apo::apo_down_loss),
     loss("discopop", discopop::discopop_loss, Smoothing::Unused),
-    PairLoss { name: "sft", value: sft::sft_loss, smoothing: Smoothing::Unused, fixed_at_start: false },
+    PairLoss { of_ratios: false, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
 ];
 
 /// Losses of TRL that sort the batch's pairs against each other, so that a micro-batch alone does not define them.

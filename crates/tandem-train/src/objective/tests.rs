@@ -20,7 +20,14 @@ fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         .iter()
         .map(|&(name, weight)| Term { loss: registry::find(name).expect("a known loss"), weight })
         .collect();
-    ObjectiveConfig { terms, beta: 0.1, label_smoothing: 0.0, reference_free: false, discopop_tau: 0.05 }
+    ObjectiveConfig {
+        terms,
+        beta: 0.1,
+        label_smoothing: 0.0,
+        reference_free: false,
+        discopop_tau: 0.05,
+        divergence: Divergence::ReverseKl,
+    }
 }
 
 /// A deterministic batch whose log ratios have both signs and several magnitudes.
@@ -159,6 +166,64 @@ fn derivatives_equal_central_differences() {
                     loss.name,
                     exact[s]
                 );
+            }
+        }
+    }
+}
+
+const DIVERGENCES: [Divergence; 6] = [
+    Divergence::ReverseKl,
+    Divergence::ForwardKl,
+    Divergence::JensenShannon,
+    Divergence::Alpha(0.3),
+    Divergence::Alpha(1.0),
+    Divergence::Alpha(2.0),
+];
+
+#[test]
+fn divergences_stand_for_the_ratio_as_their_definitions_say() {
+    // f′ at t = π / π_ref, up to the constant that makes it 0 at t = 1.
+    let definition = |divergence, t: f64| match divergence {
+        Divergence::ReverseKl => t.ln(),
+        Divergence::ForwardKl => 1.0 - 1.0 / t,
+        Divergence::JensenShannon => (2.0 * t / (1.0 + t)).ln(),
+        Divergence::Alpha(1.0) => t.ln(),
+        Divergence::Alpha(alpha) => (t.powf(alpha - 1.0) - 1.0) / (alpha - 1.0),
+    };
+    for divergence in DIVERGENCES {
+        for (chosen, rejected) in [(0.0f64, 0.0f64), (1.5, -2.0), (-3.0, 0.25), (6.0, 5.0)] {
+            let config = ObjectiveConfig { divergence, ..config(&[("sigmoid", 1.0)]) };
+            let found = loss_of(&[chosen - 9.0, rejected - 7.0], Some(&[-9.0, -7.0]), &[5, 6], &config).sum;
+            let [chosen, rejected] = [chosen, rejected].map(|ratio| definition(divergence, ratio.exp()));
+            let expected = (-0.1 * (chosen - rejected)).exp().ln_1p();
+            assert!((found - expected).abs() < 1e-12, "{divergence:?}: {found}, expected {expected}");
+        }
+    }
+}
+
+#[test]
+fn derivatives_under_every_divergence_equal_central_differences() {
+    for divergence in DIVERGENCES {
+        for loss in registry::LOSSES.iter().filter(|loss| loss.any_divergence) {
+            let mut config = ObjectiveConfig { divergence, ..config(&[(loss.name, 0.7)]) };
+            config.label_smoothing = if loss.smoothing == Smoothing::Positive { 0.01 } else { 0.0 };
+            let (reference, tokens) = ([-9.0, -7.0], [5, 6]);
+            for policy in [[-8.2, -8.1], [-10.5, -6.6]] {
+                let exact = loss_of(&policy, Some(&reference), &tokens, &config).d_log_prob;
+                for s in 0..2 {
+                    let at = |offset: f64| {
+                        let mut moved = policy;
+                        moved[s] += offset;
+                        loss_of(&moved, Some(&reference), &tokens, &config).sum
+                    };
+                    let difference = (at(1e-5) - at(-1e-5)) / 2e-5;
+                    assert!(
+                        (exact[s] - difference).abs() <= 1e-8 + 1e-6 * difference.abs(),
+                        "{} {divergence:?} sequence {s}: {} against {difference}",
+                        loss.name,
+                        exact[s]
+                    );
+                }
             }
         }
     }
