@@ -75,7 +75,7 @@ fn adding_scaling_and_clearing_touch_every_element_once() {
 }
 
 #[test]
-fn rows_are_gathered_and_scattered() {
+fn rows_are_gathered_and_spread() {
     let (rows, cols) = (29, 37);
     let picked = [3, 0, 28, 7, 8];
     for (isa, device) in devices(2) {
@@ -88,18 +88,22 @@ fn rows_are_gathered_and_scattered() {
             let expected: Vec<f64> = picked.iter().flat_map(row).copied().collect();
             assert_close(&what, &dst.read(&device), &expected, |_| 0.0);
 
-            let add = Matrix::new(&device, 3, (picked.len(), cols), dtype, 3);
-            let mut sum = Matrix::new(&device, 4, (rows, cols), DType::F32, 3);
-            ops::scatter_add_rows(&device, add.view(), &picked, sum.view_mut()).unwrap();
-            let mut expected = sum.values.clone();
-            for (i, r) in picked.iter().enumerate() {
-                for c in 0..cols {
-                    let e = &mut expected[*r as usize * cols + c];
-                    *e = f64::from(*e as f32 + add.values[i * cols + c] as f32);
+            let src = Matrix::new(&device, 3, (picked.len(), cols), dtype, 3);
+            for to in TYPES {
+                let mut whole = Matrix::new(&device, 4, (rows, cols), to, 3);
+                ops::spread_rows(&device, src.view(), &picked, whole.view_mut()).unwrap();
+                let mut expected = vec![0.0; rows * cols];
+                for (r, values) in picked.iter().zip(src.values.chunks_exact(cols)) {
+                    let round = |x: &f64| match to {
+                        DType::F32 => *x,
+                        DType::Bf16 => f64::from(bf16::from_f32(*x as f32).to_f32()),
+                    };
+                    let place = *r as usize * cols..(*r as usize + 1) * cols;
+                    expected[place].copy_from_slice(&values.iter().map(round).collect::<Vec<_>>());
                 }
+                assert_close(&format!("{what} to {to}"), &whole.read(&device), &expected, |_| 0.0);
+                assert!(whole.padding_is_intact(&device), "{what}: wrote outside");
             }
-            assert_close(&what, &sum.read(&device), &expected, |_| 0.0);
-            assert!(sum.padding_is_intact(&device), "{what}: wrote outside");
         }
     }
 }
@@ -111,8 +115,8 @@ fn wrong_rows_are_refused() {
     let mut dst = device.alloc(Kind::Scratch, 3, 2, DType::F32).unwrap();
     let outside = ops::gather_rows(&device, src.view(), &[0, 4, 1], dst.view_mut()).unwrap_err();
     assert_eq!(outside.to_string(), "gather_rows: rows[1] is 4 of a matrix of 4 rows");
-    let twice = ops::scatter_add_rows(&device, src.view(), &[2, 0, 2, 1], dst.view_mut()).unwrap_err();
-    assert_eq!(twice.to_string(), "scatter_add_rows: row 2 is listed twice");
+    let twice = ops::spread_rows(&device, src.view(), &[2, 0, 2, 1], dst.view_mut()).unwrap_err();
+    assert_eq!(twice.to_string(), "spread_rows: row 2 is listed twice");
     let short = ops::write_f32(&device, &numbers(1, 5), dst.view_mut()).unwrap_err();
     assert_eq!(short.to_string(), "write_f32: 5 numbers for a 3x2 matrix");
 }

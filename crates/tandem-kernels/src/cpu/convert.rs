@@ -86,11 +86,14 @@ impl Cpu {
         }));
     }
 
-    pub(crate) fn scatter_add_rows(&self, src: View, rows: &[u32], dst: ViewMut) {
-        let dst = RowsMut::<f32>::new(dst);
-        with_element!(src.dtype(), S => self.for_parts(src.shape(), |row, cols| {
-            // SAFETY: the rows are distinct, so parts are disjoint.
-            accumulate(self.isa(), &src.row::<S>(row)[cols.clone()], unsafe { dst.part(rows[row] as usize, cols.start, cols.len()) });
+    pub(crate) fn spread_rows(&self, src: View, rows: &[u32], mut dst: ViewMut) {
+        self.fill_zero(dst.reborrow());
+        with_element!(src.dtype(), S => with_element!(dst.dtype(), D => {
+            let dst = RowsMut::<D>::new(dst);
+            self.for_parts(src.shape(), |row, cols| {
+                // SAFETY: the rows are distinct, so parts are disjoint.
+                convert(self.isa(), &src.row::<S>(row)[cols.clone()], unsafe { dst.part(rows[row] as usize, cols.start, cols.len()) });
+            });
         }));
     }
 

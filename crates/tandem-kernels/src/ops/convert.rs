@@ -78,24 +78,20 @@ pub fn gather_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
     Ok(())
 }
 
-/// `dst[rows[i]] += src[i]`; rows are distinct; `dst` is f32.
+/// `dst[rows[i]] = src[i]` with conversion, every other row zero; rows are distinct.
 ///
 /// # Errors
-/// If a row is outside `dst`, rows repeat, or shapes or types do not fit.
-pub fn scatter_add_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
-    const OP: &str = "scatter_add_rows";
+/// If a row is outside `dst`, rows repeat, or shapes do not fit.
+pub fn spread_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
+    const OP: &str = "spread_rows";
     check::shape(OP, "src", &src, rows.len(), dst.cols())?;
-    check::is_f32(OP, "dst", &dst)?;
     rows_inside(OP, rows, dst.rows())?;
     if let Some(row) = first_repeated(rows) {
         return Err(KernelError::invalid(OP, format!("row {row} is listed twice")));
     }
     match device {
-        Device::Cpu(cpu) => cpu.scatter_add_rows(src, rows, dst),
-        Device::Meta(ledger) => {
-            let touched = 2 * src.len() * dst.dtype().size();
-            ledger.record(OP, src.len() as f64, (src.num_bytes() + touched) as f64);
-        }
+        Device::Cpu(cpu) => cpu.spread_rows(src, rows, dst),
+        Device::Meta(ledger) => ledger.record(OP, 0.0, (src.num_bytes() + dst.num_bytes()) as f64),
     }
     Ok(())
 }

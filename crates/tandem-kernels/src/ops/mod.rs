@@ -15,7 +15,7 @@ mod rope;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
 pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};
-pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, scatter_add_rows, write_f32};
+pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
 pub use embedding::{embedding, embedding_backward};
 pub use head::{HeadScores, HeadShape, KeptLogits, Targets, head, head_backward, head_keeping};
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight};

@@ -277,8 +277,9 @@ impl<'a> Generator<'a> {
         }
         let forest = Forest::new(tokens, segments, Vec::new(), 0)?;
         let mut attend = Prefill { cache: &mut self.cache, forest: &forest, rows: &rows };
-        let (x, _) = self.walk.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing)?;
-        let logits = self.walk.logits_of(weights, x, &last)?;
+        let (x, _) =
+            self.walk.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(&last))?;
+        let logits = self.walk.head_logits(weights, x.view())?;
         let logits = ops::read_f32(self.walk.device, logits.view())?;
         for (prompt, row) in new_prompts.iter().zip(logits.chunks_exact(self.walk.decoder.spec().vocab_size))
         {
@@ -301,7 +302,7 @@ impl<'a> Generator<'a> {
         }
         let mut attend =
             Step { cache: &mut self.cache, positions: &positions, rows: &rows, visible: &visible };
-        let (x, _) = self.walk.blocks_with(weights, &tokens, &mut attend, Keep::Nothing)?;
+        let (x, _) = self.walk.blocks_with(weights, &tokens, &mut attend, Keep::Nothing, None)?;
         let logits = self.walk.head_logits(weights, x.view())?;
         Ok(ops::read_f32(self.walk.device, logits.view())?)
     }

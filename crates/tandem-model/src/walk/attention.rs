@@ -118,16 +118,19 @@ pub(super) fn forward(
     Ok(Attended { operands: Some(Operands { qkv, normed, log_sum_exp }), output: Some(output) })
 }
 
-/// From `dy` (compute type) to the gradient of the half's input, overwritten into `d_input`.
+/// From `dy` (compute type; of `picked` rows, if the block went on with those alone) to the gradient of the half's input,
+/// added to `d_input` if `accumulate`.
 pub(super) fn backward(
     walk: &Walk,
     weights: &LayerWeights,
     layer: usize,
     input: View,
     attended: Attended,
+    picked: Option<&[u32]>,
     forest: &Forest,
     dy: View,
     d_input: ViewMut,
+    accumulate: bool,
     gradients: &mut LayerGradients,
 ) -> Result<()> {
     let spec = &walk.decoder.spec().attention;
@@ -136,9 +139,12 @@ pub(super) fn backward(
         unreachable!("forward kept attention's operands and output");
     };
     let Operands { qkv, normed, log_sum_exp } = operands;
-    walk.linear_gradients(gradients, Part::OutWeight, Part::OutBias, output.view(), dy)?;
-    let mut d_output = walk.alloc(rows, spec.query_width(), walk.dtype)?;
-    walk.linear_input(weights, Part::OutWeight, dy, d_output.view_mut(), false)?;
+    let heads = walk.pick(output.view(), picked)?;
+    walk.linear_gradients(gradients, Part::OutWeight, Part::OutBias, heads.view(), dy)?;
+    drop(heads);
+    let mut d_heads = walk.alloc(dy.rows(), spec.query_width(), walk.dtype)?;
+    walk.linear_input(weights, Part::OutWeight, dy, d_heads.view_mut(), false)?;
+    let d_output = walk.spread(d_heads, picked, rows)?;
     let mut d_qkv = walk.alloc(rows, spec.qkv_width(), walk.dtype)?;
     {
         let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
@@ -171,7 +177,7 @@ pub(super) fn backward(
     }
     drop(qkv);
     walk.linear_gradients(gradients, Part::QkvWeight, Part::QkvBias, input, d_qkv.view())?;
-    walk.linear_input(weights, Part::QkvWeight, d_qkv.view(), d_input, false)
+    walk.linear_input(weights, Part::QkvWeight, d_qkv.view(), d_input, accumulate)
 }
 
 /// The weight of head `head`'s norm: query heads first, then key heads.

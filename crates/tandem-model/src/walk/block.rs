@@ -4,7 +4,7 @@ use tandem_kernels::{DType, Forest, Tensor, View};
 
 use super::attention::{self, Attend, Attended, ForestAttention};
 use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
-use super::{Walk, mlp};
+use super::{Picked, Walk, mlp};
 use crate::Result;
 use crate::layout::Part;
 use crate::spec::Residual;
@@ -27,20 +27,23 @@ pub(crate) enum Keep {
 pub(crate) struct SavedBlock {
     /// `[T,D]` f32.
     input: Option<Tensor>,
+    /// The rows that went on after attention, if not all.
+    rows: Option<Vec<u32>>,
     inner: Option<Inner>,
 }
 
-/// What happens between a block's input and its last product.
+/// What happens between a block's input and its last product. `R` is `T` unless only some rows went on after attention.
 struct Inner {
+    /// Of all rows.
     norm1: Normed,
     attended: Attended,
-    /// `x + attention` `[T,D]` f32: what the feed-forward adds to, and in a sequential block what it reads.
+    /// `x + attention` `[R,D]` f32: what the feed-forward adds to, and in a sequential block what it reads.
     middle: Option<Tensor>,
-    /// Absent if one norm serves both halves.
+    /// Of R rows. Absent if one norm serves both halves.
     norm2: Option<Normed>,
-    /// `[T,F]`, or `[T,2F]` gate and up.
+    /// `[R,F]`, or `[R,2F]` gate and up.
     up: Option<Tensor>,
-    /// `[T,F]`.
+    /// `[R,F]`.
     hidden: Option<Tensor>,
 }
 
@@ -52,15 +55,16 @@ pub(crate) struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// From the residual stream before the block to the one after it, `[T,D]` f32.
+    /// From the residual stream before the block, `[T,D]` f32, to the one after it: `[R,D]` of the given rows, or all.
     pub(crate) fn forward(
         &self,
         x: Tensor,
         attend: &mut dyn Attend,
+        rows: Option<&[u32]>,
         keep: Keep,
     ) -> Result<(Tensor, SavedBlock)> {
         let mut input = Some(x);
-        let mut inner = self.inner(&mut input, attend, keep)?;
+        let mut inner = self.inner(&mut input, attend, rows, keep)?;
         let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
         let residual = Some(middle.view());
         let y = self.walk.linear(
@@ -77,7 +81,8 @@ impl Block<'_> {
         if self.residual() != Residual::Sequential {
             inner.middle = None;
         }
-        Ok((y, SavedBlock { input, inner: (keep >= Keep::Selective).then_some(inner) }))
+        let rows = rows.map(<[u32]>::to_vec);
+        Ok((y, SavedBlock { input, rows, inner: (keep >= Keep::Selective).then_some(inner) }))
     }
 
     fn residual(&self) -> Residual {
@@ -85,7 +90,13 @@ impl Block<'_> {
     }
 
     /// All but the last product. Returns memory as soon as nothing reads it any more; `hidden` and `middle` stay.
-    fn inner(&self, input: &mut Option<Tensor>, attend: &mut dyn Attend, keep: Keep) -> Result<Inner> {
+    fn inner(
+        &self,
+        input: &mut Option<Tensor>,
+        attend: &mut dyn Attend,
+        rows: Option<&[u32]>,
+        keep: Keep,
+    ) -> Result<Inner> {
         let (walk, weights, residual) = (self.walk, self.weights, self.residual());
         let x = input.as_ref().expect("a block starts with its input").view();
         let mut norm1 = norm(walk, weights, NORM1, x)?;
@@ -96,21 +107,30 @@ impl Block<'_> {
         if keep < Keep::All && residual != (Residual::Parallel { shared_norm: true }) {
             norm1.drop_output();
         }
-        let middle =
-            walk.linear(weights, Part::OutWeight, Part::OutBias, attended.output(), Some(x), DType::F32)?;
+        let x_picked = walk.pick(x, rows)?;
+        let middle = {
+            let (heads, x) = (walk.pick(attended.output(), rows)?, Some(x_picked.view()));
+            walk.linear(weights, Part::OutWeight, Part::OutBias, heads.view(), x, DType::F32)?
+        };
         if keep < Keep::Selective {
             attended.drop_output();
         }
         let mut norm2 = match residual {
             Residual::Sequential => Some(norm(walk, weights, NORM2, middle.view())?),
-            Residual::Parallel { shared_norm: false } => Some(norm(walk, weights, NORM2, x)?),
+            Residual::Parallel { shared_norm: false } => Some(norm(walk, weights, NORM2, x_picked.view())?),
             Residual::Parallel { shared_norm: true } => None,
         };
+        drop(x_picked);
         if keep == Keep::Nothing {
             *input = None;
         }
-        let read = norm2.as_ref().unwrap_or(&norm1).output();
-        let up = walk.linear(weights, Part::UpWeight, Part::UpBias, read, None, walk.dtype)?;
+        let up = {
+            let read = match &norm2 {
+                Some(norm2) => Picked::All(norm2.output()),
+                None => walk.pick(norm1.output(), rows)?,
+            };
+            walk.linear(weights, Part::UpWeight, Part::UpBias, read.view(), None, walk.dtype)?
+        };
         if keep < Keep::All {
             norm1.drop_output();
             norm2.iter_mut().for_each(Normed::drop_output);
@@ -120,7 +140,8 @@ impl Block<'_> {
         Ok(Inner { norm1, attended, middle: Some(middle), norm2, up, hidden: Some(hidden) })
     }
 
-    /// Turns `dx`, the gradient of the residual stream after the block, into the one before it, in place.
+    /// Turns `dx`, the gradient of the residual stream after the block (of the rows that went on), into the one before it
+    /// (of all rows), in place.
     pub(super) fn backward(
         &self,
         saved: SavedBlock,
@@ -128,12 +149,13 @@ impl Block<'_> {
         dx: &mut Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
-        let SavedBlock { mut input, inner } = saved;
+        let SavedBlock { mut input, rows, inner } = saved;
+        let rows = rows.as_deref();
         let mut inner = match inner {
             Some(inner) => inner,
             None => {
                 let mut attend = ForestAttention { device: self.walk.device, forest };
-                self.inner(&mut input, &mut attend, Keep::All)?
+                self.inner(&mut input, &mut attend, rows, Keep::All)?
             }
         };
         let x = input.expect("forward kept the block's input");
@@ -142,10 +164,10 @@ impl Block<'_> {
                 let middle = inner.middle.take().expect("forward kept the middle");
                 self.mlp_half(&mut inner, middle.view(), dx, gradients)?;
                 drop(middle);
-                self.attention_half(inner, x.view(), forest, dx, gradients)
+                self.attention_half(inner, x.view(), rows, forest, dx, gradients)
             }
             Residual::Parallel { shared_norm } => {
-                self.parallel(inner, x.view(), shared_norm, forest, dx, gradients)
+                self.parallel(inner, x.view(), rows, shared_norm, forest, dx, gradients)
             }
         }
     }
@@ -165,7 +187,8 @@ impl Block<'_> {
         {
             let copy = walk.in_compute_type(dx.view())?;
             let dy = copy.as_ref().map_or_else(|| dx.view(), Tensor::view);
-            self.mlp_backward(inner, norm2.output(), dy, &mut dn, false, gradients)?;
+            let (up, hidden) = (inner.up.take(), inner.hidden.take());
+            self.mlp_backward(up, hidden, norm2.output(), dy, &mut dn, gradients)?;
         }
         norm2.drop_output();
         self.norm_backward(NORM2, middle, &norm2, &dn, dx, gradients)
@@ -176,6 +199,7 @@ impl Block<'_> {
         &self,
         inner: Inner,
         x: View,
+        rows: Option<&[u32]>,
         forest: &Forest,
         dx: &mut Tensor,
         gradients: &mut LayerGradients,
@@ -183,14 +207,17 @@ impl Block<'_> {
         let (walk, weights) = (self.walk, self.weights);
         let Inner { mut norm1, attended, .. } = inner;
         restore(walk, weights, NORM1, x, &mut norm1)?;
-        let mut dn = walk.alloc(dx.rows(), dx.cols(), DType::F32)?;
+        let mut dn = walk.alloc(x.rows(), x.cols(), DType::F32)?;
         {
             let copy = walk.in_compute_type(dx.view())?;
             let dy = copy.as_ref().map_or_else(|| dx.view(), Tensor::view);
             let (n, dn) = (norm1.output(), dn.view_mut());
-            attention::backward(walk, weights, self.index, n, attended, forest, dy, dn, gradients)?;
+            attention::backward(
+                walk, weights, self.index, n, attended, rows, forest, dy, dn, false, gradients,
+            )?;
         }
         norm1.drop_output();
+        self.spread(dx, rows, x.rows())?;
         self.norm_backward(NORM1, x, &norm1, &dn, dx, gradients)
     }
 
@@ -199,6 +226,7 @@ impl Block<'_> {
         &self,
         mut inner: Inner,
         x: View,
+        rows: Option<&[u32]>,
         shared_norm: bool,
         forest: &Forest,
         dx: &mut Tensor,
@@ -207,48 +235,56 @@ impl Block<'_> {
         let (walk, weights) = (self.walk, self.weights);
         let copy = walk.in_compute_type(dx.view())?;
         let dy = copy.as_ref().map_or_else(|| dx.view(), Tensor::view);
-        let mut dn1 = walk.alloc(dx.rows(), dx.cols(), DType::F32)?;
         restore(walk, weights, NORM1, x, &mut inner.norm1)?;
-        let mut dn2 = None;
-        if !shared_norm {
+        let mut dn2 = walk.alloc(dx.rows(), dx.cols(), DType::F32)?;
+        let (mut dn1, own) = if shared_norm {
+            let (up, hidden) = (inner.up.take(), inner.hidden.take());
+            let read = walk.pick(inner.norm1.output(), rows)?;
+            self.mlp_backward(up, hidden, read.view(), dy, &mut dn2, gradients)?;
+            // Attention adds its share to this one, for both read the same norm.
+            (walk.spread(dn2, rows, x.rows())?, None)
+        } else {
             let mut norm2 = inner.norm2.take().expect("a block without a shared norm has a second one");
-            restore(walk, weights, NORM2, x, &mut norm2)?;
-            let mut dn = walk.alloc(dx.rows(), dx.cols(), DType::F32)?;
-            self.mlp_backward(&mut inner, norm2.output(), dy, &mut dn, false, gradients)?;
+            let (up, hidden) = (inner.up.take(), inner.hidden.take());
+            let x_picked = walk.pick(x, rows)?;
+            restore(walk, weights, NORM2, x_picked.view(), &mut norm2)?;
+            self.mlp_backward(up, hidden, norm2.output(), dy, &mut dn2, gradients)?;
             norm2.drop_output();
-            dn2 = Some((norm2, dn));
-        }
-        // The feed-forward of a shared norm needs the norm's output after attention took its parts.
-        let (up, hidden) = (inner.up.take(), inner.hidden.take());
+            (walk.alloc(x.rows(), x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
+        };
         let Inner { mut norm1, attended, .. } = inner;
-        let n = norm1.output();
-        attention::backward(walk, weights, self.index, n, attended, forest, dy, dn1.view_mut(), gradients)?;
-        if shared_norm {
-            let up = up.expect("forward kept the feed-forward's input");
-            mlp::backward(walk, weights, n, up, hidden, dy, dn1.view_mut(), true, gradients)?;
-        }
+        let (n, d_n) = (norm1.output(), dn1.view_mut());
+        let (layer, add) = (self.index, shared_norm);
+        attention::backward(walk, weights, layer, n, attended, rows, forest, dy, d_n, add, gradients)?;
         norm1.drop_output();
         drop(copy);
-        self.norm_backward(NORM1, x, &norm1, &dn1, dx, gradients)?;
-        drop(dn1);
-        match dn2 {
-            Some((norm2, dn2)) => self.norm_backward(NORM2, x, &norm2, &dn2, dx, gradients),
-            None => Ok(()),
+        if let Some((norm2, x_picked, dn2)) = own {
+            self.norm_backward(NORM2, x_picked.view(), &norm2, &dn2, dx, gradients)?;
         }
+        self.spread(dx, rows, x.rows())?;
+        self.norm_backward(NORM1, x, &norm1, &dn1, dx, gradients)
+    }
+
+    /// Makes a gradient of the rows that went on one of all rows.
+    fn spread(&self, dx: &mut Tensor, rows: Option<&[u32]>, num_rows: usize) -> Result<()> {
+        if rows.is_some() {
+            let nothing = self.walk.alloc(0, dx.cols(), DType::F32)?;
+            *dx = self.walk.spread(std::mem::replace(dx, nothing), rows, num_rows)?;
+        }
+        Ok(())
     }
 
     fn mlp_backward(
         &self,
-        inner: &mut Inner,
+        up: Option<Tensor>,
+        hidden: Option<Tensor>,
         read: View,
         dy: View,
         dn: &mut Tensor,
-        accumulate: bool,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
-        let up = inner.up.take().expect("forward kept the feed-forward's input");
-        let (hidden, dn) = (inner.hidden.take(), dn.view_mut());
-        mlp::backward(self.walk, self.weights, read, up, hidden, dy, dn, accumulate, gradients)
+        let up = up.expect("forward kept the feed-forward's input");
+        mlp::backward(self.walk, self.weights, read, up, hidden, dy, dn.view_mut(), gradients)
     }
 
     fn norm_backward(

@@ -9,10 +9,27 @@ use crate::Result;
 use crate::layout::{LayerId, Part};
 use crate::weights::{GradientSink, WeightSource};
 
+/// The rows of the token axis that predict something, ascending, and each prediction's index among them.
+pub(super) struct ScoredRows {
+    rows: Vec<u32>,
+    index: Vec<u32>,
+}
+
+impl ScoredRows {
+    pub(super) fn of(forest: &Forest) -> Self {
+        let (rows, index) = forest.scored_rows();
+        Self { rows, index }
+    }
+
+    /// What the last block goes on with: where nothing is scored, the stream is left whole.
+    pub(super) fn of_last_block(&self) -> Option<&[u32]> {
+        (!self.rows.is_empty()).then_some(&self.rows)
+    }
+}
+
 /// What the head keeps for backward.
 pub(super) struct SavedHead {
-    /// The scored rows of the token axis, ascending, and each prediction's index among them.
-    rows: Vec<u32>,
+    /// Each prediction's index among the scored rows.
     index: Vec<u32>,
     /// Those rows of the residual stream `[R,D]` f32, and their norm. Absent if nothing is scored.
     scored: Option<(Tensor, Normed)>,
@@ -41,26 +58,25 @@ impl Walk<'_> {
         Ok(normed)
     }
 
-    /// Scores the forest's predictions from the residual stream `x` `[T,D]`. With `keep`, backward will follow.
+    /// Scores the forest's predictions from the scored rows of the residual stream, `hidden` `[R,D]`. With `keep`, backward
+    /// will follow.
     pub(super) fn head_forward(
         &self,
         weights: &mut dyn WeightSource,
         forest: &Forest,
-        x: Tensor,
+        scored_rows: ScoredRows,
+        hidden: Tensor,
         scores: &mut HeadScores,
         keep: bool,
     ) -> Result<SavedHead> {
-        let (rows, index) = forest.scored_rows();
+        let ScoredRows { rows, index } = scored_rows;
         if rows.is_empty() {
             let HeadScores { log_prob, hit, entropy, mean_logit, log_sum_exp } = scores;
             log_prob.clear();
             hit.clear();
             [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
-            return Ok(SavedHead { rows, index, scored: None, logits: None });
+            return Ok(SavedHead { index, scored: None, logits: None });
         }
-        let mut hidden = self.alloc(rows.len(), x.cols(), DType::F32)?;
-        ops::gather_rows(self.device, x.view(), &rows, hidden.view_mut())?;
-        drop(x);
         let mut normed = self.final_norm(weights, hidden.view())?;
         let (layer, part) = self.head_weight();
         let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
@@ -80,10 +96,10 @@ impl Walk<'_> {
         if self.checkpointing != Checkpointing::None {
             normed.drop_output();
         }
-        Ok(SavedHead { rows, index, scored: Some((hidden, normed)), logits: Some(logits) })
+        Ok(SavedHead { index, scored: Some((hidden, normed)), logits: Some(logits) })
     }
 
-    /// The gradient of the residual stream after the last block, `[T,D]` f32.
+    /// The gradient of what the last block gave, f32: `[R,D]` of the scored rows, or zeros `[T,D]` where nothing is scored.
     pub(super) fn head_backward(
         &self,
         weights: &mut dyn WeightSource,
@@ -93,7 +109,7 @@ impl Walk<'_> {
         scores: &HeadScores,
         d_log_prob: &[f32],
     ) -> Result<Tensor> {
-        let SavedHead { rows, index, scored, logits } = saved;
+        let SavedHead { index, scored, logits } = saved;
         let hidden_size = self.decoder.spec().hidden_size;
         let (layer, part) = self.head_weight();
         let Some((hidden, mut normed)) = scored else {
@@ -110,7 +126,7 @@ impl Walk<'_> {
             weights.release(LayerId::Head);
         }
         let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
-        let mut dn = self.alloc(rows.len(), hidden_size, DType::F32)?;
+        let mut dn = self.alloc(hidden.rows(), hidden_size, DType::F32)?;
         {
             let head = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
@@ -135,7 +151,7 @@ impl Walk<'_> {
             grads.emit(layer)?;
         }
         normed.drop_output();
-        let mut d_hidden = self.device.zeros(Kind::Activations, rows.len(), hidden_size, DType::F32)?;
+        let mut d_hidden = self.device.zeros(Kind::Activations, hidden.rows(), hidden_size, DType::F32)?;
         {
             let final_norm = weights.fetch(LayerId::Head)?;
             let mut gradients = grads.open(LayerId::Head)?;
@@ -144,10 +160,7 @@ impl Walk<'_> {
             weights.release(LayerId::Head);
         }
         grads.emit(LayerId::Head)?;
-        drop((dn, hidden, normed));
-        let mut dx = self.device.zeros(Kind::Activations, forest.num_tokens(), hidden_size, DType::F32)?;
-        ops::scatter_add_rows(self.device, d_hidden.view(), &rows, dx.view_mut())?;
-        Ok(dx)
+        Ok(d_hidden)
     }
 
     /// Logits `[R,V]` f32 of rows of the residual stream, before the head's scale and softcap.

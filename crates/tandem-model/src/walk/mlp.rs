@@ -19,7 +19,7 @@ pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
     Ok(hidden)
 }
 
-/// From `dy` (compute type) to the gradient of the half's input, added to `d_input` if `accumulate`.
+/// From `dy` (compute type) to the gradient of the half's input, overwritten into `d_input`.
 pub(super) fn backward(
     walk: &Walk,
     weights: &LayerWeights,
@@ -28,7 +28,6 @@ pub(super) fn backward(
     hidden: Option<Tensor>,
     dy: View,
     d_input: ViewMut,
-    accumulate: bool,
     gradients: &mut LayerGradients,
 ) -> Result<()> {
     let mlp = walk.decoder.spec().mlp;
@@ -48,5 +47,5 @@ pub(super) fn backward(
     }
     drop((up, d_hidden));
     walk.linear_gradients(gradients, Part::UpWeight, Part::UpBias, input, d_up.view())?;
-    walk.linear_input(weights, Part::UpWeight, d_up.view(), d_input, accumulate)
+    walk.linear_input(weights, Part::UpWeight, d_up.view(), d_input, false)
 }

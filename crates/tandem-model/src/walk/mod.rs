@@ -11,6 +11,7 @@ mod embedding;
 mod head;
 mod mlp;
 mod norm;
+mod picked;
 
 pub(crate) use attention::Attend;
 pub(crate) use block::{Block, Keep};
@@ -25,7 +26,8 @@ use crate::{ModelError, Result};
 
 use attention::ForestAttention;
 use block::SavedBlock;
-use head::SavedHead;
+use head::{SavedHead, ScoredRows};
+use picked::Picked;
 
 /// What the forward pass of a block leaves in memory for backward. Gradients are the same bits in every mode:
 /// what is missing is computed again by the same operations.
@@ -80,8 +82,9 @@ impl Walk<'_> {
         forest: &Forest,
         scores: &mut HeadScores,
     ) -> Result<()> {
-        let (x, _) = self.blocks(weights, forest, Keep::Nothing)?;
-        self.head_forward(weights, forest, x, scores, false)?;
+        let rows = ScoredRows::of(forest);
+        let (x, _) = self.blocks(weights, forest, Keep::Nothing, rows.of_last_block())?;
+        self.head_forward(weights, forest, rows, x, scores, false)?;
         Ok(())
     }
 
@@ -95,8 +98,9 @@ impl Walk<'_> {
         forest: &Forest,
         scores: &mut HeadScores,
     ) -> Result<SavedWalk> {
-        let (x, blocks) = self.blocks(weights, forest, self.checkpointing.keep())?;
-        let head = self.head_forward(weights, forest, x, scores, true)?;
+        let rows = ScoredRows::of(forest);
+        let (x, blocks) = self.blocks(weights, forest, self.checkpointing.keep(), rows.of_last_block())?;
+        let head = self.head_forward(weights, forest, rows, x, scores, true)?;
         Ok(SavedWalk { blocks, head })
     }
 
@@ -147,21 +151,8 @@ impl Walk<'_> {
     /// # Errors
     /// As [`Walk::forward`].
     pub fn logits(&self, weights: &mut dyn WeightSource, forest: &Forest, rows: &[u32]) -> Result<Tensor> {
-        let (x, _) = self.blocks(weights, forest, Keep::Nothing)?;
-        self.logits_of(weights, x, rows)
-    }
-
-    /// Logits of rows of the residual stream after the last block.
-    pub(crate) fn logits_of(
-        &self,
-        weights: &mut dyn WeightSource,
-        x: Tensor,
-        rows: &[u32],
-    ) -> Result<Tensor> {
-        let mut selected = self.alloc(rows.len(), x.cols(), DType::F32)?;
-        ops::gather_rows(self.device, x.view(), rows, selected.view_mut())?;
-        drop(x);
-        self.head_logits(weights, selected.view())
+        let (x, _) = self.blocks(weights, forest, Keep::Nothing, Some(rows))?;
+        self.head_logits(weights, x.view())
     }
 
     /// Embedding and blocks.
@@ -170,18 +161,22 @@ impl Walk<'_> {
         weights: &mut dyn WeightSource,
         forest: &Forest,
         keep: Keep,
+        rows: Option<&[u32]>,
     ) -> Result<(Tensor, Vec<SavedBlock>)> {
         let mut attend = ForestAttention { device: self.device, forest };
-        self.blocks_with(weights, &forest.tokens, &mut attend, keep)
+        self.blocks_with(weights, &forest.tokens, &mut attend, keep, rows)
     }
 
-    /// Embedding and blocks over tokens at the positions that `attend` tells, with its attention.
+    /// Embedding and blocks over tokens at the positions that `attend` tells, with its attention. After the last block only
+    /// `rows` are needed, so what it does after attention it does for them alone: the result is `[R,D]`, or `[T,D]` for
+    /// all. If backward is to follow, rows are distinct.
     pub(crate) fn blocks_with(
         &self,
         weights: &mut dyn WeightSource,
         tokens: &[u32],
         attend: &mut dyn Attend,
         keep: Keep,
+        rows: Option<&[u32]>,
     ) -> Result<(Tensor, Vec<SavedBlock>)> {
         let num_layers = self.decoder.spec().num_layers;
         let mut saved = Vec::with_capacity(if keep == Keep::Nothing { 0 } else { num_layers });
@@ -194,7 +189,8 @@ impl Walk<'_> {
             weights.prefetch(next)?;
             let layer_weights = weights.fetch(layer)?;
             let block = Block { walk: self, weights: &layer_weights, index };
-            let (y, kept) = block.forward(x, attend, keep)?;
+            let rows = rows.filter(|_| index + 1 == num_layers);
+            let (y, kept) = block.forward(x, attend, rows, keep)?;
             weights.release(layer);
             if keep != Keep::Nothing {
                 saved.push(kept);
@@ -252,6 +248,22 @@ impl Walk<'_> {
         accumulate: bool,
     ) -> Result<()> {
         Ok(ops::linear_backward_input(self.device, dy, weights.require(weight)?, dx, accumulate)?)
+    }
+
+    /// The given rows of a matrix, or all of it.
+    fn pick<'x>(&self, x: View<'x>, rows: Option<&[u32]>) -> Result<Picked<'x>> {
+        let Some(rows) = rows else { return Ok(Picked::All(x)) };
+        let mut picked = self.alloc(rows.len(), x.cols(), x.dtype())?;
+        ops::gather_rows(self.device, x, rows, picked.view_mut())?;
+        Ok(Picked::Some(picked))
+    }
+
+    /// The opposite: `x` as it stands, or its rows at their places among `num_rows`, of which the others are zero.
+    fn spread(&self, x: Tensor, rows: Option<&[u32]>, num_rows: usize) -> Result<Tensor> {
+        let Some(rows) = rows else { return Ok(x) };
+        let mut whole = self.alloc(num_rows, x.cols(), x.dtype())?;
+        ops::spread_rows(self.device, x.view(), rows, whole.view_mut())?;
+        Ok(whole)
     }
 
     /// A copy in the compute type where `x` is not already of it.
