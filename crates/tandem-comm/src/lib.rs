@@ -1,9 +1,23 @@
-//! How a process finds its peers.
+//! How a process finds its peers, and how ranks exchange numbers.
 //!
 //! [`launch`] answers the first question, "which rank am I, of how many, and where do we meet?", from the
 //! variables that launchers set. It reads a map that it is given and touches nothing else, so every launcher's
 //! environment is a row of a table in the tests.
+//!
+//! A [`Group`] is one rank's membership of a set of ranks, with the collectives that they call together. What moves the
+//! bytes is an engine: [`threads`] for ranks that are threads of one process.
 
+mod call;
+mod element;
+mod error;
+mod group;
 pub mod launch;
+pub mod threads;
+mod volume;
 
+pub use call::{Call, Operation};
+pub use element::{Element, ElementKind, Reduction};
+pub use error::{CommError, Result};
+pub use group::{Engine, Group};
 pub use launch::{Environment, Launch, LaunchError, Launcher, MeetingPoint, RanksHere};
+pub use volume::Volume;

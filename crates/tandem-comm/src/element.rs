@@ -1,0 +1,104 @@
+//! The numbers that travel.
+
+use std::fmt;
+
+use half::bf16;
+
+/// The type of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ElementKind {
+    /// Bytes, for what is only moved.
+    U8,
+    /// 64-bit integers: the exact gradient sum.
+    I64,
+    /// 64-bit floats: metrics.
+    F64,
+    /// 32-bit floats.
+    F32,
+    /// bfloat16; a sum is rounded after every addition.
+    Bf16,
+}
+
+impl ElementKind {
+    /// Bytes of one.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::Bf16 => 2,
+            Self::F32 => 4,
+            Self::I64 | Self::F64 => 8,
+        }
+    }
+}
+
+impl fmt::Display for ElementKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::U8 => "u8",
+            Self::I64 => "i64",
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+/// A number that can travel between ranks.
+pub trait Element: bytemuck::Pod + Send + Sync {
+    /// Its kind.
+    const KIND: ElementKind;
+}
+
+/// What several numbers become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// Their sum. Integers wrap; floats are added in the order that the engine documents.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+impl fmt::Display for Reduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::Max => "max",
+        })
+    }
+}
+
+macro_rules! elements {
+    ($($type:ty => $kind:ident),*) => {
+        $(impl Element for $type {
+            const KIND: ElementKind = ElementKind::$kind;
+        })*
+    };
+}
+
+elements!(u8 => U8, i64 => I64, f64 => F64, f32 => F32, bf16 => Bf16);
+
+/// `into ← reduce(into, from)`, element by element. Both are of one length and aligned for `kind`.
+///
+/// # Panics
+/// If the slices are not.
+pub(crate) fn reduce(kind: ElementKind, reduction: Reduction, into: &mut [u8], from: &[u8]) {
+    fn fold<T: Element>(into: &mut [u8], from: &[u8], combine: impl Fn(T, T) -> T) {
+        let (into, from): (&mut [T], &[T]) = (bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from));
+        assert_eq!(into.len(), from.len(), "parts of one collective differ in length");
+        into.iter_mut().zip(from).for_each(|(into, from)| *into = combine(*into, *from));
+    }
+    match (kind, reduction) {
+        (ElementKind::U8, Reduction::Sum) => fold(into, from, u8::wrapping_add),
+        (ElementKind::U8, Reduction::Max) => fold(into, from, u8::max),
+        (ElementKind::I64, Reduction::Sum) => fold(into, from, i64::wrapping_add),
+        (ElementKind::I64, Reduction::Max) => fold(into, from, i64::max),
+        (ElementKind::F64, Reduction::Sum) => fold(into, from, |a: f64, b| a + b),
+        (ElementKind::F64, Reduction::Max) => fold(into, from, f64::max),
+        (ElementKind::F32, Reduction::Sum) => fold(into, from, |a: f32, b| a + b),
+        (ElementKind::F32, Reduction::Max) => fold(into, from, f32::max),
+        (ElementKind::Bf16, Reduction::Sum) => {
+            fold(into, from, |a: bf16, b| bf16::from_f32(a.to_f32() + b.to_f32()));
+        }
+        (ElementKind::Bf16, Reduction::Max) => fold(into, from, |a: bf16, b| if b > a { b } else { a }),
+    }
+}

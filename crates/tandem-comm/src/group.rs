@@ -1,0 +1,204 @@
+//! The ranks that work together, as one of them sees them.
+
+use std::ops::Range;
+
+use crate::call::{Call, Operation};
+use crate::element::{Element, Reduction};
+use crate::error::{CommError, Result};
+use crate::volume::Volume;
+
+/// Moves bytes between the ranks of one group. What the bytes are is said by the call; lengths have been checked.
+///
+/// An implementation compares the calls of all ranks and answers [`CommError::Mismatch`] where they differ. After an
+/// error the engine is dead: every later call fails.
+pub trait Engine: Send {
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+    /// Number of ranks.
+    fn size(&self) -> usize;
+    /// In place.
+    fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()>;
+    /// In place: afterwards bytes `mine` are reduced, the rest is unspecified.
+    fn reduce_scatter(
+        &mut self,
+        call: Call,
+        reduction: Reduction,
+        data: &mut [u8],
+        mine: Range<usize>,
+    ) -> Result<()>;
+    /// In place: each rank gives its bytes `mine` and gets the others'.
+    fn all_gather(&mut self, call: Call, data: &mut [u8], mine: Range<usize>) -> Result<()>;
+    /// From `root` to all.
+    fn broadcast(&mut self, call: Call, root: usize, data: &mut [u8]) -> Result<()>;
+    /// Waits for all.
+    fn barrier(&mut self, call: Call) -> Result<()>;
+    /// Hands a copy to a peer; returns when `data` may be used again.
+    fn send(&mut self, to: usize, data: &[u8]) -> Result<()>;
+    /// Waits for what a peer sends next.
+    fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()>;
+    /// The group of the ranks that gave the same colour, in the order of their ranks here.
+    fn split(&mut self, call: Call, color: usize) -> Result<Box<dyn Engine>>;
+    /// Tells the others that this rank cannot go on; their calls fail with the reason.
+    fn abort(&mut self, reason: &str);
+}
+
+/// One rank's membership of a group. All members make the same calls in the same order.
+///
+/// *Parts*: where a buffer is divided over the ranks, rank `r` owns `counts[r]` elements, one rank's after another's. A
+/// count may be 0.
+pub struct Group {
+    engine: Box<dyn Engine>,
+    volume: Volume,
+}
+
+impl Group {
+    /// A group on an engine.
+    pub fn new(engine: Box<dyn Engine>) -> Self {
+        Self { engine, volume: Volume::default() }
+    }
+
+    /// A group of one, in which every collective is done at once.
+    pub fn alone() -> Self {
+        let mut groups = crate::threads::groups(1, std::time::Duration::from_secs(1));
+        groups.pop().expect("one group was asked for")
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.engine.size()
+    }
+
+    /// What this rank has sent and received so far.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// Every rank's `data` becomes the reduction of all of them, the same bits everywhere.
+    ///
+    /// # Errors
+    /// If a rank failed, hangs, or called something else.
+    pub fn all_reduce<T: Element>(&mut self, data: &mut [T], reduction: Reduction) -> Result<()> {
+        let call = Call::whole(Operation::AllReduce(reduction), T::KIND, data.len());
+        self.volume.count(&call, self.size());
+        self.engine.all_reduce(call, reduction, bytemuck::cast_slice_mut(data))
+    }
+
+    /// This rank's part of `data` becomes the reduction of all ranks' buffers there; the rest is unspecified afterwards.
+    ///
+    /// # Errors
+    /// If the length does not fit `counts`; if a rank failed, hangs, or called something else.
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        data: &mut [T],
+        counts: &[usize],
+        reduction: Reduction,
+    ) -> Result<()> {
+        let call = Call::parted(Operation::ReduceScatter(reduction), T::KIND, counts);
+        let mine = self.part::<T>(&call, counts, data.len())?;
+        self.volume.count(&call, self.size());
+        self.engine.reduce_scatter(call, reduction, bytemuck::cast_slice_mut(data), mine)
+    }
+
+    /// Every rank's part of `data` becomes what its owner has there.
+    ///
+    /// # Errors
+    /// As [`Group::reduce_scatter`].
+    pub fn all_gather<T: Element>(&mut self, data: &mut [T], counts: &[usize]) -> Result<()> {
+        let call = Call::parted(Operation::AllGather, T::KIND, counts);
+        let mine = self.part::<T>(&call, counts, data.len())?;
+        self.volume.count(&call, self.size());
+        self.engine.all_gather(call, bytemuck::cast_slice_mut(data), mine)
+    }
+
+    /// Every rank's `data` becomes `root`'s.
+    ///
+    /// # Errors
+    /// If there is no such rank; if a rank failed, hangs, or called something else.
+    pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<()> {
+        let call = Call::whole(Operation::Broadcast { root }, T::KIND, data.len());
+        self.check_rank(&call, root)?;
+        self.volume.count(&call, self.size());
+        self.engine.broadcast(call, root, bytemuck::cast_slice_mut(data))
+    }
+
+    /// Waits until all ranks have come here.
+    ///
+    /// # Errors
+    /// If a rank failed, hangs, or called something else.
+    pub fn barrier(&mut self) -> Result<()> {
+        let call = Call::whole(Operation::Barrier, crate::ElementKind::U8, 0);
+        self.volume.count(&call, self.size());
+        self.engine.barrier(call)
+    }
+
+    /// Sends to one rank, which must receive as many elements; messages between two ranks keep their order.
+    ///
+    /// # Errors
+    /// If there is no such rank, or it failed.
+    pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<()> {
+        self.check_peer("send", to)?;
+        self.volume.count_message(size_of_val(data));
+        self.engine.send(to, bytemuck::cast_slice(data))
+    }
+
+    /// Receives from one rank.
+    ///
+    /// # Errors
+    /// If there is no such rank, it failed or hangs, or sent another number of elements.
+    pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<()> {
+        self.check_peer("recv", from)?;
+        self.engine.recv(from, bytemuck::cast_slice_mut(data))
+    }
+
+    /// Divides the group: the ranks that give the same colour form a new one, in the order of their ranks.
+    ///
+    /// # Errors
+    /// If a rank failed, hangs, or called something else.
+    pub fn split(&mut self, color: usize) -> Result<Self> {
+        let call = Call::whole(Operation::Split, crate::ElementKind::U8, 0);
+        Ok(Self::new(self.engine.split(call, color)?))
+    }
+
+    /// Gives up: the other ranks' calls fail and tell the reason.
+    pub fn abort(&mut self, reason: &str) {
+        self.engine.abort(reason);
+    }
+
+    /// This rank's part, in bytes.
+    fn part<T: Element>(&self, call: &Call, counts: &[usize], len: usize) -> Result<Range<usize>> {
+        let (rank, size) = (self.rank(), self.size());
+        let reason = if counts.len() != size {
+            format!("{} parts for {size} ranks", counts.len())
+        } else if call.len != len {
+            format!("parts of {} elements in all, in a buffer of {len}", call.len)
+        } else {
+            let start: usize = counts[..rank].iter().sum();
+            return Ok(start * size_of::<T>()..(start + counts[rank]) * size_of::<T>());
+        };
+        Err(CommError::Invalid { call: call.to_string(), reason })
+    }
+
+    fn check_rank(&self, call: &Call, rank: usize) -> Result<()> {
+        if rank < self.size() {
+            return Ok(());
+        }
+        let reason = format!("there is no rank {rank} in a group of {}", self.size());
+        Err(CommError::Invalid { call: call.to_string(), reason })
+    }
+
+    fn check_peer(&self, what: &str, peer: usize) -> Result<()> {
+        let reason = if peer >= self.size() {
+            format!("there is no rank {peer} in a group of {}", self.size())
+        } else if peer == self.rank() {
+            "a rank cannot be its own peer".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(CommError::Invalid { call: what.to_owned(), reason })
+    }
+}

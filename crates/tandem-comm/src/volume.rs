@@ -1,0 +1,33 @@
+//! How much a rank communicates.
+
+use crate::call::{Call, Operation};
+
+/// Calls and bytes, counted as the best known algorithms move them, so that the numbers compare between engines: what an
+/// engine really sends is its own matter.
+///
+/// With `N` ranks and a buffer of `b` bytes a rank sends `2·b·(N−1)/N` in an all-reduce, `b·(N−1)/N` in a reduce-scatter or
+/// an all-gather, and `b` (the root alone, in a tree more than once) in a broadcast.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Calls of collectives.
+    pub num_calls: u64,
+    /// Bytes that this rank sends.
+    pub bytes_sent: u64,
+}
+
+impl Volume {
+    pub(crate) fn count(&mut self, call: &Call, size: usize) {
+        let (bytes, size) = ((call.len * call.kind.size()) as u64, size as u64);
+        self.num_calls += 1;
+        self.bytes_sent += match call.operation {
+            Operation::AllReduce(_) => 2 * bytes * (size - 1) / size,
+            Operation::ReduceScatter(_) | Operation::AllGather => bytes * (size - 1) / size,
+            Operation::Broadcast { .. } => bytes * u64::from(size > 1),
+            Operation::Barrier | Operation::Split => 0,
+        };
+    }
+
+    pub(crate) fn count_message(&mut self, bytes: usize) {
+        self.bytes_sent += bytes as u64;
+    }
+}
