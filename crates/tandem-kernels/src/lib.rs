@@ -15,6 +15,7 @@ pub mod cpu;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod exact;
 pub mod forest;
 pub mod meta;
 pub mod ops;

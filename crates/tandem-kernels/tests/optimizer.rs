@@ -184,7 +184,7 @@ fn what_does_not_fit_is_named() {
     assert_eq!(error.unwrap_err().to_string(), "adamw: steps count from 1");
     let wide = device.alloc(Kind::Scratch, 2, 8, DType::F32).unwrap();
     let error = ops::sum_of_squares(&device, wide.view().col_range(0..4));
-    assert_eq!(error.unwrap_err().to_string(), "sum_of_squares: x must be contiguous");
+    assert_eq!(error.unwrap_err().to_string(), "block_squares: x must be contiguous");
 }
 
 const TORCH_ADAMW: [i32; 16] = [

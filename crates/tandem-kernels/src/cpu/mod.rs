@@ -8,6 +8,7 @@ pub(crate) mod attention;
 mod convert;
 pub(crate) mod elementary;
 pub(crate) mod embedding;
+mod exact;
 pub(crate) mod head;
 mod isa;
 pub(crate) mod norm;

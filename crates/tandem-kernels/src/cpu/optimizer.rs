@@ -3,14 +3,15 @@
 use std::ops::Range;
 
 use super::convert::convert;
+use super::exact::to_f32;
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
-use super::{Cpu, Isa, scratch};
-use crate::ops::{AdamW, RmsProp};
-use crate::{DType, View, ViewMut, bf16};
+use super::{Cpu, Isa};
+use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK};
+use crate::{DType, ViewMut, bf16};
 
-/// Elements per block. The sum of squares adds up blocks in order, so this is part of its definition.
-const BLOCK: usize = 1 << 14;
+/// Elements per block.
+const BLOCK: usize = SQUARES_BLOCK;
 
 /// Elements per chunk of a block: the copy of the new weights is made while they are in the first-level cache.
 const CHUNK: usize = 1 << 10;
@@ -20,18 +21,16 @@ impl Cpu {
         &self,
         config: &AdamW,
         grad_scale: f32,
-        grad: View,
+        grad: Gradient,
         master: ViewMut,
         m: ViewMut,
         v: ViewMut,
         copy: Option<ViewMut>,
     ) {
         let step = AdamStep::new(config, grad_scale);
-        let grad = grad.as_slice::<f32>();
         let [master, m, v] = [master, m, v].map(flat);
         let copy = Copy::new(copy);
-        self.for_chunks(grad.len(), |range| {
-            let grad = &grad[range.clone()];
+        self.for_chunks(grad, |range, grad| {
             // SAFETY: chunks are disjoint.
             let [master, m, v] = unsafe { [&master, &m, &v].map(|x| x.part(0, range.start, range.len())) };
             // SAFETY: all four are the length of the chunk.
@@ -44,17 +43,15 @@ impl Cpu {
         &self,
         config: &RmsProp,
         grad_scale: f32,
-        grad: View,
+        grad: Gradient,
         master: ViewMut,
         v: ViewMut,
         copy: Option<ViewMut>,
     ) {
         let step = RmsStep::new(config, grad_scale);
-        let grad = grad.as_slice::<f32>();
         let [master, v] = [master, v].map(flat);
         let copy = Copy::new(copy);
-        self.for_chunks(grad.len(), |range| {
-            let grad = &grad[range.clone()];
+        self.for_chunks(grad, |range, grad| {
             // SAFETY: chunks are disjoint.
             let [master, v] = unsafe { [&master, &v].map(|x| x.part(0, range.start, range.len())) };
             // SAFETY: all three are the length of the chunk.
@@ -63,24 +60,41 @@ impl Cpu {
         });
     }
 
-    pub(crate) fn sum_of_squares(&self, x: View) -> f64 {
-        let x = x.as_slice::<f32>();
-        scratch::with_f64(x.len().div_ceil(BLOCK), |sums| {
-            let shared = RowsMut::from_slice(sums);
-            self.parallel_ranges(x.len(), BLOCK, |block, range| {
-                // SAFETY: each block writes its own element.
-                unsafe { shared.part(0, block, 1)[0] = squares(self.isa(), &x[range]) };
+    pub(crate) fn block_squares(&self, x: Gradient, blocks: &mut [f64]) {
+        let shared = RowsMut::from_slice(blocks);
+        self.parallel_ranges(x.len(), BLOCK, |block, range| {
+            let mut sum = 0.0;
+            for_chunks_of(self.isa(), x, range, |_, x| {
+                // SAFETY: the processor has this level.
+                sum += unsafe { squares(self.isa(), x) };
             });
-            sums.iter().sum()
-        })
+            // SAFETY: each block writes its own element.
+            unsafe { shared.part(0, block, 1)[0] = sum };
+        });
     }
 
-    fn for_chunks(&self, len: usize, chunk: impl Fn(Range<usize>) + Sync) {
-        self.parallel_ranges(len, BLOCK, |_, block| {
-            for start in block.clone().step_by(CHUNK) {
-                chunk(start..block.end.min(start + CHUNK));
-            }
+    /// Calls `chunk` with each chunk's range and the gradient there, on all threads.
+    fn for_chunks(&self, grad: Gradient, chunk: impl Fn(Range<usize>, &[f32]) + Sync) {
+        self.parallel_ranges(grad.len(), BLOCK, |_, block| {
+            for_chunks_of(self.isa(), grad, block, &chunk);
         });
+    }
+}
+
+/// The chunks of one block, as f32: fixed-point sums are converted while they are in the first-level cache.
+fn for_chunks_of(isa: Isa, grad: Gradient, block: Range<usize>, mut chunk: impl FnMut(Range<usize>, &[f32])) {
+    let mut converted = [0.0f32; CHUNK];
+    for start in block.clone().step_by(CHUNK) {
+        let range = start..block.end.min(start + CHUNK);
+        match grad {
+            Gradient::F32(grad) => chunk(range.clone(), &grad.as_slice::<f32>()[range]),
+            Gradient::Exact(sums) => {
+                let converted = &mut converted[..range.len()];
+                // SAFETY: both are the length of the chunk; the processor has this level.
+                unsafe { to_f32(isa, &sums.as_slice()[range.clone()], converted) };
+                chunk(range, converted);
+            }
+        }
     }
 }
 

@@ -61,14 +61,6 @@ pub(crate) fn with_f32<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     })
 }
 
-/// [`with_f32`] for f64.
-pub(crate) fn with_f64<R>(len: usize, f: impl FnOnce(&mut [f64]) -> R) -> R {
-    with_bytes(len * size_of::<f64>(), |pointer| {
-        // SAFETY: as above.
-        f(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f64>().as_ptr(), len) })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
