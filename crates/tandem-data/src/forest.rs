@@ -42,6 +42,13 @@ impl PairTokens<'_> {
         [first + self.chosen.len(), second + self.rejected.len()]
     }
 
+    /// Tokens of each answer that are scored: all but a sequence's first.
+    pub fn num_scored(&self) -> [usize; 2] {
+        let [first, second] = self.prompts().map(<[u32]>::is_empty);
+        let scored = |answer: &[u32], alone: bool| answer.len().saturating_sub(usize::from(alone));
+        [scored(self.chosen, first), scored(self.rejected, second)]
+    }
+
     /// Number of tokens in a forest, with or without the shared prefix counted twice.
     pub fn num_tokens(&self, share_prefix: bool) -> usize {
         let both = self.lengths().iter().sum::<usize>();
@@ -56,6 +63,13 @@ pub struct ScoredTokens<'a> {
     pub tokens: &'a [u32],
     /// 1 where the token is in the loss, 0 elsewhere; as long as `tokens`.
     pub scored: &'a [u8],
+}
+
+impl ScoredTokens<'_> {
+    /// Tokens that are scored: the marked ones but the sequence's first.
+    pub fn num_scored(&self) -> usize {
+        self.scored.iter().skip(1).filter(|&&scored| scored != 0).count()
+    }
 }
 
 /// Collects rows into a forest. Pair `i` becomes the sequences `2i` (chosen) and `2i + 1` (rejected), a scored row one

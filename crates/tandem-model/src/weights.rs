@@ -142,7 +142,8 @@ pub trait WeightSource {
 
 /// Where gradients go: an accumulator, a reduction, the host.
 ///
-/// The walk opens a layer, adds to what it got, and emits it; layers come from last to first. With a tied head the
+/// The walk opens a layer (more than once, if need be), adds to what it got, and emits it before it opens another; layers
+/// come from last to first. With a tied head the
 /// embedding layer comes twice: first for the head's share of the token table, last for the look-up's.
 pub trait GradientSink {
     /// A buffer to add the layer's gradients to.

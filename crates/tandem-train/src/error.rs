@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use tandem_comm::CommError;
 use tandem_data::DataError;
 use tandem_kernels::KernelError;
 use tandem_model::ModelError;
@@ -102,6 +103,9 @@ pub enum TrainError {
     /// The data is wrong.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The ranks could not go on together.
+    #[error(transparent)]
+    Comm(#[from] CommError),
     /// A kernel refused its operands or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -155,6 +159,8 @@ impl TrainError {
             Self::Io { source, .. }
             | Self::Model(ModelError::Io { source, .. })
             | Self::Data(DataError::Io { source, .. }) => Self::io_fault(source),
+            Self::Comm(CommError::Mismatch { .. } | CommError::Invalid { .. }) => Fault::Own,
+            Self::Comm(_) => Fault::PeerLost,
             Self::Model(ModelError::Kernel(_) | ModelError::Store(_))
             | Self::Data(DataError::Forest(_))
             | Self::Kernel(_) => Fault::Own,

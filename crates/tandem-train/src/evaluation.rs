@@ -3,19 +3,19 @@
 use std::path::Path;
 use std::time::Instant;
 
+use tandem_comm::Group;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::{Device, Kind};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::events::{Event, Observer};
-use crate::metrics::{MetricSums, Record, Split};
+use crate::metrics::{Record, Split};
 use crate::micro_batch::MicroBatcher;
-use crate::objective::BatchTotals;
 use crate::plan::Plan;
 use crate::prepare::{Prepared, compute_type, threads};
 use crate::reference::load_reference;
-use crate::step::{Scorer, totals};
+use crate::step::Scorer;
 use crate::store::ReplicatedWeights;
 use crate::trainer::{arena_capacity, starting_weights};
 use crate::{Result, TrainError, snapshot};
@@ -33,7 +33,8 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let prepared = Prepared::open(config, observer)?;
     let plan = Plan::make(config, &prepared)?;
     let device = Device::cpu(threads(config), arena_capacity(&plan))?;
-    let reference = load_reference(config, &prepared, &device, &[Split::Eval], observer)?;
+    let mut group = Group::alone();
+    let reference = load_reference(config, &prepared, &device, &mut group, &[Split::Eval], observer)?;
     let mut masters = starting_weights(config, &prepared, &device, Kind::Master)?;
     let mut step = 0;
     if let Some(path) = checkpoint {
@@ -44,7 +45,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let policy = ReplicatedWeights::new(&device, prepared.decoder.clone(), masters, compute_type(config))?;
     let mut scorer = Scorer::new(config, device, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
-    let record = evaluation_record(&mut scorer, &mut prepared.batcher(config), cache, step)?;
+    let record = evaluation_record(&mut scorer, &mut group, &mut prepared.batcher(config), cache, step)?;
     observer.event(&Event::Record(&record));
     Ok(record)
 }
@@ -52,40 +53,21 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
 /// One evaluation as a line of the log.
 ///
 /// # Errors
-/// If a forward pass fails.
+/// If a forward pass fails, or a rank is lost.
 pub fn evaluation_record(
     scorer: &mut Scorer,
+    group: &mut Group,
     batcher: &mut MicroBatcher,
     cache: &TokenCache,
     step: u64,
 ) -> Result<Record> {
     let began = Instant::now();
-    let sums = evaluate_rows(scorer, batcher, cache)?;
+    let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
+    let share = batcher.share(cache, &rows, group.rank(), group.size());
+    let sums = scorer.evaluate(group, &share, &mut |rows| batcher.build(cache, rows))?;
     let mut record = Record::new(step, Split::Eval);
     sums.report(&mut record);
     record.set_count("num_rows", cache.num_rows() as u64);
     record.set("time", began.elapsed().as_secs_f64());
     Ok(record)
-}
-
-/// Scores every row of `cache`.
-///
-/// # Errors
-/// If a forward pass fails.
-fn evaluate_rows(scorer: &mut Scorer, batcher: &mut MicroBatcher, cache: &TokenCache) -> Result<MetricSums> {
-    let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
-    let cuts = batcher.cut(cache, &rows);
-    // A loss that is a mean over tokens needs their number before its first term.
-    let mut whole = BatchTotals::default();
-    for cut in &cuts {
-        let part = totals(std::slice::from_ref(&batcher.build(cache, &rows[cut.clone()])?));
-        whole.pairs += part.pairs;
-        whole.chosen_tokens += part.chosen_tokens;
-    }
-    let mut sums = MetricSums::default();
-    for cut in cuts {
-        let batch = batcher.build(cache, &rows[cut])?;
-        scorer.evaluate(std::slice::from_ref(&batch), &whole, &mut sums)?;
-    }
-    Ok(sums)
 }

@@ -4,7 +4,7 @@
 //! * [`plan`]: what will be in memory when, from a dry run of the code below.
 //! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`mod@reference`] what the policy is
 //!   compared with, [`objective`] the losses, [`optimizer`] the update, [`micro_batch`] cuts batches into forests.
-//! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
+//! * [`ranks`]: one trainer on each rank. [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
 //! * [`checkpoint`]: atomic, checksummed training state; [`snapshot`] turns a run into it and back.
@@ -22,6 +22,7 @@ pub mod objective;
 pub mod optimizer;
 pub mod plan;
 pub mod prepare;
+pub mod ranks;
 pub mod reference;
 pub mod run_dir;
 pub mod schedule;

@@ -7,6 +7,7 @@ use tandem_kernels::Forest;
 
 use crate::Result;
 use crate::config::{Method, MicroBatch as Size};
+use crate::objective::BatchTotals;
 
 /// A part of a batch, as a forest.
 #[derive(Clone, Debug)]
@@ -21,6 +22,28 @@ pub struct MicroBatch {
     pub answer_tokens: Vec<u32>,
     /// Tokens as a padding trainer counts them, without its padding: every answer with its own copy of the prompt.
     pub sequence_tokens: u64,
+}
+
+/// One rank's share of a batch, and what it needs to know of the rest.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// The batch's rows.
+    pub rows: Vec<u32>,
+    /// All micro-batches, as ranges of the rows.
+    pub cuts: Vec<std::ops::Range<usize>>,
+    /// Counts over the whole batch.
+    pub totals: BatchTotals,
+    /// Tokens of the whole batch, as in [`MicroBatch::sequence_tokens`].
+    pub sequence_tokens: u64,
+    /// The micro-batches that this rank computes, by their place among all.
+    pub mine: Vec<usize>,
+}
+
+impl Share {
+    /// The rows of a micro-batch.
+    pub fn rows_of(&self, index: usize) -> &[u32] {
+        &self.rows[self.cuts[index].clone()]
+    }
 }
 
 /// Cuts rows into micro-batches. A function of rows and config alone: ranks and threads never enter.
@@ -80,11 +103,62 @@ impl MicroBatcher {
         Ok(MicroBatch { rows: rows.to_vec(), forest, scored_tokens, answer_tokens, sequence_tokens })
     }
 
-    /// Cuts a batch and builds every forest.
-    ///
-    /// # Errors
-    /// As [`MicroBatcher::build`].
-    pub fn batch(&mut self, cache: &TokenCache, rows: &[u32]) -> Result<Vec<MicroBatch>> {
-        self.cut(cache, rows).into_iter().map(|range| self.build(cache, &rows[range])).collect()
+    /// What rank `rank` of `num_ranks` computes of a batch. The cut is that of one rank; only who computes what differs.
+    pub fn share(&self, cache: &TokenCache, rows: &[u32], rank: usize, num_ranks: usize) -> Share {
+        let cuts = self.cut(cache, rows);
+        let (totals, sequence_tokens) = self.count(cache, rows);
+        let tokens = |cut: &std::ops::Range<usize>| -> usize {
+            rows[cut.clone()].iter().map(|&row| cache.num_tokens(row as usize, self.share_prefix)).sum()
+        };
+        let dealt = deal(&cuts.iter().map(tokens).collect::<Vec<_>>(), num_ranks);
+        let mine = (0..cuts.len()).filter(|&index| dealt[index] == rank).collect();
+        Share { rows: rows.to_vec(), cuts, totals, sequence_tokens, mine }
+    }
+
+    /// Counts over rows, without building their forests.
+    fn count(&self, cache: &TokenCache, rows: &[u32]) -> (BatchTotals, u64) {
+        let (mut totals, mut sequence_tokens) = (BatchTotals::default(), 0);
+        for &row in rows {
+            let (chosen, tokens) = match self.method {
+                Method::Sft => {
+                    let row = cache.scored(row as usize);
+                    (row.num_scored(), row.tokens.len())
+                }
+                Method::Dpo => {
+                    let pair = cache.pair(row as usize);
+                    (pair.num_scored()[0], pair.lengths().iter().sum())
+                }
+            };
+            totals.pairs += 1;
+            totals.chosen_tokens += chosen as u64;
+            sequence_tokens += tokens as u64;
+        }
+        (totals, sequence_tokens)
+    }
+}
+
+/// Which rank computes each micro-batch: the largest first, each to the rank that has the least to do so far.
+fn deal(tokens: &[usize], num_ranks: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..tokens.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(tokens[index]));
+    let (mut load, mut ranks) = (vec![0; num_ranks], vec![0; tokens.len()]);
+    for index in order {
+        let rank = (0..num_ranks).min_by_key(|&rank| load[rank]).unwrap_or(0);
+        load[rank] += tokens[index];
+        ranks[index] = rank;
+    }
+    ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::deal;
+
+    #[test]
+    fn micro_batches_are_dealt_so_that_ranks_have_about_as_much_to_do() {
+        assert_eq!(deal(&[5, 9, 4, 2], 2), [1, 0, 1, 0]);
+        assert_eq!(deal(&[7, 7, 7], 1), [0, 0, 0]);
+        assert_eq!(deal(&[7], 4), [0], "the others have nothing to do");
+        assert_eq!(deal(&[], 3), [0; 0]);
     }
 }

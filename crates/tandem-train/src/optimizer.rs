@@ -1,28 +1,30 @@
-//! The optimiser over the flat buffers of a replicated model.
+//! The optimiser over flat buffers: of each rank's part of every layer.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tandem_kernels::ops::{self, AdamW, RmsProp};
-use tandem_kernels::{Device, Kind};
+use tandem_kernels::{DType, Device, Kind};
 use tandem_model::{Decoder, FlatWeights, LayerLayout};
 
 use crate::Result;
 use crate::config::{self, TrainConfig};
-use crate::store::{Accumulator, ReplicatedWeights};
+use crate::store::{Accumulator, Partition, ReplicatedWeights};
 
-/// Optimiser states: flat f32 buffers laid out like the masters.
+/// Optimiser states: flat f32 buffers laid out like this rank's part of the masters.
 pub struct Optimizer {
+    partition: Arc<Partition>,
     rule: config::Optimizer,
     weight_decay: f64,
     /// First moments (AdamW only).
     first: Option<FlatWeights>,
     /// Second moments.
     second: FlatWeights,
-    /// Per layer, the runs of its buffer that are updated alike.
+    /// Per layer, the runs of this rank's part that are updated alike.
     runs: Vec<Vec<Run>>,
 }
 
-/// A run of a flat buffer: all of it decays or none, all of it has a compute copy or none.
+/// A run of a layer's flat buffer: all of it decays or none, all of it has a compute copy or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     range: Range<usize>,
@@ -34,18 +36,34 @@ impl Optimizer {
     ///
     /// # Errors
     /// If memory runs out.
-    pub fn new(device: &Device, decoder: &Decoder, config: &TrainConfig) -> Result<Self> {
-        let first = match config.optimizer {
-            config::Optimizer::AdamW { .. } => Some(FlatWeights::zeros(decoder, device, Kind::Optimizer)?),
-            config::Optimizer::RmsProp { .. } => None,
+    pub fn new(
+        device: &Device,
+        decoder: &Decoder,
+        partition: Arc<Partition>,
+        config: &TrainConfig,
+    ) -> Result<Self> {
+        let zeros = || -> Result<FlatWeights> {
+            let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
+            let layers = owned.map(|len| device.zeros(Kind::Optimizer, 1, len, DType::F32));
+            Ok(FlatWeights { layers: layers.collect::<Result<_, _>>()? })
         };
+        let layouts = decoder.layers().into_iter().map(|layer| decoder.layout(layer));
         Ok(Self {
             rule: config.optimizer,
             weight_decay: config.weight_decay,
-            first,
-            second: FlatWeights::zeros(decoder, device, Kind::Optimizer)?,
-            runs: decoder.layers().into_iter().map(|l| runs(decoder.layout(l))).collect(),
+            first: match config.optimizer {
+                config::Optimizer::AdamW { .. } => Some(zeros()?),
+                config::Optimizer::RmsProp { .. } => None,
+            },
+            second: zeros()?,
+            runs: layouts.zip(0..).map(|(layout, layer)| runs(layout, partition.owned(layer))).collect(),
+            partition,
         })
+    }
+
+    /// Whose the states are.
+    pub fn partition(&self) -> &Partition {
+        &self.partition
     }
 
     /// The states by name.
@@ -75,10 +93,12 @@ impl Optimizer {
         weights: &mut ReplicatedWeights,
     ) -> Result<()> {
         for (index, (master, mut copy)) in weights.layers_mut().enumerate() {
+            let start = self.partition.owned(index).start;
             for Run { range, decays } in &self.runs[index] {
                 let weight_decay = if *decays { self.weight_decay } else { 0.0 };
-                let grad = gradients.layers()[index].view().col_range(range.clone());
-                let second = self.second.layers[index].view_mut().col_range(range.clone());
+                let own = range.start - start..range.end - start;
+                let grad = gradients.owned(index).range(own.clone());
+                let second = self.second.layers[index].view_mut().col_range(own.clone());
                 let copy = copy
                     .as_mut()
                     .filter(|copy| range.end <= copy.cols())
@@ -87,7 +107,7 @@ impl Optimizer {
                 match (self.rule, &mut self.first) {
                     (config::Optimizer::AdamW { beta1, beta2, eps }, Some(first)) => {
                         let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step: update };
-                        let first = first.layers[index].view_mut().col_range(range.clone());
+                        let first = first.layers[index].view_mut().col_range(own);
                         ops::adamw(device, &rule, grad_scale, grad, master, first, second, copy)?;
                     }
                     (config::Optimizer::RmsProp { alpha, eps }, _) => {
@@ -105,8 +125,9 @@ impl Optimizer {
 }
 
 /// The layout puts matrices with a compute copy first, then what else decays, then the rest.
-fn runs(layout: &LayerLayout) -> Vec<Run> {
-    let cuts = [0, layout.compute_len, layout.decay_len, layout.len];
+fn runs(layout: &LayerLayout, owned: Range<usize>) -> Vec<Run> {
+    let cuts =
+        [0, layout.compute_len, layout.decay_len, layout.len].map(|at| at.clamp(owned.start, owned.end));
     let run = |i: usize| Run { range: cuts[i]..cuts[i + 1], decays: i < 2 };
     (0..3).map(run).filter(|run| !run.range.is_empty()).collect()
 }

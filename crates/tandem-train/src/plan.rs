@@ -4,20 +4,22 @@
 //! step, over the largest micro-batch of the run. Nothing is estimated that can be counted.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tandem_comm::Group;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{DType, Device, Kind, MemoryUse};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
-use crate::metrics::MetricSums;
-use crate::micro_batch::MicroBatch;
+use crate::micro_batch::{MicroBatch, Share};
+use crate::objective::BatchTotals;
 use crate::optimizer::Optimizer;
-use crate::prepare::{Prepared, compute_type, threads, to_walk};
+use crate::prepare::{Prepared, compute_type, partition, threads, to_walk};
 use crate::reference::{Reference, RowScores};
-use crate::step::{Learner, Scorer, totals};
+use crate::step::{Learner, Scorer};
 use crate::store::{Accumulator, FrozenWeights, ReplicatedWeights};
 
 /// Everything known before a run.
@@ -150,8 +152,9 @@ fn largest(config: &Config, prepared: &Prepared) -> Result<Vec<MicroBatch>> {
     let steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
     // Shuffled epochs are cut differently; looking at every step of a long run would cost more than it tells.
     for step in 0..steps.min(batches.steps_per_epoch().max(LOOK_AHEAD)) {
-        for micro in batcher.batch(&prepared.train, batches.rows(step))? {
-            consider(micro);
+        let rows = batches.rows(step);
+        for cut in batcher.cut(&prepared.train, rows) {
+            consider(batcher.build(&prepared.train, &rows[cut])?);
         }
     }
     if let Some(eval) = &prepared.eval {
@@ -221,15 +224,21 @@ fn train(
             Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
         }
     };
-    let gradients = Accumulator::new(device, decoder.clone())?;
-    let optimizer = Optimizer::new(device, decoder, &config.train)?;
+    let ranks = config.compute.devices.num_ranks();
+    let partition = Arc::new(partition(config, decoder, 0, ranks));
+    let gradients = Accumulator::new(device, decoder.clone(), partition.clone(), config.compute.reduction)?;
+    let optimizer = Optimizer::new(device, decoder, partition, &config.train)?;
     let mut learner = Learner::new(gradients, optimizer);
     let mut scorer = Scorer::new(config, device.clone(), decoder.clone(), policy, reference);
-    let batch = std::slice::from_ref(batch);
+    let totals = BatchTotals { pairs: batch.rows.len() as u64, chosen_tokens: 1 };
+    let whole = 0..batch.rows.len();
+    let share =
+        Share { rows: batch.rows.clone(), cuts: vec![whole], totals, sequence_tokens: 0, mine: vec![0] };
+    let (group, build) = (&mut Group::alone(), &mut |_: &[u32]| Ok(batch.clone()));
     if learn {
-        scorer.step(&mut learner, batch, 0.0, None, 1)?;
+        scorer.step(&mut learner, group, &share, build, 0.0, None, 1)?;
     } else {
-        scorer.evaluate(batch, &totals(batch), &mut MetricSums::default())?;
+        scorer.evaluate(group, &share, build)?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use crate::config::{self, Config, DataConfig, DataSource, Method, Weights};
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatcher;
+use crate::store::{Partition, Sharding};
 use crate::{Result, TrainError};
 
 /// A config whose inputs have been opened and checked.
@@ -189,9 +190,18 @@ pub fn cache_folder(config: &Config) -> PathBuf {
     })
 }
 
-/// Threads that the run computes with.
+/// Which part of the optimiser's states each rank holds.
+pub fn partition(config: &Config, decoder: &Decoder, rank: usize, num_ranks: usize) -> Partition {
+    match config.compute.sharding {
+        Sharding::Ddp => Partition::whole(decoder),
+        Sharding::Zero1 => Partition::new(decoder, rank, num_ranks),
+    }
+}
+
+/// Threads that each rank computes with.
 pub fn threads(config: &Config) -> usize {
-    config.compute.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    config.compute.threads.unwrap_or_else(|| (cores() / config.compute.devices.num_ranks()).max(1))
 }
 
 /// The compute type: as configured, else bf16 where the processor multiplies it natively.

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use tandem_comm::{Group, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{Device, Forest, Kind};
@@ -123,14 +124,16 @@ impl RowScores {
         })
     }
 
-    /// Runs the reference over `batches` and files each row's two numbers.
+    /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
+    /// computed is added.
     ///
     /// # Errors
-    /// If a forward pass fails.
+    /// If a forward pass fails, or a rank is lost.
     pub fn compute(
         walk: &Walk<'_>,
         weights: &mut dyn WeightSource,
         cache: &TokenCache,
+        group: &mut Group,
         batches: impl Iterator<Item = Result<MicroBatch>>,
         mut progress: impl FnMut(u64),
     ) -> Result<Self> {
@@ -144,8 +147,12 @@ impl RowScores {
             for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
                 rows[row as usize] = [pair[0], pair[1]];
             }
-            done += batch.rows.len() as u64;
-            progress(done);
+            // As if all ranks were as far.
+            done += (batch.rows.len() * group.size()) as u64;
+            progress(done.min(rows.len() as u64));
+        }
+        if group.size() > 1 {
+            group.all_reduce(rows.as_flattened_mut(), Reduction::Sum)?;
         }
         Ok(Self(rows))
     }
@@ -155,11 +162,12 @@ impl RowScores {
 /// log-probabilities.
 ///
 /// # Errors
-/// If weights cannot be read, a forward pass fails, or scores cannot be written.
+/// If weights cannot be read, a forward pass fails, scores cannot be written, or a rank is lost.
 pub fn load_reference(
     config: &Config,
     prepared: &Prepared,
     device: &Device,
+    group: &mut Group,
     splits: &[Split],
     observer: &mut dyn Observer,
 ) -> Result<Reference> {
@@ -187,17 +195,25 @@ pub fn load_reference(
         key.update(cache.content_hash().as_bytes());
         key.update(dtype.name().as_bytes());
         let path = RowScores::path(&cache_folder(config), &key.finalize().to_hex()[..32]);
-        if let Some(scores) = RowScores::read(&path, cache.num_rows()) {
-            return Ok(scores);
+        // The first rank looks, for the others may not see its disk.
+        let mut found = if group.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
+        let mut is_there = [u8::from(found.is_some())];
+        group.broadcast(&mut is_there, 0)?;
+        if is_there == [1] {
+            let scores = found.get_or_insert_with(|| RowScores(vec![[0.0; 2]; cache.num_rows()]));
+            group.broadcast(scores.0.as_flattened_mut(), 0)?;
+            return Ok(found.expect("just put there"));
         }
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
-        let cuts = batcher.cut(cache, &rows);
-        let batches = cuts.into_iter().map(|cut| batcher.build(cache, &rows[cut]));
+        let share = batcher.share(cache, &rows, group.rank(), group.size());
+        let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         let total = cache.num_rows() as u64;
         let progress = |done| observer.event(&Event::Reference { split, done, total });
-        let scores = RowScores::compute(&walk, &mut weights, cache, batches, progress)?;
-        scores.write(&path)?;
+        let scores = RowScores::compute(&walk, &mut weights, cache, group, batches, progress)?;
+        if group.rank() == 0 {
+            scores.write(&path)?;
+        }
         Ok(scores)
     };
     let mut scores = |split: Split| match prepared.tokens(split) {

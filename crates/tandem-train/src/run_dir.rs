@@ -42,6 +42,11 @@ pub struct RunDir {
     _lock: File,
 }
 
+/// Where a run in `output` leaves the trained model.
+pub fn final_path(output: &Path) -> PathBuf {
+    output.join("final")
+}
+
 impl RunDir {
     /// Creates or takes over the folder and locks it. Nothing of an earlier run is touched before [`RunDir::begin`].
     ///
@@ -95,7 +100,7 @@ impl RunDir {
 
     /// `final/`.
     pub fn final_path(&self) -> PathBuf {
-        self.path.join("final")
+        final_path(&self.path)
     }
 
     /// `checkpoints/`.

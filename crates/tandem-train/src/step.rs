@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use tandem_comm::{Group, Reduction};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device};
 use tandem_model::{Checkpointing, Decoder, Walk};
@@ -12,7 +13,7 @@ use tandem_model::{Checkpointing, Decoder, Walk};
 use crate::Result;
 use crate::config::{Config, Method};
 use crate::metrics::{MetricSums, Sides, Split};
-use crate::micro_batch::MicroBatch;
+use crate::micro_batch::{MicroBatch, Share};
 use crate::objective::{BatchTotals, Loss, ObjectiveConfig, PairLogProbs, likelihood_loss, preference_loss};
 use crate::optimizer::Optimizer;
 use crate::prepare::{checkpointing, compute_type};
@@ -89,54 +90,70 @@ impl Scorer {
         }
     }
 
-    /// Loss and metrics of micro-batches, without gradients: evaluation. The means do not depend on the cut.
+    /// Loss and metrics of a batch, without gradients: evaluation. The means do not depend on the cut. `build` makes the
+    /// micro-batch of some rows.
     ///
     /// # Errors
-    /// If a forward pass fails.
+    /// If a forward pass fails, or a rank is lost.
     pub fn evaluate(
         &mut self,
-        batch: &[MicroBatch],
-        totals: &BatchTotals,
-        sums: &mut MetricSums,
-    ) -> Result<()> {
-        for micro in batch {
-            self.pass(Split::Eval, micro, totals, sums, None)?;
+        group: &mut Group,
+        share: &Share,
+        build: &mut dyn FnMut(&[u32]) -> Result<MicroBatch>,
+    ) -> Result<MetricSums> {
+        let mut reports = Reports::new(share.cuts.len());
+        for &index in &share.mine {
+            let micro = build(share.rows_of(index))?;
+            reports.set(index, &self.pass(Split::Eval, &micro, &share.totals, None)?);
         }
-        Ok(())
+        reports.exchange(group)?;
+        Ok(reports.together().sums)
     }
 
-    /// One optimiser step on a batch. `update` is the 1-based count of updates.
+    /// One optimiser step on a batch, of which this rank computes its share; `build` makes the micro-batch of some rows.
+    /// `update` is the 1-based count of updates. Every rank returns the same.
     ///
     /// # Errors
-    /// If a pass fails. A loss or gradient that is not finite is no error: the step is left out.
+    /// If a pass fails, or a rank is lost. A loss or gradient that is not finite is no error: the step is left out.
     pub fn step(
         &mut self,
         learner: &mut Learner,
-        batch: &[MicroBatch],
+        group: &mut Group,
+        share: &Share,
+        build: &mut dyn FnMut(&[u32]) -> Result<MicroBatch>,
         learning_rate: f64,
         max_grad_norm: Option<f64>,
         update: u64,
     ) -> Result<StepOutcome> {
-        let totals = totals(batch);
-        let (mut sums, mut suspects, mut log_ratio) = (MetricSums::default(), Vec::new(), (0.0, 0));
-        learner.gradients.clear(&self.device)?;
-        for micro in batch {
-            let ratio = self.pass(Split::Train, micro, &totals, &mut sums, Some(learner))?;
-            log_ratio = (log_ratio.0 + ratio.0, log_ratio.1 + ratio.1);
-            if !self.loss.sum.is_finite() {
-                suspects.extend_from_slice(&micro.rows);
+        let mut reports = Reports::new(share.cuts.len());
+        learner.gradients.begin(share.cuts.len())?;
+        for &index in &share.mine {
+            let micro = build(share.rows_of(index))?;
+            let mut report = self.pass(Split::Train, &micro, &share.totals, Some(learner))?;
+            report.in_range = learner.gradients.in_range();
+            reports.set(index, &report);
+        }
+        reports.exchange(group)?;
+        let whole = reports.together();
+        let mut suspects: Vec<u32> = Vec::new();
+        for index in 0..share.cuts.len() {
+            if !reports.get(index).sums.loss().is_finite() {
+                suspects.extend_from_slice(share.rows_of(index));
             }
         }
-        let grad_norm = learner.gradients.norm(&self.device)?;
+        learner.gradients.reduce(group)?;
+        let grad_norm = if whole.in_range { learner.gradients.norm(group)? } else { f64::INFINITY };
         let updated = suspects.is_empty() && grad_norm.is_finite();
         if updated {
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
             optimizer.update(&self.device, learning_rate, scale, update, gradients, &mut self.policy)?;
+            self.policy.gather(&self.device, optimizer.partition(), group)?;
         } else if suspects.is_empty() {
-            suspects = batch.iter().flat_map(|micro| micro.rows.iter().copied()).collect();
+            suspects.clone_from(&share.rows);
         }
-        Ok(StepOutcome { sums, grad_norm, updated, suspects, log_ratio })
+        let log_ratio = (whole.log_ratio, whole.scored_tokens as u64);
+        Ok(StepOutcome { sums: whole.sums, grad_norm, updated, suspects, log_ratio })
     }
 
     /// Forward, objective, metrics and, with a learner, backward of one micro-batch.
@@ -145,9 +162,9 @@ impl Scorer {
         split: Split,
         micro: &MicroBatch,
         totals: &BatchTotals,
-        sums: &mut MetricSums,
         learner: Option<&mut Learner>,
-    ) -> Result<(f64, u64)> {
+    ) -> Result<Report> {
+        let mut sums = MetricSums::default();
         let Self { device, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
         let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing };
         let forest = &micro.forest;
@@ -185,8 +202,63 @@ impl Scorer {
             learner.d_log_prob.extend(forest.predictions.iter().map(|p| derivative(p.sequence)));
             walk.backward(policy, &mut learner.gradients, forest, saved, scores, &learner.d_log_prob)?;
         }
-        let ratio = reference.map_or(0.0, |r| log_probs.iter().zip(r).map(|(p, r)| p - r).sum());
-        Ok((ratio, micro.scored_tokens.iter().map(|&n| u64::from(n)).sum()))
+        let log_ratio = reference.map_or(0.0, |r| log_probs.iter().zip(r).map(|(p, r)| p - r).sum());
+        let scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();
+        Ok(Report { sums, log_ratio, scored_tokens, in_range: true })
+    }
+}
+
+/// What a micro-batch came to.
+struct Report {
+    sums: MetricSums,
+    /// Σ over sequences of log π − log π_ref.
+    log_ratio: f64,
+    scored_tokens: f64,
+    /// Whether the gradient up to here is finite and in range.
+    in_range: bool,
+}
+
+/// The reports of all micro-batches of a batch. They are added up in their order, whoever made them, so that metrics are the
+/// same bits on any number of ranks.
+struct Reports(Vec<[f64; MetricSums::WIDTH + 3]>);
+
+impl Reports {
+    fn new(num_micro_batches: usize) -> Self {
+        Self(vec![[0.0; MetricSums::WIDTH + 3]; num_micro_batches])
+    }
+
+    fn set(&mut self, index: usize, report: &Report) {
+        let [sums @ .., log_ratio, scored_tokens, out_of_range] = &mut self.0[index];
+        sums.copy_from_slice(&report.sums.to_numbers());
+        *log_ratio = report.log_ratio;
+        *scored_tokens = report.scored_tokens;
+        *out_of_range = f64::from(u8::from(!report.in_range));
+    }
+
+    fn get(&self, index: usize) -> Report {
+        let [sums @ .., log_ratio, scored_tokens, out_of_range] = &self.0[index];
+        let sums = MetricSums::from_numbers(sums);
+        Report { sums, log_ratio: *log_ratio, scored_tokens: *scored_tokens, in_range: *out_of_range == 0.0 }
+    }
+
+    /// Every rank gets what the others reported: each report was made by one rank, the others hold zeros.
+    fn exchange(&mut self, group: &mut Group) -> Result<()> {
+        if group.size() > 1 {
+            group.all_reduce(self.0.as_flattened_mut(), Reduction::Sum)?;
+        }
+        Ok(())
+    }
+
+    fn together(&self) -> Report {
+        let mut whole =
+            Report { sums: MetricSums::default(), log_ratio: 0.0, scored_tokens: 0.0, in_range: true };
+        for report in (0..self.0.len()).map(|index| self.get(index)) {
+            whole.sums.merge(&report.sums);
+            whole.log_ratio += report.log_ratio;
+            whole.scored_tokens += report.scored_tokens;
+            whole.in_range &= report.in_range;
+        }
+        whole
     }
 }
 
@@ -195,16 +267,4 @@ impl Learner {
     pub fn new(gradients: Accumulator, optimizer: Optimizer) -> Self {
         Self { gradients, optimizer, d_log_prob: Vec::new() }
     }
-}
-
-/// Counts over a whole batch, known before its first forward pass. For SFT every sequence counts as chosen.
-pub fn totals(batch: &[MicroBatch]) -> BatchTotals {
-    let mut totals = BatchTotals::default();
-    for micro in batch {
-        totals.pairs += micro.rows.len() as u64;
-        let pairwise = micro.scored_tokens.len() == 2 * micro.rows.len();
-        let chosen = micro.scored_tokens.iter().step_by(if pairwise { 2 } else { 1 });
-        totals.chosen_tokens += chosen.map(|&n| u64::from(n)).sum::<u64>();
-    }
-    totals
 }

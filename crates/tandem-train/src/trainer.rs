@@ -1,9 +1,11 @@
 //! The run: prepare, plan, load, then steps with evaluations and checkpoints between them, then the final model.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use tandem_comm::{Group, Reduction};
 use tandem_data::order::Batches;
 use tandem_kernels::{Device, Kind};
 use tandem_model::FlatWeights;
@@ -18,21 +20,22 @@ use crate::micro_batch::MicroBatcher;
 use crate::objective::exact_at_start;
 use crate::optimizer::Optimizer;
 use crate::plan::Plan;
-use crate::prepare::{Prepared, compute_type, threads};
+use crate::prepare::{Prepared, compute_type, partition, threads};
 use crate::reference::load_reference;
-use crate::run_dir::{RunDir, Start};
+use crate::run_dir::{self, RunDir, Start};
 use crate::schedule::Schedule;
 use crate::snapshot;
 use crate::step::{Learner, Scorer, StepOutcome};
 use crate::store::{Accumulator, ReplicatedWeights};
 use crate::{Result, TrainError};
 
-/// A run that is ready to take its next step.
+/// A run that is ready to take its next step, as one of its ranks sees it.
 pub struct Trainer {
     config: Config,
+    group: Group,
     prepared: Prepared,
-    run_dir: RunDir,
-    metrics: MetricsFile,
+    /// What is written: by the first rank alone.
+    files: Option<Files>,
     scorer: Scorer,
     learner: Learner,
     batches: Batches,
@@ -40,48 +43,84 @@ pub struct Trainer {
     schedule: Schedule,
     cursor: Cursor,
     resumed_from: Option<PathBuf>,
-    /// Step and folder of the newest checkpoint.
-    saved: Option<(u64, PathBuf)>,
+    /// Step of the newest checkpoint, and its folder where this rank wrote or read it.
+    saved: Option<(u64, Option<PathBuf>)>,
     /// Seconds of earlier processes of this run.
     seconds_before: f64,
     started: Instant,
 }
 
+/// The run's folder and its log.
+struct Files {
+    run_dir: RunDir,
+    metrics: MetricsFile,
+}
+
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All steps are done; the model is in this folder.
+    /// All steps are done; the first rank has written the model to this folder.
     Finished(PathBuf),
-    /// Asked to stop; the state is in this checkpoint (`None`: no step had been taken).
+    /// Asked to stop; the state is in this checkpoint (`None`: no step had been taken, or another rank saved it).
     Stopped(Option<PathBuf>),
 }
 
 impl Trainer {
+    /// [`Trainer::on_rank`], alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn new(config: Config, start: Start, observer: &mut dyn Observer) -> Result<Self> {
+        Self::on_rank(config, start, Group::alone(), observer)
+    }
+
     /// Opens everything, checks it, plans, and loads weights: from the model, or from the newest checkpoint.
     /// Nothing is written into the run folder before all of the user's input has been checked.
     ///
     /// # Errors
-    /// If an input is missing or wrong, the run folder is in use, or memory does not suffice.
-    pub fn new(config: Config, start: Start, observer: &mut dyn Observer) -> Result<Self> {
-        let run_dir = RunDir::open(&config.output, start)?;
+    /// If an input is missing or wrong, the run folder is in use, memory does not suffice, or another rank failed.
+    pub fn on_rank(
+        config: Config,
+        start: Start,
+        mut group: Group,
+        observer: &mut dyn Observer,
+    ) -> Result<Self> {
+        let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
+        // The first rank tokenises; the others find the tokens in the cache.
+        if run_dir.is_none() {
+            group.barrier()?;
+        }
         let prepared = Prepared::open(&config, observer)?;
+        if run_dir.is_some() {
+            group.barrier()?;
+        }
         let plan = Plan::make(&config, &prepared)?;
         observer.event(&Event::Plan(&plan));
-        let earlier = if start == Start::Resume { saved_config(&run_dir)? } else { None };
+        let earlier = match &run_dir {
+            Some(run_dir) if start == Start::Resume => saved_config(run_dir)?,
+            _ => None,
+        };
 
         let device = Device::cpu(threads(&config), arena_capacity(&plan))?;
         device.reserve(plan.arena_bytes());
-        let reference = load_reference(&config, &prepared, &device, &[Split::Train, Split::Eval], observer)?;
+        let splits = [Split::Train, Split::Eval];
+        let reference = load_reference(&config, &prepared, &device, &mut group, &splits, observer)?;
         let decoder = &prepared.decoder;
         let masters = starting_weights(&config, &prepared, &device, Kind::Master)?;
         let policy = ReplicatedWeights::new(&device, decoder.clone(), masters, compute_type(&config))?;
-        let gradients = Accumulator::new(&device, decoder.clone())?;
-        let optimizer = Optimizer::new(&device, decoder, &config.train)?;
+        let partition = Arc::new(partition(&config, decoder, group.rank(), group.size()));
+        let form = config.compute.reduction;
+        let gradients = Accumulator::new(&device, decoder.clone(), partition.clone(), form)?;
+        let optimizer = Optimizer::new(&device, decoder, partition, &config.train)?;
         let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
         let mut learner = Learner::new(gradients, optimizer);
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
-        if let Some(checkpoint) = newest_checkpoint(&run_dir, start, observer)? {
+        let newest = match &run_dir {
+            Some(run_dir) => newest_checkpoint(run_dir, start, observer)?,
+            None => None,
+        };
+        if let Some(checkpoint) = agree_on(newest, &mut group)? {
             let data_hash = prepared.train.content_hash().to_string();
             let (policy, optimizer) = (&mut scorer.policy, &mut learner.optimizer);
             snapshot::restore(&checkpoint, &data_hash, &prepared.decoder, policy, optimizer)?;
@@ -91,24 +130,30 @@ impl Trainer {
             warn_of_changes(&config, earlier.as_ref(), observer);
         }
         // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
-        run_dir.begin(&config, &format!("{:#}\n", plan.to_json()))?;
-        let metrics_path = run_dir.metrics_path();
-        let metrics = match &resumed_from {
-            Some(_) => MetricsFile::resume(&metrics_path, cursor.step)?,
-            None => MetricsFile::create(&metrics_path)?,
+        let files = match run_dir {
+            None => None,
+            Some(run_dir) => {
+                run_dir.begin(&config, &format!("{:#}\n", plan.to_json()))?;
+                let path = run_dir.metrics_path();
+                let metrics = match &resumed_from {
+                    Some(_) => MetricsFile::resume(&path, cursor.step)?,
+                    None => MetricsFile::create(&path)?,
+                };
+                Some(Files { run_dir, metrics })
+            }
         };
         let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
         Ok(Self {
             batches: prepared.batches(&config),
             batcher: prepared.batcher(&config),
             schedule: config.train.schedule(total_steps),
-            saved: resumed_from.clone().map(|path| (cursor.step, path)),
+            saved: resumed_from.clone().map(|path| (cursor.step, Some(path))),
             seconds_before: cursor.seconds,
             started: Instant::now(),
             config,
+            group,
             prepared,
-            run_dir,
-            metrics,
+            files,
             scorer,
             learner,
             cursor,
@@ -116,10 +161,11 @@ impl Trainer {
         })
     }
 
-    /// Takes the remaining steps. `stop` is looked at between steps: when set, the state is saved and the run ends.
+    /// Takes the remaining steps. `stop` is looked at between steps: when set on any rank, the state is saved and the run
+    /// ends.
     ///
     /// # Errors
-    /// If a pass fails, too many steps in a row were not finite, the first loss is not what equal policy and
+    /// If a pass fails, another rank failed, too many steps in a row were not finite, the first loss is not what equal policy and
     /// reference give, or something cannot be written. Earlier checkpoints stay as they are.
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         let steps = self.schedule.total_steps;
@@ -130,8 +176,8 @@ impl Trainer {
         });
         self.started = Instant::now();
         while self.cursor.step < steps {
-            if stop.load(Ordering::Relaxed) {
-                let saved = if self.cursor.step > 0 { Some(self.save(observer)?) } else { None };
+            if self.is_to_stop(stop)? {
+                let saved = if self.cursor.step > 0 { self.save(observer)? } else { None };
                 return Ok(Outcome::Stopped(saved));
             }
             self.step(observer)?;
@@ -144,27 +190,44 @@ impl Trainer {
                 self.save(observer)?;
             }
         }
-        let folder = self.run_dir.final_path();
-        let Prepared { folder: template, decoder, .. } = &self.prepared;
-        let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
-        save.write_resident(&folder, self.scorer.policy.masters())?;
-        observer.event(&Event::Finished(&folder));
+        let folder = run_dir::final_path(&self.config.output);
+        if self.files.is_some() {
+            let Prepared { folder: template, decoder, .. } = &self.prepared;
+            let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
+            save.write_resident(&folder, self.scorer.policy.masters())?;
+            observer.event(&Event::Finished(&folder));
+        }
+        // No rank says that the run is finished before the model is there.
+        self.group.barrier()?;
         Ok(Outcome::Finished(folder))
+    }
+
+    /// Whether any rank was asked to stop: all of them stop after the same step.
+    fn is_to_stop(&mut self, stop: &AtomicBool) -> Result<bool> {
+        let mut asked = [u8::from(stop.load(Ordering::Relaxed))];
+        if self.group.size() > 1 {
+            self.group.all_reduce(&mut asked, Reduction::Max)?;
+        }
+        Ok(asked != [0])
     }
 
     /// One step, its checks and its line in the log.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let began = Instant::now();
         let learning_rate = self.schedule.at(self.cursor.step);
-        let batch = self.batcher.batch(&self.prepared.train, self.batches.rows(self.cursor.step))?;
+        let (cache, group) = (&self.prepared.train, &mut self.group);
+        let rows = self.batches.rows(self.cursor.step);
+        let share = self.batcher.share(cache, rows, group.rank(), group.size());
         let max_norm = self.config.train.max_grad_norm;
         let update = self.cursor.updates + 1;
-        let outcome = self.scorer.step(&mut self.learner, &batch, learning_rate, max_norm, update)?;
+        let build = &mut |rows: &[u32]| self.batcher.build(cache, rows);
+        let outcome =
+            self.scorer.step(&mut self.learner, group, &share, build, learning_rate, max_norm, update)?;
         if self.cursor.step == 0 {
             self.check_start(&outcome, observer)?;
         }
         self.cursor.step += 1;
-        let tokens: u64 = batch.iter().map(|micro| micro.sequence_tokens).sum();
+        let tokens = share.sequence_tokens;
         self.cursor.num_tokens += tokens;
         self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
         let mut record = Record::new(self.cursor.step, Split::Train);
@@ -176,8 +239,7 @@ impl Trainer {
         record.set("tokens_per_second", tokens as f64 / began.elapsed().as_secs_f64());
         record.set("time", self.cursor.seconds);
         record.set_count("memory", resident_peak());
-        self.metrics.write(&record)?;
-        observer.event(&Event::Record(&record));
+        self.log(&record, observer)?;
         if !outcome.updated {
             return self.skipped(&outcome, observer);
         }
@@ -233,15 +295,23 @@ impl Trainer {
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(cache) = &self.prepared.eval else { return Ok(()) };
-        let mut record = evaluation_record(&mut self.scorer, &mut self.batcher, cache, self.cursor.step)?;
-        record.set("epoch", self.cursor.step as f64 / self.batches.steps_per_epoch() as f64);
-        self.metrics.write(&record)?;
-        observer.event(&Event::Record(&record));
+        let step = self.cursor.step;
+        let mut record =
+            evaluation_record(&mut self.scorer, &mut self.group, &mut self.batcher, cache, step)?;
+        record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
+        self.log(&record, observer)
+    }
+
+    fn log(&mut self, record: &Record, observer: &mut dyn Observer) -> Result<()> {
+        if let Some(files) = &mut self.files {
+            files.metrics.write(record)?;
+        }
+        observer.event(&Event::Record(record));
         Ok(())
     }
 
-    /// Saves a checkpoint of this step, unless there is one.
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf> {
+    /// Saves a checkpoint of this step, unless there is one. The first rank writes it and returns its folder.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<Option<PathBuf>> {
         if let Some((step, path)) = &self.saved
             && *step == self.cursor.step
         {
@@ -253,15 +323,18 @@ impl Trainer {
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let path = snapshot::save(
-            &self.run_dir.checkpoints(),
+            self.files.as_ref().map(|files| files.run_dir.checkpoints()).as_ref(),
             &self.cursor,
             &self.prepared.decoder,
+            &mut self.group,
             &self.scorer.policy,
             &self.learner.optimizer,
             self.config.train.keep,
         )?;
         self.saved = Some((self.cursor.step, path.clone()));
-        observer.event(&Event::Saved(&path));
+        if let Some(path) = &path {
+            observer.event(&Event::Saved(path));
+        }
         Ok(path)
     }
 
@@ -316,6 +389,25 @@ fn newest_checkpoint(
         observer.event(&Event::Warning("no complete checkpoint to resume from; starting at step 0"));
     }
     Ok(latest.checkpoint)
+}
+
+/// The first rank's checkpoint, opened on every rank.
+fn agree_on(newest: Option<Checkpoint>, group: &mut Group) -> Result<Option<Checkpoint>> {
+    if group.size() == 1 {
+        return Ok(newest);
+    }
+    let mut path = newest.as_ref().map_or(Vec::new(), |c| c.path().as_os_str().as_encoded_bytes().to_vec());
+    let mut length = [path.len() as i64];
+    group.broadcast(&mut length, 0)?;
+    if length == [0] {
+        return Ok(None);
+    }
+    path.resize(length[0] as usize, 0);
+    group.broadcast(&mut path, 0)?;
+    match newest {
+        Some(newest) => Ok(Some(newest)),
+        None => Ok(Some(Checkpoint::open(Path::new(&String::from_utf8_lossy(&path).into_owned()))?)),
+    }
 }
 
 fn warn_of_changes(config: &Config, earlier: Option<&Config>, observer: &mut dyn Observer) {

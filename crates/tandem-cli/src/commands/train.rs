@@ -3,8 +3,9 @@
 use std::sync::atomic::AtomicBool;
 
 use tandem_train::Config;
+use tandem_train::ranks;
 use tandem_train::run_dir::Start;
-use tandem_train::trainer::{Outcome, Trainer};
+use tandem_train::trainer::Outcome;
 
 use crate::args::TrainArguments;
 use crate::exit::Exit;
@@ -20,13 +21,17 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
         _ => Start::Fresh,
     };
     let stop = signals::stop_flag()?;
-    train(config, start, &mut Watcher::every(1), &stop)
+    train(&config, start, &mut Watcher::every(1), &stop)
 }
 
 /// Trains until the end, or until `stop` is set, and saves.
-pub fn train(config: Config, start: Start, watcher: &mut Watcher, stop: &AtomicBool) -> anyhow::Result<Exit> {
-    let mut trainer = Trainer::new(config, start, watcher)?;
-    Ok(match trainer.run(watcher, stop)? {
+pub fn train(
+    config: &Config,
+    start: Start,
+    watcher: &mut Watcher,
+    stop: &AtomicBool,
+) -> anyhow::Result<Exit> {
+    Ok(match ranks::train(config, start, watcher, stop)? {
         Outcome::Finished(_) => Exit::Done,
         Outcome::Stopped(_) => Exit::Interrupted,
     })

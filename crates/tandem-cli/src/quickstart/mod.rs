@@ -58,7 +58,7 @@ pub fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
             folder.join(method).with_extension("toml").display()
         ));
         let config = Config::load::<&str>(&folder.join(method).with_extension("toml"), &[])?;
-        let exit = train::train(config, Start::Fresh, &mut Watcher::every(20), &stop)?;
+        let exit = train::train(&config, Start::Fresh, &mut Watcher::every(20), &stop)?;
         if exit != Exit::Done || stop.load(Ordering::Relaxed) {
             return Ok(Exit::Interrupted);
         }

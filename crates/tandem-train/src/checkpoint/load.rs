@@ -78,24 +78,23 @@ impl Checkpoint {
         self.tensors.iter().map(|t| &t.spec)
     }
 
-    /// Copies a whole tensor (row-major) into `out`.
+    /// Checks that there is a tensor of this name and shape.
     ///
     /// # Errors
-    /// If there is no such tensor or it has another shape: the checkpoint is of another model. Or the file cannot be read.
-    ///
-    /// # Panics
-    /// If `out` has not as many elements as `spec`.
-    pub fn read_tensor(&self, spec: &TensorSpec, out: &mut [f32]) -> Result<()> {
-        assert_eq!(out.len(), spec.len(), "room for another tensor than {spec:?}");
+    /// If there is none, or it has another shape: the checkpoint is of another model.
+    pub fn check_tensor(&self, spec: &TensorSpec) -> Result<()> {
         let TensorSpec { name, shape } = spec;
-        if let Some(stored) = self.tensors().find(|t| t.name == *name && t.shape != *shape) {
+        let Some(stored) = self.tensors().find(|t| t.name == *name) else {
+            return Err(broken(&self.path, format!("it has no tensor {name:?}")));
+        };
+        if stored.shape != *shape {
             let found = &stored.shape;
             return Err(broken(
                 &self.path,
                 format!("tensor {name:?} has shape {found:?}, expected {shape:?}"),
             ));
         }
-        self.read(name, 0, out)
+        Ok(())
     }
 
     /// Copies elements `start..start + out.len()` of a tensor (row-major) into `out`.

@@ -4,6 +4,10 @@ use tandem_kernels::DType;
 
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
+use crate::store::{Sharding, SumForm};
+
+/// Ranks in one process: beyond any machine, and few enough that a slip of the finger starts no million threads.
+const MAX_RANKS: usize = 256;
 
 /// Devices and arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,8 +16,12 @@ pub struct ComputeConfig {
     pub devices: Devices,
     /// Compute type; masters are f32. `None` (written "auto") is bf16 where the device multiplies it natively, else f32.
     pub dtype: Option<DType>,
-    /// Threads per rank; `None` (written 0) for every core. The number never changes a result.
+    /// Threads per rank; `None` (written 0) for every core, divided among the ranks. The number never changes a result.
     pub threads: Option<usize>,
+    /// How gradients are added up over micro-batches and ranks.
+    pub reduction: SumForm,
+    /// What is divided among the ranks.
+    pub sharding: Sharding,
 }
 
 /// Which devices to use.
@@ -21,16 +29,25 @@ pub struct ComputeConfig {
 pub enum Devices {
     /// The best there is.
     Auto,
-    /// One CPU rank.
-    Cpu,
+    /// So many ranks on the CPU, as threads of this process.
+    Cpu(usize),
 }
 
 impl Devices {
     /// The name in the config.
-    pub const fn name(self) -> &'static str {
+    pub fn name(self) -> String {
         match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
+            Self::Auto => "auto".to_owned(),
+            Self::Cpu(1) => "cpu".to_owned(),
+            Self::Cpu(ranks) => format!("cpu:{ranks}"),
+        }
+    }
+
+    /// Ranks that the command starts.
+    pub const fn num_ranks(self) -> usize {
+        match self {
+            Self::Auto => 1,
+            Self::Cpu(ranks) => ranks,
         }
     }
 }
@@ -45,6 +62,10 @@ pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> 
             .take("threads")
             .map_or(Ok(0), |e| e.integer(0..=4096))
             .map(|n| (n != 0).then_some(n as usize))?,
+        reduction: section.take("reduction").map_or(Ok(SumForm::Exact), |e| e.one_of(&SumForm::NAMES))?,
+        sharding: section
+            .take("sharding")
+            .map_or(Ok(Sharding::Ddp), |e| e.one_of_with(&Sharding::NAMES, &Sharding::PLANNED))?,
     };
     section.finish()?;
     Ok(config)
@@ -56,12 +77,8 @@ fn devices(entry: &Entry) -> Result<Devices, ConfigError> {
     let ranks = rest.map(|rest| rest.split(',').map(str::parse::<usize>).collect::<Result<Vec<_>, _>>());
     match (kind, ranks) {
         ("auto", None) => Ok(Devices::Auto),
-        ("cpu", None) => Ok(Devices::Cpu),
-        ("cpu", Some(Ok(n))) if n == [1] => Ok(Devices::Cpu),
-        ("cpu", Some(Ok(n))) if n.len() == 1 && n[0] > 1 => {
-            Err(entry
-                .not_yet("several CPU ranks are not there yet; \"cpu\" uses every core through `threads`"))
-        }
+        ("cpu", None) => Ok(Devices::Cpu(1)),
+        ("cpu", Some(Ok(n))) if n.len() == 1 && (1..=MAX_RANKS).contains(&n[0]) => Ok(Devices::Cpu(n[0])),
         ("cuda", None | Some(Ok(_))) => Err(entry.not_yet("GPUs are not there yet; \"cpu\" is")),
         _ => Err(entry.wrong("\"auto\", \"cpu\", \"cpu:4\", \"cuda\" or \"cuda:0,1\"")),
     }

@@ -10,6 +10,7 @@ use tandem_data::row::{LossOn, Truncation};
 use super::{Config, DataSource, Length, MicroBatch, Optimizer, Warmup, Weights};
 use crate::objective::Divergence;
 use crate::schedule::Shape;
+use crate::store::{Sharding, SumForm};
 
 /// Keys and values of one table, in the order they are written.
 pub(super) type Entries = Vec<(&'static str, Value)>;
@@ -158,6 +159,8 @@ impl Config {
             ("devices", compute.devices.name().into()),
             ("dtype", compute.dtype.map_or("auto", tandem_kernels::DType::name).into()),
             ("threads", integer(compute.threads.unwrap_or(0) as u64)),
+            ("reduction", name(&SumForm::NAMES, compute.reduction)),
+            ("sharding", name(&Sharding::NAMES, compute.sharding)),
         ]
     }
 }

@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 9] = [
+const FREE: [&str; 10] = [
     "output",
     "data.cache",
     "data.eval",
@@ -28,6 +28,7 @@ const FREE: [&str; 9] = [
     "train.max_skipped",
     "compute.devices",
     "compute.threads",
+    "compute.sharding",
 ];
 
 impl Config {

@@ -130,9 +130,11 @@ fn the_example_arrives_whole() {
             checkpointing: Checkpointing::None,
         },
         compute: ComputeConfig {
-            devices: Devices::Cpu,
+            devices: Devices::Cpu(1),
             dtype: Some(tandem_kernels::DType::F32),
             threads: Some(2),
+            reduction: crate::store::SumForm::Exact,
+            sharding: crate::store::Sharding::Ddp,
         },
     };
     assert_eq!(config, expected);
@@ -166,6 +168,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "train.save_every=0",
             "train.checkpointing=selective",
         ]),
+        set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
         set(&["compute.devices=auto", "compute.dtype=auto", "compute.threads=0", "train.schedule=constant"]),
         set(&[
             "reference.kind=precompute",
@@ -379,7 +382,7 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
         ("method=online", "`method = \"online\"`: Online DPO is not there yet"),
         ("compute.devices=cuda", "GPUs are not there yet"),
         ("compute.devices=cuda:0,1", "GPUs are not there yet"),
-        ("compute.devices=cpu:4", "several CPU ranks are not there yet"),
+        ("compute.sharding=zero3", "sharded weights are not there yet"),
         ("reference.kind=base", "is not there yet"),
         ("reference.kind=adapter", "is not there yet"),
         ("reference.kind=sync", "is not there yet"),
@@ -390,9 +393,11 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
         let text = refusal(EXAMPLE, &[set]);
         assert!(text.contains(expected), "{set}: {text}");
     }
-    assert_eq!(set(&["compute.devices=cpu:1"]).compute.devices, Devices::Cpu);
-    let nonsense = refusal(EXAMPLE, &["compute.devices=cuda:x"]);
-    assert!(nonsense.contains("expected \"auto\", \"cpu\""), "{nonsense}");
+    assert_eq!(set(&["compute.devices=cpu:1"]).compute.devices, Devices::Cpu(1));
+    for nonsense in ["cuda:x", "cpu:0", "cpu:1000", "cpu:1,2"] {
+        let text = refusal(EXAMPLE, &[&format!("compute.devices={nonsense}")]);
+        assert!(text.contains("expected \"auto\", \"cpu\""), "{text}");
+    }
 }
 
 #[test]

@@ -90,6 +90,62 @@ impl MetricSums {
         }
     }
 
+    /// The sums as plain numbers, to be sent between ranks.
+    pub fn to_numbers(&self) -> [f64; Self::WIDTH] {
+        let [entropy, mean_logit, hits, tokens] = [self.entropy, self.mean_logit, self.hits, self.tokens];
+        let sides = match self.sides {
+            None => 0.0,
+            Some(Sides::Pairs) => 1.0,
+            Some(Sides::Single) => 2.0,
+        };
+        [
+            self.loss,
+            self.weight,
+            self.pairs,
+            self.chosen_reward,
+            self.rejected_reward,
+            self.accurate,
+            self.chosen_log_prob,
+            self.rejected_log_prob,
+            entropy[0],
+            entropy[1],
+            mean_logit[0],
+            mean_logit[1],
+            hits[0],
+            hits[1],
+            tokens[0],
+            tokens[1],
+            sides,
+        ]
+    }
+
+    /// The opposite of [`MetricSums::to_numbers`].
+    pub fn from_numbers(numbers: &[f64; Self::WIDTH]) -> Self {
+        let n = numbers;
+        Self {
+            loss: n[0],
+            weight: n[1],
+            pairs: n[2],
+            chosen_reward: n[3],
+            rejected_reward: n[4],
+            accurate: n[5],
+            chosen_log_prob: n[6],
+            rejected_log_prob: n[7],
+            entropy: [n[8], n[9]],
+            mean_logit: [n[10], n[11]],
+            hits: [n[12], n[13]],
+            tokens: [n[14], n[15]],
+            sides: match n[16] {
+                1.0 => Some(Sides::Pairs),
+                2.0 => Some(Sides::Single),
+                _ => None,
+            },
+        }
+    }
+
+    /// Numbers in [`MetricSums::to_numbers`].
+    pub const WIDTH: usize = 17;
+
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {
         let pairs = [
@@ -247,7 +303,7 @@ mod tests {
         whole.add_loss(&loss(7.0, 3.0));
         first.add_loss(&loss(1.0, 1.0));
         second.add_loss(&loss(6.0, 2.0));
-        first.merge(&second);
+        first.merge(&MetricSums::from_numbers(&second.to_numbers()));
         assert_eq!(first, whole);
         assert_eq!(first.num_pairs(), 3);
     }

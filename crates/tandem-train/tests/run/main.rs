@@ -1,6 +1,7 @@
 //! Whole runs of a two-layer model on the committed small data: what must hold whatever happens in between.
 
 mod exactness;
+mod ranks;
 mod resume;
 mod safety;
 mod small;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tandem_train::metrics::Split;
 use tandem_train::run_dir::Start;
-use tandem_train::{Config, Event, Observer, Outcome, Result, Trainer};
+use tandem_train::{Config, Event, Observer, Outcome, Result, ranks};
 use tempfile::TempDir;
 
 /// A temporary folder with runs in it. Caches are shared between the runs of one folder.
@@ -97,8 +97,7 @@ impl Small {
     ) -> (Heard, Result<Outcome>) {
         let stop = AtomicBool::new(false);
         let mut watcher = Watcher { heard: Heard::default(), stop: &stop, stop_after };
-        let outcome = Trainer::new(self.config(name, overrides), start, &mut watcher)
-            .and_then(|mut trainer| trainer.run(&mut watcher, &stop));
+        let outcome = ranks::train(&self.config(name, overrides), start, &mut watcher, &stop);
         (watcher.heard, outcome)
     }
 

@@ -1,16 +1,15 @@
-//! Where weights and gradients live when every rank holds them whole.
+//! Where weights live when every rank holds them whole.
 //!
 //! Each layer is one flat f32 buffer (the master) and, where compute is not f32, a flat copy of its matrices in the
 //! compute type. The optimiser walks the flat buffers; the model sees views into them.
 
 use std::sync::Arc;
 
+use tandem_comm::Group;
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
-use tandem_model::{
-    Decoder, FlatWeights, GradientSink, LayerGradients, LayerId, LayerWeights, Result as ModelResult,
-    WeightSource,
-};
+use tandem_model::{Decoder, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource};
 
+use super::Partition;
 use crate::Result;
 
 /// Weights that train: f32 masters and their compute copies.
@@ -47,6 +46,20 @@ impl ReplicatedWeights {
     pub fn layers_mut(&mut self) -> impl Iterator<Item = (&mut Tensor, Option<&mut Tensor>)> {
         let mut copies = self.compute.as_mut().map(|c| c.layers.iter_mut());
         self.masters.layers.iter_mut().map(move |master| (master, copies.as_mut().and_then(Iterator::next)))
+    }
+
+    /// Brings every rank the parts that the others have updated.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn gather(&mut self, device: &Device, partition: &Partition, group: &mut Group) -> Result<()> {
+        if !partition.is_divided() || group.size() == 1 {
+            return Ok(());
+        }
+        for (index, master) in self.masters.layers.iter_mut().enumerate() {
+            group.all_gather(master.view_mut().into_slice::<f32>(), partition.counts(index))?;
+        }
+        self.refresh(device)
     }
 
     /// Makes the compute copies anew, after the masters were written from outside.
@@ -121,60 +134,4 @@ impl WeightSource for FrozenWeights {
     }
 
     fn release(&mut self, _: LayerId) {}
-}
-
-/// The gradient of the whole model, summed over the micro-batches of a step in f32.
-pub struct Accumulator {
-    decoder: Arc<Decoder>,
-    sums: FlatWeights,
-}
-
-impl Accumulator {
-    /// All zeros.
-    ///
-    /// # Errors
-    /// If memory runs out.
-    pub fn new(device: &Device, decoder: Arc<Decoder>) -> Result<Self> {
-        let sums = FlatWeights::zeros(&decoder, device, Kind::Gradients)?;
-        Ok(Self { decoder, sums })
-    }
-
-    /// Sets the sums to zero, before a step.
-    ///
-    /// # Errors
-    /// None on the CPU.
-    pub fn clear(&mut self, device: &Device) -> Result<()> {
-        for layer in &mut self.sums.layers {
-            ops::fill_zero(device, layer.view_mut())?;
-        }
-        Ok(())
-    }
-
-    /// The flat gradient of each layer, in walk order.
-    pub fn layers(&self) -> &[Tensor] {
-        &self.sums.layers
-    }
-
-    /// The gradient's global L2 norm; not finite if an element is not.
-    ///
-    /// # Errors
-    /// None on the CPU.
-    pub fn norm(&self, device: &Device) -> Result<f64> {
-        let mut sum = 0.0;
-        for layer in self.layers() {
-            sum += ops::sum_of_squares(device, layer.view())?;
-        }
-        Ok(sum.sqrt())
-    }
-}
-
-impl GradientSink for Accumulator {
-    fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
-        let flat = &mut self.sums.layers[self.decoder.index(layer)];
-        Ok(LayerGradients::new(self.decoder.layout(layer), flat.view_mut()))
-    }
-
-    fn emit(&mut self, _: LayerId) -> ModelResult<()> {
-        Ok(())
-    }
 }

@@ -1,0 +1,54 @@
+//! A run on all the ranks that this process stands for.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use tandem_comm::{CommError, Group, threads};
+
+use crate::config::Config;
+use crate::events::{Observer, Silent};
+use crate::run_dir::Start;
+use crate::trainer::{Outcome, Trainer};
+use crate::{Result, TrainError};
+
+/// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
+/// while the others wait: this is a last resort.
+const DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Trains on as many ranks as `compute.devices` says, each a thread with a device of its own. The observer watches the first.
+///
+/// # Errors
+/// What the rank that failed first has to say.
+pub fn train(
+    config: &Config,
+    start: Start,
+    observer: &mut dyn Observer,
+    stop: &AtomicBool,
+) -> Result<Outcome> {
+    let mut groups = threads::groups(config.compute.devices.num_ranks(), DEADLINE).into_iter();
+    let first = groups.next().expect("there is a rank at least");
+    std::thread::scope(|scope| {
+        let others: Vec<_> =
+            groups.map(|group| scope.spawn(move || rank(config, start, group, &mut Silent, stop))).collect();
+        let mut outcome = rank(config, start, first, observer, stop);
+        for other in others {
+            let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // A rank that lost its peer knows less than the peer.
+            if matches!(outcome, Err(TrainError::Comm(CommError::PeerLost { .. }))) && other.is_err() {
+                outcome = other;
+            }
+        }
+        outcome
+    })
+}
+
+/// One rank, from its start to its end. When it ends early its group is dropped, and the others learn that it is gone.
+fn rank(
+    config: &Config,
+    start: Start,
+    group: Group,
+    observer: &mut dyn Observer,
+    stop: &AtomicBool,
+) -> Result<Outcome> {
+    Trainer::on_rank(config.clone(), start, group, observer)?.run(observer, stop)
+}
