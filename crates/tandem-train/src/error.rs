@@ -159,12 +159,22 @@ impl TrainError {
             Self::Io { source, .. }
             | Self::Model(ModelError::Io { source, .. })
             | Self::Data(DataError::Io { source, .. }) => Self::io_fault(source),
-            Self::Comm(CommError::Mismatch { .. } | CommError::Invalid { .. }) => Fault::Own,
-            Self::Comm(_) => Fault::PeerLost,
+            Self::Comm(error) => Self::comm_fault(error),
+            Self::Model(ModelError::Store(error)) if error.is::<CommError>() => {
+                error.downcast_ref().map_or(Fault::Own, Self::comm_fault)
+            }
             Self::Model(ModelError::Kernel(_) | ModelError::Store(_))
             | Self::Data(DataError::Forest(_))
             | Self::Kernel(_) => Fault::Own,
             Self::Model(_) | Self::Data(_) => Fault::User,
+        }
+    }
+
+    /// Ranks that do not do the same are our mistake; one that is gone is a peer lost.
+    fn comm_fault(error: &CommError) -> Fault {
+        match error {
+            CommError::Mismatch { .. } | CommError::Invalid { .. } => Fault::Own,
+            _ => Fault::PeerLost,
         }
     }
 

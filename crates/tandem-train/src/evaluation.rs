@@ -15,9 +15,10 @@ use crate::micro_batch::MicroBatcher;
 use crate::plan::Plan;
 use crate::prepare::{Prepared, compute_type, threads};
 use crate::reference::load_reference;
+use crate::start::Start;
 use crate::step::Scorer;
-use crate::store::ReplicatedWeights;
-use crate::trainer::{arena_capacity, starting_weights};
+use crate::store::{Policy, ReplicatedWeights};
+use crate::trainer::arena_capacity;
 use crate::{Result, TrainError, snapshot};
 
 /// Evaluates a config's model, or a checkpoint of its run, on `data.eval`. Writes nothing but caches.
@@ -35,7 +36,8 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let device = Device::cpu(threads(config), arena_capacity(&plan))?;
     let mut group = Group::alone();
     let reference = load_reference(config, &prepared, &device, &mut group, &[Split::Eval], observer)?;
-    let mut masters = starting_weights(config, &prepared, &device, Kind::Master)?;
+    let start = Start::of_policy(config, &prepared)?;
+    let mut masters = start.load(&prepared.decoder, &device, Kind::Master)?;
     let mut step = 0;
     if let Some(path) = checkpoint {
         let checkpoint = Checkpoint::open(path)?;
@@ -43,6 +45,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         step = checkpoint.cursor().step;
     }
     let policy = ReplicatedWeights::new(&device, prepared.decoder.clone(), masters, compute_type(config))?;
+    let policy = Policy::Replicated(policy);
     let mut scorer = Scorer::new(config, device, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
     let record = evaluation_record(&mut scorer, &mut group, &mut prepared.batcher(config), cache, step)?;

@@ -5,6 +5,7 @@
 //! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`mod@reference`] what the policy is
 //!   compared with, [`objective`] the losses, [`optimizer`] the update, [`micro_batch`] cuts batches into forests.
 //! * [`ranks`]: one trainer on each rank. [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
+//! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
 //! * [`checkpoint`]: atomic, checksummed training state; [`snapshot`] turns a run into it and back.
@@ -27,6 +28,7 @@ pub mod reference;
 pub mod run_dir;
 pub mod schedule;
 pub mod snapshot;
+pub mod start;
 pub mod step;
 pub mod store;
 pub mod trainer;

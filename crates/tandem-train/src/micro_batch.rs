@@ -37,6 +37,8 @@ pub struct Share {
     pub sequence_tokens: u64,
     /// The micro-batches that this rank computes, by their place among all.
     pub mine: Vec<usize>,
+    /// How many the rank that has most of them computes.
+    pub rounds: usize,
 }
 
 impl Share {
@@ -112,7 +114,9 @@ impl MicroBatcher {
         };
         let dealt = deal(&cuts.iter().map(tokens).collect::<Vec<_>>(), num_ranks);
         let mine = (0..cuts.len()).filter(|&index| dealt[index] == rank).collect();
-        Share { rows: rows.to_vec(), cuts, totals, sequence_tokens, mine }
+        let count = |rank| dealt.iter().filter(|&&r| r == rank).count();
+        let rounds = (0..num_ranks).map(count).max().unwrap_or(0);
+        Share { rows: rows.to_vec(), cuts, totals, sequence_tokens, mine, rounds }
     }
 
     /// Counts over rows, without building their forests.

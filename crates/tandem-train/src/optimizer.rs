@@ -9,7 +9,7 @@ use tandem_model::{Decoder, FlatWeights, LayerLayout};
 
 use crate::Result;
 use crate::config::{self, TrainConfig};
-use crate::store::{Accumulator, Partition, ReplicatedWeights};
+use crate::store::{Accumulator, Partition, Policy};
 
 /// Optimiser states: flat f32 buffers laid out like this rank's part of the masters.
 pub struct Optimizer {
@@ -90,9 +90,12 @@ impl Optimizer {
         grad_scale: f32,
         update: u64,
         gradients: &Accumulator,
-        weights: &mut ReplicatedWeights,
+        weights: &mut Policy,
     ) -> Result<()> {
-        for (index, (master, mut copy)) in weights.layers_mut().enumerate() {
+        // Masters may be held whole while the states are in parts.
+        let starts: Vec<usize> =
+            (0..self.runs.len()).map(|index| weights.masters().1.owned(index).start).collect();
+        for (index, (master, mut copy)) in weights.layers_mut().into_iter().enumerate() {
             let start = self.partition.owned(index).start;
             for Run { range, decays } in &self.runs[index] {
                 let weight_decay = if *decays { self.weight_decay } else { 0.0 };
@@ -103,7 +106,8 @@ impl Optimizer {
                     .as_mut()
                     .filter(|copy| range.end <= copy.cols())
                     .map(|copy| copy.view_mut().col_range(range.clone()));
-                let master = master.view_mut().col_range(range.clone());
+                let held = range.start - starts[index]..range.end - starts[index];
+                let master = master.view_mut().col_range(held);
                 match (self.rule, &mut self.first) {
                     (config::Optimizer::AdamW { beta1, beta2, eps }, Some(first)) => {
                         let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step: update };

@@ -11,6 +11,7 @@ use tandem_comm::Group;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{DType, Device, Kind, MemoryUse};
+use tandem_model::{FlatWeights, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
@@ -20,7 +21,9 @@ use crate::optimizer::Optimizer;
 use crate::prepare::{Prepared, compute_type, partition, threads, to_walk};
 use crate::reference::{Reference, RowScores};
 use crate::step::{Learner, Scorer};
-use crate::store::{Accumulator, FrozenWeights, ReplicatedWeights};
+use crate::store::{
+    Accumulator, FrozenWeights, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding,
+};
 
 /// Everything known before a run.
 #[derive(Clone, Debug)]
@@ -193,15 +196,34 @@ fn flops(ledger: &Ledger) -> f64 {
     ledger.costs().values().map(|cost| cost.flops).sum()
 }
 
-fn frozen(prepared: &Prepared, device: &Device, dtype: DType) -> Result<FrozenWeights> {
+fn frozen(
+    config: &Config,
+    prepared: &Prepared,
+    device: &Device,
+    dtype: DType,
+) -> Result<Box<dyn WeightSource + Send>> {
+    let decoder = prepared.decoder.clone();
+    if config.compute.sharding == Sharding::Zero3 {
+        let partition = Arc::new(Partition::new(&decoder, 0, config.compute.devices.num_ranks()));
+        let parts = empty_parts(device, &partition, Kind::Reference)?;
+        let weights = ShardedWeights::frozen(device, decoder, partition, Group::alone(), parts, dtype)?;
+        return Ok(Box::new(weights));
+    }
     let weights = prepared.empty_weights(device, Kind::Reference)?;
-    FrozenWeights::new(device, prepared.decoder.clone(), weights, dtype)
+    Ok(Box::new(FrozenWeights::new(device, decoder, weights, dtype)?))
+}
+
+/// Memory for one rank's part of every layer.
+fn empty_parts(device: &Device, partition: &Partition, kind: Kind) -> Result<FlatWeights> {
+    let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
+    let parts = owned.map(|len| device.alloc(kind, 1, len, DType::F32));
+    Ok(FlatWeights { layers: parts.collect::<Result<_, _>>()? })
 }
 
 fn reference_pass(config: &Config, prepared: &Prepared, device: &Device, batch: &MicroBatch) -> Result<()> {
-    let mut weights = frozen(prepared, device, compute_type(config))?;
+    let mut weights = frozen(config, prepared, device, compute_type(config))?;
     let walk = to_walk(config, &prepared.decoder, device);
-    walk.forward(&mut weights, &batch.forest, &mut Default::default())?;
+    walk.forward(weights.as_mut(), &batch.forest, &mut Default::default())?;
     Ok(())
 }
 
@@ -213,10 +235,8 @@ fn train(
     learn: bool,
 ) -> Result<()> {
     let (decoder, dtype) = (&prepared.decoder, compute_type(config));
-    let masters = prepared.empty_weights(device, Kind::Master)?;
-    let policy = ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?;
     let reference = match config.reference.kind {
-        ReferenceKind::Model => Reference::Model(Box::new(frozen(prepared, device, dtype)?)),
+        ReferenceKind::Model => Reference::Model(frozen(config, prepared, device, dtype)?),
         ReferenceKind::None => Reference::None,
         ReferenceKind::Precompute => {
             let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, TokenCache::num_rows));
@@ -226,14 +246,31 @@ fn train(
     };
     let ranks = config.compute.devices.num_ranks();
     let partition = Arc::new(partition(config, decoder, 0, ranks));
-    let gradients = Accumulator::new(device, decoder.clone(), partition.clone(), config.compute.reduction)?;
+    let (form, sharding) = (config.compute.reduction, config.compute.sharding);
+    let policy = if sharding == Sharding::Zero3 {
+        let parts = empty_parts(device, &partition, Kind::Master)?;
+        let (decoder, group) = (decoder.clone(), Group::alone());
+        let weights = ShardedWeights::masters(device, decoder, partition.clone(), group, parts, dtype);
+        Policy::Sharded(Box::new(weights))
+    } else {
+        let masters = prepared.empty_weights(device, Kind::Master)?;
+        Policy::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?)
+    };
+    let own = (sharding >= Sharding::Zero2).then(Group::alone);
+    let gradients = Accumulator::new(device, decoder.clone(), partition.clone(), own, form)?;
     let optimizer = Optimizer::new(device, decoder, partition, &config.train)?;
     let mut learner = Learner::new(gradients, optimizer);
     let mut scorer = Scorer::new(config, device.clone(), decoder.clone(), policy, reference);
     let totals = BatchTotals { pairs: batch.rows.len() as u64, chosen_tokens: 1 };
     let whole = 0..batch.rows.len();
-    let share =
-        Share { rows: batch.rows.clone(), cuts: vec![whole], totals, sequence_tokens: 0, mine: vec![0] };
+    let share = Share {
+        rows: batch.rows.clone(),
+        cuts: vec![whole],
+        totals,
+        sequence_tokens: 0,
+        mine: vec![0],
+        rounds: 1,
+    };
     let (group, build) = (&mut Group::alone(), &mut |_: &[u32]| Ok(batch.clone()));
     if learn {
         scorer.step(&mut learner, group, &share, build, 0.0, None, 1)?;

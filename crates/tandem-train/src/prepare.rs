@@ -190,11 +190,11 @@ pub fn cache_folder(config: &Config) -> PathBuf {
     })
 }
 
-/// Which part of the optimiser's states each rank holds.
+/// Which part of what is divided each rank holds.
 pub fn partition(config: &Config, decoder: &Decoder, rank: usize, num_ranks: usize) -> Partition {
     match config.compute.sharding {
         Sharding::Ddp => Partition::whole(decoder),
-        Sharding::Zero1 => Partition::new(decoder, rank, num_ranks),
+        _ => Partition::new(decoder, rank, num_ranks),
     }
 }
 

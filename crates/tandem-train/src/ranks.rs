@@ -3,13 +3,13 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tandem_comm::{CommError, Group, threads};
+use tandem_comm::{Group, threads};
 
 use crate::config::Config;
 use crate::events::{Observer, Silent};
 use crate::run_dir::Start;
 use crate::trainer::{Outcome, Trainer};
-use crate::{Result, TrainError};
+use crate::{Fault, Result};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
 /// while the others wait: this is a last resort.
@@ -34,7 +34,7 @@ pub fn train(
         for other in others {
             let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // A rank that lost its peer knows less than the peer.
-            if matches!(outcome, Err(TrainError::Comm(CommError::PeerLost { .. }))) && other.is_err() {
+            if outcome.as_ref().is_err_and(|error| error.fault() == Fault::PeerLost) && other.is_err() {
                 outcome = other;
             }
         }

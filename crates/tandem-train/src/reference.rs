@@ -6,20 +6,21 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tandem_comm::{Group, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{Device, Forest, Kind};
-use tandem_model::{FlatWeights, ModelFolder, Walk, WeightSource};
+use tandem_model::{ModelFolder, Walk, WeightSource};
 
 use crate::config::{Config, ReferenceKind};
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
 use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
-use crate::store::FrozenWeights;
-use crate::trainer::starting_weights;
+use crate::start::Start;
+use crate::store::{FrozenWeights, Partition, ShardedWeights, Sharding};
 use crate::{Result, TrainError};
 
 /// Where reference log-probabilities come from.
@@ -67,6 +68,19 @@ impl Reference {
                 walk.forward(weights.as_mut(), &batch.forest, scores)?;
                 Ok(Some(sequence_log_probs(&batch.forest, scores)))
             }
+        }
+    }
+}
+
+impl Reference {
+    /// What [`Reference::log_probs`] does for a rank that has no batch while others have one.
+    ///
+    /// # Errors
+    /// If weights cannot be had.
+    pub fn idle(&mut self, walk: &Walk<'_>) -> Result<()> {
+        match self {
+            Self::Model(weights) => Ok(walk.idle_forward(weights.as_mut())?),
+            Self::None | Self::Precomputed { .. } => Ok(()),
         }
     }
 }
@@ -125,7 +139,7 @@ impl RowScores {
     }
 
     /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
-    /// computed is added.
+    /// computed is added. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
     ///
     /// # Errors
     /// If a forward pass fails, or a rank is lost.
@@ -135,6 +149,7 @@ impl RowScores {
         cache: &TokenCache,
         group: &mut Group,
         batches: impl Iterator<Item = Result<MicroBatch>>,
+        idle_rounds: usize,
         mut progress: impl FnMut(u64),
     ) -> Result<Self> {
         let mut rows = vec![[0.0; 2]; cache.num_rows()];
@@ -150,6 +165,9 @@ impl RowScores {
             // As if all ranks were as far.
             done += (batch.rows.len() * group.size()) as u64;
             progress(done.min(rows.len() as u64));
+        }
+        for _ in 0..idle_rounds {
+            walk.idle_forward(weights)?;
         }
         if group.size() > 1 {
             group.all_reduce(rows.as_flattened_mut(), Reduction::Sum)?;
@@ -174,20 +192,31 @@ pub fn load_reference(
     if config.reference.kind == ReferenceKind::None {
         return Ok(Reference::None);
     }
-    let weights = match &config.reference.model {
-        Some(path) => ModelFolder::open(path)?.weights(&prepared.decoder)?.load(
-            &prepared.decoder,
-            device,
-            Kind::Reference,
-        )?,
-        None => starting_weights(config, prepared, device, Kind::Reference)?,
+    let files = match &config.reference.model {
+        Some(path) => Start::Files(ModelFolder::open(path)?.weights(&prepared.decoder)?),
+        None => Start::of_policy(config, prepared)?,
     };
-    let fingerprint = fingerprint(&weights);
-    let dtype = compute_type(config);
-    let mut weights = FrozenWeights::new(device, prepared.decoder.clone(), weights, dtype)?;
+    let (decoder, dtype) = (&prepared.decoder, compute_type(config));
+    let is_sharded = config.compute.sharding == Sharding::Zero3;
+    let mut hasher = blake3::Hasher::new();
+    let mut weights: Box<dyn WeightSource + Send> = if is_sharded {
+        let partition = Arc::new(Partition::new(decoder, group.rank(), group.size()));
+        let parts = files.load_parts(decoder, device, Kind::Reference, &partition, |layer| {
+            hasher.update(bytemuck::cast_slice(layer));
+        })?;
+        let own = group.split(0)?;
+        Box::new(ShardedWeights::frozen(device, decoder.clone(), partition, own, parts, dtype)?)
+    } else {
+        let whole = files.load(decoder, device, Kind::Reference)?;
+        for layer in &whole.layers {
+            hasher.update(layer.view().as_bytes());
+        }
+        Box::new(FrozenWeights::new(device, decoder.clone(), whole, dtype)?)
+    };
     if config.reference.kind == ReferenceKind::Model {
-        return Ok(Reference::Model(Box::new(weights)));
+        return Ok(Reference::Model(weights));
     }
+    let fingerprint = hasher.finalize();
     let walk = to_walk(config, &prepared.decoder, device);
     let mut of_split = |split: Split, cache: &TokenCache| -> Result<RowScores> {
         let mut key = blake3::Hasher::new();
@@ -210,7 +239,8 @@ pub fn load_reference(
         let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         let total = cache.num_rows() as u64;
         let progress = |done| observer.event(&Event::Reference { split, done, total });
-        let scores = RowScores::compute(&walk, &mut weights, cache, group, batches, progress)?;
+        let idle = if is_sharded { share.rounds - share.mine.len() } else { 0 };
+        let scores = RowScores::compute(&walk, weights.as_mut(), cache, group, batches, idle, progress)?;
         if group.rank() == 0 {
             scores.write(&path)?;
         }
@@ -221,13 +251,4 @@ pub fn load_reference(
         _ => Ok(None),
     };
     Ok(Reference::Precomputed { train: scores(Split::Train)?, eval: scores(Split::Eval)? })
-}
-
-/// A hash of all weights.
-fn fingerprint(weights: &FlatWeights) -> blake3::Hash {
-    let mut hasher = blake3::Hasher::new();
-    for layer in &weights.layers {
-        hasher.update(layer.view().as_bytes());
-    }
-    hasher.finalize()
 }

@@ -12,7 +12,7 @@ use tandem_model::{Decoder, FlatWeights, LayerId, ParamSpec};
 
 use crate::checkpoint::{Checkpoint, Checkpoints, Cursor, StateSource, TensorSpec};
 use crate::optimizer::Optimizer;
-use crate::store::{Partition, ReplicatedWeights};
+use crate::store::{Partition, Policy};
 use crate::{Result, TrainError};
 
 /// The name of the masters' group.
@@ -28,13 +28,13 @@ pub fn save(
     cursor: &Cursor,
     decoder: &Decoder,
     group: &mut Group,
-    policy: &ReplicatedWeights,
+    policy: &Policy,
     optimizer: &Optimizer,
     keep: Option<usize>,
 ) -> Result<Option<PathBuf>> {
-    let whole = Partition::whole(decoder);
     let mut state = State::new(group);
-    state.add(POLICY, decoder, policy.masters(), &whole);
+    let (masters, partition) = policy.masters();
+    state.add(POLICY, decoder, masters, partition);
     for (name, weights) in optimizer.states() {
         state.add(name, decoder, weights, optimizer.partition());
     }
@@ -130,7 +130,7 @@ pub fn restore(
     checkpoint: &Checkpoint,
     data_hash: &str,
     decoder: &Decoder,
-    policy: &mut ReplicatedWeights,
+    policy: &mut Policy,
     optimizer: &mut Optimizer,
 ) -> Result<()> {
     if checkpoint.cursor().data_hash != data_hash {
@@ -141,8 +141,8 @@ pub fn restore(
                 .to_owned(),
         });
     }
-    let whole = Partition::whole(decoder);
-    let mut num_read = read_group(checkpoint, POLICY, decoder, policy.masters_mut(), &whole)?;
+    let partition = policy.masters().1.clone();
+    let mut num_read = read_group(checkpoint, POLICY, decoder, policy.masters_mut(), &partition)?;
     let partition = optimizer.partition().clone();
     for (group, weights) in optimizer.states_mut() {
         num_read += read_group(checkpoint, group, decoder, weights, &partition)?;

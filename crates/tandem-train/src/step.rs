@@ -19,7 +19,7 @@ use crate::optimizer::Optimizer;
 use crate::prepare::{checkpointing, compute_type};
 use crate::reference::{Reference, sequence_log_probs};
 use crate::schedule::clip_coefficient;
-use crate::store::{Accumulator, ReplicatedWeights};
+use crate::store::{Accumulator, Policy, Sharding};
 
 /// What is needed to score a batch: a policy, what it is compared with, and the loss.
 pub struct Scorer {
@@ -36,9 +36,10 @@ pub struct Scorer {
     /// The loss.
     pub objective: ObjectiveConfig,
     /// The weights that train.
-    pub policy: ReplicatedWeights,
+    pub policy: Policy,
     /// What they are compared with.
     pub reference: Reference,
+    sharding: Sharding,
     scores: HeadScores,
     loss: Loss,
 }
@@ -73,7 +74,7 @@ impl Scorer {
         config: &Config,
         device: Device,
         decoder: Arc<Decoder>,
-        policy: ReplicatedWeights,
+        policy: Policy,
         reference: Reference,
     ) -> Self {
         Self {
@@ -85,6 +86,7 @@ impl Scorer {
             objective: config.objective.clone(),
             policy,
             reference,
+            sharding: config.compute.sharding,
             scores: HeadScores::default(),
             loss: Loss::default(),
         }
@@ -106,6 +108,7 @@ impl Scorer {
             let micro = build(share.rows_of(index))?;
             reports.set(index, &self.pass(Split::Eval, &micro, &share.totals, None)?);
         }
+        self.idle(share, None)?;
         reports.exchange(group)?;
         Ok(reports.together().sums)
     }
@@ -133,6 +136,7 @@ impl Scorer {
             report.in_range = learner.gradients.in_range();
             reports.set(index, &report);
         }
+        self.idle(share, Some(learner))?;
         reports.exchange(group)?;
         let whole = reports.together();
         let mut suspects: Vec<u32> = Vec::new();
@@ -154,6 +158,24 @@ impl Scorer {
         }
         let log_ratio = (whole.log_ratio, whole.scored_tokens as u64);
         Ok(StepOutcome { sums: whole.sums, grad_norm, updated, suspects, log_ratio })
+    }
+
+    /// Walks along with the ranks that have more micro-batches than this one, where they meet in the walk.
+    fn idle(&mut self, share: &Share, learner: Option<&mut Learner>) -> Result<()> {
+        if !self.sharding.meets_in_walk() {
+            return Ok(());
+        }
+        let Self { device, decoder, dtype, checkpointing, policy, reference, .. } = self;
+        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing };
+        let mut learner = learner;
+        for _ in share.mine.len()..share.rounds {
+            reference.idle(&walk)?;
+            walk.idle_forward(policy)?;
+            if let Some(learner) = &mut learner {
+                walk.idle_backward(policy, &mut learner.gradients)?;
+            }
+        }
+        Ok(())
     }
 
     /// Forward, objective, metrics and, with a learner, backward of one micro-batch.

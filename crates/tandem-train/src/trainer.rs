@@ -8,11 +8,11 @@ use std::time::Instant;
 use tandem_comm::{Group, Reduction};
 use tandem_data::order::Batches;
 use tandem_kernels::{Device, Kind};
-use tandem_model::FlatWeights;
+use tandem_model::ModelError;
 use tandem_model::save::{SHARD_BYTES, Save};
 
 use crate::checkpoint::{Checkpoint, Cursor};
-use crate::config::{Config, ReferenceKind, Weights};
+use crate::config::{Config, ReferenceKind};
 use crate::evaluation::evaluation_record;
 use crate::events::{Event, Observer};
 use crate::metrics::{MetricsFile, Record, Split};
@@ -25,8 +25,9 @@ use crate::reference::load_reference;
 use crate::run_dir::{self, RunDir, Start};
 use crate::schedule::Schedule;
 use crate::snapshot;
+use crate::start;
 use crate::step::{Learner, Scorer, StepOutcome};
-use crate::store::{Accumulator, ReplicatedWeights};
+use crate::store::{Accumulator, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding};
 use crate::{Result, TrainError};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
@@ -106,11 +107,11 @@ impl Trainer {
         let splits = [Split::Train, Split::Eval];
         let reference = load_reference(&config, &prepared, &device, &mut group, &splits, observer)?;
         let decoder = &prepared.decoder;
-        let masters = starting_weights(&config, &prepared, &device, Kind::Master)?;
-        let policy = ReplicatedWeights::new(&device, decoder.clone(), masters, compute_type(&config))?;
         let partition = Arc::new(partition(&config, decoder, group.rank(), group.size()));
-        let form = config.compute.reduction;
-        let gradients = Accumulator::new(&device, decoder.clone(), partition.clone(), form)?;
+        let policy = load_policy(&config, &prepared, &device, &mut group, &partition)?;
+        let (form, sharding) = (config.compute.reduction, config.compute.sharding);
+        let own = if sharding >= Sharding::Zero2 { Some(group.split(0)?) } else { None };
+        let gradients = Accumulator::new(&device, decoder.clone(), partition.clone(), own, form)?;
         let optimizer = Optimizer::new(&device, decoder, partition, &config.train)?;
         let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
         let mut learner = Learner::new(gradients, optimizer);
@@ -191,11 +192,20 @@ impl Trainer {
             }
         }
         let folder = run_dir::final_path(&self.config.output);
+        let Prepared { folder: template, decoder, .. } = &self.prepared;
+        let policy = &mut self.scorer.policy;
         if self.files.is_some() {
-            let Prepared { folder: template, decoder, .. } = &self.prepared;
             let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
-            save.write_resident(&folder, self.scorer.policy.masters())?;
+            save.write(&folder, &mut |layer, flat| {
+                let read = policy.read_layer(decoder.index(layer), flat);
+                read.map_err(|error| ModelError::Store(Box::new(error)))
+            })?;
             observer.event(&Event::Finished(&folder));
+        } else {
+            // The first rank gathers every layer once, in their order.
+            for (index, layer) in decoder.layers().into_iter().enumerate() {
+                policy.read_layer(index, &mut vec![0.0; decoder.layout(layer).len])?;
+            }
         }
         // No rank says that the run is finished before the model is there.
         self.group.barrier()?;
@@ -349,23 +359,6 @@ impl Trainer {
     }
 }
 
-/// The weights that policy (and, by default, reference) start from.
-///
-/// # Errors
-/// If they cannot be read or do not fit.
-pub fn starting_weights(
-    config: &Config,
-    prepared: &Prepared,
-    device: &Device,
-    kind: Kind,
-) -> Result<FlatWeights> {
-    let Prepared { folder, decoder, .. } = prepared;
-    Ok(match &config.weights {
-        Weights::Folder | Weights::File(_) => folder.weights(decoder)?.load(decoder, device, kind)?,
-        Weights::Random => tandem_model::init::init(decoder, device, kind, config.seed)?,
-    })
-}
-
 /// The config that the run in this folder was started with.
 fn saved_config(run_dir: &RunDir) -> Result<Option<Config>> {
     let path = run_dir.config_path();
@@ -389,6 +382,26 @@ fn newest_checkpoint(
         observer.event(&Event::Warning("no complete checkpoint to resume from; starting at step 0"));
     }
     Ok(latest.checkpoint)
+}
+
+/// The weights that train, whole or this rank's part of them.
+fn load_policy(
+    config: &Config,
+    prepared: &Prepared,
+    device: &Device,
+    group: &mut Group,
+    partition: &Arc<Partition>,
+) -> Result<Policy> {
+    let (decoder, dtype) = (&prepared.decoder, compute_type(config));
+    let start = start::Start::of_policy(config, prepared)?;
+    if config.compute.sharding == Sharding::Zero3 {
+        let parts = start.load_parts(decoder, device, Kind::Master, partition, |_| {})?;
+        let own = group.split(0)?;
+        let weights = ShardedWeights::masters(device, decoder.clone(), partition.clone(), own, parts, dtype);
+        return Ok(Policy::Sharded(Box::new(weights)));
+    }
+    let masters = start.load(decoder, device, Kind::Master)?;
+    Ok(Policy::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?))
 }
 
 /// The first rank's checkpoint, opened on every rank.

@@ -37,6 +37,22 @@ impl Cpu {
     }
 }
 
+impl Cpu {
+    pub(crate) fn exact_merge(&self, other: &[i64], sums: &mut [i64], add: bool) {
+        let sums = RowsMut::from_slice(sums);
+        self.parallel_ranges(other.len(), BLOCK, |_, range| {
+            // SAFETY: blocks are disjoint.
+            let sums = unsafe { sums.part(0, range.start, range.len()) };
+            let other = &other[range];
+            if add {
+                sums.iter_mut().zip(other).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
+            } else {
+                sums.copy_from_slice(other);
+            }
+        });
+    }
+}
+
 /// Rounds towards zero; what is out of range saturates, and NaN becomes 0.
 #[inline(always)]
 fn fixed(x: f32) -> i64 {

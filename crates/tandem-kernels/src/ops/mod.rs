@@ -18,7 +18,7 @@ pub use activation::{Activation, activate, activate_backward, gated, gated_backw
 pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};
 pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
 pub use embedding::{embedding, embedding_backward};
-pub use exact::exact_sum;
+pub use exact::{exact_merge, exact_sum};
 pub use head::{HeadScores, HeadShape, KeptLogits, Targets, head, head_backward, head_keeping};
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight};
 pub(crate) use norm::BLOCK_ROWS;

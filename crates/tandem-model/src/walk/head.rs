@@ -43,7 +43,7 @@ const LOGITS_BUDGET: usize = 512 << 20;
 
 impl Walk<'_> {
     /// The layer and the part that hold the head's weight.
-    fn head_weight(&self) -> (LayerId, Part) {
+    pub(super) fn head_weight(&self) -> (LayerId, Part) {
         if self.decoder.spec().head.tied {
             (LayerId::Embedding, Part::TokenTable)
         } else {
@@ -75,6 +75,7 @@ impl Walk<'_> {
             log_prob.clear();
             hit.clear();
             [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
+            self.idle_head_forward(weights)?;
             return Ok(SavedHead { index, scored: None, logits: None });
         }
         let mut normed = self.final_norm(weights, hidden.view())?;
@@ -113,11 +114,8 @@ impl Walk<'_> {
         let hidden_size = self.decoder.spec().hidden_size;
         let (layer, part) = self.head_weight();
         let Some((hidden, mut normed)) = scored else {
-            // Every rank opens and emits the same layers in the same order, also one whose rows are all unscored.
-            for layer in if layer == LayerId::Head { vec![layer] } else { vec![layer, LayerId::Head] } {
-                grads.open(layer)?;
-                grads.emit(layer)?;
-            }
+            // Also a rank whose rows are all unscored fetches, opens and emits the same layers in the same order.
+            self.idle_head_backward(weights, grads)?;
             return Ok(self.device.zeros(Kind::Activations, forest.num_tokens(), hidden_size, DType::F32)?);
         };
         {

@@ -9,6 +9,7 @@ mod attention;
 mod block;
 mod embedding;
 mod head;
+mod idle;
 mod mlp;
 mod norm;
 mod picked;

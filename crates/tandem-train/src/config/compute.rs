@@ -63,9 +63,7 @@ pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> 
             .map_or(Ok(0), |e| e.integer(0..=4096))
             .map(|n| (n != 0).then_some(n as usize))?,
         reduction: section.take("reduction").map_or(Ok(SumForm::Exact), |e| e.one_of(&SumForm::NAMES))?,
-        sharding: section
-            .take("sharding")
-            .map_or(Ok(Sharding::Ddp), |e| e.one_of_with(&Sharding::NAMES, &Sharding::PLANNED))?,
+        sharding: section.take("sharding").map_or(Ok(Sharding::Ddp), |e| e.one_of(&Sharding::NAMES))?,
     };
     section.finish()?;
     Ok(config)

@@ -382,7 +382,6 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
         ("method=online", "`method = \"online\"`: Online DPO is not there yet"),
         ("compute.devices=cuda", "GPUs are not there yet"),
         ("compute.devices=cuda:0,1", "GPUs are not there yet"),
-        ("compute.sharding=zero3", "sharded weights are not there yet"),
         ("reference.kind=base", "is not there yet"),
         ("reference.kind=adapter", "is not there yet"),
         ("reference.kind=sync", "is not there yet"),

@@ -12,9 +12,10 @@ use tandem_comm::{Group, Reduction};
 use tandem_kernels::exact::{ExactSum, limit};
 use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
-use tandem_model::{Decoder, FlatWeights, GradientSink, LayerGradients, LayerId, Result as ModelResult};
+use tandem_model::{Decoder, GradientSink, LayerGradients, LayerId, Result as ModelResult};
 
 use super::Partition;
+use super::sharded::lost;
 use crate::Result;
 
 /// How gradients are added up.
@@ -37,6 +38,8 @@ pub struct Accumulator {
     device: Device,
     decoder: Arc<Decoder>,
     partition: Arc<Partition>,
+    /// Present if only this rank's part of the sums is held: then a layer is reduced over these ranks when it is emitted.
+    sharded: Option<Group>,
     sums: Sums,
     /// The layer whose gradient is forming in the shared buffer.
     open: Option<LayerId>,
@@ -53,13 +56,20 @@ enum Sums {
     Exact {
         /// A layer's gradient of one micro-batch `[1, longest layer]`.
         layer: Tensor,
+        /// The same in fixed point, where it is reduced before it is added.
+        terms: Option<ExactSum>,
         sums: Vec<ExactSum>,
     },
-    Fast(FlatWeights),
+    Fast {
+        /// As above; absent where gradients are added where they lie.
+        layer: Option<Tensor>,
+        sums: Vec<Tensor>,
+    },
 }
 
 impl Accumulator {
-    /// Memory for the sums. Once they are reduced, this rank holds those of its part.
+    /// Memory for the sums. Once they are reduced, this rank holds those of its part; with `sharded`, a group for nothing
+    /// else, it never holds others.
     ///
     /// # Errors
     /// If memory runs out.
@@ -67,23 +77,45 @@ impl Accumulator {
         device: &Device,
         decoder: Arc<Decoder>,
         partition: Arc<Partition>,
+        sharded: Option<Group>,
         form: SumForm,
     ) -> Result<Self> {
-        let lengths = (0..partition.num_layers()).map(|layer| partition.len(layer));
+        let layers = 0..partition.num_layers();
+        let lengths = layers.clone().map(|layer| partition.len(layer));
+        let longest = lengths.clone().max().unwrap_or(0);
+        let held = layers.map(|layer| match sharded {
+            Some(_) => partition.owned(layer).len(),
+            None => partition.len(layer),
+        });
+        let floats = |len| device.alloc(Kind::Gradients, 1, len, DType::F32);
+        let fixed = |len| ExactSum::new(device, Kind::Gradients, len);
+        let is_sharded = sharded.is_some();
         let sums = match form {
-            SumForm::Fast => Sums::Fast(FlatWeights::zeros(&decoder, device, Kind::Gradients)?),
+            SumForm::Fast => Sums::Fast {
+                layer: is_sharded.then(|| floats(longest)).transpose()?,
+                sums: held.map(floats).collect::<Result<_, _>>()?,
+            },
             SumForm::Exact => Sums::Exact {
-                layer: device.alloc(Kind::Gradients, 1, lengths.clone().max().unwrap_or(0), DType::F32)?,
-                sums: lengths
-                    .clone()
-                    .map(|len| ExactSum::new(device, Kind::Gradients, len))
-                    .collect::<Result<_, _>>()?,
+                layer: floats(longest)?,
+                terms: is_sharded.then(|| fixed(longest)).transpose()?,
+                sums: held.map(fixed).collect::<Result<_, _>>()?,
             },
         };
         let begun = vec![false; partition.num_layers()];
         let squares = vec![0.0; lengths.map(|len| len.div_ceil(SQUARES_BLOCK)).sum()];
         let device = device.clone();
-        Ok(Self { device, decoder, partition, sums, open: None, begun, limit: 0.0, in_range: true, squares })
+        Ok(Self {
+            device,
+            decoder,
+            partition,
+            sharded,
+            sums,
+            open: None,
+            begun,
+            limit: 0.0,
+            in_range: true,
+            squares,
+        })
     }
 
     /// Forgets the last step. `num_micro_batches` counts those of all ranks.
@@ -96,8 +128,8 @@ impl Accumulator {
         // A tied table is emitted twice.
         self.limit = limit(2 * num_micro_batches);
         self.in_range = true;
-        if let Sums::Fast(sums) = &mut self.sums {
-            for layer in &mut sums.layers {
+        if let Sums::Fast { sums, .. } = &mut self.sums {
+            for layer in sums {
                 ops::fill_zero(&self.device, layer.view_mut())?;
             }
         }
@@ -124,11 +156,15 @@ impl Accumulator {
                     if !self.begun[index] {
                         sums.fill(0);
                     }
-                    reduce(group, &self.partition, index, sums)?;
+                    if self.sharded.is_none() {
+                        reduce(group, &self.partition, index, sums)?;
+                    }
                 }
-                Sums::Fast(sums) => {
-                    let sums = sums.layers[index].view_mut().into_slice::<f32>();
-                    reduce(group, &self.partition, index, sums)?;
+                Sums::Fast { sums, .. } => {
+                    if self.sharded.is_none() {
+                        let sums = sums[index].view_mut().into_slice::<f32>();
+                        reduce(group, &self.partition, index, sums)?;
+                    }
                 }
             }
         }
@@ -137,11 +173,11 @@ impl Accumulator {
 
     /// The gradient of this rank's part of a layer, by the layer's place in walk order.
     pub fn owned(&self, index: usize) -> Gradient<'_> {
-        let whole: Gradient = match &self.sums {
+        let held: Gradient = match &self.sums {
             Sums::Exact { sums, .. } => sums[index].view().into(),
-            Sums::Fast(sums) => sums.layers[index].view().into(),
+            Sums::Fast { sums, .. } => sums[index].view().into(),
         };
-        whole.range(self.partition.owned(index))
+        if self.sharded.is_some() { held } else { held.range(self.partition.owned(index)) }
     }
 
     /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank.
@@ -186,12 +222,42 @@ fn reduce<T: tandem_comm::Element>(
     Ok(())
 }
 
+impl Accumulator {
+    /// Reduces what has formed in the shared buffer over all ranks and adds this rank's part.
+    fn emit_sharded(&mut self, index: usize) -> ModelResult<()> {
+        let Self { device, partition, sharded: Some(group), .. } = self else { return Ok(()) };
+        let (counts, len, owned) = (partition.counts(index), partition.len(index), partition.owned(index));
+        let is_real = !matches!(device, Device::Meta(_)) && group.size() > 1;
+        let add = self.begun[index];
+        match &mut self.sums {
+            Sums::Exact { layer, terms: Some(terms), sums } => {
+                let gradient = layer.view().col_range(0..len);
+                self.in_range &= ops::exact_sum(device, gradient, terms, false, self.limit)?;
+                if is_real {
+                    let terms = &mut terms.as_mut_slice()[..len];
+                    group.reduce_scatter(terms, counts, Reduction::Sum).map_err(lost)?;
+                }
+                ops::exact_merge(device, terms.view().range(owned), &mut sums[index], add)?;
+            }
+            Sums::Fast { layer: Some(layer), sums } => {
+                if is_real {
+                    let gradient = layer.view_mut().col_range(0..len).into_slice::<f32>();
+                    group.reduce_scatter(gradient, counts, Reduction::Sum).map_err(lost)?;
+                }
+                ops::add(device, layer.view().col_range(owned), sums[index].view_mut())?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
 impl GradientSink for Accumulator {
     fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
         let layout = self.decoder.layout(layer);
         let flat = match &mut self.sums {
-            Sums::Fast(sums) => sums.layers[self.decoder.index(layer)].view_mut(),
-            Sums::Exact { layer: buffer, .. } => {
+            Sums::Fast { layer: None, sums } => sums[self.decoder.index(layer)].view_mut(),
+            Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } => {
                 // A layer may be opened again before it is emitted, to be added to.
                 if self.open != Some(layer) {
                     ops::fill_zero(&self.device, buffer.view_mut().col_range(0..layout.len))?;
@@ -205,7 +271,9 @@ impl GradientSink for Accumulator {
 
     fn emit(&mut self, layer: LayerId) -> ModelResult<()> {
         let index = self.decoder.index(layer);
-        if let Sums::Exact { layer: buffer, sums } = &mut self.sums {
+        if self.sharded.is_some() {
+            self.emit_sharded(index)?;
+        } else if let Sums::Exact { layer: buffer, sums, .. } = &mut self.sums {
             let terms = buffer.view().col_range(0..sums[index].len());
             self.in_range &=
                 ops::exact_sum(&self.device, terms, &mut sums[index], self.begun[index], self.limit)?;

@@ -2,8 +2,12 @@
 
 mod gradients;
 mod partition;
+mod policy;
+mod sharded;
 mod weights;
 
 pub use gradients::{Accumulator, SumForm};
 pub use partition::{Partition, Sharding};
+pub use policy::Policy;
+pub use sharded::ShardedWeights;
 pub use weights::{FrozenWeights, ReplicatedWeights};

@@ -13,17 +13,21 @@ pub enum Sharding {
     Ddp,
     /// Optimiser states.
     Zero1,
+    /// And gradient sums.
+    Zero2,
+    /// And weights, the reference's too: a layer is gathered when it runs.
+    Zero3,
 }
 
 impl Sharding {
     /// Every choice with its name in the config.
-    pub const NAMES: [(&'static str, Self); 2] = [("ddp", Self::Ddp), ("zero1", Self::Zero1)];
+    pub const NAMES: [(&'static str, Self); 4] =
+        [("ddp", Self::Ddp), ("zero1", Self::Zero1), ("zero2", Self::Zero2), ("zero3", Self::Zero3)];
 
-    /// What is planned, with a reason.
-    pub const PLANNED: [(&'static str, &'static str); 2] = [
-        ("zero2", "sharded gradients are not there yet; \"zero1\" shards the optimiser's states"),
-        ("zero3", "sharded weights are not there yet; \"zero1\" shards the optimiser's states"),
-    ];
+    /// Whether ranks meet in the middle of a walk, so that one without a batch has to walk along.
+    pub fn meets_in_walk(self) -> bool {
+        self >= Self::Zero2
+    }
 }
 
 /// Every layer's flat buffer, cut into one contiguous part for each rank, in the order of ranks.

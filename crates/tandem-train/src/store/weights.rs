@@ -17,6 +17,8 @@ pub struct ReplicatedWeights {
     decoder: Arc<Decoder>,
     masters: FlatWeights,
     compute: Option<FlatWeights>,
+    /// Everything is this rank's.
+    partition: Partition,
 }
 
 impl ReplicatedWeights {
@@ -29,7 +31,13 @@ impl ReplicatedWeights {
             DType::F32 => None,
             _ => Some(masters.compute_copy(&decoder, device, Kind::Weights, dtype)?),
         };
-        Ok(Self { decoder, masters, compute })
+        let partition = Partition::whole(&decoder);
+        Ok(Self { decoder, masters, compute, partition })
+    }
+
+    /// Whose the masters are: this rank's, all of them.
+    pub fn partition(&self) -> &Partition {
+        &self.partition
     }
 
     /// The masters.

@@ -52,12 +52,58 @@ fn dpo_is_the_same_on_any_number_of_ranks() {
     let eval = held_out(&small, "pref_conv.jsonl");
     for overrides in [
         &["reference.kind=model"][..],
-        &["reference.kind=precompute"],
+        &["reference.kind=model", "compute.sharding=zero2"],
+        &["reference.kind=model", "compute.sharding=zero3"],
+        &["reference.kind=precompute", "compute.sharding=zero3", "train.checkpointing=selective"],
         &["reference.kind=none", "objective.reference_free=true", "compute.sharding=zero1"],
         &["reference.kind=model", "objective.loss=ipo", "train.optimizer=rmsprop", "compute.sharding=zero1"],
         &["reference.kind=model", "objective.loss={ sigmoid = 1, sft = 0.5 }", "train.checkpointing=full"],
+        &["reference.kind=model", "compute.sharding=zero3", "compute.dtype=bf16"],
     ] {
         same_on_every_number_of_ranks(&small, &[overrides, &[eval.as_str()]].concat());
+    }
+}
+
+#[test]
+fn every_sharding_gives_the_same_as_none() {
+    let small = Small::new("dpo");
+    for dtype in ["f32", "bf16"] {
+        let dtype = format!("compute.dtype={dtype}");
+        let mut first = None;
+        for sharding in ["ddp", "zero1", "zero2", "zero3"] {
+            let all = [
+                "reference.kind=model",
+                "compute.devices=cpu:3",
+                "compute.threads=1",
+                &dtype,
+                &format!("compute.sharding={sharding}"),
+            ];
+            small.finish(sharding, Start::Overwrite, &all);
+            let found = (log(&small, sharding), small.weights(sharding));
+            assert!(*first.get_or_insert_with(|| found.clone()) == found, "{sharding} in {dtype}");
+        }
+    }
+}
+
+/// With a tied table the embedding's gradient is emitted twice in a walk, and its weights are fetched at both ends.
+#[test]
+fn a_tied_table_is_the_same_on_any_number_of_ranks() {
+    let small = Small::new("dpo");
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small/model");
+    let model = small.path("tied");
+    std::fs::create_dir(&model).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        std::fs::copy(source.join(file), model.join(file)).unwrap();
+    }
+    let config = std::fs::read_to_string(source.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["tie_word_embeddings"] = true.into();
+    std::fs::write(model.join("config.json"), config.to_string()).unwrap();
+    let model = format!("model={}", model.display());
+    let eval = held_out(&small, "pref_conv.jsonl");
+    for dtype in ["compute.dtype=f32", "compute.dtype=bf16"] {
+        let all = [&model, &eval, "reference.kind=model", "compute.sharding=zero3", dtype];
+        same_on_every_number_of_ranks(&small, &all);
     }
 }
 
@@ -94,9 +140,13 @@ fn a_run_stopped_on_one_number_of_ranks_goes_on_with_another() {
     let model = ["reference.kind=model", "compute.threads=1"];
     small.finish("whole", Start::Fresh, &model);
     let mut start = Start::Fresh;
-    for (ranks, sharding, until) in
-        [(2, "zero1", Some(2)), (3, "ddp", Some(3)), (1, "zero1", Some(5)), (4, "zero1", None)]
-    {
+    for (ranks, sharding, until) in [
+        (2, "zero1", Some(2)),
+        (3, "ddp", Some(3)),
+        (1, "zero2", Some(4)),
+        (2, "zero3", Some(5)),
+        (4, "zero3", None),
+    ] {
         let (devices, sharding) = (on(ranks), format!("compute.sharding={sharding}"));
         let (_, outcome) =
             small.run("parts", start, until, &[&model[..], &[devices.as_str(), sharding.as_str()]].concat());
@@ -115,11 +165,14 @@ fn the_fast_sum_differs_in_the_last_bits_only() {
         log(&small, name)
     };
     let exact = run("exact", &[]);
-    let fast = run("fast", &["compute.reduction=fast", "compute.devices=cpu:2"]);
-    for (exact, fast) in exact.iter().zip(&fast) {
-        for key in ["loss", "grad_norm"] {
-            let [exact, fast] = [exact, fast].map(|line| line[key].as_f64().unwrap());
-            assert!((exact - fast).abs() <= 1e-4 * exact.abs(), "{key}: {exact} and {fast}");
+    for sharding in ["ddp", "zero1", "zero2", "zero3"] {
+        let sharding = format!("compute.sharding={sharding}");
+        let fast = run(&sharding, &["compute.reduction=fast", "compute.devices=cpu:2", sharding.as_str()]);
+        for (exact, fast) in exact.iter().zip(&fast) {
+            for key in ["loss", "grad_norm"] {
+                let [exact, fast] = [exact, fast].map(|line| line[key].as_f64().unwrap());
+                assert!((exact - fast).abs() <= 1e-4 * exact.abs(), "{sharding} {key}: {exact} and {fast}");
+            }
         }
     }
 }

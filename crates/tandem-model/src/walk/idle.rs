@@ -1,0 +1,67 @@
+//! A walk without a batch: what a rank does while others compute and it has nothing to.
+//!
+//! Where layers are gathered from all ranks, or gradients reduced over them, every rank has to fetch, open and emit the same
+//! layers in the same order.
+
+use super::Walk;
+use crate::Result;
+use crate::layout::LayerId;
+use crate::weights::{GradientSink, WeightSource};
+
+impl Walk<'_> {
+    /// Fetches every layer as [`Walk::forward`] does.
+    ///
+    /// # Errors
+    /// If weights cannot be had.
+    pub fn idle_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
+        let blocks = (0..self.decoder.spec().num_layers).map(LayerId::Block);
+        for layer in std::iter::once(LayerId::Embedding).chain(blocks) {
+            touch(weights, layer)?;
+        }
+        self.idle_head_forward(weights)
+    }
+
+    /// Fetches every layer, and emits gradients of zero, as [`Walk::backward`] does.
+    ///
+    /// # Errors
+    /// If weights or gradient buffers cannot be had.
+    pub fn idle_backward(&self, weights: &mut dyn WeightSource, grads: &mut dyn GradientSink) -> Result<()> {
+        self.idle_head_backward(weights, grads)?;
+        for index in (0..self.decoder.spec().num_layers).rev() {
+            let layer = LayerId::Block(index);
+            touch(weights, layer)?;
+            grads.open(layer)?;
+            grads.emit(layer)?;
+        }
+        grads.open(LayerId::Embedding)?;
+        grads.emit(LayerId::Embedding)
+    }
+
+    pub(super) fn idle_head_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
+        touch(weights, LayerId::Head)?;
+        touch(weights, self.head_weight().0)
+    }
+
+    pub(super) fn idle_head_backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        grads: &mut dyn GradientSink,
+    ) -> Result<()> {
+        let (layer, _) = self.head_weight();
+        touch(weights, LayerId::Head)?;
+        touch(weights, layer)?;
+        if layer != LayerId::Head {
+            grads.open(layer)?;
+            grads.emit(layer)?;
+        }
+        touch(weights, LayerId::Head)?;
+        grads.open(LayerId::Head)?;
+        grads.emit(LayerId::Head)
+    }
+}
+
+fn touch(weights: &mut dyn WeightSource, layer: LayerId) -> Result<()> {
+    weights.fetch(layer)?;
+    weights.release(layer);
+    Ok(())
+}
