@@ -38,6 +38,10 @@ pub trait Engine: Send {
     fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()>;
     /// The group of the ranks that gave the same colour, in the order of their ranks here.
     fn split(&mut self, call: Call, color: usize) -> Result<Box<dyn Engine>>;
+    /// A call without its data, in a dry run. Only a recorder has a use for it.
+    fn dry(&mut self, _: Call) -> Result<()> {
+        Ok(())
+    }
     /// Tells the others that this rank cannot go on; their calls fail with the reason.
     fn abort(&mut self, reason: &str);
 }
@@ -134,6 +138,15 @@ impl Group {
         let call = Call::whole(Operation::Barrier, crate::ElementKind::U8, 0);
         self.volume.count(&call, self.size());
         self.engine.barrier(call)
+    }
+
+    /// Counts a call in a dry run, where there is no data to give.
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn dry(&mut self, call: Call) -> Result<()> {
+        self.volume.count(&call, self.size());
+        self.engine.dry(call)
     }
 
     /// Sends to one rank, which must receive as many elements; messages between two ranks keep their order.

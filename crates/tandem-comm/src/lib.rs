@@ -5,13 +5,14 @@
 //! environment is a row of a table in the tests.
 //!
 //! A [`Group`] is one rank's membership of a set of ranks, with the collectives that they call together. What moves the
-//! bytes is an engine: [`threads`] for ranks that are threads of one process.
+//! bytes is an engine: [`threads`] for ranks that are threads of one process, [`recorder`] for dry runs.
 
 mod call;
 mod element;
 mod error;
 mod group;
 pub mod launch;
+pub mod recorder;
 pub mod threads;
 mod volume;
 

@@ -17,17 +17,24 @@ pub struct Volume {
 
 impl Volume {
     pub(crate) fn count(&mut self, call: &Call, size: usize) {
-        let (bytes, size) = ((call.len * call.kind.size()) as u64, size as u64);
         self.num_calls += 1;
-        self.bytes_sent += match call.operation {
-            Operation::AllReduce(_) => 2 * bytes * (size - 1) / size,
-            Operation::ReduceScatter(_) | Operation::AllGather => bytes * (size - 1) / size,
-            Operation::Broadcast { .. } => bytes * u64::from(size > 1),
-            Operation::Barrier | Operation::Split => 0,
-        };
+        self.bytes_sent += call.bytes_sent(size);
     }
 
     pub(crate) fn count_message(&mut self, bytes: usize) {
         self.bytes_sent += bytes as u64;
+    }
+}
+
+impl Call {
+    /// Bytes that each of `size` ranks sends for it.
+    pub fn bytes_sent(&self, size: usize) -> u64 {
+        let (bytes, size) = ((self.len * self.kind.size()) as u64, size as u64);
+        match self.operation {
+            Operation::AllReduce(_) => 2 * bytes * (size - 1) / size,
+            Operation::ReduceScatter(_) | Operation::AllGather => bytes * (size - 1) / size,
+            Operation::Broadcast { .. } => bytes * u64::from(size > 1),
+            Operation::Barrier | Operation::Split => 0,
+        }
     }
 }

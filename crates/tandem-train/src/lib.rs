@@ -1,7 +1,7 @@
 //! The training side of Tandem: from a config file to a trained model folder.
 //!
 //! * [`config`]: the typed TOML config. [`prepare`] opens what it names: model, tokenizer, tokens.
-//! * [`plan`]: what will be in memory when, from a dry run of the code below.
+//! * [`plan`]: what will be in memory when, from a [`dry_run`] of the code below.
 //! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`mod@reference`] what the policy is
 //!   compared with, [`objective`] the losses, [`optimizer`] the update, [`micro_batch`] cuts batches into forests.
 //! * [`ranks`]: one trainer on each rank. [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
@@ -14,6 +14,7 @@
 pub mod checkpoint;
 pub mod config;
 mod disk;
+pub mod dry_run;
 pub mod error;
 pub mod evaluation;
 pub mod events;

@@ -42,6 +42,20 @@ pub struct Share {
 }
 
 impl Share {
+    /// A batch that is one micro-batch.
+    pub fn of(batch: &MicroBatch) -> Self {
+        let chosen = batch.scored_tokens.iter().map(|&n| u64::from(n)).sum();
+        let all = 0..batch.rows.len();
+        Self {
+            rows: batch.rows.clone(),
+            cuts: vec![all],
+            totals: BatchTotals { pairs: batch.rows.len() as u64, chosen_tokens: chosen },
+            sequence_tokens: batch.sequence_tokens,
+            mine: vec![0],
+            rounds: 1,
+        }
+    }
+
     /// The rows of a micro-batch.
     pub fn rows_of(&self, index: usize) -> &[u32] {
         &self.rows[self.cuts[index].clone()]

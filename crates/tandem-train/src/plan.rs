@@ -4,26 +4,17 @@
 //! step, over the largest micro-batch of the run. Nothing is estimated that can be counted.
 
 use std::fmt;
-use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tandem_comm::Group;
+use tandem_comm::recorder;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{DType, Device, Kind, MemoryUse};
-use tandem_model::{FlatWeights, WeightSource};
 
-use crate::Result;
 use crate::config::{Config, ReferenceKind};
 use crate::micro_batch::{MicroBatch, Share};
-use crate::objective::BatchTotals;
-use crate::optimizer::Optimizer;
-use crate::prepare::{Prepared, compute_type, partition, threads, to_walk};
-use crate::reference::{Reference, RowScores};
-use crate::step::{Learner, Scorer};
-use crate::store::{
-    Accumulator, FrozenWeights, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding,
-};
+use crate::prepare::{Prepared, compute_type, threads};
+use crate::{Result, dry_run};
 
 /// Everything known before a run.
 #[derive(Clone, Debug)]
@@ -34,6 +25,10 @@ pub struct Plan {
     pub num_parameters: usize,
     /// Compute type.
     pub dtype: DType,
+    /// Ranks; everything below is of one of them.
+    pub ranks: usize,
+    /// Bytes that a rank sends in a step in which each rank has one micro-batch, as [`tandem_comm::Volume`] counts.
+    pub bytes_sent: u64,
     /// Threads.
     pub threads: usize,
     /// Optimiser steps.
@@ -72,19 +67,26 @@ impl Plan {
     /// If the model does not fit its config, or the data does not fit the model.
     pub fn make(config: &Config, prepared: &Prepared) -> Result<Self> {
         let candidates = largest(config, prepared)?;
+        let ranks = config.compute.devices.num_ranks();
         let dtype = compute_type(config);
         let mut phases = Vec::new();
         if config.reference.kind == ReferenceKind::Precompute {
-            phases.push(dry_run("reference", &candidates, |device, batch| {
-                reference_pass(config, prepared, device, batch)
+            phases.push(phase("reference", &candidates, |device, batch| {
+                dry_run::reference_pass(config, prepared, device, &mut recorder::group(0, ranks).0, batch)
             })?);
         }
-        phases.push(dry_run("train", &candidates, |device, batch| {
-            train(config, prepared, device, batch, true)
+        let mut bytes_sent = 0;
+        phases.push(phase("train", &candidates, |device, batch| {
+            let (mut group, log) = recorder::group(0, ranks);
+            let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
+            dry_run::step(config, prepared, device, &mut group, &share, build)?;
+            bytes_sent = log.take().iter().map(|(_, call)| call.bytes_sent(ranks)).sum();
+            Ok(())
         })?);
         if prepared.eval.is_some() {
-            phases.push(dry_run("evaluate", &candidates, |device, batch| {
-                train(config, prepared, device, batch, false)
+            phases.push(phase("evaluate", &candidates, |device, batch| {
+                let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
+                dry_run::evaluate(config, prepared, device, &mut recorder::group(0, ranks).0, &share, build)
             })?);
         }
         let train_rows = prepared.train.num_rows();
@@ -92,6 +94,8 @@ impl Plan {
             model: config.model.display().to_string(),
             num_parameters: prepared.decoder.num_parameters(),
             dtype,
+            ranks,
+            bytes_sent,
             threads: threads(config),
             steps: config.train.length.total_steps(train_rows, config.train.batch_size),
             batch_size: config.train.batch_size,
@@ -124,6 +128,8 @@ impl Plan {
             "model": self.model,
             "num_parameters": self.num_parameters,
             "dtype": self.dtype.name(),
+            "ranks": self.ranks,
+            "bytes_sent_in_a_step": self.bytes_sent,
             "threads": self.threads,
             "steps": self.steps,
             "batch_size": self.batch_size,
@@ -172,16 +178,16 @@ fn largest(config: &Config, prepared: &Prepared) -> Result<Vec<MicroBatch>> {
 /// Steps whose micro-batches are looked at, at least.
 const LOOK_AHEAD: u64 = 1000;
 
-/// Runs `phase` over each candidate on a device of its own and keeps the larger record.
-fn dry_run(
+/// Runs a phase over each candidate on a device of its own and keeps the larger record.
+fn phase(
     name: &'static str,
     candidates: &[MicroBatch],
-    phase: impl Fn(&Device, &MicroBatch) -> Result<()>,
+    mut dry_run: impl FnMut(&Device, &MicroBatch) -> Result<()>,
 ) -> Result<Phase> {
     let mut worst: Option<Phase> = None;
     for batch in candidates {
         let device = Device::meta();
-        phase(&device, batch)?;
+        dry_run(&device, batch)?;
         let Device::Meta(ledger) = &device else { unreachable!("made by Device::meta") };
         let found =
             Phase { name, memory: ledger.usage(), high_water: ledger.high_water(), flops: flops(ledger) };
@@ -194,90 +200,6 @@ fn dry_run(
 
 fn flops(ledger: &Ledger) -> f64 {
     ledger.costs().values().map(|cost| cost.flops).sum()
-}
-
-fn frozen(
-    config: &Config,
-    prepared: &Prepared,
-    device: &Device,
-    dtype: DType,
-) -> Result<Box<dyn WeightSource + Send>> {
-    let decoder = prepared.decoder.clone();
-    if config.compute.sharding == Sharding::Zero3 {
-        let partition = Arc::new(Partition::new(&decoder, 0, config.compute.devices.num_ranks()));
-        let parts = empty_parts(device, &partition, Kind::Reference)?;
-        let weights = ShardedWeights::frozen(device, decoder, partition, Group::alone(), parts, dtype)?;
-        return Ok(Box::new(weights));
-    }
-    let weights = prepared.empty_weights(device, Kind::Reference)?;
-    Ok(Box::new(FrozenWeights::new(device, decoder, weights, dtype)?))
-}
-
-/// Memory for one rank's part of every layer.
-fn empty_parts(device: &Device, partition: &Partition, kind: Kind) -> Result<FlatWeights> {
-    let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
-    let parts = owned.map(|len| device.alloc(kind, 1, len, DType::F32));
-    Ok(FlatWeights { layers: parts.collect::<Result<_, _>>()? })
-}
-
-fn reference_pass(config: &Config, prepared: &Prepared, device: &Device, batch: &MicroBatch) -> Result<()> {
-    let mut weights = frozen(config, prepared, device, compute_type(config))?;
-    let walk = to_walk(config, &prepared.decoder, device);
-    walk.forward(weights.as_mut(), &batch.forest, &mut Default::default())?;
-    Ok(())
-}
-
-fn train(
-    config: &Config,
-    prepared: &Prepared,
-    device: &Device,
-    batch: &MicroBatch,
-    learn: bool,
-) -> Result<()> {
-    let (decoder, dtype) = (&prepared.decoder, compute_type(config));
-    let reference = match config.reference.kind {
-        ReferenceKind::Model => Reference::Model(frozen(config, prepared, device, dtype)?),
-        ReferenceKind::None => Reference::None,
-        ReferenceKind::Precompute => {
-            let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, TokenCache::num_rows));
-            let scores = RowScores(vec![[0.0; 2]; rows]);
-            Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
-        }
-    };
-    let ranks = config.compute.devices.num_ranks();
-    let partition = Arc::new(partition(config, decoder, 0, ranks));
-    let (form, sharding) = (config.compute.reduction, config.compute.sharding);
-    let policy = if sharding == Sharding::Zero3 {
-        let parts = empty_parts(device, &partition, Kind::Master)?;
-        let (decoder, group) = (decoder.clone(), Group::alone());
-        let weights = ShardedWeights::masters(device, decoder, partition.clone(), group, parts, dtype);
-        Policy::Sharded(Box::new(weights))
-    } else {
-        let masters = prepared.empty_weights(device, Kind::Master)?;
-        Policy::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?)
-    };
-    let own = (sharding >= Sharding::Zero2).then(Group::alone);
-    let gradients = Accumulator::new(device, decoder.clone(), partition.clone(), own, form)?;
-    let optimizer = Optimizer::new(device, decoder, partition, &config.train)?;
-    let mut learner = Learner::new(gradients, optimizer);
-    let mut scorer = Scorer::new(config, device.clone(), decoder.clone(), policy, reference);
-    let totals = BatchTotals { pairs: batch.rows.len() as u64, chosen_tokens: 1 };
-    let whole = 0..batch.rows.len();
-    let share = Share {
-        rows: batch.rows.clone(),
-        cuts: vec![whole],
-        totals,
-        sequence_tokens: 0,
-        mine: vec![0],
-        rounds: 1,
-    };
-    let (group, build) = (&mut Group::alone(), &mut |_: &[u32]| Ok(batch.clone()));
-    if learn {
-        scorer.step(&mut learner, group, &share, build, 0.0, None, 1)?;
-    } else {
-        scorer.evaluate(group, &share, build)?;
-    }
-    Ok(())
 }
 
 impl fmt::Display for Plan {
@@ -300,6 +222,14 @@ impl fmt::Display for Plan {
             grouped(self.max_micro_batch_tokens),
             grouped(self.max_scored_rows)
         )?;
+        if self.ranks > 1 {
+            writeln!(
+                f,
+                "{} ranks, of which each sends {:.1} MiB in a step in which it has one micro-batch; a rank needs:",
+                self.ranks,
+                self.bytes_sent as f64 / f64::from(1 << 20)
+            )?;
+        }
         let kinds: Vec<Kind> = Kind::ALL
             .into_iter()
             .filter(|&k| self.phases.iter().any(|p| p.memory.at_peak[k as usize] > 0))

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_comm::{Group, Reduction};
+use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
 use tandem_kernels::exact::{ExactSum, limit};
 use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
@@ -146,10 +146,14 @@ impl Accumulator {
     /// # Errors
     /// If a rank is lost.
     pub fn reduce(&mut self, group: &mut Group) -> Result<()> {
-        if matches!(self.device, Device::Meta(_)) {
-            return Ok(());
-        }
+        let is_dry = matches!(self.device, Device::Meta(_));
         for index in 0..self.begun.len() {
+            if is_dry {
+                if self.sharded.is_none() && group.size() > 1 {
+                    group.dry(self.reduction(index))?;
+                }
+                continue;
+            }
             match &mut self.sums {
                 Sums::Exact { sums, .. } => {
                     let sums = sums[index].as_mut_slice();
@@ -169,6 +173,20 @@ impl Accumulator {
             }
         }
         Ok(())
+    }
+
+    /// The call that reduces a layer.
+    fn reduction(&self, index: usize) -> Call {
+        let kind = match self.sums {
+            Sums::Exact { .. } => ElementKind::I64,
+            Sums::Fast { .. } => ElementKind::F32,
+        };
+        if self.partition.is_divided() {
+            let operation = Operation::ReduceScatter(Reduction::Sum);
+            Call::parted(operation, kind, self.partition.counts(index))
+        } else {
+            Call::whole(Operation::AllReduce(Reduction::Sum), kind, self.partition.len(index))
+        }
     }
 
     /// The gradient of this rank's part of a layer, by the layer's place in walk order.
@@ -225,9 +243,13 @@ fn reduce<T: tandem_comm::Element>(
 impl Accumulator {
     /// Reduces what has formed in the shared buffer over all ranks and adds this rank's part.
     fn emit_sharded(&mut self, index: usize) -> ModelResult<()> {
+        let call = self.reduction(index);
         let Self { device, partition, sharded: Some(group), .. } = self else { return Ok(()) };
         let (counts, len, owned) = (partition.counts(index), partition.len(index), partition.owned(index));
         let is_real = !matches!(device, Device::Meta(_)) && group.size() > 1;
+        if !is_real && group.size() > 1 {
+            group.dry(call).map_err(lost)?;
+        }
         let add = self.begun[index];
         match &mut self.sums {
             Sums::Exact { layer, terms: Some(terms), sums } => {

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_comm::{CommError, Group};
+use tandem_comm::{Call, CommError, ElementKind, Group, Operation};
 use tandem_kernels::{DType, Device, Kind, Tensor, bf16, ops};
 use tandem_model::{
     Decoder, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
@@ -156,7 +156,11 @@ impl ShardedWeights {
         };
         ops::cast(&self.device, part, whole.view_mut().col_range(place))?;
         if matches!(self.device, Device::Meta(_)) {
-            return Ok(());
+            let kind = match whole.dtype() {
+                DType::F32 => ElementKind::F32,
+                DType::Bf16 => ElementKind::Bf16,
+            };
+            return self.group.dry(Call::parted(Operation::AllGather, kind, &counts)).map_err(lost);
         }
         let gathered = match whole.dtype() {
             DType::F32 => self.group.all_gather(whole.view_mut().into_slice::<f32>(), &counts),

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tandem_comm::Group;
+use tandem_comm::{Call, ElementKind, Group, Operation};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource};
 
@@ -65,6 +65,11 @@ impl ReplicatedWeights {
             return Ok(());
         }
         for (index, master) in self.masters.layers.iter_mut().enumerate() {
+            if master.is_meta() {
+                let counts = partition.counts(index);
+                group.dry(Call::parted(Operation::AllGather, ElementKind::F32, counts))?;
+                continue;
+            }
             group.all_gather(master.view_mut().into_slice::<f32>(), partition.counts(index))?;
         }
         self.refresh(device)

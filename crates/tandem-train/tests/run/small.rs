@@ -69,7 +69,7 @@ impl Small {
         self.folder.path().join(name)
     }
 
-    fn config(&self, name: &str, overrides: &[&str]) -> Config {
+    pub fn config(&self, name: &str, overrides: &[&str]) -> Config {
         let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
         let data = if self.method == "sft" { "sft_completion.jsonl" } else { "pref_conv.jsonl" };
         let text = format!(

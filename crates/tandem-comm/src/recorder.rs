@@ -1,0 +1,136 @@
+//! A group of which one rank exists: calls are written down, nothing moves.
+//!
+//! A dry run on it tells what a rank of any number of ranks would send, and whether all ranks would make the same calls.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::call::Call;
+use crate::element::Reduction;
+use crate::error::Result;
+use crate::group::{Engine, Group};
+
+/// What was called, in order: the group (0 is the one that [`group`] made, those split off count up) and the call.
+#[derive(Clone, Debug, Default)]
+pub struct Log(Arc<Mutex<Entries>>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    calls: Vec<(usize, Call)>,
+    num_groups: usize,
+}
+
+impl Log {
+    /// Takes what was written so far.
+    pub fn take(&self) -> Vec<(usize, Call)> {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut entries.calls)
+    }
+
+    fn write(&self, group: usize, call: Call) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).calls.push((group, call));
+    }
+
+    fn new_group(&self) -> usize {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.num_groups += 1;
+        entries.num_groups - 1
+    }
+}
+
+/// Rank `rank` of `size`, and what it calls.
+pub fn group(rank: usize, size: usize) -> (Group, Log) {
+    let log = Log::default();
+    let recorder = Recorder { rank, size, id: log.new_group(), log: log.clone() };
+    (Group::new(Box::new(recorder)), log)
+}
+
+struct Recorder {
+    rank: usize,
+    size: usize,
+    id: usize,
+    log: Log,
+}
+
+impl Recorder {
+    fn write(&self, call: Call) -> Result<()> {
+        self.log.write(self.id, call);
+        Ok(())
+    }
+}
+
+impl Engine for Recorder {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn all_reduce(&mut self, call: Call, _: Reduction, _: &mut [u8]) -> Result<()> {
+        self.write(call)
+    }
+
+    fn reduce_scatter(&mut self, call: Call, _: Reduction, _: &mut [u8], _: Range<usize>) -> Result<()> {
+        self.write(call)
+    }
+
+    fn all_gather(&mut self, call: Call, _: &mut [u8], _: Range<usize>) -> Result<()> {
+        self.write(call)
+    }
+
+    fn broadcast(&mut self, call: Call, _: usize, _: &mut [u8]) -> Result<()> {
+        self.write(call)
+    }
+
+    fn barrier(&mut self, call: Call) -> Result<()> {
+        self.write(call)
+    }
+
+    fn dry(&mut self, call: Call) -> Result<()> {
+        self.write(call)
+    }
+
+    fn send(&mut self, _: usize, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn recv(&mut self, _: usize, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+
+    /// As if every rank gave the same colour.
+    fn split(&mut self, call: Call, _: usize) -> Result<Box<dyn Engine>> {
+        self.write(call)?;
+        let (rank, size, id, log) = (self.rank, self.size, self.log.new_group(), self.log.clone());
+        Ok(Box::new(Self { rank, size, id, log }))
+    }
+
+    fn abort(&mut self, _: &str) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ElementKind, Operation};
+
+    #[test]
+    fn calls_of_a_group_and_of_those_split_off_are_one_sequence() {
+        let (mut group, log) = group(5, 1024);
+        assert_eq!((group.rank(), group.size()), (5, 1024));
+        let mut own = group.split(0).unwrap();
+        own.all_reduce(&mut [0f32; 3], Reduction::Sum).unwrap();
+        let counts = [2; 1024];
+        group.dry(Call::parted(Operation::AllGather, ElementKind::I64, &counts)).unwrap();
+        let calls: Vec<_> = log.take().into_iter().map(|(id, call)| (id, call.operation, call.len)).collect();
+        let expected = [
+            (0, Operation::Split, 0),
+            (1, Operation::AllReduce(Reduction::Sum), 3),
+            (0, Operation::AllGather, 2048),
+        ];
+        assert_eq!(calls, expected);
+        assert_eq!(group.volume().bytes_sent, 2048 * 8 * 1023 / 1024);
+        assert!(log.take().is_empty());
+    }
+}
