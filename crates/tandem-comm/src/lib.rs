@@ -4,6 +4,8 @@
 //! variables that launchers set. It reads a map that it is given and touches nothing else, so every launcher's
 //! environment is a row of a table in the tests.
 //!
+//! A [`store`] is the place where the processes of several machines meet: small values under keys that all of them can read.
+//!
 //! A [`Group`] is one rank's membership of a set of ranks, with the collectives that they call together. What moves the
 //! bytes is an engine: [`threads`] for ranks that are threads of one process, [`recorder`] for dry runs.
 
@@ -13,6 +15,7 @@ mod error;
 mod group;
 pub mod launch;
 pub mod recorder;
+pub mod store;
 pub mod threads;
 mod volume;
 

@@ -1,0 +1,303 @@
+//! The client's side of a store.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::StoreError;
+use super::protocol::{
+    MAGIC, MAX_KEY, MAX_VALUE, Message, NOT_READY, Opcode, READY, invalid, read_bytes, read_number,
+};
+
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A client of a store, and the prefix of the keys that it sees.
+///
+/// Clones and [prefixed](Store::prefixed) views share one connection, and a wait keeps it busy. Threads that wait for each
+/// other's keys need connections of their own: [`Store::reconnect`].
+#[derive(Clone)]
+pub struct Store {
+    connection: Arc<Mutex<Connection>>,
+    prefix: String,
+}
+
+struct Connection {
+    host: String,
+    port: u16,
+    /// How long a reply may take that needs no waiting.
+    timeout: Duration,
+    local: IpAddr,
+    /// `None` after an error: what the server would say next might belong to an earlier request.
+    stream: Option<TcpStream>,
+}
+
+impl Store {
+    /// Connects, and tries again until `timeout`: the name may not be known yet, and the server may start later than its
+    /// clients. Later requests that need no waiting may take as long.
+    ///
+    /// # Errors
+    /// If nobody serves there in time, or what serves is no store.
+    pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self, StoreError> {
+        let (began, address) = (Instant::now(), format!("{host}:{port}"));
+        loop {
+            let left = timeout.saturating_sub(began.elapsed());
+            let reason = match open(host, port, left) {
+                Ok(stream) => {
+                    let connection = Connection::new(host, port, timeout, stream)
+                        .map_err(|error| lost(&address, "the greeting", &error))?;
+                    let prefix = String::new();
+                    return Ok(Self { connection: Arc::new(Mutex::new(connection)), prefix });
+                }
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    return Err(StoreError::NotAStore { address, found: error.to_string() });
+                }
+                Err(error) => error.to_string(),
+            };
+            let left = timeout.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Err(StoreError::Unreachable { address, waited: timeout, reason });
+            }
+            std::thread::sleep(PAUSE.min(left));
+        }
+    }
+
+    /// A client of the same server with the same prefix, and a connection of its own.
+    ///
+    /// # Errors
+    /// As [`Store::connect`].
+    pub fn reconnect(&self) -> Result<Self, StoreError> {
+        let (host, port, timeout) = {
+            let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+            (connection.host.clone(), connection.port, connection.timeout)
+        };
+        Ok(Self { prefix: self.prefix.clone(), ..Self::connect(&host, port, timeout)? })
+    }
+
+    /// A view in which every key begins with `prefix`, behind the prefixes that are there already. Attempts of one job
+    /// (`TORCHELASTIC_RESTART_COUNT`) and groups of ranks keep apart so.
+    pub fn prefixed(&self, prefix: &str) -> Self {
+        Self { connection: self.connection.clone(), prefix: format!("{}{prefix}", self.prefix) }
+    }
+
+    /// This machine's address on the way to the server: likely the one at which others reach it.
+    pub fn local_ip(&self) -> IpAddr {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner).local
+    }
+
+    /// Gives a key its value. The server does not confirm; it serves the requests of one connection in order.
+    ///
+    /// # Errors
+    /// If key or value are too long, or the connection broke.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        let request = format!("set of {key}");
+        check_value(&request, value)?;
+        let message = Message::request(Opcode::Set).bytes(&self.key(key)?).bytes(value);
+        self.ask(&request, |stream| stream.write_all(message.as_bytes()))
+    }
+
+    /// Gives a key the value `new` if its value is `expected`, where an empty one also stands for none. Answers what the
+    /// key's value is then; for a key that is not there, and was expected to be, `expected`.
+    ///
+    /// # Errors
+    /// As [`Store::set`].
+    pub fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>, StoreError> {
+        let request = format!("compare_set of {key}");
+        check_value(&request, expected)?;
+        check_value(&request, new)?;
+        let message = Message::request(Opcode::CompareSet).bytes(&self.key(key)?).bytes(expected).bytes(new);
+        self.ask(&request, |stream| {
+            stream.write_all(message.as_bytes())?;
+            read_bytes(stream, MAX_VALUE)
+        })
+    }
+
+    /// A key's value; waits until it has one.
+    ///
+    /// # Errors
+    /// If nobody sets it within `timeout`, or the connection broke.
+    pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        self.wait(&[key], timeout)?;
+        let message = Message::request(Opcode::Get).bytes(&self.key(key)?);
+        self.ask(&format!("get of {key}"), |stream| {
+            stream.write_all(message.as_bytes())?;
+            read_bytes(stream, MAX_VALUE)
+        })
+    }
+
+    /// Adds to a counter, which starts at 0, and answers the sum.
+    ///
+    /// # Errors
+    /// If the connection broke, which it also does where the key holds no number.
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
+        let message = Message::request(Opcode::Add).bytes(&self.key(key)?).number(amount.to_le_bytes());
+        self.ask_number(&format!("add to {key}"), &message)
+    }
+
+    /// Deletes a key; answers whether it was there.
+    ///
+    /// # Errors
+    /// If the connection broke.
+    pub fn delete(&self, key: &str) -> Result<bool, StoreError> {
+        let message = Message::request(Opcode::Delete).bytes(&self.key(key)?);
+        Ok(self.ask_number(&format!("delete of {key}"), &message)? > 0)
+    }
+
+    /// Whether all keys have values now.
+    ///
+    /// # Errors
+    /// If the connection broke.
+    pub fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        let message = self.keys(Opcode::Check, keys)?;
+        self.ask(&format!("check of {}", keys.join(", ")), |stream| {
+            stream.write_all(message.as_bytes())?;
+            read_ready(stream)
+        })
+    }
+
+    /// Waits until all keys have values.
+    ///
+    /// # Errors
+    /// If some still have none after `timeout`, which names those that were waited for; if the connection broke.
+    pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+        let message = self.keys(Opcode::Wait, keys)?;
+        let come = self.ask(&format!("wait for {}", keys.join(", ")), |stream| {
+            stream.write_all(message.as_bytes())?;
+            let usual = stream.read_timeout()?;
+            // A timeout of 0 would mean "for ever".
+            stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1))))?;
+            let reply = read_number::<1>(stream);
+            stream.set_read_timeout(usual)?;
+            match reply {
+                Ok([READY]) => return Ok(true),
+                Ok([other]) => return Err(invalid(format!("{other} in reply to a wait"))),
+                Err(error) if is_timeout(&error) => {}
+                Err(error) => return Err(error),
+            }
+            stream.write_all(Message::request(Opcode::CancelWait).as_bytes())?;
+            // The wait may have ended while the cancellation was on its way: then both are answered.
+            let come = read_ready(stream)?;
+            if come && read_ready(stream)? {
+                return Err(invalid("two replies to one wait".to_owned()));
+            }
+            Ok(come)
+        })?;
+        if come {
+            return Ok(());
+        }
+        let keys = keys.iter().map(|key| format!("{}{key}", self.prefix)).collect();
+        Err(StoreError::Timeout { address: self.address(), keys, waited: timeout })
+    }
+
+    fn address(&self) -> String {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner).address()
+    }
+
+    /// The key as it travels.
+    fn key(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let key = format!("/{}{key}", self.prefix);
+        if key.len() as u64 > MAX_KEY {
+            return Err(StoreError::TooLong { request: key.clone(), len: key.len(), limit: MAX_KEY });
+        }
+        Ok(key.into_bytes())
+    }
+
+    fn keys(&self, opcode: Opcode, keys: &[&str]) -> Result<Message, StoreError> {
+        let message = Message::request(opcode).number((keys.len() as u64).to_le_bytes());
+        keys.iter().try_fold(message, |message, key| Ok(message.bytes(&self.key(key)?)))
+    }
+
+    fn ask_number(&self, request: &str, message: &Message) -> Result<i64, StoreError> {
+        self.ask(request, |stream| {
+            stream.write_all(message.as_bytes())?;
+            Ok(i64::from_le_bytes(read_number(stream)?))
+        })
+    }
+
+    /// One request. After a failure the connection is closed, and every later request fails.
+    fn ask<T>(
+        &self,
+        request: &str,
+        talk: impl FnOnce(&mut TcpStream) -> io::Result<T>,
+    ) -> Result<T, StoreError> {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = match &mut connection.stream {
+            Some(stream) => talk(stream),
+            None => Err(io::Error::new(ErrorKind::NotConnected, "an earlier request failed")),
+        };
+        result.map_err(|error| {
+            connection.stream = None;
+            lost(&connection.address(), request, &error)
+        })
+    }
+}
+
+impl Connection {
+    fn new(host: &str, port: u16, timeout: Duration, stream: TcpStream) -> io::Result<Self> {
+        let timeout = timeout.max(Duration::from_millis(1));
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        let local = stream.local_addr()?.ip();
+        Ok(Self { host: host.to_owned(), port, timeout, local, stream: Some(stream) })
+    }
+
+    fn address(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+}
+
+/// A connection whose server has shown that it is a store.
+fn open(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let timeout = timeout.max(Duration::from_millis(1));
+    let mut refused = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(mut stream) => return greet(&mut stream, timeout).map(|()| stream),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn greet(stream: &mut TcpStream, timeout: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    stream.write_all(Message::request(Opcode::Validate).number(MAGIC.to_le_bytes()).as_bytes())?;
+    // The validation has no reply. A check does, in every version of the protocol.
+    let check = Message::request(Opcode::Check).number(1u64.to_le_bytes()).bytes(b"/tandem");
+    stream.write_all(check.as_bytes())?;
+    match read_ready(stream) {
+        Err(error) if is_timeout(&error) => {
+            Err(io::Error::new(ErrorKind::TimedOut, "connected, but no reply to the greeting"))
+        }
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+            Err(io::Error::new(ErrorKind::ConnectionAborted, "connected, but hung up on at the greeting"))
+        }
+        other => other.map(|_| ()),
+    }
+}
+
+fn read_ready(stream: &mut impl Read) -> io::Result<bool> {
+    match read_number::<1>(stream)? {
+        [READY] => Ok(true),
+        [NOT_READY] => Ok(false),
+        [other] => Err(invalid(format!("it answered {other} where 0 or 1 is expected"))),
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+fn lost(address: &str, request: &str, error: &io::Error) -> StoreError {
+    StoreError::Lost { address: address.to_owned(), request: request.to_owned(), reason: error.to_string() }
+}
+
+fn check_value(request: &str, value: &[u8]) -> Result<(), StoreError> {
+    if value.len() as u64 > MAX_VALUE {
+        return Err(StoreError::TooLong { request: request.to_owned(), len: value.len(), limit: MAX_VALUE });
+    }
+    Ok(())
+}
