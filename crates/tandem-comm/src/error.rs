@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::store::StoreError;
+
 /// A collective, or the group it ran in, failed. After any of these but [`CommError::Invalid`] the group is of no use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
@@ -49,6 +51,15 @@ pub enum CommError {
         /// What was called.
         call: String,
         /// What is wrong with it.
+        reason: String,
+    },
+    /// The place at which ranks meet failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The engine cannot work on this machine, or on this network.
+    #[error("{reason}")]
+    Engine {
+        /// Why, and what to do.
         reason: String,
     },
 }

@@ -7,13 +7,18 @@
 //! A [`store`] is the place where the processes of several machines meet: small values under keys that all of them can read.
 //!
 //! A [`Group`] is one rank's membership of a set of ranks, with the collectives that they call together. What moves the
-//! bytes is an engine: [`threads`] for ranks that are threads of one process, [`recorder`] for dry runs.
+//! bytes is an engine: [`threads`] for ranks that are threads of one process, [`recorder`] for dry runs,
+//! and with the feature `gloo` the module of that name for ranks that are processes.
 
 mod call;
 mod element;
 mod error;
+#[cfg(feature = "gloo")]
+pub mod gloo;
 mod group;
 pub mod launch;
+#[cfg(feature = "gloo")]
+pub mod processes;
 pub mod recorder;
 pub mod store;
 pub mod threads;

@@ -1,0 +1,384 @@
+//! The engine: calls are compared, then the ring does the work.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::failure;
+use super::mesh::{Fault, Mesh, Slot, Transfer};
+use super::rendezvous;
+use super::ring::Ring;
+use super::roll_call::{Answer, RollCall};
+use crate::call::Call;
+use crate::element::Reduction;
+use crate::error::{CommError, Result};
+use crate::group::Engine;
+use crate::store::{Store, StoreError};
+
+/// How long a rank that is done waits for the others to be. A connection that closes loses what the kernel has not sent yet.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// How long the ranks of a group that stands still may take to find out so, one after another.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Messages that may be under way from this rank. One more waits for the oldest to be received.
+const MAX_MESSAGES: usize = 64;
+/// Their bytes.
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
+/// Layouts of parts that are remembered.
+const MAX_LAYOUTS: usize = 64;
+
+/// One rank's end of a group.
+pub(super) struct Gloo {
+    // Transfers stand before what they read from: fields are dropped in this order.
+    messages: VecDeque<Message>,
+    roll_call: RollCall,
+    mesh: Arc<Mesh>,
+    store: Store,
+    rank: usize,
+    size: usize,
+    deadline: Duration,
+    /// Collectives so far.
+    num_calls: u64,
+    /// The ranks' parts, in bytes, by what a call says of them.
+    layouts: HashMap<(u64, usize, usize), Vec<Range<usize>>>,
+    scratch: Vec<u64>,
+    failure: Option<CommError>,
+}
+
+/// A message under way: its transfers, and the copy that they read from.
+struct Message {
+    transfers: Vec<Transfer>,
+    _len: Vec<u8>,
+    data: Vec<u8>,
+}
+
+impl Gloo {
+    /// Meets the others.
+    pub(super) fn meet(store: Store, rank: usize, size: usize, deadline: Duration) -> Result<Self> {
+        let mesh = rendezvous::connect(&store, rank, size, deadline).map_err(|error| match error {
+            // A process too many must not spoil the others' group.
+            CommError::Invalid { .. } => error,
+            error => failure::report(&store, rank, error),
+        })?;
+        let roll_call = RollCall::new(&mesh, rank, size)
+            .map_err(|fault| failure::report(&store, rank, CommError::PeerLost { rank: fault.peer }))?;
+        Ok(Self {
+            messages: VecDeque::new(),
+            roll_call,
+            mesh,
+            store,
+            rank,
+            size,
+            deadline,
+            num_calls: 0,
+            layouts: HashMap::new(),
+            scratch: Vec::new(),
+            failure: None,
+        })
+    }
+
+    fn ring(&self) -> Ring<'_> {
+        Ring { mesh: &self.mesh, rank: self.rank, size: self.size, deadline: self.deadline }
+    }
+
+    /// Makes the group useless, here and, through the store, for all.
+    fn fail(&mut self, error: CommError) -> CommError {
+        let error = failure::report(&self.store, self.rank, error);
+        self.mesh.close();
+        self.messages.clear();
+        self.failure.insert(error).clone()
+    }
+
+    fn check_alive(&self) -> Result<()> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn fault(&mut self, call: &str, Fault { peer, late }: Fault) -> CommError {
+        let error = if late {
+            CommError::Deadline { call: call.to_owned(), missing: vec![peer], deadline: self.deadline }
+        } else {
+            CommError::PeerLost { rank: peer }
+        };
+        self.fail(error)
+    }
+
+    /// A collective: waits until all ranks have come with the same call, then does `work`.
+    fn collective<T>(
+        &mut self,
+        call: &Call,
+        work: impl FnOnce(&mut Self) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.check_alive()?;
+        self.num_calls += 1;
+        let text = call.to_string();
+        self.compare(&text)?;
+        work(self).map_err(|fault| {
+            if !fault.late {
+                return self.fault(&text, fault);
+            }
+            // Behind a rank that hangs its neighbour waits, and that one's: the ring alone does not tell which it is.
+            let all: Vec<_> = (0..self.size).collect();
+            let missing = self.hanging(&all).unwrap_or(vec![fault.peer]);
+            self.fail(CommError::Deadline { call: text, missing, deadline: self.deadline })
+        })
+    }
+
+    /// Waits until all ranks have come; fails unless all call the same.
+    fn compare(&mut self, text: &str) -> Result<()> {
+        let (own, deadline) = (fingerprint(text, self.num_calls), self.deadline);
+        let (stuck, store, mut said) = (failure::stuck(self.rank), &self.store, false);
+        let answer = self.roll_call.take(own, deadline, || said = store.set(&stuck, b"").is_ok());
+        let answer = answer.map_err(|fault| self.fault(text, fault))?;
+        let error = match answer {
+            Answer::Missing(missing) => {
+                // One that is stuck in the call before this one is not the one that hangs.
+                let missing = self.hanging(&missing).unwrap_or(missing);
+                CommError::Deadline { call: text.to_owned(), missing, deadline }
+            }
+            Answer::Same => {
+                if said {
+                    // It was no more than slow. If the store is gone, the next that asks it finds out.
+                    let _ = self.store.delete(&stuck);
+                }
+                return Ok(());
+            }
+            Answer::Different => self.mismatch(text).unwrap_or_else(CommError::Store),
+        };
+        Err(self.fail(error))
+    }
+
+    /// Those of `suspects` that hang, where that can be told.
+    fn hanging(&self, suspects: &[usize]) -> Option<Vec<usize>> {
+        let hanging = failure::hanging(&self.store, self.rank, suspects, self.deadline.min(PATIENCE)).ok()?;
+        Some(hanging).filter(|hanging| !hanging.is_empty())
+    }
+
+    /// What the ranks called, where they did not call the same.
+    fn mismatch(&self, text: &str) -> std::result::Result<CommError, StoreError> {
+        let key = |rank: usize| format!("calls/{}/{rank}", self.num_calls);
+        self.store.set(&key(self.rank), text.as_bytes())?;
+        let call =
+            |rank| Ok(String::from_utf8_lossy(&self.store.get(&key(rank), self.deadline)?).into_owned());
+        let calls = (0..self.size).map(call).collect::<std::result::Result<Vec<_>, StoreError>>()?;
+        let other = calls.iter().position(|call| *call != calls[0]).unwrap_or(0);
+        Ok(CommError::Mismatch {
+            rank: 0,
+            call: calls[0].clone(),
+            other_rank: other,
+            other_call: calls[other].clone(),
+        })
+    }
+
+    /// Every rank's part of a buffer of `len` bytes. Asked of the ranks once, and remembered: the calls' fingerprints cover
+    /// the parts, so all ranks remember the same.
+    fn layout(
+        &mut self,
+        call: &Call,
+        len: usize,
+        mine: &Range<usize>,
+    ) -> std::result::Result<Vec<Range<usize>>, Fault> {
+        let key = (call.parts, call.len, call.kind.size());
+        if let Some(parts) = self.layouts.get(&key) {
+            return Ok(parts.clone());
+        }
+        let ends = self.gather([mine.start as u64, mine.end as u64])?;
+        let parts: Vec<_> = ends.iter().map(|[start, end]| *start as usize..*end as usize).collect();
+        let fits = |parts: &[Range<usize>]| {
+            let mut ends = parts.iter().map(|part| part.end);
+            let starts_where_the_last_ended =
+                parts.iter().skip(1).all(|part| Some(part.start) == ends.next());
+            starts_where_the_last_ended && parts[0].start == 0 && ends.next() == Some(len)
+        };
+        assert!(fits(&parts), "equal fingerprints of different parts: {parts:?} of {len} bytes");
+        if self.layouts.len() == MAX_LAYOUTS {
+            self.layouts.clear();
+        }
+        self.layouts.insert(key, parts.clone());
+        Ok(parts)
+    }
+
+    /// Every rank's `own`.
+    fn gather<const N: usize>(&self, own: [u64; N]) -> std::result::Result<Vec<[u64; N]>, Fault> {
+        let mut all = vec![0u64; N * self.size];
+        all[N * self.rank..N * (self.rank + 1)].copy_from_slice(&own);
+        let parts: Vec<_> = (0..self.size).map(|rank| 8 * N * rank..8 * N * (rank + 1)).collect();
+        self.ring().all_gather(bytemuck::cast_slice_mut(&mut all), &parts)?;
+        Ok(all.chunks_exact(N).map(|words| words.try_into().expect("chunks of N")).collect())
+    }
+
+    /// Waits until the oldest message has been received.
+    fn settle_one(&mut self) -> Result<()> {
+        let Some(mut message) = self.messages.pop_front() else { return Ok(()) };
+        for transfer in message.transfers.drain(..) {
+            let call = format!("send of {} bytes to rank {}", message.data.len(), transfer.peer());
+            transfer.wait(self.deadline).map_err(|fault| self.fault(&call, fault))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the others that this rank is done and waits a moment until they are.
+    fn farewell(&mut self) -> Result<()> {
+        while !self.messages.is_empty() {
+            self.settle_one()?;
+        }
+        if self.store.add("done", 1)? == self.size as i64 {
+            self.store.set("all-done", b"")?;
+        }
+        Ok(self.store.wait(&["all-done"], FAREWELL)?)
+    }
+}
+
+impl Engine for Gloo {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()> {
+        let (size, width) = (self.size, call.kind.size());
+        let end = move |rank: usize| call.len * rank / size * width;
+        let parts: Vec<_> = (0..size).map(|rank| end(rank)..end(rank + 1)).collect();
+        self.collective(&call, |this| {
+            let mut scratch = std::mem::take(&mut this.scratch);
+            this.ring().reduce_scatter(call.kind, reduction, data, &parts, &mut scratch)?;
+            this.scratch = scratch;
+            this.ring().all_gather(data, &parts)
+        })
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        call: Call,
+        reduction: Reduction,
+        data: &mut [u8],
+        mine: Range<usize>,
+    ) -> Result<()> {
+        self.collective(&call, |this| {
+            let parts = this.layout(&call, data.len(), &mine)?;
+            let mut scratch = std::mem::take(&mut this.scratch);
+            this.ring().reduce_scatter(call.kind, reduction, data, &parts, &mut scratch)?;
+            this.scratch = scratch;
+            Ok(())
+        })
+    }
+
+    fn all_gather(&mut self, call: Call, data: &mut [u8], mine: Range<usize>) -> Result<()> {
+        self.collective(&call, |this| {
+            let parts = this.layout(&call, data.len(), &mine)?;
+            this.ring().all_gather(data, &parts)
+        })
+    }
+
+    fn broadcast(&mut self, call: Call, root: usize, data: &mut [u8]) -> Result<()> {
+        self.collective(&call, |this| this.ring().broadcast(root, data))
+    }
+
+    fn barrier(&mut self, call: Call) -> Result<()> {
+        self.collective(&call, |_| Ok(()))
+    }
+
+    fn send(&mut self, to: usize, data: &[u8]) -> Result<()> {
+        self.check_alive()?;
+        let under_way = |messages: &VecDeque<Message>| messages.iter().map(|m| m.data.len()).sum::<usize>();
+        while self.messages.len() >= MAX_MESSAGES
+            || !self.messages.is_empty() && under_way(&self.messages) + data.len() > MAX_MESSAGE_BYTES
+        {
+            self.settle_one()?;
+        }
+        let (len, data) = ((data.len() as u64).to_le_bytes().to_vec(), data.to_vec());
+        // SAFETY: the message keeps both copies where they are for as long as it has the transfers.
+        let begun = unsafe {
+            self.mesh.send(to, Slot::MessageLen, len.as_ptr(), 8).and_then(|first| {
+                let mut transfers = vec![first];
+                if !data.is_empty() {
+                    transfers.push(self.mesh.send(to, Slot::Message, data.as_ptr(), data.len())?);
+                }
+                Ok(transfers)
+            })
+        };
+        let transfers = begun.map_err(|fault| {
+            let call = format!("send of {} bytes to rank {to}", data.len());
+            self.fault(&call, fault)
+        })?;
+        self.messages.push_back(Message { transfers, _len: len, data });
+        Ok(())
+    }
+
+    fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()> {
+        self.check_alive()?;
+        let call = format!("recv of {} bytes from rank {from}", data.len());
+        let mut receive = |slot, room: &mut [u8]| {
+            // SAFETY: the room is borrowed until the transfer is over.
+            let transfer = unsafe { self.mesh.recv(from, slot, room.as_mut_ptr(), room.len()) };
+            transfer
+                .and_then(|transfer| transfer.wait(self.deadline))
+                .map_err(|fault| self.fault(&call, fault))
+        };
+        let mut len = [0; 8];
+        receive(Slot::MessageLen, &mut len)?;
+        let len = u64::from_le_bytes(len);
+        if len != data.len() as u64 {
+            let (rank, other_call) = (self.rank, format!("send of {len} bytes"));
+            return Err(self.fail(CommError::Mismatch { rank, call, other_rank: from, other_call }));
+        }
+        if data.is_empty() { Ok(()) } else { receive(Slot::Message, data) }
+    }
+
+    fn split(&mut self, call: Call, color: usize) -> Result<Box<dyn Engine>> {
+        let colors = self.collective(&call, |this| this.gather([color as u64]))?;
+        let members: Vec<_> = (0..self.size).filter(|&rank| colors[rank] == colors[self.rank]).collect();
+        let rank = members.iter().filter(|&&member| member < self.rank).count();
+        let prefix = format!("split-{}-{color}/", self.num_calls);
+        let child = self
+            .store
+            .reconnect()
+            .map_err(CommError::Store)
+            .and_then(|store| Self::meet(store.prefixed(&prefix), rank, members.len(), self.deadline));
+        child.map(|child| Box::new(child) as Box<dyn Engine>).map_err(|error| {
+            let error = in_parent(error, &members);
+            self.fail(error)
+        })
+    }
+
+    fn abort(&mut self, reason: &str) {
+        if self.failure.is_none() {
+            self.fail(CommError::Aborted { rank: self.rank, reason: reason.to_owned() });
+        }
+    }
+}
+
+impl Drop for Gloo {
+    fn drop(&mut self) {
+        // A rank that panics has no time for farewells: the others should not wait for it.
+        if self.failure.is_none() && !std::thread::panicking() {
+            // An error means that others go on without this rank; they are told when they next call it.
+            let _ = self.farewell();
+        }
+        self.mesh.close();
+        self.messages.clear();
+    }
+}
+
+/// FNV-1a of a call and its place in the order of calls.
+fn fingerprint(call: &str, number: u64) -> u64 {
+    let bytes = call.bytes().chain(number.to_le_bytes());
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+/// An error of a group that could not be made, with its ranks as the parent counts them.
+fn in_parent(error: CommError, members: &[usize]) -> CommError {
+    let there = |rank: usize| members.get(rank).copied().unwrap_or(rank);
+    match error {
+        CommError::PeerLost { rank } => CommError::PeerLost { rank: there(rank) },
+        CommError::Aborted { rank, reason } => CommError::Aborted { rank: there(rank), reason },
+        CommError::Deadline { call, missing, deadline } => {
+            let missing = missing.into_iter().map(there).collect();
+            CommError::Deadline { call, missing, deadline }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,146 @@
+//! The first failure of a group, written into the store so that every rank can tell the same story.
+//!
+//! A rank that fails closes its connections, and its peers only see that. What they look up then, and return, is the record:
+//! of several ranks that fail at once the first to write it wins.
+//!
+//! Where nothing moves for a deadline's time, each rank knows only whom it waits for, who may be waiting too. Those that live
+//! say so in the store; the others are the ones that hang.
+
+use std::time::Duration;
+
+use crate::error::CommError;
+use crate::store::{Store, StoreError};
+
+/// Under the group's prefix.
+const KEY: &str = "failure";
+/// Between fields; no error's text has it.
+const SEPARATOR: &str = "\u{1f}";
+
+/// Files the error, unless another was first; answers the one that is filed. Without a store, its own.
+pub(super) fn report(store: &Store, rank: usize, error: CommError) -> CommError {
+    let own = encode(rank, &error);
+    match store.compare_set(KEY, b"", own.as_bytes()) {
+        // What this rank files, it need not read in the form that the others can.
+        Ok(filed) if filed != own.as_bytes() => decode(&filed).unwrap_or(error),
+        _ => error,
+    }
+}
+
+/// When a group stands still: those of `suspects` that do not say within `patience` that they are stuck too.
+pub(super) fn hanging(
+    store: &Store,
+    rank: usize,
+    suspects: &[usize],
+    patience: Duration,
+) -> Result<Vec<usize>, StoreError> {
+    store.set(&stuck(rank), b"")?;
+    let keys: Vec<_> = suspects.iter().map(|&rank| stuck(rank)).collect();
+    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+    match store.wait(&keys, patience) {
+        Err(StoreError::Timeout { .. }) => {}
+        other => return other.map(|()| Vec::new()),
+    }
+    let mut hanging = Vec::new();
+    for (&rank, key) in suspects.iter().zip(keys) {
+        if !store.check(&[key])? {
+            hanging.push(rank);
+        }
+    }
+    Ok(hanging)
+}
+
+/// The key under which a rank says that it has waited for a deadline's time.
+pub(super) fn stuck(rank: usize) -> String {
+    format!("stuck/{rank}")
+}
+
+fn encode(rank: usize, error: &CommError) -> String {
+    let fields = match error {
+        CommError::Mismatch { rank, call, other_rank, other_call } => {
+            vec![
+                "mismatch".into(),
+                rank.to_string(),
+                call.clone(),
+                other_rank.to_string(),
+                other_call.clone(),
+            ]
+        }
+        CommError::PeerLost { rank } => vec!["lost".into(), rank.to_string()],
+        CommError::Deadline { call, missing, deadline } => {
+            let missing: Vec<_> = missing.iter().map(usize::to_string).collect();
+            vec!["deadline".into(), call.clone(), missing.join(","), deadline.as_micros().to_string()]
+        }
+        CommError::Aborted { rank, reason } => vec!["aborted".into(), rank.to_string(), reason.clone()],
+        // What only one rank can have: to the others that rank gave up.
+        other => vec!["aborted".into(), rank.to_string(), other.to_string()],
+    };
+    let fields: Vec<_> = fields.iter().map(|field| field.replace(SEPARATOR, " ")).collect();
+    fields.join(SEPARATOR)
+}
+
+/// `None` for what another version wrote.
+fn decode(record: &[u8]) -> Option<CommError> {
+    let record = std::str::from_utf8(record).ok()?;
+    let fields: Vec<&str> = record.split(SEPARATOR).collect();
+    Some(match fields[..] {
+        ["mismatch", rank, call, other_rank, other_call] => CommError::Mismatch {
+            rank: rank.parse().ok()?,
+            call: call.to_owned(),
+            other_rank: other_rank.parse().ok()?,
+            other_call: other_call.to_owned(),
+        },
+        ["lost", rank] => CommError::PeerLost { rank: rank.parse().ok()? },
+        ["deadline", call, missing, micros] => CommError::Deadline {
+            call: call.to_owned(),
+            missing: missing.split(',').map(str::parse).collect::<Result<_, _>>().ok()?,
+            deadline: Duration::from_micros(micros.parse().ok()?),
+        },
+        ["aborted", rank, reason] => {
+            CommError::Aborted { rank: rank.parse().ok()?, reason: reason.to_owned() }
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_filed_is_read_as_it_was() {
+        let errors = [
+            CommError::Mismatch {
+                rank: 0,
+                call: "barrier".into(),
+                other_rank: 3,
+                other_call: "all_gather of 5 u8 in parts 1f".into(),
+            },
+            CommError::PeerLost { rank: 7 },
+            CommError::Deadline {
+                call: "recv of 3 bytes from rank 1".into(),
+                missing: vec![1, 12],
+                deadline: Duration::from_millis(1500),
+            },
+            CommError::Aborted { rank: 2, reason: "the disk is full:\n  No space left".into() },
+        ];
+        for error in errors {
+            assert_eq!(decode(encode(9, &error).as_bytes()), Some(error));
+        }
+    }
+
+    #[test]
+    fn a_failure_of_one_rank_alone_is_its_giving_up() {
+        let error = CommError::Engine { reason: "no\u{1f}such interface".into() };
+        let CommError::Aborted { rank: 9, reason } = decode(encode(9, &error).as_bytes()).unwrap() else {
+            panic!("another kind of error");
+        };
+        assert!(reason.contains("no such interface"));
+    }
+
+    #[test]
+    fn another_versions_record_is_not_guessed_at() {
+        for record in [&b"lost"[..], b"lost\x1fseven", b"unheard of", b"", b"\xff"] {
+            assert_eq!(decode(record), None);
+        }
+    }
+}

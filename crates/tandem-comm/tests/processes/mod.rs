@@ -1,0 +1,117 @@
+//! Ranks that are processes: the test binary starts itself once for each, and serves the store at which they meet.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use tandem_comm::store::{Store, StoreServer};
+use tandem_comm::{Group, Result, gloo};
+
+/// For ranks that are to succeed; only a bug waits for it.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+/// After this a process that has not ended is called hung.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+const ROLE: &str = "TANDEM_TEST_ROLE";
+const RANK: &str = "TANDEM_TEST_RANK";
+const SIZE: &str = "TANDEM_TEST_SIZE";
+const PORT: &str = "TANDEM_TEST_PORT";
+const MILLISECONDS: &str = "TANDEM_TEST_DEADLINE";
+
+/// What a process was started as.
+pub struct Role {
+    pub name: String,
+    pub rank: usize,
+    pub size: usize,
+    pub deadline: Duration,
+    pub store: Store,
+}
+
+impl Role {
+    /// `None` in the process that the tests run in.
+    pub fn of_this_process() -> Option<Self> {
+        let name = std::env::var(ROLE).ok()?;
+        let number = |name: &str| std::env::var(name).unwrap().parse().unwrap();
+        let store = Store::connect("127.0.0.1", number(PORT) as u16, DEADLINE).unwrap();
+        let deadline = Duration::from_millis(number(MILLISECONDS) as u64);
+        Some(Self { name, rank: number(RANK), size: number(SIZE), deadline, store })
+    }
+
+    pub fn meet(&self) -> Result<Group> {
+        let store = self.store.reconnect().unwrap().prefixed("group/");
+        gloo::group(store, self.rank, self.size, self.deadline)
+    }
+
+    /// Tells the parent how this rank fared.
+    pub fn report(&self, result: &str) {
+        self.store.set(&format!("result/{}", self.rank), result.as_bytes()).unwrap();
+        // The answer shows that the server has seen what was sent before.
+        assert!(self.store.check(&[&format!("result/{}", self.rank)]).unwrap());
+    }
+}
+
+/// The processes of one test, killed if the test ends before them.
+pub struct Ranks {
+    children: BTreeMap<usize, Child>,
+    pub store: Store,
+    _server: StoreServer,
+}
+
+impl Ranks {
+    /// Starts `ranks` of a group of `size` in a role: the test `child` of the same binary.
+    pub fn start(role: &str, size: usize, ranks: impl Iterator<Item = usize>, deadline: Duration) -> Self {
+        let server = StoreServer::bind(0).unwrap();
+        let store = Store::connect("127.0.0.1", server.port(), DEADLINE).unwrap();
+        let start = |rank: usize| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "child", "--nocapture", "--quiet"]);
+            command.env(ROLE, role).env(RANK, rank.to_string()).env(SIZE, size.to_string());
+            command.env(PORT, server.port().to_string());
+            command.env(MILLISECONDS, deadline.as_millis().to_string());
+            command.stdout(std::process::Stdio::null());
+            (rank, command.spawn().unwrap())
+        };
+        let children = ranks.map(start).collect();
+        Self { children, store, _server: server }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self, rank: usize) {
+        let mut child = self.children.remove(&rank).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// SIGSTOP: the process hangs, its connections stay.
+    pub fn stop(&self, rank: usize) {
+        let process = self.children[&rank].id().to_string();
+        assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
+    }
+
+    /// Waits until all have ended well, and answers what each reported.
+    pub fn results(mut self) -> Vec<String> {
+        let until = Instant::now() + PATIENCE;
+        for (rank, child) in &mut self.children {
+            let status = loop {
+                if let Some(status) = child.try_wait().unwrap() {
+                    break status;
+                }
+                assert!(Instant::now() < until, "rank {rank} hangs");
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            assert!(status.success(), "rank {rank} ended with {status}");
+        }
+        let result = |rank: &usize| self.store.get(&format!("result/{rank}"), DEADLINE).unwrap();
+        self.children.keys().map(result).map(|bytes| String::from_utf8(bytes).unwrap()).collect()
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in self.children.values_mut() {
+            // Most have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
