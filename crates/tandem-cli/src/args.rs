@@ -34,6 +34,8 @@ pub enum Command {
     Generate(GenerateArguments),
     /// Make a model of random weights from a config.json.
     Init(InitArguments),
+    /// Start several ranks of a run on this machine, one process each.
+    Launch(LaunchArguments),
     /// See it work: make a small corpus, train a tiny model by SFT and DPO, and judge it. Takes two minutes.
     Quickstart(QuickstartArguments),
 }
@@ -59,6 +61,25 @@ pub struct TrainArguments {
     /// Delete what an earlier run left in the output folder.
     #[arg(long)]
     pub overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct LaunchArguments {
+    /// Ranks to start on this machine.
+    #[arg(long, short = 'n', value_name = "RANKS")]
+    pub ranks: usize,
+    /// Machines of the job; start this command on each.
+    #[arg(long, default_value_t = 1)]
+    pub nodes: usize,
+    /// Which of them this is, from 0.
+    #[arg(long, default_value_t = 0)]
+    pub node: usize,
+    /// Where the ranks meet: the first machine's name and a free port of it.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub address: Option<String>,
+    /// What each rank runs, for example: train run.toml
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
 }
 
 #[derive(Debug, Args)]

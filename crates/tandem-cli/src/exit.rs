@@ -56,6 +56,25 @@ impl Exit {
     }
 }
 
+impl Exit {
+    /// What a rank's process came to. One that was killed by a signal is a peer that the others lost.
+    pub fn of_code(code: Option<i32>) -> Self {
+        let Some(code) = code else { return Self::PeerLost };
+        let all = [Self::Done, Self::OwnFault, Self::UserMistake, Self::PeerLost, Self::Interrupted];
+        all.into_iter().find(|exit| i32::from(exit.code()) == code).unwrap_or(Self::OwnFault)
+    }
+
+    const fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::OwnFault => 1,
+            Self::UserMistake => 2,
+            Self::PeerLost => 75,
+            Self::Interrupted => 143,
+        }
+    }
+}
+
 impl From<Fault> for Exit {
     fn from(fault: Fault) -> Self {
         match fault {
@@ -69,13 +88,7 @@ impl From<Fault> for Exit {
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(match exit {
-            Exit::Done => 0,
-            Exit::OwnFault => 1,
-            Exit::UserMistake => 2,
-            Exit::PeerLost => 75,
-            Exit::Interrupted => 143,
-        })
+        Self::from(exit.code())
     }
 }
 

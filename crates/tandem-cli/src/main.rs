@@ -2,10 +2,12 @@
 //!
 //! `args` is what can be typed, `commands` has one file per subcommand, `exit` decides how the process ends.
 
+mod agent;
 mod args;
 mod commands;
 mod exit;
 mod output;
+mod processes;
 mod quickstart;
 mod signals;
 mod step_line;
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
             eprintln!("error: {error:#}");
+            agent::report(&error);
             Exit::of(&error)
         }
         Err(_) => Exit::OwnFault,
@@ -40,6 +43,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),
         Command::Init(arguments) => commands::init::run(&arguments),
+        Command::Launch(arguments) => commands::launch::run(&arguments),
         Command::Quickstart(arguments) => quickstart::run(&arguments),
     }
 }

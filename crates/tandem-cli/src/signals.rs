@@ -1,9 +1,11 @@
 //! Ctrl-C and SIGTERM ask the run to save and stop; a second Ctrl-C does not ask.
 
 use std::io;
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -21,4 +23,11 @@ pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
         flag::register(signal, Arc::clone(&stop))?;
     }
     Ok(stop)
+}
+
+/// Asks a process to save and stop.
+pub fn terminate(child: &Child) {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    // A process that has ended needs no asking.
+    let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
 }

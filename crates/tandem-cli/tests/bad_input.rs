@@ -148,8 +148,9 @@ fn a_run_that_bad_input_stopped_leaves_no_used_folder() {
     shop.run(&["train", "dpo.toml"]).expect(0);
 }
 
+#[cfg(not(feature = "gloo"))]
 #[test]
-fn several_ranks_are_refused_and_not_run_as_copies() {
+fn several_processes_are_refused_and_not_run_as_copies() {
     let shop = Workshop::new();
     let mut command = shop.command(&["train", "dpo.toml"]);
     command.envs([
@@ -161,7 +162,7 @@ fn several_ranks_are_refused_and_not_run_as_copies() {
     let output = command.output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("several ranks are not in this version yet"), "{stderr}");
+    assert!(stderr.contains("this build has no engine for several processes"), "{stderr}");
     assert!(!shop.path("run").exists());
 }
 
@@ -172,4 +173,16 @@ fn a_partial_launch_environment_is_refused() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("RANK=0") && stderr.contains("WORLD_SIZE"), "{stderr}");
+}
+
+/// torchrun's agent shows what a rank writes there.
+#[test]
+fn an_error_is_written_where_the_agent_looks_for_it() {
+    let shop = Workshop::new();
+    let mut command = shop.command(&["train", "nothing.toml"]);
+    let output = command.env("TORCHELASTIC_ERROR_FILE", shop.path("error.json")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let error: serde_json::Value = serde_json::from_str(&shop.read("error.json")).unwrap();
+    assert!(error["message"]["message"].as_str().unwrap().contains("nothing.toml"), "{error}");
+    assert!(error["message"]["extraInfo"]["timestamp"].as_str().unwrap().parse::<u64>().is_ok(), "{error}");
 }

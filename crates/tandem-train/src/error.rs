@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use tandem_comm::CommError;
+use tandem_comm::store::StoreError;
 use tandem_data::DataError;
 use tandem_kernels::KernelError;
 use tandem_model::ModelError;
@@ -170,10 +171,13 @@ impl TrainError {
         }
     }
 
-    /// Ranks that do not do the same are our mistake; one that is gone is a peer lost.
+    /// Ranks that do not do the same are our mistake; an address that is another program's, or a network that others cannot
+    /// reach, is the user's; one that is gone is a peer lost.
     fn comm_fault(error: &CommError) -> Fault {
         match error {
             CommError::Mismatch { .. } | CommError::Invalid { .. } => Fault::Own,
+            CommError::Store(StoreError::NotAStore { .. } | StoreError::Bind { .. })
+            | CommError::Engine { .. } => Fault::User,
             _ => Fault::PeerLost,
         }
     }

@@ -28,9 +28,10 @@ pub fn train(
     let mut groups = threads::groups(config.compute.devices.num_ranks(), DEADLINE).into_iter();
     let first = groups.next().expect("there is a rank at least");
     std::thread::scope(|scope| {
-        let others: Vec<_> =
-            groups.map(|group| scope.spawn(move || rank(config, start, group, &mut Silent, stop))).collect();
-        let mut outcome = rank(config, start, first, observer, stop);
+        let others: Vec<_> = groups
+            .map(|group| scope.spawn(move || train_as(config, start, group, &mut Silent, stop)))
+            .collect();
+        let mut outcome = train_as(config, start, first, observer, stop);
         for other in others {
             let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // A rank that lost its peer knows less than the peer.
@@ -43,7 +44,10 @@ pub fn train(
 }
 
 /// One rank, from its start to its end. When it ends early its group is dropped, and the others learn that it is gone.
-fn rank(
+///
+/// # Errors
+/// Whatever ends the run, or another rank's end.
+pub fn train_as(
     config: &Config,
     start: Start,
     group: Group,

@@ -4,6 +4,7 @@ pub mod data;
 pub mod eval;
 pub mod generate;
 pub mod init;
+pub mod launch;
 pub mod plan;
 pub mod train;
 
@@ -17,7 +18,7 @@ fn refuse_several_ranks() -> anyhow::Result<()> {
     if launch.is_distributed() {
         let Launch { launcher, process, num_processes, .. } = launch;
         return Err(mistake(format!(
-            "several ranks are not in this version yet; {launcher} started this process as {process} of {num_processes}"
+            "this command runs in one process; {launcher} started this one as {process} of {num_processes}"
         )));
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use tandem_comm::Launch;
 use tandem_train::Config;
 use tandem_train::ranks;
 use tandem_train::run_dir::Start;
@@ -9,11 +10,11 @@ use tandem_train::trainer::Outcome;
 
 use crate::args::TrainArguments;
 use crate::exit::Exit;
-use crate::signals;
 use crate::watcher::Watcher;
+use crate::{processes, signals};
 
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
-    super::refuse_several_ranks()?;
+    let launch = Launch::detect()?;
     let config = Config::load(&arguments.run.config, &arguments.run.overrides)?;
     let start = match (arguments.resume, arguments.overwrite) {
         (true, _) => Start::Resume,
@@ -21,7 +22,11 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
         _ => Start::Fresh,
     };
     let stop = signals::stop_flag()?;
-    train(&config, start, &mut Watcher::every(1), &stop)
+    let watcher = &mut Watcher::every(1);
+    if launch.is_distributed() {
+        return Ok(exit(&processes::train(&launch, config, start, watcher, &stop)?));
+    }
+    train(&config, start, watcher, &stop)
 }
 
 /// Trains until the end, or until `stop` is set, and saves.
@@ -31,8 +36,12 @@ pub fn train(
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Exit> {
-    Ok(match ranks::train(config, start, watcher, stop)? {
+    Ok(exit(&ranks::train(config, start, watcher, stop)?))
+}
+
+fn exit(outcome: &Outcome) -> Exit {
+    match outcome {
         Outcome::Finished(_) => Exit::Done,
         Outcome::Stopped(_) => Exit::Interrupted,
-    })
+    }
 }

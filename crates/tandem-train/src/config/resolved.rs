@@ -161,6 +161,7 @@ impl Config {
             ("threads", integer(compute.threads.unwrap_or(0) as u64)),
             ("reduction", name(&SumForm::NAMES, compute.reduction)),
             ("sharding", name(&Sharding::NAMES, compute.sharding)),
+            ("deadline", integer(compute.deadline)),
         ]
     }
 }

@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 10] = [
+const FREE: [&str; 11] = [
     "output",
     "data.cache",
     "data.eval",
@@ -29,6 +29,7 @@ const FREE: [&str; 10] = [
     "compute.devices",
     "compute.threads",
     "compute.sharding",
+    "compute.deadline",
 ];
 
 impl Config {

@@ -1,0 +1,85 @@
+//! A run in which this process is one rank of several that a launcher started.
+
+use std::sync::atomic::AtomicBool;
+
+use tandem_comm::{Launch, RanksHere};
+use tandem_train::Config;
+use tandem_train::run_dir::Start;
+use tandem_train::trainer::Outcome;
+
+use crate::exit::mistake;
+use crate::watcher::Watcher;
+
+/// Trains as the rank that the launcher made this process. The first rank shows the progress.
+///
+/// # Errors
+/// If the ranks cannot meet, or as a run does.
+pub fn train(
+    launch: &Launch,
+    mut config: Config,
+    start: Start,
+    watcher: &mut Watcher,
+    stop: &AtomicBool,
+) -> anyhow::Result<Outcome> {
+    let Launch { launcher, process, num_processes, ranks_here, .. } = launch;
+    if config.compute.devices.num_ranks() > 1 {
+        return Err(mistake(format!(
+            "{launcher} started {num_processes} processes, each of which is a rank; compute.devices = {:?} asks for more \
+             in each: set it to \"cpu\"",
+            config.compute.devices.name()
+        )));
+    }
+    if *ranks_here != RanksHere::One {
+        return Err(mistake(format!(
+            "{launcher} started one process for several ranks of this machine, which is not there yet; let it start one for \
+             each, or start `tandem launch` in it"
+        )));
+    }
+    // Without a word from the user the ranks of a machine share its cores.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    config.compute.threads.get_or_insert((cores / ranks_on_this_machine()).max(1));
+    join_and_train(launch, *process, &config, start, watcher, stop)
+}
+
+#[cfg(feature = "gloo")]
+fn join_and_train(
+    launch: &Launch,
+    process: usize,
+    config: &Config,
+    start: Start,
+    watcher: &mut Watcher,
+    stop: &AtomicBool,
+) -> anyhow::Result<Outcome> {
+    use std::time::Duration;
+
+    use tandem_train::events::{Observer, Silent};
+    use tandem_train::{TrainError, ranks};
+
+    let deadline = Duration::from_secs(config.compute.deadline);
+    let joined = tandem_comm::processes::join(launch, deadline).map_err(TrainError::Comm)?;
+    let observer: &mut dyn Observer = if process == 0 { watcher } else { &mut Silent };
+    Ok(ranks::train_as(config, start, joined.group, observer, stop)?)
+}
+
+#[cfg(not(feature = "gloo"))]
+fn join_and_train(
+    launch: &Launch,
+    process: usize,
+    _: &Config,
+    _: Start,
+    _: &mut Watcher,
+    _: &AtomicBool,
+) -> anyhow::Result<Outcome> {
+    Err(mistake(format!(
+        "{} started this process as {process} of {}, but this build has no engine for several processes: install libgloo-dev \
+         and build with --features gloo",
+        launch.launcher, launch.num_processes
+    )))
+}
+
+/// As far as the launcher says.
+fn ranks_on_this_machine() -> usize {
+    let names = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
+    let count = names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
+    count.unwrap_or(1).max(1)
+}
