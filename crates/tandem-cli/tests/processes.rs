@@ -30,8 +30,15 @@ fn processes_give_the_same_as_one() {
         let run = format!("run{ranks}{sharding}");
         let config = configure(&shop, &run, 6);
         let sharding = format!("compute.sharding={sharding}");
-        shop.run(&["launch", "-n", ranks, "train", &config, "--set", &sharding]).expect(0);
+        let settings = ["--set", &sharding, "--set", "compute.threads=1"];
+        shop.run(&[&["launch", "-n", ranks, "train", &config][..], &settings].concat()).expect(0);
         same_runs(&shop, &run, "whole");
+        // Ranks that are threads need as much memory, and send as much.
+        let config = configure(&shop, &format!("{run}threads"), 6);
+        let devices = format!("compute.devices=cpu:{ranks}");
+        shop.run(&[&["train", &config, "--set", &devices][..], &settings].concat()).expect(0);
+        let plan = |run: &str| String::from_utf8(shop.bytes(&format!("{run}/plan.json"))).unwrap();
+        assert_eq!(plan(&run), plan(&format!("{run}threads")));
     }
 }
 

@@ -32,7 +32,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         });
     }
     let prepared = Prepared::open(config, observer)?;
-    let plan = Plan::make(config, &prepared)?;
+    let plan = Plan::make(config, &prepared, 0, 1)?;
     let device = Device::cpu(threads(config), arena_capacity(&plan))?;
     let mut group = Group::alone();
     let reference = load_reference(config, &prepared, &device, &mut group, &[Split::Eval], observer)?;

@@ -61,32 +61,44 @@ pub struct Phase {
 }
 
 impl Plan {
-    /// Plans a run.
+    /// Plans a run, as rank `rank` of `num_ranks` sees it.
     ///
     /// # Errors
     /// If the model does not fit its config, or the data does not fit the model.
-    pub fn make(config: &Config, prepared: &Prepared) -> Result<Self> {
+    pub fn make(config: &Config, prepared: &Prepared, rank: usize, num_ranks: usize) -> Result<Self> {
         let candidates = largest(config, prepared)?;
-        let ranks = config.compute.devices.num_ranks();
         let dtype = compute_type(config);
         let mut phases = Vec::new();
         if config.reference.kind == ReferenceKind::Precompute {
             phases.push(phase("reference", &candidates, |device, batch| {
-                dry_run::reference_pass(config, prepared, device, &mut recorder::group(0, ranks).0, batch)
+                dry_run::reference_pass(
+                    config,
+                    prepared,
+                    device,
+                    &mut recorder::group(rank, num_ranks).0,
+                    batch,
+                )
             })?);
         }
         let mut bytes_sent = 0;
         phases.push(phase("train", &candidates, |device, batch| {
-            let (mut group, log) = recorder::group(0, ranks);
+            let (mut group, log) = recorder::group(rank, num_ranks);
             let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
             dry_run::step(config, prepared, device, &mut group, &share, build)?;
-            bytes_sent = log.take().iter().map(|(_, call)| call.bytes_sent(ranks)).sum();
+            bytes_sent = log.take().iter().map(|(_, call)| call.bytes_sent(num_ranks)).sum();
             Ok(())
         })?);
         if prepared.eval.is_some() {
             phases.push(phase("evaluate", &candidates, |device, batch| {
                 let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
-                dry_run::evaluate(config, prepared, device, &mut recorder::group(0, ranks).0, &share, build)
+                dry_run::evaluate(
+                    config,
+                    prepared,
+                    device,
+                    &mut recorder::group(rank, num_ranks).0,
+                    &share,
+                    build,
+                )
             })?);
         }
         let train_rows = prepared.train.num_rows();
@@ -94,7 +106,7 @@ impl Plan {
             model: config.model.display().to_string(),
             num_parameters: prepared.decoder.num_parameters(),
             dtype,
-            ranks,
+            ranks: num_ranks,
             bytes_sent,
             threads: threads(config),
             steps: config.train.length.total_steps(train_rows, config.train.batch_size),

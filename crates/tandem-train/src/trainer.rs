@@ -95,7 +95,7 @@ impl Trainer {
         if run_dir.is_some() {
             group.barrier()?;
         }
-        let plan = Plan::make(&config, &prepared)?;
+        let plan = Plan::make(&config, &prepared, group.rank(), group.size())?;
         observer.event(&Event::Plan(&plan));
         let earlier = match &run_dir {
             Some(run_dir) if start == Start::Resume => saved_config(run_dir)?,

@@ -14,6 +14,6 @@ pub fn run(arguments: &RunArguments) -> anyhow::Result<Exit> {
     let mut watcher = Watcher::every(1);
     let prepared = Prepared::open(&config, &mut watcher)?;
     watcher.finish();
-    print_lines(&[Plan::make(&config, &prepared)?.to_string()])?;
+    print_lines(&[Plan::make(&config, &prepared, 0, config.compute.devices.num_ranks())?.to_string()])?;
     Ok(Exit::Done)
 }
