@@ -8,7 +8,7 @@ use tandem_data::token_cache::TokenCache;
 use tandem_kernels::{Device, Kind};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::Config;
+use crate::config::{ComputeConfig, Config, Devices};
 use crate::events::{Event, Observer};
 use crate::metrics::{Record, Split};
 use crate::micro_batch::MicroBatcher;
@@ -31,6 +31,9 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
             reason: "there is nothing to evaluate on: set data.eval to a file of held-out rows".to_owned(),
         });
     }
+    // One rank, whatever the run had: with every core.
+    let compute = ComputeConfig { devices: Devices::Cpu(1), ..config.compute.clone() };
+    let config = &Config { compute, ..config.clone() };
     let prepared = Prepared::open(config, observer)?;
     let plan = Plan::make(config, &prepared, 0, 1)?;
     let device = Device::cpu(threads(config), arena_capacity(&plan))?;
