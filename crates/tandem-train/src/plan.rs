@@ -84,21 +84,18 @@ impl Plan {
         phases.push(phase("train", &candidates, |device, batch| {
             let (mut group, log) = recorder::group(rank, num_ranks);
             let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
-            dry_run::step(config, prepared, device, &mut group, &share, build)?;
+            let (mut scorer, mut learner) = dry_run::load(config, prepared, device, &mut group)?;
+            scorer.step(&mut learner, &mut group, &share, build, 0.0, None, 1)?;
             bytes_sent = log.take().iter().map(|(_, call)| call.bytes_sent(num_ranks)).sum();
             Ok(())
         })?);
         if prepared.eval.is_some() {
             phases.push(phase("evaluate", &candidates, |device, batch| {
                 let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
-                dry_run::evaluate(
-                    config,
-                    prepared,
-                    device,
-                    &mut recorder::group(rank, num_ranks).0,
-                    &share,
-                    build,
-                )
+                let (mut group, _) = recorder::group(rank, num_ranks);
+                let (mut scorer, _learner) = dry_run::load(config, prepared, device, &mut group)?;
+                scorer.evaluate(&mut group, &share, build)?;
+                Ok(())
             })?);
         }
         let train_rows = prepared.train.num_rows();

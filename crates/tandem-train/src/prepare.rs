@@ -10,8 +10,8 @@ use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::cpu::Isa;
-use tandem_kernels::{DType, Device, Kind};
-use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, Walk};
+use tandem_kernels::{DType, Device};
+use tandem_model::{Checkpointing, Decoder, ModelFolder, Walk};
 
 use crate::config::{self, Config, DataConfig, DataSource, Method, Weights};
 use crate::events::{Event, Observer};
@@ -83,14 +83,6 @@ impl Prepared {
             Split::Train => Some(&self.train),
             Split::Eval => self.eval.as_ref(),
         }
-    }
-
-    /// Zero weights of the model's shape.
-    ///
-    /// # Errors
-    /// If memory runs out.
-    pub fn empty_weights(&self, device: &Device, kind: Kind) -> Result<FlatWeights> {
-        Ok(FlatWeights::zeros(&self.decoder, device, kind)?)
     }
 }
 

@@ -6,12 +6,11 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use tandem_comm::{Group, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{Device, Forest, Kind};
+use tandem_kernels::{Device, Forest};
 use tandem_model::{ModelFolder, Walk, WeightSource};
 
 use crate::config::{Config, ReferenceKind};
@@ -20,7 +19,7 @@ use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
 use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
 use crate::start::Start;
-use crate::store::{FrozenWeights, Partition, ShardedWeights, Sharding};
+use crate::store::Sharding;
 use crate::{Result, TrainError};
 
 /// Where reference log-probabilities come from.
@@ -196,33 +195,22 @@ pub fn load_reference(
         Some(path) => Start::Files(ModelFolder::open(path)?.weights(&prepared.decoder)?),
         None => Start::of_policy(config, prepared)?,
     };
-    let (decoder, dtype) = (&prepared.decoder, compute_type(config));
-    let is_sharded = config.compute.sharding == Sharding::Zero3;
-    let mut hasher = blake3::Hasher::new();
-    let mut weights: Box<dyn WeightSource + Send> = if is_sharded {
-        let partition = Arc::new(Partition::new(decoder, group.rank(), group.size()));
-        let parts = files.load_parts(decoder, device, Kind::Reference, &partition, |layer| {
-            hasher.update(bytemuck::cast_slice(layer));
-        })?;
-        let own = group.split(0)?;
-        Box::new(ShardedWeights::frozen(device, decoder.clone(), partition, own, parts, dtype)?)
-    } else {
-        let whole = files.load(decoder, device, Kind::Reference)?;
-        for layer in &whole.layers {
-            hasher.update(layer.view().as_bytes());
-        }
-        Box::new(FrozenWeights::new(device, decoder.clone(), whole, dtype)?)
-    };
+    let decoder = &prepared.decoder;
     if config.reference.kind == ReferenceKind::Model {
-        return Ok(Reference::Model(weights));
+        return Ok(Reference::Model(files.reference(config, decoder, device, group, |_| {})?));
     }
+    let mut hasher = blake3::Hasher::new();
+    let see = |layer: &[f32]| {
+        hasher.update(bytemuck::cast_slice(layer));
+    };
+    let mut weights = files.reference(config, decoder, device, group, see)?;
     let fingerprint = hasher.finalize();
-    let walk = to_walk(config, &prepared.decoder, device);
+    let walk = to_walk(config, decoder, device);
     let mut of_split = |split: Split, cache: &TokenCache| -> Result<RowScores> {
         let mut key = blake3::Hasher::new();
         key.update(fingerprint.as_bytes());
         key.update(cache.content_hash().as_bytes());
-        key.update(dtype.name().as_bytes());
+        key.update(compute_type(config).name().as_bytes());
         let path = RowScores::path(&cache_folder(config), &key.finalize().to_hex()[..32]);
         // The first rank looks, for the others may not see its disk.
         let mut found = if group.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
@@ -239,6 +227,7 @@ pub fn load_reference(
         let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         let total = cache.num_rows() as u64;
         let progress = |done| observer.event(&Event::Reference { split, done, total });
+        let is_sharded = config.compute.sharding == Sharding::Zero3;
         let idle = if is_sharded { share.rounds - share.mine.len() } else { 0 };
         let scores = RowScores::compute(&walk, weights.as_mut(), cache, group, batches, idle, progress)?;
         if group.rank() == 0 {

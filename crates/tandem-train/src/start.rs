@@ -1,12 +1,15 @@
-//! The weights that a run starts from.
+//! The weights that a run starts from, and where it puts them.
 
+use std::sync::Arc;
+
+use tandem_comm::Group;
 use tandem_kernels::{DType, Device, Kind};
-use tandem_model::{Decoder, FlatWeights, WeightFiles, init};
+use tandem_model::{Decoder, FlatWeights, WeightFiles, WeightSource, init};
 
 use crate::Result;
 use crate::config::{Config, Weights};
-use crate::prepare::Prepared;
-use crate::store::Partition;
+use crate::prepare::{Prepared, compute_type};
+use crate::store::{FrozenWeights, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding};
 
 /// Where weights come from, before a layer of them is in memory.
 pub enum Start {
@@ -28,6 +31,55 @@ impl Start {
         })
     }
 
+    /// The weights that train: whole, or this rank's part of them.
+    ///
+    /// # Errors
+    /// If memory runs out, or a rank is lost.
+    pub fn policy(
+        &self,
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        device: &Device,
+        group: &mut Group,
+        partition: &Arc<Partition>,
+    ) -> Result<Policy> {
+        let dtype = compute_type(config);
+        if config.compute.sharding == Sharding::Zero3 {
+            let parts = self.load_parts(decoder, device, Kind::Master, partition, |_| {})?;
+            let (decoder, partition, own) = (decoder.clone(), partition.clone(), group.split(0)?);
+            let weights = ShardedWeights::masters(device, decoder, partition, own, parts, dtype);
+            return Ok(Policy::Sharded(Box::new(weights)));
+        }
+        let masters = self.load(decoder, device, Kind::Master)?;
+        Ok(Policy::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?))
+    }
+
+    /// Weights that never change, whole or this rank's part of them. `see` is shown every layer, whole.
+    ///
+    /// # Errors
+    /// If memory runs out, or a rank is lost.
+    pub fn reference(
+        &self,
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        device: &Device,
+        group: &mut Group,
+        mut see: impl FnMut(&[f32]),
+    ) -> Result<Box<dyn WeightSource + Send>> {
+        let dtype = compute_type(config);
+        if config.compute.sharding == Sharding::Zero3 {
+            let partition = Arc::new(Partition::new(decoder, group.rank(), group.size()));
+            let parts = self.load_parts(decoder, device, Kind::Reference, &partition, see)?;
+            let (decoder, own) = (decoder.clone(), group.split(0)?);
+            return Ok(Box::new(ShardedWeights::frozen(device, decoder, partition, own, parts, dtype)?));
+        }
+        let whole = self.load(decoder, device, Kind::Reference)?;
+        if !device.is_meta() {
+            whole.layers.iter().for_each(|layer| see(layer.view().as_slice()));
+        }
+        Ok(Box::new(FrozenWeights::new(device, decoder.clone(), whole, dtype)?))
+    }
+
     /// All weights in device memory.
     ///
     /// # Errors
@@ -43,7 +95,7 @@ impl Start {
     ///
     /// # Errors
     /// If memory runs out.
-    pub fn load_parts(
+    fn load_parts(
         &self,
         decoder: &Decoder,
         device: &Device,

@@ -19,7 +19,7 @@ use crate::optimizer::Optimizer;
 use crate::prepare::{checkpointing, compute_type};
 use crate::reference::{Reference, sequence_log_probs};
 use crate::schedule::clip_coefficient;
-use crate::store::{Accumulator, Policy, Sharding};
+use crate::store::{Accumulator, Partition, Policy, Sharding};
 
 /// What is needed to score a batch: a policy, what it is compared with, and the loss.
 pub struct Scorer {
@@ -287,8 +287,23 @@ impl Reports {
 }
 
 impl Learner {
-    /// A learner with the given gradient sums and optimiser.
-    pub fn new(gradients: Accumulator, optimizer: Optimizer) -> Self {
-        Self { gradients, optimizer, d_log_prob: Vec::new() }
+    /// Memory for what this rank keeps of gradient sums and optimiser state.
+    ///
+    /// # Errors
+    /// If memory runs out, or a rank is lost.
+    pub fn new(
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        device: &Device,
+        group: &mut Group,
+        partition: Arc<Partition>,
+    ) -> Result<Self> {
+        let own = if config.compute.sharding >= Sharding::Zero2 { Some(group.split(0)?) } else { None };
+        let form = config.compute.reduction;
+        Ok(Self {
+            gradients: Accumulator::new(device, decoder.clone(), partition.clone(), own, form)?,
+            optimizer: Optimizer::new(device, decoder, partition, &config.train)?,
+            d_log_prob: Vec::new(),
+        })
     }
 }

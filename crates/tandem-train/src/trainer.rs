@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tandem_comm::{Group, Reduction};
 use tandem_data::order::Batches;
-use tandem_kernels::{Device, Kind};
+use tandem_kernels::Device;
 use tandem_model::ModelError;
 use tandem_model::save::{SHARD_BYTES, Save};
 
@@ -18,7 +18,6 @@ use crate::events::{Event, Observer};
 use crate::metrics::{MetricsFile, Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::objective::exact_at_start;
-use crate::optimizer::Optimizer;
 use crate::plan::Plan;
 use crate::prepare::{Prepared, compute_type, partition, threads};
 use crate::reference::load_reference;
@@ -27,7 +26,6 @@ use crate::schedule::Schedule;
 use crate::snapshot;
 use crate::start;
 use crate::step::{Learner, Scorer, StepOutcome};
-use crate::store::{Accumulator, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding};
 use crate::{Result, TrainError};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
@@ -108,13 +106,10 @@ impl Trainer {
         let reference = load_reference(&config, &prepared, &device, &mut group, &splits, observer)?;
         let decoder = &prepared.decoder;
         let partition = Arc::new(partition(&config, decoder, group.rank(), group.size()));
-        let policy = load_policy(&config, &prepared, &device, &mut group, &partition)?;
-        let (form, sharding) = (config.compute.reduction, config.compute.sharding);
-        let own = if sharding >= Sharding::Zero2 { Some(group.split(0)?) } else { None };
-        let gradients = Accumulator::new(&device, decoder.clone(), partition.clone(), own, form)?;
-        let optimizer = Optimizer::new(&device, decoder, partition, &config.train)?;
+        let weights = start::Start::of_policy(&config, &prepared)?;
+        let policy = weights.policy(&config, decoder, &device, &mut group, &partition)?;
+        let mut learner = Learner::new(&config, decoder, &device, &mut group, partition)?;
         let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
-        let mut learner = Learner::new(gradients, optimizer);
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
         let newest = match &run_dir {
@@ -382,26 +377,6 @@ fn newest_checkpoint(
         observer.event(&Event::Warning("no complete checkpoint to resume from; starting at step 0"));
     }
     Ok(latest.checkpoint)
-}
-
-/// The weights that train, whole or this rank's part of them.
-fn load_policy(
-    config: &Config,
-    prepared: &Prepared,
-    device: &Device,
-    group: &mut Group,
-    partition: &Arc<Partition>,
-) -> Result<Policy> {
-    let (decoder, dtype) = (&prepared.decoder, compute_type(config));
-    let start = start::Start::of_policy(config, prepared)?;
-    if config.compute.sharding == Sharding::Zero3 {
-        let parts = start.load_parts(decoder, device, Kind::Master, partition, |_| {})?;
-        let own = group.split(0)?;
-        let weights = ShardedWeights::masters(device, decoder.clone(), partition.clone(), own, parts, dtype);
-        return Ok(Policy::Sharded(Box::new(weights)));
-    }
-    let masters = start.load(decoder, device, Kind::Master)?;
-    Ok(Policy::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?))
 }
 
 /// The first rank's checkpoint, opened on every rank.
