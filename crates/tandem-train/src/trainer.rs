@@ -197,10 +197,7 @@ impl Trainer {
             })?;
             observer.event(&Event::Finished(&folder));
         } else {
-            // The first rank gathers every layer once, in their order.
-            for (index, layer) in decoder.layers().into_iter().enumerate() {
-                policy.read_layer(index, &mut vec![0.0; decoder.layout(layer).len])?;
-            }
+            policy.hand_over()?;
         }
         // No rank says that the run is finished before the model is there.
         self.group.barrier()?;

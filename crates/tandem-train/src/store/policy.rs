@@ -65,7 +65,7 @@ impl Policy {
         }
     }
 
-    /// Copies a whole layer's masters into host memory. All ranks call this.
+    /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`], layers in their order.
     ///
     /// # Errors
     /// If a rank is lost.
@@ -77,6 +77,20 @@ impl Policy {
             }
             Self::Sharded(weights) => weights.read_layer(index, flat),
         }
+    }
+
+    /// Takes this rank's part in what another rank does that reads every layer.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn hand_over(&mut self) -> Result<()> {
+        let Self::Sharded(weights) = self else { return Ok(()) };
+        let mut flat = Vec::new();
+        for index in 0..weights.partition().num_layers() {
+            flat.resize(weights.partition().len(index), 0.0);
+            weights.read_layer(index, &mut flat)?;
+        }
+        Ok(())
     }
 
     fn source(&mut self) -> &mut dyn WeightSource {
