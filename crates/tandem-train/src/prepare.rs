@@ -199,7 +199,7 @@ pub fn threads(config: &Config) -> usize {
 /// The compute type: as configured, else bf16 where the processor multiplies it natively.
 pub fn compute_type(config: &Config) -> DType {
     let native = || match Isa::detect() {
-        Ok(Isa::Avx512Bf16) => DType::Bf16,
+        Ok(Isa::Avx512Bf16 | Isa::Amx) => DType::Bf16,
         _ => DType::F32,
     };
     config.compute.dtype.unwrap_or_else(native)

@@ -82,20 +82,59 @@ fn f32_rate(isa: Isa) -> f64 {
         Isa::Avx512 | Isa::Avx512Bf16 => {
             rate!("avx512f", __m512, 16, 1, |x| _mm512_set1_ps(x), |f, s| _mm512_fmadd_ps(f, s, f))
         }
+        // A product of f32 is six of bf16.
+        Isa::Amx => tile_rate() / 6.0,
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 fn bf16_rate(isa: Isa) -> f64 {
     use std::arch::x86_64::*;
-    if isa != Isa::Avx512Bf16 {
-        return f32_rate(isa);
+    match isa {
+        Isa::Amx => return tile_rate(),
+        Isa::Avx512Bf16 => {}
+        _ => return f32_rate(isa),
     }
     rate!("avx512f,avx512bf16", __m512, 16, 2, |x| _mm512_set1_ps(x), |f: __m512, s| {
         // SAFETY: both types are 512 plain bits.
         let f = unsafe { std::mem::transmute::<__m512, __m512bh>(f) };
         _mm512_dpbf16_ps(s, f, f)
     })
+}
+
+/// Products of tiles of bf16, each into one of four tiles of sums.
+#[cfg(target_arch = "x86_64")]
+fn tile_rate() -> f64 {
+    use std::arch::asm;
+    #[repr(C, align(64))]
+    struct Configuration([u8; 64]);
+    let mut eight = Configuration([0; 64]);
+    eight.0[0] = 1;
+    for tile in 0..8 {
+        (eight.0[16 + 2 * tile], eight.0[48 + tile]) = (64, 16);
+    }
+    // SAFETY: the level was detected, so the process was granted tiles.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const eight) };
+    let start = seconds_now();
+    // SAFETY: as above; the tiles start as zeros.
+    unsafe {
+        asm!(
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {rounds}",
+            "jnz 2b",
+            rounds = inout(reg) ROUNDS => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+        );
+    }
+    let seconds = seconds_now() - start;
+    // SAFETY: as above.
+    unsafe { asm!("tilerelease") };
+    (2 * 16 * 16 * 32 * 4 * ROUNDS) as f64 / seconds
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -13,11 +13,13 @@ pub enum Isa {
     Avx512,
     /// AVX-512 with products of bf16 pairs.
     Avx512Bf16,
+    /// AVX-512 with products of tiles of bf16 (AMX), which the operating system must have granted.
+    Amx,
 }
 
 impl Isa {
     /// Every level, lowest first.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// The name that `TANDEM_ISA` takes.
     pub const fn name(self) -> &'static str {
@@ -26,6 +28,7 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512bf16",
+            Self::Amx => "amx",
         }
     }
 
@@ -39,11 +42,13 @@ impl Isa {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
+            let pairs = avx512 && is_x86_feature_detected!("avx512bf16");
             match self {
                 Self::Portable => true,
                 Self::Avx2 => avx2,
                 Self::Avx512 => avx512,
-                Self::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+                Self::Avx512Bf16 => pairs,
+                Self::Amx => pairs && has_tiles(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -69,8 +74,8 @@ impl Isa {
     }
 
     /// The fastest level of this processor. Intel's cores multiply pairs of bf16 outside of AMX at half their f32 rate
-    /// (measured on Emerald Rapids: 88 against 179 GFLOP/s a core), AMD's at twice (Zen 5: 450 against 225): on Intel it
-    /// pays to widen bf16 while packing.
+    /// (measured on Emerald Rapids: 88 against 179 GFLOP/s a core), AMD's at twice (Zen 5: 450 against 225): on Intel
+    /// without AMX it pays to widen bf16 while packing.
     pub fn best() -> Self {
         match Self::highest() {
             Self::Avx512Bf16 if is_intel() => Self::Avx512,
@@ -95,6 +100,31 @@ impl Isa {
         let reason = format!("this processor lacks `{name}`; the highest level it has is `{highest}`");
         Err(KernelError::invalid("TANDEM_ISA", reason))
     }
+}
+
+/// Whether the processor multiplies tiles of bf16 and the operating system lets this process: tiles are 8 KiB of state
+/// a thread, which Linux grants on request.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn has_tiles() -> bool {
+    use std::sync::LazyLock;
+    static GRANTED: LazyLock<bool> = LazyLock::new(|| {
+        /// Features 22 (bf16) and 24 (tiles) of leaf 7.
+        const TILES: u32 = 1 << 22 | 1 << 24;
+        const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+        #[allow(unused_unsafe, reason = "safe from Rust 1.92 on")]
+        // SAFETY: asked only where AVX-512 was found, which needs leaf 7.
+        let leaf = unsafe { std::arch::x86_64::__cpuid_count(7, 0) };
+        // SAFETY: grants this process a larger register state, or fails with a number.
+        leaf.edx & TILES == TILES
+            && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0
+    });
+    *GRANTED
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn has_tiles() -> bool {
+    false
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -11,18 +11,16 @@
 use std::ops::Range;
 
 use super::Product;
-use super::kernel::{Multiply, Out, Tile, multiply};
+use super::kernel::{Kernel, Out, Tile};
 use super::level::Level;
-use super::pack::pack;
 use crate::cpu::{Cpu, scratch};
 use crate::{DType, bf16};
 
-/// The longest block of k, in lanes. Longer ones than the first-level cache holds a panel of are faster (512 against 256
-/// and 176: 3 and 7 % on Emerald Rapids), since the tile fetches the panel ahead and passes over the result are spared.
-const BLOCK_LANES: usize = 512;
+/// What is packed of the second factor at once, in words: it lies in the last-level cache.
+const PACKED_WORDS: usize = 1 << 21;
 
-/// What is packed of the second factor at once, in lanes: it lies in the last-level cache.
-const PACKED_LANES: usize = 1 << 21;
+/// What a task packs of the first factor for a block of k, in words: it lies in the second-level cache.
+const BLOCK_WORDS: usize = 1 << 17;
 
 /// The fewest columns that are packed at once, however long k is: each lane of the first factor is packed once for
 /// every such range.
@@ -30,14 +28,15 @@ const FEWEST_COLUMNS: usize = 256;
 
 /// Computes `product` with the instructions of `L`.
 pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
-    let depth = Depth::new(product.a.depth().div_ceil(L::DEPTH));
+    let depth = Depth::of::<L::Kernel>(product.a.depth());
     // A block after another passes over the result, which keeps their sums if it is f32. A bf16 result is summed by the
     // task, which then needs all blocks.
     let step = if product.c.dtype() == DType::F32 { 1 } else { depth.blocks };
-    let most = (PACKED_LANES / depth.lanes(0..step).len().max(1)).max(FEWEST_COLUMNS);
+    let words = depth.lanes(0..step).len() * L::Kernel::WORDS;
+    let most = (PACKED_WORDS / words.max(1)).max(FEWEST_COLUMNS);
     let n = product.b.rows();
-    let width = even_part(n, most, L::COLUMNS);
-    scratch::with_bytes(width * depth.lanes(0..step).len() * size_of::<f32>(), |packed| {
+    let width = even_part(n, most, L::Kernel::COLUMNS);
+    scratch::with_bytes(width * words * size_of::<f32>(), |packed| {
         for start in (0..n).step_by(width) {
             for first in (0..depth.blocks).step_by(step) {
                 let part = Part {
@@ -64,9 +63,11 @@ struct Depth {
 }
 
 impl Depth {
-    fn new(lanes: usize) -> Self {
-        let blocks = lanes.div_ceil(BLOCK_LANES).max(1);
-        Self { lanes, blocks, block: lanes.div_ceil(blocks) }
+    /// Of `elements` elements along k.
+    fn of<K: Kernel>(elements: usize) -> Self {
+        let lanes = elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
+        let blocks = lanes.div_ceil(K::BLOCK).max(1);
+        Self { lanes, blocks, block: lanes.div_ceil(blocks).next_multiple_of(K::GROUP) }
     }
 
     fn lanes(&self, blocks: Range<usize>) -> Range<usize> {
@@ -117,7 +118,8 @@ impl Part<'_> {
         const PANELS: usize = 4;
         /// Lanes per block, so that small factors, too, are packed by several threads.
         const LANES: usize = 128;
-        let (lanes, columns, width) = (self.lanes(), &self.columns, PANELS * L::COLUMNS);
+        let panel = L::Kernel::COLUMNS;
+        let (lanes, columns, width) = (self.lanes(), &self.columns, PANELS * panel);
         let (blocks, pieces) = (columns.len().div_ceil(width), lanes.len().div_ceil(LANES));
         cpu.parallel_for(blocks * pieces, |block| {
             let (column, lane) = (block / pieces * width, block % pieces * LANES);
@@ -126,8 +128,9 @@ impl Part<'_> {
             // SAFETY: the level was chosen for this processor; the buffer holds the lanes of all panels, and blocks
             // write disjoint parts of it.
             unsafe {
-                let to = self.packed.get().add(column * lanes.len() + lane * L::COLUMNS);
-                L::pack_columns(&self.product.b, rows, piece, to, L::COLUMNS * lanes.len());
+                let offset = (column * lanes.len() + lane * panel) * L::Kernel::WORDS;
+                let stride = panel * lanes.len() * L::Kernel::WORDS;
+                L::pack_columns(&self.product.b, rows, piece, self.packed.get().add(offset), stride);
             }
         });
     }
@@ -135,16 +138,19 @@ impl Part<'_> {
     /// Computes, or adds to, these columns of the result.
     fn multiply<L: Level>(&self, cpu: &Cpu) {
         let m = self.product.a.rows();
-        let (panels, columns) = (m.div_ceil(L::ROWS), self.columns.len().div_ceil(L::COLUMNS));
-        let deal = Deal { panels, columns, threads: cpu.threads() };
+        let (height, width) = (L::Kernel::ROWS, L::Kernel::COLUMNS);
+        let (panels, columns) = (m.div_ceil(height), self.columns.len().div_ceil(width));
+        // Panels of rows whose block of k stays in the second-level cache, with room for what passes.
+        let most = (BLOCK_WORDS / (height * self.depth.block * L::Kernel::WORDS).max(1)).max(2);
+        let deal = Deal { panels, columns, most, threads: cpu.threads() };
         cpu.parallel_for(deal.map(|hand| deal.tasks(hand)).sum(), |task| {
             let (panels, columns) = deal.task(task);
             let task = Task {
                 part: self,
-                rows: panels.start * L::ROWS..m.min(panels.end * L::ROWS),
-                columns: columns.start * L::COLUMNS..self.columns.len().min(columns.end * L::COLUMNS),
+                rows: panels.start * height..m.min(panels.end * height),
+                columns: columns.start * width..self.columns.len().min(columns.end * width),
             };
-            scratch::with_bytes(task.buffer_len::<L>() * size_of::<f32>(), |buffer| {
+            scratch::with_bytes(task.buffer_len::<L::Kernel>() * size_of::<f32>(), |buffer| {
                 // SAFETY: the level was chosen for this processor; tasks are disjoint parts of the result.
                 unsafe { L::run(&task, buffer.cast().as_ptr()) };
             });
@@ -160,6 +166,8 @@ struct Deal {
     panels: usize,
     /// Panels of columns.
     columns: usize,
+    /// The most panels of rows in a task.
+    most: usize,
     threads: usize,
 }
 
@@ -174,9 +182,8 @@ impl Iterator for Deal {
     type Item = Hand;
 
     fn next(&mut self) -> Option<Hand> {
-        /// Panels of rows in a task: their block of k stays in the second-level cache; fewer would fetch a panel of
-        /// columns for too little work.
-        const PANELS: (usize, usize) = (2, 12);
+        /// The fewest panels of rows in a task: fewer would fetch a panel of columns for too little work.
+        const PANELS: usize = 2;
         /// The fewest tiles in a task.
         const TILES: usize = 16;
         /// The fewest panels of columns in a task: every task packs its rows.
@@ -187,7 +194,7 @@ impl Iterator for Deal {
         let left = self.panels * self.columns;
         // Half of an even share of what is left.
         let tiles = if self.threads == 1 { left } else { (left / (2 * self.threads)).max(TILES) };
-        let panels = (tiles / self.columns).clamp(PANELS.0, PANELS.1).min(self.panels);
+        let panels = (tiles / self.columns).clamp(PANELS, self.most).min(self.panels);
         let splits = (panels * self.columns / tiles).clamp(1, self.columns.div_ceil(COLUMNS));
         self.panels -= panels;
         Some(Hand { panels, columns: self.columns.div_ceil(splits) })
@@ -223,50 +230,55 @@ pub(super) struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// Numbers that [`Self::run`] needs: a block of the first factor, and the sums of a bf16 result of several blocks.
-    fn buffer_len<L: Level>(&self) -> usize {
+    /// Words that [`Self::run`] needs: a block of the first factor, and the sums of a bf16 result of several blocks.
+    fn buffer_len<K: Kernel>(&self) -> usize {
         let Depth { blocks, block, .. } = self.part.depth;
         let is_summed_apart = self.part.product.c.dtype() == DType::Bf16 && blocks > 1;
         let sums = if is_summed_apart { self.columns.len() } else { 0 };
-        self.rows.len().next_multiple_of(L::ROWS) * (block + sums)
+        self.rows.len().next_multiple_of(K::ROWS) * (block * K::WORDS + sums)
     }
 
     /// Computes this task's elements of the result.
     ///
     /// # Safety
-    /// The caller is compiled for the vector's level and runs where it exists; nobody else writes these elements;
-    /// `buffer` has room for [`Self::buffer_len`] numbers.
+    /// The caller is compiled for the kernel's level and runs where it exists; nobody else writes these elements;
+    /// `buffer` has room for [`Self::buffer_len`] words.
     #[inline(always)]
-    pub(super) unsafe fn run<M: Multiply, const MR: usize, const NV: usize, const NR: usize>(
-        &self,
-        buffer: *mut f32,
-    ) {
+    pub(super) unsafe fn run<K: Kernel>(&self, buffer: *mut f32) {
         let Part { product, depth, ref blocks, packed, .. } = *self.part;
-        let (all, block) = (self.part.lanes(), depth.block);
-        let sums = buffer.wrapping_add(self.rows.len().next_multiple_of(MR) * block);
+        let all = self.part.lanes();
+        // Words of a row in the packed block.
+        let length = depth.block * K::WORDS;
+        let sums = buffer.wrapping_add(self.rows.len().next_multiple_of(K::ROWS) * length);
+        // SAFETY: the caller's promise.
+        unsafe { K::begin() };
         for index in blocks.clone() {
             let lanes = depth.lanes(index..index + 1);
-            let (a, rows) = (&product.a, self.rows.clone());
             // SAFETY: the caller's promise.
-            unsafe { pack::<M::Vector, MR>(a, M::DEPTH, rows, lanes.clone(), buffer, MR * block) };
-            for column in self.columns.clone().step_by(NR) {
-                for row in (0..self.rows.len()).step_by(MR) {
-                    let tile = self.tile::<MR, NR>(row, column, index == 0, index + 1 == depth.blocks, sums);
+            unsafe {
+                K::pack_rows(&product.a, self.rows.clone(), lanes.clone(), buffer, K::ROWS * length);
+            }
+            for column in self.columns.clone().step_by(K::COLUMNS) {
+                for row in (0..self.rows.len()).step_by(K::ROWS) {
+                    let tile = self.tile::<K>(row, column, index == 0, index + 1 == depth.blocks, sums);
                     // SAFETY: `column` and `row` are multiples of the panels' widths, so each panel is at its width times
-                    // the lanes before it; the tile is among this task's elements.
+                    // the words before it; the tile is among this task's elements.
                     unsafe {
-                        let a = buffer.add(row * block);
-                        let b = packed.get().add(column * all.len() + (lanes.start - all.start) * NR);
-                        multiply::<M, MR, NV>(lanes.len(), a, b, &tile);
+                        let a = buffer.add(row * length);
+                        let before = column * all.len() + (lanes.start - all.start) * K::COLUMNS;
+                        let b = packed.get().add(before * K::WORDS);
+                        K::multiply(lanes.len(), a, b, &tile);
                     }
                 }
             }
         }
+        // SAFETY: as above.
+        unsafe { K::end() };
     }
 
     /// What the tile at `row` (of the task) and `column` (of the part) is added to, and where it goes.
     #[inline(always)]
-    fn tile<const MR: usize, const NR: usize>(
+    fn tile<K: Kernel>(
         &self,
         row: usize,
         column: usize,
@@ -295,8 +307,8 @@ impl Task<'_> {
         };
         let bias = if is_first { product.bias_at(result_column) } else { std::ptr::null() };
         Tile {
-            rows: MR.min(self.rows.len() - row),
-            cols: NR.min(self.columns.end - column),
+            rows: K::ROWS.min(self.rows.len() - row),
+            cols: K::COLUMNS.min(self.columns.end - column),
             add,
             add_stride,
             bias,

@@ -4,9 +4,115 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::Operand;
 use super::lanes::Lanes;
+use super::pack::pack;
 use crate::cpu::vector::Vector;
 use crate::{Element, bf16};
+
+/// How factors are packed and a tile of the result is computed from them. Functions are inlined into what is compiled
+/// for a level.
+///
+/// A panel is [`Self::ROWS`] rows of the first factor or [`Self::COLUMNS`] of the second. A lane is what a panel's row has
+/// of [`Self::DEPTH`] elements along k, in [`Self::WORDS`] words of 32 bits; how words are ordered inside a panel is the
+/// kernel's affair.
+pub(super) trait Kernel {
+    const ROWS: usize;
+    const COLUMNS: usize;
+    const DEPTH: usize;
+    const WORDS: usize;
+    /// Blocks of k are a multiple of so many lanes; what is missing at k's end is packed as zeros.
+    const GROUP: usize;
+    /// The longest block of k, in lanes.
+    const BLOCK: usize;
+
+    /// Packs rows and lanes of the first factor; panels begin `panel_stride` words apart.
+    ///
+    /// # Safety
+    /// The caller is compiled for the kernel's level and runs where it exists; `to` has room for the panels; the rows lie
+    /// inside the operand, of which `lanes` covers at least one element.
+    unsafe fn pack_rows(
+        source: &Operand,
+        rows: Range<usize>,
+        lanes: Range<usize>,
+        to: *mut f32,
+        panel_stride: usize,
+    );
+
+    /// Packs rows and lanes of the second factor.
+    ///
+    /// # Safety
+    /// As [`Self::pack_rows`].
+    unsafe fn pack_columns(
+        source: &Operand,
+        rows: Range<usize>,
+        lanes: Range<usize>,
+        to: *mut f32,
+        panel_stride: usize,
+    );
+
+    /// What a thread does before and after the tiles of a task.
+    ///
+    /// # Safety
+    /// The processor has the level.
+    unsafe fn begin() {}
+    /// The end of what [`Self::begin`] began.
+    ///
+    /// # Safety
+    /// As [`Self::begin`].
+    unsafe fn end() {}
+
+    /// `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor.
+    ///
+    /// # Safety
+    /// As [`Self::pack_rows`], between [`Self::begin`] and [`Self::end`]; the panels hold the lanes; the tile's addresses
+    /// are valid for its rows and columns.
+    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile);
+}
+
+/// Sums in `MR` rows of `NV` vectors, which are `NR` columns.
+pub(super) struct Registers<M, const MR: usize, const NV: usize, const NR: usize>(PhantomData<M>);
+
+impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for Registers<M, MR, NV, NR> {
+    const ROWS: usize = MR;
+    const COLUMNS: usize = NR;
+    const DEPTH: usize = M::DEPTH;
+    const WORDS: usize = 1;
+    const GROUP: usize = 1;
+    /// Longer ones than the first-level cache holds a panel of are faster (512 against 256 and 176: 3 and 7 % on Emerald
+    /// Rapids), since the tile fetches the panel ahead and passes over the result are spared.
+    const BLOCK: usize = 512;
+
+    #[inline(always)]
+    unsafe fn pack_rows(
+        source: &Operand,
+        rows: Range<usize>,
+        lanes: Range<usize>,
+        to: *mut f32,
+        panel_stride: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { pack::<M::Vector, MR>(source, M::DEPTH, rows, lanes, to, panel_stride) };
+    }
+
+    #[inline(always)]
+    unsafe fn pack_columns(
+        source: &Operand,
+        rows: Range<usize>,
+        lanes: Range<usize>,
+        to: *mut f32,
+        panel_stride: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { pack::<M::Vector, NR>(source, M::DEPTH, rows, lanes, to, panel_stride) };
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { multiply::<M, MR, NV>(lanes, a, b, tile) };
+    }
+}
 
 /// How a packed lane of one factor is multiplied by one of the other. A lane is 32 bits: one f32, or a pair of bf16.
 pub(super) trait Multiply {
@@ -78,7 +184,7 @@ pub(super) enum Out {
 /// The caller is compiled for the vector's level and runs where it exists; `a` and `b` hold `lanes` groups of `MR` and
 /// of `NV` vectors; the tile's addresses are valid for its rows and columns.
 #[inline(always)]
-pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
+unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     lanes: usize,
     mut a: *const f32,
     mut b: *const f32,
@@ -130,12 +236,12 @@ const PREFETCH_LANES: usize = 24;
 const PREFETCH_ROWS: usize = 2;
 
 /// Columns of the widest tile.
-const MOST_COLUMNS: usize = 32;
+pub(super) const MOST_COLUMNS: usize = 32;
 
 impl Tile {
     /// Asks for the memory that these rows of the tile will be added to and stored in, while they are being computed.
     #[inline(always)]
-    fn prefetch(&self, rows: Range<usize>) {
+    pub(super) fn prefetch(&self, rows: Range<usize>) {
         let (out, size) = match self.out {
             Out::F32(out) => (out.cast::<u8>().cast_const(), size_of::<f32>()),
             Out::Bf16(out) => (out.cast::<u8>().cast_const(), size_of::<bf16>()),
@@ -152,12 +258,18 @@ impl Tile {
         }
     }
 
+    /// Whether the tile has all of `rows` and `cols`, and nothing is added to it.
+    #[inline(always)]
+    pub(super) fn is_whole_and_alone(&self, rows: usize, cols: usize) -> bool {
+        self.rows == rows && self.cols == cols && self.add.is_null() && self.bias.is_null()
+    }
+
     /// `out = add + bias + values`, rows of `values` [`MOST_COLUMNS`] apart.
     ///
     /// # Safety
     /// As [`multiply`].
     #[inline(always)]
-    unsafe fn store<V: Lanes>(&self, values: *const f32) {
+    pub(super) unsafe fn store<V: Lanes>(&self, values: *const f32) {
         // SAFETY: the caller's promise.
         unsafe {
             match (!self.add.is_null(), !self.bias.is_null(), self.out) {

@@ -3,24 +3,18 @@
 use std::ops::Range;
 
 use super::blocked::Task;
-use super::kernel::{Multiply, Singles};
-use super::pack::pack;
+use super::kernel::{Kernel, Registers, Singles};
 use super::{Operand, Product, few};
 use crate::cpu::vector::Portable;
 
 /// What is compiled for a level.
 pub(super) trait Level {
-    /// Rows of a tile: the width of the first factor's panels.
-    const ROWS: usize;
-    /// Columns of a tile: the width of the second factor's panels.
-    const COLUMNS: usize;
-    /// Elements along k in one packed lane.
-    const DEPTH: usize;
+    type Kernel: Kernel;
 
-    /// [`pack`] into panels of the second factor.
+    /// [`Kernel::pack_columns`].
     ///
     /// # Safety
-    /// The processor has the level; else as [`pack`].
+    /// The processor has the level; else as [`Kernel::pack_columns`].
     unsafe fn pack_columns(
         source: &Operand,
         rows: Range<usize>,
@@ -42,17 +36,14 @@ pub(super) trait Level {
     unsafe fn run(task: &Task, buffer: *mut f32);
 }
 
-/// A level by name: how it multiplies; rows of a tile, its registers per row and their lanes; columns of a tile of few
-/// rows; what it is compiled with.
+/// A level by name: its kernel; the vector and the columns of a tile of few rows; what it is compiled with.
 macro_rules! level {
-    ($(#[$attribute:meta])* $name:ident, $multiply:ty, $rows:literal, $registers:literal, $lanes:literal, $few:literal $(, $features:literal)?) => {
+    ($(#[$attribute:meta])* $name:ident, $kernel:ty, $vector:ty, $few:literal $(, $features:literal)?) => {
         $(#[$attribute])*
         pub(in crate::cpu::product) struct $name;
 
         impl Level for $name {
-            const ROWS: usize = $rows;
-            const COLUMNS: usize = $registers * $lanes;
-            const DEPTH: usize = <$multiply as Multiply>::DEPTH;
+            type Kernel = $kernel;
 
             unsafe fn pack_columns(
                 source: &Operand,
@@ -69,10 +60,8 @@ macro_rules! level {
                     to: *mut f32,
                     panel_stride: usize,
                 ) {
-                    type V = <$multiply as Multiply>::Vector;
-                    const DEPTH: usize = <$multiply as Multiply>::DEPTH;
                     // SAFETY: the caller's promise.
-                    unsafe { pack::<V, { $registers * $lanes }>(source, DEPTH, rows, lanes, to, panel_stride) };
+                    unsafe { <$kernel>::pack_columns(source, rows, lanes, to, panel_stride) };
                 }
                 // SAFETY: the caller's promise.
                 unsafe { compiled(source, rows, lanes, to, panel_stride) };
@@ -81,9 +70,8 @@ macro_rules! level {
             unsafe fn few(product: &Product, columns: Range<usize>) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn compiled(product: &Product, columns: Range<usize>) {
-                    type V = <$multiply as Multiply>::Vector;
                     // SAFETY: the caller's promise.
-                    unsafe { few::columns::<V, $few>(product, columns) };
+                    unsafe { few::columns::<$vector, $few>(product, columns) };
                 }
                 // SAFETY: the caller's promise.
                 unsafe { compiled(product, columns) };
@@ -93,7 +81,7 @@ macro_rules! level {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn compiled(task: &Task, buffer: *mut f32) {
                     // SAFETY: the caller's promise.
-                    unsafe { task.run::<$multiply, $rows, $registers, { $registers * $lanes }>(buffer) };
+                    unsafe { task.run::<$kernel>(buffer) };
                 }
                 // SAFETY: the caller's promise.
                 unsafe { compiled(task, buffer) };
@@ -102,21 +90,37 @@ macro_rules! level {
     };
 }
 
-level!(Baseline, Singles<Portable>, 4, 1, 8, 2);
+level!(Baseline, Registers<Singles<Portable>, 4, 1, 8>, Portable, 2);
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2Level, Avx512Bf16Level, Avx512Level};
+pub(super) use x86::{AmxLevel, AmxSplitLevel, Avx2Level, Avx512Bf16Level, Avx512Level};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::*;
+    use crate::cpu::product::amx::Tiles;
     use crate::cpu::product::kernel::Pairs;
     use crate::cpu::vector::{Avx2, Avx512};
 
-    level!(Avx2Level, Singles<Avx2>, 6, 2, 8, 2, "avx2,fma");
-    level!(Avx512Level, Singles<Avx512>, 14, 2, 16, 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
+    level!(Avx2Level, Registers<Singles<Avx2>, 6, 2, 16>, Avx2, 2, "avx2,fma");
+    level!(
+        Avx512Level,
+        Registers<Singles<Avx512>, 14, 2, 32>,
+        Avx512,
+        4,
+        "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+    );
     level!(
         /// bf16 only: f32 factors take [`Avx512Level`].
-        Avx512Bf16Level, Pairs, 14, 2, 16, 4, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        Avx512Bf16Level, Registers<Pairs, 14, 2, 32>, Avx512, 4,
+        "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+    );
+    level!(
+        /// bf16 factors.
+        AmxLevel, Tiles<1>, Avx512, 4, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+    );
+    level!(
+        /// f32 factors.
+        AmxSplitLevel, Tiles<3>, Avx512, 4, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
 }

@@ -6,6 +6,8 @@
 //! A few rows against a matrix (decoding) are limited by reading the matrix: [`few`]. The rest is limited by
 //! arithmetic: [`blocked`].
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod blocked;
 mod few;
 mod kernel;
@@ -112,6 +114,10 @@ impl Product<'_> {
             (Isa::Avx2, _) => self.run_on::<level::Avx2Level>(cpu),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512Bf16, DType::Bf16) => self.run_on::<level::Avx512Bf16Level>(cpu),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Amx, DType::Bf16) => self.run_on::<level::AmxLevel>(cpu),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Amx, DType::F32) => self.run_on::<level::AmxSplitLevel>(cpu),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512 | Isa::Avx512Bf16, _) => self.run_on::<level::Avx512Level>(cpu),
             #[cfg(not(target_arch = "x86_64"))]

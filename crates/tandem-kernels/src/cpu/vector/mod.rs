@@ -45,7 +45,7 @@ macro_rules! vector_kernel {
                             generic::<$crate::cpu::vector::Portable $(, $G)*>($($argument),*)
                         }
                         $crate::cpu::Isa::Avx2 => avx2::<$($G),*>($($argument),*),
-                        $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Avx512Bf16 => {
+                        $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Avx512Bf16 | $crate::cpu::Isa::Amx => {
                             avx512::<$($G),*>($($argument),*)
                         }
                     }
