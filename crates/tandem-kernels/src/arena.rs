@@ -28,13 +28,15 @@ pub enum Kind {
     Reference,
     /// Keys and values kept for generation.
     Cache,
+    /// The copy of the state that a checkpoint is written from while training goes on.
+    Checkpoint,
     /// Anything else, short-lived.
     Scratch,
 }
 
 impl Kind {
     /// Every kind, in display order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Master,
         Self::Weights,
         Self::Gradients,
@@ -43,6 +45,7 @@ impl Kind {
         Self::Head,
         Self::Reference,
         Self::Cache,
+        Self::Checkpoint,
         Self::Scratch,
     ];
 
@@ -57,6 +60,7 @@ impl Kind {
             Self::Head => "head chunk",
             Self::Reference => "reference",
             Self::Cache => "kv cache",
+            Self::Checkpoint => "checkpoint copy",
             Self::Scratch => "scratch",
         }
     }
@@ -66,9 +70,9 @@ impl Kind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Bytes now, by [`Kind`] in the order of [`Kind::ALL`].
-    pub current: [usize; 9],
+    pub current: [usize; Kind::ALL.len()],
     /// Bytes by kind at the moment when the total was largest.
-    pub at_peak: [usize; 9],
+    pub at_peak: [usize; Kind::ALL.len()],
     /// The largest total.
     pub peak: usize,
 }

@@ -1,11 +1,12 @@
 //! The few file operations behind what must survive a crash, as a trait so that tests can let any of them fail.
 
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// A file system.
-pub(crate) trait Disk {
+/// A file system. Several threads use it.
+pub(crate) trait Disk: Debug + Send + Sync {
     /// Creates a folder and its parents.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Creates a file that is not there yet.
@@ -25,6 +26,7 @@ pub(crate) trait DiskFile: Write {
 }
 
 /// The real one.
+#[derive(Debug)]
 pub(crate) struct RealDisk;
 
 impl Disk for RealDisk {

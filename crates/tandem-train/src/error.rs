@@ -55,6 +55,20 @@ pub enum TrainError {
         /// What is wrong, with the names and numbers.
         reason: String,
     },
+    /// What one rank has put into the run's folder is not there for another.
+    #[error(
+        "{} was written by rank {writer} and is not there for rank {reader}: ranks on several machines need a run folder \
+         (`output`) that all of them share, at the same path",
+        path.display()
+    )]
+    NotShared {
+        /// The file or folder.
+        path: PathBuf,
+        /// The rank that wrote it.
+        writer: usize,
+        /// The rank that looked for it.
+        reader: usize,
+    },
     /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -154,6 +168,7 @@ impl TrainError {
             | Self::LockedRunDir { .. }
             | Self::ForeignFile { .. }
             | Self::BrokenCheckpoint { .. }
+            | Self::NotShared { .. }
             | Self::Mismatch { .. }
             | Self::WrongStart { .. }
             | Self::NotFinite { .. } => Fault::User,

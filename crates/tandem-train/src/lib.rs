@@ -8,7 +8,8 @@
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
-//! * [`checkpoint`]: atomic, checksummed training state; [`snapshot`] turns a run into it and back.
+//! * [`checkpoint`]: atomic, checksummed training state; [`snapshot`] turns a run into it and back, [`saver`]
+//!   writes it while training goes on.
 //! * [`run_dir`]: the folder a run writes, its lock, and what may be deleted from it.
 
 pub mod checkpoint;
@@ -27,6 +28,7 @@ pub mod prepare;
 pub mod ranks;
 pub mod reference;
 pub mod run_dir;
+pub mod saver;
 pub mod schedule;
 pub mod snapshot;
 pub mod start;

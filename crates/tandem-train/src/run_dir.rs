@@ -47,6 +47,11 @@ pub fn final_path(output: &Path) -> PathBuf {
     output.join("final")
 }
 
+/// Where a run in `output` keeps its checkpoints.
+pub fn checkpoints(output: &Path) -> Checkpoints {
+    Checkpoints::new(output.join("checkpoints"))
+}
+
 impl RunDir {
     /// Creates or takes over the folder and locks it. Nothing of an earlier run is touched before [`RunDir::begin`].
     ///
@@ -105,7 +110,7 @@ impl RunDir {
 
     /// `checkpoints/`.
     pub fn checkpoints(&self) -> Checkpoints {
-        Checkpoints::new(self.path.join("checkpoints"))
+        checkpoints(&self.path)
     }
 
     fn leftovers(&self) -> Vec<&'static str> {

@@ -2,15 +2,17 @@
 //!
 //! Names are those of logical parameters (`policy/block.3.qkv_weight`, `second_moment/head.head_weight`), so that a
 //! checkpoint does not depend on how its writer had placed them.
+//!
+//! A rank writes its part of every layer, as [`Partition`] divides layers: of what is divided, what it holds; of what all
+//! ranks hold, as much. So nothing is written twice, all ranks write as many bytes, and the files of a number of ranks are
+//! the same under every sharding.
 
-use std::cell::RefCell;
-use std::ops::Range;
-use std::path::PathBuf;
+use std::sync::Arc;
 
-use tandem_comm::Group;
+use tandem_kernels::{DType, Device, Kind, Tensor, View, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, ParamSpec};
 
-use crate::checkpoint::{Checkpoint, Checkpoints, Cursor, StateSource, TensorSpec};
+use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
 use crate::optimizer::Optimizer;
 use crate::store::{Partition, Policy};
 use crate::{Result, TrainError};
@@ -18,107 +20,104 @@ use crate::{Result, TrainError};
 /// The name of the masters' group.
 const POLICY: &str = "policy";
 
-/// Writes a checkpoint on the first rank and removes those beyond the newest `keep`. All ranks call this: what is divided
-/// among them is gathered layer by layer. Returns the checkpoint's folder on the first rank.
-///
-/// # Errors
-/// If it cannot be written whole (older checkpoints stay), or a rank is lost.
-pub fn save(
-    checkpoints: Option<&Checkpoints>,
-    cursor: &Cursor,
-    decoder: &Decoder,
-    group: &mut Group,
-    policy: &Policy,
-    optimizer: &Optimizer,
-    keep: Option<usize>,
-) -> Result<Option<PathBuf>> {
-    let mut state = State::new(group);
-    let (masters, partition) = policy.masters();
-    state.add(POLICY, decoder, masters, partition);
-    for (name, weights) in optimizer.states() {
-        state.add(name, decoder, weights, optimizer.partition());
-    }
-    let Some(checkpoints) = checkpoints else {
-        state.serve()?;
-        return Ok(None);
-    };
-    let path = checkpoints.save(cursor, &state)?;
-    if let Some(keep) = keep {
-        checkpoints.prune(keep, cursor.step)?;
-    }
-    Ok(Some(path))
+/// What a rank writes into a checkpoint.
+#[derive(Clone)]
+pub struct Share {
+    decoder: Arc<Decoder>,
+    partition: Partition,
 }
 
-/// Everything that is saved, as logical tensors.
-struct State<'a> {
-    group: RefCell<&'a mut Group>,
-    layers: Vec<LayerState<'a>>,
-    /// Name and shape, the layer it is part of, and where.
-    tensors: Vec<(TensorSpec, usize, Range<usize>)>,
-    /// The layer that was gathered last, and its elements.
-    gathered: RefCell<(usize, Vec<f32>)>,
-}
-
-/// A layer of one group: this rank's part of it.
-struct LayerState<'a> {
-    part: &'a [f32],
-    place: Range<usize>,
-    counts: &'a [usize],
-}
-
-impl<'a> State<'a> {
-    fn new(group: &'a mut Group) -> Self {
-        let gathered = RefCell::new((usize::MAX, Vec::new()));
-        Self { group: RefCell::new(group), layers: Vec::new(), tensors: Vec::new(), gathered }
+impl Share {
+    /// Of rank `rank` of `num_ranks`.
+    pub fn new(decoder: &Arc<Decoder>, rank: usize, num_ranks: usize) -> Self {
+        Self { decoder: decoder.clone(), partition: Partition::new(decoder, rank, num_ranks) }
     }
 
-    fn add(&mut self, name: &str, decoder: &Decoder, weights: &'a FlatWeights, partition: &'a Partition) {
-        for (index, (layer, flat)) in decoder.layers().into_iter().zip(&weights.layers).enumerate() {
-            for param in &decoder.layout(layer).params {
-                self.tensors.push((spec(name, layer, param), self.layers.len(), param.range()));
+    /// The state of a run where it lies, to be written before training goes on.
+    pub fn of_run<'a>(&self, policy: &'a Policy, optimizer: &'a Optimizer) -> Vec<Piece<'a>> {
+        let groups = self.parts(policy, optimizer);
+        groups.iter().flat_map(|(name, parts)| self.pieces(name, parts)).collect()
+    }
+
+    /// By group and layer, the part that is to be written.
+    fn parts<'a>(&self, policy: &'a Policy, optimizer: &'a Optimizer) -> Vec<(&'static str, Vec<View<'a>>)> {
+        let (masters, held) = policy.masters();
+        let states = optimizer.states().into_iter().map(|(name, state)| (name, state, optimizer.partition()));
+        let groups = std::iter::once((POLICY, masters, held)).chain(states);
+        let parts = |weights: &'a FlatWeights, held: &Partition| {
+            let part = |(index, flat): (usize, &'a Tensor)| {
+                let (start, owned) = (held.owned(index).start, self.partition.owned(index));
+                flat.view().col_range(owned.start - start..owned.end - start)
+            };
+            weights.layers.iter().enumerate().map(part).collect()
+        };
+        groups.map(|(name, weights, held)| (name, parts(weights, held))).collect()
+    }
+
+    /// The parts of the layers of one group, by tensor.
+    fn pieces<'a>(&self, group: &str, parts: &[View<'a>]) -> Vec<Piece<'a>> {
+        let mut pieces = Vec::new();
+        for ((index, layer), part) in self.decoder.layers().into_iter().enumerate().zip(parts) {
+            let (owned, elements) = (self.partition.owned(index), part.as_slice::<f32>());
+            for param in &self.decoder.layout(layer).params {
+                let range = param.range();
+                let (start, end) = (range.start.max(owned.start), range.end.min(owned.end));
+                if start < end {
+                    let data = &elements[start - owned.start..end - owned.start];
+                    pieces.push(Piece {
+                        tensor: spec(group, layer, param),
+                        start: start - range.start,
+                        data,
+                    });
+                }
             }
-            let (place, counts) = (partition.owned(index), partition.counts(index));
-            self.layers.push(LayerState { part: flat.view().as_slice(), place, counts });
         }
-    }
-
-    /// Fills `gathered` with a layer that is divided. All ranks do this for the same layers in the same order.
-    fn gather(&self, index: usize) -> Result<()> {
-        let layer = &self.layers[index];
-        let (held, whole) = &mut *self.gathered.borrow_mut();
-        whole.clear();
-        whole.resize(layer.counts.iter().sum(), 0.0);
-        whole[layer.place.clone()].copy_from_slice(layer.part);
-        self.group.borrow_mut().all_gather(whole, layer.counts)?;
-        *held = index;
-        Ok(())
-    }
-
-    /// Takes part in what the first rank gathers while it writes.
-    fn serve(&self) -> Result<()> {
-        (0..self.layers.len())
-            .filter(|&index| self.layers[index].counts.len() > 1)
-            .try_for_each(|index| self.gather(index))
+        pieces
     }
 }
 
-impl StateSource for State<'_> {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        self.tensors.iter().map(|(spec, ..)| spec.clone()).collect()
+/// A copy of what a rank writes, made once and filled anew for each checkpoint, so that training can go on.
+pub struct Snapshot {
+    share: Share,
+    groups: Vec<(&'static str, Vec<Tensor>)>,
+}
+
+impl Snapshot {
+    /// Memory for a copy.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn new(device: &Device, share: Share, optimizer: &Optimizer) -> Result<Self> {
+        let names = std::iter::once(POLICY).chain(optimizer.states().into_iter().map(|(name, _)| name));
+        let layers = 0..share.partition.num_layers();
+        let copy = |layer| device.alloc(Kind::Checkpoint, 1, share.partition.owned(layer).len(), DType::F32);
+        let group = |name| Ok((name, layers.clone().map(copy).collect::<Result<_, _>>()?));
+        let groups = names.map(group).collect::<Result<_>>()?;
+        Ok(Self { share, groups })
     }
 
-    fn read(&self, index: usize, start: usize, out: &mut [f32]) -> Result<()> {
-        let (_, layer, range) = &self.tensors[index];
-        let wanted = range.start + start..range.start + start + out.len();
-        if self.layers[*layer].counts.len() == 1 {
-            out.copy_from_slice(&self.layers[*layer].part[wanted]);
-            return Ok(());
+    /// Copies the state of a run.
+    ///
+    /// # Errors
+    /// If it is not the state of the run that this was made for.
+    pub fn fill(&mut self, device: &Device, policy: &Policy, optimizer: &Optimizer) -> Result<()> {
+        let parts = self.share.parts(policy, optimizer);
+        for ((_, copies), (_, parts)) in self.groups.iter_mut().zip(parts) {
+            for (copy, part) in copies.iter_mut().zip(parts) {
+                ops::cast(device, part, copy.view_mut())?;
+            }
         }
-        if self.gathered.borrow().0 != *layer {
-            self.gather(*layer)?;
-        }
-        out.copy_from_slice(&self.gathered.borrow().1[wanted]);
         Ok(())
+    }
+
+    /// What is to be written.
+    pub fn pieces(&self) -> Vec<Piece<'_>> {
+        let mut pieces = Vec::new();
+        for (name, copies) in &self.groups {
+            let views: Vec<View<'_>> = copies.iter().map(Tensor::view).collect();
+            pieces.append(&mut self.share.pieces(name, &views));
+        }
+        pieces
     }
 }
 

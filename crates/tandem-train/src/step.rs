@@ -19,6 +19,7 @@ use crate::optimizer::Optimizer;
 use crate::prepare::{checkpointing, compute_type};
 use crate::reference::{Reference, sequence_log_probs};
 use crate::schedule::clip_coefficient;
+use crate::snapshot::{self, Snapshot};
 use crate::store::{Accumulator, Partition, Policy, Sharding};
 
 /// What is needed to score a batch: a policy, what it is compared with, and the loss.
@@ -50,6 +51,8 @@ pub struct Learner {
     pub gradients: Accumulator,
     /// Optimiser states.
     pub optimizer: Optimizer,
+    /// What a checkpoint is written from while training goes on, if that is asked for.
+    pub snapshot: Option<Snapshot>,
     d_log_prob: Vec<f32>,
 }
 
@@ -300,10 +303,15 @@ impl Learner {
     ) -> Result<Self> {
         let own = if config.compute.sharding >= Sharding::Zero2 { Some(group.split(0)?) } else { None };
         let form = config.compute.reduction;
-        Ok(Self {
-            gradients: Accumulator::new(device, decoder.clone(), partition.clone(), own, form)?,
-            optimizer: Optimizer::new(device, decoder, partition, &config.train)?,
-            d_log_prob: Vec::new(),
-        })
+        let gradients = Accumulator::new(device, decoder.clone(), partition.clone(), own, form)?;
+        let optimizer = Optimizer::new(device, decoder, partition, &config.train)?;
+        // The last checkpoint is waited for: one that is all there will be needs no copy.
+        let snapshot = if config.train.async_checkpoints && config.train.save_every.is_some() {
+            let share = snapshot::Share::new(decoder, group.rank(), group.size());
+            Some(Snapshot::new(device, share, &optimizer)?)
+        } else {
+            None
+        };
+        Ok(Self { gradients, optimizer, snapshot, d_log_prob: Vec::new() })
     }
 }

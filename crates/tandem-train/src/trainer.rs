@@ -22,6 +22,7 @@ use crate::plan::Plan;
 use crate::prepare::{Prepared, compute_type, partition, threads};
 use crate::reference::load_reference;
 use crate::run_dir::{self, RunDir, Start};
+use crate::saver::Saver;
 use crate::schedule::Schedule;
 use crate::snapshot;
 use crate::start;
@@ -33,7 +34,9 @@ pub struct Trainer {
     config: Config,
     group: Group,
     prepared: Prepared,
-    /// What is written: by the first rank alone.
+    /// Before the run's folder, whose lock is held until nothing is written any more.
+    saver: Saver,
+    /// The run's folder and its log, on the first rank alone.
     files: Option<Files>,
     scorer: Scorer,
     learner: Learner,
@@ -42,16 +45,16 @@ pub struct Trainer {
     schedule: Schedule,
     cursor: Cursor,
     resumed_from: Option<PathBuf>,
-    /// Step of the newest checkpoint, and its folder where this rank wrote or read it.
+    /// Step of the newest checkpoint, which may still be under way, and its folder where this rank tells of it.
     saved: Option<(u64, Option<PathBuf>)>,
     /// Seconds of earlier processes of this run.
     seconds_before: f64,
     started: Instant,
 }
 
-/// The run's folder and its log.
+/// What the first rank writes besides checkpoints.
 struct Files {
-    run_dir: RunDir,
+    _run_dir: RunDir,
     metrics: MetricsFile,
 }
 
@@ -135,9 +138,10 @@ impl Trainer {
                     Some(_) => MetricsFile::resume(&path, cursor.step)?,
                     None => MetricsFile::create(&path)?,
                 };
-                Some(Files { run_dir, metrics })
+                Some(Files { _run_dir: run_dir, metrics })
             }
         };
+        let saver = Saver::new(&config, decoder, &group, learner.snapshot.take());
         let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
         Ok(Self {
             batches: prepared.batches(&config),
@@ -149,6 +153,7 @@ impl Trainer {
             config,
             group,
             prepared,
+            saver,
             files,
             scorer,
             learner,
@@ -158,12 +163,23 @@ impl Trainer {
     }
 
     /// Takes the remaining steps. `stop` is looked at between steps: when set on any rank, the state is saved and the run
-    /// ends.
+    /// ends. When this returns no checkpoint is under way any more.
     ///
     /// # Errors
     /// If a pass fails, another rank failed, too many steps in a row were not finite, the first loss is not what equal policy and
     /// reference give, or something cannot be written. Earlier checkpoints stay as they are.
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        let outcome = self.run_steps(observer, stop);
+        if let Err(error) = &outcome
+            && (self.group.size() == 1 || matches!(error, TrainError::NotFinite { .. }))
+        {
+            // All ranks stop here alike, so the checkpoint under way can still be completed. What is told is the first error.
+            let _ = self.finish_saving(observer);
+        }
+        outcome
+    }
+
+    fn run_steps(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         let steps = self.schedule.total_steps;
         observer.event(&Event::Started {
             step: self.cursor.step,
@@ -172,9 +188,13 @@ impl Trainer {
         });
         self.started = Instant::now();
         while self.cursor.step < steps {
-            if self.is_to_stop(stop)? {
-                let saved = if self.cursor.step > 0 { self.save(observer)? } else { None };
-                return Ok(Outcome::Stopped(saved));
+            if self.is_to_stop(stop, observer)? {
+                if self.cursor.step == 0 {
+                    return Ok(Outcome::Stopped(None));
+                }
+                self.save(observer)?;
+                self.finish_saving(observer)?;
+                return Ok(Outcome::Stopped(self.saved.as_ref().and_then(|(_, path)| path.clone())));
             }
             self.step(observer)?;
             let due = |every: Option<u64>| every.is_some_and(|n| self.cursor.step.is_multiple_of(n));
@@ -186,6 +206,12 @@ impl Trainer {
                 self.save(observer)?;
             }
         }
+        self.finish_saving(observer)?;
+        self.write_model(observer)
+    }
+
+    /// Writes the final model.
+    fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         let folder = run_dir::final_path(&self.config.output);
         let Prepared { folder: template, decoder, .. } = &self.prepared;
         let policy = &mut self.scorer.policy;
@@ -204,13 +230,21 @@ impl Trainer {
         Ok(Outcome::Finished(folder))
     }
 
-    /// Whether any rank was asked to stop: all of them stop after the same step.
-    fn is_to_stop(&mut self, stop: &AtomicBool) -> Result<bool> {
-        let mut asked = [u8::from(stop.load(Ordering::Relaxed))];
+    /// Whether any rank was asked to stop: all of them stop after the same step. Here ranks also tell one another how far
+    /// they are with a checkpoint, so that it costs no call of its own.
+    fn is_to_stop(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<bool> {
+        let mut votes = [u8::from(stop.load(Ordering::Relaxed)), u8::from(self.saver.is_writing()?)];
         if self.group.size() > 1 {
-            self.group.all_reduce(&mut asked, Reduction::Max)?;
+            self.group.all_reduce(&mut votes, Reduction::Max)?;
         }
-        Ok(asked != [0])
+        let [asked, writing] = votes.map(|vote| vote != 0);
+        if !writing {
+            self.saver.seal(&mut self.group)?;
+        }
+        if let Some(path) = self.saver.published()? {
+            observer.event(&Event::Saved(&path));
+        }
+        Ok(asked)
     }
 
     /// One step, its checks and its line in the log.
@@ -312,32 +346,30 @@ impl Trainer {
         Ok(())
     }
 
-    /// Saves a checkpoint of this step, unless there is one. The first rank writes it and returns its folder.
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<Option<PathBuf>> {
-        if let Some((step, path)) = &self.saved
-            && *step == self.cursor.step
-        {
-            return Ok(path.clone());
+    /// Begins a checkpoint of this step, unless there is one; one that is under way is completed before.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        if self.saved.as_ref().is_some_and(|(step, _)| *step == self.cursor.step) {
+            return Ok(());
         }
+        self.finish_saving(observer)?;
         let per_epoch = self.batches.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;
         self.cursor.position = self.cursor.step % per_epoch * self.config.train.batch_size as u64;
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
-        let path = snapshot::save(
-            self.files.as_ref().map(|files| files.run_dir.checkpoints()).as_ref(),
-            &self.cursor,
-            &self.prepared.decoder,
-            &mut self.group,
-            &self.scorer.policy,
-            &self.learner.optimizer,
-            self.config.train.keep,
-        )?;
-        self.saved = Some((self.cursor.step, path.clone()));
-        if let Some(path) = &path {
-            observer.event(&Event::Saved(path));
+        let (scorer, optimizer) = (&self.scorer, &self.learner.optimizer);
+        self.saver.begin(&self.cursor, &mut self.group, &scorer.device, &scorer.policy, optimizer)?;
+        let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
+        self.saved = Some((self.cursor.step, folder));
+        Ok(())
+    }
+
+    /// Waits for the checkpoint under way, if there is one.
+    fn finish_saving(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        if let Some(path) = self.saver.finish(&mut self.group)? {
+            observer.event(&Event::Saved(&path));
         }
-        Ok(path)
+        Ok(())
     }
 
     /// The device, to look at its memory.
@@ -376,7 +408,7 @@ fn newest_checkpoint(
     Ok(latest.checkpoint)
 }
 
-/// The first rank's checkpoint, opened on every rank.
+/// The first rank's checkpoint, opened on every rank; the first has checked it.
 fn agree_on(newest: Option<Checkpoint>, group: &mut Group) -> Result<Option<Checkpoint>> {
     if group.size() == 1 {
         return Ok(newest);
@@ -389,10 +421,14 @@ fn agree_on(newest: Option<Checkpoint>, group: &mut Group) -> Result<Option<Chec
     }
     path.resize(length[0] as usize, 0);
     group.broadcast(&mut path, 0)?;
-    match newest {
-        Some(newest) => Ok(Some(newest)),
-        None => Ok(Some(Checkpoint::open(Path::new(&String::from_utf8_lossy(&path).into_owned()))?)),
+    if newest.is_some() {
+        return Ok(newest);
     }
+    let path = PathBuf::from(String::from_utf8_lossy(&path).into_owned());
+    if !path.exists() {
+        return Err(TrainError::NotShared { path, writer: 0, reader: group.rank() });
+    }
+    Ok(Some(Checkpoint::open_checked(&path)?))
 }
 
 fn warn_of_changes(config: &Config, earlier: Option<&Config>, observer: &mut dyn Observer) {
@@ -420,3 +456,6 @@ fn resident_peak() -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,19 +3,19 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use super::save::write_folder;
-use super::{Checkpoint, Cursor, StateSource};
+use super::save::{Part, part_name, seal, write_part};
+use super::{Checkpoint, Cursor, Piece};
 use crate::disk::{Disk, RealDisk};
 use crate::error::{Result, TrainError};
 
-/// Data bytes of one safetensors file.
-const MAX_SHARD_BYTES: usize = 4 << 30;
-
-/// A folder `checkpoints/`. One process at a time writes to it (see [`RunDir`](crate::run_dir::RunDir)).
+/// A folder `checkpoints/`. One run at a time writes to it (see [`RunDir`](crate::run_dir::RunDir)), with all of its ranks.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     root: PathBuf,
+    disk: Arc<dyn Disk>,
 }
 
 /// What a search for the newest checkpoint found.
@@ -30,7 +30,13 @@ pub struct Latest {
 impl Checkpoints {
     /// The checkpoints under `root`, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), disk: Arc::new(RealDisk) }
+    }
+
+    /// The same folder on another disk.
+    #[cfg(test)]
+    pub(crate) fn on(&self, disk: Arc<dyn Disk>) -> Self {
+        Self { disk, ..self.clone() }
     }
 
     /// The folder.
@@ -38,38 +44,72 @@ impl Checkpoints {
         &self.root
     }
 
-    /// Saves `state` as `step-NNNNNN` of the cursor's step. Returns the new folder, durable and verified.
+    /// Makes room for the checkpoint of a step: the first rank, before any rank writes its part. What a killed process left
+    /// is removed.
     ///
     /// # Errors
-    /// If anything cannot be written (a full disk, say) or `state` cannot be read. What was unfinished is removed and every
-    /// older checkpoint is as it was.
-    pub fn save(&self, cursor: &Cursor, state: &(impl StateSource + ?Sized)) -> Result<PathBuf> {
-        self.save_on(&RealDisk, cursor, state, MAX_SHARD_BYTES)
+    /// If the folder cannot be written to.
+    pub fn begin(&self, step: u64) -> Result<()> {
+        let temporary = self.temporary(step);
+        self.disk.create_dir(&self.root).map_err(TrainError::io("create", &self.root))?;
+        self.sweep()?;
+        self.disk.create_dir(&temporary).map_err(TrainError::io("create", &temporary))
     }
 
-    pub(super) fn save_on(
+    /// Writes a rank's part. Returns when it is durable and read back, or soon after `give_up` is set.
+    ///
+    /// # Errors
+    /// If it cannot be written (a full disk, say), or the folder that the first rank has made is not here.
+    pub fn write_part(
         &self,
-        disk: &dyn Disk,
-        cursor: &Cursor,
-        state: &(impl StateSource + ?Sized),
-        max_shard_bytes: usize,
-    ) -> Result<PathBuf> {
-        disk.create_dir(&self.root).map_err(TrainError::io("create", &self.root))?;
-        self.sweep(disk)?;
-        let temporary = self.root.join(format!(".{}.tmp", folder_name(cursor.step)));
-        let saved = write_folder(disk, &temporary, cursor, state, max_shard_bytes)
-            .and_then(|()| self.publish(disk, &temporary, cursor.step));
-        if saved.is_err() {
-            // Best effort: the error to report is the first one, and the next save sweeps again.
-            let _ = disk.remove_dir(&temporary);
+        step: u64,
+        rank: usize,
+        num_ranks: usize,
+        pieces: &[Piece<'_>],
+        give_up: &AtomicBool,
+    ) -> Result<Part> {
+        let temporary = self.temporary(step);
+        if rank > 0 && !temporary.exists() {
+            return Err(TrainError::NotShared { path: temporary, writer: 0, reader: rank });
         }
-        saved
+        write_part(&*self.disk, &temporary, part_name(rank, num_ranks), pieces, give_up)
+    }
+
+    /// Makes the parts of all ranks a checkpoint: the first rank, when they are written. Returns its folder, durable.
+    ///
+    /// # Errors
+    /// If a part is not here, or something cannot be written; every older checkpoint is as it was.
+    pub fn publish(&self, cursor: &Cursor, parts: &[Part]) -> Result<PathBuf> {
+        let temporary = self.temporary(cursor.step);
+        seal(&*self.disk, &temporary, cursor, parts)?;
+        self.rename(&temporary, cursor.step)
+    }
+
+    /// Removes a rank's part of an unfinished checkpoint. Best effort: the next one sweeps again.
+    pub fn abandon_part(&self, step: u64, rank: usize, num_ranks: usize) {
+        let _ = fs::remove_file(self.temporary(step).join(part_name(rank, num_ranks)));
+    }
+
+    /// Removes what there is of an unfinished checkpoint, when no rank is writing any more. As above.
+    pub fn abandon(&self, step: u64) {
+        let _ = self.disk.remove_dir(&self.temporary(step));
+    }
+
+    /// Where the checkpoint of a step is, once it is complete.
+    pub fn folder_of(&self, step: u64) -> PathBuf {
+        self.root.join(folder_name(step))
+    }
+
+    /// Where it is before.
+    fn temporary(&self, step: u64) -> PathBuf {
+        self.root.join(format!(".{}.tmp", folder_name(step)))
     }
 
     /// Gives a finished folder its name. One of that name, which is damaged or of the same content (a run resumes from the
     /// newest that is whole), is moved aside first and deleted last, so that a failure can put it back.
-    fn publish(&self, disk: &dyn Disk, temporary: &Path, step: u64) -> Result<PathBuf> {
-        let target = self.root.join(folder_name(step));
+    fn rename(&self, temporary: &Path, step: u64) -> Result<PathBuf> {
+        let disk = &*self.disk;
+        let target = self.folder_of(step);
         let aside = self.root.join(format!(".{}.old", folder_name(step)));
         let replaces = target.exists();
         if replaces {
@@ -96,7 +136,7 @@ impl Checkpoints {
     pub fn latest(&self) -> Result<Latest> {
         let mut skipped = Vec::new();
         for step in self.steps()?.into_iter().rev() {
-            match Checkpoint::open(&self.root.join(folder_name(step))) {
+            match Checkpoint::open(&self.folder_of(step)) {
                 Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), skipped }),
                 Err(error) => skipped.push(error),
             }
@@ -113,7 +153,7 @@ impl Checkpoints {
         let steps: Vec<u64> = self.steps()?.into_iter().filter(|s| *s <= step).collect();
         let surplus = steps.len().saturating_sub(keep.max(1));
         for old in &steps[..surplus] {
-            self.discard(&RealDisk, &self.root.join(folder_name(*old)))?;
+            self.discard(&self.folder_of(*old))?;
         }
         Ok(())
     }
@@ -134,9 +174,9 @@ impl Checkpoints {
     /// # Errors
     /// If something cannot be deleted.
     pub fn clear(&self) -> Result<()> {
-        self.sweep(&RealDisk)?;
+        self.sweep()?;
         for step in self.steps()? {
-            self.discard(&RealDisk, &self.root.join(folder_name(step)))?;
+            self.discard(&self.folder_of(step))?;
         }
         match fs::remove_dir(&self.root) {
             Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
@@ -147,22 +187,22 @@ impl Checkpoints {
     }
 
     /// Removes what a killed process left: unfinished and half-deleted folders.
-    fn sweep(&self, disk: &dyn Disk) -> Result<()> {
+    fn sweep(&self) -> Result<()> {
         for name in self.names()? {
             if name.starts_with(".step-") && (name.ends_with(".tmp") || name.ends_with(".old")) {
                 let path = self.root.join(name);
-                disk.remove_dir(&path).map_err(TrainError::io("remove", &path))?;
+                self.disk.remove_dir(&path).map_err(TrainError::io("remove", &path))?;
             }
         }
         Ok(())
     }
 
     /// Deletes one checkpoint: its name goes first, in one operation.
-    fn discard(&self, disk: &dyn Disk, folder: &Path) -> Result<()> {
+    fn discard(&self, folder: &Path) -> Result<()> {
         let name = folder.file_name().expect("a checkpoint has a name").to_string_lossy();
         let aside = self.root.join(format!(".{name}.old"));
-        disk.rename(folder, &aside).map_err(TrainError::io("rename", folder))?;
-        disk.remove_dir(&aside).map_err(TrainError::io("remove", &aside))
+        self.disk.rename(folder, &aside).map_err(TrainError::io("rename", folder))?;
+        self.disk.remove_dir(&aside).map_err(TrainError::io("remove", &aside))
     }
 
     fn names(&self) -> Result<Vec<String>> {

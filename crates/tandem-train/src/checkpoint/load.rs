@@ -1,11 +1,14 @@
 //! Reading a checkpoint.
 
+use std::collections::HashMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{CURSOR, Manifest, broken, read_text};
-use super::{CHUNK, Cursor, TensorSpec, shard};
+use super::shard::Entry;
+use super::{Cursor, TensorSpec, shard};
 use crate::error::{Result, TrainError};
 
 /// A complete, verified checkpoint. Tensors stay in their files until they are asked for, and are read piece by piece
@@ -21,6 +24,14 @@ pub struct Checkpoint {
 #[derive(Debug)]
 struct Stored {
     spec: TensorSpec,
+    /// In the order of their elements, of which none is missing.
+    pieces: Vec<StoredPiece>,
+}
+
+#[derive(Debug)]
+struct StoredPiece {
+    /// Elements of the tensor.
+    range: Range<usize>,
     /// Index into `files`.
     file: usize,
     /// Bytes from the start of the file.
@@ -33,7 +44,20 @@ impl Checkpoint {
     /// # Errors
     /// If something is missing, damaged or of another version, naming it.
     pub fn open(path: &Path) -> Result<Self> {
-        let manifest = Manifest::verified(path)?;
+        let manifest = Manifest::read(path)?;
+        manifest.verify(path)?;
+        Self::of(path, &manifest)
+    }
+
+    /// As [`Checkpoint::open`], of one that another rank has just checked: reads no more than the headers.
+    ///
+    /// # Errors
+    /// If something is missing or of another version, naming it.
+    pub fn open_checked(path: &Path) -> Result<Self> {
+        Self::of(path, &Manifest::read(path)?)
+    }
+
+    fn of(path: &Path, manifest: &Manifest) -> Result<Self> {
         if !manifest.files.iter().any(|f| f.name == CURSOR) {
             return Err(broken(path, format!("the manifest does not list {CURSOR}")));
         }
@@ -46,21 +70,32 @@ impl Checkpoint {
                 format!("{CURSOR} is of step {in_cursor}, the manifest of step {in_manifest}"),
             ));
         }
-        let mut checkpoint =
-            Self { path: path.to_path_buf(), cursor, tensors: Vec::new(), files: Vec::new() };
-        for entry in manifest.files.iter().filter(|f| f.name.ends_with(".safetensors")) {
-            let full = path.join(&entry.name);
+        let (mut tensors, mut files) = (Vec::<Stored>::new(), Vec::new());
+        let mut places = HashMap::new();
+        for file_entry in manifest.files.iter().filter(|f| f.name.ends_with(".safetensors")) {
+            let full = path.join(&file_entry.name);
             let mut file = File::open(&full).map_err(TrainError::io("open", &full))?;
-            let index = checkpoint.files.len();
-            let stored = shard::read_header(path, &entry.name, &mut file)?;
-            checkpoint.tensors.extend(stored.into_iter().map(|(spec, offset)| Stored {
-                spec,
-                file: index,
-                offset,
-            }));
-            checkpoint.files.push(file);
+            for Entry { tensor, range, offset } in shard::read_header(path, &file_entry.name, &mut file)? {
+                let place = *places.entry(tensor.name.clone()).or_insert_with(|| {
+                    tensors.push(Stored { spec: tensor.clone(), pieces: Vec::new() });
+                    tensors.len() - 1
+                });
+                let stored = &mut tensors[place];
+                if stored.spec != tensor {
+                    let (name, a, b) = (&tensor.name, &stored.spec.shape, &tensor.shape);
+                    return Err(broken(
+                        path,
+                        format!("tensor {name:?} has shape {a:?} in one file and {b:?} in another"),
+                    ));
+                }
+                stored.pieces.push(StoredPiece { range, file: files.len(), offset });
+            }
+            files.push(file);
         }
-        Ok(checkpoint)
+        for stored in &mut tensors {
+            stored.check(path)?;
+        }
+        Ok(Self { path: path.to_path_buf(), cursor, tensors, files })
     }
 
     /// The folder.
@@ -73,7 +108,7 @@ impl Checkpoint {
         &self.cursor
     }
 
-    /// Every tensor, in the order of writing.
+    /// Every tensor, in the order in which files name them first.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorSpec> {
         self.tensors.iter().map(|t| &t.spec)
     }
@@ -117,18 +152,39 @@ impl Checkpoint {
                 ),
             ));
         }
-        let mut bytes = vec![0u8; 4 * CHUNK.min(out.len())];
-        let mut offset = stored.offset + 4 * start as u64;
-        for values in out.chunks_mut(CHUNK) {
-            let bytes = &mut bytes[..4 * values.len()];
-            self.files[stored.file]
-                .read_exact_at(bytes, offset)
-                .map_err(TrainError::io("read", &self.path))?;
-            for (bytes, value) in bytes.chunks_exact(4).zip(values.iter_mut()) {
-                *value = f32::from_le_bytes(bytes.try_into().expect("chunks of 4"));
+        for piece in &stored.pieces {
+            let (from, to) = (piece.range.start.max(start), piece.range.end.min(end));
+            if from < to {
+                let bytes = bytemuck::cast_slice_mut(&mut out[from - start..to - start]);
+                let offset = piece.offset + 4 * (from - piece.range.start) as u64;
+                self.files[piece.file]
+                    .read_exact_at(bytes, offset)
+                    .map_err(TrainError::io("read", &self.path))?;
             }
-            offset += bytes.len() as u64;
         }
         Ok(())
+    }
+}
+
+impl Stored {
+    /// Orders the pieces and checks that they are the whole tensor, once.
+    fn check(&mut self, path: &Path) -> Result<()> {
+        self.pieces.sort_unstable_by_key(|piece| piece.range.start);
+        let mut next = 0;
+        for StoredPiece { range, .. } in &self.pieces {
+            if range.start != next {
+                let (name, found) = (&self.spec.name, range.start);
+                return Err(broken(
+                    path,
+                    format!("tensor {name:?}: a piece begins with element {found}, expected {next}"),
+                ));
+            }
+            next = range.end;
+        }
+        if next == self.spec.len() {
+            return Ok(());
+        }
+        let (name, length) = (&self.spec.name, self.spec.len());
+        Err(broken(path, format!("tensor {name:?}: its pieces end with element {next} of {length}")))
     }
 }

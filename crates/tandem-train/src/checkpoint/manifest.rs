@@ -12,8 +12,10 @@ use crate::error::{Result, TrainError};
 pub(super) const MANIFEST: &str = "manifest.json";
 /// Name of the cursor within the folder.
 pub(super) const CURSOR: &str = "cursor.json";
-/// Version of the layout.
-pub(super) const FORMAT: u32 = 1;
+/// Version of the layout that is written. Version 1 is what a single rank writes, without `ranks` in the manifest.
+pub(super) const FORMAT: u32 = 2;
+/// Bytes read at once to be checked.
+const BUFFER: usize = 256 << 10;
 
 /// `manifest.json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,6 +23,9 @@ pub(super) const FORMAT: u32 = 1;
 pub(super) struct Manifest {
     pub format: u32,
     pub step: u64,
+    /// How many ranks wrote it, each a file.
+    #[serde(default)]
+    pub ranks: usize,
     pub files: Vec<FileEntry>,
 }
 
@@ -39,32 +44,36 @@ pub(super) fn broken(folder: &Path, reason: impl Into<String>) -> TrainError {
 }
 
 impl Manifest {
-    /// Reads a folder's manifest and checks every file against it.
-    pub fn verified(folder: &Path) -> Result<Self> {
+    /// Reads a folder's manifest.
+    pub fn read(folder: &Path) -> Result<Self> {
         let text = read_text(folder, MANIFEST)?;
         let manifest: Self =
             serde_json::from_str(&text).map_err(|e| broken(folder, format!("{MANIFEST}: {e}")))?;
-        if manifest.format != FORMAT {
-            let found = manifest.format;
+        let found = manifest.format;
+        if !(1..=FORMAT).contains(&found) {
             return Err(broken(
                 folder,
-                format!("{MANIFEST}: format {found}; this version reads format {FORMAT}"),
+                format!("{MANIFEST}: format {found}; this version reads formats 1 to {FORMAT}"),
             ));
         }
-        let mut buffer = vec![0; 1 << 20];
-        for entry in &manifest.files {
-            entry.verify(folder, &mut buffer)?;
+        for FileEntry { name, .. } in &manifest.files {
+            if Path::new(name).file_name() != Some(name.as_ref()) {
+                return Err(broken(folder, format!("{MANIFEST}: {name:?} is not a plain file name")));
+            }
         }
         Ok(manifest)
+    }
+
+    /// Checks every file's size and checksum.
+    pub fn verify(&self, folder: &Path) -> Result<()> {
+        self.files.iter().try_for_each(|entry| entry.verify(folder))
     }
 }
 
 impl FileEntry {
-    fn verify(&self, folder: &Path, buffer: &mut [u8]) -> Result<()> {
+    /// Reads the file and compares it with what it should be.
+    pub fn verify(&self, folder: &Path) -> Result<()> {
         let Self { name, bytes, blake3 } = self;
-        if Path::new(name).file_name() != Some(name.as_ref()) {
-            return Err(broken(folder, format!("{MANIFEST}: {name:?} is not a plain file name")));
-        }
         let path = folder.join(name);
         let mut file = match File::open(&path) {
             Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -77,8 +86,9 @@ impl FileEntry {
             return Err(broken(folder, format!("{name} has {found} bytes, expected {bytes}")));
         }
         let mut hasher = blake3::Hasher::new();
+        let mut buffer = vec![0; BUFFER];
         loop {
-            match file.read(buffer).map_err(TrainError::io("read", &path))? {
+            match file.read(&mut buffer).map_err(TrainError::io("read", &path))? {
                 0 => break,
                 n => hasher.update(&buffer[..n]),
             };

@@ -2,18 +2,23 @@
 //!
 //! ```text
 //! checkpoints/step-000200/
-//!   state-00001-of-00002.safetensors   logical tensors, f32: masters and optimiser states
-//!   state-00002-of-00002.safetensors
+//!   state-00001-of-00002.safetensors   what the first of two ranks has written: masters and optimiser states, f32
+//!   state-00002-of-00002.safetensors   the second's
 //!   cursor.json                        where in the run and in the data
 //!   manifest.json                      size and BLAKE3 checksum of every other file
 //! ```
 //!
-//! [`Checkpoints::save`] writes under a temporary name, makes the files durable, reads them back against the manifest, and
-//! only then renames; so a folder named `step-…` was complete when it got its name, and a process killed at any moment, or
-//! a full disk, leaves the older ones as they were. [`Checkpoints::latest`] checks every byte again before it trusts one.
+//! Tensors are logical: whole, named by the model. A rank writes *pieces* of them, runs of elements, so that ranks write at
+//! the same time and nothing is written twice. A tensor that one rank writes whole stands in its file as it is; a piece is
+//! named `policy/block.3.qkv_weight[4096..8192]` after its elements (row-major), and the shape of the tensor stands in the
+//! file's metadata under the tensor's name. So a checkpoint can be read by any number of ranks, each of which reads what it
+//! needs. Values are copied bit by bit, NaN payloads included.
 //!
-//! Tensors are logical (whole, named by the model), so a checkpoint does not depend on how a run was spread over ranks.
-//! Values are copied bit by bit, NaN payloads included.
+//! The first rank makes a folder of a temporary name ([`Checkpoints::begin`]); each rank writes its file there, makes it
+//! durable and reads it back ([`Checkpoints::write_part`]); when all have, the first writes the manifest and only then
+//! renames ([`Checkpoints::publish`]). So a folder named `step-…` was complete when it got its name, and a process killed at
+//! any moment, or a full disk, leaves the older ones as they were. [`Checkpoints::latest`] checks every byte again before it
+//! trusts one.
 
 mod cursor;
 mod folder;
@@ -25,13 +30,17 @@ mod shard;
 pub use cursor::Cursor;
 pub use folder::{Checkpoints, Latest};
 pub use load::Checkpoint;
+pub use save::Part;
 
-use crate::error::Result;
+use std::ops::Range;
 
-/// Elements moved at once between a [`StateSource`] and a file.
+/// Elements moved at once between memory and a file.
 const CHUNK: usize = 1 << 18;
 
-/// Name and shape of a stored tensor of f32.
+#[cfg(target_endian = "big")]
+compile_error!("checkpoints are written as they lie in memory, which must be little-endian");
+
+/// Name and shape of a tensor of f32.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Unique name.
@@ -52,35 +61,21 @@ impl TensorSpec {
     }
 }
 
-/// What a checkpoint is made from: tensors handed out piece by piece, so that nobody needs a second copy of the state.
-pub trait StateSource {
-    /// Every tensor, in the order of writing.
-    fn tensors(&self) -> Vec<TensorSpec>;
-
-    /// Copies elements `start..start + out.len()` of tensor `index` (row-major) into `out`.
-    ///
-    /// # Errors
-    /// If the elements cannot be read from where they live.
-    fn read(&self, index: usize, start: usize, out: &mut [f32]) -> Result<()>;
-}
-
-/// A tensor in host memory.
+/// A run of a tensor's elements, in host memory.
 #[derive(Clone, Debug)]
-pub struct NamedTensor<'a> {
-    /// Name and shape.
-    pub spec: TensorSpec,
-    /// Elements, row-major.
+pub struct Piece<'a> {
+    /// The whole tensor.
+    pub tensor: TensorSpec,
+    /// Its element (row-major) with which the piece begins.
+    pub start: usize,
+    /// The elements.
     pub data: &'a [f32],
 }
 
-impl StateSource for [NamedTensor<'_>] {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        self.iter().map(|t| t.spec.clone()).collect()
-    }
-
-    fn read(&self, index: usize, start: usize, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self[index].data[start..start + out.len()]);
-        Ok(())
+impl Piece<'_> {
+    /// Its place in the tensor.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.data.len()
     }
 }
 

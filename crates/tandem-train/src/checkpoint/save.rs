@@ -1,71 +1,96 @@
-//! Writing a checkpoint.
+//! Writing one rank's part of a checkpoint, and what makes the parts one.
 
-use std::ops::Range;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::manifest::{CURSOR, FORMAT, FileEntry, MANIFEST, Manifest};
-use super::{CHUNK, Cursor, StateSource, TensorSpec, shard};
+use super::{CHUNK, Cursor, Piece, shard};
 use crate::disk::{Disk, DiskFile};
 use crate::error::{Result, TrainError};
 
-/// Writes the complete content of a checkpoint into the new folder `folder`, durable and checked. The folder's own name is
-/// not made durable here: it is temporary.
-pub(super) fn write_folder(
-    disk: &dyn Disk,
-    folder: &Path,
-    cursor: &Cursor,
-    state: &(impl StateSource + ?Sized),
-    max_shard_bytes: usize,
-) -> Result<()> {
-    disk.create_dir(folder).map_err(TrainError::io("create", folder))?;
-    let tensors = state.tensors();
-    let mut names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
-    names.sort_unstable();
-    assert!(names.windows(2).all(|w| w[0] != w[1]), "two tensors of one name in a checkpoint");
-    let shards = shard::cut(&tensors, max_shard_bytes);
-    let mut files = Vec::with_capacity(shards.len() + 1);
-    for (i, range) in shards.iter().enumerate() {
-        let name = format!("state-{:05}-of-{:05}.safetensors", i + 1, shards.len());
-        files.push(write_shard(disk, folder, name, &tensors, range.clone(), state)?);
-    }
-    let text = serde_json::to_string_pretty(cursor).expect("a cursor is plain data");
-    files.push(write_text(disk, folder, CURSOR, &text)?);
-    let manifest = Manifest { format: FORMAT, step: cursor.step, files };
-    let text = serde_json::to_string_pretty(&manifest).expect("a manifest is plain data");
-    write_text(disk, folder, MANIFEST, &text)?;
-    disk.sync_dir(folder).map_err(TrainError::io("sync", folder))?;
-    Manifest::verified(folder).map(|_| ())
+/// A rank's file that is written, durable and read back: what the first rank has to know of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    bytes: u64,
+    blake3: blake3::Hash,
 }
 
-fn write_shard(
+impl Part {
+    /// Bytes of a record.
+    pub const RECORD: usize = 8 + blake3::OUT_LEN;
+
+    /// The same as bytes, to travel between ranks.
+    pub fn to_record(&self) -> [u8; Self::RECORD] {
+        let mut record = [0; Self::RECORD];
+        record[..8].copy_from_slice(&self.bytes.to_le_bytes());
+        record[8..].copy_from_slice(self.blake3.as_bytes());
+        record
+    }
+
+    /// Back from bytes.
+    pub fn from_record(record: &[u8; Self::RECORD]) -> Self {
+        let (bytes, hash) = record.split_first_chunk::<8>().expect("a record is longer");
+        let hash = hash.try_into().expect("the rest of a record is a hash");
+        Self { bytes: u64::from_le_bytes(*bytes), blake3: blake3::Hash::from_bytes(hash) }
+    }
+
+    pub(super) fn entry(&self, name: String) -> FileEntry {
+        FileEntry { name, bytes: self.bytes, blake3: self.blake3.to_hex().to_string() }
+    }
+}
+
+/// `state-00001-of-00004.safetensors`, of rank 0.
+pub(super) fn part_name(rank: usize, num_ranks: usize) -> String {
+    format!("state-{:05}-of-{num_ranks:05}.safetensors", rank + 1)
+}
+
+/// Writes pieces into a new file, makes it durable and reads it back. Gives up between two chunks once `give_up` is set.
+pub(super) fn write_part(
     disk: &dyn Disk,
     folder: &Path,
     name: String,
-    tensors: &[TensorSpec],
-    range: Range<usize>,
-    state: &(impl StateSource + ?Sized),
-) -> Result<FileEntry> {
-    let mut out = Hashed::create(disk, folder, name)?;
-    out.write(&shard::header(&tensors[range.clone()]))?;
-    let mut values = vec![0.0f32; CHUNK];
-    let mut bytes = vec![0u8; 4 * CHUNK];
-    for index in range {
-        let length = tensors[index].len();
-        for start in (0..length).step_by(CHUNK) {
-            let values = &mut values[..CHUNK.min(length - start)];
-            state.read(index, start, values)?;
-            let bytes = &mut bytes[..4 * values.len()];
-            for (bytes, value) in bytes.chunks_exact_mut(4).zip(&*values) {
-                bytes.copy_from_slice(&value.to_le_bytes());
-            }
-            out.write(bytes)?;
+    pieces: &[Piece<'_>],
+    give_up: &AtomicBool,
+) -> Result<Part> {
+    let mut out = Hashed::create(disk, folder, name.clone())?;
+    out.write(&shard::header(pieces))?;
+    for chunk in pieces.iter().flat_map(|piece| piece.data.chunks(CHUNK)) {
+        if give_up.load(Ordering::Relaxed) {
+            return Err(TrainError::io("write", &out.path)(io::ErrorKind::Interrupted.into()));
         }
+        out.write(bytemuck::cast_slice(chunk))?;
     }
-    out.finish()
+    let part = out.finish()?;
+    part.entry(name).verify(folder)?;
+    Ok(part)
 }
 
-fn write_text(disk: &dyn Disk, folder: &Path, name: &str, text: &str) -> Result<FileEntry> {
-    let mut out = Hashed::create(disk, folder, name.to_string())?;
+/// Writes cursor and manifest beside the ranks' files, durable. The folder's own name is not made durable here: it is
+/// temporary.
+///
+/// # Errors
+/// If a file cannot be written, or a rank's is not here: the folder is not one that all ranks share.
+pub(super) fn seal(disk: &dyn Disk, folder: &Path, cursor: &Cursor, parts: &[Part]) -> Result<()> {
+    let mut files = Vec::with_capacity(parts.len() + 1);
+    for (rank, part) in parts.iter().enumerate() {
+        let name = part_name(rank, parts.len());
+        let path = folder.join(&name);
+        if path.metadata().map_or(0, |found| found.len()) != part.bytes {
+            return Err(TrainError::NotShared { path, writer: rank, reader: 0 });
+        }
+        files.push(part.entry(name));
+    }
+    let text = serde_json::to_string_pretty(cursor).expect("a cursor is plain data");
+    files.push(write_text(disk, folder, CURSOR, &text)?.entry(CURSOR.to_owned()));
+    let manifest = Manifest { format: FORMAT, step: cursor.step, ranks: parts.len(), files };
+    let text = serde_json::to_string_pretty(&manifest).expect("a manifest is plain data");
+    write_text(disk, folder, MANIFEST, &text)?;
+    disk.sync_dir(folder).map_err(TrainError::io("sync", folder))
+}
+
+fn write_text(disk: &dyn Disk, folder: &Path, name: &str, text: &str) -> Result<Part> {
+    let mut out = Hashed::create(disk, folder, name.to_owned())?;
     out.write(text.as_bytes())?;
     out.write(b"\n")?;
     out.finish()
@@ -75,16 +100,15 @@ fn write_text(disk: &dyn Disk, folder: &Path, name: &str, text: &str) -> Result<
 struct Hashed {
     file: Box<dyn DiskFile>,
     path: PathBuf,
-    name: String,
     bytes: u64,
     hasher: blake3::Hasher,
 }
 
 impl Hashed {
     fn create(disk: &dyn Disk, folder: &Path, name: String) -> Result<Self> {
-        let path = folder.join(&name);
+        let path = folder.join(name);
         let file = disk.create(&path).map_err(TrainError::io("create", &path))?;
-        Ok(Self { file, path, name, bytes: 0, hasher: blake3::Hasher::new() })
+        Ok(Self { file, path, bytes: 0, hasher: blake3::Hasher::new() })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
@@ -94,9 +118,8 @@ impl Hashed {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<FileEntry> {
+    fn finish(mut self) -> Result<Part> {
         self.file.sync().map_err(TrainError::io("sync", &self.path))?;
-        let blake3 = self.hasher.finalize().to_hex().to_string();
-        Ok(FileEntry { name: self.name, bytes: self.bytes, blake3 })
+        Ok(Part { bytes: self.bytes, blake3: self.hasher.finalize() })
     }
 }

@@ -1,39 +1,62 @@
-//! The safetensors layout of one file of f32 tensors: `u64` header length, JSON header, data back to back.
+//! The safetensors layout of one rank's file: `u64` header length, JSON header, data back to back.
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::TensorSpec;
 use super::manifest::broken;
+use super::{Piece, TensorSpec};
 use crate::error::{Result, TrainError};
 
 /// Longest header read; longer means the file is not ours.
 const MAX_HEADER: u64 = 100 << 20;
+/// The header's entry that is no tensor: here the shapes of tensors of which the file holds pieces.
+const METADATA: &str = "__metadata__";
+
+/// A piece in a file.
+pub(super) struct Entry {
+    pub tensor: TensorSpec,
+    /// Its elements of the tensor.
+    pub range: Range<usize>,
+    /// Bytes from the start of the file.
+    pub offset: u64,
+}
 
 /// The bytes before the data, padded with spaces so that the data starts at a multiple of 8.
-pub(super) fn header(tensors: &[TensorSpec]) -> Vec<u8> {
-    let mut entries = Map::new();
+pub(super) fn header(pieces: &[Piece<'_>]) -> Vec<u8> {
+    let (mut shapes, mut entries) = (Map::new(), Map::new());
     let mut offset = 0;
-    for tensor in tensors {
-        let end = offset + 4 * tensor.len();
-        entries.insert(
-            tensor.name.clone(),
-            json!({"dtype": "F32", "shape": tensor.shape, "data_offsets": [offset, end]}),
-        );
-        offset = end;
+    for piece in pieces {
+        let TensorSpec { name, shape } = &piece.tensor;
+        let Range { start, end } = piece.range();
+        let data_end = offset + size_of_val(piece.data);
+        let (name, shape) = if start == 0 && end == piece.tensor.len() {
+            (name.clone(), json!(shape))
+        } else {
+            shapes.insert(name.clone(), json!(shape).to_string().into());
+            (format!("{name}[{start}..{end}]"), json!([end - start]))
+        };
+        let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, data_end]});
+        assert!(entries.insert(name, entry).is_none(), "two pieces of one name in a checkpoint");
+        offset = data_end;
     }
-    let mut text = Value::Object(entries).to_string().into_bytes();
+    let mut header = Map::new();
+    if !shapes.is_empty() {
+        header.insert(METADATA.to_owned(), shapes.into());
+    }
+    header.append(&mut entries);
+    let mut text = Value::Object(header).to_string().into_bytes();
     text.resize(text.len().next_multiple_of(8), b' ');
     let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
     bytes.append(&mut text);
     bytes
 }
 
-/// Reads a header: each tensor with the offset of its data from the start of the file.
-pub(super) fn read_header(folder: &Path, name: &str, file: &mut File) -> Result<Vec<(TensorSpec, u64)>> {
+/// Reads a header: the pieces in the order of their data.
+pub(super) fn read_header(folder: &Path, name: &str, file: &mut File) -> Result<Vec<Entry>> {
     let bad = |reason: String| broken(folder, format!("{name}: {reason}"));
     let io = |e| TrainError::io("read", &folder.join(name))(e);
     let size = file.metadata().map_err(io)?.len();
@@ -45,12 +68,13 @@ pub(super) fn read_header(folder: &Path, name: &str, file: &mut File) -> Result<
     }
     let mut text = vec![0; length as usize];
     file.read_exact(&mut text).map_err(io)?;
-    let entries: Map<String, Value> =
+    let mut header: Map<String, Value> =
         serde_json::from_slice(&text).map_err(|e| bad(format!("header: {e}")))?;
+    let shapes = header.shift_remove(METADATA).unwrap_or_default();
     let mut next = 0;
-    let mut tensors = Vec::with_capacity(entries.len());
-    for (tensor, entry) in entries {
-        let wrong = || bad(format!("tensor {tensor:?}: unexpected header entry {entry}"));
+    let mut entries = Vec::with_capacity(header.len());
+    for (name, entry) in header {
+        let wrong = || bad(format!("tensor {name:?}: unexpected header entry {entry}"));
         let numbers = |key: &str| -> Option<Vec<u64>> {
             entry.get(key)?.as_array()?.iter().map(Value::as_u64).collect()
         };
@@ -64,8 +88,18 @@ pub(super) fn read_header(folder: &Path, name: &str, file: &mut File) -> Result<
         if offsets != [next, end] {
             return Err(wrong());
         }
-        let spec = TensorSpec { name: tensor.clone(), shape: shape.iter().map(|&d| d as usize).collect() };
-        tensors.push((spec, 8 + length + next));
+        let elements = elements as usize;
+        let (tensor, range) = match piece_of(&name, &shapes) {
+            Some(Some((tensor, range))) if range.len() == elements && range.end <= tensor.len() => {
+                (tensor, range)
+            }
+            Some(_) => return Err(wrong()),
+            None => {
+                let shape = shape.iter().map(|&d| d as usize).collect();
+                (TensorSpec { name: name.clone(), shape }, 0..elements)
+            }
+        };
+        entries.push(Entry { tensor, range, offset: 8 + length + next });
         next = end;
     }
     if 8 + length + next != size {
@@ -73,21 +107,18 @@ pub(super) fn read_header(folder: &Path, name: &str, file: &mut File) -> Result<
             "tensors take {next} bytes after a header of {length}, the file has {size}"
         )));
     }
-    Ok(tensors)
+    Ok(entries)
 }
 
-/// Cuts the tensors, in order, into files of at most `limit` bytes of data (a larger tensor stands alone).
-pub(super) fn cut(tensors: &[TensorSpec], limit: usize) -> Vec<std::ops::Range<usize>> {
-    let mut shards = Vec::new();
-    let (mut start, mut bytes) = (0, 0);
-    for (i, tensor) in tensors.iter().enumerate() {
-        let size = 4 * tensor.len();
-        if i > start && bytes + size > limit {
-            shards.push(start..i);
-            (start, bytes) = (i, 0);
-        }
-        bytes += size;
-    }
-    shards.push(start..tensors.len());
-    shards
+/// What an entry of this name is a piece of: `None` if it is a whole tensor, `Some(None)` if that cannot be told.
+fn piece_of(name: &str, shapes: &Value) -> Option<Option<(TensorSpec, Range<usize>)>> {
+    let (tensor, range) = name.strip_suffix(']')?.rsplit_once('[')?;
+    let parse = || {
+        let (start, end) = range.split_once("..")?;
+        let range = start.parse().ok()?..end.parse().ok()?;
+        let shape: Vec<usize> = serde_json::from_str(shapes.get(tensor)?.as_str()?).ok()?;
+        shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        Some((TensorSpec { name: tensor.to_owned(), shape }, range))
+    };
+    Some(parse())
 }

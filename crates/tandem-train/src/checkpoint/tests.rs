@@ -1,20 +1,20 @@
 //! Round trips to the bit, damage of every kind, and a disk that fails at every single operation.
 
-use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::rc::Rc;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tempfile::TempDir;
 
 use super::*;
 use crate::disk::{Disk, DiskFile, RealDisk};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 
-/// Small shards, so that the tensors below need two files.
-const SHARD: usize = 64;
+/// Ranks, so that the tensors below lie in two files.
+const RANKS: usize = 2;
 
 fn cursor(step: u64) -> Cursor {
     Cursor {
@@ -37,9 +37,10 @@ fn values(step: u64) -> Vec<f32> {
     odd.into_iter().chain((0..16).map(|i| 1.0 / (step as f32 + i as f32))).collect()
 }
 
-fn tensors(values: &[f32]) -> Vec<NamedTensor<'_>> {
-    let tensor = |name: &str, shape: &[usize], data| NamedTensor {
-        spec: TensorSpec { name: name.into(), shape: shape.to_vec() },
+fn tensors(values: &[f32]) -> Vec<Piece<'_>> {
+    let tensor = |name: &str, shape: &[usize], data| Piece {
+        tensor: TensorSpec { name: name.into(), shape: shape.to_vec() },
+        start: 0,
         data,
     };
     vec![
@@ -49,19 +50,50 @@ fn tensors(values: &[f32]) -> Vec<NamedTensor<'_>> {
     ]
 }
 
-fn save(checkpoints: &Checkpoints, disk: &dyn Disk, step: u64) -> Result<std::path::PathBuf> {
+/// What a rank writes: its share of all elements, one after another, wherever that cuts a tensor.
+fn share<'a>(tensors: &[Piece<'a>], rank: usize, num_ranks: usize) -> Vec<Piece<'a>> {
+    let total: usize = tensors.iter().map(|t| t.data.len()).sum();
+    let mine = total * rank / num_ranks..total * (rank + 1) / num_ranks;
+    let mut before = 0;
+    let mut pieces = Vec::new();
+    for Piece { tensor, data, .. } in tensors {
+        let [start, end] = [mine.start, mine.end].map(|at| at.clamp(before, before + data.len()) - before);
+        if start < end {
+            pieces.push(Piece { tensor: tensor.clone(), start, data: &data[start..end] });
+        }
+        before += data.len();
+    }
+    pieces
+}
+
+fn save_as(checkpoints: &Checkpoints, step: u64, num_ranks: usize) -> Result<PathBuf> {
     let values = values(step);
-    checkpoints.save_on(disk, &cursor(step), &tensors(&values)[..], SHARD)
+    let parts = |rank| {
+        let pieces = share(&tensors(&values), rank, num_ranks);
+        checkpoints.write_part(step, rank, num_ranks, &pieces, &AtomicBool::new(false))
+    };
+    let saved = checkpoints.begin(step).and_then(|()| {
+        let parts = (0..num_ranks).map(parts).collect::<Result<Vec<_>>>()?;
+        checkpoints.publish(&cursor(step), &parts)
+    });
+    if saved.is_err() {
+        checkpoints.abandon(step);
+    }
+    saved
+}
+
+fn save(checkpoints: &Checkpoints, step: u64) -> Result<PathBuf> {
+    save_as(checkpoints, step, RANKS)
 }
 
 fn assert_holds(checkpoint: &Checkpoint, step: u64) {
     assert_eq!(checkpoint.cursor(), &cursor(step));
     let values = values(step);
     for tensor in tensors(&values) {
-        let mut out = vec![0.0; tensor.spec.len()];
-        checkpoint.read(&tensor.spec.name, 0, &mut out).expect("a stored tensor");
+        let mut out = vec![0.0; tensor.tensor.len()];
+        checkpoint.read(&tensor.tensor.name, 0, &mut out).expect("a stored tensor");
         let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&out), bits(tensor.data), "{}", tensor.spec.name);
+        assert_eq!(bits(&out), bits(tensor.data), "{}", tensor.tensor.name);
     }
 }
 
@@ -74,7 +106,7 @@ fn setup(steps: &[u64]) -> (TempDir, Checkpoints) {
     let folder = TempDir::new().expect("a temporary folder");
     let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
     for step in steps {
-        save(&checkpoints, &RealDisk, *step).expect("a save");
+        save(&checkpoints, *step).expect("a save");
     }
     (folder, checkpoints)
 }
@@ -87,23 +119,100 @@ fn a_checkpoint_reads_back_to_the_bit() {
     assert_holds(&checkpoint, 200);
     let stored: Vec<TensorSpec> = checkpoint.tensors().cloned().collect();
     let values = values(200);
-    assert_eq!(stored, tensors(&values).into_iter().map(|t| t.spec).collect::<Vec<_>>());
-    assert!(path.join("state-00002-of-00002.safetensors").exists(), "the shard limit was not applied");
+    assert_eq!(stored, tensors(&values).into_iter().map(|t| t.tensor).collect::<Vec<_>>());
+    assert!(path.join("state-00002-of-00002.safetensors").exists());
     let mut middle = [0.0; 2];
     checkpoint.read("model.norm.weight", 3, &mut middle).expect("a range");
     assert_eq!(middle, values[15..17]);
 }
 
 #[test]
-fn tensors_longer_than_the_copy_buffer_survive() {
+fn tensors_longer_than_a_chunk_survive() {
     let (_folder, checkpoints) = setup(&[]);
     let data: Vec<f32> = (0..2 * CHUNK + 3).map(|i| i as f32).collect();
-    let spec = TensorSpec { name: "long".into(), shape: vec![data.len()] };
-    let path = checkpoints.save(&cursor(1), &[NamedTensor { spec, data: &data }][..]).expect("a save");
+    let tensor = TensorSpec { name: "long".into(), shape: vec![data.len()] };
+    let cut = CHUNK + 7;
+    checkpoints.begin(1).expect("a folder");
+    let parts = [(0, 0, &data[..cut]), (1, cut, &data[cut..])].map(|(rank, start, data)| {
+        let piece = Piece { tensor: tensor.clone(), start, data };
+        checkpoints.write_part(1, rank, 2, &[piece], &AtomicBool::new(false)).expect("a part")
+    });
+    let path = checkpoints.publish(&cursor(1), &parts).expect("a save");
     let checkpoint = Checkpoint::open(&path).expect("a complete checkpoint");
     let mut out = vec![0.0; CHUNK + 5];
-    checkpoint.read("long", CHUNK - 2, &mut out).expect("a range across buffers");
+    checkpoint.read("long", CHUNK - 2, &mut out).expect("a range across files");
     assert_eq!(out, data[CHUNK - 2..2 * CHUNK + 3]);
+}
+
+/// Every tensor, and every range of it, however many ranks have written it and wherever they have cut it.
+#[test]
+fn any_number_of_writers_gives_the_same_tensors() {
+    for num_ranks in [1, 2, 3, 7, 20, 33] {
+        let (_folder, checkpoints) = setup(&[]);
+        let path = save_as(&checkpoints, 5, num_ranks).expect("a save");
+        let checkpoint = Checkpoint::open(&path).expect("a complete checkpoint");
+        assert_holds(&checkpoint, 5);
+        let values = values(5);
+        for start in 0..12 {
+            for end in start..12 {
+                let mut out = vec![0.0; end - start];
+                checkpoint.read("model.embed.weight", start, &mut out).expect("a range");
+                let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&out), bits(&values[start..end]), "{num_ranks} ranks, {start}..{end}");
+            }
+        }
+    }
+}
+
+/// Format 1 had whole tensors only, and no number of ranks in its manifest.
+#[test]
+fn a_checkpoint_of_the_first_format_is_read() {
+    let (_folder, checkpoints) = setup(&[]);
+    let path = save_as(&checkpoints, 1, 1).expect("a save");
+    let manifest = path.join("manifest.json");
+    replace(&manifest, "\"format\": 2", "\"format\": 1");
+    replace(&manifest, "  \"ranks\": 1,\n", "");
+    assert_holds(&newest(&checkpoints).0.expect("a checkpoint"), 1);
+}
+
+/// A manifest that leaves out a rank's file (or names another's twice) is consistent in itself.
+#[test]
+fn a_tensor_of_which_a_piece_is_missing_is_refused() {
+    let (_folder, checkpoints) = setup(&[]);
+    let path = save_as(&checkpoints, 1, 3).expect("a save");
+    let manifest = path.join("manifest.json");
+    let mut value: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&manifest).expect("text")).expect("JSON");
+    value["files"].as_array_mut().expect("a list").remove(0);
+    fs::write(&manifest, value.to_string()).expect("written");
+    let (found, skipped) = newest(&checkpoints);
+    assert!(found.is_none());
+    assert!(
+        skipped[0].contains("\"model.embed.weight\": a piece begins with element 6, expected 0"),
+        "{skipped:?}"
+    );
+}
+
+#[test]
+fn ranks_that_do_not_share_the_folder_are_told_so() {
+    let (_folder, checkpoints) = setup(&[]);
+    let (_elsewhere, others) = setup(&[]);
+    let values = values(1);
+    let write = |checkpoints: &Checkpoints, rank| {
+        let pieces = share(&tensors(&values), rank, 2);
+        checkpoints.write_part(1, rank, 2, &pieces, &AtomicBool::new(false))
+    };
+    checkpoints.begin(1).expect("a folder");
+    let first = write(&checkpoints, 0).expect("a part");
+    let error = write(&others, 1).expect_err("the folder is not there").to_string();
+    assert!(error.contains("rank 0") && error.contains("rank 1") && error.contains("share"), "{error}");
+    // A folder of that name, but another one.
+    others.begin(1).expect("a folder");
+    let second = write(&others, 1).expect("a part");
+    let error =
+        checkpoints.publish(&cursor(1), &[first, second]).expect_err("the part is not there").to_string();
+    assert!(error.contains("state-00002-of-00002") && error.contains("share"), "{error}");
+    assert!(newest(&checkpoints).0.is_none());
 }
 
 #[test]
@@ -133,20 +242,28 @@ fn a_tensor_of_another_shape_is_refused() {
     assert_eq!(out, values(1)[4..12]);
 }
 
-/// Other programs must be able to read the shards: the header is checked against the format's own words.
+/// Other programs must be able to read the files: the header is checked against the format's own words.
 #[test]
-fn shards_are_safetensors() {
+fn a_ranks_file_is_safetensors() {
     let (_folder, checkpoints) = setup(&[1]);
-    let bytes =
-        fs::read(checkpoints.root().join("step-000001/state-00001-of-00002.safetensors")).expect("a shard");
+    let path = checkpoints.root().join("step-000001/state-00001-of-00002.safetensors");
+    let bytes = fs::read(path).expect("a file");
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
     assert_eq!((8 + length) % 8, 0, "data must be aligned");
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a JSON header");
-    let expected =
-        serde_json::json!({"model.embed.weight": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}});
+    // Half of the twenty elements.
+    let expected = serde_json::json!({
+        "__metadata__": {"model.embed.weight": "[3,4]"},
+        "model.embed.weight[0..10]": {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]},
+    });
     assert_eq!(header, expected);
-    assert_eq!(bytes.len(), 8 + length + 48);
+    assert_eq!(bytes.len(), 8 + length + 40);
     assert_eq!(bytes[8 + length..12 + length], (-0.0f32).to_le_bytes());
+    let path = checkpoints.root().join("step-000001/state-00002-of-00002.safetensors");
+    let bytes = fs::read(path).expect("a file");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    assert_eq!(file.tensor("model.norm.weight").expect("a whole tensor").shape(), [7]);
+    assert_eq!(file.tensor("model.embed.weight[10..12]").expect("a piece").shape(), [2]);
 }
 
 #[test]
@@ -192,8 +309,8 @@ fn a_damaged_checkpoint_is_skipped_with_its_name_and_reason() {
         ),
         (
             "other version",
-            |p| replace(&p.join("manifest.json"), "\"format\": 1", "\"format\": 2"),
-            "format 2",
+            |p| replace(&p.join("manifest.json"), "\"format\": 2", "\"format\": 3"),
+            "format 3",
         ),
     ];
     for (name, damage, reason) in cases {
@@ -226,7 +343,7 @@ fn no_checkpoint_is_no_error() {
 fn saving_replaces_a_damaged_one_of_the_same_step() {
     let (_folder, checkpoints) = setup(&[1, 2]);
     cut_short(&checkpoints.root().join("step-000002/cursor.json"));
-    save(&checkpoints, &RealDisk, 2).expect("a save over a damaged one");
+    save(&checkpoints, 2).expect("a save over a damaged one");
     assert_holds(&newest(&checkpoints).0.expect("a checkpoint"), 2);
     assert_eq!(names(checkpoints.root()), ["step-000001", "step-000002"]);
 }
@@ -244,8 +361,8 @@ fn a_full_disk_leaves_the_old_checkpoint_and_no_rubbish() {
     };
     for room in (0..total).step_by(61) {
         let (_folder, checkpoints) = setup(&[1]);
-        let disk = Failing { bytes: Rc::new(Cell::new(room)), operations: Cell::new(u64::MAX), dead: false };
-        let error = save(&checkpoints, &disk, 2).expect_err("a full disk");
+        let disk = Failing::new(room, u64::MAX, false);
+        let error = save(&checkpoints.on(disk), 2).expect_err("a full disk");
         assert!(
             matches!(&error, TrainError::Io { action: "write", source, .. } if source.kind() == io::ErrorKind::StorageFull),
             "{room} bytes: {error}"
@@ -264,21 +381,20 @@ fn a_kill_between_any_two_operations_leaves_a_complete_checkpoint() {
         let (_folder, checkpoints) = setup(&[1, 2]);
         // Replacing step 2, the longest path: it also moves the damaged one aside.
         cut_short(&checkpoints.root().join("step-000002/cursor.json"));
-        let bytes = Rc::new(Cell::new(u64::MAX));
-        let disk = Failing { bytes, operations: Cell::new(operations), dead: true };
-        let saved = save(&checkpoints, &disk, 2).is_ok();
+        let disk = Failing::new(u64::MAX, operations, true);
+        let saved = save(&checkpoints.on(disk.clone()), 2).is_ok();
         let (found, _) = newest(&checkpoints);
         let step = found.as_ref().expect("a complete checkpoint").cursor().step;
         assert_holds(&found.expect("checked above"), step);
         assert!(step == 2 || !saved, "saved, but the newest is step {step}");
-        save(&checkpoints, &RealDisk, 3).expect("the next save");
+        save(&checkpoints, 3).expect("the next save");
         assert!(
             names(checkpoints.root()).iter().all(|n| n.starts_with("step-")),
             "{:?}",
             names(checkpoints.root())
         );
         assert_holds(&newest(&checkpoints).0.expect("a checkpoint"), 3);
-        completed = disk.operations.get() > 0;
+        completed = disk.operations.load(Ordering::Relaxed) > 0;
         if completed {
             assert!(saved && operations > 10, "{operations} operations");
             break;
@@ -288,18 +404,12 @@ fn a_kill_between_any_two_operations_leaves_a_complete_checkpoint() {
 }
 
 #[test]
-fn a_state_that_cannot_be_read_leaves_no_rubbish() {
-    struct Unreadable;
-    impl StateSource for Unreadable {
-        fn tensors(&self) -> Vec<TensorSpec> {
-            vec![TensorSpec { name: "w".into(), shape: vec![4] }]
-        }
-        fn read(&self, _: usize, _: usize, _: &mut [f32]) -> Result<()> {
-            Err(TrainError::Kernel(tandem_kernels::KernelError::invalid("read", "device lost")))
-        }
-    }
+fn a_writer_gives_up_when_it_is_told_to() {
     let (_folder, checkpoints) = setup(&[1]);
-    checkpoints.save(&cursor(2), &Unreadable).expect_err("the state's error");
+    checkpoints.begin(2).expect("a folder");
+    let values = values(2);
+    checkpoints.write_part(2, 0, 1, &tensors(&values), &AtomicBool::new(true)).expect_err("it was told to");
+    checkpoints.abandon(2);
     assert_eq!(names(checkpoints.root()), ["step-000001"]);
 }
 
@@ -343,19 +453,24 @@ fn replace(path: &Path, from: &str, to: &str) {
 }
 
 /// A disk with room for so many bytes, and that fails after so many operations.
+#[derive(Debug)]
 struct Failing {
-    bytes: Rc<Cell<u64>>,
-    operations: Cell<u64>,
+    bytes: Arc<AtomicU64>,
+    operations: AtomicU64,
     /// Whether a failure is the end of the process: every later operation fails too.
     dead: bool,
 }
 
 impl Failing {
+    fn new(bytes: u64, operations: u64, dead: bool) -> Arc<Self> {
+        Arc::new(Self { bytes: Arc::new(bytes.into()), operations: operations.into(), dead })
+    }
+
     fn operate(&self) -> io::Result<()> {
-        match self.operations.get() {
+        match self.operations.load(Ordering::Relaxed) {
             0 if self.dead => Err(io::Error::other("the process was killed")),
             n => {
-                self.operations.set(n.saturating_sub(1));
+                self.operations.store(n.saturating_sub(1), Ordering::Relaxed);
                 Ok(())
             }
         }
@@ -387,16 +502,16 @@ impl Disk for Failing {
 
 struct FailingFile {
     file: File,
-    bytes: Rc<Cell<u64>>,
+    bytes: Arc<AtomicU64>,
 }
 
 impl Write for FailingFile {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let room = self.bytes.get().min(buffer.len() as u64);
+        let room = self.bytes.load(Ordering::Relaxed).min(buffer.len() as u64);
         if room == 0 && !buffer.is_empty() {
             return Err(io::Error::from(io::ErrorKind::StorageFull));
         }
-        self.bytes.set(self.bytes.get() - room);
+        self.bytes.fetch_sub(room, Ordering::Relaxed);
         self.file.write(&buffer[..room as usize])
     }
     fn flush(&mut self) -> io::Result<()> {

@@ -145,6 +145,7 @@ impl Config {
             ("max_grad_norm", train.max_grad_norm.unwrap_or(0.0).into()),
             ("weight_decay", train.weight_decay.into()),
             ("save_every", or_zero(train.save_every)),
+            ("async_checkpoints", train.async_checkpoints.into()),
             ("eval_every", or_zero(train.eval_every)),
             ("keep", or_zero(train.keep.map(|n| n as u64))),
             ("max_skipped", integer(train.max_skipped)),

@@ -18,11 +18,12 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 11] = [
+const FREE: [&str; 12] = [
     "output",
     "data.cache",
     "data.eval",
     "train.save_every",
+    "train.async_checkpoints",
     "train.eval_every",
     "train.keep",
     "train.max_skipped",

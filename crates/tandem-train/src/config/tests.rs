@@ -124,6 +124,7 @@ fn the_example_arrives_whole() {
             max_grad_norm: Some(1.0),
             weight_decay: 0.0,
             save_every: Some(10),
+            async_checkpoints: true,
             eval_every: Some(10),
             keep: Some(2),
             max_skipped: 3,
@@ -167,6 +168,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "train.max_grad_norm=0",
             "train.keep=0",
             "train.save_every=0",
+            "train.async_checkpoints=false",
             "train.checkpointing=selective",
         ]),
         set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
@@ -271,7 +273,7 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
         refusal(EXAMPLE, &["train.lr=1e-3"]),
         "--set train.lr=1e-3: unknown key `train.lr`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
          steps, epochs, optimizer, betas, alpha, eps, learning_rate, schedule, warmup_steps, warmup_ratio, \
-         max_grad_norm, weight_decay, save_every, eval_every, keep, max_skipped, checkpointing"
+         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, checkpointing"
     );
 }
 

@@ -27,6 +27,8 @@ pub struct TrainConfig {
     pub weight_decay: f64,
     /// Steps between checkpoints; `None` (written 0) saves at the end only.
     pub save_every: Option<u64>,
+    /// Whether training goes on while a checkpoint is written, from a copy of the state.
+    pub async_checkpoints: bool,
     /// Steps between evaluations; `None` (written 0) evaluates at the end only.
     pub eval_every: Option<u64>,
     /// Checkpoints kept, newest first; `None` (written 0) keeps all.
@@ -162,6 +164,7 @@ pub(super) fn parse(mut section: Section) -> Result<TrainConfig, ConfigError> {
             .take("weight_decay")
             .map_or(Ok(0.0), |e| e.number("a number of at least 0", |x| x >= 0.0))?,
         save_every: every(&mut section, "save_every", 0)?,
+        async_checkpoints: section.take("async_checkpoints").map_or(Ok(true), |e| e.boolean())?,
         eval_every: every(&mut section, "eval_every", 0)?,
         keep: every(&mut section, "keep", 2)?.map(|x| x as usize),
         max_skipped: section.take("max_skipped").map_or(Ok(3), |e| e.integer(COUNT))?,
