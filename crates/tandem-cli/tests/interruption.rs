@@ -79,6 +79,45 @@ fn killed_and_resumed_equals_never_stopped_bit_for_bit() {
     resume_and_compare(&shop);
 }
 
+/// The step whose checkpoint is being written, if one is.
+fn unfinished_step(shop: &Workshop) -> Option<u64> {
+    let names = entries(&shop.path("run/checkpoints"));
+    names.iter().find_map(|name| name.strip_prefix(".step-")?.strip_suffix(".tmp")?.parse().ok())
+}
+
+/// Killed again and again in the middle of writing, on one rank and on several: what was complete stays, and the run ends as
+/// if it had never been killed.
+#[test]
+fn kills_while_a_checkpoint_is_written_leave_the_one_before() {
+    let shop = Workshop::new();
+    let (mut hits, mut attempts) = (0, 0);
+    while hits < 6 {
+        assert!(attempts < 60, "{hits} of {attempts} kills came while a checkpoint was written");
+        let devices = format!("compute.devices=cpu:{}", 1 + attempts % 3);
+        let sharding = format!("compute.sharding={}", ["ddp", "zero3"][attempts % 2]);
+        let mut arguments = vec!["train", "dpo.toml", "--set", STEPS, "--set", &devices, "--set", &sharding];
+        if attempts > 0 {
+            arguments.push("--resume");
+        }
+        let before = if attempts > 0 { newest_step(&shop, "run") } else { 0 };
+        let mut child = shop.start(&arguments);
+        let start = Instant::now();
+        // The third that this process writes, so that there is one to lose and one to keep.
+        while unfinished_step(&shop).is_none_or(|step| step < before + 6) {
+            assert!(child.try_wait().unwrap().is_none(), "attempt {attempts} ended by itself");
+            assert!(start.elapsed() < Duration::from_secs(120), "no checkpoint in two minutes");
+        }
+        child.kill().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        assert!(newest_step(&shop, "run") >= before + 4, "a complete checkpoint is gone");
+        hits += usize::from(unfinished_step(&shop).is_some());
+        attempts += 1;
+    }
+    resume_and_compare(&shop);
+    let names = entries(&shop.path("run/checkpoints"));
+    assert!(names.iter().all(|name| name.starts_with("step-")), "{names:?}");
+}
+
 /// A tmpfs, unmounted on drop.
 struct SmallDisk(PathBuf);
 
@@ -129,15 +168,21 @@ fn size_of(folder: &Path) -> u64 {
 
 #[test]
 fn a_full_disk_leaves_the_old_checkpoint_intact() {
-    let shop = Workshop::new();
-    shop.run(&["train", "dpo.toml", "--set", "output=whole"]).expect(0);
-    let checkpoint = size_of(&shop.path("whole/checkpoints/step-000006"));
-    // Room for one checkpoint and half of another.
-    let Some(disk) = SmallDisk::mount(shop.path("disk"), checkpoint * 3 / 2) else { return };
-    let run = ["train", "dpo.toml", "--set", "output=disk/run", "--set", "train.keep=0"];
-    shop.run(&run).expect(1).says(&["checkpoints", "No space left"]);
-    assert_eq!(newest_step(&shop, "disk/run"), 2);
-    disk.resize(checkpoint * 16);
-    shop.run(&[&run[..], &["--resume"]].concat()).expect(0);
-    assert!(shop.bytes("disk/run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
+    for devices in ["compute.devices=cpu", "compute.devices=cpu:3"] {
+        let shop = Workshop::new();
+        shop.run(&["train", "dpo.toml", "--set", "output=whole", "--set", devices]).expect(0);
+        let checkpoint = size_of(&shop.path("whole/checkpoints/step-000006"));
+        // Room for one checkpoint and half of another.
+        let Some(disk) = SmallDisk::mount(shop.path("disk"), checkpoint * 3 / 2) else { return };
+        let keep = ["--set", "output=disk/run", "--set", "train.keep=0", "--set", devices];
+        let run = [&["train", "dpo.toml"][..], &keep].concat();
+        // The log is written meanwhile, and may be what finds the disk full first.
+        shop.run(&run).expect(1).says(&["disk/run/", "No space left"]);
+        assert_eq!(newest_step(&shop, "disk/run"), 2);
+        disk.resize(checkpoint * 16);
+        shop.run(&[&run[..], &["--resume"]].concat()).expect(0);
+        let [found, expected] =
+            ["disk/run", "whole"].map(|run| shop.bytes(&format!("{run}/final/model.safetensors")));
+        assert!(found == expected);
+    }
 }
