@@ -52,13 +52,42 @@ fn join_and_train(
 ) -> anyhow::Result<Outcome> {
     use std::time::Duration;
 
+    use tandem_comm::processes::{Joined, join};
     use tandem_train::events::{Observer, Silent};
     use tandem_train::{TrainError, ranks};
 
     let deadline = Duration::from_secs(config.compute.deadline);
-    let joined = tandem_comm::processes::join(launch, deadline).map_err(TrainError::Comm)?;
-    let observer: &mut dyn Observer = if process == 0 { watcher } else { &mut Silent };
-    Ok(ranks::train_as(config, start, joined.group, observer, stop)?)
+    // The store, if this process serves it, is the last to end.
+    let Joined { server: _server, group, mut vigil, raised } =
+        join(launch, deadline).map_err(TrainError::Comm)?;
+    if let Some(raised) = raised {
+        eprintln!("rank {process}: {raised}");
+    }
+    let observer: &mut dyn Observer = if process == 0 { &mut *watcher } else { &mut Silent };
+    let outcome = ranks::train_as(config, start, group, observer, stop);
+    watcher.finish();
+    outcome.map_err(|error| match &mut vigil {
+        Some(vigil) => with_story(vigil, error),
+        None => error.into(),
+    })
+}
+
+/// The error with this rank's place, and the same story of a lost peer on all ranks.
+#[cfg(feature = "gloo")]
+fn with_story(vigil: &mut tandem_comm::vigil::Vigil, error: tandem_train::TrainError) -> anyhow::Error {
+    use tandem_train::{Fault, TrainError};
+
+    match error.comm() {
+        Some(lost) if error.fault() == Fault::PeerLost => {
+            let (verdict, story) = vigil.story(lost);
+            anyhow::Error::new(TrainError::Comm(verdict)).context(story)
+        }
+        _ => {
+            vigil.last_words(&error.to_string());
+            let place = vigil.own_place();
+            anyhow::Error::new(error).context(place)
+        }
+    }
 }
 
 #[cfg(not(feature = "gloo"))]

@@ -37,6 +37,14 @@ pub enum CommError {
         /// How long was waited.
         deadline: Duration,
     },
+    /// Ranks of which nothing was heard for some time, not even that they live.
+    #[error("no sign of life from {} for {} s: stopped, or its machine or network is down", ranks(silent), limit.as_secs_f64())]
+    Silent {
+        /// Who.
+        silent: Vec<usize>,
+        /// For how long.
+        limit: Duration,
+    },
     /// A rank gave up and told the others.
     #[error("rank {rank} gave up: {reason}")]
     Aborted {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::call::{Call, Operation};
 use crate::element::{Element, Reduction};
 use crate::error::{CommError, Result};
+use crate::progress::Progress;
 use crate::volume::Volume;
 
 /// Moves bytes between the ranks of one group. What the bytes are is said by the call; lengths have been checked.
@@ -53,12 +54,13 @@ pub trait Engine: Send {
 pub struct Group {
     engine: Box<dyn Engine>,
     volume: Volume,
+    progress: Progress,
 }
 
 impl Group {
     /// A group on an engine.
     pub fn new(engine: Box<dyn Engine>) -> Self {
-        Self { engine, volume: Volume::default() }
+        Self { engine, volume: Volume::default(), progress: Progress::default() }
     }
 
     /// A group of one, in which every collective is done at once.
@@ -80,6 +82,11 @@ impl Group {
     /// What this rank has sent and received so far.
     pub fn volume(&self) -> &Volume {
         &self.volume
+    }
+
+    /// How far this rank has come; it says so, and others may look. The groups that this one divides into share it.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// Every rank's `data` becomes the reduction of all of them, the same bits everywhere.
@@ -174,7 +181,7 @@ impl Group {
     /// If a rank failed, hangs, or called something else.
     pub fn split(&mut self, color: usize) -> Result<Self> {
         let call = Call::whole(Operation::Split, crate::ElementKind::U8, 0);
-        Ok(Self::new(self.engine.split(call, color)?))
+        Ok(Self { progress: self.progress.clone(), ..Self::new(self.engine.split(call, color)?) })
     }
 
     /// Gives up: the other ranks' calls fail and tell the reason.

@@ -10,6 +10,8 @@
 //! bytes is an engine: [`threads`] for ranks that are threads of one process, [`recorder`] for dry runs,
 //! and with the feature `gloo` the module of that name for ranks that are processes.
 
+#[cfg(feature = "gloo")]
+mod beat;
 mod call;
 mod element;
 mod error;
@@ -17,11 +19,15 @@ mod error;
 pub mod gloo;
 mod group;
 pub mod launch;
+pub mod open_files;
 #[cfg(feature = "gloo")]
 pub mod processes;
+mod progress;
 pub mod recorder;
 pub mod store;
 pub mod threads;
+#[cfg(feature = "gloo")]
+pub mod vigil;
 mod volume;
 
 pub use call::{Call, Operation};
@@ -29,4 +35,5 @@ pub use element::{Element, ElementKind, Reduction};
 pub use error::{CommError, Result};
 pub use group::{Engine, Group};
 pub use launch::{Environment, Launch, LaunchError, Launcher, MeetingPoint, RanksHere};
+pub use progress::{Phase, Place, Progress};
 pub use volume::Volume;

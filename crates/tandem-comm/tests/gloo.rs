@@ -6,8 +6,9 @@ mod processes;
 use std::time::{Duration, Instant};
 
 use processes::{DEADLINE, Ranks, Role};
+use tandem_comm::gloo::{self, Lifeline};
 use tandem_comm::store::{Store, StoreServer};
-use tandem_comm::{CommError, Group, Reduction, Result, gloo};
+use tandem_comm::{CommError, Group, Reduction, Result};
 
 /// For deadlines that are to be missed: long enough that everybody else makes it on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
@@ -260,13 +261,13 @@ fn messages_overtake_nothing_and_outlive_their_sender() {
 fn the_same_rank_does_not_come_twice_under_one_prefix() {
     let server = StoreServer::bind(0).unwrap();
     let store = Store::connect("127.0.0.1", server.port(), DEADLINE).unwrap();
-    drop(gloo::group(store.clone(), 0, 1, DEADLINE).unwrap());
-    let again = gloo::group(store.clone(), 0, 1, DEADLINE).err().unwrap();
+    drop(gloo::group(store.clone(), 0, 1, DEADLINE, Lifeline::default()).unwrap());
+    let again = gloo::group(store.clone(), 0, 1, DEADLINE, Lifeline::default()).err().unwrap();
     assert!(
         matches!(&again, CommError::Invalid { reason, .. } if reason.contains("rank 0 under this prefix")),
         "{again}"
     );
-    gloo::group(store.prefixed("attempt-1/"), 0, 1, DEADLINE).unwrap();
+    gloo::group(store.prefixed("attempt-1/"), 0, 1, DEADLINE, Lifeline::default()).unwrap();
 }
 
 /// Milliseconds of an all-reduce of 100 MB, the fastest of several, and microseconds of a barrier.

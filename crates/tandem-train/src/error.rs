@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tandem_comm::CommError;
 use tandem_comm::store::StoreError;
+use tandem_comm::{CommError, Place};
 use tandem_data::DataError;
 use tandem_kernels::KernelError;
 use tandem_model::ModelError;
@@ -124,6 +124,16 @@ pub enum TrainError {
     /// A kernel refused its operands or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// What ended a rank that is a thread, and where it was.
+    #[error("rank {rank}, {place}: {error}")]
+    OnRank {
+        /// The rank.
+        rank: usize,
+        /// Its place in its work.
+        place: Place,
+        /// What ended it.
+        error: Box<TrainError>,
+    },
 }
 
 /// Whose fault an error is; decides the exit code, in one table for the whole program.
@@ -176,6 +186,7 @@ impl TrainError {
             | Self::Model(ModelError::Io { source, .. })
             | Self::Data(DataError::Io { source, .. }) => Self::io_fault(source),
             Self::Comm(error) => Self::comm_fault(error),
+            Self::OnRank { error, .. } => error.fault(),
             Self::Model(ModelError::Store(error)) if error.is::<CommError>() => {
                 error.downcast_ref().map_or(Fault::Own, Self::comm_fault)
             }
@@ -183,6 +194,16 @@ impl TrainError {
             | Self::Data(DataError::Forest(_))
             | Self::Kernel(_) => Fault::Own,
             Self::Model(_) | Self::Data(_) => Fault::User,
+        }
+    }
+
+    /// What happened between the ranks, if it is that.
+    pub fn comm(&self) -> Option<&CommError> {
+        match self {
+            Self::Comm(error) => Some(error),
+            Self::OnRank { error, .. } => error.comm(),
+            Self::Model(ModelError::Store(error)) => error.downcast_ref(),
+            _ => None,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::events::{Observer, Silent};
 use crate::run_dir::Start;
 use crate::trainer::{Outcome, Trainer};
-use crate::{Fault, Result};
+use crate::{Fault, Result, TrainError};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
 /// while the others wait: this is a last resort.
@@ -27,11 +27,23 @@ pub fn train(
 ) -> Result<Outcome> {
     let mut groups = threads::groups(config.compute.devices.num_ranks(), DEADLINE).into_iter();
     let first = groups.next().expect("there is a rank at least");
+    if groups.len() == 0 {
+        return train_as(config, start, first, observer, stop);
+    }
+    let on_thread = |group: Group, observer: &mut dyn Observer| {
+        let (rank, progress) = (group.rank(), group.progress().clone());
+        let place = |error| TrainError::OnRank { rank, place: progress.place(), error: Box::new(error) };
+        train_as(config, start, group, observer, stop).map_err(place)
+    };
     std::thread::scope(|scope| {
-        let others: Vec<_> = groups
-            .map(|group| scope.spawn(move || train_as(config, start, group, &mut Silent, stop)))
-            .collect();
-        let mut outcome = train_as(config, start, first, observer, stop);
+        let start = |group: Group| {
+            // The name is in the message of a panic.
+            let thread = std::thread::Builder::new().name(format!("rank {}", group.rank()));
+            let started = thread.spawn_scoped(scope, move || on_thread(group, &mut Silent));
+            started.expect("a thread for a rank")
+        };
+        let others: Vec<_> = groups.map(start).collect();
+        let mut outcome = on_thread(first, observer);
         for other in others {
             let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // A rank that lost its peer knows less than the peer.
@@ -43,7 +55,7 @@ pub fn train(
     })
 }
 
-/// One rank, from its start to its end. When it ends early its group is dropped, and the others learn that it is gone.
+/// One rank, from its start to its end. When it ends early the others learn why, or at least that it is gone.
 ///
 /// # Errors
 /// Whatever ends the run, or another rank's end.
@@ -54,5 +66,12 @@ pub fn train_as(
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<Outcome> {
-    Trainer::on_rank(config.clone(), start, group, observer)?.run(observer, stop)
+    let mut trainer = Trainer::on_rank(config.clone(), start, group, observer)?;
+    let outcome = trainer.run(observer, stop);
+    if let Err(error) = &outcome
+        && error.comm().is_none()
+    {
+        trainer.abort(&error.to_string());
+    }
+    outcome
 }

@@ -5,6 +5,7 @@
 //!   config.toml      resolved
 //!   plan.json        what was planned
 //!   metrics.jsonl    one line per step and per evaluation
+//!   rows.jsonl       with `train.log_rows`: the rows of each step
 //!   checkpoints/     see `checkpoint`
 //!   final/           the trained model, an ordinary HF folder
 //!   .lock            held while a run is going; empty or stale ones mean nothing
@@ -103,6 +104,11 @@ impl RunDir {
         self.path.join("metrics.jsonl")
     }
 
+    /// `rows.jsonl`.
+    pub fn rows_path(&self) -> PathBuf {
+        self.path.join("rows.jsonl")
+    }
+
     /// `final/`.
     pub fn final_path(&self) -> PathBuf {
         final_path(&self.path)
@@ -114,7 +120,7 @@ impl RunDir {
     }
 
     fn leftovers(&self) -> Vec<&'static str> {
-        ["config.toml", "plan.json", "metrics.jsonl", "checkpoints", "final"]
+        ["config.toml", "plan.json", "metrics.jsonl", "rows.jsonl", "checkpoints", "final"]
             .into_iter()
             .filter(|name| self.path.join(name).exists())
             .collect()
@@ -122,7 +128,7 @@ impl RunDir {
 
     /// Deletes what a run writes. Files of other names stay, and so do the folders they are in.
     fn clear(&self) -> Result<()> {
-        for path in [self.config_path(), self.plan_path(), self.metrics_path()] {
+        for path in [self.config_path(), self.plan_path(), self.metrics_path(), self.rows_path()] {
             remove_file(&path)?;
         }
         self.checkpoints().clear()?;
@@ -241,6 +247,7 @@ mod tests {
         let run = RunDir::open(&path, Start::Fresh).expect("a new folder");
         run.begin(&config, "{}").expect("begun");
         fs::write(run.metrics_path(), "{}\n").expect("written");
+        fs::write(run.rows_path(), "{}\n").expect("written");
         for folder in [run.final_path(), run.checkpoints().root().join("step-000001")] {
             fs::create_dir_all(folder).expect("created");
         }
@@ -283,7 +290,7 @@ mod tests {
 
     #[test]
     fn every_file_of_a_run_makes_a_folder_used() {
-        for name in ["plan.json", "metrics.jsonl", "checkpoints", "final"] {
+        for name in ["plan.json", "metrics.jsonl", "rows.jsonl", "checkpoints", "final"] {
             let folder = tempfile::tempdir().expect("a temporary folder");
             fs::write(folder.path().join(name), "").expect("written");
             let error = RunDir::open(folder.path(), Start::Fresh).expect_err("a used folder").to_string();

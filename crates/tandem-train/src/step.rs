@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tandem_comm::{Group, Reduction};
+use tandem_comm::{Group, Phase, Progress, Reduction};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device};
 use tandem_model::{Checkpointing, Decoder, Walk};
@@ -40,6 +40,8 @@ pub struct Scorer {
     pub policy: Policy,
     /// What they are compared with.
     pub reference: Reference,
+    /// Where the passes say how far they have come.
+    pub progress: Progress,
     sharding: Sharding,
     scores: HeadScores,
     loss: Loss,
@@ -89,6 +91,7 @@ impl Scorer {
             objective: config.objective.clone(),
             policy,
             reference,
+            progress: Progress::default(),
             sharding: config.compute.sharding,
             scores: HeadScores::default(),
             loss: Loss::default(),
@@ -131,6 +134,7 @@ impl Scorer {
         max_grad_norm: Option<f64>,
         update: u64,
     ) -> Result<StepOutcome> {
+        self.progress.enter(Phase::Forward);
         let mut reports = Reports::new(share.cuts.len());
         learner.gradients.begin(share.cuts.len())?;
         for &index in &share.mine {
@@ -140,6 +144,7 @@ impl Scorer {
             reports.set(index, &report);
         }
         self.idle(share, Some(learner))?;
+        self.progress.enter(Phase::Reduce);
         reports.exchange(group)?;
         let whole = reports.together();
         let mut suspects: Vec<u32> = Vec::new();
@@ -154,6 +159,7 @@ impl Scorer {
         let is_dry = matches!(self.device, Device::Meta(_));
         let updated = is_dry || (suspects.is_empty() && grad_norm.is_finite());
         if updated {
+            self.progress.enter(Phase::Update);
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
             optimizer.update(&self.device, learning_rate, scale, update, gradients, &mut self.policy)?;
@@ -192,6 +198,9 @@ impl Scorer {
         learner: Option<&mut Learner>,
     ) -> Result<Report> {
         let mut sums = MetricSums::default();
+        if learner.is_some() {
+            self.progress.enter(Phase::Forward);
+        }
         let Self { device, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
         let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing };
         let forest = &micro.forest;
@@ -222,6 +231,7 @@ impl Scorer {
         let (_, rows) = forest.scored_rows();
         sums.add_tokens(scores, &rows, &forest.predictions, sides);
         if let (Some(learner), Some(saved)) = (learner, saved) {
+            self.progress.enter(Phase::Backward);
             // The loss is a mean over the whole batch, so its derivative is divided here, before anything is summed.
             let scale = 1.0 / weight as f64;
             learner.d_log_prob.clear();

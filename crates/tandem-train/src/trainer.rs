@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use tandem_comm::{Group, Reduction};
+use tandem_comm::{Group, Phase, Reduction};
 use tandem_data::order::Batches;
 use tandem_kernels::Device;
 use tandem_model::ModelError;
@@ -56,6 +56,7 @@ pub struct Trainer {
 struct Files {
     _run_dir: RunDir,
     metrics: MetricsFile,
+    rows: Option<MetricsFile>,
 }
 
 /// How a run ended.
@@ -87,11 +88,14 @@ impl Trainer {
         mut group: Group,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
+        let progress = group.progress().clone();
         let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
         // The first rank tokenises; the others find the tokens in the cache.
         if run_dir.is_none() {
+            progress.enter(Phase::Wait);
             group.barrier()?;
         }
+        progress.enter(Phase::Tokenize);
         let prepared = Prepared::open(&config, observer)?;
         if run_dir.is_some() {
             group.barrier()?;
@@ -103,16 +107,19 @@ impl Trainer {
             _ => None,
         };
 
+        progress.enter(Phase::Reference);
         let device = Device::cpu(threads(&config), arena_capacity(&plan))?;
         device.reserve(plan.arena_bytes());
         let splits = [Split::Train, Split::Eval];
         let reference = load_reference(&config, &prepared, &device, &mut group, &splits, observer)?;
+        progress.enter(Phase::Load);
         let decoder = &prepared.decoder;
         let partition = Arc::new(partition(&config, decoder, group.rank(), group.size()));
         let weights = start::Start::of_policy(&config, &prepared)?;
         let policy = weights.policy(&config, decoder, &device, &mut group, &partition)?;
         let mut learner = Learner::new(&config, decoder, &device, &mut group, partition)?;
         let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
+        scorer.progress = progress;
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
         let newest = match &run_dir {
@@ -133,12 +140,13 @@ impl Trainer {
             None => None,
             Some(run_dir) => {
                 run_dir.begin(&config, &format!("{:#}\n", plan.to_json()))?;
-                let path = run_dir.metrics_path();
-                let metrics = match &resumed_from {
-                    Some(_) => MetricsFile::resume(&path, cursor.step)?,
-                    None => MetricsFile::create(&path)?,
+                let open = |path: &Path| match &resumed_from {
+                    Some(_) => MetricsFile::resume(path, cursor.step),
+                    None => MetricsFile::create(path),
                 };
-                Some(Files { _run_dir: run_dir, metrics })
+                let metrics = open(&run_dir.metrics_path())?;
+                let rows = config.train.log_rows.then(|| open(&run_dir.rows_path())).transpose()?;
+                Some(Files { _run_dir: run_dir, metrics, rows })
             }
         };
         let saver = Saver::new(&config, decoder, &group, learner.snapshot.take());
@@ -188,6 +196,8 @@ impl Trainer {
         });
         self.started = Instant::now();
         while self.cursor.step < steps {
+            self.group.progress().step(self.cursor.step + 1);
+            self.group.progress().enter(Phase::Agree);
             if self.is_to_stop(stop, observer)? {
                 if self.cursor.step == 0 {
                     return Ok(Outcome::Stopped(None));
@@ -206,12 +216,14 @@ impl Trainer {
                 self.save(observer)?;
             }
         }
+        self.group.progress().enter(Phase::Save);
         self.finish_saving(observer)?;
         self.write_model(observer)
     }
 
     /// Writes the final model.
     fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
+        self.group.progress().enter(Phase::Finish);
         let folder = run_dir::final_path(&self.config.output);
         let Prepared { folder: template, decoder, .. } = &self.prepared;
         let policy = &mut self.scorer.policy;
@@ -254,6 +266,9 @@ impl Trainer {
         let (cache, group) = (&self.prepared.train, &mut self.group);
         let rows = self.batches.rows(self.cursor.step);
         let share = self.batcher.share(cache, rows, group.rank(), group.size());
+        if let Some(Files { rows: Some(file), .. }) = &mut self.files {
+            file.write_rows(self.cursor.step + 1, rows)?;
+        }
         let max_norm = self.config.train.max_grad_norm;
         let update = self.cursor.updates + 1;
         let build = &mut |rows: &[u32]| self.batcher.build(cache, rows);
@@ -331,6 +346,7 @@ impl Trainer {
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(cache) = &self.prepared.eval else { return Ok(()) };
+        self.group.progress().enter(Phase::Evaluate);
         let step = self.cursor.step;
         let mut record =
             evaluation_record(&mut self.scorer, &mut self.group, &mut self.batcher, cache, step)?;
@@ -351,6 +367,7 @@ impl Trainer {
         if self.saved.as_ref().is_some_and(|(step, _)| *step == self.cursor.step) {
             return Ok(());
         }
+        self.group.progress().enter(Phase::Save);
         self.finish_saving(observer)?;
         let per_epoch = self.batches.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;
@@ -370,6 +387,11 @@ impl Trainer {
             observer.event(&Event::Saved(&path));
         }
         Ok(())
+    }
+
+    /// Tells the other ranks why this one cannot go on.
+    pub fn abort(&mut self, reason: &str) {
+        self.group.abort(reason);
     }
 
     /// The device, to look at its memory.

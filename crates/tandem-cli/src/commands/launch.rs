@@ -4,7 +4,9 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tandem_comm::open_files;
 use tandem_comm::store::StoreServer;
+use tandem_train::TrainError;
 
 use crate::args::LaunchArguments;
 use crate::exit::{Exit, mistake};
@@ -28,6 +30,13 @@ pub fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
         (None, _) => return Err(mistake("several nodes need --address HOST:PORT, of the first of them")),
         (Some(address), _) => host_and_port(address)?,
     };
+    if *node == 0 {
+        let num_ranks = nodes * ranks;
+        let needed = open_files::needed(num_ranks, false, true);
+        if let Some(raised) = open_files::suffice(needed, num_ranks).map_err(TrainError::Comm)? {
+            eprintln!("{raised}");
+        }
+    }
     // The first node's launcher serves the store, so that it outlives any rank.
     let server = if *node == 0 { Some(StoreServer::bind(port)?) } else { None };
     let port = server.as_ref().map_or(port, StoreServer::port);

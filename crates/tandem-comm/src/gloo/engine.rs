@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::failure;
+use super::lifeline::Lifeline;
 use super::mesh::{Fault, Mesh, Slot, Transfer};
 use super::rendezvous;
 use super::ring::Ring;
@@ -34,8 +35,11 @@ pub(super) struct Gloo {
     roll_call: RollCall,
     mesh: Arc<Mesh>,
     store: Store,
+    lifeline: Lifeline,
     rank: usize,
     size: usize,
+    /// The ranks of this group as the job counts them.
+    members: Vec<usize>,
     deadline: Duration,
     /// Collectives so far.
     num_calls: u64,
@@ -53,9 +57,17 @@ struct Message {
 }
 
 impl Gloo {
-    /// Meets the others.
-    pub(super) fn meet(store: Store, rank: usize, size: usize, deadline: Duration) -> Result<Self> {
-        let mesh = rendezvous::connect(&store, rank, size, deadline).map_err(|error| match error {
+    /// Meets the others: `members` in the job's count, of which this is number `rank`.
+    pub(super) fn meet(
+        store: Store,
+        rank: usize,
+        members: Vec<usize>,
+        deadline: Duration,
+        lifeline: Lifeline,
+    ) -> Result<Self> {
+        let size = members.len();
+        let mesh = rendezvous::connect(&store, rank, size, deadline, &lifeline);
+        let mesh = mesh.map_err(|error| match error {
             // A process too many must not spoil the others' group.
             CommError::Invalid { .. } => error,
             error => failure::report(&store, rank, error),
@@ -67,8 +79,10 @@ impl Gloo {
             roll_call,
             mesh,
             store,
+            lifeline,
             rank,
             size,
+            members,
             deadline,
             num_calls: 0,
             layouts: HashMap::new(),
@@ -83,13 +97,22 @@ impl Gloo {
 
     /// Makes the group useless, here and, through the store, for all.
     fn fail(&mut self, error: CommError) -> CommError {
-        let error = failure::report(&self.store, self.rank, error);
+        let error = match self.lifeline.verdict() {
+            Some(verdict) if self.lifeline.is_cut() => verdict,
+            _ if self.lifeline.store_is_lost() => error,
+            _ => failure::report(&self.store, self.rank, error),
+        };
+        self.lifeline.note(in_parent(error.clone(), &self.members));
         self.mesh.close();
         self.messages.clear();
         self.failure.insert(error).clone()
     }
 
-    fn check_alive(&self) -> Result<()> {
+    fn check_alive(&mut self) -> Result<()> {
+        if self.lifeline.is_cut() && self.failure.is_none() {
+            self.failure = self.lifeline.verdict();
+            self.mesh.close();
+        }
         self.failure.clone().map_or(Ok(()), Err)
     }
 
@@ -149,6 +172,9 @@ impl Gloo {
 
     /// Those of `suspects` that hang, where that can be told.
     fn hanging(&self, suspects: &[usize]) -> Option<Vec<usize>> {
+        if self.lifeline.store_is_lost() {
+            return None;
+        }
         let hanging = failure::hanging(&self.store, self.rank, suspects, self.deadline.min(PATIENCE)).ok()?;
         Some(hanging).filter(|hanging| !hanging.is_empty())
     }
@@ -332,11 +358,10 @@ impl Engine for Gloo {
         let members: Vec<_> = (0..self.size).filter(|&rank| colors[rank] == colors[self.rank]).collect();
         let rank = members.iter().filter(|&&member| member < self.rank).count();
         let prefix = format!("split-{}-{color}/", self.num_calls);
-        let child = self
-            .store
-            .reconnect()
-            .map_err(CommError::Store)
-            .and_then(|store| Self::meet(store.prefixed(&prefix), rank, members.len(), self.deadline));
+        let child = self.store.reconnect().map_err(CommError::Store).and_then(|store| {
+            let of_job = members.iter().map(|&member| self.members[member]).collect();
+            Self::meet(store.prefixed(&prefix), rank, of_job, self.deadline, self.lifeline.clone())
+        });
         child.map(|child| Box::new(child) as Box<dyn Engine>).map_err(|error| {
             let error = in_parent(error, &members);
             self.fail(error)
@@ -352,8 +377,8 @@ impl Engine for Gloo {
 
 impl Drop for Gloo {
     fn drop(&mut self) {
-        // A rank that panics has no time for farewells: the others should not wait for it.
-        if self.failure.is_none() && !std::thread::panicking() {
+        // A rank that panics, or of which another group failed, has no time for farewells: the others should not wait for it.
+        if self.failure.is_none() && self.lifeline.verdict().is_none() && !std::thread::panicking() {
             // An error means that others go on without this rank; they are told when they next call it.
             let _ = self.farewell();
         }
@@ -379,6 +404,7 @@ fn in_parent(error: CommError, members: &[usize]) -> CommError {
             let missing = missing.into_iter().map(there).collect();
             CommError::Deadline { call, missing, deadline }
         }
+        // Mismatches are about the group's own calls; the silent are counted by the job already.
         other => other,
     }
 }

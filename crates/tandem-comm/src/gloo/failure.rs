@@ -15,15 +15,25 @@ use crate::store::{Store, StoreError};
 const KEY: &str = "failure";
 /// Between fields; no error's text has it.
 const SEPARATOR: &str = "\u{1f}";
+/// For an answer that needs no waiting.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Files the error, unless another was first; answers the one that is filed. Without a store, its own.
-pub(super) fn report(store: &Store, rank: usize, error: CommError) -> CommError {
+pub(crate) fn report(store: &Store, rank: usize, error: CommError) -> CommError {
     let own = encode(rank, &error);
     match store.compare_set(KEY, b"", own.as_bytes()) {
         // What this rank files, it need not read in the form that the others can.
         Ok(filed) if filed != own.as_bytes() => decode(&filed).unwrap_or(error),
         _ => error,
     }
+}
+
+/// The error that is filed, if there is one.
+pub(crate) fn filed(store: &Store) -> Result<Option<CommError>, StoreError> {
+    if !store.check(&[KEY])? {
+        return Ok(None);
+    }
+    Ok(decode(&store.get(KEY, PATIENCE)?))
 }
 
 /// When a group stands still: those of `suspects` that do not say within `patience` that they are stuck too.
@@ -67,8 +77,10 @@ fn encode(rank: usize, error: &CommError) -> String {
         }
         CommError::PeerLost { rank } => vec!["lost".into(), rank.to_string()],
         CommError::Deadline { call, missing, deadline } => {
-            let missing: Vec<_> = missing.iter().map(usize::to_string).collect();
-            vec!["deadline".into(), call.clone(), missing.join(","), deadline.as_micros().to_string()]
+            vec!["deadline".into(), call.clone(), list(missing), deadline.as_micros().to_string()]
+        }
+        CommError::Silent { silent, limit } => {
+            vec!["silent".into(), list(silent), limit.as_micros().to_string()]
         }
         CommError::Aborted { rank, reason } => vec!["aborted".into(), rank.to_string(), reason.clone()],
         // What only one rank can have: to the others that rank gave up.
@@ -92,14 +104,25 @@ fn decode(record: &[u8]) -> Option<CommError> {
         ["lost", rank] => CommError::PeerLost { rank: rank.parse().ok()? },
         ["deadline", call, missing, micros] => CommError::Deadline {
             call: call.to_owned(),
-            missing: missing.split(',').map(str::parse).collect::<Result<_, _>>().ok()?,
+            missing: numbers(missing)?,
             deadline: Duration::from_micros(micros.parse().ok()?),
         },
+        ["silent", silent, micros] => {
+            CommError::Silent { silent: numbers(silent)?, limit: Duration::from_micros(micros.parse().ok()?) }
+        }
         ["aborted", rank, reason] => {
             CommError::Aborted { rank: rank.parse().ok()?, reason: reason.to_owned() }
         }
         _ => return None,
     })
+}
+
+fn list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn numbers(list: &str) -> Option<Vec<usize>> {
+    list.split(',').map(str::parse).collect::<Result<_, _>>().ok()
 }
 
 #[cfg(test)]
@@ -121,6 +144,7 @@ mod tests {
                 missing: vec![1, 12],
                 deadline: Duration::from_millis(1500),
             },
+            CommError::Silent { silent: vec![0, 3], limit: Duration::from_secs(60) },
             CommError::Aborted { rank: 2, reason: "the disk is full:\n  No space left".into() },
         ];
         for error in errors {

@@ -3,8 +3,12 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::lifeline::Lifeline;
+
+/// How long a wait goes on before it looks whether the job is over.
+const LOOK: Duration = Duration::from_millis(250);
 /// The shim's WHY_SIZE.
 const WHY_SIZE: usize = 512;
 /// Room for the bytes of an address; Gloo's are a `sockaddr_storage` and little more.
@@ -87,7 +91,10 @@ pub(super) struct Fault {
 }
 
 /// This rank's connections.
-pub(super) struct Mesh(NonNull<RawMesh>);
+pub(super) struct Mesh {
+    raw: NonNull<RawMesh>,
+    lifeline: Lifeline,
+}
 
 // SAFETY: Gloo's transport locks what it shares with its own thread, and the shim lets one thread wait at a time.
 unsafe impl Send for Mesh {}
@@ -103,6 +110,7 @@ impl Mesh {
         host: &str,
         interface: &str,
         deadline: Duration,
+        lifeline: Lifeline,
     ) -> Result<Self, String> {
         let text = |s: &str| CString::new(s).map_err(|_| format!("{s:?} has a zero byte"));
         let (host, interface) = (text(host)?, text(interface)?);
@@ -118,7 +126,7 @@ impl Mesh {
                 why.room(),
             )
         };
-        NonNull::new(mesh).map(Self).ok_or_else(|| why.text())
+        NonNull::new(mesh).map(|raw| Self { raw, lifeline }).ok_or_else(|| why.text())
     }
 
     /// Where `peer` can reach this rank.
@@ -126,7 +134,7 @@ impl Mesh {
         let (mut bytes, mut why) = (vec![0; ADDRESS_SIZE], Why::new());
         // SAFETY: the buffer is as long as is said, the peer has a pair, and the mesh lives.
         let len = unsafe {
-            tandem_mesh_address(self.0.as_ptr(), peer as c_int, bytes.as_mut_ptr(), bytes.len(), why.room())
+            tandem_mesh_address(self.raw.as_ptr(), peer as c_int, bytes.as_mut_ptr(), bytes.len(), why.room())
         };
         if len == 0 || len > ADDRESS_SIZE {
             return Err(why.text());
@@ -140,7 +148,7 @@ impl Mesh {
         let mut why = Why::new();
         // SAFETY: the address is as long as is said, and the mesh lives.
         let outcome = unsafe {
-            tandem_mesh_connect(self.0.as_ptr(), peer as c_int, address.as_ptr(), address.len(), why.room())
+            tandem_mesh_connect(self.raw.as_ptr(), peer as c_int, address.as_ptr(), address.len(), why.room())
         };
         if outcome == 0 { Ok(()) } else { Err(why.text()) }
     }
@@ -148,7 +156,7 @@ impl Mesh {
     /// Closes all connections, so that peers that wait for this rank learn that it will not come.
     pub(super) fn close(&self) {
         // SAFETY: the mesh lives.
-        unsafe { tandem_mesh_close(self.0.as_ptr()) }
+        unsafe { tandem_mesh_close(self.raw.as_ptr()) }
     }
 
     /// Begins to send.
@@ -195,7 +203,7 @@ impl Mesh {
         // SAFETY: the mesh lives, `why` has the shim's size, and the caller promises that the bytes stay.
         let raw = unsafe {
             tandem_transfer_new(
-                self.0.as_ptr(),
+                self.raw.as_ptr(),
                 c_int::from(receiving),
                 peer as c_int,
                 slot as u64,
@@ -212,7 +220,7 @@ impl Mesh {
 impl Drop for Mesh {
     fn drop(&mut self) {
         // SAFETY: it was made by the shim, and no transfer is left: they keep the mesh alive.
-        unsafe { tandem_mesh_free(self.0.as_ptr()) }
+        unsafe { tandem_mesh_free(self.raw.as_ptr()) }
     }
 }
 
@@ -227,12 +235,27 @@ pub(super) struct Transfer {
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// Waits until it is done, at most `limit`. If it is not, nothing is closed, and it can be waited for again.
+    /// Waits until it is done, at most `limit`. If it is not, nothing is closed, and it can be waited for again. When the job
+    /// is over meanwhile, that is as if the connection had broken.
     pub(super) fn wait(&self, limit: Duration) -> Result<(), Fault> {
+        let began = Instant::now();
+        loop {
+            let left = limit.saturating_sub(began.elapsed());
+            match self.wait_once(left.min(LOOK)) {
+                Err(Fault { late: true, peer }) if self.mesh.lifeline.is_cut() => {
+                    return Err(Fault { late: false, peer });
+                }
+                Err(Fault { late: true, .. }) if left > LOOK => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn wait_once(&self, limit: Duration) -> Result<(), Fault> {
         let mut why = Why::new();
         // SAFETY: both live.
         let outcome = unsafe {
-            tandem_transfer_wait(self.mesh.0.as_ptr(), self.raw.as_ptr(), milliseconds(limit), why.room())
+            tandem_transfer_wait(self.mesh.raw.as_ptr(), self.raw.as_ptr(), milliseconds(limit), why.room())
         };
         match outcome {
             0 => Ok(()),

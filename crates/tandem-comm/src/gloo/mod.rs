@@ -13,17 +13,21 @@
 //! there, and return the same error. A killed process closes its connections without filing anything: its peers find out at
 //! once. A process that hangs, and a machine that vanishes, are found out at the deadline or some seconds later; where it is the
 //! first rank, at twice the deadline. If the store itself dies, each rank says what it sees: a closed connection.
-//! A group and those that it divided into fail apart from each other.
+//! A group and those that it divided into fail apart from each other, unless the rank's [`Lifeline`] is cut: then nobody waits
+//! in any of them.
 //!
 //! *Network.* A rank listens at the address from which it reaches the store. Where that is not the one at which the others can
 //! reach it, `GLOO_SOCKET_IFNAME` names the network interface, as for PyTorch.
 
 mod engine;
-mod failure;
+pub(crate) mod failure;
+mod lifeline;
 mod mesh;
 mod rendezvous;
 mod ring;
 mod roll_call;
+
+pub use lifeline::Lifeline;
 
 use std::time::Duration;
 
@@ -45,7 +49,14 @@ use crate::store::Store;
 ///
 /// # Panics
 /// If there is no rank `rank` among `size`.
-pub fn group(store: Store, rank: usize, size: usize, deadline: Duration) -> Result<Group> {
+pub fn group(
+    store: Store,
+    rank: usize,
+    size: usize,
+    deadline: Duration,
+    lifeline: Lifeline,
+) -> Result<Group> {
     assert!(rank < size, "there is no rank {rank} in a group of {size}");
-    Ok(Group::new(Box::new(engine::Gloo::meet(store, rank, size, deadline)?)))
+    let members = (0..size).collect();
+    Ok(Group::new(Box::new(engine::Gloo::meet(store, rank, members, deadline, lifeline)?)))
 }

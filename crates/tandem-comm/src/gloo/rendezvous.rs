@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::lifeline::Lifeline;
 use super::mesh::Mesh;
 use crate::error::{CommError, Result};
 use crate::store::{Store, StoreError};
@@ -20,7 +21,13 @@ struct Card {
 }
 
 /// Connects this rank to all others, which must do the same within `deadline`.
-pub(super) fn connect(store: &Store, rank: usize, size: usize, deadline: Duration) -> Result<Arc<Mesh>> {
+pub(super) fn connect(
+    store: &Store,
+    rank: usize,
+    size: usize,
+    deadline: Duration,
+    lifeline: &Lifeline,
+) -> Result<Arc<Mesh>> {
     let until = Instant::now() + deadline;
     let call = format!("meeting of {size} ranks");
     if store.add(&format!("arrivals/{rank}"), 1)? != 1 {
@@ -38,7 +45,8 @@ pub(super) fn connect(store: &Store, rank: usize, size: usize, deadline: Duratio
             "rank {rank} cannot listen at {place}: {reason}; {INTERFACE} chooses the network interface"
         ),
     };
-    let mesh = Mesh::listen(rank, size, &host, &interface, deadline).map_err(failed)?;
+    let mesh = Mesh::listen(rank, size, &host, &interface, deadline, lifeline.clone());
+    let mesh = mesh.map_err(failed)?;
     let address = |peer| if peer == rank { Ok(Vec::new()) } else { mesh.address(peer).map_err(failed) };
     let card = Card { ip, addresses: (0..size).map(address).collect::<Result<_>>()? };
     store.set(&key(rank), &card.encode())?;

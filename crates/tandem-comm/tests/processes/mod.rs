@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use tandem_comm::gloo::{self, Lifeline};
 use tandem_comm::store::{Store, StoreServer};
-use tandem_comm::{Group, Result, gloo};
+use tandem_comm::{Group, Result};
 
 /// For ranks that are to succeed; only a bug waits for it.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -37,9 +38,18 @@ impl Role {
         Some(Self { name, rank: number(RANK), size: number(SIZE), deadline, store })
     }
 
+    #[allow(dead_code, reason = "the watch's tests have lifelines")]
     pub fn meet(&self) -> Result<Group> {
-        let store = self.store.reconnect().unwrap().prefixed("group/");
-        gloo::group(store, self.rank, self.size, self.deadline)
+        self.meet_with(Lifeline::default())
+    }
+
+    pub fn meet_with(&self, lifeline: Lifeline) -> Result<Group> {
+        gloo::group(self.job_store(), self.rank, self.size, self.deadline, lifeline)
+    }
+
+    /// A store of the group's prefix, with a connection of its own.
+    pub fn job_store(&self) -> Store {
+        self.store.reconnect().unwrap().prefixed("group/")
     }
 
     /// Tells the parent how this rank fared.
@@ -84,8 +94,18 @@ impl Ranks {
 
     /// SIGSTOP: the process hangs, its connections stay.
     pub fn stop(&self, rank: usize) {
+        self.signal(rank, "-STOP");
+    }
+
+    /// SIGCONT.
+    #[allow(dead_code, reason = "only the watch's tests wake ranks up")]
+    pub fn go_on(&self, rank: usize) {
+        self.signal(rank, "-CONT");
+    }
+
+    fn signal(&self, rank: usize, signal: &str) {
         let process = self.children[&rank].id().to_string();
-        assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
+        assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
     }
 
     /// Waits until all have ended well, and answers what each reported.

@@ -1,10 +1,10 @@
-//! `metrics.jsonl`: appended line by line, cut back on resume.
+//! `metrics.jsonl` and `rows.jsonl`: an object with a `step` a line; appended line by line, cut back on resume.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::record::Record;
 use crate::error::{Result, TrainError};
@@ -51,7 +51,18 @@ impl MetricsFile {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&mut self, record: &Record) -> Result<()> {
-        let mut line = record.to_json();
+        self.append(record.to_json())
+    }
+
+    /// Appends the dataset's rows that a 1-based step takes, over all ranks.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write_rows(&mut self, step: u64, rows: &[u32]) -> Result<()> {
+        self.append(json!({ "step": step, "rows": rows }).to_string())
+    }
+
+    fn append(&mut self, mut line: String) -> Result<()> {
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(TrainError::io("write", &self.path))
     }
@@ -117,6 +128,19 @@ mod tests {
         assert_eq!(lines(&path), whole[..4]);
         file.write(&record(3, Split::Train)).expect("written");
         assert_eq!(lines(&path), whole[..5]);
+    }
+
+    #[test]
+    fn rows_of_steps_are_cut_off_too() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("rows.jsonl");
+        let mut file = MetricsFile::create(&path).expect("a new file");
+        for step in 1..=3 {
+            file.write_rows(step, &[7, step as u32]).expect("written");
+        }
+        drop(file);
+        drop(MetricsFile::resume(&path, 2).expect("resumed"));
+        assert_eq!(lines(&path), [r#"{"step":1,"rows":[7,1]}"#, r#"{"step":2,"rows":[7,2]}"#]);
     }
 
     #[test]
