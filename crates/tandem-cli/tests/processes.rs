@@ -2,9 +2,12 @@
 
 mod workshop;
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use workshop::{Workshop, entries};
 
 /// A run of `steps` steps of two micro-batches each.
@@ -40,6 +43,10 @@ fn processes_give_the_same_as_one() {
         let plan = |run: &str| String::from_utf8(shop.bytes(&format!("{run}/plan.json"))).unwrap();
         assert_eq!(plan(&run), plan(&format!("{run}threads")));
     }
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// The processes that a launcher started.
@@ -98,6 +105,7 @@ fn await_checkpoint(shop: &Workshop, launcher: &mut Child, step: u64) {
 }
 
 fn signal(process: &str, signal: &str) {
+    assert!(process.parse::<u32>().is_ok_and(|id| id > 1), "{process} is no process");
     assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
 }
 
@@ -108,7 +116,7 @@ fn twenty_kills_at_random_change_no_bit_and_no_row() {
     const STEPS: u64 = 4000;
     let shop = Workshop::new();
     // The number of steps is changed at the end, which must not change a learning rate.
-    let settings = ["--set", "train.log_rows=true", "--set", "train.schedule=constant"];
+    let settings = ["--set", "train.record_rows=true", "--set", "train.schedule=constant"];
     let config = configure(&shop, "run", STEPS);
     let seed = std::env::var("TANDEM_TEST_SEED").map_or(7, |seed| seed.parse().unwrap());
     println!("TANDEM_TEST_SEED={seed}");
@@ -254,7 +262,7 @@ fn two_nodes_started_by_hand_are_one_job() {
     let whole = configure(&shop, "whole", 6);
     shop.run(&["train", &whole]).expect(0);
     let config = configure(&shop, "run", 6);
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let address = format!("127.0.0.1:{port}");
     let node =
         |node| ["launch", "-n", "1", "--nodes", "2", "--node", node, "--address", &address, "train", &config];
@@ -283,22 +291,205 @@ fn mpirun_starts_ranks_too() {
     same_runs(&shop, "run", "whole");
 }
 
+/// The Python that has torchrun; `None`, with the reason printed, where none was named.
+fn python_with_torchrun() -> Option<OsString> {
+    let python = std::env::var_os("TANDEM_TEST_PYTHON");
+    if python.is_none() {
+        println!("skipped: TANDEM_TEST_PYTHON names no Python with torch");
+    }
+    python
+}
+
 #[test]
 fn torchrun_starts_ranks_too() {
-    let Some(python) = std::env::var_os("TANDEM_TEST_PYTHON") else {
-        println!("skipped: TANDEM_TEST_PYTHON names no Python with torch");
-        return;
-    };
+    let Some(python) = python_with_torchrun() else { return };
     let shop = Workshop::new();
     let whole = configure(&shop, "whole", 6);
     shop.run(&["train", &whole]).expect(0);
     let config = configure(&shop, "run", 6);
-    let mut command = shop.command(&[]);
-    let train = ["train", &config];
-    let tandem = command.get_program().to_owned();
-    command = Command::new(python);
+    let tandem = shop.command(&[]).get_program().to_owned();
+    let mut command = Command::new(python);
     command.args(["-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]);
-    let status = command.arg(tandem).args(train).current_dir(shop.path("")).status().unwrap();
+    let status = command.arg(tandem).args(["train", &config]).current_dir(shop.path("")).status().unwrap();
     assert!(status.success(), "{status}");
     same_runs(&shop, "run", "whole");
+}
+
+/// An agent of torchrun and its rank, in a process group of their own; killed on drop.
+struct Agent(Child);
+
+impl Agent {
+    fn kill(&mut self) {
+        // By the system call: some versions of kill(1) read `-1234` as `-1`, which is every process of the machine. A group that
+        // has ended needs no killing.
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The agent of one of one or two nodes.
+fn agent(shop: &Workshop, python: &OsStr, port: u16, is_host: bool, config: &str) -> Agent {
+    let mut command = Command::new(python);
+    command.args(["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--no-python"]);
+    command.args(["--max-restarts", "5", "--rdzv-backend", "c10d", "--rdzv-id", "job"]);
+    command.args(["--rdzv-endpoint", &format!("127.0.0.1:{port}")]);
+    let host = if is_host { "1" } else { "0" };
+    command.args([
+        "--rdzv-conf",
+        &format!("is_host={host},last_call_timeout=10"),
+        "--local-addr",
+        "127.0.0.1",
+    ]);
+    command.arg(shop.command(&[]).get_program()).args(["train", config, "--resume"]);
+    command.args(["--set", "train.schedule=constant"]);
+    let name = format!("agent{host}.txt");
+    let log = std::fs::File::create(shop.path(&name)).unwrap();
+    command.stdout(Stdio::null()).stderr(log).current_dir(shop.path("")).process_group(0);
+    Agent(command.spawn().unwrap())
+}
+
+#[test]
+fn torchrun_goes_on_after_a_killed_rank_and_after_a_lost_node_with_one_less() {
+    let Some(python) = python_with_torchrun() else { return };
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 100_000);
+    let port = free_port();
+    let mut first = agent(&shop, &python, port, true, &config);
+    let mut second = agent(&shop, &python, port, false, &config);
+    let logs = |shop: &Workshop| format!("{}\n{}", shop.read("agent1.txt"), shop.read("agent0.txt"));
+    let mut await_step = |step: u64| {
+        let began = Instant::now();
+        while newest_step(&shop, "run") < step {
+            assert!(began.elapsed() < Duration::from_secs(180), "no step {step}: {}", logs(&shop));
+            assert!(first.0.try_wait().unwrap().is_none(), "it ended before step {step}: {}", logs(&shop));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    await_step(10);
+    // A rank: both agents start theirs again.
+    signal(&ranks_of(&second.0)[0], "-KILL");
+    let reached = newest_step(&shop, "run");
+    await_step(reached + 20);
+    // A node: its agent and its rank. The other goes on alone.
+    second.kill();
+    let reached = newest_step(&shop, "run");
+    await_step(reached + 20);
+    signal(&first.0.id().to_string(), "-TERM");
+    first.0.wait().unwrap();
+    let log = logs(&shop);
+    assert!(log.contains("2 ranks, of which") && log.contains("peer lost: rank "), "{log}");
+    // The rest is run alone, and all of it once more without harm.
+    let steps = format!("train.steps={}", newest_step(&shop, "run") + 10);
+    let settings = ["--set", &steps, "--set", "train.schedule=constant"];
+    shop.run(&[&["train", &config, "--resume"][..], &settings].concat()).expect(0);
+    let whole = configure(&shop, "whole", 100_000);
+    shop.run(&[&["train", &whole][..], &settings].concat()).expect(0);
+    same_runs(&shop, "run", "whole");
+}
+
+/// Two hosts: network namespaces with a cable between them. Deleted on drop.
+struct Hosts(String);
+
+impl Hosts {
+    /// `None`, with the reason printed, where this process may not make them.
+    fn new() -> Option<Self> {
+        let name = format!("tandem{}", std::process::id());
+        let (a, b) = (format!("{name}a"), format!("{name}b"));
+        let hosts = Self(name.clone());
+        // Names of interfaces are short.
+        let ends = [format!("ta{}", std::process::id()), format!("tb{}", std::process::id())];
+        let lines = [
+            format!("netns add {a}"),
+            format!("netns add {b}"),
+            format!("link add {} type veth peer name {}", ends[0], ends[1]),
+            format!("link set {} netns {a} name cable", ends[0]),
+            format!("link set {} netns {b} name cable", ends[1]),
+            format!("-n {a} address add 10.83.7.1/24 dev cable"),
+            format!("-n {b} address add 10.83.7.2/24 dev cable"),
+            format!("-n {a} link set lo up"),
+            format!("-n {b} link set lo up"),
+            format!("-n {a} link set cable up"),
+            format!("-n {b} link set cable up"),
+        ];
+        for line in lines {
+            let output = Command::new("ip").args(line.split(' ')).output();
+            let why = match output {
+                Ok(output) if output.status.success() => continue,
+                Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+                Err(error) => error.to_string(),
+            };
+            println!("skipped: no network namespaces: ip {line}: {why}");
+            return None;
+        }
+        Some(hosts)
+    }
+
+    /// A launcher with one rank on one of the hosts; its output goes into a file of the shop's.
+    fn start(&self, shop: &Workshop, node: usize, arguments: &[&str]) -> Child {
+        let host = format!("{}{}", self.0, ["a", "b"][node]);
+        let log = std::fs::File::create(shop.path(&format!("node{node}.txt"))).unwrap();
+        let node = node.to_string();
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &host]).arg(shop.command(&[]).get_program());
+        command.args(["launch", "-n", "1", "--nodes", "2", "--node", &node, "--address", "10.83.7.1:29511"]);
+        command.args(arguments).current_dir(shop.path("")).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+    }
+
+    /// Pulls the cable out.
+    fn cut(&self) {
+        let host = format!("{}b", self.0);
+        let status = Command::new("ip").args(["-n", &host, "link", "set", "cable", "down"]).status().unwrap();
+        assert!(status.success());
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in ["a", "b"] {
+            // The cable goes with its ends.
+            let _ = Command::new("ip").args(["netns", "delete", &format!("{}{host}", self.0)]).output();
+        }
+    }
+}
+
+#[test]
+fn two_hosts_are_one_job_and_a_cut_cable_ends_it_on_both() {
+    let Some(hosts) = Hosts::new() else { return };
+    let shop = Workshop::new();
+    let whole = configure(&shop, "whole", 6);
+    shop.run(&["train", &whole]).expect(0);
+    let config = configure(&shop, "run", 6);
+    let mut nodes = [0, 1].map(|node| hosts.start(&shop, node, &["train", &config]));
+    for (node, child) in nodes.iter_mut().enumerate() {
+        let status = child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", shop.read(&format!("node{node}.txt")));
+    }
+    same_runs(&shop, "run", "whole");
+
+    let more = ["train", &config, "--resume", "--set", "train.steps=100000", "--set", "compute.deadline=6"];
+    let mut nodes = [0, 1].map(|node| hosts.start(&shop, node, &more));
+    let began = Instant::now();
+    while newest_step(&shop, "run") < 20 {
+        assert!(began.elapsed() < Duration::from_secs(120), "no step 20: {}", shop.read("node0.txt"));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    await_beats();
+    hosts.cut();
+    for (node, child) in nodes.iter_mut().enumerate() {
+        let (code, text) = (child.wait().unwrap().code(), shop.read(&format!("node{node}.txt")));
+        assert_eq!(code, Some(75), "node {node}: {text}");
+        assert!(
+            text.contains(&format!("rank {node} on ")) && text.contains(", at step "),
+            "node {node}: {text}"
+        );
+    }
+    // The store is on the first host, and tells of the other.
+    let text = shop.read("node0.txt");
+    assert!(text.contains("peer lost: rank 1 on ") && text.contains("last seen at step "), "{text}");
 }

@@ -5,7 +5,7 @@
 //!   config.toml      resolved
 //!   plan.json        what was planned
 //!   metrics.jsonl    one line per step and per evaluation
-//!   rows.jsonl       with `train.log_rows`: the rows of each step
+//!   rows.jsonl       with `train.record_rows`: the rows of each step
 //!   checkpoints/     see `checkpoint`
 //!   final/           the trained model, an ordinary HF folder
 //!   .lock            held while a run is going; empty or stale ones mean nothing

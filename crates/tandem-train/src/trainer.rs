@@ -145,7 +145,7 @@ impl Trainer {
                     None => MetricsFile::create(path),
                 };
                 let metrics = open(&run_dir.metrics_path())?;
-                let rows = config.train.log_rows.then(|| open(&run_dir.rows_path())).transpose()?;
+                let rows = config.train.record_rows.then(|| open(&run_dir.rows_path())).transpose()?;
                 Some(Files { _run_dir: run_dir, metrics, rows })
             }
         };

@@ -149,7 +149,7 @@ impl Config {
             ("eval_every", or_zero(train.eval_every)),
             ("keep", or_zero(train.keep.map(|n| n as u64))),
             ("max_skipped", integer(train.max_skipped)),
-            ("log_rows", train.log_rows.into()),
+            ("record_rows", train.record_rows.into()),
             ("checkpointing", name(&super::Checkpointing::NAMES, train.checkpointing)),
         ]);
         out

@@ -27,7 +27,7 @@ const FREE: [&str; 12] = [
     "train.eval_every",
     "train.keep",
     "train.max_skipped",
-    "train.log_rows",
+    "train.record_rows",
     "compute.devices",
     "compute.threads",
     "compute.sharding",

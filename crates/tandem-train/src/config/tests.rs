@@ -128,7 +128,7 @@ fn the_example_arrives_whole() {
             eval_every: Some(10),
             keep: Some(2),
             max_skipped: 3,
-            log_rows: false,
+            record_rows: false,
             checkpointing: Checkpointing::None,
         },
         compute: ComputeConfig {
@@ -274,7 +274,7 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
         refusal(EXAMPLE, &["train.lr=1e-3"]),
         "--set train.lr=1e-3: unknown key `train.lr`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
          steps, epochs, optimizer, betas, alpha, eps, learning_rate, schedule, warmup_steps, warmup_ratio, \
-         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, log_rows, \
+         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows, \
          checkpointing"
     );
 }

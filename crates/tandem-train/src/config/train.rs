@@ -36,7 +36,7 @@ pub struct TrainConfig {
     /// Steps in a row that may be skipped for a non-finite loss or gradient before the run stops.
     pub max_skipped: u64,
     /// Whether the rows of every step are written down.
-    pub log_rows: bool,
+    pub record_rows: bool,
     /// What backward recomputes.
     pub checkpointing: Checkpointing,
 }
@@ -170,7 +170,7 @@ pub(super) fn parse(mut section: Section) -> Result<TrainConfig, ConfigError> {
         eval_every: every(&mut section, "eval_every", 0)?,
         keep: every(&mut section, "keep", 2)?.map(|x| x as usize),
         max_skipped: section.take("max_skipped").map_or(Ok(3), |e| e.integer(COUNT))?,
-        log_rows: section.take("log_rows").map_or(Ok(false), |e| e.boolean())?,
+        record_rows: section.take("record_rows").map_or(Ok(false), |e| e.boolean())?,
         checkpointing: section
             .take("checkpointing")
             .map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?,
