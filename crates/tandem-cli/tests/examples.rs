@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use tandem_comm::{Environment, Launch, Launcher, MeetingPoint};
-use workshop::Workshop;
+use workshop::{Workshop, python_with_torchrun};
 use yaml_rust2::{Yaml, YamlLoader};
 
 fn example(name: &str) -> PathBuf {
@@ -292,10 +292,7 @@ fn the_slurm_script_starts_again_what_a_restart_mends_and_nothing_else() {
 
 #[test]
 fn the_torchrun_script_starts_ranks() {
-    let Some(python) = std::env::var_os("TANDEM_TEST_PYTHON") else {
-        println!("skipped: TANDEM_TEST_PYTHON names no Python with torch");
-        return;
-    };
+    let Some(python) = python_with_torchrun() else { return };
     let shop = shop();
     let python = python.to_string_lossy();
     install(&shop, "torchrun", &format!("#!/bin/sh\nexec '{python}' -m torch.distributed.run \"$@\"\n"));

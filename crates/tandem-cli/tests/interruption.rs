@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use workshop::{Workshop, entries};
+use workshop::{Workshop, entries, skip};
 
 /// More steps than run before a test notices the first checkpoint, which is saved after two.
 const STEPS: &str = "train.steps=300";
@@ -132,14 +132,11 @@ impl SmallDisk {
         match output {
             Ok(output) if output.status.success() => Some(Self(at)),
             Ok(output) => {
-                eprintln!(
-                    "skipped: cannot mount a tmpfs: {}",
-                    String::from_utf8_lossy(&output.stderr).trim()
-                );
+                skip(&format!("cannot mount a tmpfs: {}", String::from_utf8_lossy(&output.stderr).trim()));
                 None
             }
             Err(error) => {
-                eprintln!("skipped: cannot run mount: {error}");
+                skip(&format!("cannot run mount: {error}"));
                 None
             }
         }

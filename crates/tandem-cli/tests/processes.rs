@@ -2,13 +2,13 @@
 
 mod workshop;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use workshop::{Workshop, entries};
+use workshop::{Workshop, entries, python_with_torchrun, skip};
 
 /// A run of `steps` steps of two micro-batches each.
 fn configure(shop: &Workshop, output: &str, steps: u64) -> String {
@@ -275,7 +275,7 @@ fn two_nodes_started_by_hand_are_one_job() {
 #[test]
 fn mpirun_starts_ranks_too() {
     if Command::new("mpirun").arg("--version").output().is_err() {
-        println!("skipped: there is no mpirun");
+        skip("there is no mpirun");
         return;
     }
     let shop = Workshop::new();
@@ -289,15 +289,6 @@ fn mpirun_starts_ranks_too() {
     let status = command.args(["train", &config]).current_dir(shop.path("")).status().unwrap();
     assert!(status.success(), "{status}");
     same_runs(&shop, "run", "whole");
-}
-
-/// The Python that has torchrun; `None`, with the reason printed, where none was named.
-fn python_with_torchrun() -> Option<OsString> {
-    let python = std::env::var_os("TANDEM_TEST_PYTHON");
-    if python.is_none() {
-        println!("skipped: TANDEM_TEST_PYTHON names no Python with torch");
-    }
-    python
 }
 
 #[test]
@@ -424,7 +415,7 @@ impl Hosts {
                 Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
                 Err(error) => error.to_string(),
             };
-            println!("skipped: no network namespaces: ip {line}: {why}");
+            skip(&format!("no network namespaces: ip {line}: {why}"));
             return None;
         }
         Some(hosts)

@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part of the workshop")]
 
+use std::ffi::OsString;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -177,6 +179,23 @@ threads = 1
         };
         text.lines().map(strip).collect()
     }
+}
+
+/// Says why a test does nothing, past the capture of what tests print: in a log, a test that was skipped must not look like one
+/// that passed.
+pub fn skip(reason: &str) {
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    // A log that cannot be written cannot be complained to.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {name}: {reason}");
+}
+
+/// The Python that has torchrun; `None`, said aloud, where none was named.
+pub fn python_with_torchrun() -> Option<OsString> {
+    let python = std::env::var_os("TANDEM_TEST_PYTHON");
+    if python.is_none() {
+        skip("TANDEM_TEST_PYTHON names no Python with torch");
+    }
+    python
 }
 
 /// Files and folders in `folder`, sorted.

@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 12] = [
+const FREE: [&str; 13] = [
     "output",
     "data.cache",
     "data.eval",

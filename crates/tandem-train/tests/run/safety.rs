@@ -68,6 +68,19 @@ fn steps_that_are_not_finite_are_skipped_and_too_many_stop_the_run_naming_rows()
 }
 
 #[test]
+fn a_rank_that_is_a_thread_says_where_it_was_when_it_failed() {
+    let small = Small::new("dpo");
+    let settings =
+        ["train.learning_rate=1e30", "train.warmup_steps=0", "train.max_skipped=0", "compute.devices=cpu:2"];
+    let (_, outcome) = small.run("run", Start::Fresh, None, &settings);
+    let error = outcome.expect_err("weights of 1e30 give no finite loss");
+    let TrainError::OnRank { rank: 0, place, error: cause } = &error else { panic!("{error}") };
+    assert!(place.step > 1 && matches!(**cause, TrainError::NotFinite { .. }), "{error}");
+    assert!(error.to_string().starts_with(&format!("rank 0, at step {}, in ", place.step)), "{error}");
+    assert_eq!(error.fault(), cause.fault());
+}
+
+#[test]
 fn a_used_folder_is_refused_and_overwritten_only_when_asked() {
     let small = Small::new("sft");
     small.finish("run", Start::Fresh, &[]);
