@@ -2,6 +2,7 @@
 
 use super::rows::RowsMut;
 use super::{Cpu, block_rows};
+use crate::ops::ELSEWHERE;
 use crate::{Element, View, ViewMut, with_element};
 
 pub(crate) fn embedding(cpu: &Cpu, table: View, ids: &[u32], scale: f32, x: ViewMut, accumulate: bool) {
@@ -11,6 +12,12 @@ pub(crate) fn embedding(cpu: &Cpu, table: View, ids: &[u32], scale: f32, x: View
         for t in range {
             // SAFETY: row `t` belongs to this block alone.
             let x = unsafe { x.row(t) };
+            if ids[t] == ELSEWHERE {
+                if !accumulate {
+                    x.fill(0.0);
+                }
+                continue;
+            }
             let row = table.row::<E>(ids[t] as usize);
             if accumulate {
                 x.iter_mut().zip(row).for_each(|(x, row)| *x += scale * row.to_f32());
@@ -27,7 +34,7 @@ const COLUMNS: usize = 64;
 pub(crate) fn embedding_backward(cpu: &Cpu, ids: &[u32], scale: f32, dx: View, dtable: ViewMut) {
     let dtable = RowsMut::<f32>::new(dtable);
     cpu.parallel_ranges(dx.cols(), COLUMNS, |_, columns| {
-        for (t, &id) in ids.iter().enumerate() {
+        for (t, &id) in ids.iter().enumerate().filter(|(_, id)| **id != ELSEWHERE) {
             // SAFETY: these columns belong to this block alone.
             let row = unsafe { dtable.part(id as usize, columns.start, columns.len()) };
             for (row, dx) in row.iter_mut().zip(&dx.row::<f32>(t)[columns.clone()]) {

@@ -6,7 +6,7 @@ use super::elementary::{exp, softcap};
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
 use super::{Cpu, Operand, Product, scratch};
-use crate::ops::{HeadScores, HeadShape, Targets};
+use crate::ops::{ELSEWHERE, FIRST, HeadParts, HeadShape, NOT_HERE, PASSED_OVER, Targets};
 use crate::{DType, Element, View, ViewMut, with_element};
 
 /// Logits that are summed in f32 before the sum is carried in f64.
@@ -42,17 +42,14 @@ pub(crate) fn forward(
     bias: Option<View>,
     targets: Targets,
     shape: &HeadShape,
-    scores: &mut HeadScores,
+    parts: &mut HeadParts,
     chunk: usize,
     mut kept: ViewMut,
     mut spare: ViewMut,
 ) {
     let rows = hidden.rows();
-    let log_prob = RowsMut::from_slice(&mut scores.log_prob);
-    let hit = RowsMut::from_slice(&mut scores.hit);
-    let log_sum_exp = RowsMut::from_slice(&mut scores.log_sum_exp);
-    let entropy = RowsMut::from_slice(&mut scores.entropy);
-    let mean_logit = RowsMut::from_slice(&mut scores.mean_logit);
+    let (of_rows, of_predictions) = parts.own_mut();
+    let (of_rows, of_predictions) = (RowsMut::from_slice(of_rows), RowsMut::from_slice(of_predictions));
     for start in (0..rows).step_by(chunk.max(1)) {
         let range = start..rows.min(start + chunk);
         let mut logits = place(&mut kept, &mut spare, range.clone());
@@ -60,22 +57,27 @@ pub(crate) fn forward(
         let logits = RowsMut::<f32>::new(logits);
         cpu.parallel_for(range.len(), |r| {
             let row = start + r;
-            // SAFETY: this row, its scores and those of its predictions belong to this block alone.
+            // SAFETY: this row, its numbers and those of its predictions belong to this block alone.
             unsafe {
                 let logits = logits.row(r);
                 let Statistics { largest, sum, weighted, total } = statistics(cpu.isa(), logits, shape);
-                let lse = f64::from(largest) + sum.ln();
-                log_sum_exp.part(0, row, 1)[0] = lse as f32;
-                entropy.part(0, row, 1)[0] = (sum.ln() - weighted / sum) as f32;
-                mean_logit.part(0, row, 1)[0] = (total / logits.len() as f64) as f32;
+                of_rows.part(0, row, 1)[0] = [f64::from(largest), sum, weighted, total];
                 for i in predictions_of(&targets, row..row + 1) {
-                    let target = targets.targets[i] as usize;
-                    log_prob.part(0, i, 1)[0] = (f64::from(logits[target]) - lse) as f32;
-                    hit.part(0, i, 1)[0] = logits[target] == largest && !contains(&logits[..target], largest);
+                    of_predictions.part(0, i, 1)[0] = of_target(logits, targets.targets[i], largest);
                 }
             }
         });
     }
+}
+
+/// What a row says of a target: its place and its logit.
+fn of_target(logits: &[f32], target: u32, largest: f32) -> [f64; 2] {
+    if target == ELSEWHERE {
+        return [NOT_HERE, 0.0];
+    }
+    let (before, logit) = (&logits[..target as usize], logits[target as usize]);
+    let is_first = logit == largest && !contains(before, largest);
+    [if is_first { FIRST } else { PASSED_OVER }, f64::from(logit)]
 }
 
 /// Whether some element equals `x`; by blocks, so that the comparison is vectorised.
@@ -214,7 +216,7 @@ fn differentiate(
     let total: f32 = d.iter().sum();
     scratch::with_f32(targets.len(), |at_targets| {
         // At a target the two terms nearly cancel where the model is sure: they meet in f32, before any rounding.
-        for (gradient, &target) in at_targets.iter_mut().zip(targets) {
+        for (gradient, &target) in at_targets.iter_mut().zip(targets).filter(|(_, t)| **t != ELSEWHERE) {
             let (p, slope) = probability(logits[target as usize], shape, log_sum_exp);
             let asked: f32 = targets.iter().zip(d).filter(|(t, _)| **t == target).map(|(_, d)| d).sum();
             *gradient = (asked - total * p) * slope;
@@ -223,7 +225,7 @@ fn differentiate(
             let row = logits.as_mut_ptr();
             // SAFETY: `row` holds the logits; an E is no wider than the f32 in whose place it comes.
             unsafe { gradients::<E>(cpu.isa(), row, logits.len(), shape, log_sum_exp, total) };
-            for (gradient, &target) in at_targets.iter().zip(targets) {
+            for (gradient, &target) in at_targets.iter().zip(targets).filter(|(_, t)| **t != ELSEWHERE) {
                 // SAFETY: the target is inside the vocabulary, which operations check.
                 unsafe { *row.cast::<E>().add(target as usize) = Element::from_f32(*gradient) };
             }

@@ -1,11 +1,11 @@
 //! Table look-up and its deterministic scatter.
 
 use crate::cpu::embedding as kernel;
-use crate::ops::check;
+use crate::ops::{ELSEWHERE, check};
 use crate::{Device, KernelError, Result, View, ViewMut};
 
 fn check_ids(op: &'static str, ids: &[u32], vocabulary: usize) -> Result<()> {
-    match ids.iter().position(|&id| id as usize >= vocabulary) {
+    match ids.iter().position(|&id| id as usize >= vocabulary && id != ELSEWHERE) {
         None => Ok(()),
         Some(t) => Err(KernelError::invalid(
             op,
@@ -14,7 +14,8 @@ fn check_ids(op: &'static str, ids: &[u32], vocabulary: usize) -> Result<()> {
     }
 }
 
-/// `x[t] = scale · table[ids[t]]`, or `+=` if `accumulate`. `table` `[V,D]` either type, `x` `[T,D]` f32.
+/// `x[t] = scale · table[ids[t]]`, or `+=` if `accumulate`. `table` `[V,D]` either type, `x` `[T,D]` f32. The row of an id
+/// that is [`ELSEWHERE`] is zero.
 ///
 /// # Errors
 /// If an id is outside the table, or shapes or types do not fit.
@@ -39,7 +40,7 @@ pub fn embedding(
     Ok(())
 }
 
-/// `dtable[ids[t]] += scale · dx[t]`, each table row summed in token order. Both f32.
+/// `dtable[ids[t]] += scale · dx[t]`, each table row summed in token order, but where the id is [`ELSEWHERE`]. Both f32.
 ///
 /// # Errors
 /// If an id is outside the table, or shapes or types do not fit.

@@ -5,7 +5,7 @@
 //! others again: a product less, the same bits. Logits are computed in f32 from operands of the compute type.
 
 use crate::cpu::head as kernel;
-use crate::ops::check;
+use crate::ops::{ELSEWHERE, HeadParts, PASSED_OVER, check};
 use crate::{DType, Device, KernelError, Kind, Result, Tensor, View, ViewMut};
 
 /// Rows whose logits are held at once: up to 128 MiB of them. Every chunk reads all weights and passes over their
@@ -40,7 +40,7 @@ fn check_operands(
     if targets.rows.last().is_some_and(|&row| row as usize >= rows) {
         return Err(KernelError::invalid(op, format!("a prediction points beyond the {rows} hidden rows")));
     }
-    if let Some(target) = targets.targets.iter().find(|&&t| t as usize >= vocabulary) {
+    if let Some(target) = targets.targets.iter().find(|&&t| t as usize >= vocabulary && t != ELSEWHERE) {
         return Err(KernelError::invalid(
             op,
             format!("target {target} is outside the vocabulary of {vocabulary}"),
@@ -63,7 +63,7 @@ pub struct HeadShape {
 pub struct Targets<'a> {
     /// Index into the rows of `hidden`, ascending; a row may appear several times or not at all.
     pub rows: &'a [u32],
-    /// Token ids.
+    /// Token ids: rows of `w`, or [`ELSEWHERE`] where another part of a split vocabulary holds it.
     pub targets: &'a [u32],
 }
 
@@ -83,7 +83,7 @@ pub struct HeadScores {
 }
 
 impl HeadScores {
-    fn resize(&mut self, rows: usize, predictions: usize) {
+    pub(crate) fn resize(&mut self, rows: usize, predictions: usize) {
         self.log_prob.resize(predictions, 0.0);
         self.hit.resize(predictions, false);
         for statistic in [&mut self.entropy, &mut self.mean_logit, &mut self.log_sum_exp] {
@@ -127,10 +127,36 @@ pub fn head_keeping(
     scores: &mut HeadScores,
     budget: usize,
 ) -> Result<KeptLogits> {
+    if targets.targets.contains(&ELSEWHERE) {
+        return Err(KernelError::invalid("head", "a target is outside the whole vocabulary".to_owned()));
+    }
+    let mut parts = HeadParts::new(0, 1, hidden.rows(), targets.rows.len());
+    let kept = head_part(device, hidden, w, bias, targets, shape, &mut parts, budget)?;
+    parts.join(targets.rows, w.rows(), scores);
+    Ok(kept)
+}
+
+/// As [`head_keeping`], of a head that holds the weights `w` `[V′,D]` of some tokens: writes what this part tells into
+/// `parts`, of which scores can be made when every part's are there.
+///
+/// # Errors
+/// As [`head`].
+pub fn head_part(
+    device: &Device,
+    hidden: View,
+    w: View,
+    bias: Option<View>,
+    targets: Targets,
+    shape: &HeadShape,
+    parts: &mut HeadParts,
+    budget: usize,
+) -> Result<KeptLogits> {
     const OP: &str = "head";
     check_operands(OP, &hidden, &w, bias.as_ref(), &targets)?;
     let (rows, vocabulary) = (hidden.rows(), w.rows());
-    scores.resize(rows, targets.rows.len());
+    if parts.shape() != (rows, targets.rows.len()) {
+        return Err(KernelError::invalid(OP, format!("parts of {:?} rows and predictions", parts.shape())));
+    }
     let chunk = chunk_rows(rows, vocabulary);
     let changed = shape.softcap.is_some() || shape.logit_scale.is_some_and(|scale| scale != 1.0);
     let fitting = if changed { 0 } else { budget / (vocabulary * DType::F32.size()) };
@@ -141,9 +167,13 @@ pub fn head_keeping(
     match device {
         Device::Cpu(cpu) => {
             let (kept, spare) = (kept.view_mut(), spare.view_mut());
-            kernel::forward(cpu, hidden, w, bias, targets, shape, scores, chunk, kept, spare);
+            kernel::forward(cpu, hidden, w, bias, targets, shape, parts, chunk, kept, spare);
         }
         Device::Meta(ledger) => {
+            // Numbers of which scores can be made.
+            let (of_rows, of_predictions) = parts.own_mut();
+            of_rows.fill([0.0, 1.0, 0.0, 0.0]);
+            of_predictions.fill([PASSED_OVER, 0.0]);
             let products = 2.0 * rows as f64 * w.len() as f64;
             ledger.record(OP, products, check::bytes(&[&hidden, &w]));
         }

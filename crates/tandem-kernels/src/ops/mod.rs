@@ -9,6 +9,7 @@ mod convert;
 mod embedding;
 mod exact;
 mod head;
+mod head_parts;
 mod linear;
 mod norm;
 mod optimizer;
@@ -19,7 +20,9 @@ pub use attention::{AttentionShape, Visible, attention, attention_backward, atte
 pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum};
-pub use head::{HeadScores, HeadShape, KeptLogits, Targets, head, head_backward, head_keeping};
+pub use head::{HeadScores, HeadShape, KeptLogits, Targets, head, head_backward, head_keeping, head_part};
+pub use head_parts::{ELSEWHERE, HeadParts};
+pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight};
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};

@@ -1,3 +1,4 @@
+use tandem_kernels::ops::ELSEWHERE;
 use tandem_kernels::{DType, ops};
 
 use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
@@ -38,6 +39,38 @@ fn looks_up_and_scatters() {
             }
         }
     }
+}
+
+/// A table in two parts: each looks up and scatters its own tokens, and together they are the whole.
+#[test]
+fn tokens_that_are_elsewhere_are_left_out() {
+    let (mut random, device) = (Random(6), crate::matrix::device(2));
+    let (table, dx) = (random.matrix(5, 20, DType::F32), random.matrix(7, 20, DType::F32));
+    let ids: Vec<u32> = (0..7).map(|_| random.below(5) as u32).collect();
+    let look_up = |table: &Matrix, ids: &[u32]| {
+        let table = table.tensor(&device, DType::F32);
+        let [mut first, mut both] = [(); 2].map(|()| poison(&device, 7, 20, DType::F32));
+        ops::embedding(&device, table.view(), ids, 2.0, first.view_mut(), false).unwrap();
+        ops::cast(&device, first.view(), both.view_mut()).unwrap();
+        ops::embedding(&device, table.view(), ids, 2.0, both.view_mut(), true).unwrap();
+        let mut sums = Matrix::zeros(table.rows(), 20).tensor(&device, DType::F32);
+        let dx = dx.tensor(&device, DType::F32);
+        ops::embedding_backward(&device, ids, 2.0, dx.view(), sums.view_mut()).unwrap();
+        [first, both, sums].map(|t| Matrix::read(t.view()))
+    };
+    let whole = look_up(&table, &ids);
+    let part = |tokens: std::ops::Range<u32>| {
+        let data = table.data[tokens.start as usize * 20..tokens.end as usize * 20].to_vec();
+        let place = |&id: &u32| if tokens.contains(&id) { id - tokens.start } else { ELSEWHERE };
+        let ids: Vec<u32> = ids.iter().map(place).collect();
+        look_up(&Matrix { rows: tokens.len(), cols: 20, data }, &ids)
+    };
+    let (low, high) = (part(0..3), part(3..5));
+    for i in 0..2 {
+        let sum = low[i].data.iter().zip(&high[i].data).map(|(a, b)| a + b).collect::<Vec<_>>();
+        assert!(sum == whole[i].data);
+    }
+    assert!([&low[2].data[..], &high[2].data[..]].concat() == whole[2].data);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use tandem_kernels::ops::{self, HeadScores, HeadShape, Targets};
+use tandem_kernels::ops::{self, ELSEWHERE, HeadParts, HeadScores, HeadShape, Targets};
 use tandem_kernels::{DType, Device, Kind};
 
 use crate::matrix::{Matrix, Random, TYPES, cases, device, poison, same_at_every_thread_count};
@@ -81,6 +81,69 @@ impl Case {
         )
         .unwrap();
         (scores, [dh, dw, db].map(|t| Matrix::read(t.view())))
+    }
+
+    /// With the vocabulary cut at `cuts`: each part alone, then joined. Gradients of the hidden rows are added up in f64.
+    fn run_in_parts(&self, device: &Device, dtype: DType, cuts: &[usize]) -> (HeadScores, [Matrix; 3]) {
+        let hidden = self.hidden.tensor(device, dtype);
+        let part = |tokens: &std::ops::Range<usize>| {
+            let width = self.w.cols;
+            let rows = |m: &Matrix| m.data[tokens.start * width..tokens.end * width].to_vec();
+            let cols =
+                |m: &Matrix| Matrix { rows: 1, cols: tokens.len(), data: m.data[tokens.clone()].to_vec() };
+            let matrix = |m: &Matrix| Matrix { rows: tokens.len(), cols: width, data: rows(m) };
+            let place = |&t: &u32| {
+                let here = tokens.contains(&(t as usize));
+                if here { t - tokens.start as u32 } else { ELSEWHERE }
+            };
+            let targets: Vec<u32> = self.targets.iter().map(place).collect();
+            let bias = self.bias.as_ref().map(|b| cols(b).tensor(device, DType::F32));
+            let gradients = [matrix(&self.dw), cols(&self.dbias)].map(|m| m.tensor(device, DType::F32));
+            (matrix(&self.w).tensor(device, dtype), bias, targets, gradients)
+        };
+        let ends = cuts.iter().copied().chain([self.w.rows]);
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        let mut parts: Vec<_> = starts.zip(ends).map(|(a, b)| part(&(a..b))).collect();
+        let (count, rows, predictions) = (parts.len(), self.hidden.rows, self.rows.len());
+        let mut told = Vec::new();
+        for (index, (w, bias, targets, _)) in parts.iter().enumerate() {
+            let targets = Targets { rows: &self.rows, targets };
+            let bias = bias.as_ref().map(tandem_kernels::Tensor::view);
+            let mut own = HeadParts::new(index, count, rows, predictions);
+            ops::head_part(device, hidden.view(), w.view(), bias, targets, &self.shape, &mut own, 0).unwrap();
+            let len = own.numbers_mut().len() / count;
+            told.extend_from_slice(&own.numbers_mut()[index * len..(index + 1) * len]);
+        }
+        let mut all = HeadParts::new(0, count, rows, predictions);
+        all.numbers_mut().copy_from_slice(&told);
+        let mut scores = HeadScores::default();
+        all.join(&self.rows, self.w.rows, &mut scores);
+        let mut dhidden = Matrix::zeros(rows, self.hidden.cols);
+        let (mut dw, mut dbias) = (Vec::new(), Vec::new());
+        for (w, bias, targets, [own_dw, own_dbias]) in &mut parts {
+            let mut own = poison(device, rows, self.hidden.cols, DType::F32);
+            ops::head_backward(
+                device,
+                hidden.view(),
+                w.view(),
+                bias.as_ref().map(tandem_kernels::Tensor::view),
+                Targets { rows: &self.rows, targets },
+                &self.shape,
+                &scores,
+                &self.d_log_prob,
+                None,
+                own.view_mut(),
+                Some(own_dw.view_mut()),
+                Some(own_dbias.view_mut()),
+            )
+            .unwrap();
+            dhidden.data.iter_mut().zip(Matrix::read(own.view()).data).for_each(|(sum, x)| *sum += x);
+            dw.extend(Matrix::read(own_dw.view()).data);
+            dbias.extend(Matrix::read(own_dbias.view()).data);
+        }
+        let dw = Matrix { data: dw, ..self.dw };
+        let dbias = Matrix { data: dbias, ..self.dbias };
+        (scores, [dhidden, dw, dbias])
     }
 
     fn reference(&self) -> (Scores, [Matrix; 3]) {
@@ -208,6 +271,36 @@ fn kept_logits_change_no_bit() {
     }
 }
 
+/// A vocabulary in parts, the last of a single token, gives what the whole one gives.
+#[test]
+fn parts_of_a_vocabulary_are_joined() {
+    let plain = HeadShape::default();
+    let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
+    for (dtype, tolerance) in TYPES {
+        for (rows, vocabulary, cuts) in
+            [(1, 2, &[1][..]), (23, 101, &[40]), (23, 101, &[1, 64, 100]), (70, 257, &[86, 171])]
+        {
+            for (shape, bias) in [(plain, false), (plain, true), (shaped, true)] {
+                let case = Case::new(rows, vocabulary, 16, dtype, shape, bias);
+                let (scores, found) = case.run_in_parts(&device(2), dtype, cuts);
+                let (expected, gradients) = case.reference();
+                let what = format!("{dtype} {rows}x{vocabulary} at {cuts:?} bias {bias} {shape:?}");
+                row(&scores.log_prob).assert_close(&expected.log_prob, 2e-6, &format!("log_prob {what}"));
+                row(&scores.entropy).assert_close(&expected.entropy, 4e-6, &format!("entropy {what}"));
+                for (found, expected) in scores.mean_logit.iter().zip(&expected.mean_logit.data) {
+                    assert!((f64::from(*found) - expected).abs() < 4e-6, "mean logit {what}");
+                }
+                assert_eq!(scores.hit, expected.hit, "hit {what}");
+                for (found, (expected, name)) in
+                    found.iter().zip(gradients.iter().zip(["dhidden", "dw", "dbias"]))
+                {
+                    found.assert_close(expected, tolerance, &format!("{name} {what}"));
+                }
+            }
+        }
+    }
+}
+
 /// A tied table receives the head's gradient on top of another's: two calls add up.
 #[test]
 fn gradients_of_the_weights_accumulate() {
@@ -235,6 +328,15 @@ fn ties_go_to_the_first() {
         let targets = Targets { rows: &[0, 0, 0], targets: &[0, first as u32, second as u32] };
         ops::head(&device, h.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
         assert_eq!(scores.hit, [false, true, false], "vocabulary {vocabulary}");
+        // The first of equals stays the first when the other is in another part, whichever part it is in.
+        let mut case = Case::new(1, vocabulary, 2, DType::F32, HeadShape::default(), false);
+        (case.hidden, case.w) = (hidden, Matrix::read(w.view()));
+        (case.rows, case.targets) = (vec![0; 3], vec![0, first as u32, second as u32]);
+        case.d_log_prob = vec![1.0; 3];
+        for cut in [1, first, first + 1, second] {
+            let (scores, _) = case.run_in_parts(&device, DType::F32, &[cut]);
+            assert_eq!(scores.hit, [false, true, false], "vocabulary {vocabulary} cut at {cut}");
+        }
     }
 }
 
