@@ -39,6 +39,10 @@ pub trait Engine: Send {
     fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()>;
     /// The group of the ranks that gave the same colour, in the order of their ranks here.
     fn split(&mut self, call: Call, color: usize) -> Result<Box<dyn Engine>>;
+    /// As [`Engine::split`], by the colours of all ranks.
+    fn split_by(&mut self, call: Call, colors: &[usize]) -> Result<Box<dyn Engine>> {
+        self.split(call, colors[self.rank()])
+    }
     /// A call without its data, in a dry run. Only a recorder has a use for it.
     fn dry(&mut self, _: Call) -> Result<()> {
         Ok(())
@@ -182,6 +186,16 @@ impl Group {
     pub fn split(&mut self, color: usize) -> Result<Self> {
         let call = Call::whole(Operation::Split, crate::ElementKind::U8, 0);
         Ok(Self { progress: self.progress.clone(), ..Self::new(self.engine.split(call, color)?) })
+    }
+
+    /// As [`Group::split`], by a rule that tells every rank's colour: so that a group of which one rank exists can divide too.
+    ///
+    /// # Errors
+    /// As [`Group::split`].
+    pub fn split_by(&mut self, color: impl Fn(usize) -> usize) -> Result<Self> {
+        let call = Call::whole(Operation::Split, crate::ElementKind::U8, 0);
+        let colors: Vec<usize> = (0..self.size()).map(color).collect();
+        Ok(Self::new(self.engine.split_by(call, &colors)?))
     }
 
     /// Gives up: the other ranks' calls fail and tell the reason.

@@ -17,7 +17,8 @@ pub struct Log(Arc<Mutex<Entries>>);
 #[derive(Debug, Default)]
 struct Entries {
     calls: Vec<(usize, Call)>,
-    num_groups: usize,
+    /// Ranks of each group.
+    sizes: Vec<usize>,
 }
 
 impl Log {
@@ -31,17 +32,25 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).calls.push((group, call));
     }
 
-    fn new_group(&self) -> usize {
+    /// Number of ranks of a group.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn size(&self, group: usize) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).sizes[group]
+    }
+
+    fn new_group(&self, size: usize) -> usize {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.num_groups += 1;
-        entries.num_groups - 1
+        entries.sizes.push(size);
+        entries.sizes.len() - 1
     }
 }
 
 /// Rank `rank` of `size`, and what it calls.
 pub fn group(rank: usize, size: usize) -> (Group, Log) {
     let log = Log::default();
-    let recorder = Recorder { rank, size, id: log.new_group(), log: log.clone() };
+    let recorder = Recorder { rank, size, id: log.new_group(size), log: log.clone() };
     (Group::new(Box::new(recorder)), log)
 }
 
@@ -102,8 +111,15 @@ impl Engine for Recorder {
 
     /// As if every rank gave the same colour.
     fn split(&mut self, call: Call, _: usize) -> Result<Box<dyn Engine>> {
+        self.split_by(call, &vec![0; self.size])
+    }
+
+    fn split_by(&mut self, call: Call, colors: &[usize]) -> Result<Box<dyn Engine>> {
         self.write(call)?;
-        let (rank, size, id, log) = (self.rank, self.size, self.log.new_group(), self.log.clone());
+        let own = colors[self.rank];
+        let members = |colors: &[usize]| colors.iter().filter(|&&color| color == own).count();
+        let (rank, size) = (members(&colors[..self.rank]), members(colors));
+        let (id, log) = (self.log.new_group(size), self.log.clone());
         Ok(Box::new(Self { rank, size, id, log }))
     }
 
@@ -131,6 +147,16 @@ mod tests {
         ];
         assert_eq!(calls, expected);
         assert_eq!(group.volume().bytes_sent, 2048 * 8 * 1023 / 1024);
+        assert_eq!((log.size(0), log.size(1)), (1024, 1024));
         assert!(log.take().is_empty());
+    }
+
+    #[test]
+    fn a_rule_divides_a_group_of_which_one_rank_exists() {
+        let (mut group, log) = group(5, 8);
+        let rows = group.split_by(|rank| rank / 4).unwrap();
+        let columns = group.split_by(|rank| rank % 4).unwrap();
+        assert_eq!((rows.rank(), rows.size(), log.size(1)), (1, 4, 4));
+        assert_eq!((columns.rank(), columns.size(), log.size(2)), (1, 2, 2));
     }
 }
