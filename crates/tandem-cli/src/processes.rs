@@ -35,6 +35,7 @@ pub fn train(
              each, or start `tandem launch` in it"
         )));
     }
+    tandem_train::mesh::check(&config, *num_processes)?;
     // Without a word from the user the ranks of a machine share its cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     config.compute.threads.get_or_insert((cores / ranks_on_this_machine()).max(1));

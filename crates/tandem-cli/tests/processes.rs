@@ -45,6 +45,30 @@ fn processes_give_the_same_as_one() {
     }
 }
 
+/// A sum of two has one order, so two processes that hold a model in slices give the bits of two threads that do.
+#[test]
+fn processes_hold_a_model_in_slices_as_threads_do() {
+    let shop = Workshop::new();
+    let mut model = shop.write_config("model");
+    model["num_key_value_heads"] = 2.into();
+    shop.write("model/config.json", &model.to_string());
+    for (ranks, sharding) in [("2", "ddp"), ("4", "zero3")] {
+        let sharding = format!("compute.sharding={sharding}");
+        let settings = ["--set", &sharding, "--set", "compute.tensor=2", "--set", "weights=random"];
+        let threads = configure(&shop, &format!("threads{ranks}"), 4);
+        let devices = format!("compute.devices=cpu:{ranks}");
+        shop.run(&[&["train", &threads, "--set", &devices][..], &settings].concat()).expect(0);
+        let processes = configure(&shop, &format!("processes{ranks}"), 4);
+        shop.run(&[&["launch", "-n", ranks, "train", &processes][..], &settings].concat()).expect(0);
+        same_runs(&shop, &format!("processes{ranks}"), &format!("threads{ranks}"));
+        let plan = |run: &str| String::from_utf8(shop.bytes(&format!("{run}{ranks}/plan.json"))).unwrap();
+        assert_eq!(plan("processes"), plan("threads"));
+    }
+    let config = configure(&shop, "refused", 4);
+    let refused = shop.run(&["launch", "-n", "3", "train", &config, "--set", "compute.tensor=2"]);
+    refused.expect(2).says(&["compute.tensor = 2, but there are 3 ranks"]);
+}
+
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

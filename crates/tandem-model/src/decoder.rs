@@ -1,12 +1,16 @@
 //! A spec with what follows from it: layouts and the rotary table.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use tandem_kernels::ops::RopeTable;
 
-use crate::layout::{LayerId, LayerLayout};
+use crate::layout::{LayerId, LayerLayout, ParamSpec};
+use crate::slice::{self, Run, Slice};
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 
-/// A decoder, ready to be walked. Holds no weights.
+/// A decoder, or one rank's slice of it, ready to be walked. Holds no weights.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     spec: DecoderSpec,
@@ -15,6 +19,9 @@ pub struct Decoder {
     head: LayerLayout,
     rope: Option<RopeTable>,
     positions: usize,
+    slice: Slice,
+    /// What it is a slice of, if it is not the whole.
+    whole: Option<Arc<Self>>,
 }
 
 impl Decoder {
@@ -33,16 +40,55 @@ impl Decoder {
             )));
         }
         Ok(Self {
-            embedding: LayerLayout::embedding(&spec),
-            block: LayerLayout::block(&spec),
-            head: LayerLayout::head(&spec),
+            embedding: LayerLayout::of(&spec, LayerId::Embedding),
+            block: LayerLayout::of(&spec, LayerId::Block(0)),
+            head: LayerLayout::of(&spec, LayerId::Head),
             rope: spec.rotary.map(|r| RopeTable::new(&r.inverse_frequencies(), positions)),
             spec,
             positions,
+            slice: Slice::WHOLE,
+            whole: None,
         })
     }
 
-    /// What the decoder is made of.
+    /// A slice of a whole decoder: its spec and layouts are those of what the slice holds.
+    ///
+    /// # Errors
+    /// If it cannot be divided into so many.
+    pub fn sliced(whole: &Arc<Self>, slice: Slice) -> Result<Arc<Self>> {
+        debug_assert_eq!(whole.slice, Slice::WHOLE, "a slice is not sliced again");
+        if slice.count == 1 {
+            return Ok(whole.clone());
+        }
+        let spec = slice.spec(&whole.spec)?;
+        Ok(Arc::new(Self {
+            embedding: LayerLayout::of(&spec, LayerId::Embedding),
+            block: LayerLayout::of(&spec, LayerId::Block(0)),
+            head: LayerLayout::of(&spec, LayerId::Head),
+            rope: whole.rope.clone(),
+            positions: whole.positions,
+            spec,
+            slice,
+            whole: Some(whole.clone()),
+        }))
+    }
+
+    /// Which slice it is.
+    pub fn slice(&self) -> Slice {
+        self.slice
+    }
+
+    /// What it is a slice of: itself, if it is the whole.
+    pub fn whole(&self) -> &Self {
+        self.whole.as_deref().unwrap_or(self)
+    }
+
+    /// The tokens whose rows of table and head it holds.
+    pub fn tokens(&self) -> Range<usize> {
+        self.slice.of(self.whole().spec.vocab_size)
+    }
+
+    /// What the decoder, or the slice, is made of.
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
     }
@@ -74,6 +120,55 @@ impl Decoder {
             LayerId::Block(_) => &self.block,
             LayerId::Head => &self.head,
         }
+    }
+
+    /// Where the elements of a whole parameter lie that this slice holds: runs, in the order of the slice's parameter. `param`
+    /// is of the [`Decoder::whole`]'s layout.
+    pub fn runs(&self, param: &ParamSpec) -> Vec<Run> {
+        slice::runs(self.slice, &self.whole().spec, param)
+    }
+
+    /// The columns of a whole parameter, where the slice has some columns of all its rows; all of them, where it has rows.
+    pub fn columns(&self, param: &ParamSpec) -> Range<usize> {
+        self.slice.columns(&self.whole().spec, param)
+    }
+
+    /// Elements of a layer's flat buffer, by slice.
+    pub fn slice_lengths(&self, layer: LayerId) -> Vec<usize> {
+        self.slices().map(|(_, spec)| LayerLayout::of(&spec, layer).len).collect()
+    }
+
+    /// Copies this slice of a layer out of the whole layer's flat buffer; padding becomes zero.
+    ///
+    /// # Panics
+    /// If a buffer is not of the layer's length.
+    pub fn cut(&self, layer: LayerId, whole: &[f32], part: &mut [f32]) {
+        let layouts = (self.whole().layout(layer), self.layout(layer));
+        slice::copy_out(self.slice, &self.whole().spec, layouts, whole, part);
+    }
+
+    /// Puts the flat buffers of all slices of a layer, one after another in `parts`, together in the whole layer's; what all
+    /// hold is the last one's.
+    ///
+    /// # Panics
+    /// If a buffer is not of the layer's length.
+    pub fn join(&self, layer: LayerId, parts: &[f32], whole: &mut [f32]) {
+        let mut rest = parts;
+        for (slice, spec) in self.slices() {
+            let layout = LayerLayout::of(&spec, layer);
+            let (part, after) = rest.split_at(layout.len);
+            let both = (self.whole().layout(layer), &layout);
+            slice::copy_in(slice, &self.whole().spec, both, part, whole);
+            rest = after;
+        }
+    }
+
+    /// Every slice with its spec.
+    fn slices(&self) -> impl Iterator<Item = (Slice, DecoderSpec)> {
+        (0..self.slice.count).map(|index| {
+            let slice = Slice { index, ..self.slice };
+            (slice, slice.spec(&self.whole().spec).expect("this slice was made"))
+        })
     }
 
     /// Number of parameters of the model; a tied table counts once.

@@ -31,11 +31,19 @@ pub fn init(decoder: &Decoder, device: &Device, kind: Kind, seed: u64) -> Result
     Ok(FlatWeights { layers })
 }
 
-/// Fresh weights of one layer's flat buffer; padding becomes zero.
+/// Fresh weights of one layer's flat buffer; padding becomes zero. A slice's are those of the whole layer, which is drawn
+/// and cut.
 ///
 /// # Panics
-/// If the buffer is shorter than the layer.
+/// If the buffer is not of the layer's length.
 pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]) {
+    if decoder.slice().count > 1 {
+        let whole = decoder.whole();
+        let mut layer_flat = vec![0.0; whole.layout(layer).len];
+        init_layer(whole, layer, seed, &mut layer_flat);
+        decoder.cut(layer, &layer_flat, flat);
+        return;
+    }
     let spec = decoder.spec();
     flat.fill(0.0);
     for param in &decoder.layout(layer).params {

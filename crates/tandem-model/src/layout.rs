@@ -212,7 +212,16 @@ impl LayerLayout {
         self.params.iter().map(ParamSpec::len).sum()
     }
 
-    pub(crate) fn embedding(spec: &DecoderSpec) -> Self {
+    /// The layout of a layer of a model.
+    pub(crate) fn of(spec: &DecoderSpec, layer: LayerId) -> Self {
+        match layer {
+            LayerId::Embedding => Self::embedding(spec),
+            LayerId::Block(_) => Self::block(spec),
+            LayerId::Head => Self::head(spec),
+        }
+    }
+
+    fn embedding(spec: &DecoderSpec) -> Self {
         let mut parts = vec![(Part::TokenTable, spec.vocab_size, spec.hidden_size)];
         if let Some(positions) = spec.embedding.learned_positions {
             parts.push((Part::PositionTable, positions, spec.hidden_size));
@@ -220,7 +229,7 @@ impl LayerLayout {
         Self::new(&parts, (!spec.head.tied).then_some(Part::TokenTable))
     }
 
-    pub(crate) fn block(spec: &DecoderSpec) -> Self {
+    fn block(spec: &DecoderSpec) -> Self {
         let (hidden, attention, mlp) = (spec.hidden_size, &spec.attention, &spec.mlp);
         let layer_norm = spec.norm.kind == NormKind::Layer;
         let second_norm = spec.residual != Residual::Parallel { shared_norm: true };
@@ -244,7 +253,7 @@ impl LayerLayout {
         Self::new(&present, None)
     }
 
-    pub(crate) fn head(spec: &DecoderSpec) -> Self {
+    fn head(spec: &DecoderSpec) -> Self {
         let (hidden, vocab) = (spec.hidden_size, spec.vocab_size);
         let parts = [
             (true, Part::FinalNormWeight, 1, hidden),

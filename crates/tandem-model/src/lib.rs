@@ -6,6 +6,7 @@
 //!   rotary table.
 //! * [`Walk`] runs forward and backward over the layers. It takes weights from a [`WeightSource`] and gives gradients
 //!   to a [`GradientSink`]; where these keep them is not its business.
+//! * A [`Slice`] of a decoder is what one of several ranks holds of every layer; a [`Split`] is how they add up.
 //! * [`ModelFolder`] reads a folder, [`save`] writes one, [`init`] makes weights from a seed.
 //! * [`decode`] generates text with a key/value cache.
 //!
@@ -30,6 +31,7 @@ mod random;
 pub mod resident;
 pub mod rotary;
 pub mod save;
+pub mod slice;
 pub mod spec;
 pub mod torch;
 pub mod walk;
@@ -44,8 +46,9 @@ pub use layout::{LayerId, LayerLayout, ParamSpec, Part};
 pub use load::WeightFiles;
 pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 pub use save::Save;
+pub use slice::Slice;
 pub use spec::DecoderSpec;
-pub use walk::{Checkpointing, SavedWalk, Walk};
+pub use walk::{Checkpointing, SavedWalk, Split, Walk};
 pub use weights::{GradientSink, LayerGradients, LayerWeights, WeightSource};
 
 /// The result of an operation on a model.

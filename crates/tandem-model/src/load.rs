@@ -1,6 +1,7 @@
 //! From HF tensors to flat f32 buffers, one layer at a time, in parallel, straight from the mapped files.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use rayon::prelude::*;
 use tandem_kernels::{DType, Device, Kind};
@@ -11,14 +12,25 @@ use crate::families::{Family, Piece, family_named, pieces};
 use crate::layout::{LayerId, Part};
 use crate::order;
 use crate::resident::FlatWeights;
+use crate::slice::Block;
 use crate::{ModelError, Result};
 
-/// Weights on disk, checked against a decoder and ready to be read layer by layer.
+/// Weights on disk, checked against a decoder and ready to be read layer by layer. Of a slice of a decoder, what the slice
+/// holds is read and nothing else.
 pub struct WeightFiles {
     archive: Box<dyn TensorArchive>,
     /// By [`Decoder::index`]: the layer's tensors, under the names they have in the files.
-    layers: Vec<Vec<Piece>>,
+    layers: Vec<Vec<Source>>,
     heads: usize,
+}
+
+/// A tensor in the files, and what of it goes where.
+struct Source {
+    piece: Piece,
+    /// What is read of it; all, if absent.
+    block: Option<Block>,
+    /// Elements of the layer's flat buffer.
+    range: Range<usize>,
 }
 
 /// Ends of names of tensors that are no parameters: rotary tables and causal masks that older versions stored.
@@ -31,12 +43,13 @@ impl WeightFiles {
     /// # Errors
     /// If any is missing, left over, or of another shape or type: one error lists all of them.
     pub fn new(archive: Box<dyn TensorArchive>, family: &dyn Family, decoder: &Decoder) -> Result<Self> {
-        let spec = decoder.spec();
+        let whole = decoder.whole();
+        let spec = whole.spec();
         let mut problems = Vec::new();
         let mut used = HashSet::new();
         let mut layers = Vec::new();
         for layer in decoder.layers() {
-            let mut found = pieces(family, spec, layer, decoder.layout(layer));
+            let mut found = pieces(family, spec, layer, whole.layout(layer));
             for piece in &mut found {
                 match locate(&*archive, family, piece) {
                     Ok(name) => piece.name = name,
@@ -49,12 +62,15 @@ impl WeightFiles {
         let mut left: Vec<&str> = archive.names().into_iter().filter(|name| !used.contains(*name)).collect();
         left.sort_unstable();
         for name in left {
-            if let Some(problem) = left_over(&*archive, family, decoder, &layers, name) {
+            if let Some(problem) = left_over(&*archive, family, whole, &layers, name) {
                 problems.push(problem);
             }
         }
         if problems.is_empty() {
-            Ok(Self { archive, layers, heads: spec.attention.heads })
+            let heads = spec.attention.heads;
+            let layers = decoder.layers().into_iter().zip(layers);
+            let layers = layers.map(|(layer, pieces)| sources(decoder, layer, pieces)).collect();
+            Ok(Self { archive, layers, heads })
         } else {
             Err(ModelError::Tensors { path: archive.path().to_owned(), problems })
         }
@@ -68,18 +84,18 @@ impl WeightFiles {
         let mut rest = flat;
         let mut at = 0;
         let mut jobs = Vec::new();
-        for piece in &self.layers[index] {
-            let (padding, after) = rest.split_at_mut(piece.range.start - at);
+        for source in &self.layers[index] {
+            let (padding, after) = rest.split_at_mut(source.range.start - at);
             padding.fill(0.0);
-            let (place, after) = after.split_at_mut(piece.range.len());
-            at = piece.range.end;
+            let (place, after) = after.split_at_mut(source.range.len());
+            at = source.range.end;
             rest = after;
-            jobs.push((piece, place));
+            jobs.push((source, place));
         }
         rest.fill(0.0);
-        jobs.into_par_iter().for_each(|(piece, place)| {
+        jobs.into_par_iter().for_each(|(Source { piece, block, .. }, place)| {
             let stored = self.archive.get(&piece.name).expect("the constructor found it");
-            order::read(piece, self.heads, &stored.dtype, stored.bytes, place);
+            order::read(piece, self.heads, block.as_ref(), &stored.dtype, stored.bytes, place);
         });
     }
 
@@ -100,6 +116,34 @@ impl WeightFiles {
         }
         Ok(FlatWeights { layers })
     }
+}
+
+/// What a decoder, or a slice of one, reads of a layer's tensors.
+fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source> {
+    let (whole, slice) = (decoder.whole(), decoder.slice());
+    if slice.count == 1 {
+        let all = |piece: Piece| Source { block: None, range: piece.range.clone(), piece };
+        return pieces.into_iter().map(all).collect();
+    }
+    let mut sources: Vec<Source> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let (param, own) = whole
+            .layout(layer)
+            .param(piece.part)
+            .zip(decoder.layout(layer).param(piece.part))
+            .expect("a piece is of a parameter, which every slice has");
+        // Tensors of one parameter stand below one another, those of a bias side by side.
+        let before = piece.range.start - param.offset;
+        let (row, col) = (before / param.cols, before % param.cols);
+        let block = slice.block(whole.spec(), param);
+        let block = block.within(&(row..row + piece.rows), &(col..col + piece.cols));
+        let start = match sources.last() {
+            Some(last) if last.piece.part == piece.part => last.range.end,
+            _ => own.offset,
+        };
+        sources.push(Source { range: start..start + block.len(), block: Some(block), piece });
+    }
+    sources
 }
 
 /// The name under which a tensor is stored, or what is wrong with it.

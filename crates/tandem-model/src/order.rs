@@ -4,20 +4,34 @@ use rayon::prelude::*;
 
 use crate::archive::StoredType;
 use crate::families::{Order, Piece};
+use crate::slice::Block;
 
 /// Elements that one task converts.
 const BLOCK: usize = 1 << 17;
 
-/// Widens a stored tensor into its place in a layer's flat buffer. `heads` are the model's query heads.
+/// Widens a stored tensor, or a block of it, into its place in a layer's flat buffer. `heads` are the model's query heads.
 ///
 /// # Panics
 /// If the sizes differ or the type is not one of weights: both are checked when a folder is opened.
-pub(crate) fn read(piece: &Piece, heads: usize, dtype: &StoredType, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        StoredType::F32 => read_as::<4>(piece, heads, bytes, out, f32::from_le_bytes),
-        StoredType::F16 => read_as::<2>(piece, heads, bytes, out, |b| half::f16::from_le_bytes(b).to_f32()),
-        StoredType::Bf16 => read_as::<2>(piece, heads, bytes, out, |b| half::bf16::from_le_bytes(b).to_f32()),
-        StoredType::Other(name) => unreachable!("{} of type {name} passed the check", piece.name),
+pub(crate) fn read(
+    piece: &Piece,
+    heads: usize,
+    block: Option<&Block>,
+    dtype: &StoredType,
+    bytes: &[u8],
+    out: &mut [f32],
+) {
+    let single = f32::from_le_bytes;
+    let half = |b| half::f16::from_le_bytes(b).to_f32();
+    let brain = |b| half::bf16::from_le_bytes(b).to_f32();
+    match (dtype, block) {
+        (StoredType::F32, None) => read_as::<4>(piece, heads, bytes, out, single),
+        (StoredType::F16, None) => read_as::<2>(piece, heads, bytes, out, half),
+        (StoredType::Bf16, None) => read_as::<2>(piece, heads, bytes, out, brain),
+        (StoredType::F32, Some(block)) => read_block::<4>(piece, heads, block, bytes, out, single),
+        (StoredType::F16, Some(block)) => read_block::<2>(piece, heads, block, bytes, out, half),
+        (StoredType::Bf16, Some(block)) => read_block::<2>(piece, heads, block, bytes, out, brain),
+        (StoredType::Other(name), _) => unreachable!("{} of type {name} passed the check", piece.name),
     }
 }
 
@@ -61,6 +75,45 @@ fn read_as<const W: usize>(
     }
 }
 
+/// As [`read_as`], of a block of the tensor. Every run of neighbours in ours is a run of neighbours, or of steps of one width,
+/// in theirs.
+fn read_block<const W: usize>(
+    piece: &Piece,
+    heads: usize,
+    block: &Block,
+    bytes: &[u8],
+    out: &mut [f32],
+    widen: impl Fn([u8; W]) -> f32 + Sync,
+) {
+    assert_eq!((bytes.len(), block.len()), (piece.range.len() * W, out.len()), "{}", piece.name);
+    let (elements, _) = bytes.as_chunks::<W>();
+    let (rows, cols) = (piece.rows, piece.cols);
+    let place = |ours: usize| match piece.order {
+        Order::Rows => ours,
+        Order::Transposed => (ours % cols) * rows + ours / cols,
+        Order::HeadInterleaved => {
+            let run = rows * cols / (3 * heads);
+            interleaved(ours / run, heads) * run + ours % run
+        }
+    };
+    let mut jobs = Vec::new();
+    let mut rest = out;
+    for run in block.runs(cols) {
+        let mut run = run;
+        while !run.is_empty() {
+            let piece = run.start..run.end.min(run.start + BLOCK);
+            let (to, after) = rest.split_at_mut(piece.len());
+            run.start = piece.end;
+            rest = after;
+            jobs.push((piece.start, to));
+        }
+    }
+    jobs.into_par_iter().for_each(|(start, to)| match piece.order {
+        Order::Rows => to.iter_mut().zip(&elements[start..]).for_each(|(to, from)| *to = widen(*from)),
+        _ => to.iter_mut().zip(start..).for_each(|(to, ours)| *to = widen(elements[place(ours)])),
+    });
+}
+
 /// A tensor in HF's order, from its place in a layer's flat buffer.
 pub(crate) fn to_hf(piece: &Piece, heads: usize, values: &[f32]) -> Vec<f32> {
     match piece.order {
@@ -100,7 +153,7 @@ mod tests {
     fn read_f32(piece: &Piece, heads: usize, stored: &[f32]) -> Vec<f32> {
         let bytes: Vec<u8> = stored.iter().flat_map(|v| v.to_le_bytes()).collect();
         let mut out = vec![f32::NAN; stored.len()];
-        read(piece, heads, &StoredType::F32, &bytes, &mut out);
+        read(piece, heads, None, &StoredType::F32, &bytes, &mut out);
         out
     }
 

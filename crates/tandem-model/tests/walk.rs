@@ -82,7 +82,8 @@ fn evaluation_scores_as_training_does() {
         &forest,
         &golden.forest_weights(&forest),
     );
-    let walk = Walk { decoder, device: &device, dtype: DType::F32, checkpointing: Checkpointing::Full };
+    let walk =
+        Walk { decoder, device: &device, dtype: DType::F32, checkpointing: Checkpointing::Full, split: None };
     let mut scores = HeadScores::default();
     walk.forward(&mut ResidentWeights::new(decoder, &weights, None), &forest, &mut scores).unwrap();
     assert_eq!(scores, kept);
@@ -127,7 +128,8 @@ fn gradients_of_a_wrong_length_are_refused() {
     let device = cpu();
     let weights = golden.load(&device);
     let decoder = &golden.decoder;
-    let walk = Walk { decoder, device: &device, dtype: DType::F32, checkpointing: Checkpointing::None };
+    let walk =
+        Walk { decoder, device: &device, dtype: DType::F32, checkpointing: Checkpointing::None, split: None };
     let mut source = ResidentWeights::new(decoder, &weights, None);
     let mut sink = ResidentGradients::zeros(decoder, &device).unwrap();
     let (forest, mut scores) = (golden.forest(), HeadScores::default());

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use tandem_comm::{Call, Group, recorder};
+use tandem_comm::{Call, recorder};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Device;
+use tandem_model::Decoder;
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
+use crate::mesh::Mesh;
 use crate::micro_batch::MicroBatch;
 use crate::prepare::{Prepared, partition, to_walk};
 use crate::reference::{Reference, RowScores};
@@ -22,16 +24,18 @@ pub fn reference_pass(
     config: &Config,
     prepared: &Prepared,
     device: &Device,
-    group: &mut Group,
+    mesh: &mut Mesh,
     batch: &MicroBatch,
 ) -> Result<()> {
-    let mut weights = START.reference(config, &prepared.decoder, device, group, |_| {})?;
-    let walk = to_walk(config, &prepared.decoder, device);
+    let decoder = Decoder::sliced(&prepared.decoder, mesh.slice())?;
+    let mut weights = START.reference(config, &decoder, device, mesh.data(), |_| {})?;
+    let walk = to_walk(config, &decoder, device, mesh.split());
     walk.forward(weights.as_mut(), &batch.forest, &mut Default::default())?;
     Ok(())
 }
 
-/// What rank `rank` of `num_ranks` calls in the first step of a run: the group, counted from 0, and the call.
+/// What rank `rank` of `num_ranks` calls in the first step of a run: the group, counted from 0, and the call. Group 0 is all
+/// ranks; with a tensor axis 1 is the data group and [`TENSOR_GROUP`] the tensor group; others are split off the data group.
 ///
 /// # Errors
 /// If the model does not fit its config, or the data does not fit the model.
@@ -41,13 +45,15 @@ pub fn calls(
     rank: usize,
     num_ranks: usize,
 ) -> Result<Vec<(usize, Call)>> {
-    let (mut group, log) = recorder::group(rank, num_ranks);
+    let (group, log) = recorder::group(rank, num_ranks);
+    let mut mesh = Mesh::new(group, config.compute.tensor)?;
+    let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
     let mut batcher = prepared.batcher(config);
     let mut batches = prepared.batches(config);
-    let share = batcher.share(&prepared.train, batches.rows(0), rank, num_ranks);
+    let share = batcher.share(&prepared.train, batches.rows(0), data_rank, data_size);
     let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
-    let (mut scorer, mut learner) = load(config, prepared, &Device::meta(), &mut group)?;
-    scorer.step(&mut learner, &mut group, &share, build, 0.0, None, 1)?;
+    let (mut scorer, mut learner) = load(config, prepared, &Device::meta(), &mut mesh)?;
+    scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
     Ok(log.take())
 }
 
@@ -59,11 +65,12 @@ pub fn load(
     config: &Config,
     prepared: &Prepared,
     device: &Device,
-    group: &mut Group,
+    mesh: &mut Mesh,
 ) -> Result<(Scorer, Learner)> {
-    let decoder = &prepared.decoder;
+    let decoder = &Decoder::sliced(&prepared.decoder, mesh.slice())?;
+    let data = mesh.data();
     let reference = match config.reference.kind {
-        ReferenceKind::Model => Reference::Model(START.reference(config, decoder, device, group, |_| {})?),
+        ReferenceKind::Model => Reference::Model(START.reference(config, decoder, device, data, |_| {})?),
         ReferenceKind::None => Reference::None,
         ReferenceKind::Precompute => {
             let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, TokenCache::num_rows));
@@ -71,11 +78,14 @@ pub fn load(
             Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
         }
     };
-    let partition = Arc::new(partition(config, decoder, group.rank(), group.size()));
-    let policy = START.policy(config, decoder, device, group, &partition)?;
-    let learner = Learner::new(config, decoder, device, group, partition)?;
+    let partition = Arc::new(partition(config, decoder, data.rank(), data.size()));
+    let policy = START.policy(config, decoder, device, data, &partition)?;
+    let learner = Learner::new(config, decoder, device, data, partition)?;
     Ok((Scorer::new(config, device.clone(), decoder.clone(), policy, reference), learner))
 }
+
+/// The number that [`calls`] gives the group of the ranks that hold the slices of one model.
+pub const TENSOR_GROUP: usize = 2;
 
 /// No file is opened: a device that computes nothing takes no content.
 const START: Start = Start::Random(0);

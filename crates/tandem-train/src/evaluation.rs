@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Instant;
 
-use tandem_comm::Group;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::{Device, Kind};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{ComputeConfig, Config, Devices};
 use crate::events::{Event, Observer};
+use crate::mesh::Mesh;
 use crate::metrics::{Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::plan::Plan;
@@ -32,14 +32,14 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         });
     }
     // One rank, whatever the run had: with every core.
-    let compute = ComputeConfig { devices: Devices::Cpu(1), ..config.compute.clone() };
+    let compute = ComputeConfig { devices: Devices::Cpu(1), tensor: 1, ..config.compute.clone() };
     let config = &Config { compute, ..config.clone() };
     let prepared = Prepared::open(config, observer)?;
     let plan = Plan::make(config, &prepared, 0, 1)?;
     let device = Device::cpu(threads(config), arena_capacity(&plan))?;
-    let mut group = Group::alone();
-    let reference = load_reference(config, &prepared, &device, &mut group, &[Split::Eval], observer)?;
-    let start = Start::of_policy(config, &prepared)?;
+    let mut mesh = Mesh::alone();
+    let reference = load_reference(config, &prepared, &device, &mut mesh, &[Split::Eval], observer)?;
+    let start = Start::of_policy(config, &prepared, &prepared.decoder)?;
     let mut masters = start.load(&prepared.decoder, &device, Kind::Master)?;
     let mut step = 0;
     if let Some(path) = checkpoint {
@@ -51,7 +51,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let policy = Policy::Replicated(policy);
     let mut scorer = Scorer::new(config, device, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
-    let record = evaluation_record(&mut scorer, &mut group, &mut prepared.batcher(config), cache, step)?;
+    let record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
     observer.event(&Event::Record(&record));
     Ok(record)
 }
@@ -62,15 +62,16 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
 /// If a forward pass fails, or a rank is lost.
 pub fn evaluation_record(
     scorer: &mut Scorer,
-    group: &mut Group,
+    mesh: &mut Mesh,
     batcher: &mut MicroBatcher,
     cache: &TokenCache,
     step: u64,
 ) -> Result<Record> {
     let began = Instant::now();
     let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
-    let share = batcher.share(cache, &rows, group.rank(), group.size());
-    let sums = scorer.evaluate(group, &share, &mut |rows| batcher.build(cache, rows))?;
+    let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
+    let share = batcher.share(cache, &rows, data_rank, data_size);
+    let sums = scorer.evaluate(mesh, &share, &mut |rows| batcher.build(cache, rows))?;
     let mut record = Record::new(step, Split::Eval);
     sums.report(&mut record);
     record.set_count("num_rows", cache.num_rows() as u64);

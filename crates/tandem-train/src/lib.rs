@@ -4,7 +4,8 @@
 //! * [`plan`]: what will be in memory when, from a [`dry_run`] of the code below.
 //! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`mod@reference`] what the policy is
 //!   compared with, [`objective`] the losses, [`optimizer`] the update, [`micro_batch`] cuts batches into forests.
-//! * [`ranks`]: one trainer on each rank. [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
+//! * [`ranks`]: one trainer on each rank; [`mesh`]: which ranks hold the same, and which hold the slices of one model.
+//! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
@@ -19,6 +20,7 @@ pub mod dry_run;
 pub mod error;
 pub mod evaluation;
 pub mod events;
+pub mod mesh;
 pub mod metrics;
 pub mod micro_batch;
 pub mod objective;

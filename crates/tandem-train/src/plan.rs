@@ -6,12 +6,13 @@
 use std::fmt;
 
 use serde_json::{Value, json};
-use tandem_comm::recorder;
+use tandem_comm::{Group, recorder};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{DType, Device, Kind, MemoryUse};
 
 use crate::config::{Config, ReferenceKind};
+use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::prepare::{Prepared, compute_type, threads};
 use crate::{Result, dry_run};
@@ -27,8 +28,12 @@ pub struct Plan {
     pub dtype: DType,
     /// Ranks; everything below is of one of them.
     pub ranks: usize,
+    /// How many of them hold the slices of one model.
+    pub tensor: usize,
     /// Bytes that a rank sends in a step in which each rank has one micro-batch, as [`tandem_comm::Volume`] counts.
     pub bytes_sent: u64,
+    /// Those of them that it sends to the ranks that hold the other slices.
+    pub bytes_sent_between_slices: u64,
     /// Threads.
     pub threads: usize,
     /// Optimiser steps.
@@ -64,37 +69,43 @@ impl Plan {
     /// Plans a run, as rank `rank` of `num_ranks` sees it.
     ///
     /// # Errors
-    /// If the model does not fit its config, or the data does not fit the model.
+    /// If the model does not fit its config, the data does not fit the model, or the ranks cannot be divided as the config
+    /// asks.
     pub fn make(config: &Config, prepared: &Prepared, rank: usize, num_ranks: usize) -> Result<Self> {
+        mesh::check(config, num_ranks)?;
+        let tensor = config.compute.tensor;
+        let on_mesh = |group: Group| Mesh::new(group, tensor);
         let candidates = largest(config, prepared)?;
         let dtype = compute_type(config);
         let mut phases = Vec::new();
         if config.reference.kind == ReferenceKind::Precompute {
             phases.push(phase("reference", &candidates, |device, batch| {
-                dry_run::reference_pass(
-                    config,
-                    prepared,
-                    device,
-                    &mut recorder::group(rank, num_ranks).0,
-                    batch,
-                )
+                let mut mesh = on_mesh(recorder::group(rank, num_ranks).0)?;
+                dry_run::reference_pass(config, prepared, device, &mut mesh, batch)
             })?);
         }
-        let mut bytes_sent = 0;
+        let (mut bytes_sent, mut bytes_sent_between_slices) = (0, 0);
         phases.push(phase("train", &candidates, |device, batch| {
-            let (mut group, log) = recorder::group(rank, num_ranks);
+            let (group, log) = recorder::group(rank, num_ranks);
+            let mut mesh = on_mesh(group)?;
             let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
-            let (mut scorer, mut learner) = dry_run::load(config, prepared, device, &mut group)?;
-            scorer.step(&mut learner, &mut group, &share, build, 0.0, None, 1)?;
-            bytes_sent = log.take().iter().map(|(_, call)| call.bytes_sent(num_ranks)).sum();
+            let (mut scorer, mut learner) = dry_run::load(config, prepared, device, &mut mesh)?;
+            scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
+            let calls = log.take();
+            let sent = |is_counted: &dyn Fn(usize) -> bool| -> u64 {
+                let counted = calls.iter().filter(|(group, _)| is_counted(*group));
+                counted.map(|(group, call)| call.bytes_sent(log.size(*group))).sum()
+            };
+            bytes_sent = sent(&|_| true);
+            bytes_sent_between_slices = sent(&|group| tensor > 1 && group == dry_run::TENSOR_GROUP);
             Ok(())
         })?);
         if prepared.eval.is_some() {
             phases.push(phase("evaluate", &candidates, |device, batch| {
                 let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
-                let (mut group, _) = recorder::group(rank, num_ranks);
-                let (mut scorer, _learner) = dry_run::load(config, prepared, device, &mut group)?;
-                scorer.evaluate(&mut group, &share, build)?;
+                let mut mesh = on_mesh(recorder::group(rank, num_ranks).0)?;
+                let (mut scorer, _learner) = dry_run::load(config, prepared, device, &mut mesh)?;
+                scorer.evaluate(&mut mesh, &share, build)?;
                 Ok(())
             })?);
         }
@@ -104,7 +115,9 @@ impl Plan {
             num_parameters: prepared.decoder.num_parameters(),
             dtype,
             ranks: num_ranks,
+            tensor,
             bytes_sent,
+            bytes_sent_between_slices,
             threads: threads(config),
             steps: config.train.length.total_steps(train_rows, config.train.batch_size),
             batch_size: config.train.batch_size,
@@ -138,7 +151,9 @@ impl Plan {
             "num_parameters": self.num_parameters,
             "dtype": self.dtype.name(),
             "ranks": self.ranks,
+            "tensor": self.tensor,
             "bytes_sent_in_a_step": self.bytes_sent,
+            "bytes_sent_between_slices_in_a_step": self.bytes_sent_between_slices,
             "threads": self.threads,
             "steps": self.steps,
             "batch_size": self.batch_size,
@@ -236,7 +251,15 @@ impl fmt::Display for Plan {
                 f,
                 "{} ranks, of which each sends {:.1} MiB in a step in which it has one micro-batch; a rank needs:",
                 self.ranks,
-                self.bytes_sent as f64 / f64::from(1 << 20)
+                mebibytes(self.bytes_sent as usize)
+            )?;
+        }
+        if self.tensor > 1 {
+            writeln!(
+                f,
+                "(each {} ranks hold one model in slices; {:.1} MiB of that go between them)",
+                self.tensor,
+                mebibytes(self.bytes_sent_between_slices as usize)
             )?;
         }
         let kinds: Vec<Kind> = Kind::ALL

@@ -24,7 +24,7 @@ use crate::{Result, TrainError};
 pub struct Prepared {
     /// The policy's folder.
     pub folder: ModelFolder,
-    /// The model.
+    /// The model, whole.
     pub decoder: Arc<Decoder>,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
@@ -182,7 +182,7 @@ pub fn cache_folder(config: &Config) -> PathBuf {
     })
 }
 
-/// Which part of what is divided each rank holds.
+/// Which part of what is divided each rank of a data group holds.
 pub fn partition(config: &Config, decoder: &Decoder, rank: usize, num_ranks: usize) -> Partition {
     match config.compute.sharding {
         Sharding::Ddp => Partition::whole(decoder),
@@ -214,7 +214,12 @@ pub fn checkpointing(config: &Config) -> Checkpointing {
     }
 }
 
-/// A walk as the config asks for.
-pub fn to_walk<'a>(config: &Config, decoder: &'a Decoder, device: &'a Device) -> Walk<'a> {
-    Walk { decoder, device, dtype: compute_type(config), checkpointing: checkpointing(config) }
+/// A walk as the config asks for; `split` as in [`Walk`].
+pub fn to_walk<'a>(
+    config: &Config,
+    decoder: &'a Decoder,
+    device: &'a Device,
+    split: Option<&'a dyn tandem_model::Split>,
+) -> Walk<'a> {
+    Walk { decoder, device, dtype: compute_type(config), checkpointing: checkpointing(config), split }
 }

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::events::{Observer, Silent};
 use crate::run_dir::Start;
 use crate::trainer::{Outcome, Trainer};
-use crate::{Fault, Result, TrainError};
+use crate::{Fault, Result, TrainError, mesh};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
 /// while the others wait: this is a last resort.
@@ -18,14 +18,16 @@ const DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Trains on as many ranks as `compute.devices` says, each a thread with a device of its own. The observer watches the first.
 ///
 /// # Errors
-/// What the rank that failed first has to say.
+/// What the rank that failed first has to say; before any starts, if the ranks cannot be divided as the config asks.
 pub fn train(
     config: &Config,
     start: Start,
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<Outcome> {
-    let mut groups = threads::groups(config.compute.devices.num_ranks(), DEADLINE).into_iter();
+    let num_ranks = config.compute.devices.num_ranks();
+    mesh::check(config, num_ranks)?;
+    let mut groups = threads::groups(num_ranks, DEADLINE).into_iter();
     let first = groups.next().expect("there is a rank at least");
     if groups.len() == 0 {
         return train_as(config, start, first, observer, stop);

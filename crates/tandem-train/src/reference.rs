@@ -11,10 +11,11 @@ use tandem_comm::{Group, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{Device, Forest};
-use tandem_model::{ModelFolder, Walk, WeightSource};
+use tandem_model::{Decoder, ModelFolder, Walk, WeightSource};
 
 use crate::config::{Config, ReferenceKind};
 use crate::events::{Event, Observer};
+use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
 use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
@@ -138,7 +139,7 @@ impl RowScores {
     }
 
     /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
-    /// computed is added. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
+    /// of the data group computed is added. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
     ///
     /// # Errors
     /// If a forward pass fails, or a rank is lost.
@@ -184,28 +185,28 @@ pub fn load_reference(
     config: &Config,
     prepared: &Prepared,
     device: &Device,
-    group: &mut Group,
+    mesh: &mut Mesh,
     splits: &[Split],
     observer: &mut dyn Observer,
 ) -> Result<Reference> {
     if config.reference.kind == ReferenceKind::None {
         return Ok(Reference::None);
     }
+    let decoder = &Decoder::sliced(&prepared.decoder, mesh.slice())?;
     let files = match &config.reference.model {
-        Some(path) => Start::Files(ModelFolder::open(path)?.weights(&prepared.decoder)?),
-        None => Start::of_policy(config, prepared)?,
+        Some(path) => Start::Files(ModelFolder::open(path)?.weights(decoder)?),
+        None => Start::of_policy(config, prepared, decoder)?,
     };
-    let decoder = &prepared.decoder;
     if config.reference.kind == ReferenceKind::Model {
-        return Ok(Reference::Model(files.reference(config, decoder, device, group, |_| {})?));
+        return Ok(Reference::Model(files.reference(config, decoder, device, mesh.data(), |_| {})?));
     }
     let mut hasher = blake3::Hasher::new();
     let see = |layer: &[f32]| {
         hasher.update(bytemuck::cast_slice(layer));
     };
-    let mut weights = files.reference(config, decoder, device, group, see)?;
-    let fingerprint = hasher.finalize();
-    let walk = to_walk(config, decoder, device);
+    let mut weights = files.reference(config, decoder, device, mesh.data(), see)?;
+    // A model in slices has a fingerprint of its own: its arithmetic differs.
+    let fingerprint = mesh.whole_fingerprint(hasher.finalize())?;
     let mut of_split = |split: Split, cache: &TokenCache| -> Result<RowScores> {
         let mut key = blake3::Hasher::new();
         key.update(fingerprint.as_bytes());
@@ -213,24 +214,27 @@ pub fn load_reference(
         key.update(compute_type(config).name().as_bytes());
         let path = RowScores::path(&cache_folder(config), &key.finalize().to_hex()[..32]);
         // The first rank looks, for the others may not see its disk.
-        let mut found = if group.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
+        let world = mesh.world();
+        let mut found = if world.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
         let mut is_there = [u8::from(found.is_some())];
-        group.broadcast(&mut is_there, 0)?;
+        world.broadcast(&mut is_there, 0)?;
         if is_there == [1] {
             let scores = found.get_or_insert_with(|| RowScores(vec![[0.0; 2]; cache.num_rows()]));
-            group.broadcast(scores.0.as_flattened_mut(), 0)?;
+            world.broadcast(scores.0.as_flattened_mut(), 0)?;
             return Ok(found.expect("just put there"));
         }
+        let (data, split_over) = mesh.in_walk();
+        let walk = to_walk(config, decoder, device, split_over);
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
-        let share = batcher.share(cache, &rows, group.rank(), group.size());
+        let share = batcher.share(cache, &rows, data.rank(), data.size());
         let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         let total = cache.num_rows() as u64;
         let progress = |done| observer.event(&Event::Reference { split, done, total });
         let is_sharded = config.compute.sharding == Sharding::Zero3;
         let idle = if is_sharded { share.rounds - share.mine.len() } else { 0 };
-        let scores = RowScores::compute(&walk, weights.as_mut(), cache, group, batches, idle, progress)?;
-        if group.rank() == 0 {
+        let scores = RowScores::compute(&walk, weights.as_mut(), cache, data, batches, idle, progress)?;
+        if mesh.world().rank() == 0 {
             scores.write(&path)?;
         }
         Ok(scores)

@@ -27,6 +27,7 @@ use tandem_model::Decoder;
 
 use crate::checkpoint::{Checkpoints, Cursor, Part};
 use crate::config::Config;
+use crate::mesh::Mesh;
 use crate::optimizer::Optimizer;
 use crate::snapshot::{Share, Snapshot};
 use crate::store::Policy;
@@ -63,15 +64,16 @@ enum Stage {
 }
 
 impl Saver {
-    /// For a run, with the copy that it has memory for.
-    pub fn new(config: &Config, decoder: &Arc<Decoder>, group: &Group, snapshot: Option<Snapshot>) -> Self {
-        let (rank, num_ranks) = (group.rank(), group.size());
+    /// For a run, with this rank's slice of the model and the copy that it has memory for.
+    pub fn new(config: &Config, decoder: &Arc<Decoder>, mesh: &mut Mesh, snapshot: Option<Snapshot>) -> Self {
+        let share = Share::new(decoder, mesh.data().rank(), mesh.data().size());
+        let (rank, num_ranks) = (mesh.world().rank(), mesh.world().size());
         Self {
             checkpoints: run_dir::checkpoints(&config.output),
             keep: config.train.keep,
             rank,
             num_ranks,
-            share: Share::new(decoder, rank, num_ranks),
+            share,
             snapshot,
             stage: Stage::Idle,
             unfinished: None,

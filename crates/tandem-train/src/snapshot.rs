@@ -3,22 +3,36 @@
 //! Names are those of logical parameters (`policy/block.3.qkv_weight`, `second_moment/head.head_weight`), so that a
 //! checkpoint does not depend on how its writer had placed them.
 //!
-//! A rank writes its part of every layer, as [`Partition`] divides layers: of what is divided, what it holds; of what all
-//! ranks hold, as much. So nothing is written twice, all ranks write as many bytes, and the files of a number of ranks are
-//! the same under every sharding.
+//! A rank writes its part of every layer of its slice, as [`Partition`] divides layers: of what is divided, what it holds; of
+//! what all ranks with that slice hold, as much. What all slices hold, the first writes. So nothing is written twice, ranks
+//! write as many bytes, and the files of a number of ranks are the same under every sharding.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_kernels::{DType, Device, Kind, Tensor, View, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, ParamSpec};
 
 use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
+use crate::mesh::Mesh;
 use crate::optimizer::Optimizer;
 use crate::store::{Partition, Policy};
 use crate::{Result, TrainError};
 
 /// The name of the masters' group.
 const POLICY: &str = "policy";
+
+/// A whole layer's masters, on the first rank and those that hold the other slices of its model; the other ranks
+/// [`Policy::hand_over`].
+///
+/// # Errors
+/// If a rank is lost.
+pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
+    let mut flat = vec![0.0; decoder.layout(layer).len];
+    policy.read_layer(decoder.index(layer), &mut flat)?;
+    mesh.join(decoder, layer, &mut flat)?;
+    Ok(flat)
+}
 
 /// What a rank writes into a checkpoint.
 #[derive(Clone)]
@@ -28,7 +42,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Of rank `rank` of `num_ranks`.
+    /// Of rank `rank` of the `num_ranks` that hold this slice of the model.
     pub fn new(decoder: &Arc<Decoder>, rank: usize, num_ranks: usize) -> Self {
         Self { decoder: decoder.clone(), partition: Partition::new(decoder, rank, num_ranks) }
     }
@@ -56,19 +70,31 @@ impl Share {
 
     /// The parts of the layers of one group, by tensor.
     fn pieces<'a>(&self, group: &str, parts: &[View<'a>]) -> Vec<Piece<'a>> {
+        let (decoder, slice) = (&self.decoder, self.decoder.slice());
         let mut pieces = Vec::new();
-        for ((index, layer), part) in self.decoder.layers().into_iter().enumerate().zip(parts) {
+        for ((index, layer), part) in decoder.layers().into_iter().enumerate().zip(parts) {
             let (owned, elements) = (self.partition.owned(index), part.as_slice::<f32>());
-            for param in &self.decoder.layout(layer).params {
-                let range = param.range();
-                let (start, end) = (range.start.max(owned.start), range.end.min(owned.end));
-                if start < end {
-                    let data = &elements[start - owned.start..end - owned.start];
-                    pieces.push(Piece {
-                        tensor: spec(group, layer, param),
-                        start: start - range.start,
-                        data,
-                    });
+            let params = decoder.whole().layout(layer).params.iter().zip(&decoder.layout(layer).params);
+            for (whole, param) in params {
+                if slice.index > 0 && !slice.splits(whole.part) {
+                    continue;
+                }
+                let mut add = |columns: Range<usize>, place: Range<usize>, first: usize| {
+                    let (start, end) = (place.start.max(owned.start), place.end.min(owned.end));
+                    if start < end {
+                        let data = &elements[start - owned.start..end - owned.start];
+                        let tensor = spec(group, layer, whole);
+                        pieces.push(Piece { tensor, columns, start: first + start - place.start, data });
+                    }
+                };
+                let columns = decoder.columns(whole);
+                if columns.len() < whole.cols {
+                    add(columns, param.range(), 0);
+                    continue;
+                }
+                for run in decoder.runs(whole) {
+                    let start = param.offset + run.start;
+                    add(columns.clone(), start..start + run.whole.len(), run.whole.start);
                 }
             }
         }
@@ -167,7 +193,7 @@ pub fn restore_policy(checkpoint: &Checkpoint, decoder: &Decoder, masters: &mut 
     read_group(checkpoint, POLICY, decoder, masters, &Partition::whole(decoder)).map(|_| ())
 }
 
-/// Reads this rank's part of one group and returns the number of its tensors.
+/// Reads this rank's part, or of its slice, of one group and returns the number of its tensors.
 fn read_group(
     checkpoint: &Checkpoint,
     group: &str,
@@ -178,15 +204,18 @@ fn read_group(
     let mut num_read = 0;
     for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut weights.layers).enumerate() {
         let owned = partition.owned(index);
-        for param in &decoder.layout(layer).params {
-            let spec = spec(group, layer, param);
-            let range = param.range();
-            let wanted = range.start.max(owned.start)..range.end.min(owned.end);
+        let params = decoder.whole().layout(layer).params.iter().zip(&decoder.layout(layer).params);
+        for (whole, param) in params {
+            let spec = spec(group, layer, whole);
             checkpoint.check_tensor(&spec)?;
-            if !wanted.is_empty() {
-                let place = wanted.start - owned.start..wanted.end - owned.start;
-                let out = flat.view_mut().col_range(place).into_slice();
-                checkpoint.read(&spec.name, wanted.start - range.start, out)?;
+            for run in decoder.runs(whole) {
+                let start = param.offset + run.start;
+                let wanted = start.max(owned.start)..(start + run.whole.len()).min(owned.end);
+                if !wanted.is_empty() {
+                    let place = wanted.start - owned.start..wanted.end - owned.start;
+                    let out = flat.view_mut().col_range(place).into_slice();
+                    checkpoint.read(&spec.name, run.whole.start + wanted.start - start, out)?;
+                }
             }
             num_read += 1;
         }

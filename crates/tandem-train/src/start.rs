@@ -20,18 +20,18 @@ pub enum Start {
 }
 
 impl Start {
-    /// What the policy (and, by default, the reference) starts from.
+    /// What the policy (and, by default, the reference) starts from: of `decoder`, which may be a slice.
     ///
     /// # Errors
     /// If the files cannot be read or do not fit.
-    pub fn of_policy(config: &Config, prepared: &Prepared) -> Result<Self> {
+    pub fn of_policy(config: &Config, prepared: &Prepared, decoder: &Decoder) -> Result<Self> {
         Ok(match &config.weights {
-            Weights::Folder | Weights::File(_) => Self::Files(prepared.folder.weights(&prepared.decoder)?),
+            Weights::Folder | Weights::File(_) => Self::Files(prepared.folder.weights(decoder)?),
             Weights::Random => Self::Random(config.seed),
         })
     }
 
-    /// The weights that train: whole, or this rank's part of them.
+    /// The weights that train: whole, or this rank's part of them. `data` are the ranks that hold the same slice.
     ///
     /// # Errors
     /// If memory runs out, or a rank is lost.
@@ -40,13 +40,13 @@ impl Start {
         config: &Config,
         decoder: &Arc<Decoder>,
         device: &Device,
-        group: &mut Group,
+        data: &mut Group,
         partition: &Arc<Partition>,
     ) -> Result<Policy> {
         let dtype = compute_type(config);
         if config.compute.sharding == Sharding::Zero3 {
             let parts = self.load_parts(decoder, device, Kind::Master, partition, |_| {})?;
-            let (decoder, partition, own) = (decoder.clone(), partition.clone(), group.split(0)?);
+            let (decoder, partition, own) = (decoder.clone(), partition.clone(), data.split(0)?);
             let weights = ShardedWeights::masters(device, decoder, partition, own, parts, dtype);
             return Ok(Policy::Sharded(Box::new(weights)));
         }
@@ -54,7 +54,7 @@ impl Start {
         Ok(Policy::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?))
     }
 
-    /// Weights that never change, whole or this rank's part of them. `see` is shown every layer, whole.
+    /// Weights that never change, whole or this rank's part of them. `see` is shown every layer, whole but for the slice.
     ///
     /// # Errors
     /// If memory runs out, or a rank is lost.
@@ -63,14 +63,14 @@ impl Start {
         config: &Config,
         decoder: &Arc<Decoder>,
         device: &Device,
-        group: &mut Group,
+        data: &mut Group,
         mut see: impl FnMut(&[f32]),
     ) -> Result<Box<dyn WeightSource + Send>> {
         let dtype = compute_type(config);
         if config.compute.sharding == Sharding::Zero3 {
-            let partition = Arc::new(Partition::new(decoder, group.rank(), group.size()));
+            let partition = Arc::new(Partition::new(decoder, data.rank(), data.size()));
             let parts = self.load_parts(decoder, device, Kind::Reference, &partition, see)?;
-            let (decoder, own) = (decoder.clone(), group.split(0)?);
+            let (decoder, own) = (decoder.clone(), data.split(0)?);
             return Ok(Box::new(ShardedWeights::frozen(device, decoder, partition, own, parts, dtype)?));
         }
         let whole = self.load(decoder, device, Kind::Reference)?;

@@ -12,6 +12,7 @@ use tandem_model::{Checkpointing, Decoder, Walk};
 
 use crate::Result;
 use crate::config::{Config, Method};
+use crate::mesh::Mesh;
 use crate::metrics::{MetricSums, Sides, Split};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::objective::{BatchTotals, Loss, ObjectiveConfig, PairLogProbs, likelihood_loss, preference_loss};
@@ -105,17 +106,18 @@ impl Scorer {
     /// If a forward pass fails, or a rank is lost.
     pub fn evaluate(
         &mut self,
-        group: &mut Group,
+        mesh: &mut Mesh,
         share: &Share,
         build: &mut dyn FnMut(&[u32]) -> Result<MicroBatch>,
     ) -> Result<MetricSums> {
         let mut reports = Reports::new(share.cuts.len());
         for &index in &share.mine {
             let micro = build(share.rows_of(index))?;
-            reports.set(index, &self.pass(Split::Eval, &micro, &share.totals, None)?);
+            let report = self.pass(Split::Eval, &micro, &share.totals, mesh.split(), None)?;
+            reports.set(index, &report, mesh.leads());
         }
         self.idle(share, None)?;
-        reports.exchange(group)?;
+        reports.exchange(mesh.world())?;
         Ok(reports.together().sums)
     }
 
@@ -127,7 +129,7 @@ impl Scorer {
     pub fn step(
         &mut self,
         learner: &mut Learner,
-        group: &mut Group,
+        mesh: &mut Mesh,
         share: &Share,
         build: &mut dyn FnMut(&[u32]) -> Result<MicroBatch>,
         learning_rate: f64,
@@ -139,13 +141,13 @@ impl Scorer {
         learner.gradients.begin(share.cuts.len())?;
         for &index in &share.mine {
             let micro = build(share.rows_of(index))?;
-            let mut report = self.pass(Split::Train, &micro, &share.totals, Some(learner))?;
+            let mut report = self.pass(Split::Train, &micro, &share.totals, mesh.split(), Some(learner))?;
             report.in_range = learner.gradients.in_range();
-            reports.set(index, &report);
+            reports.set(index, &report, mesh.leads());
         }
         self.idle(share, Some(learner))?;
         self.progress.enter(Phase::Reduce);
-        reports.exchange(group)?;
+        reports.exchange(mesh.world())?;
         let whole = reports.together();
         let mut suspects: Vec<u32> = Vec::new();
         for index in 0..share.cuts.len() {
@@ -153,8 +155,8 @@ impl Scorer {
                 suspects.extend_from_slice(share.rows_of(index));
             }
         }
-        learner.gradients.reduce(group)?;
-        let grad_norm = if whole.in_range { learner.gradients.norm(group)? } else { f64::INFINITY };
+        learner.gradients.reduce(mesh.data())?;
+        let grad_norm = if whole.in_range { learner.gradients.norm(mesh)? } else { f64::INFINITY };
         // A dry run has no numbers, and takes the way of a good step.
         let is_dry = matches!(self.device, Device::Meta(_));
         let updated = is_dry || (suspects.is_empty() && grad_norm.is_finite());
@@ -163,7 +165,7 @@ impl Scorer {
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
             optimizer.update(&self.device, learning_rate, scale, update, gradients, &mut self.policy)?;
-            self.policy.gather(&self.device, optimizer.partition(), group)?;
+            self.policy.gather(&self.device, optimizer.partition(), mesh.data())?;
         } else if suspects.is_empty() {
             suspects.clone_from(&share.rows);
         }
@@ -177,7 +179,8 @@ impl Scorer {
             return Ok(());
         }
         let Self { device, decoder, dtype, checkpointing, policy, reference, .. } = self;
-        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing };
+        // A tensor group has as many micro-batches on each of its ranks: they idle together, and have nothing to sum.
+        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: None };
         let mut learner = learner;
         for _ in share.mine.len()..share.rounds {
             reference.idle(&walk)?;
@@ -195,6 +198,7 @@ impl Scorer {
         split: Split,
         micro: &MicroBatch,
         totals: &BatchTotals,
+        split_over: Option<&dyn tandem_model::Split>,
         learner: Option<&mut Learner>,
     ) -> Result<Report> {
         let mut sums = MetricSums::default();
@@ -202,7 +206,7 @@ impl Scorer {
             self.progress.enter(Phase::Forward);
         }
         let Self { device, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
-        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing };
+        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: split_over };
         let forest = &micro.forest;
         let reference = reference.log_probs(&walk, split, micro, scores)?;
         let saved = match learner {
@@ -256,7 +260,8 @@ struct Report {
 }
 
 /// The reports of all micro-batches of a batch. They are added up in their order, whoever made them, so that metrics are the
-/// same bits on any number of ranks.
+/// same bits on any number of ranks. Of the ranks that compute a micro-batch together one reports, and each whether its own
+/// part of the gradient is in range.
 struct Reports(Vec<[f64; MetricSums::WIDTH + 3]>);
 
 impl Reports {
@@ -264,11 +269,13 @@ impl Reports {
         Self(vec![[0.0; MetricSums::WIDTH + 3]; num_micro_batches])
     }
 
-    fn set(&mut self, index: usize, report: &Report) {
+    fn set(&mut self, index: usize, report: &Report, leads: bool) {
         let [sums @ .., log_ratio, scored_tokens, out_of_range] = &mut self.0[index];
-        sums.copy_from_slice(&report.sums.to_numbers());
-        *log_ratio = report.log_ratio;
-        *scored_tokens = report.scored_tokens;
+        if leads {
+            sums.copy_from_slice(&report.sums.to_numbers());
+            *log_ratio = report.log_ratio;
+            *scored_tokens = report.scored_tokens;
+        }
         *out_of_range = f64::from(u8::from(!report.in_range));
     }
 
@@ -278,7 +285,7 @@ impl Reports {
         Report { sums, log_ratio: *log_ratio, scored_tokens: *scored_tokens, in_range: *out_of_range == 0.0 }
     }
 
-    /// Every rank gets what the others reported: each report was made by one rank, the others hold zeros.
+    /// Every rank gets what the others reported: sums are of one rank, the others hold zeros; any may be out of range.
     fn exchange(&mut self, group: &mut Group) -> Result<()> {
         if group.size() > 1 {
             group.all_reduce(self.0.as_flattened_mut(), Reduction::Sum)?;
@@ -308,20 +315,48 @@ impl Learner {
         config: &Config,
         decoder: &Arc<Decoder>,
         device: &Device,
-        group: &mut Group,
+        data: &mut Group,
         partition: Arc<Partition>,
     ) -> Result<Self> {
-        let own = if config.compute.sharding >= Sharding::Zero2 { Some(group.split(0)?) } else { None };
+        let own = if config.compute.sharding >= Sharding::Zero2 { Some(data.split(0)?) } else { None };
         let form = config.compute.reduction;
         let gradients = Accumulator::new(device, decoder.clone(), partition.clone(), own, form)?;
         let optimizer = Optimizer::new(device, decoder, partition, &config.train)?;
         // The last checkpoint is waited for: one that is all there will be needs no copy.
         let snapshot = if config.train.async_checkpoints && config.train.save_every.is_some() {
-            let share = snapshot::Share::new(decoder, group.rank(), group.size());
+            let share = snapshot::Share::new(decoder, data.rank(), data.size());
             Some(Snapshot::new(device, share, &optimizer)?)
         } else {
             None
         };
         Ok(Self { gradients, optimizer, snapshot, d_log_prob: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Else the others would update their slices while it leaves its own as it is.
+    #[test]
+    fn a_slice_that_is_out_of_range_speaks_for_all() {
+        let groups = tandem_comm::threads::groups(2, Duration::from_secs(60)).into_iter();
+        let rank = |mut group: Group| {
+            let slice = group.rank();
+            let mut reports = Reports::new(2);
+            for index in 0..2 {
+                let in_range = (index, slice) != (1, 1);
+                let sums = MetricSums::default();
+                let report = Report { sums, log_ratio: 2.0, scored_tokens: 3.0, in_range };
+                reports.set(index, &report, slice == 0);
+            }
+            reports.exchange(&mut group).unwrap();
+            let whole = reports.together();
+            assert!(!whole.in_range && reports.get(0).in_range && !reports.get(1).in_range);
+            assert_eq!((whole.log_ratio, whole.scored_tokens), (4.0, 6.0), "counted once");
+        };
+        std::thread::scope(|scope| groups.for_each(|group| drop(scope.spawn(move || rank(group)))));
     }
 }

@@ -8,13 +8,14 @@ use std::time::Instant;
 use tandem_comm::{Group, Phase, Reduction};
 use tandem_data::order::Batches;
 use tandem_kernels::Device;
-use tandem_model::ModelError;
 use tandem_model::save::{SHARD_BYTES, Save};
+use tandem_model::{Decoder, ModelError};
 
 use crate::checkpoint::{Checkpoint, Cursor};
 use crate::config::{Config, ReferenceKind};
 use crate::evaluation::evaluation_record;
 use crate::events::{Event, Observer};
+use crate::mesh::Mesh;
 use crate::metrics::{MetricsFile, Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::objective::exact_at_start;
@@ -32,7 +33,7 @@ use crate::{Result, TrainError};
 /// A run that is ready to take its next step, as one of its ranks sees it.
 pub struct Trainer {
     config: Config,
-    group: Group,
+    mesh: Mesh,
     prepared: Prepared,
     /// Before the run's folder, whose lock is held until nothing is written any more.
     saver: Saver,
@@ -82,13 +83,10 @@ impl Trainer {
     ///
     /// # Errors
     /// If an input is missing or wrong, the run folder is in use, memory does not suffice, or another rank failed.
-    pub fn on_rank(
-        config: Config,
-        start: Start,
-        mut group: Group,
-        observer: &mut dyn Observer,
-    ) -> Result<Self> {
+    pub fn on_rank(config: Config, start: Start, group: Group, observer: &mut dyn Observer) -> Result<Self> {
         let progress = group.progress().clone();
+        let mut mesh = Mesh::new(group, config.compute.tensor)?;
+        let group = mesh.world();
         let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
         // The first rank tokenises; the others find the tokens in the cache.
         if run_dir.is_none() {
@@ -111,13 +109,14 @@ impl Trainer {
         let device = Device::cpu(threads(&config), arena_capacity(&plan))?;
         device.reserve(plan.arena_bytes());
         let splits = [Split::Train, Split::Eval];
-        let reference = load_reference(&config, &prepared, &device, &mut group, &splits, observer)?;
+        let reference = load_reference(&config, &prepared, &device, &mut mesh, &splits, observer)?;
         progress.enter(Phase::Load);
-        let decoder = &prepared.decoder;
-        let partition = Arc::new(partition(&config, decoder, group.rank(), group.size()));
-        let weights = start::Start::of_policy(&config, &prepared)?;
-        let policy = weights.policy(&config, decoder, &device, &mut group, &partition)?;
-        let mut learner = Learner::new(&config, decoder, &device, &mut group, partition)?;
+        let decoder = &Decoder::sliced(&prepared.decoder, mesh.slice())?;
+        let data = mesh.data();
+        let partition = Arc::new(partition(&config, decoder, data.rank(), data.size()));
+        let weights = start::Start::of_policy(&config, &prepared, decoder)?;
+        let policy = weights.policy(&config, decoder, &device, data, &partition)?;
+        let mut learner = Learner::new(&config, decoder, &device, data, partition)?;
         let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
         scorer.progress = progress;
 
@@ -126,10 +125,10 @@ impl Trainer {
             Some(run_dir) => newest_checkpoint(run_dir, start, observer)?,
             None => None,
         };
-        if let Some(checkpoint) = agree_on(newest, &mut group)? {
+        if let Some(checkpoint) = agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
             let (policy, optimizer) = (&mut scorer.policy, &mut learner.optimizer);
-            snapshot::restore(&checkpoint, &data_hash, &prepared.decoder, policy, optimizer)?;
+            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer)?;
             scorer.policy.refresh(&scorer.device)?;
             cursor = checkpoint.cursor().clone();
             resumed_from = Some(checkpoint.path().to_path_buf());
@@ -149,7 +148,7 @@ impl Trainer {
                 Some(Files { _run_dir: run_dir, metrics, rows })
             }
         };
-        let saver = Saver::new(&config, decoder, &group, learner.snapshot.take());
+        let saver = Saver::new(&config, decoder, &mut mesh, learner.snapshot.take());
         let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
         Ok(Self {
             batches: prepared.batches(&config),
@@ -159,7 +158,7 @@ impl Trainer {
             seconds_before: cursor.seconds,
             started: Instant::now(),
             config,
-            group,
+            mesh,
             prepared,
             saver,
             files,
@@ -179,7 +178,7 @@ impl Trainer {
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         let outcome = self.run_steps(observer, stop);
         if let Err(error) = &outcome
-            && (self.group.size() == 1 || matches!(error, TrainError::NotFinite { .. }))
+            && (self.mesh.world().size() == 1 || matches!(error, TrainError::NotFinite { .. }))
         {
             // All ranks stop here alike, so the checkpoint under way can still be completed. What is told is the first error.
             let _ = self.finish_saving(observer);
@@ -196,8 +195,8 @@ impl Trainer {
         });
         self.started = Instant::now();
         while self.cursor.step < steps {
-            self.group.progress().step(self.cursor.step + 1);
-            self.group.progress().enter(Phase::Agree);
+            self.mesh.world().progress().step(self.cursor.step + 1);
+            self.mesh.world().progress().enter(Phase::Agree);
             if self.is_to_stop(stop, observer)? {
                 if self.cursor.step == 0 {
                     return Ok(Outcome::Stopped(None));
@@ -216,29 +215,34 @@ impl Trainer {
                 self.save(observer)?;
             }
         }
-        self.group.progress().enter(Phase::Save);
+        self.mesh.world().progress().enter(Phase::Save);
         self.finish_saving(observer)?;
         self.write_model(observer)
     }
 
     /// Writes the final model.
     fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
-        self.group.progress().enter(Phase::Finish);
+        self.mesh.world().progress().enter(Phase::Finish);
         let folder = run_dir::final_path(&self.config.output);
         let Prepared { folder: template, decoder, .. } = &self.prepared;
-        let policy = &mut self.scorer.policy;
+        let Scorer { policy, decoder: slice, .. } = &mut self.scorer;
         if self.files.is_some() {
             let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
             save.write(&folder, &mut |layer, flat| {
-                let read = policy.read_layer(decoder.index(layer), flat);
-                read.map_err(|error| ModelError::Store(Box::new(error)))
+                let read = snapshot::read_whole(&self.mesh, slice, policy, layer);
+                flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
+                Ok(())
             })?;
             observer.event(&Event::Finished(&folder));
+        } else if self.mesh.serves_first() {
+            for layer in slice.layers() {
+                snapshot::read_whole(&self.mesh, slice, policy, layer)?;
+            }
         } else {
             policy.hand_over()?;
         }
         // No rank says that the run is finished before the model is there.
-        self.group.barrier()?;
+        self.mesh.world().barrier()?;
         Ok(Outcome::Finished(folder))
     }
 
@@ -246,12 +250,13 @@ impl Trainer {
     /// they are with a checkpoint, so that it costs no call of its own.
     fn is_to_stop(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<bool> {
         let mut votes = [u8::from(stop.load(Ordering::Relaxed)), u8::from(self.saver.is_writing()?)];
-        if self.group.size() > 1 {
-            self.group.all_reduce(&mut votes, Reduction::Max)?;
+        let group = self.mesh.world();
+        if group.size() > 1 {
+            group.all_reduce(&mut votes, Reduction::Max)?;
         }
         let [asked, writing] = votes.map(|vote| vote != 0);
         if !writing {
-            self.saver.seal(&mut self.group)?;
+            self.saver.seal(self.mesh.world())?;
         }
         if let Some(path) = self.saver.published()? {
             observer.event(&Event::Saved(&path));
@@ -263,9 +268,10 @@ impl Trainer {
     fn step(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let began = Instant::now();
         let learning_rate = self.schedule.at(self.cursor.step);
-        let (cache, group) = (&self.prepared.train, &mut self.group);
+        let (cache, mesh) = (&self.prepared.train, &mut self.mesh);
+        let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
         let rows = self.batches.rows(self.cursor.step);
-        let share = self.batcher.share(cache, rows, group.rank(), group.size());
+        let share = self.batcher.share(cache, rows, data_rank, data_size);
         if let Some(Files { rows: Some(file), .. }) = &mut self.files {
             file.write_rows(self.cursor.step + 1, rows)?;
         }
@@ -273,7 +279,7 @@ impl Trainer {
         let update = self.cursor.updates + 1;
         let build = &mut |rows: &[u32]| self.batcher.build(cache, rows);
         let outcome =
-            self.scorer.step(&mut self.learner, group, &share, build, learning_rate, max_norm, update)?;
+            self.scorer.step(&mut self.learner, mesh, &share, build, learning_rate, max_norm, update)?;
         if self.cursor.step == 0 {
             self.check_start(&outcome, observer)?;
         }
@@ -346,10 +352,9 @@ impl Trainer {
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(cache) = &self.prepared.eval else { return Ok(()) };
-        self.group.progress().enter(Phase::Evaluate);
+        self.mesh.world().progress().enter(Phase::Evaluate);
         let step = self.cursor.step;
-        let mut record =
-            evaluation_record(&mut self.scorer, &mut self.group, &mut self.batcher, cache, step)?;
+        let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
         record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
         self.log(&record, observer)
     }
@@ -367,7 +372,7 @@ impl Trainer {
         if self.saved.as_ref().is_some_and(|(step, _)| *step == self.cursor.step) {
             return Ok(());
         }
-        self.group.progress().enter(Phase::Save);
+        self.mesh.world().progress().enter(Phase::Save);
         self.finish_saving(observer)?;
         let per_epoch = self.batches.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;
@@ -375,7 +380,7 @@ impl Trainer {
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let (scorer, optimizer) = (&self.scorer, &self.learner.optimizer);
-        self.saver.begin(&self.cursor, &mut self.group, &scorer.device, &scorer.policy, optimizer)?;
+        self.saver.begin(&self.cursor, self.mesh.world(), &scorer.device, &scorer.policy, optimizer)?;
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));
         Ok(())
@@ -383,7 +388,7 @@ impl Trainer {
 
     /// Waits for the checkpoint under way, if there is one.
     fn finish_saving(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        if let Some(path) = self.saver.finish(&mut self.group)? {
+        if let Some(path) = self.saver.finish(self.mesh.world())? {
             observer.event(&Event::Saved(&path));
         }
         Ok(())
@@ -391,7 +396,7 @@ impl Trainer {
 
     /// Tells the other ranks why this one cannot go on.
     pub fn abort(&mut self, reason: &str) {
-        self.group.abort(reason);
+        self.mesh.world().abort(reason);
     }
 
     /// The device, to look at its memory.

@@ -120,7 +120,7 @@ impl<'a> Generator<'a> {
     /// Reserves the cache on the device, in the compute type.
     ///
     /// # Errors
-    /// If an option is out of range or the device's memory does not suffice.
+    /// If an option is out of range, `decoder` is a slice, or the device's memory does not suffice.
     pub fn new(
         decoder: &'a Decoder,
         device: &'a Device,
@@ -135,8 +135,11 @@ impl<'a> Generator<'a> {
                  ({cache_tokens}) must all be at least 1"
             )));
         }
+        if decoder.slice().count > 1 {
+            return Err(ModelError::Invalid("a slice of a decoder cannot generate".to_owned()));
+        }
         let cache = Cache::new(decoder, device, dtype, cache_tokens)?;
-        let walk = Walk { decoder, device, dtype, checkpointing: Checkpointing::None };
+        let walk = Walk { decoder, device, dtype, checkpointing: Checkpointing::None, split: None };
         Ok(Self { walk, options, cache })
     }
 

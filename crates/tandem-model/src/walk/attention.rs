@@ -1,7 +1,7 @@
 //! The attention half of a block: project, normalise heads, rotate, attend, project back.
 
 use tandem_kernels::ops::AttentionShape;
-use tandem_kernels::{DType, Device, Forest, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
 
 use super::Walk;
 use crate::Result;
@@ -104,7 +104,7 @@ pub(super) fn forward(
     attend: &mut dyn Attend,
 ) -> Result<Attended> {
     let spec = &walk.decoder.spec().attention;
-    let mut qkv = walk.linear(weights, Part::QkvWeight, Part::QkvBias, input, None, walk.dtype)?;
+    let mut qkv = walk.linear(weights, Part::QkvWeight, Part::QkvBias, input)?;
     let mut normed = if spec.qk_norm { Some(norm_heads(walk, weights, qkv.view())?) } else { None };
     if let Some(table) = walk.decoder.rope() {
         let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
@@ -220,14 +220,31 @@ fn norm_heads_backward(
     let (spec, offset) = (&walk.decoder.spec().attention, rms_offset(walk));
     let d = spec.head_dim;
     let mut d_head = walk.alloc(qkv.rows(), d, DType::F32)?;
+    // One weight serves the heads of all ranks: their gradients are summed before they are added to earlier ones.
+    let mut d_weights = match walk.split {
+        Some(_) => Some(walk.device.zeros(Kind::Activations, 2, d, DType::F32)?),
+        None => None,
+    };
     for head in 0..spec.heads + spec.kv_heads {
         let (part, cols) = (head_norm(spec, head), head * d..(head + 1) * d);
         let (weight, r) = (weights.require(part)?, inverse.row_range(head..head + 1));
         ops::fill_zero(walk.device, d_head.view_mut())?;
         let dy = d_qkv.view().col_range(cols.clone());
-        let (x, dw) = (qkv.col_range(cols.clone()), gradients.get_mut(part));
+        let row = usize::from(part == Part::KNormWeight);
+        let (x, dw) = match &mut d_weights {
+            Some(terms) => (qkv.col_range(cols.clone()), Some(terms.view_mut().row_range(row..row + 1))),
+            None => (qkv.col_range(cols.clone()), gradients.get_mut(part)),
+        };
         ops::rms_norm_backward(walk.device, x, weight, offset, r, dy, d_head.view_mut(), dw)?;
         ops::cast(walk.device, d_head.view(), d_qkv.view_mut().col_range(cols))?;
+    }
+    if let Some(mut terms) = d_weights {
+        walk.sum(&mut terms)?;
+        for (row, part) in [Part::QNormWeight, Part::KNormWeight].into_iter().enumerate() {
+            if let Some(dw) = gradients.get_mut(part) {
+                ops::add(walk.device, terms.view().row_range(row..row + 1), dw)?;
+            }
+        }
     }
     Ok(())
 }

@@ -37,7 +37,8 @@ struct Inner {
     /// Of all rows.
     norm1: Normed,
     attended: Attended,
-    /// `x + attention` `[R,D]` f32: what the feed-forward adds to, and in a sequential block what it reads.
+    /// `x + attention` `[R,D]` f32: what the feed-forward adds to, and in a sequential block what it reads. In a parallel
+    /// one, this rank's term of it.
     middle: Option<Tensor>,
     /// Of R rows. Absent if one norm serves both halves.
     norm2: Option<Normed>,
@@ -66,15 +67,12 @@ impl Block<'_> {
         let mut input = Some(x);
         let mut inner = self.inner(&mut input, attend, rows, keep)?;
         let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
-        let residual = Some(middle.view());
-        let y = self.walk.linear(
-            self.weights,
-            Part::DownWeight,
-            Part::DownBias,
-            hidden.view(),
-            residual,
-            DType::F32,
-        )?;
+        // Beside a parallel feed-forward the middle is this rank's term: the block is summed over ranks once, here.
+        let is_term = self.residual() != Residual::Sequential;
+        let residual = (is_term || self.walk.leads()).then(|| middle.view());
+        let (weight, bias) = (Part::DownWeight, Part::DownBias);
+        let mut y = self.walk.linear_term(self.weights, weight, bias, hidden.view(), residual)?;
+        self.walk.sum(&mut y)?;
         if keep < Keep::All {
             inner.hidden = None;
         }
@@ -108,10 +106,14 @@ impl Block<'_> {
             norm1.drop_output();
         }
         let x_picked = walk.pick(x, rows)?;
-        let middle = {
-            let (heads, x) = (walk.pick(attended.output(), rows)?, Some(x_picked.view()));
-            walk.linear(weights, Part::OutWeight, Part::OutBias, heads.view(), x, DType::F32)?
+        let mut middle = {
+            let heads = walk.pick(attended.output(), rows)?;
+            let x = walk.leads().then(|| x_picked.view());
+            walk.linear_term(weights, Part::OutWeight, Part::OutBias, heads.view(), x)?
         };
+        if residual == Residual::Sequential {
+            walk.sum(&mut middle)?;
+        }
         if keep < Keep::Selective {
             attended.drop_output();
         }
@@ -129,7 +131,7 @@ impl Block<'_> {
                 Some(norm2) => Picked::All(norm2.output()),
                 None => walk.pick(norm1.output(), rows)?,
             };
-            walk.linear(weights, Part::UpWeight, Part::UpBias, read.view(), None, walk.dtype)?
+            walk.linear(weights, Part::UpWeight, Part::UpBias, read.view())?
         };
         if keep < Keep::All {
             norm1.drop_output();
@@ -190,6 +192,7 @@ impl Block<'_> {
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
             self.mlp_backward(up, hidden, norm2.output(), dy, &mut dn, gradients)?;
         }
+        walk.sum(&mut dn)?;
         norm2.drop_output();
         self.norm_backward(NORM2, middle, &norm2, &dn, dx, gradients)
     }
@@ -216,6 +219,7 @@ impl Block<'_> {
                 walk, weights, self.index, n, attended, rows, forest, dy, dn, false, gradients,
             )?;
         }
+        walk.sum(&mut dn)?;
         norm1.drop_output();
         self.spread(dx, rows, x.rows())?;
         self.norm_backward(NORM1, x, &norm1, &dn, dx, gradients)
@@ -249,6 +253,7 @@ impl Block<'_> {
             let x_picked = walk.pick(x, rows)?;
             restore(walk, weights, NORM2, x_picked.view(), &mut norm2)?;
             self.mlp_backward(up, hidden, norm2.output(), dy, &mut dn2, gradients)?;
+            walk.sum(&mut dn2)?;
             norm2.drop_output();
             (walk.alloc(x.rows(), x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
         };
@@ -256,6 +261,7 @@ impl Block<'_> {
         let (n, d_n) = (norm1.output(), dn1.view_mut());
         let (layer, add) = (self.index, shared_norm);
         attention::backward(walk, weights, layer, n, attended, rows, forest, dy, d_n, add, gradients)?;
+        walk.sum(&mut dn1)?;
         norm1.drop_output();
         drop(copy);
         if let Some((norm2, x_picked, dn2)) = own {

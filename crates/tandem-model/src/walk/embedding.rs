@@ -8,7 +8,8 @@ use crate::weights::{GradientSink, WeightSource};
 use crate::{ModelError, Result};
 
 impl Walk<'_> {
-    /// `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, `[T,D]` f32.
+    /// `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, `[T,D]` f32. Each token's row comes from the
+    /// rank that holds it.
     pub(crate) fn embed(
         &self,
         weights: &mut dyn WeightSource,
@@ -20,11 +21,13 @@ impl Walk<'_> {
         let layer = weights.fetch(LayerId::Embedding)?;
         let missing = || ModelError::Invalid("the weight source gave no token table".into());
         let table = layer.precise(Part::TokenTable).ok_or_else(missing)?;
-        ops::embedding(self.device, table, tokens, spec.embedding.scale, x.view_mut(), false)?;
-        if let Some(table) = layer.get(Part::PositionTable) {
+        let tokens = self.own_tokens(tokens)?;
+        ops::embedding(self.device, table, &tokens, spec.embedding.scale, x.view_mut(), false)?;
+        if let Some(table) = layer.get(Part::PositionTable).filter(|_| self.leads()) {
             ops::embedding(self.device, table, positions, 1.0, x.view_mut(), true)?;
         }
         weights.release(LayerId::Embedding);
+        self.sum(&mut x)?;
         Ok(x)
     }
 
@@ -38,7 +41,8 @@ impl Walk<'_> {
         let scale = self.decoder.spec().embedding.scale;
         let mut gradients = grads.open(LayerId::Embedding)?;
         if let Some(table) = gradients.get_mut(Part::TokenTable) {
-            ops::embedding_backward(self.device, &forest.tokens, scale, dx.view(), table)?;
+            let tokens = self.own_tokens(&forest.tokens)?;
+            ops::embedding_backward(self.device, &tokens, scale, dx.view(), table)?;
         }
         if let Some(table) = gradients.get_mut(Part::PositionTable) {
             ops::embedding_backward(self.device, &forest.positions, 1.0, dx.view(), table)?;

@@ -1,13 +1,14 @@
 //! The end of the walk: final norm and language-model head, over the scored rows only.
 
-use tandem_kernels::ops::{HeadScores, KeptLogits, Targets};
+use tandem_kernels::ops::{HeadParts, HeadScores, KeptLogits, Targets};
 use tandem_kernels::{DType, Forest, Kind, Tensor, View, ops};
 
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
 use super::{Checkpointing, Walk};
-use crate::Result;
 use crate::layout::{LayerId, Part};
+use crate::slice::Slice;
 use crate::weights::{GradientSink, WeightSource};
+use crate::{ModelError, Result};
 
 /// The rows of the token axis that predict something, ascending, and each prediction's index among them.
 pub(super) struct ScoredRows {
@@ -51,6 +52,12 @@ impl Walk<'_> {
         }
     }
 
+    /// What each prediction asks for, as a row of this rank's slice of the vocabulary.
+    fn targets(&self, forest: &Forest) -> Result<Vec<u32>> {
+        let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
+        Ok(self.own_tokens(&targets)?.into_owned())
+    }
+
     fn final_norm(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Normed> {
         let layer = weights.fetch(LayerId::Head)?;
         let normed = norm(self, &layer, FINAL_NORM, hidden)?;
@@ -80,20 +87,26 @@ impl Walk<'_> {
         }
         let mut normed = self.final_norm(weights, hidden.view())?;
         let (layer, part) = self.head_weight();
-        let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
+        let targets = self.targets(forest)?;
+        let Slice { index: part_index, count } = self.decoder.slice();
+        let mut parts = HeadParts::new(part_index, count, hidden.rows(), targets.len());
         let head = weights.fetch(layer)?;
         let keeps = keep && self.checkpointing == Checkpointing::None;
-        let logits = ops::head_keeping(
+        let logits = ops::head_part(
             self.device,
             normed.output(),
             head.require(part)?,
             head.get(Part::HeadBias),
             Targets { rows: &index, targets: &targets },
             &self.decoder.spec().head.shape,
-            scores,
+            &mut parts,
             if keeps { LOGITS_BUDGET } else { 0 },
         )?;
         weights.release(layer);
+        if let Some(split) = self.split {
+            split.gather(parts.numbers_mut())?;
+        }
+        parts.join(&index, self.decoder.whole().spec().vocab_size, scores);
         if self.checkpointing != Checkpointing::None {
             normed.drop_output();
         }
@@ -123,7 +136,7 @@ impl Walk<'_> {
             restore(self, &final_norm, FINAL_NORM, hidden.view(), &mut normed)?;
             weights.release(LayerId::Head);
         }
-        let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
+        let targets = self.targets(forest)?;
         let mut dn = self.alloc(hidden.rows(), hidden_size, DType::F32)?;
         {
             let head = weights.fetch(layer)?;
@@ -145,6 +158,7 @@ impl Walk<'_> {
             )?;
             weights.release(layer);
         }
+        self.sum(&mut dn)?;
         if layer != LayerId::Head {
             grads.emit(layer)?;
         }
@@ -163,6 +177,9 @@ impl Walk<'_> {
 
     /// Logits `[R,V]` f32 of rows of the residual stream, before the head's scale and softcap.
     pub(crate) fn head_logits(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Tensor> {
+        if self.split.is_some() {
+            return Err(ModelError::Invalid("a slice of a decoder has no logits of all tokens".to_owned()));
+        }
         let normed = self.final_norm(weights, hidden)?;
         let (layer, part) = self.head_weight();
         let head = weights.fetch(layer)?;

@@ -3,6 +3,8 @@
 //! The residual stream `x` `[T,D]` and its gradient are f32; inside a layer, matrices and activations are in the
 //! compute type. The gradient of the residual stream is one buffer that every layer adds into.
 //!
+//! On a slice of a decoder a layer does its share, and asks a [`Split`] for the sum over those who hold the others.
+//!
 //! Nothing here reads tensor memory: the same code runs on a dry-run device, and that is the plan.
 
 mod attention;
@@ -13,9 +15,11 @@ mod idle;
 mod mlp;
 mod norm;
 mod picked;
+mod split;
 
 pub(crate) use attention::Attend;
 pub(crate) use block::{Block, Keep};
+pub use split::Split;
 
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
@@ -70,6 +74,8 @@ pub struct Walk<'a> {
     pub dtype: DType,
     /// What to keep between forward and backward.
     pub checkpointing: Checkpointing,
+    /// Who holds the other slices, if `decoder` is one.
+    pub split: Option<&'a dyn Split>,
 }
 
 impl Walk<'_> {
@@ -150,7 +156,7 @@ impl Walk<'_> {
     /// generation and tests: training and evaluation never hold them.
     ///
     /// # Errors
-    /// As [`Walk::forward`].
+    /// As [`Walk::forward`]; and for a slice, which has logits of its own tokens alone.
     pub fn logits(&self, weights: &mut dyn WeightSource, forest: &Forest, rows: &[u32]) -> Result<Tensor> {
         let (x, _) = self.blocks(weights, forest, Keep::Nothing, Some(rows))?;
         self.head_logits(weights, x.view())
@@ -179,6 +185,7 @@ impl Walk<'_> {
         keep: Keep,
         rows: Option<&[u32]>,
     ) -> Result<(Tensor, Vec<SavedBlock>)> {
+        self.check_split()?;
         let num_layers = self.decoder.spec().num_layers;
         let mut saved = Vec::with_capacity(if keep == Keep::Nothing { 0 } else { num_layers });
         weights.prefetch(LayerId::Embedding)?;
@@ -205,19 +212,27 @@ impl Walk<'_> {
         Ok(self.device.alloc(Kind::Activations, rows, cols, dtype)?)
     }
 
-    /// `x · wᵀ (+ bias) (+ residual)` for the parts of one layer.
-    fn linear(
+    /// `x · wᵀ (+ bias)` in the compute type, for the parts of one layer.
+    fn linear(&self, weights: &LayerWeights, weight: Part, bias: Part, x: View) -> Result<Tensor> {
+        let weight = weights.require(weight)?;
+        let mut y = self.alloc(x.rows(), weight.rows(), self.dtype)?;
+        ops::linear(self.device, x, weight, weights.get(bias), None, y.view_mut())?;
+        Ok(y)
+    }
+
+    /// `x · wᵀ (+ bias) (+ residual)` f32, back to the residual stream: this rank's term of the sum over ranks.
+    fn linear_term(
         &self,
         weights: &LayerWeights,
         weight: Part,
         bias: Part,
         x: View,
         residual: Option<View>,
-        dtype: DType,
     ) -> Result<Tensor> {
         let weight = weights.require(weight)?;
-        let mut y = self.alloc(x.rows(), weight.rows(), dtype)?;
-        ops::linear(self.device, x, weight, weights.get(bias), residual, y.view_mut())?;
+        let bias = weights.get(bias).filter(|_| self.leads());
+        let mut y = self.alloc(x.rows(), weight.rows(), DType::F32)?;
+        ops::linear(self.device, x, weight, bias, residual, y.view_mut())?;
         Ok(y)
     }
 

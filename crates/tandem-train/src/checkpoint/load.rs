@@ -18,19 +18,29 @@ pub struct Checkpoint {
     path: PathBuf,
     cursor: Cursor,
     tensors: Vec<Stored>,
+    /// By name, the place in `tensors`.
+    places: HashMap<String, usize>,
     files: Vec<File>,
 }
 
 #[derive(Debug)]
 struct Stored {
     spec: TensorSpec,
+    /// From left to right, without a gap.
+    windows: Vec<Window>,
+}
+
+/// Some columns of a tensor, or all of them.
+#[derive(Debug)]
+struct Window {
+    columns: Range<usize>,
     /// In the order of their elements, of which none is missing.
     pieces: Vec<StoredPiece>,
 }
 
 #[derive(Debug)]
 struct StoredPiece {
-    /// Elements of the tensor.
+    /// Elements of the window.
     range: Range<usize>,
     /// Index into `files`.
     file: usize,
@@ -75,9 +85,10 @@ impl Checkpoint {
         for file_entry in manifest.files.iter().filter(|f| f.name.ends_with(".safetensors")) {
             let full = path.join(&file_entry.name);
             let mut file = File::open(&full).map_err(TrainError::io("open", &full))?;
-            for Entry { tensor, range, offset } in shard::read_header(path, &file_entry.name, &mut file)? {
+            for entry in shard::read_header(path, &file_entry.name, &mut file)? {
+                let Entry { tensor, columns, range, offset } = entry;
                 let place = *places.entry(tensor.name.clone()).or_insert_with(|| {
-                    tensors.push(Stored { spec: tensor.clone(), pieces: Vec::new() });
+                    tensors.push(Stored { spec: tensor.clone(), windows: Vec::new() });
                     tensors.len() - 1
                 });
                 let stored = &mut tensors[place];
@@ -88,14 +99,14 @@ impl Checkpoint {
                         format!("tensor {name:?} has shape {a:?} in one file and {b:?} in another"),
                     ));
                 }
-                stored.pieces.push(StoredPiece { range, file: files.len(), offset });
+                stored.window(columns).pieces.push(StoredPiece { range, file: files.len(), offset });
             }
             files.push(file);
         }
         for stored in &mut tensors {
             stored.check(path)?;
         }
-        Ok(Self { path: path.to_path_buf(), cursor, tensors, files })
+        Ok(Self { path: path.to_path_buf(), cursor, tensors, places, files })
     }
 
     /// The folder.
@@ -119,11 +130,9 @@ impl Checkpoint {
     /// If there is none, or it has another shape: the checkpoint is of another model.
     pub fn check_tensor(&self, spec: &TensorSpec) -> Result<()> {
         let TensorSpec { name, shape } = spec;
-        let Some(stored) = self.tensors().find(|t| t.name == *name) else {
-            return Err(broken(&self.path, format!("it has no tensor {name:?}")));
-        };
-        if stored.shape != *shape {
-            let found = &stored.shape;
+        let stored = self.stored(name)?;
+        if stored.spec.shape != *shape {
+            let found = &stored.spec.shape;
             return Err(broken(
                 &self.path,
                 format!("tensor {name:?} has shape {found:?}, expected {shape:?}"),
@@ -137,11 +146,7 @@ impl Checkpoint {
     /// # Errors
     /// If there is no such tensor or it is shorter, or the file cannot be read.
     pub fn read(&self, name: &str, start: usize, out: &mut [f32]) -> Result<()> {
-        let stored = self
-            .tensors
-            .iter()
-            .find(|t| t.spec.name == name)
-            .ok_or_else(|| broken(&self.path, format!("it has no tensor {name:?}")))?;
+        let stored = self.stored(name)?;
         let (end, length) = (start + out.len(), stored.spec.len());
         if end > length {
             let shape = &stored.spec.shape;
@@ -152,39 +157,86 @@ impl Checkpoint {
                 ),
             ));
         }
-        for piece in &stored.pieces {
-            let (from, to) = (piece.range.start.max(start), piece.range.end.min(end));
-            if from < to {
-                let bytes = bytemuck::cast_slice_mut(&mut out[from - start..to - start]);
-                let offset = piece.offset + 4 * (from - piece.range.start) as u64;
-                self.files[piece.file]
-                    .read_exact_at(bytes, offset)
-                    .map_err(TrainError::io("read", &self.path))?;
+        let width = stored.spec.columns();
+        for window in &stored.windows {
+            let columns = &window.columns;
+            if columns.len() == width {
+                self.read_window(window, start, out)?;
+                continue;
+            }
+            // What is a run of the tensor is, of some columns, a run in each row.
+            for row in start / width..end.div_ceil(width) {
+                let from = (row * width + columns.start).max(start);
+                let to = (row * width + columns.end).min(end);
+                if from < to {
+                    let first = row * columns.len() + from - row * width - columns.start;
+                    self.read_window(window, first, &mut out[from - start..to - start])?;
+                }
             }
         }
         Ok(())
     }
+
+    /// Copies elements `start..start + out.len()` of a window into `out`.
+    fn read_window(&self, window: &Window, start: usize, out: &mut [f32]) -> Result<()> {
+        let end = start + out.len();
+        let first = window.pieces.partition_point(|piece| piece.range.end <= start);
+        for piece in window.pieces[first..].iter().take_while(|piece| piece.range.start < end) {
+            let (from, to) = (piece.range.start.max(start), piece.range.end.min(end));
+            let bytes = bytemuck::cast_slice_mut(&mut out[from - start..to - start]);
+            let offset = piece.offset + 4 * (from - piece.range.start) as u64;
+            let read = self.files[piece.file].read_exact_at(bytes, offset);
+            read.map_err(TrainError::io("read", &self.path))?;
+        }
+        Ok(())
+    }
+
+    fn stored(&self, name: &str) -> Result<&Stored> {
+        let place = self.places.get(name);
+        let place = place.ok_or_else(|| broken(&self.path, format!("it has no tensor {name:?}")))?;
+        Ok(&self.tensors[*place])
+    }
 }
 
 impl Stored {
-    /// Orders the pieces and checks that they are the whole tensor, once.
+    /// What is stored of these columns.
+    fn window(&mut self, columns: Range<usize>) -> &mut Window {
+        let place = self.windows.iter().position(|window| window.columns == columns);
+        let place = place.unwrap_or_else(|| {
+            self.windows.push(Window { columns, pieces: Vec::new() });
+            self.windows.len() - 1
+        });
+        &mut self.windows[place]
+    }
+
+    /// Orders windows and pieces and checks that they are the whole tensor, once.
     fn check(&mut self, path: &Path) -> Result<()> {
-        self.pieces.sort_unstable_by_key(|piece| piece.range.start);
-        let mut next = 0;
-        for StoredPiece { range, .. } in &self.pieces {
-            if range.start != next {
-                let (name, found) = (&self.spec.name, range.start);
-                return Err(broken(
-                    path,
-                    format!("tensor {name:?}: a piece begins with element {found}, expected {next}"),
-                ));
+        let (name, columns, length) = (&self.spec.name, self.spec.columns(), self.spec.len());
+        let wrong = |reason| Err(broken(path, format!("tensor {name:?}: {reason}")));
+        self.windows.sort_unstable_by_key(|window| window.columns.start);
+        let mut left = 0;
+        for window in &mut self.windows {
+            let Window { columns: Range { start, end }, pieces } = window;
+            if *start != left {
+                return wrong(format!("columns begin with {start}, expected {left}"));
             }
-            next = range.end;
+            left = *end;
+            pieces.sort_unstable_by_key(|piece| piece.range.start);
+            let mut next = 0;
+            for StoredPiece { range, .. } in pieces {
+                if range.start != next {
+                    return wrong(format!("a piece begins with element {}, expected {next}", range.start));
+                }
+                next = range.end;
+            }
+            let length = length.checked_div(columns).unwrap_or(0) * (*end - *start);
+            if next != length {
+                return wrong(format!("its pieces end with element {next} of {length}"));
+            }
         }
-        if next == self.spec.len() {
-            return Ok(());
+        if left != columns {
+            return wrong(format!("its columns end with {left} of {columns}"));
         }
-        let (name, length) = (&self.spec.name, self.spec.len());
-        Err(broken(path, format!("tensor {name:?}: its pieces end with element {next} of {length}")))
+        Ok(())
     }
 }

@@ -11,8 +11,9 @@
 //! Tensors are logical: whole, named by the model. A rank writes *pieces* of them, runs of elements, so that ranks write at
 //! the same time and nothing is written twice. A tensor that one rank writes whole stands in its file as it is; a piece is
 //! named `policy/block.3.qkv_weight[4096..8192]` after its elements (row-major), and the shape of the tensor stands in the
-//! file's metadata under the tensor's name. So a checkpoint can be read by any number of ranks, each of which reads what it
-//! needs. Values are copied bit by bit, NaN payloads included.
+//! file's metadata under the tensor's name. A rank that holds only some columns of a matrix names them too:
+//! `policy/block.3.out_weight[0..8192|64..128]` are elements of the matrix that columns 64 to 127 make. So a checkpoint can
+//! be read by any number of ranks, each of which reads what it needs. Values are copied bit by bit, NaN payloads included.
 //!
 //! The first rank makes a folder of a temporary name ([`Checkpoints::begin`]); each rank writes its file there, makes it
 //! durable and reads it back ([`Checkpoints::write_part`]); when all have, the first writes the manifest and only then
@@ -55,25 +56,37 @@ impl TensorSpec {
         self.shape.iter().product()
     }
 
+    /// Number of columns: the last dimension.
+    pub fn columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A run of a tensor's elements, in host memory.
+/// A run of a tensor's elements, or of the matrix that some of its columns make, in host memory.
 #[derive(Clone, Debug)]
 pub struct Piece<'a> {
     /// The whole tensor.
     pub tensor: TensorSpec,
-    /// Its element (row-major) with which the piece begins.
+    /// The columns, usually all.
+    pub columns: Range<usize>,
+    /// The element (row-major) of these columns with which the piece begins.
     pub start: usize,
     /// The elements.
     pub data: &'a [f32],
 }
 
-impl Piece<'_> {
-    /// Its place in the tensor.
+impl<'a> Piece<'a> {
+    /// A run of the tensor itself.
+    pub fn of(tensor: TensorSpec, start: usize, data: &'a [f32]) -> Self {
+        Self { columns: 0..tensor.columns(), tensor, start, data }
+    }
+
+    /// Its place in its columns.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.data.len()
     }

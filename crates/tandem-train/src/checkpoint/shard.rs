@@ -19,7 +19,9 @@ const METADATA: &str = "__metadata__";
 /// A piece in a file.
 pub(super) struct Entry {
     pub tensor: TensorSpec,
-    /// Its elements of the tensor.
+    /// The columns of the tensor, usually all.
+    pub columns: Range<usize>,
+    /// Its elements of these.
     pub range: Range<usize>,
     /// Bytes from the start of the file.
     pub offset: u64,
@@ -33,11 +35,14 @@ pub(super) fn header(pieces: &[Piece<'_>]) -> Vec<u8> {
         let TensorSpec { name, shape } = &piece.tensor;
         let Range { start, end } = piece.range();
         let data_end = offset + size_of_val(piece.data);
-        let (name, shape) = if start == 0 && end == piece.tensor.len() {
+        let Range { start: left, end: right } = piece.columns;
+        let is_wide = (left, right) == (0, piece.tensor.columns());
+        let (name, shape) = if is_wide && start == 0 && end == piece.tensor.len() {
             (name.clone(), json!(shape))
         } else {
             shapes.insert(name.clone(), json!(shape).to_string().into());
-            (format!("{name}[{start}..{end}]"), json!([end - start]))
+            let columns = if is_wide { String::new() } else { format!("|{left}..{right}") };
+            (format!("{name}[{start}..{end}{columns}]"), json!([end - start]))
         };
         let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, data_end]});
         assert!(entries.insert(name, entry).is_none(), "two pieces of one name in a checkpoint");
@@ -89,17 +94,16 @@ pub(super) fn read_header(folder: &Path, name: &str, file: &mut File) -> Result<
             return Err(wrong());
         }
         let elements = elements as usize;
-        let (tensor, range) = match piece_of(&name, &shapes) {
-            Some(Some((tensor, range))) if range.len() == elements && range.end <= tensor.len() => {
-                (tensor, range)
-            }
+        let offset = 8 + length + next;
+        entries.push(match piece_of(&name, &shapes, offset) {
+            Some(Some(entry)) if entry.range.len() == elements => entry,
             Some(_) => return Err(wrong()),
             None => {
                 let shape = shape.iter().map(|&d| d as usize).collect();
-                (TensorSpec { name: name.clone(), shape }, 0..elements)
+                let tensor = TensorSpec { name: name.clone(), shape };
+                Entry { columns: 0..tensor.columns(), tensor, range: 0..elements, offset }
             }
-        };
-        entries.push(Entry { tensor, range, offset: 8 + length + next });
+        });
         next = end;
     }
     if 8 + length + next != size {
@@ -110,15 +114,27 @@ pub(super) fn read_header(folder: &Path, name: &str, file: &mut File) -> Result<
     Ok(entries)
 }
 
-/// What an entry of this name is a piece of: `None` if it is a whole tensor, `Some(None)` if that cannot be told.
-fn piece_of(name: &str, shapes: &Value) -> Option<Option<(TensorSpec, Range<usize>)>> {
-    let (tensor, range) = name.strip_suffix(']')?.rsplit_once('[')?;
+/// What an entry of this name is a piece of, with its columns and its elements of them: `None` if it is a whole tensor,
+/// `Some(None)` if that cannot be told.
+fn piece_of(name: &str, shapes: &Value, offset: u64) -> Option<Option<Entry>> {
+    let (tensor, place) = name.strip_suffix(']')?.rsplit_once('[')?;
+    let range = |text: &str| {
+        let (start, end) = text.split_once("..")?;
+        Some(start.parse::<usize>().ok()?..end.parse::<usize>().ok()?)
+    };
     let parse = || {
-        let (start, end) = range.split_once("..")?;
-        let range = start.parse().ok()?..end.parse().ok()?;
         let shape: Vec<usize> = serde_json::from_str(shapes.get(tensor)?.as_str()?).ok()?;
-        shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-        Some((TensorSpec { name: tensor.to_owned(), shape }, range))
+        let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        let tensor = TensorSpec { name: tensor.to_owned(), shape };
+        let (place, columns) = match place.split_once('|') {
+            Some((place, columns)) => (place, range(columns)?),
+            None => (place, 0..tensor.columns()),
+        };
+        let range = range(place)?;
+        let is_within = columns.start < columns.end
+            && columns.end <= tensor.columns()
+            && range.end <= elements / tensor.columns() * columns.len();
+        is_within.then_some(Entry { tensor, columns, range, offset })
     };
     Some(parse())
 }

@@ -38,10 +38,8 @@ fn values(step: u64) -> Vec<f32> {
 }
 
 fn tensors(values: &[f32]) -> Vec<Piece<'_>> {
-    let tensor = |name: &str, shape: &[usize], data| Piece {
-        tensor: TensorSpec { name: name.into(), shape: shape.to_vec() },
-        start: 0,
-        data,
+    let tensor = |name: &str, shape: &[usize], data| {
+        Piece::of(TensorSpec { name: name.into(), shape: shape.to_vec() }, 0, data)
     };
     vec![
         tensor("model.embed.weight", &[3, 4], &values[..12]),
@@ -59,7 +57,7 @@ fn share<'a>(tensors: &[Piece<'a>], rank: usize, num_ranks: usize) -> Vec<Piece<
     for Piece { tensor, data, .. } in tensors {
         let [start, end] = [mine.start, mine.end].map(|at| at.clamp(before, before + data.len()) - before);
         if start < end {
-            pieces.push(Piece { tensor: tensor.clone(), start, data: &data[start..end] });
+            pieces.push(Piece::of(tensor.clone(), start, &data[start..end]));
         }
         before += data.len();
     }
@@ -134,7 +132,7 @@ fn tensors_longer_than_a_chunk_survive() {
     let cut = CHUNK + 7;
     checkpoints.begin(1).expect("a folder");
     let parts = [(0, 0, &data[..cut]), (1, cut, &data[cut..])].map(|(rank, start, data)| {
-        let piece = Piece { tensor: tensor.clone(), start, data };
+        let piece = Piece::of(tensor.clone(), start, data);
         checkpoints.write_part(1, rank, 2, &[piece], &AtomicBool::new(false)).expect("a part")
     });
     let path = checkpoints.publish(&cursor(1), &parts).expect("a save");
@@ -161,6 +159,45 @@ fn any_number_of_writers_gives_the_same_tensors() {
                 assert_eq!(bits(&out), bits(&values[start..end]), "{num_ranks} ranks, {start}..{end}");
             }
         }
+    }
+}
+
+/// Of a matrix of three columns two ranks have the first, in turns, and a third the others.
+#[test]
+fn columns_of_several_writers_are_one_matrix() {
+    let (_folder, checkpoints) = setup(&[]);
+    let tensor = TensorSpec { name: "out".into(), shape: vec![4, 3] };
+    let (first, others) = ([0.0, 3.0, 6.0, 9.0], [1.0, 2.0, 4.0, 5.0, 7.0, 8.0, 10.0, 11.0]);
+    let parts: [(Range<usize>, usize, &[f32]); 3] =
+        [(1..3, 0, &others), (0..1, 0, &first[..3]), (0..1, 3, &first[3..])];
+    let write = |step: u64, parts: &[(Range<usize>, usize, &[f32])]| {
+        checkpoints.begin(step)?;
+        let written = parts.iter().enumerate().map(|(rank, (columns, start, data))| {
+            let piece = Piece { tensor: tensor.clone(), columns: columns.clone(), start: *start, data };
+            checkpoints.write_part(step, rank, parts.len(), &[piece], &AtomicBool::new(false))
+        });
+        checkpoints.publish(&cursor(step), &written.collect::<Result<Vec<_>>>()?)
+    };
+    let path = write(1, &parts).expect("a save");
+    let checkpoint = Checkpoint::open(&path).expect("a complete checkpoint");
+    assert_eq!(checkpoint.tensors().collect::<Vec<_>>(), [&tensor]);
+    for start in 0..12 {
+        for end in start..12 {
+            let mut out = vec![f32::NAN; end - start];
+            checkpoint.read("out", start, &mut out).expect("a range");
+            assert_eq!(out, (start..end).map(|i| i as f32).collect::<Vec<_>>());
+        }
+    }
+    for (step, left_out, reason) in [
+        (2, 0, "\"out\": its columns end with 1 of 3"),
+        (3, 1, "\"out\": a piece begins with element 3, expected 0"),
+        (4, 2, "\"out\": its pieces end with element 3 of 4"),
+    ] {
+        let mut parts = parts.to_vec();
+        parts.remove(left_out);
+        let path = write(step, &parts).expect("a save");
+        let error = Checkpoint::open(&path).expect_err("not the whole matrix").to_string();
+        assert!(error.contains(reason), "{error}");
     }
 }
 

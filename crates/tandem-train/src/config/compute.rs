@@ -22,6 +22,8 @@ pub struct ComputeConfig {
     pub reduction: SumForm,
     /// What is divided among the ranks.
     pub sharding: Sharding,
+    /// Neighbouring ranks that hold one model in slices; 1 splits nothing.
+    pub tensor: usize,
     /// Seconds that a rank waits for another process before it gives it up.
     pub deadline: u64,
 }
@@ -66,6 +68,7 @@ pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> 
             .map(|n| (n != 0).then_some(n as usize))?,
         reduction: section.take("reduction").map_or(Ok(SumForm::Exact), |e| e.one_of(&SumForm::NAMES))?,
         sharding: section.take("sharding").map_or(Ok(Sharding::Ddp), |e| e.one_of(&Sharding::NAMES))?,
+        tensor: section.take("tensor").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
         deadline: section.take("deadline").map_or(Ok(1800), |e| e.integer(1..=1 << 24))?,
     };
     section.finish()?;

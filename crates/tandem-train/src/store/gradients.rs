@@ -12,11 +12,14 @@ use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
 use tandem_kernels::exact::{ExactSum, limit};
 use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
-use tandem_model::{Decoder, GradientSink, LayerGradients, LayerId, Result as ModelResult};
+use tandem_model::{
+    Decoder, GradientSink, LayerGradients, LayerId, LayerLayout, ParamSpec, Result as ModelResult, Slice,
+};
 
 use super::Partition;
 use super::sharded::lost;
 use crate::Result;
+use crate::mesh::Mesh;
 
 /// How gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +51,8 @@ pub struct Accumulator {
     /// The largest magnitude that one micro-batch's gradient may have (exact form).
     limit: f32,
     in_range: bool,
+    /// By layer: the elements whose squares this rank counts.
+    counted: Vec<Vec<Range<usize>>>,
     /// Sums of squares of every block of every layer.
     squares: Vec<f64>,
 }
@@ -104,6 +109,8 @@ impl Accumulator {
         let begun = vec![false; partition.num_layers()];
         let squares = vec![0.0; lengths.map(|len| len.div_ceil(SQUARES_BLOCK)).sum()];
         let device = device.clone();
+        let layouts = decoder.layers().into_iter().map(|layer| decoder.layout(layer));
+        let counted = layouts.map(|layout| counted(layout, decoder.slice())).collect();
         Ok(Self {
             device,
             decoder,
@@ -114,6 +121,7 @@ impl Accumulator {
             begun,
             limit: 0.0,
             in_range: true,
+            counted,
             squares,
         })
     }
@@ -198,28 +206,61 @@ impl Accumulator {
         if self.sharded.is_some() { held } else { held.range(self.partition.owned(index)) }
     }
 
-    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank.
+    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, then
+    /// the slices.
     ///
     /// # Errors
     /// If a rank is lost.
-    pub fn norm(&mut self, group: &mut Group) -> Result<f64> {
+    pub fn norm(&mut self, mesh: &mut Mesh) -> Result<f64> {
         let mut squares = std::mem::take(&mut self.squares);
         squares.fill(0.0);
         let mut rest = &mut squares[..];
         for index in 0..self.begun.len() {
             let (blocks, after) = rest.split_at_mut(self.partition.len(index).div_ceil(SQUARES_BLOCK));
-            let Range { start, end } = self.partition.owned(index);
-            let owned = start.div_ceil(SQUARES_BLOCK)..end.div_ceil(SQUARES_BLOCK);
-            ops::block_squares(&self.device, self.owned(index), &mut blocks[owned])?;
+            for range in &self.counted[index] {
+                self.add_squares(index, range, blocks)?;
+            }
             rest = after;
         }
         if self.partition.is_divided() {
-            group.all_reduce(&mut squares, Reduction::Sum)?;
+            mesh.data().all_reduce(&mut squares, Reduction::Sum)?;
         }
         let sum: f64 = squares.iter().sum();
         self.squares = squares;
-        Ok(sum.sqrt())
+        Ok(mesh.sum_of_slices(sum)?.sqrt())
     }
+
+    /// Adds the squares of what this rank owns of a range of a layer to those of the layer's blocks: cut at the blocks' ends,
+    /// so that the sums do not depend on what is owned by whom.
+    fn add_squares(&self, index: usize, range: &Range<usize>, blocks: &mut [f64]) -> Result<()> {
+        let owned = self.partition.owned(index);
+        let gradient = self.owned(index);
+        let (mut start, end) = (range.start.max(owned.start), range.end.min(owned.end));
+        while start < end {
+            let (block, whole_blocks) = (start / SQUARES_BLOCK, end / SQUARES_BLOCK * SQUARES_BLOCK);
+            let is_whole = start.is_multiple_of(SQUARES_BLOCK) && start < whole_blocks;
+            let stop = if is_whole { whole_blocks } else { end.min((block + 1) * SQUARES_BLOCK) };
+            let part = gradient.range(start - owned.start..stop - owned.start);
+            if is_whole {
+                ops::block_squares(&self.device, part, &mut blocks[block..stop / SQUARES_BLOCK])?;
+            } else {
+                let mut squares = [0.0];
+                ops::block_squares(&self.device, part, &mut squares)?;
+                blocks[block] += squares[0];
+            }
+            start = stop;
+        }
+        Ok(())
+    }
+}
+
+/// The elements whose squares the rank of a slice counts: all of its own, and the first slice what every rank holds.
+fn counted(layout: &LayerLayout, slice: Slice) -> Vec<Range<usize>> {
+    if slice.index == 0 {
+        let all = 0..layout.len;
+        return vec![all];
+    }
+    layout.params.iter().filter(|param| slice.splits(param.part)).map(ParamSpec::range).collect()
 }
 
 /// Every rank gets the sum of its part; of the whole, where nothing is divided.

@@ -10,4 +10,5 @@ pub use gradients::{Accumulator, SumForm};
 pub use partition::{Partition, Sharding};
 pub use policy::Policy;
 pub use sharded::ShardedWeights;
+pub(crate) use sharded::lost;
 pub use weights::{FrozenWeights, ReplicatedWeights};

@@ -171,7 +171,7 @@ impl ShardedWeights {
 }
 
 /// What a store answers when a rank is gone.
-pub(super) fn lost(error: CommError) -> ModelError {
+pub(crate) fn lost(error: CommError) -> ModelError {
     ModelError::Store(Box::new(error))
 }
 

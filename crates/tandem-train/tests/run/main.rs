@@ -7,3 +7,4 @@ mod ranks;
 mod resume;
 mod safety;
 mod small;
+mod tensor;

@@ -6,7 +6,7 @@ use tandem_train::run_dir::Start;
 use crate::small::Small;
 
 /// What a run logged, without what a clock or a process says.
-fn log(small: &Small, name: &str) -> Vec<Map<String, Value>> {
+pub fn log(small: &Small, name: &str) -> Vec<Map<String, Value>> {
     let text = std::fs::read_to_string(small.path(name).join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Map<_, _>>(line).unwrap());
     let timeless = lines.map(|mut line| {
@@ -21,7 +21,7 @@ fn on(ranks: usize) -> String {
 }
 
 /// A few rows to evaluate on, in the form of the method's data.
-fn held_out(small: &Small, file: &str) -> String {
+pub fn held_out(small: &Small, file: &str) -> String {
     let goldens = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
     let rows = std::fs::read_to_string(goldens.join(file)).unwrap();
     let few: String = rows.lines().take(5).map(|line| format!("{line}\n")).collect();

@@ -132,7 +132,7 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
             }
             match tile.out {
                 Out::F32(out) if tile.is_whole_and_alone(Self::ROWS, Self::COLUMNS) => {
-                    store(out, tile.out_stride)
+                    store(out, tile.out_stride);
                 }
                 _ => {
                     store(values.as_mut_ptr().cast(), MOST_COLUMNS);

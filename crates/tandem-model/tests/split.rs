@@ -1,0 +1,233 @@
+//! A decoder split over ranks against the whole one: every architecture, scores and the gradient of every parameter.
+
+mod support;
+
+use std::sync::{Arc, Barrier, Mutex};
+
+use support::{ALL, Golden, relative_error, train};
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{DType, Device, Kind, Tensor};
+use tandem_model::save::to_hf_tensors;
+use tandem_model::{
+    Checkpointing, Decoder, FlatWeights, LayerId, ModelError, ResidentGradients, ResidentWeights, Result,
+    Slice, Split, Walk, init,
+};
+
+/// Ranks as threads that put what they have on one table.
+struct Table {
+    sums: Mutex<Vec<Vec<f32>>>,
+    numbers: Mutex<Vec<Vec<f64>>>,
+    barrier: Barrier,
+}
+
+struct Rank<'a> {
+    index: usize,
+    table: &'a Table,
+}
+
+impl Split for Rank<'_> {
+    fn sum(&self, x: &mut Tensor) -> Result<()> {
+        let x = x.view_mut().into_slice::<f32>();
+        self.table.sums.lock().unwrap()[self.index] = x.to_vec();
+        self.table.barrier.wait();
+        x.fill(0.0);
+        for terms in &*self.table.sums.lock().unwrap() {
+            assert_eq!(x.len(), terms.len(), "ranks sum the same");
+            x.iter_mut().zip(terms).for_each(|(x, term)| *x += term);
+        }
+        self.table.barrier.wait();
+        Ok(())
+    }
+
+    fn gather(&self, numbers: &mut [f64]) -> Result<()> {
+        self.table.numbers.lock().unwrap()[self.index] = numbers.to_vec();
+        self.table.barrier.wait();
+        let each = numbers.len() / self.table.numbers.lock().unwrap().len();
+        for (rank, theirs) in self.table.numbers.lock().unwrap().iter().enumerate() {
+            let part = rank * each..(rank + 1) * each;
+            numbers[part.clone()].copy_from_slice(&theirs[part]);
+        }
+        self.table.barrier.wait();
+        Ok(())
+    }
+}
+
+/// Scores, which are the same on all ranks, and the gradients put together; each rank reads its slice from the files.
+fn split(golden: &Golden, count: usize, dtype: DType, mode: Checkpointing) -> (HeadScores, FlatWeights) {
+    let table = Table {
+        sums: Mutex::new(vec![Vec::new(); count]),
+        numbers: Mutex::new(vec![Vec::new(); count]),
+        barrier: Barrier::new(count),
+    };
+    let whole = Arc::new(golden.decoder.clone());
+    let forest = golden.forest();
+    let d_log_prob = golden.forest_weights(&forest);
+    let rank = |index: usize| {
+        let device = Device::cpu(1, 64 << 20).unwrap();
+        let decoder = Decoder::sliced(&whole, Slice { index, count }).unwrap();
+        let weights = golden.open().weights(&decoder).unwrap().load(&decoder, &device, Kind::Master).unwrap();
+        let copy = (dtype != DType::F32)
+            .then(|| weights.compute_copy(&decoder, &device, Kind::Weights, dtype).unwrap());
+        let mut source = ResidentWeights::new(&decoder, &weights, copy.as_ref());
+        let mut sink = ResidentGradients::zeros(&decoder, &device).unwrap();
+        let this = Rank { index, table: &table };
+        let walk =
+            Walk { decoder: &decoder, device: &device, dtype, checkpointing: mode, split: Some(&this) };
+        let mut scores = HeadScores::default();
+        let saved = walk.forward_keep(&mut source, &forest, &mut scores).unwrap();
+        walk.backward(&mut source, &mut sink, &forest, saved, &scores, &d_log_prob).unwrap();
+        let flat = sink.sums.layers.iter().map(|l| l.view().as_slice::<f32>().to_vec()).collect::<Vec<_>>();
+        (scores, flat)
+    };
+    let found: Vec<_> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..count).map(|index| scope.spawn(move || rank(index))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(found.iter().all(|(scores, _)| *scores == found[0].0), "{}: ranks differ", golden.name);
+    let decoder = Decoder::sliced(&whole, Slice { index: 0, count }).unwrap();
+    let device = Device::cpu(1, 64 << 20).unwrap();
+    let mut joined = FlatWeights::zeros(&whole, &device, Kind::Gradients).unwrap();
+    for (layer, flat) in whole.layers().into_iter().zip(&mut joined.layers) {
+        let index = whole.index(layer);
+        let parts: Vec<f32> = found.iter().flat_map(|(_, layers)| layers[index].clone()).collect();
+        decoder.join(layer, &parts, flat.view_mut().into_slice());
+        same_where_not_split(&whole, layer, &found.iter().map(|(_, l)| &l[index][..]).collect::<Vec<_>>());
+    }
+    (found[0].0.clone(), joined)
+}
+
+/// What every rank holds whole has the same gradient on each, bit for bit: ranks never drift apart.
+fn same_where_not_split(whole: &Arc<Decoder>, layer: LayerId, parts: &[&[f32]]) {
+    let count = parts.len();
+    for param in &whole.layout(layer).params {
+        let elements = |index: usize| {
+            let decoder = Decoder::sliced(whole, Slice { index, count }).unwrap();
+            let own = decoder.layout(layer).param(param.part).unwrap();
+            parts[index][own.range()].iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        if !(Slice { index: 0, count }).splits(param.part) {
+            assert!((1..count).all(|rank| elements(rank) == elements(0)), "{layer} {:?}", param.part);
+        }
+    }
+}
+
+/// How many ranks a golden's heads can be divided among.
+fn counts(golden: &Golden) -> Vec<usize> {
+    let kv_heads = golden.decoder.spec().attention.kv_heads;
+    (2..=kv_heads).filter(|&count| kv_heads.is_multiple_of(count)).collect()
+}
+
+#[test]
+fn a_split_decoder_scores_and_trains_like_the_whole_one() {
+    let mut checked = Vec::new();
+    for name in ALL {
+        let golden = Golden::new(name);
+        let device = support::cpu();
+        let weights = golden.load(&device);
+        let forest = golden.forest();
+        let d_log_prob = golden.forest_weights(&forest);
+        let decoder = &golden.decoder;
+        let (expected, gradients) =
+            train(&device, decoder, &weights, DType::F32, Checkpointing::None, &forest, &d_log_prob);
+        for count in counts(&golden) {
+            let (scores, found) = split(&golden, count, DType::F32, Checkpointing::None);
+            for (what, found, expected) in [
+                ("log-probs", &scores.log_prob, &expected.log_prob),
+                ("entropies", &scores.entropy, &expected.entropy),
+                ("mean logits", &scores.mean_logit, &expected.mean_logit),
+            ] {
+                let error = relative_error(found, expected);
+                assert!(error < 3e-6, "{name} on {count}: {what} {error:.1e}: only f32 sums are cut anew");
+            }
+            assert_eq!(scores.hit, expected.hit, "{name} on {count}");
+            for ((tensor, found), (_, expected)) in
+                to_hf_tensors(decoder, &found).into_iter().zip(to_hf_tensors(decoder, &gradients))
+            {
+                let error = relative_error(&found, &expected);
+                assert!(error < 2e-5, "{name} on {count}: gradient of {tensor} {error:.1e}");
+            }
+            checked.push((name, count));
+        }
+    }
+    assert!(checked.len() >= 9, "{checked:?}");
+}
+
+#[test]
+fn checkpointing_changes_no_bit_of_a_split_decoder() {
+    let bits = |weights: &FlatWeights| -> Vec<u32> {
+        weights.layers.iter().flat_map(|l| l.view().as_slice::<f32>().iter().map(|v| v.to_bits())).collect()
+    };
+    for name in ["llama-tied", "phi", "gpt2", "gpt-neox", "qwen3"] {
+        let golden = Golden::new(name);
+        for dtype in [DType::F32, DType::Bf16] {
+            let (scores, gradients) = split(&golden, 2, dtype, Checkpointing::None);
+            for mode in [Checkpointing::Selective, Checkpointing::Full] {
+                let (other, others) = split(&golden, 2, dtype, mode);
+                assert_eq!(scores, other, "{name} {dtype} {mode:?}");
+                assert!(bits(&gradients) == bits(&others), "{name} {dtype} {mode:?}: gradients differ");
+            }
+        }
+    }
+}
+
+#[test]
+fn slices_are_read_from_files_and_drawn_as_the_whole_is() {
+    for name in ALL {
+        let golden = Golden::new(name);
+        let device = support::cpu();
+        let whole = Arc::new(golden.decoder.clone());
+        let stored = golden.load(&device);
+        let drawn = init::init(&whole, &device, Kind::Master, 3).unwrap();
+        for count in counts(&golden) {
+            let slices: Vec<_> =
+                (0..count).map(|index| Decoder::sliced(&whole, Slice { index, count }).unwrap()).collect();
+            let read = |decoder: &Arc<Decoder>| {
+                let files = golden.open().weights(decoder).unwrap();
+                files.load(decoder, &device, Kind::Master).unwrap()
+            };
+            let draw = |decoder: &Arc<Decoder>| init::init(decoder, &device, Kind::Master, 3).unwrap();
+            let (read, draw): (Vec<_>, Vec<_>) = slices.iter().map(|d| (read(d), draw(d))).unzip();
+            for (index, layer) in whole.layers().into_iter().enumerate() {
+                for (expected, slices_of) in [(&stored, &read), (&drawn, &draw)] {
+                    let expected: &[f32] = expected.layers[index].view().as_slice();
+                    let flat = |w: &FlatWeights| w.layers[index].view().as_slice::<f32>().to_vec();
+                    let parts: Vec<Vec<f32>> = slices_of.iter().map(flat).collect();
+                    let lengths: Vec<usize> = parts.iter().map(Vec::len).collect();
+                    assert_eq!(slices[0].slice_lengths(layer), lengths);
+                    for (decoder, part) in slices.iter().zip(&parts) {
+                        let mut cut = vec![f32::NAN; part.len()];
+                        decoder.cut(layer, expected, &mut cut);
+                        assert!(cut == *part, "{name}: slice {:?} of the {layer}", decoder.slice());
+                    }
+                    let mut joined = vec![0.0; expected.len()];
+                    slices[0].join(layer, &parts.concat(), &mut joined);
+                    assert!(joined == expected, "{name}: the {layer} of {count}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_divided_is_refused() {
+    let golden = Golden::new("llama");
+    let whole = Arc::new(golden.decoder.clone());
+    let refused = Decoder::sliced(&whole, Slice { index: 0, count: 4 }).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "4 attention heads with 2 key/value heads cannot be divided evenly among 4 ranks; numbers that divide them: 1, 2"
+    );
+    let device = support::cpu();
+    let decoder = Decoder::sliced(&whole, Slice { index: 1, count: 2 }).unwrap();
+    let weights = init::init(&decoder, &device, Kind::Master, 1).unwrap();
+    let walk = Walk {
+        decoder: &decoder,
+        device: &device,
+        dtype: DType::F32,
+        checkpointing: Checkpointing::None,
+        split: None,
+    };
+    let mut source = ResidentWeights::new(&decoder, &weights, None);
+    let alone = walk.forward(&mut source, &golden.forest(), &mut HeadScores::default()).unwrap_err();
+    assert!(matches!(&alone, ModelError::Invalid(text) if text.contains("slices")), "{alone}");
+}
