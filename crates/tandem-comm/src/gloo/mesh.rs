@@ -9,6 +9,8 @@ use super::lifeline::Lifeline;
 
 /// How long a wait goes on before it looks whether the job is over.
 const LOOK: Duration = Duration::from_millis(250);
+/// How long a peer that has said where it listens may take to connect. Nothing can end that wait but its time.
+const CONNECT: Duration = Duration::from_secs(60);
 /// The shim's WHY_SIZE.
 const WHY_SIZE: usize = 512;
 /// Room for the bytes of an address; Gloo's are a `sockaddr_storage` and little more.
@@ -122,7 +124,7 @@ impl Mesh {
                 size as c_int,
                 host.as_ptr(),
                 interface.as_ptr(),
-                milliseconds(deadline),
+                milliseconds(deadline.min(CONNECT)),
                 why.room(),
             )
         };

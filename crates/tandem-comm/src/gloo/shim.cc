@@ -110,16 +110,57 @@ class Watch {
   std::thread thread_;
 };
 
+// Longer than any deadline: the watch comes first.
+constexpr auto NEVER = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
+
+// A receive that nobody sends to, on each connection. When a connection breaks, Gloo tells the transfers that wait for their
+// turn, but neither one of which a part has arrived nor one of which a part has been sent: those would be waited for for ever.
+// A sentinel is always told.
+class Sentinels {
+ public:
+  explicit Sentinels(int size) : buffers_(size) {}
+
+  void post(gloo::transport::Context& context, int peer) {
+    buffers_[peer] = context.createUnboundBuffer(&room_, sizeof(room_));
+    buffers_[peer]->recv(peer, SLOT, 0, sizeof(room_));
+  }
+
+  bool broken(int peer) {
+    std::lock_guard<std::mutex> one_at_a_time(mutex_);
+    if (!buffers_[peer]) return false;
+    // A wait that is aborted before it begins only looks.
+    buffers_[peer]->abortWaitRecv();
+    try {
+      buffers_[peer]->waitRecv(nullptr, NEVER);
+      return false;
+    } catch (const std::exception&) {
+      return true;
+    }
+  }
+
+ private:
+  // None of the callers' slots.
+  static constexpr uint64_t SLOT = 0;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<UnboundBuffer>> buffers_;
+  char room_ = 0;
+};
+
 }  // namespace
 
 struct TandemMesh {
+  explicit TandemMesh(int size) : sentinels(size) {}
+
   std::shared_ptr<gloo::transport::Device> device;
   std::shared_ptr<gloo::transport::Context> context;
+  // Before the context it goes.
+  Sentinels sentinels;
   Watch watch;
 };
 
 struct TandemTransfer {
   std::unique_ptr<UnboundBuffer> buffer;
+  int peer;
   bool receiving;
 };
 
@@ -131,7 +172,7 @@ TandemMesh* tandem_mesh_new(int rank, int size, const char* host, const char* in
     gloo::transport::tcp::attr attr;
     attr.hostname = host;
     attr.iface = interface;
-    auto mesh = std::make_unique<TandemMesh>();
+    auto mesh = std::make_unique<TandemMesh>(size);
     mesh->device = gloo::transport::tcp::CreateDevice(attr);
     mesh->context = mesh->device->createContext(rank, size);
     // A pair waits five times this long for its peer to connect.
@@ -157,6 +198,7 @@ size_t tandem_mesh_address(TandemMesh* mesh, int peer, uint8_t* out, size_t capa
 int tandem_mesh_connect(TandemMesh* mesh, int peer, const uint8_t* address, size_t len, char* why) {
   return guarded(why, static_cast<int>(BROKEN), [&] {
     mesh->context->getPair(peer)->connect(std::vector<char>(address, address + len));
+    mesh->sentinels.post(*mesh->context, peer);
     return static_cast<int>(DONE);
   });
 }
@@ -177,6 +219,7 @@ TandemTransfer* tandem_transfer_new(
     TandemMesh* mesh, int receiving, int peer, uint64_t slot, void* data, size_t len, char* why) {
   return guarded(why, static_cast<TandemTransfer*>(nullptr), [&] {
     auto transfer = std::make_unique<TandemTransfer>();
+    transfer->peer = peer;
     transfer->receiving = receiving != 0;
     transfer->buffer = mesh->context->createUnboundBuffer(data, len);
     if (receiving) {
@@ -192,12 +235,18 @@ int tandem_transfer_wait(TandemMesh* mesh, TandemTransfer* transfer, uint64_t li
   return guarded(why, static_cast<int>(BROKEN), [&] {
     UnboundBuffer& buffer = *transfer->buffer;
     explain(why, "the wait was aborted");
-    // Longer than any deadline: the watch comes first.
-    const auto never = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
-    const auto limit = std::chrono::milliseconds(limit_ms);
-    return static_cast<int>(mesh->watch.during(buffer, transfer->receiving, limit, [&] {
-      return transfer->receiving ? buffer.waitRecv(nullptr, never) : buffer.waitSend(nullptr, never);
-    }));
+    const auto wait = [&](std::chrono::milliseconds limit) {
+      return mesh->watch.during(buffer, transfer->receiving, limit, [&] {
+        return transfer->receiving ? buffer.waitRecv(nullptr, NEVER) : buffer.waitSend(nullptr, NEVER);
+      });
+    };
+    auto outcome = wait(std::chrono::milliseconds(limit_ms));
+    if (outcome == LATE && mesh->sentinels.broken(transfer->peer)) {
+      // What was done before the connection broke is done.
+      outcome = wait(std::chrono::milliseconds(0));
+      if (outcome == LATE) outcome = BROKEN;
+    }
+    return static_cast<int>(outcome);
   });
 }
 
