@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use tandem_comm::Launch;
 
 /// Preference optimisation for language models: SFT, then DPO.
 #[derive(Debug, Parser)]
@@ -80,6 +81,15 @@ pub struct LaunchArguments {
     /// What each rank runs, for example: train run.toml
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+impl LaunchArguments {
+    /// For a launcher that started one process on each machine, to start `ranks` there.
+    pub fn of(launch: &Launch, ranks: usize, command: Vec<String>) -> Self {
+        let Launch { num_processes, process, meeting_point, .. } = launch;
+        let address = meeting_point.as_ref().map(|point| format!("{}:{}", point.host, point.port));
+        Self { ranks, nodes: *num_processes, node: *process, address, command }
+    }
 }
 
 #[derive(Debug, Args)]

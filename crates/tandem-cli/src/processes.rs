@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use tandem_comm::{Launch, RanksHere};
+use tandem_comm::Launch;
 use tandem_train::Config;
 use tandem_train::run_dir::Start;
 use tandem_train::trainer::Outcome;
@@ -21,18 +21,12 @@ pub fn train(
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
-    let Launch { launcher, process, num_processes, ranks_here, .. } = launch;
+    let Launch { launcher, process, num_processes, .. } = launch;
     if config.compute.devices.num_ranks() > 1 {
         return Err(mistake(format!(
             "{launcher} started {num_processes} processes, each of which is a rank; compute.devices = {:?} asks for more \
              in each: set it to \"cpu\"",
             config.compute.devices.name()
-        )));
-    }
-    if *ranks_here != RanksHere::One {
-        return Err(mistake(format!(
-            "{launcher} started one process for several ranks of this machine, which is not there yet; let it start one for \
-             each, or start `tandem launch` in it"
         )));
     }
     tandem_train::mesh::check(&config, *num_processes)?;

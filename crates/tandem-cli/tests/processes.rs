@@ -27,17 +27,26 @@ fn same_runs(shop: &Workshop, first: &str, second: &str) {
 #[test]
 fn processes_give_the_same_as_one() {
     let shop = Workshop::new();
-    let whole = configure(&shop, "whole", 6);
+    let whole = configure(&shop, "whole", 20);
     shop.run(&["train", &whole]).expect(0);
-    for (ranks, sharding) in [("2", "ddp"), ("3", "zero1"), ("2", "zero2"), ("3", "zero3")] {
+    for (ranks, sharding, replicate) in [
+        ("2", "ddp", 1),
+        ("3", "zero1", 1),
+        ("2", "zero2", 1),
+        ("3", "zero3", 1),
+        ("4", "zero2", 2),
+        ("4", "zero3", 2),
+        ("8", "zero3", 1),
+    ] {
         let run = format!("run{ranks}{sharding}");
-        let config = configure(&shop, &run, 6);
-        let sharding = format!("compute.sharding={sharding}");
-        let settings = ["--set", &sharding, "--set", "compute.threads=1"];
+        let config = configure(&shop, &run, 20);
+        let [sharding, replicas] =
+            [format!("compute.sharding={sharding}"), format!("compute.replicate={replicate}")];
+        let settings = ["--set", &sharding, "--set", &replicas, "--set", "compute.threads=1"];
         shop.run(&[&["launch", "-n", ranks, "train", &config][..], &settings].concat()).expect(0);
         same_runs(&shop, &run, "whole");
         // Ranks that are threads need as much memory, and send as much.
-        let config = configure(&shop, &format!("{run}threads"), 6);
+        let config = configure(&shop, &format!("{run}threads"), 20);
         let devices = format!("compute.devices=cpu:{ranks}");
         shop.run(&[&["train", &config, "--set", &devices][..], &settings].concat()).expect(0);
         let plan = |run: &str| String::from_utf8(shop.bytes(&format!("{run}/plan.json"))).unwrap();
@@ -294,6 +303,28 @@ fn two_nodes_started_by_hand_are_one_job() {
     shop.run(&node("0")).expect(0);
     assert_eq!(second.wait().unwrap().code(), Some(0));
     same_runs(&shop, "run", "whole");
+}
+
+/// As Kubeflow's Trainer v2 does, on each of two machines.
+#[test]
+fn one_process_for_two_ranks_starts_them() {
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 4);
+    let port = free_port().to_string();
+    let node = |node: &str| {
+        let mut command = shop.command(&["train", &config]);
+        command.env("PET_NNODES", "2").env("PET_NODE_RANK", node).env("PET_NPROC_PER_NODE", "2");
+        command.env("PET_MASTER_ADDR", "127.0.0.1").env("PET_MASTER_PORT", &port);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    for mut node in [node("1"), node("0")] {
+        assert_eq!(node.wait().unwrap().code(), Some(0));
+    }
+    let alone = configure(&shop, "alone", 4);
+    shop.run(&["train", &alone]).expect(0);
+    same_runs(&shop, "run", "alone");
+    let plan = String::from_utf8(shop.bytes("run/plan.json")).unwrap();
+    assert!(plan.contains("\"ranks\": 4"), "{plan}");
 }
 
 #[test]

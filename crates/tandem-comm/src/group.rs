@@ -195,7 +195,7 @@ impl Group {
     pub fn split_by(&mut self, color: impl Fn(usize) -> usize) -> Result<Self> {
         let call = Call::whole(Operation::Split, crate::ElementKind::U8, 0);
         let colors: Vec<usize> = (0..self.size()).map(color).collect();
-        Ok(Self::new(self.engine.split_by(call, &colors)?))
+        Ok(Self { progress: self.progress.clone(), ..Self::new(self.engine.split_by(call, &colors)?) })
     }
 
     /// Gives up: the other ranks' calls fail and tell the reason.

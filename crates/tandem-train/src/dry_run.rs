@@ -28,14 +28,15 @@ pub fn reference_pass(
     batch: &MicroBatch,
 ) -> Result<()> {
     let decoder = Decoder::sliced(&prepared.decoder, mesh.slice())?;
-    let mut weights = START.reference(config, &decoder, device, mesh.data(), |_| {})?;
+    let mut weights = START.reference(config, &decoder, device, mesh.shard(), |_| {})?;
     let walk = to_walk(config, &decoder, device, mesh.split());
     walk.forward(weights.as_mut(), &batch.forest, &mut Default::default())?;
     Ok(())
 }
 
 /// What rank `rank` of `num_ranks` calls in the first step of a run: the group, counted from 0, and the call. Group 0 is all
-/// ranks; with a tensor axis 1 is the data group and [`TENSOR_GROUP`] the tensor group; others are split off the data group.
+/// ranks; with a tensor axis 1 is the data group and [`TENSOR_GROUP`] the tensor group; others are split off the data group: with a
+/// replicate axis first the shard group and the replicas.
 ///
 /// # Errors
 /// If the model does not fit its config, or the data does not fit the model.
@@ -46,7 +47,7 @@ pub fn calls(
     num_ranks: usize,
 ) -> Result<Vec<(usize, Call)>> {
     let (group, log) = recorder::group(rank, num_ranks);
-    let mut mesh = Mesh::new(group, config.compute.tensor)?;
+    let mut mesh = Mesh::new(group, &config.compute)?;
     let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
     let mut batcher = prepared.batcher(config);
     let mut batches = prepared.batches(config);
@@ -68,9 +69,9 @@ pub fn load(
     mesh: &mut Mesh,
 ) -> Result<(Scorer, Learner)> {
     let decoder = &Decoder::sliced(&prepared.decoder, mesh.slice())?;
-    let data = mesh.data();
+    let shard = mesh.shard();
     let reference = match config.reference.kind {
-        ReferenceKind::Model => Reference::Model(START.reference(config, decoder, device, data, |_| {})?),
+        ReferenceKind::Model => Reference::Model(START.reference(config, decoder, device, shard, |_| {})?),
         ReferenceKind::None => Reference::None,
         ReferenceKind::Precompute => {
             let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, TokenCache::num_rows));
@@ -78,9 +79,9 @@ pub fn load(
             Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
         }
     };
-    let partition = Arc::new(partition(config, decoder, data.rank(), data.size()));
-    let policy = START.policy(config, decoder, device, data, &partition)?;
-    let learner = Learner::new(config, decoder, device, data, partition)?;
+    let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
+    let policy = START.policy(config, decoder, device, shard, &partition)?;
+    let learner = Learner::new(config, decoder, device, mesh, partition)?;
     Ok((Scorer::new(config, device.clone(), decoder.clone(), policy, reference), learner))
 }
 

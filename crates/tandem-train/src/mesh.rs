@@ -1,8 +1,9 @@
-//! The ranks as a grid, data × tensor.
+//! The ranks as a grid, replicate × shard × tensor.
 //!
 //! Neighbours form a *tensor group*: they hold the slices of one model and compute the same micro-batches together. The ranks
-//! that hold the same slice form a *data group*: they divide micro-batches, and with sharding what is kept of the slice.
-//! Without a tensor axis all ranks are one data group.
+//! that hold the same slice form a *data group*: they divide micro-batches. With sharding, neighbours in it form a *shard group*,
+//! which holds the slice once, in parts; the ranks of all shard groups that hold the same part are its *replicas*. Without a
+//! tensor axis all ranks are one data group, and without a replicate axis a data group is one shard group.
 
 use std::cell::RefCell;
 
@@ -10,14 +11,15 @@ use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
 use tandem_kernels::Tensor;
 use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split};
 
-use crate::config::Config;
-use crate::store::lost;
+use crate::config::{ComputeConfig, Config};
+use crate::store::{Sharding, lost};
 use crate::{Result, TrainError};
 
 /// All ranks, and this one's groups among them.
 pub struct Mesh {
     world: Group,
     axes: Option<Axes>,
+    hybrid: Option<Hybrid>,
 }
 
 struct Axes {
@@ -25,27 +27,46 @@ struct Axes {
     tensor: TensorGroup,
 }
 
+/// How a data group is divided.
+struct Hybrid {
+    /// Its ranks that hold the slice together.
+    shard: Group,
+    /// Its ranks that hold the same part.
+    replicas: Group,
+}
+
 /// The ranks that hold the slices of one model.
 struct TensorGroup(RefCell<Group>);
 
 impl Mesh {
-    /// Divides the ranks: `tensor` neighbours hold one model.
+    /// Divides the ranks as `compute.replicate` and `compute.tensor` say.
     ///
     /// # Errors
-    /// If their number is not a multiple of `tensor`, or a rank is lost.
-    pub fn new(mut world: Group, tensor: usize) -> Result<Self> {
-        check_ranks(tensor, world.size())?;
-        if tensor == 1 {
-            return Ok(Self { world, axes: None });
+    /// If their number cannot be divided so, or a rank is lost.
+    pub fn new(mut world: Group, compute: &ComputeConfig) -> Result<Self> {
+        check_ranks(compute, world.size())?;
+        let (tensor, replicate) = (compute.tensor, compute.replicate);
+        let axes = if tensor == 1 {
+            None
+        } else {
+            let data = world.split_by(|rank| rank % tensor)?;
+            let tensor = world.split_by(|rank| rank / tensor)?;
+            Some(Axes { data, tensor: TensorGroup(RefCell::new(tensor)) })
+        };
+        let mut mesh = Self { world, axes, hybrid: None };
+        if replicate > 1 {
+            let data = mesh.data();
+            let shards = data.size() / replicate;
+            let shard = data.split_by(|rank| rank / shards)?;
+            let replicas = data.split_by(|rank| rank % shards)?;
+            mesh.hybrid = Some(Hybrid { shard, replicas });
         }
-        let data = world.split_by(|rank| rank % tensor)?;
-        let tensor = world.split_by(|rank| rank / tensor)?;
-        Ok(Self { world, axes: Some(Axes { data, tensor: TensorGroup(RefCell::new(tensor)) }) })
+        Ok(mesh)
     }
 
     /// One rank.
     pub fn alone() -> Self {
-        Self { world: Group::alone(), axes: None }
+        Self { world: Group::alone(), axes: None, hybrid: None }
     }
 
     /// All ranks.
@@ -56,6 +77,32 @@ impl Mesh {
     /// The ranks that hold the same slice as this one.
     pub fn data(&mut self) -> &mut Group {
         self.in_walk().0
+    }
+
+    /// The ranks among which this rank's slice is divided: all that hold it, or some.
+    pub fn shard(&mut self) -> &mut Group {
+        self.in_sum().0
+    }
+
+    /// The ranks among which this rank's slice is divided, and, if they are not all that hold it, those of the others that hold
+    /// the same part: a sum over the data group is one over the first, then one over the second.
+    pub fn in_sum(&mut self) -> (&mut Group, Option<&mut Group>) {
+        match (&mut self.hybrid, &mut self.axes) {
+            (Some(Hybrid { shard, replicas }), _) => (shard, Some(replicas)),
+            (None, Some(Axes { data, .. })) => (data, None),
+            (None, None) => (&mut self.world, None),
+        }
+    }
+
+    /// Which share of the slice this rank answers for where each rank of the data group has one of its own, and how many
+    /// there are: shares of its part.
+    pub fn share(&mut self) -> (usize, usize) {
+        match &self.hybrid {
+            Some(Hybrid { shard, replicas }) => {
+                (shard.rank() * replicas.size() + replicas.rank(), shard.size() * replicas.size())
+            }
+            None => (self.data().rank(), self.data().size()),
+        }
     }
 
     /// The ranks that hold the same slice, and those that hold the others: who meets in a walk.
@@ -159,7 +206,7 @@ impl Split for TensorGroup {
 /// If so, or the model's config cannot be read.
 pub fn check(config: &Config, num_ranks: usize) -> Result<()> {
     let tensor = config.compute.tensor;
-    check_ranks(tensor, num_ranks)?;
+    check_ranks(&config.compute, num_ranks)?;
     if tensor > 1 {
         let folder = ModelFolder::open(&config.model)?;
         check_model(&folder, tensor)?;
@@ -174,16 +221,31 @@ fn check_model(folder: &ModelFolder, tensor: usize) -> Result<()> {
     Slice { index: 0, count: tensor }.spec(folder.spec()).map(drop).map_err(refused)
 }
 
-fn check_ranks(tensor: usize, num_ranks: usize) -> Result<()> {
-    if num_ranks.is_multiple_of(tensor) {
+fn check_ranks(compute: &ComputeConfig, num_ranks: usize) -> Result<()> {
+    let ComputeConfig { tensor, replicate, sharding, .. } = *compute;
+    let unit = tensor * replicate;
+    let reason = if replicate > 1 && sharding == Sharding::Ddp {
+        format!(
+            "compute.replicate = {replicate} says how often what is divided is there, and compute.sharding = \"ddp\" divides \
+             nothing: set it to \"zero1\", \"zero2\" or \"zero3\", or leave compute.replicate out"
+        )
+    } else if num_ranks.is_multiple_of(unit) {
         return Ok(());
-    }
-    let ranks =
-        if num_ranks == 1 { "there is 1 rank".to_owned() } else { format!("there are {num_ranks} ranks") };
-    Err(TrainError::Mismatch {
-        reason: format!(
-            "compute.tensor = {tensor}, but {ranks}: their number must be a multiple of it (set compute.devices = \
-             \"cpu:{tensor}\", or start as many processes)"
-        ),
-    })
+    } else {
+        let asked = match (tensor, replicate) {
+            (_, 1) => format!("compute.tensor = {tensor}"),
+            (1, _) => format!("compute.replicate = {replicate}"),
+            _ => format!("compute.tensor = {tensor} and compute.replicate = {replicate}"),
+        };
+        let ranks = if num_ranks == 1 {
+            "there is 1 rank".to_owned()
+        } else {
+            format!("there are {num_ranks} ranks")
+        };
+        format!(
+            "{asked}, but {ranks}: their number must be a multiple of {unit} (set compute.devices = \"cpu:{unit}\", or \
+             start as many processes)"
+        )
+    };
+    Err(TrainError::Mismatch { reason })
 }

@@ -74,7 +74,7 @@ impl Plan {
     pub fn make(config: &Config, prepared: &Prepared, rank: usize, num_ranks: usize) -> Result<Self> {
         mesh::check(config, num_ranks)?;
         let tensor = config.compute.tensor;
-        let on_mesh = |group: Group| Mesh::new(group, tensor);
+        let on_mesh = |group: Group| Mesh::new(group, &config.compute);
         let candidates = largest(config, prepared)?;
         let dtype = compute_type(config);
         let mut phases = Vec::new();

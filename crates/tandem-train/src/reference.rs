@@ -198,13 +198,13 @@ pub fn load_reference(
         None => Start::of_policy(config, prepared, decoder)?,
     };
     if config.reference.kind == ReferenceKind::Model {
-        return Ok(Reference::Model(files.reference(config, decoder, device, mesh.data(), |_| {})?));
+        return Ok(Reference::Model(files.reference(config, decoder, device, mesh.shard(), |_| {})?));
     }
     let mut hasher = blake3::Hasher::new();
     let see = |layer: &[f32]| {
         hasher.update(bytemuck::cast_slice(layer));
     };
-    let mut weights = files.reference(config, decoder, device, mesh.data(), see)?;
+    let mut weights = files.reference(config, decoder, device, mesh.shard(), see)?;
     // A model in slices has a fingerprint of its own: its arithmetic differs.
     let fingerprint = mesh.whole_fingerprint(hasher.finalize())?;
     let mut of_split = |split: Split, cache: &TokenCache| -> Result<RowScores> {

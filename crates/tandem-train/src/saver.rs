@@ -66,7 +66,7 @@ enum Stage {
 impl Saver {
     /// For a run, with this rank's slice of the model and the copy that it has memory for.
     pub fn new(config: &Config, decoder: &Arc<Decoder>, mesh: &mut Mesh, snapshot: Option<Snapshot>) -> Self {
-        let share = Share::new(decoder, mesh.data().rank(), mesh.data().size());
+        let share = Share::new(decoder, mesh.share());
         let (rank, num_ranks) = (mesh.world().rank(), mesh.world().size());
         Self {
             checkpoints: run_dir::checkpoints(&config.output),

@@ -42,8 +42,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// Of rank `rank` of the `num_ranks` that hold this slice of the model.
-    pub fn new(decoder: &Arc<Decoder>, rank: usize, num_ranks: usize) -> Self {
+    /// The share of a slice of the model of this place, among so many ([`Mesh::share`]).
+    pub fn new(decoder: &Arc<Decoder>, (rank, num_ranks): (usize, usize)) -> Self {
         Self { decoder: decoder.clone(), partition: Partition::new(decoder, rank, num_ranks) }
     }
 

@@ -31,7 +31,7 @@ impl Start {
         })
     }
 
-    /// The weights that train: whole, or this rank's part of them. `data` are the ranks that hold the same slice.
+    /// The weights that train: whole, or this rank's part of them. `shard` are the ranks among which it is divided.
     ///
     /// # Errors
     /// If memory runs out, or a rank is lost.
@@ -40,13 +40,13 @@ impl Start {
         config: &Config,
         decoder: &Arc<Decoder>,
         device: &Device,
-        data: &mut Group,
+        shard: &mut Group,
         partition: &Arc<Partition>,
     ) -> Result<Policy> {
         let dtype = compute_type(config);
         if config.compute.sharding == Sharding::Zero3 {
             let parts = self.load_parts(decoder, device, Kind::Master, partition, |_| {})?;
-            let (decoder, partition, own) = (decoder.clone(), partition.clone(), data.split(0)?);
+            let (decoder, partition, own) = (decoder.clone(), partition.clone(), shard.split(0)?);
             let weights = ShardedWeights::masters(device, decoder, partition, own, parts, dtype);
             return Ok(Policy::Sharded(Box::new(weights)));
         }
@@ -63,14 +63,14 @@ impl Start {
         config: &Config,
         decoder: &Arc<Decoder>,
         device: &Device,
-        data: &mut Group,
+        shard: &mut Group,
         mut see: impl FnMut(&[f32]),
     ) -> Result<Box<dyn WeightSource + Send>> {
         let dtype = compute_type(config);
         if config.compute.sharding == Sharding::Zero3 {
-            let partition = Arc::new(Partition::new(decoder, data.rank(), data.size()));
+            let partition = Arc::new(Partition::new(decoder, shard.rank(), shard.size()));
             let parts = self.load_parts(decoder, device, Kind::Reference, &partition, see)?;
-            let (decoder, own) = (decoder.clone(), data.split(0)?);
+            let (decoder, own) = (decoder.clone(), shard.split(0)?);
             return Ok(Box::new(ShardedWeights::frozen(device, decoder, partition, own, parts, dtype)?));
         }
         let whole = self.load(decoder, device, Kind::Reference)?;

@@ -155,7 +155,7 @@ impl Scorer {
                 suspects.extend_from_slice(share.rows_of(index));
             }
         }
-        learner.gradients.reduce(mesh.data())?;
+        learner.gradients.reduce(mesh)?;
         let grad_norm = if whole.in_range { learner.gradients.norm(mesh)? } else { f64::INFINITY };
         // A dry run has no numbers, and takes the way of a good step.
         let is_dry = matches!(self.device, Device::Meta(_));
@@ -165,7 +165,7 @@ impl Scorer {
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
             optimizer.update(&self.device, learning_rate, scale, update, gradients, &mut self.policy)?;
-            self.policy.gather(&self.device, optimizer.partition(), mesh.data())?;
+            self.policy.gather(&self.device, optimizer.partition(), mesh.shard())?;
         } else if suspects.is_empty() {
             suspects.clone_from(&share.rows);
         }
@@ -315,16 +315,17 @@ impl Learner {
         config: &Config,
         decoder: &Arc<Decoder>,
         device: &Device,
-        data: &mut Group,
+        mesh: &mut Mesh,
         partition: Arc<Partition>,
     ) -> Result<Self> {
-        let own = if config.compute.sharding >= Sharding::Zero2 { Some(data.split(0)?) } else { None };
+        let own =
+            if config.compute.sharding >= Sharding::Zero2 { Some(mesh.shard().split(0)?) } else { None };
         let form = config.compute.reduction;
         let gradients = Accumulator::new(device, decoder.clone(), partition.clone(), own, form)?;
         let optimizer = Optimizer::new(device, decoder, partition, &config.train)?;
         // The last checkpoint is waited for: one that is all there will be needs no copy.
         let snapshot = if config.train.async_checkpoints && config.train.save_every.is_some() {
-            let share = snapshot::Share::new(decoder, data.rank(), data.size());
+            let share = snapshot::Share::new(decoder, mesh.share());
             Some(Snapshot::new(device, share, &optimizer)?)
         } else {
             None

@@ -85,7 +85,7 @@ impl Trainer {
     /// If an input is missing or wrong, the run folder is in use, memory does not suffice, or another rank failed.
     pub fn on_rank(config: Config, start: Start, group: Group, observer: &mut dyn Observer) -> Result<Self> {
         let progress = group.progress().clone();
-        let mut mesh = Mesh::new(group, config.compute.tensor)?;
+        let mut mesh = Mesh::new(group, &config.compute)?;
         let group = mesh.world();
         let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
         // The first rank tokenises; the others find the tokens in the cache.
@@ -112,11 +112,11 @@ impl Trainer {
         let reference = load_reference(&config, &prepared, &device, &mut mesh, &splits, observer)?;
         progress.enter(Phase::Load);
         let decoder = &Decoder::sliced(&prepared.decoder, mesh.slice())?;
-        let data = mesh.data();
-        let partition = Arc::new(partition(&config, decoder, data.rank(), data.size()));
+        let shard = mesh.shard();
+        let partition = Arc::new(partition(&config, decoder, shard.rank(), shard.size()));
         let weights = start::Start::of_policy(&config, &prepared, decoder)?;
-        let policy = weights.policy(&config, decoder, &device, data, &partition)?;
-        let mut learner = Learner::new(&config, decoder, &device, data, partition)?;
+        let policy = weights.policy(&config, decoder, &device, shard, &partition)?;
+        let mut learner = Learner::new(&config, decoder, &device, &mut mesh, partition)?;
         let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
         scorer.progress = progress;
 

@@ -2,19 +2,25 @@
 
 use std::sync::atomic::AtomicBool;
 
-use tandem_comm::Launch;
+use tandem_comm::{Launch, RanksHere};
 use tandem_train::Config;
 use tandem_train::ranks;
 use tandem_train::run_dir::Start;
 use tandem_train::trainer::Outcome;
 
-use crate::args::TrainArguments;
+use crate::args::{LaunchArguments, TrainArguments};
 use crate::exit::Exit;
 use crate::watcher::Watcher;
 use crate::{processes, signals};
 
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     let launch = Launch::detect()?;
+    // One process for several ranks starts them. A launcher's "one for each device" is one: the processor.
+    if let RanksHere::Count(ranks) = launch.ranks_here
+        && ranks > 1
+    {
+        return super::launch::run(&LaunchArguments::of(&launch, ranks, std::env::args().skip(1).collect()));
+    }
     let config = Config::load(&arguments.run.config, &arguments.run.overrides)?;
     let start = match (arguments.resume, arguments.overwrite) {
         (true, _) => Start::Resume,

@@ -9,6 +9,9 @@ use crate::store::{Sharding, SumForm};
 /// Ranks in one process: beyond any machine, and few enough that a slip of the finger starts no million threads.
 const MAX_RANKS: usize = 256;
 
+/// Copies of what is divided; as many as there may be processes.
+const MAX_REPLICAS: u64 = 1 << 20;
+
 /// Devices and arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComputeConfig {
@@ -22,6 +25,8 @@ pub struct ComputeConfig {
     pub reduction: SumForm,
     /// What is divided among the ranks.
     pub sharding: Sharding,
+    /// How often what is divided is there; 1: once among all ranks.
+    pub replicate: usize,
     /// Neighbouring ranks that hold one model in slices; 1 splits nothing.
     pub tensor: usize,
     /// Seconds that a rank waits for another process before it gives it up.
@@ -68,6 +73,7 @@ pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> 
             .map(|n| (n != 0).then_some(n as usize))?,
         reduction: section.take("reduction").map_or(Ok(SumForm::Exact), |e| e.one_of(&SumForm::NAMES))?,
         sharding: section.take("sharding").map_or(Ok(Sharding::Ddp), |e| e.one_of(&Sharding::NAMES))?,
+        replicate: section.take("replicate").map_or(Ok(1), |e| e.integer(1..=MAX_REPLICAS))? as usize,
         tensor: section.take("tensor").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
         deadline: section.take("deadline").map_or(Ok(1800), |e| e.integer(1..=1 << 24))?,
     };

@@ -163,6 +163,7 @@ impl Config {
             ("threads", integer(compute.threads.unwrap_or(0) as u64)),
             ("reduction", name(&SumForm::NAMES, compute.reduction)),
             ("sharding", name(&Sharding::NAMES, compute.sharding)),
+            ("replicate", integer(compute.replicate as u64)),
             ("tensor", integer(compute.tensor as u64)),
             ("deadline", integer(compute.deadline)),
         ]

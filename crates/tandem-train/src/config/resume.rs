@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 13] = [
+const FREE: [&str; 14] = [
     "output",
     "data.cache",
     "data.eval",
@@ -31,6 +31,7 @@ const FREE: [&str; 13] = [
     "compute.devices",
     "compute.threads",
     "compute.sharding",
+    "compute.replicate",
     "compute.deadline",
 ];
 

@@ -137,6 +137,7 @@ fn the_example_arrives_whole() {
             threads: Some(2),
             reduction: crate::store::SumForm::Exact,
             sharding: crate::store::Sharding::Ddp,
+            replicate: 1,
             tensor: 1,
             deadline: 1800,
         },
@@ -174,7 +175,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "train.checkpointing=selective",
         ]),
         set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
-        set(&["compute.deadline=60", "compute.tensor=4"]),
+        set(&["compute.deadline=60", "compute.tensor=4", "compute.replicate=2"]),
         set(&["compute.devices=auto", "compute.dtype=auto", "compute.threads=0", "train.schedule=constant"]),
         set(&[
             "reference.kind=precompute",

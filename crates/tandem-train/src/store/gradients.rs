@@ -153,48 +153,62 @@ impl Accumulator {
     ///
     /// # Errors
     /// If a rank is lost.
-    pub fn reduce(&mut self, group: &mut Group) -> Result<()> {
+    pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<()> {
         let is_dry = matches!(self.device, Device::Meta(_));
+        let (shard, mut replicas) = mesh.in_sum();
+        // What is held in parts was divided when it was emitted.
+        let is_whole = self.sharded.is_none();
         for index in 0..self.begun.len() {
             if is_dry {
-                if self.sharded.is_none() && group.size() > 1 {
-                    group.dry(self.reduction(index))?;
+                if is_whole && shard.size() > 1 {
+                    shard.dry(self.reduction(index))?;
+                }
+                if let Some(replicas) = &mut replicas {
+                    replicas.dry(self.reduction_of_part(index))?;
                 }
                 continue;
             }
+            let shard = is_whole.then_some(&mut *shard);
+            let replicas = replicas.as_deref_mut();
             match &mut self.sums {
                 Sums::Exact { sums, .. } => {
                     let sums = sums[index].as_mut_slice();
                     if !self.begun[index] {
                         sums.fill(0);
                     }
-                    if self.sharded.is_none() {
-                        reduce(group, &self.partition, index, sums)?;
-                    }
+                    reduce(shard, replicas, &self.partition, index, sums)?;
                 }
                 Sums::Fast { sums, .. } => {
-                    if self.sharded.is_none() {
-                        let sums = sums[index].view_mut().into_slice::<f32>();
-                        reduce(group, &self.partition, index, sums)?;
-                    }
+                    let sums = sums[index].view_mut().into_slice::<f32>();
+                    reduce(shard, replicas, &self.partition, index, sums)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// The call that reduces a layer.
-    fn reduction(&self, index: usize) -> Call {
-        let kind = match self.sums {
+    fn kind(&self) -> ElementKind {
+        match self.sums {
             Sums::Exact { .. } => ElementKind::I64,
             Sums::Fast { .. } => ElementKind::F32,
-        };
+        }
+    }
+
+    /// The call that reduces a layer.
+    fn reduction(&self, index: usize) -> Call {
+        let kind = self.kind();
         if self.partition.is_divided() {
             let operation = Operation::ReduceScatter(Reduction::Sum);
             Call::parted(operation, kind, self.partition.counts(index))
         } else {
             Call::whole(Operation::AllReduce(Reduction::Sum), kind, self.partition.len(index))
         }
+    }
+
+    /// The call that then reduces a part over its replicas.
+    fn reduction_of_part(&self, index: usize) -> Call {
+        let operation = Operation::AllReduce(Reduction::Sum);
+        Call::whole(operation, self.kind(), self.partition.owned(index).len())
     }
 
     /// The gradient of this rank's part of a layer, by the layer's place in walk order.
@@ -223,7 +237,7 @@ impl Accumulator {
             rest = after;
         }
         if self.partition.is_divided() {
-            mesh.data().all_reduce(&mut squares, Reduction::Sum)?;
+            mesh.shard().all_reduce(&mut squares, Reduction::Sum)?;
         }
         let sum: f64 = squares.iter().sum();
         self.squares = squares;
@@ -263,20 +277,27 @@ fn counted(layout: &LayerLayout, slice: Slice) -> Vec<Range<usize>> {
     layout.params.iter().filter(|param| slice.splits(param.part)).map(ParamSpec::range).collect()
 }
 
-/// Every rank gets the sum of its part; of the whole, where nothing is divided.
+/// Every rank gets the sum of its part; of the whole, where nothing is divided. Without `shard` a rank holds its part alone.
 fn reduce<T: tandem_comm::Element>(
-    group: &mut Group,
+    shard: Option<&mut Group>,
+    replicas: Option<&mut Group>,
     partition: &Partition,
     layer: usize,
     sums: &mut [T],
 ) -> Result<()> {
-    if group.size() == 1 {
-        return Ok(());
-    }
-    if partition.is_divided() {
-        group.reduce_scatter(sums, partition.counts(layer), Reduction::Sum)?;
-    } else {
-        group.all_reduce(sums, Reduction::Sum)?;
+    let own = match shard {
+        None => sums,
+        Some(shard) => {
+            if partition.is_divided() {
+                shard.reduce_scatter(sums, partition.counts(layer), Reduction::Sum)?;
+            } else if shard.size() > 1 {
+                shard.all_reduce(sums, Reduction::Sum)?;
+            }
+            &mut sums[partition.owned(layer)]
+        }
+    };
+    if let Some(replicas) = replicas {
+        replicas.all_reduce(own, Reduction::Sum)?;
     }
     Ok(())
 }

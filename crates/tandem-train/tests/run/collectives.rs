@@ -1,28 +1,48 @@
 //! What ranks call, from dry runs: the same everywhere, and as much as the documentation says.
 
-use tandem_comm::Operation;
+use tandem_comm::{Call, Operation};
 use tandem_train::dry_run;
 use tandem_train::events::Silent;
 use tandem_train::prepare::Prepared;
 
 use crate::small::Small;
 
-const SHARDINGS: [&str; 4] = ["ddp", "zero1", "zero2", "zero3"];
+/// The group of those that hold the same part, where there is no tensor axis.
+const REPLICAS: usize = 2;
+
+/// Sharding and replicas, which every number of ranks below is a multiple of.
+const MESHES: [(&str, usize); 7] =
+    [("ddp", 1), ("zero1", 1), ("zero2", 1), ("zero3", 1), ("zero1", 2), ("zero2", 4), ("zero3", 2)];
 
 #[test]
 fn every_rank_of_up_to_1024_makes_the_same_calls_in_the_same_order() {
     let small = Small::new("dpo");
-    for sharding in SHARDINGS {
-        let sharding = format!("compute.sharding={sharding}");
+    for (sharding, replicate) in MESHES {
+        let [sharding, replicas_of] =
+            [format!("compute.sharding={sharding}"), format!("compute.replicate={replicate}")];
         for dtype in ["compute.dtype=f32", "compute.dtype=bf16"] {
-            let config = small.config("run", &["reference.kind=model", &sharding, dtype]);
+            let config = small.config("run", &["reference.kind=model", &sharding, &replicas_of, dtype]);
             let prepared = Prepared::open(&config, &mut Silent).unwrap();
             for num_ranks in [2, 3, 8, 64, 1024] {
-                let first = dry_run::calls(&config, &prepared, 0, num_ranks).unwrap();
+                if num_ranks % replicate != 0 {
+                    continue;
+                }
+                let calls = |rank| dry_run::calls(&config, &prepared, rank, num_ranks).unwrap();
+                let first = calls(0);
                 assert!(first.len() >= 5, "{sharding}: {first:?}");
+                // Replicas hold the same part; parts may differ in length, and so do calls about them.
+                let shards = num_ranks / replicate;
+                let but_for_replicas = |calls: &[(usize, Call)]| -> Vec<(usize, Call)> {
+                    let others = calls.iter().filter(|(group, _)| replicate == 1 || *group != REPLICAS);
+                    others.copied().collect()
+                };
+                let replicas = if replicate == 1 { Vec::new() } else { (0..shards).map(calls).collect() };
                 for rank in 1..num_ranks {
-                    let found = dry_run::calls(&config, &prepared, rank, num_ranks).unwrap();
-                    assert!(found == first, "{sharding} {dtype}: rank {rank} of {num_ranks}");
+                    let found = calls(rank);
+                    assert_eq!(found.len(), first.len());
+                    let place = format!("{sharding} {replicas_of} {dtype}: rank {rank} of {num_ranks}");
+                    assert!(but_for_replicas(&found) == but_for_replicas(&first), "{place}");
+                    assert!(replicas.get(rank % shards).is_none_or(|alike| found == *alike), "{place}");
                 }
             }
         }
@@ -33,32 +53,39 @@ fn every_rank_of_up_to_1024_makes_the_same_calls_in_the_same_order() {
 #[test]
 fn ranks_send_what_the_documentation_says() {
     let small = Small::new("dpo");
-    for (sharding, reduction, expected) in [
-        ("ddp", "exact", 2.0 * 8.0),
-        ("ddp", "fast", 2.0 * 4.0),
-        ("zero1", "exact", 8.0 + 4.0),
-        ("zero1", "fast", 4.0 + 4.0),
-        ("zero2", "exact", 8.0 + 4.0),
-        ("zero2", "fast", 4.0 + 4.0),
+    for (sharding, replicate, reduction, expected) in [
+        ("ddp", 1, "exact", 2.0 * 8.0),
+        ("ddp", 1, "fast", 2.0 * 4.0),
+        ("zero1", 1, "exact", 8.0 + 4.0),
+        ("zero1", 1, "fast", 4.0 + 4.0),
+        ("zero2", 1, "exact", 8.0 + 4.0),
+        ("zero2", 1, "fast", 4.0 + 4.0),
+        // Two groups of two: what is a rank's part, a half, goes once more between the groups, there and back.
+        ("zero1", 2, "exact", 8.0 + 4.0 + 2.0 * 8.0 / 2.0),
+        ("zero2", 2, "exact", 8.0 + 4.0 + 2.0 * 8.0 / 2.0),
+        ("zero2", 2, "fast", 4.0 + 4.0 + 2.0 * 4.0 / 2.0),
     ] {
-        let [sharding, reduction] =
-            [format!("compute.sharding={sharding}"), format!("compute.reduction={reduction}")];
-        // One micro-batch on each of two ranks.
+        let [sharding, replicas, reduction] = [
+            format!("compute.sharding={sharding}"),
+            format!("compute.replicate={replicate}"),
+            format!("compute.reduction={reduction}"),
+        ];
+        // One micro-batch on each of two ranks; where there are four, two walk along.
         let one_round = ["reference.kind=model", "train.micro_batch_size=4"];
-        let config = small.config("run", &[&one_round[..], &[&sharding, &reduction]].concat());
+        let config = small.config("run", &[&one_round[..], &[&sharding, &replicas, &reduction]].concat());
         let prepared = Prepared::open(&config, &mut Silent).unwrap();
-        let calls = dry_run::calls(&config, &prepared, 0, 2).unwrap();
+        let calls = (0..2 * replicate)
+            .flat_map(|rank| dry_run::calls(&config, &prepared, rank, 2 * replicate).unwrap());
         let decoder = &prepared.decoder;
         let elements: usize = decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).sum();
         // Metrics and norms are all-reduced in f64 and do not grow with the model.
-        let large =
-            calls.iter().map(|(_, call)| call).filter(|call| call.kind != tandem_comm::ElementKind::F64);
+        let large = calls.map(|(_, call)| call).filter(|call| call.kind != tandem_comm::ElementKind::F64);
         let sent: u64 = large.map(|call| call.bytes_sent(2)).sum();
-        // Two ranks: (N - 1) / N is a half.
-        let found = 2.0 * sent as f64 / elements as f64;
+        // Groups of two ranks: (N - 1) / N is a half. Parts are whole blocks, so the ranks' mean is what a rank sends.
+        let found = 2.0 * sent as f64 / (2 * replicate * elements) as f64;
         assert!(
             (found - expected).abs() < 0.01,
-            "{sharding} {reduction}: {found} bytes, expected {expected}"
+            "{sharding} {replicas} {reduction}: {found} bytes, expected {expected}"
         );
     }
 }

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod collectives;
+mod equivalence;
 mod exactness;
 mod ranks;
 mod resume;

@@ -140,16 +140,17 @@ fn a_run_stopped_on_one_number_of_ranks_goes_on_with_another() {
     let model = ["reference.kind=model", "compute.threads=1"];
     small.finish("whole", Start::Fresh, &model);
     let mut start = Start::Fresh;
-    for (ranks, sharding, until) in [
-        (2, "zero1", Some(2)),
-        (3, "ddp", Some(3)),
-        (1, "zero2", Some(4)),
-        (2, "zero3", Some(5)),
-        (4, "zero3", None),
+    for (ranks, sharding, replicate, until) in [
+        (2, "zero1", 1, Some(2)),
+        (3, "ddp", 1, Some(3)),
+        (6, "zero3", 2, Some(4)),
+        (2, "zero2", 1, Some(5)),
+        (4, "zero3", 1, None),
     ] {
-        let (devices, sharding) = (on(ranks), format!("compute.sharding={sharding}"));
-        let (_, outcome) =
-            small.run("parts", start, until, &[&model[..], &[devices.as_str(), sharding.as_str()]].concat());
+        let mesh =
+            [on(ranks), format!("compute.sharding={sharding}"), format!("compute.replicate={replicate}")];
+        let mesh = mesh.each_ref().map(String::as_str);
+        let (_, outcome) = small.run("parts", start, until, &[&model[..], &mesh].concat());
         outcome.unwrap_or_else(|e| panic!("{e}"));
         start = Start::Resume;
     }
@@ -174,6 +175,27 @@ fn the_fast_sum_differs_in_the_last_bits_only() {
                 assert!((exact - fast).abs() <= 1e-4 * exact.abs(), "{sharding} {key}: {exact} and {fast}");
             }
         }
+    }
+}
+
+#[test]
+fn replicas_that_cannot_be_are_refused_before_any_rank_starts() {
+    let small = Small::new("dpo");
+    for (settings, expected) in [
+        (["compute.devices=cpu:4", "compute.sharding=ddp", "compute.replicate=2"], "\"ddp\" divides nothing"),
+        (
+            ["compute.devices=cpu:4", "compute.sharding=zero3", "compute.replicate=3"],
+            "compute.replicate = 3, but there are 4 ranks: their number must be a multiple of 3",
+        ),
+        (
+            ["compute.tensor=2", "compute.sharding=zero1", "compute.replicate=2"],
+            "compute.tensor = 2 and compute.replicate = 2, but there is 1 rank: their number must be a multiple of 4",
+        ),
+    ] {
+        let (_, outcome) = small.run("run", Start::Fresh, None, &settings);
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(!small.path("run").exists(), "nothing is written");
     }
 }
 

@@ -281,7 +281,7 @@ fn each_rank_plans_the_memory_that_it_takes() {
 fn ranks_or_models_that_cannot_be_divided_are_refused_before_any_starts() {
     let small = Small::new("dpo");
     for (ranks, tensor, expected) in [
-        (3, 2, "compute.tensor = 2, but there are 3 ranks: their number must be a multiple of it"),
+        (3, 2, "compute.tensor = 2, but there are 3 ranks: their number must be a multiple of 2"),
         (1, 2, "compute.tensor = 2, but there is 1 rank"),
         (
             4,
