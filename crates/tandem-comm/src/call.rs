@@ -1,6 +1,7 @@
 //! What a rank calls, in a form that ranks can compare.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::element::{ElementKind, Reduction};
 
@@ -49,6 +50,16 @@ impl Call {
         let mix = |hash: u64, &n: &usize| (hash ^ n as u64).wrapping_mul(0x0000_0100_0000_01b3);
         let parts = counts.iter().fold(0xcbf2_9ce4_8422_2325, mix);
         Self { operation, kind, len: counts.iter().sum(), parts }
+    }
+
+    /// Where the ranks' parts of `counts` elements lie in the buffer, in bytes.
+    pub(crate) fn places(&self, counts: &[usize]) -> impl Iterator<Item = Range<usize>> {
+        let width = self.kind.size();
+        counts.iter().scan(0, move |end, &count| {
+            let start = *end;
+            *end += count * width;
+            Some(start..*end)
+        })
     }
 }
 

@@ -1,7 +1,5 @@
 //! The ranks that work together, as one of them sees them.
 
-use std::ops::Range;
-
 use crate::call::{Call, Operation};
 use crate::element::{Element, Reduction};
 use crate::error::{CommError, Result};
@@ -19,16 +17,16 @@ pub trait Engine: Send {
     fn size(&self) -> usize;
     /// In place.
     fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()>;
-    /// In place: afterwards bytes `mine` are reduced, the rest is unspecified.
+    /// In place, in parts of `counts` elements: afterwards this rank's is reduced, the rest is unspecified.
     fn reduce_scatter(
         &mut self,
         call: Call,
         reduction: Reduction,
         data: &mut [u8],
-        mine: Range<usize>,
+        counts: &[usize],
     ) -> Result<()>;
-    /// In place: each rank gives its bytes `mine` and gets the others'.
-    fn all_gather(&mut self, call: Call, data: &mut [u8], mine: Range<usize>) -> Result<()>;
+    /// In place, in parts of `counts` elements: each rank gives its own and gets the others'.
+    fn all_gather(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()>;
     /// From `root` to all.
     fn broadcast(&mut self, call: Call, root: usize, data: &mut [u8]) -> Result<()>;
     /// Waits for all.
@@ -49,6 +47,8 @@ pub trait Engine: Send {
     }
     /// Tells the others that this rank cannot go on; their calls fail with the reason.
     fn abort(&mut self, reason: &str);
+    /// Fails if the group has failed, or if another rank can be seen to be gone; waits for nobody.
+    fn check(&mut self) -> Result<()>;
 }
 
 /// One rank's membership of a group. All members make the same calls in the same order.
@@ -114,9 +114,9 @@ impl Group {
         reduction: Reduction,
     ) -> Result<()> {
         let call = Call::parted(Operation::ReduceScatter(reduction), T::KIND, counts);
-        let mine = self.part::<T>(&call, counts, data.len())?;
+        self.check_parts(&call, counts, data.len())?;
         self.volume.count(&call, self.size());
-        self.engine.reduce_scatter(call, reduction, bytemuck::cast_slice_mut(data), mine)
+        self.engine.reduce_scatter(call, reduction, bytemuck::cast_slice_mut(data), counts)
     }
 
     /// Every rank's part of `data` becomes what its owner has there.
@@ -125,9 +125,9 @@ impl Group {
     /// As [`Group::reduce_scatter`].
     pub fn all_gather<T: Element>(&mut self, data: &mut [T], counts: &[usize]) -> Result<()> {
         let call = Call::parted(Operation::AllGather, T::KIND, counts);
-        let mine = self.part::<T>(&call, counts, data.len())?;
+        self.check_parts(&call, counts, data.len())?;
         self.volume.count(&call, self.size());
-        self.engine.all_gather(call, bytemuck::cast_slice_mut(data), mine)
+        self.engine.all_gather(call, bytemuck::cast_slice_mut(data), counts)
     }
 
     /// Every rank's `data` becomes `root`'s.
@@ -203,16 +203,14 @@ impl Group {
         self.engine.abort(reason);
     }
 
-    /// This rank's part, in bytes.
-    fn part<T: Element>(&self, call: &Call, counts: &[usize], len: usize) -> Result<Range<usize>> {
-        let (rank, size) = (self.rank(), self.size());
+    fn check_parts(&self, call: &Call, counts: &[usize], len: usize) -> Result<()> {
+        let size = self.size();
         let reason = if counts.len() != size {
             format!("{} parts for {size} ranks", counts.len())
         } else if call.len != len {
             format!("parts of {} elements in all, in a buffer of {len}", call.len)
         } else {
-            let start: usize = counts[..rank].iter().sum();
-            return Ok(start * size_of::<T>()..(start + counts[rank]) * size_of::<T>());
+            return Ok(());
         };
         Err(CommError::Invalid { call: call.to_string(), reason })
     }

@@ -2,7 +2,6 @@
 //!
 //! A dry run on it tells what a rank of any number of ranks would send, and whether all ranks would make the same calls.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::call::Call;
@@ -81,11 +80,11 @@ impl Engine for Recorder {
         self.write(call)
     }
 
-    fn reduce_scatter(&mut self, call: Call, _: Reduction, _: &mut [u8], _: Range<usize>) -> Result<()> {
+    fn reduce_scatter(&mut self, call: Call, _: Reduction, _: &mut [u8], _: &[usize]) -> Result<()> {
         self.write(call)
     }
 
-    fn all_gather(&mut self, call: Call, _: &mut [u8], _: Range<usize>) -> Result<()> {
+    fn all_gather(&mut self, call: Call, _: &mut [u8], _: &[usize]) -> Result<()> {
         self.write(call)
     }
 
@@ -124,6 +123,10 @@ impl Engine for Recorder {
     }
 
     fn abort(&mut self, _: &str) {}
+
+    fn check(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -92,6 +92,12 @@ impl Shared {
         self.changed.notify_all();
         error
     }
+
+    /// Fails, and with it the group, if a rank has failed or ended.
+    fn check(&self, state: &mut State) -> Result<()> {
+        let failure = state.failure.clone().or_else(|| state.lost());
+        failure.map_or(Ok(()), |failure| Err(self.fail(state, failure)))
+    }
 }
 
 impl State {
@@ -122,9 +128,7 @@ impl Threads {
     fn arrive(&mut self, call: Call, read: *const u8, write: *mut u8, color: usize) -> Result<()> {
         let shared = &*self.shared;
         let mut state = shared.lock();
-        if let Some(failure) = state.failure.clone().or_else(|| state.lost()) {
-            return Err(shared.fail(&mut state, failure));
-        }
+        shared.check(&mut state)?;
         state.arrivals[self.rank] = Some(Arrival { call, read, write, color });
         state.num_arrived += 1;
         if state.num_arrived == shared.size {
@@ -258,10 +262,11 @@ impl Engine for Threads {
         call: Call,
         reduction: Reduction,
         data: &mut [u8],
-        mine: Range<usize>,
+        counts: &[usize],
     ) -> Result<()> {
         let place = data.as_mut_ptr();
         self.arrive(call, place, place, 0)?;
+        let mine = call.places(counts).nth(self.rank).expect("a part for each rank");
         for start in mine.clone().step_by(PIECE) {
             let piece = start..mine.end.min(start + PIECE);
             // SAFETY: all buffers are of the call's length. This part is read and written by this rank alone.
@@ -275,9 +280,10 @@ impl Engine for Threads {
         Ok(())
     }
 
-    fn all_gather(&mut self, call: Call, data: &mut [u8], mine: Range<usize>) -> Result<()> {
+    fn all_gather(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()> {
         let place = data.as_mut_ptr();
         self.arrive(call, place, place, 0)?;
+        let mine = call.places(counts).nth(self.rank).expect("a part for each rank");
         for peer in self.peers.iter().filter(|peer| !std::ptr::eq(peer.read, place)) {
             // SAFETY: all buffers are of the call's length. This part is read and written by this rank alone, and the
             // peers' buffers are not this one.
@@ -359,6 +365,10 @@ impl Engine for Threads {
     fn abort(&mut self, reason: &str) {
         let mut state = self.shared.lock();
         self.shared.fail(&mut state, CommError::Aborted { rank: self.rank, reason: reason.to_owned() });
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.shared.check(&mut self.shared.lock())
     }
 }
 

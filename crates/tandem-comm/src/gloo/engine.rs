@@ -1,7 +1,6 @@
 //! The engine: calls are compared, then the ring does the work.
 
-use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,8 +24,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const MAX_MESSAGES: usize = 64;
 /// Their bytes.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
-/// Layouts of parts that are remembered.
-const MAX_LAYOUTS: usize = 64;
 
 /// One rank's end of a group.
 pub(super) struct Gloo {
@@ -43,8 +40,6 @@ pub(super) struct Gloo {
     deadline: Duration,
     /// Collectives so far.
     num_calls: u64,
-    /// The ranks' parts, in bytes, by what a call says of them.
-    layouts: HashMap<(u64, usize, usize), Vec<Range<usize>>>,
     scratch: Vec<u64>,
     failure: Option<CommError>,
 }
@@ -85,7 +80,6 @@ impl Gloo {
             members,
             deadline,
             num_calls: 0,
-            layouts: HashMap::new(),
             scratch: Vec::new(),
             failure: None,
         })
@@ -195,41 +189,13 @@ impl Gloo {
         })
     }
 
-    /// Every rank's part of a buffer of `len` bytes. Asked of the ranks once, and remembered: the calls' fingerprints cover
-    /// the parts, so all ranks remember the same.
-    fn layout(
-        &mut self,
-        call: &Call,
-        len: usize,
-        mine: &Range<usize>,
-    ) -> std::result::Result<Vec<Range<usize>>, Fault> {
-        let key = (call.parts, call.len, call.kind.size());
-        if let Some(parts) = self.layouts.get(&key) {
-            return Ok(parts.clone());
-        }
-        let ends = self.gather([mine.start as u64, mine.end as u64])?;
-        let parts: Vec<_> = ends.iter().map(|[start, end]| *start as usize..*end as usize).collect();
-        let fits = |parts: &[Range<usize>]| {
-            let mut ends = parts.iter().map(|part| part.end);
-            let starts_where_the_last_ended =
-                parts.iter().skip(1).all(|part| Some(part.start) == ends.next());
-            starts_where_the_last_ended && parts[0].start == 0 && ends.next() == Some(len)
-        };
-        assert!(fits(&parts), "equal fingerprints of different parts: {parts:?} of {len} bytes");
-        if self.layouts.len() == MAX_LAYOUTS {
-            self.layouts.clear();
-        }
-        self.layouts.insert(key, parts.clone());
-        Ok(parts)
-    }
-
     /// Every rank's `own`.
-    fn gather<const N: usize>(&self, own: [u64; N]) -> std::result::Result<Vec<[u64; N]>, Fault> {
-        let mut all = vec![0u64; N * self.size];
-        all[N * self.rank..N * (self.rank + 1)].copy_from_slice(&own);
-        let parts: Vec<_> = (0..self.size).map(|rank| 8 * N * rank..8 * N * (rank + 1)).collect();
+    fn gather(&self, own: u64) -> std::result::Result<Vec<u64>, Fault> {
+        let mut all = vec![0; self.size];
+        all[self.rank] = own;
+        let parts: Vec<_> = (0..self.size).map(|rank| 8 * rank..8 * (rank + 1)).collect();
         self.ring().all_gather(bytemuck::cast_slice_mut(&mut all), &parts)?;
-        Ok(all.chunks_exact(N).map(|words| words.try_into().expect("chunks of N")).collect())
+        Ok(all)
     }
 
     /// Waits until the oldest message has been received.
@@ -280,10 +246,10 @@ impl Engine for Gloo {
         call: Call,
         reduction: Reduction,
         data: &mut [u8],
-        mine: Range<usize>,
+        counts: &[usize],
     ) -> Result<()> {
+        let parts: Vec<_> = call.places(counts).collect();
         self.collective(&call, |this| {
-            let parts = this.layout(&call, data.len(), &mine)?;
             let mut scratch = std::mem::take(&mut this.scratch);
             this.ring().reduce_scatter(call.kind, reduction, data, &parts, &mut scratch)?;
             this.scratch = scratch;
@@ -291,11 +257,9 @@ impl Engine for Gloo {
         })
     }
 
-    fn all_gather(&mut self, call: Call, data: &mut [u8], mine: Range<usize>) -> Result<()> {
-        self.collective(&call, |this| {
-            let parts = this.layout(&call, data.len(), &mine)?;
-            this.ring().all_gather(data, &parts)
-        })
+    fn all_gather(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()> {
+        let parts: Vec<_> = call.places(counts).collect();
+        self.collective(&call, |this| this.ring().all_gather(data, &parts))
     }
 
     fn broadcast(&mut self, call: Call, root: usize, data: &mut [u8]) -> Result<()> {
@@ -354,7 +318,7 @@ impl Engine for Gloo {
     }
 
     fn split(&mut self, call: Call, color: usize) -> Result<Box<dyn Engine>> {
-        let colors = self.collective(&call, |this| this.gather([color as u64]))?;
+        let colors = self.collective(&call, |this| this.gather(color as u64))?;
         let members: Vec<_> = (0..self.size).filter(|&rank| colors[rank] == colors[self.rank]).collect();
         let rank = members.iter().filter(|&&member| member < self.rank).count();
         let prefix = format!("split-{}-{color}/", self.num_calls);
@@ -372,6 +336,11 @@ impl Engine for Gloo {
         if self.failure.is_none() {
             self.fail(CommError::Aborted { rank: self.rank, reason: reason.to_owned() });
         }
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.check_alive()?;
+        self.roll_call.look().map_err(|fault| self.fail(CommError::PeerLost { rank: fault.peer }))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Connections of one rank to each of its peers, and transfers on them: the safe face of the shim in `shim.cc`.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -215,7 +216,7 @@ impl Mesh {
             )
         };
         let raw = NonNull::new(raw).ok_or(Fault { peer, late: false })?;
-        Ok(Transfer { mesh: self.clone(), raw, peer })
+        Ok(Transfer { mesh: self.clone(), raw, peer, is_done: Cell::new(false) })
     }
 }
 
@@ -231,6 +232,8 @@ pub(super) struct Transfer {
     mesh: Arc<Mesh>,
     raw: NonNull<RawTransfer>,
     peer: usize,
+    /// Gloo tells it once.
+    is_done: Cell<bool>,
 }
 
 // SAFETY: as for the mesh; the bytes are the business of whoever began the transfer.
@@ -254,13 +257,19 @@ impl Transfer {
     }
 
     fn wait_once(&self, limit: Duration) -> Result<(), Fault> {
+        if self.is_done.get() {
+            return Ok(());
+        }
         let mut why = Why::new();
         // SAFETY: both live.
         let outcome = unsafe {
             tandem_transfer_wait(self.mesh.raw.as_ptr(), self.raw.as_ptr(), milliseconds(limit), why.room())
         };
         match outcome {
-            0 => Ok(()),
+            0 => {
+                self.is_done.set(true);
+                Ok(())
+            }
             outcome => Err(Fault { peer: self.peer, late: outcome == 1 }),
         }
     }

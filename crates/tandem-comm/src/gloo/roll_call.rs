@@ -72,6 +72,17 @@ impl RollCall {
         if self.rank == 0 { self.lead(own, deadline) } else { self.follow(own, deadline, long) }
     }
 
+    /// Fails if a connection has broken on which a word is to come; waits for nobody.
+    pub(super) fn look(&self) -> Result<(), Fault> {
+        for transfer in &self.receiving {
+            match transfer.wait(Duration::ZERO) {
+                Err(Fault { late: true, .. }) => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
     fn lead(&mut self, own: u64, deadline: Duration) -> Result<Answer, Fault> {
         let until = Instant::now() + deadline;
         let mut missing = Vec::new();
