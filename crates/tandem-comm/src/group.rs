@@ -67,6 +67,18 @@ impl Group {
         Self { engine, volume: Volume::default(), progress: Progress::default() }
     }
 
+    /// The same group, carried by an engine made of its own.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(crate) fn carried_by(
+        self,
+        make: impl FnOnce(Box<dyn Engine>) -> Result<Box<dyn Engine>>,
+    ) -> Result<Self> {
+        let Self { engine, volume, progress } = self;
+        Ok(Self { engine: make(engine)?, volume, progress })
+    }
+
     /// A group of one, in which every collective is done at once.
     pub fn alone() -> Self {
         let mut groups = crate::threads::groups(1, std::time::Duration::from_secs(1));

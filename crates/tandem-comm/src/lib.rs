@@ -7,8 +7,12 @@
 //! A [`store`] is the place where the processes of several machines meet: small values under keys that all of them can read.
 //!
 //! A [`Group`] is one rank's membership of a set of ranks, with the collectives that they call together. What moves the
-//! bytes is an engine: [`threads`] for ranks that are threads of one process, [`recorder`] for dry runs,
-//! and with the feature `gloo` the module of that name for ranks that are processes.
+//! bytes is an engine: [`threads`] for ranks that are threads of one process, [`recorder`] for dry runs, with the feature
+//! `gloo` the module of that name for ranks that are processes, and over any of them [`nccl`] for ranks on GPUs.
+
+// The tests that engines share name the crate as its users do.
+#[cfg(test)]
+extern crate self as tandem_comm;
 
 #[cfg(feature = "gloo")]
 mod beat;
@@ -19,6 +23,7 @@ mod error;
 pub mod gloo;
 mod group;
 pub mod launch;
+pub mod nccl;
 pub mod open_files;
 #[cfg(feature = "gloo")]
 pub mod processes;

@@ -1,0 +1,194 @@
+//! NCCL and CUDA's driver: finding them, and saying what is missing.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::Arc;
+
+use super::library::Library;
+use super::raw::{
+    CUDA_NO_DEVICE, CUDA_SUCCESS, CudaFunctions, IN_PROGRESS, NcclFunctions, OLDEST, RawCommunicator, SUCCESS,
+};
+use crate::error::CommError;
+
+/// Names NCCL's file where the loader does not find it.
+const PATH: &str = "TANDEM_NCCL";
+const NCCL: &str = "libnccl.so.2";
+const CUDA: &str = "libcuda.so.1";
+/// Who has them.
+const NCCL_PACKAGES: &str = "NVIDIA's repository for Debian and Ubuntu has it as libnccl2, PyPI as nvidia-nccl-cu12 (CUDA 12) and \
+                             nvidia-nccl-cu13 (CUDA 13)";
+
+/// Both libraries, open, on a machine with a GPU. Clones are the same.
+#[derive(Clone)]
+pub struct Libraries(pub(super) Arc<Functions>);
+
+/// What is called.
+pub(super) struct Functions {
+    pub(super) nccl: NcclFunctions,
+    pub(super) cuda: CudaFunctions,
+}
+
+impl Libraries {
+    /// Opens NCCL (2.18 or later; the environment's `TANDEM_NCCL` if that is set) and CUDA's driver, and looks whether there is a
+    /// GPU.
+    ///
+    /// # Errors
+    /// If one of the three is missing: which, where it is to be had, and what the loader says.
+    pub fn open() -> crate::Result<Self> {
+        let path = std::env::var_os(PATH).filter(|path| !path.is_empty());
+        let path = path.as_ref().map(|path| path.to_string_lossy());
+        Self::open_at(path.as_deref()).map_err(|reason| CommError::Engine { reason })
+    }
+
+    fn open_at(path: Option<&str>) -> Result<Self, String> {
+        let (nccl, version) = open_nccl(path)?;
+        let library = Library::open(CUDA).map_err(|why| {
+            format!("there is no {CUDA}, which comes with NVIDIA's driver for its GPUs ({why})")
+        })?;
+        let cuda = CudaFunctions::of(&library)
+            .map_err(|why| format!("NVIDIA's driver is too old for NCCL {}: {why}", version_text(version)))?;
+        let this = Self(Arc::new(Functions { nccl, cuda }));
+        match this.0.num_devices()? {
+            0 => Err(no_device()),
+            _ => Ok(this),
+        }
+    }
+}
+
+/// NCCL at `path`, or where the loader finds it, and its version.
+fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int), String> {
+    let library = Library::open(path.unwrap_or(NCCL)).map_err(|why| match path {
+        Some(path) => format!("{PATH} names {path}, which cannot be opened as NCCL ({why}); {NCCL_PACKAGES}"),
+        None => format!(
+            "there is no {NCCL} ({why}); {NCCL_PACKAGES}, and {PATH}=/path/to/{NCCL} says where it is if the loader \
+             does not know"
+        ),
+    })?;
+    let name = path.unwrap_or(NCCL);
+    let nccl = NcclFunctions::of(&library)
+        .map_err(|why| format!("{name} is no NCCL, or one older than 2.18: {why}; {NCCL_PACKAGES}"))?;
+    let mut version = 0;
+    // SAFETY: the version is written to where it is.
+    let outcome = unsafe { (nccl.get_version)(&raw mut version) };
+    if outcome != SUCCESS || version < OLDEST {
+        return Err(format!(
+            "{name} is NCCL {}, and 2.18 is the oldest that is used; {NCCL_PACKAGES}",
+            version_text(version)
+        ));
+    }
+    Ok((nccl, version))
+}
+
+fn version_text(code: c_int) -> String {
+    format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
+}
+
+fn no_device() -> String {
+    "NVIDIA's driver finds no GPU: there is none in this machine, CUDA_VISIBLE_DEVICES hides it, or the container was not given it"
+        .to_owned()
+}
+
+impl Functions {
+    /// GPUs that this process may use.
+    pub(super) fn num_devices(&self) -> Result<usize, String> {
+        // SAFETY: no other function of the driver is called before.
+        match unsafe { (self.cuda.init)(0) } {
+            CUDA_NO_DEVICE => return Err(no_device()),
+            outcome => self.cuda("initialising CUDA", outcome)?,
+        }
+        let mut count = 0;
+        // SAFETY: the number is written to where it is.
+        self.cuda("counting GPUs", unsafe { (self.cuda.device_count)(&raw mut count) })?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// What CUDA's driver answered, as an error if it is one.
+    pub(super) fn cuda(&self, what: &str, outcome: c_int) -> Result<(), String> {
+        if outcome == CUDA_SUCCESS {
+            return Ok(());
+        }
+        let mut text = std::ptr::null();
+        // SAFETY: the place of a text that is there for ever is written, or a null.
+        unsafe { (self.cuda.error_string)(outcome, &raw mut text) };
+        Err(format!("{what} failed: CUDA error {outcome}, {}", words(text)))
+    }
+
+    /// What NCCL answered, as an error if it is one. That a communicator is not done yet is none.
+    pub(super) fn nccl(&self, what: &str, outcome: c_int, on: RawCommunicator) -> Result<(), String> {
+        if outcome == SUCCESS || outcome == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: both texts stay until this thread's next call of NCCL. The last error may be asked of no communicator.
+        let (text, details) =
+            unsafe { (words((self.nccl.error_string)(outcome)), words((self.nccl.last_error)(on))) };
+        let details = if details.is_empty() { String::new() } else { format!(": {}", details.trim()) };
+        Err(format!("{what} failed: NCCL error {outcome}, {text}{details}; NCCL_DEBUG=INFO tells more"))
+    }
+}
+
+/// A text of a library's, or nothing.
+fn words(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the libraries' texts end in zero.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::nccl::raw::UniqueId;
+
+    #[test]
+    fn what_is_missing_is_named_with_where_it_is_to_be_had() {
+        let error = open_nccl(Some("/nowhere/libnccl.so.2")).err().unwrap();
+        for text in ["TANDEM_NCCL names /nowhere/libnccl.so.2", "libnccl2", "nvidia-nccl-cu12"] {
+            assert!(error.contains(text), "no {text:?} in: {error}");
+        }
+        let error = open_nccl(Some("libc.so.6")).err().unwrap();
+        assert!(
+            error
+                .starts_with("libc.so.6 is no NCCL, or one older than 2.18: libc.so.6 has no ncclGetVersion")
+        );
+    }
+
+    /// `TANDEM_TEST_NCCL=/path/to/libnccl.so.2`; the one of PyPI opens without a GPU too.
+    #[test]
+    fn a_real_nccl_has_all_functions_and_tells_its_version() {
+        let Ok(path) = std::env::var("TANDEM_TEST_NCCL") else {
+            // Past the capture of what tests print.
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: a_real_nccl_has_all_functions_and_tells_its_version: TANDEM_TEST_NCCL names none"
+            );
+            return;
+        };
+        let (nccl, version) = open_nccl(Some(&path)).unwrap();
+        assert!((OLDEST..30_000).contains(&version), "{version}");
+        let name = version_text(version);
+        assert!(name.starts_with("2."), "{name}");
+        // SAFETY: the texts of result codes need nothing.
+        let text = unsafe { CStr::from_ptr((nccl.error_string)(IN_PROGRESS)) };
+        assert!(text.to_string_lossy().contains("in progress"), "{text:?}");
+        // Two ids need no GPU, and differ.
+        let mut ids = [UniqueId([0; 128]); 2];
+        for id in &mut ids {
+            // SAFETY: the id is written to where it is.
+            assert_eq!(unsafe { (nccl.get_unique_id)(id) }, SUCCESS);
+        }
+        assert_ne!(ids[0].0, ids[1].0);
+        // And whatever else is missing for a group is named.
+        match Libraries::open_at(Some(&path)) {
+            Ok(_) => println!("NCCL {name}, a driver and a GPU"),
+            Err(error) => assert!(error.contains(CUDA) || error.contains("no GPU"), "{error}"),
+        }
+    }
+
+    #[test]
+    fn versions_are_written_as_nvidia_counts_them() {
+        assert_eq!(version_text(21805), "2.18.5");
+        assert_eq!(version_text(23203), "2.32.3");
+    }
+}
