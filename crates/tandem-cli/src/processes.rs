@@ -47,11 +47,22 @@ fn join_and_train(
 ) -> anyhow::Result<Outcome> {
     use std::time::Duration;
 
+    use tandem_comm::nccl::Libraries;
     use tandem_comm::processes::{Joined, join};
+    use tandem_train::config::Engine;
     use tandem_train::events::{Observer, Silent};
     use tandem_train::{TrainError, ranks};
 
     let deadline = Duration::from_secs(config.compute.deadline);
+    // What is missing is said before anybody waits for this rank.
+    let nccl = match config.compute.engine {
+        Engine::Auto => None,
+        Engine::Nccl => Some(Libraries::open().map_err(|why| {
+            mistake(format!(
+                "compute.engine = \"nccl\": {why}. compute.engine = \"auto\" does without, through Gloo"
+            ))
+        })?),
+    };
     // The store, if this process serves it, is the last to end.
     let Joined { server: _server, group, mut vigil, raised } =
         join(launch, deadline).map_err(TrainError::Comm)?;
@@ -59,7 +70,13 @@ fn join_and_train(
         eprintln!("rank {process}: {raised}");
     }
     let observer: &mut dyn Observer = if process == 0 { &mut *watcher } else { &mut Silent };
-    let outcome = ranks::train_as(config, start, group, observer, stop);
+    let group = match nccl {
+        Some(nccl) => nccl.group(group, deadline),
+        None => Ok(group),
+    };
+    let outcome = group
+        .map_err(TrainError::Comm)
+        .and_then(|group| ranks::train_as(config, start, group, observer, stop));
     watcher.finish();
     outcome.map_err(|error| match &mut vigil {
         Some(vigil) => with_story(vigil, error),

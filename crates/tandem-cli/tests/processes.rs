@@ -288,6 +288,26 @@ fn what_cannot_be_meant_is_refused() {
     shop.run(&["launch", "-n", "2", "train", "nothing.toml"]).expect(2).says(&["nothing.toml"]);
 }
 
+/// Before the ranks meet, and before anything is written.
+#[test]
+fn nccl_that_is_not_there_is_named_with_where_to_get_it() {
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 6);
+    let arguments = ["launch", "-n", "2", "train", &config, "--set", "compute.engine=nccl"];
+    let output = shop.command(&arguments).env("TANDEM_NCCL", "/nowhere/libnccl.so.2").output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    for text in [
+        "compute.engine = \"nccl\": TANDEM_NCCL names /nowhere/libnccl.so.2",
+        "libnccl2",
+        "nvidia-nccl-cu12",
+        "Gloo",
+    ] {
+        assert!(stderr.contains(text), "no {text:?} in:\n{stderr}");
+    }
+    assert!(!shop.path("run").exists());
+}
+
 /// Two launchers on one machine, as on two.
 #[test]
 fn two_nodes_started_by_hand_are_one_job() {

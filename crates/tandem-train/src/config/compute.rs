@@ -29,8 +29,23 @@ pub struct ComputeConfig {
     pub replicate: usize,
     /// Neighbouring ranks that hold one model in slices; 1 splits nothing.
     pub tensor: usize,
+    /// What carries numbers between ranks.
+    pub engine: Engine,
     /// Seconds that a rank waits for another process before it gives it up.
     pub deadline: u64,
+}
+
+/// What carries numbers between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// Memory between threads, Gloo between processes.
+    Auto,
+    /// NCCL between processes, each with a GPU.
+    Nccl,
+}
+
+impl Engine {
+    pub(super) const NAMES: [(&str, Self); 2] = [("auto", Self::Auto), ("nccl", Self::Nccl)];
 }
 
 /// Which devices to use.
@@ -62,8 +77,9 @@ impl Devices {
 }
 
 pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> {
+    let devices = section.take("devices").map_or(Ok(Devices::Auto), |e| devices(&e))?;
     let config = ComputeConfig {
-        devices: section.take("devices").map_or(Ok(Devices::Auto), |e| devices(&e))?,
+        devices,
         dtype: section.take("dtype").map_or(Ok(None), |e| {
             e.one_of(&[("auto", None), ("f32", Some(DType::F32)), ("bf16", Some(DType::Bf16))])
         })?,
@@ -75,10 +91,21 @@ pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> 
         sharding: section.take("sharding").map_or(Ok(Sharding::Ddp), |e| e.one_of(&Sharding::NAMES))?,
         replicate: section.take("replicate").map_or(Ok(1), |e| e.integer(1..=MAX_REPLICAS))? as usize,
         tensor: section.take("tensor").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
+        engine: section.take("engine").map_or(Ok(Engine::Auto), |e| engine(&e, devices))?,
         deadline: section.take("deadline").map_or(Ok(1800), |e| e.integer(1..=1 << 24))?,
     };
     section.finish()?;
     Ok(config)
+}
+
+fn engine(entry: &Entry, devices: Devices) -> Result<Engine, ConfigError> {
+    match entry.one_of(&Engine::NAMES)? {
+        Engine::Nccl if devices.num_ranks() > 1 => Err(entry.conflict(format!(
+            "devices = {:?} are threads, and NCCL is for ranks that are processes; give \"cpu\" and start them with `tandem launch`",
+            devices.name()
+        ))),
+        engine => Ok(engine),
+    }
 }
 
 fn devices(entry: &Entry) -> Result<Devices, ConfigError> {

@@ -22,7 +22,7 @@ mod tree;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use compute::{ComputeConfig, Devices};
+pub use compute::{ComputeConfig, Devices, Engine};
 pub use data::{DataConfig, DataSource, Order};
 pub use error::{ConfigError, Place, Problem};
 pub use reference::{ReferenceConfig, ReferenceKind};

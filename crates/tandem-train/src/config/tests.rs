@@ -139,6 +139,7 @@ fn the_example_arrives_whole() {
             sharding: crate::store::Sharding::Ddp,
             replicate: 1,
             tensor: 1,
+            engine: Engine::Auto,
             deadline: 1800,
         },
     };
@@ -176,6 +177,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         ]),
         set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
         set(&["compute.deadline=60", "compute.tensor=4", "compute.replicate=2"]),
+        set(&["compute.deadline=60", "compute.engine=nccl"]),
         set(&["compute.devices=auto", "compute.dtype=auto", "compute.threads=0", "train.schedule=constant"]),
         set(&[
             "reference.kind=precompute",
@@ -411,7 +413,11 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
 fn contradictions_are_refused() {
     let both = refusal(&changed("steps = 20 ", "epochs = 1\nsteps = 20 "), &[]);
     assert_eq!(both, "run.toml:19: `train.epochs`: `train.steps` is given too; remove one of the two");
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 13] = [
+        (
+            &["compute.devices=cpu:4", "compute.engine=nccl"],
+            "devices = \"cpu:4\" are threads, and NCCL is for ranks that are processes",
+        ),
         (&["train.epochs=1", "train.steps=2"], "`train.steps` is given too"),
         (&["method=sft"], "under method = \"sft\" the only loss is \"sft\""),
         (&["method=sft", "objective.loss=sft"], "no meaning under method = \"sft\""),
