@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use tandem_comm::Launch;
 use tandem_train::Config;
+use tandem_train::config::Engine;
 use tandem_train::run_dir::Start;
 use tandem_train::trainer::Outcome;
 
@@ -29,6 +30,12 @@ pub fn train(
             config.compute.devices.name()
         )));
     }
+    if config.compute.engine == Engine::Threads {
+        return Err(mistake(format!(
+            "{launcher} started {num_processes} processes, and compute.engine = \"threads\" is for ranks that are threads of one: \
+             give \"gloo\", or leave it out"
+        )));
+    }
     tandem_train::mesh::check(&config, *num_processes)?;
     // Without a word from the user the ranks of a machine share its cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -49,14 +56,13 @@ fn join_and_train(
 
     use tandem_comm::nccl::Libraries;
     use tandem_comm::processes::{Joined, join};
-    use tandem_train::config::Engine;
     use tandem_train::events::{Observer, Silent};
     use tandem_train::{TrainError, ranks};
 
     let deadline = Duration::from_secs(config.compute.deadline);
     // What is missing is said before anybody waits for this rank.
     let nccl = match config.compute.engine {
-        Engine::Auto => None,
+        Engine::Auto | Engine::Threads | Engine::Gloo => None,
         Engine::Nccl => Some(Libraries::open().map_err(|why| {
             mistake(format!(
                 "compute.engine = \"nccl\": {why}. compute.engine = \"auto\" does without, through Gloo"

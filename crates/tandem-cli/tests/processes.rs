@@ -284,6 +284,8 @@ fn what_cannot_be_meant_is_refused() {
     shop.run(&nowhere).expect(2).says(&["--address HOST:PORT"]);
     let address = ["launch", "-n", "1", "--address", "here", "train", &config];
     shop.run(&address).expect(2).says(&["expected HOST:PORT"]);
+    let threads = ["launch", "-n", "2", "train", &config, "--set", "compute.engine=threads"];
+    shop.run(&threads).expect(2).says(&["2 processes, and compute.engine = \"threads\""]);
     // A user's mistake in the run is one for the job.
     shop.run(&["launch", "-n", "2", "train", "nothing.toml"]).expect(2).says(&["nothing.toml"]);
 }

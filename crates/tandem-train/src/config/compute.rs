@@ -40,12 +40,17 @@ pub struct ComputeConfig {
 pub enum Engine {
     /// Memory between threads, Gloo between processes.
     Auto,
+    /// Memory, between threads of one process.
+    Threads,
+    /// Gloo, between processes.
+    Gloo,
     /// NCCL between processes, each with a GPU.
     Nccl,
 }
 
 impl Engine {
-    pub(super) const NAMES: [(&str, Self); 2] = [("auto", Self::Auto), ("nccl", Self::Nccl)];
+    pub(super) const NAMES: [(&str, Self); 4] =
+        [("auto", Self::Auto), ("threads", Self::Threads), ("gloo", Self::Gloo), ("nccl", Self::Nccl)];
 }
 
 /// Which devices to use.
@@ -100,9 +105,10 @@ pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> 
 
 fn engine(entry: &Entry, devices: Devices) -> Result<Engine, ConfigError> {
     match entry.one_of(&Engine::NAMES)? {
-        Engine::Nccl if devices.num_ranks() > 1 => Err(entry.conflict(format!(
-            "devices = {:?} are threads, and NCCL is for ranks that are processes; give \"cpu\" and start them with `tandem launch`",
-            devices.name()
+        engine @ (Engine::Gloo | Engine::Nccl) if devices.num_ranks() > 1 => Err(entry.conflict(format!(
+            "devices = {:?} are threads, and {} is for ranks that are processes; give \"cpu\" and start them with `tandem launch`",
+            devices.name(),
+            if engine == Engine::Nccl { "NCCL" } else { "Gloo" },
         ))),
         engine => Ok(engine),
     }

@@ -413,11 +413,12 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
 fn contradictions_are_refused() {
     let both = refusal(&changed("steps = 20 ", "epochs = 1\nsteps = 20 "), &[]);
     assert_eq!(both, "run.toml:19: `train.epochs`: `train.steps` is given too; remove one of the two");
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 14] = [
         (
             &["compute.devices=cpu:4", "compute.engine=nccl"],
             "devices = \"cpu:4\" are threads, and NCCL is for ranks that are processes",
         ),
+        (&["compute.devices=cpu:2", "compute.engine=gloo"], "Gloo is for ranks that are processes"),
         (&["train.epochs=1", "train.steps=2"], "`train.steps` is given too"),
         (&["method=sft"], "under method = \"sft\" the only loss is \"sft\""),
         (&["method=sft", "objective.loss=sft"], "no meaning under method = \"sft\""),
