@@ -35,7 +35,7 @@ pub struct Share {
     pub totals: BatchTotals,
     /// Tokens of the whole batch, as in [`MicroBatch::sequence_tokens`].
     pub sequence_tokens: u64,
-    /// The micro-batches that this rank computes, by their place among all.
+    /// The micro-batches that this rank computes, by their place among all, in the order in which it does.
     pub mine: Vec<usize>,
     /// How many the rank that has most of them computes.
     pub rounds: usize,
@@ -67,13 +67,15 @@ pub struct MicroBatcher {
     method: Method,
     size: Size,
     share_prefix: bool,
+    in_rounds: bool,
     builder: ForestBuilder,
 }
 
 impl MicroBatcher {
-    /// For rows of the given kind.
-    pub fn new(method: Method, size: Size, share_prefix: bool) -> Self {
-        Self { method, size, share_prefix, builder: ForestBuilder::new(share_prefix) }
+    /// For rows of the given kind. `in_rounds` is for ranks that meet in the walk, so that each has to wait for the others in
+    /// every micro-batch.
+    pub fn new(method: Method, size: Size, share_prefix: bool, in_rounds: bool) -> Self {
+        Self { method, size, share_prefix, in_rounds, builder: ForestBuilder::new(share_prefix) }
     }
 
     /// The micro-batches of a batch, as ranges of its rows.
@@ -126,10 +128,10 @@ impl MicroBatcher {
         let tokens = |cut: &std::ops::Range<usize>| -> usize {
             rows[cut.clone()].iter().map(|&row| cache.num_tokens(row as usize, self.share_prefix)).sum()
         };
-        let dealt = deal(&cuts.iter().map(tokens).collect::<Vec<_>>(), num_ranks);
-        let mine = (0..cuts.len()).filter(|&index| dealt[index] == rank).collect();
-        let count = |rank| dealt.iter().filter(|&&r| r == rank).count();
-        let rounds = (0..num_ranks).map(count).max().unwrap_or(0);
+        let tokens: Vec<_> = cuts.iter().map(tokens).collect();
+        let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
+        let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
+        let mine = std::mem::take(&mut dealt[rank]);
         Share { rows: rows.to_vec(), cuts, totals, sequence_tokens, mine, rounds }
     }
 
@@ -155,17 +157,19 @@ impl MicroBatcher {
     }
 }
 
-/// Which rank computes each micro-batch: the largest first, each to the rank that has the least to do so far.
-fn deal(tokens: &[usize], num_ranks: usize) -> Vec<usize> {
+/// Which micro-batches each rank computes: the largest first, each to the rank that has the least to do so far. In rounds, no
+/// rank gets another before all have as many, so that the ones that ranks compute at the same time are of similar size.
+fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(tokens[index]));
-    let (mut load, mut ranks) = (vec![0; num_ranks], vec![0; tokens.len()]);
+    let (mut load, mut dealt) = (vec![0; num_ranks], vec![Vec::new(); num_ranks]);
     for index in order {
-        let rank = (0..num_ranks).min_by_key(|&rank| load[rank]).unwrap_or(0);
+        let busy = |rank: &usize| (if in_rounds { dealt[*rank].len() } else { 0 }, load[*rank]);
+        let rank = (0..num_ranks).min_by_key(busy).unwrap_or(0);
         load[rank] += tokens[index];
-        ranks[index] = rank;
+        dealt[rank].push(index);
     }
-    ranks
+    dealt
 }
 
 #[cfg(test)]
@@ -174,9 +178,32 @@ mod tests {
 
     #[test]
     fn micro_batches_are_dealt_so_that_ranks_have_about_as_much_to_do() {
-        assert_eq!(deal(&[5, 9, 4, 2], 2), [1, 0, 1, 0]);
-        assert_eq!(deal(&[7, 7, 7], 1), [0, 0, 0]);
-        assert_eq!(deal(&[7], 4), [0], "the others have nothing to do");
-        assert_eq!(deal(&[], 3), [0; 0]);
+        assert_eq!(deal(&[5, 9, 4, 2], 2, false), [[1, 3], [0, 2]]);
+        assert_eq!(deal(&[9, 2, 3, 3], 2, false), [vec![0], vec![2, 3, 1]]);
+        for in_rounds in [false, true] {
+            assert_eq!(deal(&[7, 7, 7], 1, in_rounds), [[0, 1, 2]]);
+            assert_eq!(deal(&[7], 3, in_rounds), [vec![0], vec![], vec![]], "the others have nothing to do");
+            assert_eq!(deal(&[], 2, in_rounds), [vec![], vec![]] as [Vec<usize>; 2]);
+        }
+    }
+
+    #[test]
+    fn in_rounds_ranks_compute_similar_ones_at_the_same_time() {
+        // 9 beside 5, then 4 beside 2, the larger one on the rank that had the smaller one.
+        assert_eq!(deal(&[5, 9, 4, 2], 2, true), [[1, 3], [0, 2]]);
+        assert_eq!(deal(&[9, 2, 3, 3], 2, true), [[0, 1], [2, 3]]);
+        let sizes: Vec<usize> = (0..23).map(|i| i * i % 31).collect();
+        for num_ranks in 1..9 {
+            let dealt = deal(&sizes, num_ranks, true);
+            let rounds = sizes.len().div_ceil(num_ranks);
+            assert!(dealt.iter().all(|mine| mine.len() == rounds || mine.len() + 1 == rounds), "{dealt:?}");
+            let of_round = |round: usize| -> Vec<usize> {
+                dealt.iter().filter_map(|mine| mine.get(round)).map(|&index| sizes[index]).collect()
+            };
+            for round in 1..rounds {
+                let (now, before) = (of_round(round), of_round(round - 1));
+                assert!(now.iter().max() <= before.iter().min(), "{num_ranks} ranks: {dealt:?}");
+            }
+        }
     }
 }

@@ -65,7 +65,8 @@ impl Prepared {
 
     /// What cuts this run's batches.
     pub fn batcher(&self, config: &Config) -> MicroBatcher {
-        MicroBatcher::new(config.method, config.train.micro_batch, config.data.share_prefix)
+        let in_rounds = config.compute.sharding.meets_in_walk();
+        MicroBatcher::new(config.method, config.train.micro_batch, config.data.share_prefix, in_rounds)
     }
 
     /// The rows of this run's steps.
