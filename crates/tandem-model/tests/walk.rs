@@ -2,11 +2,16 @@
 
 mod support;
 
+use std::cell::RefCell;
+
 use support::{ALL, Golden, by_sequence, cpu, relative_error, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind};
 use tandem_model::save::to_hf_tensors;
-use tandem_model::{Checkpointing, Decoder, FlatWeights, ResidentGradients, ResidentWeights, Walk, init};
+use tandem_model::{
+    Checkpointing, Decoder, FlatWeights, GradientSink, LayerGradients, LayerId, LayerWeights,
+    ResidentGradients, ResidentWeights, Result, Walk, WeightSource, init,
+};
 
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
@@ -119,6 +124,78 @@ fn nothing_scored_gives_no_gradient_but_walks_every_layer() {
             train(&device, &golden.decoder, &weights, DType::F32, Checkpointing::Selective, &forest, &[]);
         assert!(scores.log_prob.is_empty() && scores.entropy.is_empty());
         assert!(bits(&sums).iter().all(|&b| f32::from_bits(b) == 0.0));
+    }
+}
+
+/// Writes down what is asked of a source and a sink, in one order.
+struct Witness<'a, T> {
+    inner: T,
+    calls: &'a RefCell<Vec<(&'static str, LayerId)>>,
+}
+
+impl<T: WeightSource> WeightSource for Witness<'_, T> {
+    fn prefetch(&mut self, layer: LayerId) -> Result<()> {
+        self.calls.borrow_mut().push(("prefetch", layer));
+        self.inner.prefetch(layer)
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
+        self.calls.borrow_mut().push(("fetch", layer));
+        self.inner.fetch(layer)
+    }
+
+    fn release(&mut self, layer: LayerId) {
+        self.inner.release(layer);
+    }
+}
+
+impl<T: GradientSink> GradientSink for Witness<'_, T> {
+    fn open(&mut self, layer: LayerId) -> Result<LayerGradients<'_>> {
+        self.inner.open(layer)
+    }
+
+    fn emit(&mut self, layer: LayerId) -> Result<()> {
+        self.calls.borrow_mut().push(("emit", layer));
+        self.inner.emit(layer)
+    }
+}
+
+/// Ranks meet in these calls: one that has no batch must make those of one that has.
+#[test]
+fn an_idle_walk_makes_the_calls_of_one_that_computes_and_every_announced_layer_is_fetched() {
+    for name in ALL {
+        let (golden, device) = (Golden::new(name), cpu());
+        let (weights, decoder) = (golden.load(&device), &golden.decoder);
+        let (dtype, checkpointing) = (DType::F32, Checkpointing::None);
+        let walk = Walk { decoder, device: &device, dtype, checkpointing, split: None };
+        let calls_of = |forest: Option<&Forest>| {
+            let calls = RefCell::new(Vec::new());
+            let source = ResidentWeights::new(decoder, &weights, None);
+            let source = &mut Witness { inner: source, calls: &calls };
+            let sink = ResidentGradients::zeros(decoder, &device).unwrap();
+            let sink = &mut Witness { inner: sink, calls: &calls };
+            if let Some(forest) = forest {
+                let mut scores = HeadScores::default();
+                let saved = walk.forward_keep(source, forest, &mut scores).unwrap();
+                let d_log_prob = vec![1.0; forest.predictions.len()];
+                walk.backward(source, sink, forest, saved, &scores, &d_log_prob).unwrap();
+            } else {
+                walk.idle_forward(source).unwrap();
+                walk.idle_backward(source, sink).unwrap();
+            }
+            calls.into_inner()
+        };
+        let (forest, mut unscored) = (golden.forest(), golden.forest());
+        unscored.predictions.clear();
+        let calls = calls_of(Some(&forest));
+        assert_eq!(calls, calls_of(None), "{name}");
+        assert_eq!(calls, calls_of(Some(&unscored)), "{name}, nothing scored");
+        for (place, (what, layer)) in calls.iter().enumerate() {
+            assert!(
+                *what != "prefetch" || calls[place..].contains(&("fetch", *layer)),
+                "{name}: {layer} is announced and never fetched"
+            );
+        }
     }
 }
 

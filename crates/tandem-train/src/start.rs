@@ -34,7 +34,7 @@ impl Start {
     /// The weights that train: whole, or this rank's part of them. `shard` are the ranks among which it is divided.
     ///
     /// # Errors
-    /// If memory runs out, or a rank is lost.
+    /// If memory runs out, the system refuses a thread, or a rank is lost.
     pub fn policy(
         &self,
         config: &Config,
@@ -47,7 +47,7 @@ impl Start {
         if config.compute.sharding == Sharding::Zero3 {
             let parts = self.load_parts(decoder, device, Kind::Master, partition, |_| {})?;
             let (decoder, partition, own) = (decoder.clone(), partition.clone(), shard.split(0)?);
-            let weights = ShardedWeights::masters(device, decoder, partition, own, parts, dtype);
+            let weights = ShardedWeights::masters(device, decoder, partition, own, parts, dtype)?;
             return Ok(Policy::Sharded(Box::new(weights)));
         }
         let masters = self.load(decoder, device, Kind::Master)?;
@@ -57,7 +57,7 @@ impl Start {
     /// Weights that never change, whole or this rank's part of them. `see` is shown every layer, whole but for the slice.
     ///
     /// # Errors
-    /// If memory runs out, or a rank is lost.
+    /// If memory runs out, the system refuses a thread, or a rank is lost.
     pub fn reference(
         &self,
         config: &Config,

@@ -1,7 +1,7 @@
 //! A walk without a batch: what a rank does while others compute and it has nothing to.
 //!
-//! Where layers are gathered from all ranks, or gradients reduced over them, every rank has to fetch, open and emit the same
-//! layers in the same order.
+//! Where layers are gathered from all ranks, or gradients reduced over them, every rank has to announce, fetch, open and emit
+//! the same layers in the same order.
 
 use super::Walk;
 use crate::Result;
@@ -9,26 +9,38 @@ use crate::layout::LayerId;
 use crate::weights::{GradientSink, WeightSource};
 
 impl Walk<'_> {
-    /// Fetches every layer as [`Walk::forward`] does.
+    /// Announces and fetches every layer as [`Walk::forward`] does.
     ///
     /// # Errors
     /// If weights cannot be had.
     pub fn idle_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
-        let blocks = (0..self.decoder.spec().num_layers).map(LayerId::Block);
-        for layer in std::iter::once(LayerId::Embedding).chain(blocks) {
-            touch(weights, layer)?;
+        let num_layers = self.decoder.spec().num_layers;
+        weights.prefetch(LayerId::Embedding)?;
+        weights.prefetch(LayerId::Block(0))?;
+        touch(weights, LayerId::Embedding)?;
+        for index in 0..num_layers {
+            let next = if index + 1 < num_layers { LayerId::Block(index + 1) } else { LayerId::Head };
+            weights.prefetch(next)?;
+            touch(weights, LayerId::Block(index))?;
         }
         self.idle_head_forward(weights)
     }
 
-    /// Fetches every layer, and emits gradients of zero, as [`Walk::backward`] does.
+    /// Announces and fetches every layer, and emits gradients of zero, as [`Walk::backward`] does.
     ///
     /// # Errors
     /// If weights or gradient buffers cannot be had.
     pub fn idle_backward(&self, weights: &mut dyn WeightSource, grads: &mut dyn GradientSink) -> Result<()> {
+        let num_layers = self.decoder.spec().num_layers;
+        if num_layers > 0 {
+            weights.prefetch(LayerId::Block(num_layers - 1))?;
+        }
         self.idle_head_backward(weights, grads)?;
-        for index in (0..self.decoder.spec().num_layers).rev() {
+        for index in (0..num_layers).rev() {
             let layer = LayerId::Block(index);
+            if index > 0 {
+                weights.prefetch(LayerId::Block(index - 1))?;
+            }
             touch(weights, layer)?;
             grads.open(layer)?;
             grads.emit(layer)?;

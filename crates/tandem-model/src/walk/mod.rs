@@ -141,7 +141,10 @@ impl Walk<'_> {
         while let Some(saved) = blocks.pop() {
             let index = blocks.len();
             let layer = LayerId::Block(index);
-            weights.prefetch(if index > 0 { LayerId::Block(index - 1) } else { LayerId::Embedding })?;
+            // The embedding's backward reads no weights.
+            if index > 0 {
+                weights.prefetch(LayerId::Block(index - 1))?;
+            }
             let layer_weights = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
             let block = Block { walk: self, weights: &layer_weights, index };

@@ -4,6 +4,9 @@
 //! to 64-bit fixed-point sums ([`tandem_kernels::exact`]). Integer addition has no order, so neither the cut into ranks nor
 //! the engine that adds their sums changes a bit. In `fast` form gradients are added in f32 where they lie: half the memory
 //! and half the bytes between ranks, but the last bits depend on which rank computed what.
+//!
+//! Where a rank holds a part of the sums, a layer is reduced when it is emitted, and added when the next one is: it travels
+//! while backward computes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use tandem_model::{
 };
 
 use super::Partition;
-use super::sharded::lost;
+use super::reducer::{Numbers, Reducer, Terms};
 use crate::Result;
 use crate::mesh::Mesh;
 
@@ -41,8 +44,8 @@ pub struct Accumulator {
     device: Device,
     decoder: Arc<Decoder>,
     partition: Arc<Partition>,
-    /// Present if only this rank's part of the sums is held: then a layer is reduced over these ranks when it is emitted.
-    sharded: Option<Group>,
+    /// Present if only this rank's part of the sums is held.
+    sharded: Option<Reducer>,
     sums: Sums,
     /// The layer whose gradient is forming in the shared buffer.
     open: Option<LayerId>,
@@ -61,8 +64,6 @@ enum Sums {
     Exact {
         /// A layer's gradient of one micro-batch `[1, longest layer]`.
         layer: Tensor,
-        /// The same in fixed point, where it is reduced before it is added.
-        terms: Option<ExactSum>,
         sums: Vec<ExactSum>,
     },
     Fast {
@@ -77,7 +78,7 @@ impl Accumulator {
     /// else, it never holds others.
     ///
     /// # Errors
-    /// If memory runs out.
+    /// If memory runs out, or the system refuses a thread.
     pub fn new(
         device: &Device,
         decoder: Arc<Decoder>,
@@ -85,6 +86,7 @@ impl Accumulator {
         sharded: Option<Group>,
         form: SumForm,
     ) -> Result<Self> {
+        let sharded = sharded.filter(|group| group.size() > 1);
         let layers = 0..partition.num_layers();
         let lengths = layers.clone().map(|layer| partition.len(layer));
         let longest = lengths.clone().max().unwrap_or(0);
@@ -94,18 +96,23 @@ impl Accumulator {
         });
         let floats = |len| device.alloc(Kind::Gradients, 1, len, DType::F32);
         let fixed = |len| ExactSum::new(device, Kind::Gradients, len);
-        let is_sharded = sharded.is_some();
         let sums = match form {
             SumForm::Fast => Sums::Fast {
-                layer: is_sharded.then(|| floats(longest)).transpose()?,
+                layer: sharded.is_some().then(|| floats(longest)).transpose()?,
                 sums: held.map(floats).collect::<Result<_, _>>()?,
             },
-            SumForm::Exact => Sums::Exact {
-                layer: floats(longest)?,
-                terms: is_sharded.then(|| fixed(longest)).transpose()?,
-                sums: held.map(fixed).collect::<Result<_, _>>()?,
-            },
+            SumForm::Exact => {
+                Sums::Exact { layer: floats(longest)?, sums: held.map(fixed).collect::<Result<_, _>>()? }
+            }
         };
+        let reducer = |group| {
+            let room = match form {
+                SumForm::Fast => Numbers::Floats(floats(longest)?),
+                SumForm::Exact => Numbers::Fixed(fixed(longest)?),
+            };
+            Reducer::new(device, partition.clone(), group, room)
+        };
+        let sharded = sharded.map(reducer).transpose()?;
         let begun = vec![false; partition.num_layers()];
         let squares = vec![0.0; lengths.map(|len| len.div_ceil(SQUARES_BLOCK)).sum()];
         let device = device.clone();
@@ -129,8 +136,9 @@ impl Accumulator {
     /// Forgets the last step. `num_micro_batches` counts those of all ranks.
     ///
     /// # Errors
-    /// None on the CPU.
+    /// If the last step was cut short and a rank is lost.
     pub fn begin(&mut self, num_micro_batches: usize) -> Result<()> {
+        self.settle()?;
         self.begun.fill(false);
         self.open = None;
         // A tied table is emitted twice.
@@ -154,6 +162,7 @@ impl Accumulator {
     /// # Errors
     /// If a rank is lost.
     pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<()> {
+        self.settle()?;
         let is_dry = matches!(self.device, Device::Meta(_));
         let (shard, mut replicas) = mesh.in_sum();
         // What is held in parts was divided when it was emitted.
@@ -303,38 +312,43 @@ fn reduce<T: tandem_comm::Element>(
 }
 
 impl Accumulator {
-    /// Reduces what has formed in the shared buffer over all ranks and adds this rank's part.
+    /// Begins to reduce what has formed in the shared buffer over all ranks.
     fn emit_sharded(&mut self, index: usize) -> ModelResult<()> {
-        let call = self.reduction(index);
-        let Self { device, partition, sharded: Some(group), .. } = self else { return Ok(()) };
-        let (counts, len, owned) = (partition.counts(index), partition.len(index), partition.owned(index));
-        let is_real = !matches!(device, Device::Meta(_)) && group.size() > 1;
-        if !is_real && group.size() > 1 {
-            group.dry(call).map_err(lost)?;
-        }
-        let add = self.begun[index];
-        match &mut self.sums {
-            Sums::Exact { layer, terms: Some(terms), sums } => {
-                let gradient = layer.view().col_range(0..len);
-                self.in_range &= ops::exact_sum(device, gradient, terms, false, self.limit)?;
-                if is_real {
-                    let terms = &mut terms.as_mut_slice()[..len];
-                    group.reduce_scatter(terms, counts, Reduction::Sum).map_err(lost)?;
-                }
-                ops::exact_merge(device, terms.view().range(owned), &mut sums[index], add)?;
+        self.settle()?;
+        let Some(reducer) = &mut self.sharded else { return Ok(()) };
+        match (&mut self.sums, reducer.room()) {
+            (Sums::Exact { layer, .. }, Numbers::Fixed(terms)) => {
+                let gradient = layer.view().col_range(0..self.partition.len(index));
+                self.in_range &= ops::exact_sum(&self.device, gradient, terms, false, self.limit)?;
             }
-            Sums::Fast { layer: Some(layer), sums } => {
-                if is_real {
-                    let gradient = layer.view_mut().col_range(0..len).into_slice::<f32>();
-                    group.reduce_scatter(gradient, counts, Reduction::Sum).map_err(lost)?;
-                }
-                ops::add(device, layer.view().col_range(owned), sums[index].view_mut())?;
-            }
-            _ => {}
+            (Sums::Fast { layer: Some(layer), .. }, Numbers::Floats(terms)) => std::mem::swap(layer, terms),
+            _ => unreachable!("{FORMS}"),
         }
+        reducer.begin(index);
         Ok(())
     }
+
+    /// Waits for what [`Accumulator::emit_sharded`] began, and adds this rank's part.
+    fn settle(&mut self) -> ModelResult<()> {
+        let Self { device, partition, sharded: Some(reducer), sums, begun, .. } = self else { return Ok(()) };
+        reducer.end(|Terms { index, numbers }| {
+            let owned = partition.owned(*index);
+            let add = std::mem::replace(&mut begun[*index], true);
+            match (sums, numbers) {
+                (Sums::Exact { sums, .. }, Numbers::Fixed(terms)) => {
+                    ops::exact_merge(device, terms.view().range(owned), &mut sums[*index], add)?;
+                }
+                (Sums::Fast { sums, .. }, Numbers::Floats(terms)) => {
+                    ops::add(device, terms.view().col_range(owned), sums[*index].view_mut())?;
+                }
+                _ => unreachable!("{FORMS}"),
+            }
+            Ok(())
+        })
+    }
 }
+
+const FORMS: &str = "terms are of the form of the sums";
 
 impl GradientSink for Accumulator {
     fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
@@ -355,15 +369,16 @@ impl GradientSink for Accumulator {
 
     fn emit(&mut self, layer: LayerId) -> ModelResult<()> {
         let index = self.decoder.index(layer);
+        self.open = None;
         if self.sharded.is_some() {
-            self.emit_sharded(index)?;
-        } else if let Sums::Exact { layer: buffer, sums, .. } = &mut self.sums {
+            return self.emit_sharded(index);
+        }
+        if let Sums::Exact { layer: buffer, sums } = &mut self.sums {
             let terms = buffer.view().col_range(0..sums[index].len());
             self.in_range &=
                 ops::exact_sum(&self.device, terms, &mut sums[index], self.begun[index], self.limit)?;
         }
         self.begun[index] = true;
-        self.open = None;
         Ok(())
     }
 }

@@ -1,8 +1,10 @@
 //! Where weights and gradients live, and which part of them is whose.
 
+mod courier;
 mod gradients;
 mod partition;
 mod policy;
+mod reducer;
 mod sharded;
 mod weights;
 
@@ -12,3 +14,6 @@ pub use policy::Policy;
 pub use sharded::ShardedWeights;
 pub(crate) use sharded::lost;
 pub use weights::{FrozenWeights, ReplicatedWeights};
+
+#[cfg(test)]
+mod tests;

@@ -104,3 +104,35 @@ fn a_sharded_layer_is_gathered_once_on_the_way_there_and_once_on_the_way_back() 
     let reduced = calls.iter().filter(|(_, call)| matches!(call.operation, Operation::ReduceScatter(_)));
     assert_eq!(reduced.count(), 4, "each layer once");
 }
+
+/// A layer is gathered before the one that runs is done, and reduced before the next one is: each in a group of its own.
+#[test]
+fn gathers_run_ahead_and_reductions_behind() {
+    let small = Small::new("dpo");
+    let overrides = ["reference.kind=model", "train.micro_batch_size=4", "compute.sharding=zero3"];
+    let config = small.config("run", &overrides);
+    let prepared = Prepared::open(&config, &mut Silent).unwrap();
+    let calls = dry_run::calls(&config, &prepared, 0, 2).unwrap();
+    let decoder = &prepared.decoder;
+    let lengths: Vec<usize> = decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).collect();
+    let [embedding, block, other, head] = lengths[..] else { panic!("two blocks") };
+    assert_eq!(block, other);
+    let layers = calls.iter().filter_map(|(group, call)| match call.operation {
+        Operation::AllGather => Some((*group, "gather", call.len)),
+        Operation::ReduceScatter(_) => Some((*group, "reduce", call.len)),
+        _ => None,
+    });
+    let layers: Vec<_> = layers.collect();
+    // In the order in which they are made: the world, and split off it the reference's group, the policy's, the sums'.
+    let (reference, policy, sums) = (1, 2, 3);
+    let forward = |group| [embedding, block, block, head].map(|len| (group, "gather", len));
+    let backward = [
+        (policy, "gather", block),
+        (sums, "reduce", head),
+        (policy, "gather", block),
+        (sums, "reduce", block),
+        (sums, "reduce", block),
+        (sums, "reduce", embedding),
+    ];
+    assert_eq!(layers, [&forward(reference)[..], &forward(policy), &backward].concat());
+}
