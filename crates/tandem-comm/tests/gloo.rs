@@ -66,6 +66,26 @@ fn child() {
                 }
                 outcome(half.barrier())
             }
+            "leaves after another group failed" => {
+                let mut half = group.split(usize::from(group.rank() > 0)).unwrap();
+                role.store.add("ready", 1).unwrap();
+                match group.rank() {
+                    1 => {
+                        let lost = half.barrier();
+                        drop((half, group));
+                        role.store.set("left", b"").unwrap();
+                        outcome(lost)
+                    }
+                    2 => {
+                        std::thread::sleep(Duration::from_secs(1000));
+                        unreachable!("it is killed")
+                    }
+                    _ => {
+                        role.store.wait(&["left"], DEADLINE).unwrap();
+                        outcome(group.barrier())
+                    }
+                }
+            }
             "abort" => {
                 if group.rank() == 3 {
                     group.abort("the disk is full");
@@ -167,6 +187,18 @@ fn a_killed_process_is_named_by_those_that_wait_for_it() {
     }
     ranks.kill(1);
     assert_eq!(ranks.results(), vec![CommError::PeerLost { rank: 1 }.to_string(); 3]);
+}
+
+/// Rank 1 notices first, in a group of its own with ranks 2 and 3, and closes the job's.
+#[test]
+fn a_rank_that_leaves_because_of_a_killed_one_is_not_taken_for_it() {
+    let mut ranks = Ranks::start("leaves after another group failed", 4, 0..4, DEADLINE);
+    while ranks.store.add("ready", 0).unwrap() < 4 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    ranks.kill(2);
+    let lost = |rank| CommError::PeerLost { rank }.to_string();
+    assert_eq!(ranks.results(), [lost(2), lost(1), lost(2)], "rank 1 tells it as its own group counts");
 }
 
 #[test]

@@ -347,9 +347,21 @@ impl Engine for Gloo {
 impl Drop for Gloo {
     fn drop(&mut self) {
         // A rank that panics, or of which another group failed, has no time for farewells: the others should not wait for it.
-        if self.failure.is_none() && self.lifeline.verdict().is_none() && !std::thread::panicking() {
-            // An error means that others go on without this rank; they are told when they next call it.
-            let _ = self.farewell();
+        match self.lifeline.verdict() {
+            _ if self.failure.is_some() => {}
+            None if std::thread::panicking() => {}
+            None => {
+                // An error means that others go on without this rank; they are told when they next call it.
+                let _ = self.farewell();
+            }
+            // Else the others, who may wait in this group, would take the rank that leaves for the one that is lost. The verdict
+            // counts ranks as the job does.
+            Some(verdict) if self.members.iter().copied().eq(0..self.size) => {
+                if !self.lifeline.is_cut() && !self.lifeline.store_is_lost() {
+                    failure::report(&self.store, self.rank, verdict);
+                }
+            }
+            Some(_) => {}
         }
         self.mesh.close();
         self.messages.clear();
