@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 
 use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
-use tandem_kernels::Tensor;
+use tandem_kernels::{DType, Tensor, bf16};
 use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split};
 
 use crate::config::{ComputeConfig, Config};
@@ -193,11 +193,36 @@ impl Split for TensorGroup {
         group.all_reduce(x.view_mut().into_slice::<f32>(), Reduction::Sum).map_err(lost)
     }
 
+    fn gather_rows(&self, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
+        let (mut group, counts) = (self.0.borrow_mut(), elements(x, counts));
+        let gathered = match (x.is_meta(), x.dtype()) {
+            (true, DType::F32) => group.dry(Call::parted(Operation::AllGather, ElementKind::F32, &counts)),
+            (true, DType::Bf16) => group.dry(Call::parted(Operation::AllGather, ElementKind::Bf16, &counts)),
+            (false, DType::F32) => group.all_gather(x.view_mut().into_slice::<f32>(), &counts),
+            (false, DType::Bf16) => group.all_gather(x.view_mut().into_slice::<bf16>(), &counts),
+        };
+        gathered.map_err(lost)
+    }
+
+    fn sum_rows(&self, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
+        let (mut group, counts) = (self.0.borrow_mut(), elements(x, counts));
+        if x.is_meta() {
+            let operation = Operation::ReduceScatter(Reduction::Sum);
+            return group.dry(Call::parted(operation, ElementKind::F32, &counts)).map_err(lost);
+        }
+        group.reduce_scatter(x.view_mut().into_slice::<f32>(), &counts, Reduction::Sum).map_err(lost)
+    }
+
     fn gather(&self, numbers: &mut [f64]) -> ModelResult<()> {
         let mut group = self.0.borrow_mut();
         let counts = vec![numbers.len() / group.size(); group.size()];
         group.all_gather(numbers, &counts).map_err(lost)
     }
+}
+
+/// How many elements of `x` each rank has, by how many rows.
+fn elements(x: &Tensor, rows: &[usize]) -> Vec<usize> {
+    rows.iter().map(|rows| rows * x.cols()).collect()
 }
 
 /// Refuses ranks that cannot be divided as the config asks, and a model whose layers cannot be: before any rank starts.

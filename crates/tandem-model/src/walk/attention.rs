@@ -220,7 +220,7 @@ fn norm_heads_backward(
     let (spec, offset) = (&walk.decoder.spec().attention, rms_offset(walk));
     let d = spec.head_dim;
     let mut d_head = walk.alloc(qkv.rows(), d, DType::F32)?;
-    // One weight serves the heads of all ranks: their gradients are summed before they are added to earlier ones.
+    // One weight serves the heads of all ranks.
     let mut d_weights = match walk.split {
         Some(_) => Some(walk.device.zeros(Kind::Activations, 2, d, DType::F32)?),
         None => None,
@@ -238,13 +238,6 @@ fn norm_heads_backward(
         ops::rms_norm_backward(walk.device, x, weight, offset, r, dy, d_head.view_mut(), dw)?;
         ops::cast(walk.device, d_head.view(), d_qkv.view_mut().col_range(cols))?;
     }
-    if let Some(mut terms) = d_weights {
-        walk.sum(&mut terms)?;
-        for (row, part) in [Part::QNormWeight, Part::KNormWeight].into_iter().enumerate() {
-            if let Some(dw) = gradients.get_mut(part) {
-                ops::add(walk.device, terms.view().row_range(row..row + 1), dw)?;
-            }
-        }
-    }
-    Ok(())
+    d_weights
+        .map_or(Ok(()), |terms| walk.add_terms(terms, &[Part::QNormWeight, Part::KNormWeight], gradients))
 }

@@ -4,6 +4,7 @@ use tandem_kernels::{DType, Forest, Tensor, View};
 
 use super::attention::{self, Attend, Attended, ForestAttention};
 use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
+use super::rows::{BlockRows, Shares};
 use super::{Picked, Walk, mlp};
 use crate::Result;
 use crate::layout::Part;
@@ -19,6 +20,8 @@ pub(crate) enum Keep {
     Input,
     /// All but the outputs of norms and activations.
     Selective,
+    /// All but the outputs of norms.
+    AllButNorms,
     /// Everything backward reads.
     All,
 }
@@ -27,18 +30,18 @@ pub(crate) enum Keep {
 pub(crate) struct SavedBlock {
     /// `[T,D]` f32.
     input: Option<Tensor>,
-    /// The rows that went on after attention, if not all.
-    rows: Option<Vec<u32>>,
+    rows: BlockRows,
     inner: Option<Inner>,
 }
 
-/// What happens between a block's input and its last product. `R` is `T` unless only some rows went on after attention.
+/// What happens between a block's input and its last product. `R` is `T` unless only some rows went on after attention. A slice
+/// has its heads and channels of all these rows; only the middle of a sequential block is of this rank's rows alone.
 struct Inner {
     /// Of all rows.
     norm1: Normed,
     attended: Attended,
     /// `x + attention` `[R,D]` f32: what the feed-forward adds to, and in a sequential block what it reads. In a parallel
-    /// one, this rank's term of it.
+    /// one, this rank's term of it, of all rows.
     middle: Option<Tensor>,
     /// Of R rows. Absent if one norm serves both halves.
     norm2: Option<Normed>,
@@ -56,30 +59,28 @@ pub(crate) struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// From the residual stream before the block, `[T,D]` f32, to the one after it: `[R,D]` of the given rows, or all.
+    /// From the residual stream before the block, `[T,D]` f32, to the one after it, `[R,D]`; of both, this rank's rows.
     pub(crate) fn forward(
         &self,
         x: Tensor,
         attend: &mut dyn Attend,
-        rows: Option<&[u32]>,
+        rows: BlockRows,
         keep: Keep,
     ) -> Result<(Tensor, SavedBlock)> {
         let mut input = Some(x);
-        let mut inner = self.inner(&mut input, attend, rows, keep)?;
+        let mut inner = self.inner(&mut input, attend, &rows, keep)?;
         let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
         // Beside a parallel feed-forward the middle is this rank's term: the block is summed over ranks once, here.
-        let is_term = self.residual() != Residual::Sequential;
-        let residual = (is_term || self.walk.leads()).then(|| middle.view());
-        let (weight, bias) = (Part::DownWeight, Part::DownBias);
-        let mut y = self.walk.linear_term(self.weights, weight, bias, hidden.view(), residual)?;
-        self.walk.sum(&mut y)?;
-        if keep < Keep::All {
+        let (walk, weight, bias) = (self.walk, Part::DownWeight, Part::DownBias);
+        let (hidden, middle) = (hidden.view(), middle.view());
+        let y = walk.linear_term(self.weights, weight, bias, hidden, middle, rows.after())?;
+        let y = walk.join(y, rows.after())?;
+        if keep < Keep::AllButNorms {
             inner.hidden = None;
         }
         if self.residual() != Residual::Sequential {
             inner.middle = None;
         }
-        let rows = rows.map(<[u32]>::to_vec);
         Ok((y, SavedBlock { input, rows, inner: (keep >= Keep::Selective).then_some(inner) }))
     }
 
@@ -92,12 +93,12 @@ impl Block<'_> {
         &self,
         input: &mut Option<Tensor>,
         attend: &mut dyn Attend,
-        rows: Option<&[u32]>,
+        rows: &BlockRows,
         keep: Keep,
     ) -> Result<Inner> {
         let (walk, weights, residual) = (self.walk, self.weights, self.residual());
         let x = input.as_ref().expect("a block starts with its input").view();
-        let mut norm1 = norm(walk, weights, NORM1, x)?;
+        let mut norm1 = norm(walk, weights, NORM1, x, &rows.tokens)?;
         let mut attended = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
         if keep < Keep::Selective {
             attended.drop_operands();
@@ -105,21 +106,23 @@ impl Block<'_> {
         if keep < Keep::All && residual != (Residual::Parallel { shared_norm: true }) {
             norm1.drop_output();
         }
-        let x_picked = walk.pick(x, rows)?;
+        let x_picked = walk.pick(x, rows.own_picked())?;
         let mut middle = {
-            let heads = walk.pick(attended.output(), rows)?;
-            let x = walk.leads().then(|| x_picked.view());
-            walk.linear_term(weights, Part::OutWeight, Part::OutBias, heads.view(), x)?
+            let heads = walk.pick(attended.output(), rows.picked())?;
+            let (weight, bias) = (Part::OutWeight, Part::OutBias);
+            walk.linear_term(weights, weight, bias, heads.view(), x_picked.view(), rows.after())?
         };
         if residual == Residual::Sequential {
-            walk.sum(&mut middle)?;
+            middle = walk.join(middle, rows.after())?;
         }
         if keep < Keep::Selective {
             attended.drop_output();
         }
         let mut norm2 = match residual {
-            Residual::Sequential => Some(norm(walk, weights, NORM2, middle.view())?),
-            Residual::Parallel { shared_norm: false } => Some(norm(walk, weights, NORM2, x_picked.view())?),
+            Residual::Sequential => Some(norm(walk, weights, NORM2, middle.view(), rows.after())?),
+            Residual::Parallel { shared_norm: false } => {
+                Some(norm(walk, weights, NORM2, x_picked.view(), rows.after())?)
+            }
             Residual::Parallel { shared_norm: true } => None,
         };
         drop(x_picked);
@@ -129,7 +132,7 @@ impl Block<'_> {
         let up = {
             let read = match &norm2 {
                 Some(norm2) => Picked::All(norm2.output()),
-                None => walk.pick(norm1.output(), rows)?,
+                None => walk.pick(norm1.output(), rows.picked())?,
             };
             walk.linear(weights, Part::UpWeight, Part::UpBias, read.view())?
         };
@@ -143,7 +146,7 @@ impl Block<'_> {
     }
 
     /// Turns `dx`, the gradient of the residual stream after the block (of the rows that went on), into the one before it
-    /// (of all rows), in place.
+    /// (of all rows), in place; of both, this rank's rows.
     pub(super) fn backward(
         &self,
         saved: SavedBlock,
@@ -152,24 +155,23 @@ impl Block<'_> {
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let SavedBlock { mut input, rows, inner } = saved;
-        let rows = rows.as_deref();
         let mut inner = match inner {
             Some(inner) => inner,
             None => {
                 let mut attend = ForestAttention { device: self.walk.device, forest };
-                self.inner(&mut input, &mut attend, rows, Keep::All)?
+                self.inner(&mut input, &mut attend, &rows, Keep::All)?
             }
         };
         let x = input.expect("forward kept the block's input");
         match self.residual() {
             Residual::Sequential => {
                 let middle = inner.middle.take().expect("forward kept the middle");
-                self.mlp_half(&mut inner, middle.view(), dx, gradients)?;
+                self.mlp_half(&mut inner, middle.view(), rows.after(), dx, gradients)?;
                 drop(middle);
-                self.attention_half(inner, x.view(), rows, forest, dx, gradients)
+                self.attention_half(inner, x.view(), &rows, forest, dx, gradients)
             }
             Residual::Parallel { shared_norm } => {
-                self.parallel(inner, x.view(), rows, shared_norm, forest, dx, gradients)
+                self.parallel(inner, x.view(), &rows, shared_norm, forest, dx, gradients)
             }
         }
     }
@@ -179,22 +181,23 @@ impl Block<'_> {
         &self,
         inner: &mut Inner,
         middle: View,
+        shares: &Shares,
         dx: &mut Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let (walk, weights) = (self.walk, self.weights);
         let mut norm2 = inner.norm2.take().expect("a sequential block has a second norm");
-        restore(walk, weights, NORM2, middle, &mut norm2)?;
-        let mut dn = walk.alloc(dx.rows(), dx.cols(), DType::F32)?;
+        restore(walk, weights, NORM2, middle, shares, &mut norm2)?;
+        let mut dn = walk.alloc(shares.num_rows(), dx.cols(), DType::F32)?;
         {
-            let copy = walk.in_compute_type(dx.view())?;
-            let dy = copy.as_ref().map_or_else(|| dx.view(), Tensor::view);
+            let whole = walk.whole(dx.view(), shares, walk.dtype)?;
+            let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
             self.mlp_backward(up, hidden, norm2.output(), dy, &mut dn, gradients)?;
         }
-        walk.sum(&mut dn)?;
+        walk.sum_rows(&mut dn, shares)?;
         norm2.drop_output();
-        self.norm_backward(NORM2, middle, &norm2, &dn, dx, gradients)
+        self.norm_backward(NORM2, middle, &norm2, shares.own_of(dn.view()), dx, gradients)
     }
 
     /// `dx += ∂ attention(norm1(x))`.
@@ -202,27 +205,27 @@ impl Block<'_> {
         &self,
         inner: Inner,
         x: View,
-        rows: Option<&[u32]>,
+        rows: &BlockRows,
         forest: &Forest,
         dx: &mut Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let (walk, weights) = (self.walk, self.weights);
         let Inner { mut norm1, attended, .. } = inner;
-        restore(walk, weights, NORM1, x, &mut norm1)?;
-        let mut dn = walk.alloc(x.rows(), x.cols(), DType::F32)?;
+        restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
+        let mut dn = walk.alloc(rows.tokens.num_rows(), x.cols(), DType::F32)?;
         {
-            let copy = walk.in_compute_type(dx.view())?;
-            let dy = copy.as_ref().map_or_else(|| dx.view(), Tensor::view);
-            let (n, dn) = (norm1.output(), dn.view_mut());
+            let whole = walk.whole(dx.view(), rows.after(), walk.dtype)?;
+            let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
+            let (n, dn, picked) = (norm1.output(), dn.view_mut(), rows.picked());
             attention::backward(
-                walk, weights, self.index, n, attended, rows, forest, dy, dn, false, gradients,
+                walk, weights, self.index, n, attended, picked, forest, dy, dn, false, gradients,
             )?;
         }
-        walk.sum(&mut dn)?;
+        walk.sum_rows(&mut dn, &rows.tokens)?;
         norm1.drop_output();
-        self.spread(dx, rows, x.rows())?;
-        self.norm_backward(NORM1, x, &norm1, &dn, dx, gradients)
+        self.spread(dx, rows.own_picked(), x.rows())?;
+        self.norm_backward(NORM1, x, &norm1, rows.tokens.own_of(dn.view()), dx, gradients)
     }
 
     /// `dx += ∂ (attention(norm1(x)) + mlp(norm2(x)))`; both halves see the same `dx`, so it changes at the end.
@@ -230,45 +233,47 @@ impl Block<'_> {
         &self,
         mut inner: Inner,
         x: View,
-        rows: Option<&[u32]>,
+        rows: &BlockRows,
         shared_norm: bool,
         forest: &Forest,
         dx: &mut Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let (walk, weights) = (self.walk, self.weights);
-        let copy = walk.in_compute_type(dx.view())?;
-        let dy = copy.as_ref().map_or_else(|| dx.view(), Tensor::view);
-        restore(walk, weights, NORM1, x, &mut inner.norm1)?;
-        let mut dn2 = walk.alloc(dx.rows(), dx.cols(), DType::F32)?;
+        let (tokens, after, num_tokens) = (&rows.tokens, rows.after(), rows.tokens.num_rows());
+        let whole = walk.whole(dx.view(), after, walk.dtype)?;
+        let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
+        restore(walk, weights, NORM1, x, tokens, &mut inner.norm1)?;
+        let mut dn2 = walk.alloc(after.num_rows(), dx.cols(), DType::F32)?;
         let (mut dn1, own) = if shared_norm {
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
-            let read = walk.pick(inner.norm1.output(), rows)?;
+            let read = walk.pick(inner.norm1.output(), rows.picked())?;
             self.mlp_backward(up, hidden, read.view(), dy, &mut dn2, gradients)?;
             // Attention adds its share to this one, for both read the same norm.
-            (walk.spread(dn2, rows, x.rows())?, None)
+            (walk.spread(dn2, rows.picked(), num_tokens)?, None)
         } else {
             let mut norm2 = inner.norm2.take().expect("a block without a shared norm has a second one");
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
-            let x_picked = walk.pick(x, rows)?;
-            restore(walk, weights, NORM2, x_picked.view(), &mut norm2)?;
+            let x_picked = walk.pick(x, rows.own_picked())?;
+            restore(walk, weights, NORM2, x_picked.view(), after, &mut norm2)?;
             self.mlp_backward(up, hidden, norm2.output(), dy, &mut dn2, gradients)?;
-            walk.sum(&mut dn2)?;
+            walk.sum_rows(&mut dn2, after)?;
             norm2.drop_output();
-            (walk.alloc(x.rows(), x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
+            (walk.alloc(num_tokens, x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
         };
         let Inner { mut norm1, attended, .. } = inner;
         let (n, d_n) = (norm1.output(), dn1.view_mut());
-        let (layer, add) = (self.index, shared_norm);
-        attention::backward(walk, weights, layer, n, attended, rows, forest, dy, d_n, add, gradients)?;
-        walk.sum(&mut dn1)?;
+        let (layer, picked, add) = (self.index, rows.picked(), shared_norm);
+        attention::backward(walk, weights, layer, n, attended, picked, forest, dy, d_n, add, gradients)?;
+        walk.sum_rows(&mut dn1, tokens)?;
         norm1.drop_output();
-        drop(copy);
+        drop(whole);
         if let Some((norm2, x_picked, dn2)) = own {
-            self.norm_backward(NORM2, x_picked.view(), &norm2, &dn2, dx, gradients)?;
+            let dn2 = after.own_of(dn2.view());
+            self.norm_backward(NORM2, x_picked.view(), &norm2, dn2, dx, gradients)?;
         }
-        self.spread(dx, rows, x.rows())?;
-        self.norm_backward(NORM1, x, &norm1, &dn1, dx, gradients)
+        self.spread(dx, rows.own_picked(), x.rows())?;
+        self.norm_backward(NORM1, x, &norm1, tokens.own_of(dn1.view()), dx, gradients)
     }
 
     /// Makes a gradient of the rows that went on one of all rows.
@@ -298,10 +303,10 @@ impl Block<'_> {
         parts: NormParts,
         x: View,
         normed: &Normed,
-        dn: &Tensor,
+        dn: View,
         dx: &mut Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
-        norm_backward(self.walk, self.weights, parts, x, normed, dn.view(), dx.view_mut(), gradients)
+        norm_backward(self.walk, self.weights, parts, x, normed, dn, dx.view_mut(), gradients)
     }
 }

@@ -8,8 +8,8 @@ use crate::weights::{GradientSink, WeightSource};
 use crate::{ModelError, Result};
 
 impl Walk<'_> {
-    /// `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, `[T,D]` f32. Each token's row comes from the
-    /// rank that holds it.
+    /// `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, `[T,D]` f32 of this rank's rows. What a token
+    /// looks up comes from the rank that holds it.
     pub(crate) fn embed(
         &self,
         weights: &mut dyn WeightSource,
@@ -27,8 +27,7 @@ impl Walk<'_> {
             ops::embedding(self.device, table, positions, 1.0, x.view_mut(), true)?;
         }
         weights.release(LayerId::Embedding);
-        self.sum(&mut x)?;
-        Ok(x)
+        self.join(x, &self.shares(tokens.len()))
     }
 
     /// The look-up's share of the tables' gradients; the end of the walk.
@@ -39,6 +38,9 @@ impl Walk<'_> {
         dx: Tensor,
     ) -> Result<()> {
         let scale = self.decoder.spec().embedding.scale;
+        let shares = self.shares(forest.num_tokens());
+        let whole = self.whole(dx.view(), &shares, DType::F32)?;
+        let dx = whole.unwrap_or(dx);
         let mut gradients = grads.open(LayerId::Embedding)?;
         if let Some(table) = gradients.get_mut(Part::TokenTable) {
             let tokens = self.own_tokens(&forest.tokens)?;

@@ -4,11 +4,12 @@ use tandem_kernels::ops::{HeadParts, HeadScores, KeptLogits, Targets};
 use tandem_kernels::{DType, Forest, Kind, Tensor, View, ops};
 
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
+use super::rows::Shares;
 use super::{Checkpointing, Walk};
+use crate::Result;
 use crate::layout::{LayerId, Part};
 use crate::slice::Slice;
 use crate::weights::{GradientSink, WeightSource};
-use crate::{ModelError, Result};
 
 /// The rows of the token axis that predict something, ascending, and each prediction's index among them.
 pub(super) struct ScoredRows {
@@ -32,8 +33,9 @@ impl ScoredRows {
 pub(super) struct SavedHead {
     /// Each prediction's index among the scored rows.
     index: Vec<u32>,
-    /// Those rows of the residual stream `[R,D]` f32, and their norm. Absent if nothing is scored.
-    scored: Option<(Tensor, Normed)>,
+    /// This rank's of those rows of the residual stream `[R,D]` f32, the norm of all, and whose they are. Absent if nothing is
+    /// scored.
+    scored: Option<(Tensor, Normed, Shares)>,
     /// Logits that need not be computed again.
     logits: Option<KeptLogits>,
 }
@@ -58,15 +60,15 @@ impl Walk<'_> {
         Ok(self.own_tokens(&targets)?.into_owned())
     }
 
-    fn final_norm(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Normed> {
+    fn final_norm(&self, weights: &mut dyn WeightSource, hidden: View, shares: &Shares) -> Result<Normed> {
         let layer = weights.fetch(LayerId::Head)?;
-        let normed = norm(self, &layer, FINAL_NORM, hidden)?;
+        let normed = norm(self, &layer, FINAL_NORM, hidden, shares)?;
         weights.release(LayerId::Head);
         Ok(normed)
     }
 
-    /// Scores the forest's predictions from the scored rows of the residual stream, `hidden` `[R,D]`. With `keep`, backward
-    /// will follow.
+    /// Scores the forest's predictions from the scored rows of the residual stream: `hidden` `[R,D]`, this rank's of them. With
+    /// `keep`, backward will follow.
     pub(super) fn head_forward(
         &self,
         weights: &mut dyn WeightSource,
@@ -85,11 +87,12 @@ impl Walk<'_> {
             self.idle_head_forward(weights)?;
             return Ok(SavedHead { index, scored: None, logits: None });
         }
-        let mut normed = self.final_norm(weights, hidden.view())?;
+        let shares = self.shares_of(&rows, forest.num_tokens());
+        let mut normed = self.final_norm(weights, hidden.view(), &shares)?;
         let (layer, part) = self.head_weight();
         let targets = self.targets(forest)?;
         let Slice { index: part_index, count } = self.decoder.slice();
-        let mut parts = HeadParts::new(part_index, count, hidden.rows(), targets.len());
+        let mut parts = HeadParts::new(part_index, count, rows.len(), targets.len());
         let head = weights.fetch(layer)?;
         let keeps = keep && self.checkpointing == Checkpointing::None;
         let logits = ops::head_part(
@@ -110,10 +113,11 @@ impl Walk<'_> {
         if self.checkpointing != Checkpointing::None {
             normed.drop_output();
         }
-        Ok(SavedHead { index, scored: Some((hidden, normed)), logits: Some(logits) })
+        Ok(SavedHead { index, scored: Some((hidden, normed, shares)), logits: Some(logits) })
     }
 
-    /// The gradient of what the last block gave, f32: `[R,D]` of the scored rows, or zeros `[T,D]` where nothing is scored.
+    /// The gradient of what the last block gave, f32, this rank's rows: `[R,D]` of those scored, or zeros `[T,D]` where
+    /// nothing is.
     pub(super) fn head_backward(
         &self,
         weights: &mut dyn WeightSource,
@@ -126,18 +130,19 @@ impl Walk<'_> {
         let SavedHead { index, scored, logits } = saved;
         let hidden_size = self.decoder.spec().hidden_size;
         let (layer, part) = self.head_weight();
-        let Some((hidden, mut normed)) = scored else {
+        let Some((hidden, mut normed, shares)) = scored else {
             // Also a rank whose rows are all unscored fetches, opens and emits the same layers in the same order.
             self.idle_head_backward(weights, grads)?;
-            return Ok(self.device.zeros(Kind::Activations, forest.num_tokens(), hidden_size, DType::F32)?);
+            let own = self.shares(forest.num_tokens()).own();
+            return Ok(self.device.zeros(Kind::Activations, own.len(), hidden_size, DType::F32)?);
         };
         {
             let final_norm = weights.fetch(LayerId::Head)?;
-            restore(self, &final_norm, FINAL_NORM, hidden.view(), &mut normed)?;
+            restore(self, &final_norm, FINAL_NORM, hidden.view(), &shares, &mut normed)?;
             weights.release(LayerId::Head);
         }
         let targets = self.targets(forest)?;
-        let mut dn = self.alloc(hidden.rows(), hidden_size, DType::F32)?;
+        let mut dn = self.alloc(shares.num_rows(), hidden_size, DType::F32)?;
         {
             let head = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
@@ -158,7 +163,7 @@ impl Walk<'_> {
             )?;
             weights.release(layer);
         }
-        self.sum(&mut dn)?;
+        self.sum_rows(&mut dn, &shares)?;
         if layer != LayerId::Head {
             grads.emit(layer)?;
         }
@@ -168,7 +173,8 @@ impl Walk<'_> {
             let final_norm = weights.fetch(LayerId::Head)?;
             let mut gradients = grads.open(LayerId::Head)?;
             let (x, dx) = (hidden.view(), d_hidden.view_mut());
-            norm_backward(self, &final_norm, FINAL_NORM, x, &normed, dn.view(), dx, &mut gradients)?;
+            let dy = shares.own_of(dn.view());
+            norm_backward(self, &final_norm, FINAL_NORM, x, &normed, dy, dx, &mut gradients)?;
             weights.release(LayerId::Head);
         }
         grads.emit(LayerId::Head)?;
@@ -177,10 +183,7 @@ impl Walk<'_> {
 
     /// Logits `[R,V]` f32 of rows of the residual stream, before the head's scale and softcap.
     pub(crate) fn head_logits(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Tensor> {
-        if self.split.is_some() {
-            return Err(ModelError::Invalid("a slice of a decoder has no logits of all tokens".to_owned()));
-        }
-        let normed = self.final_norm(weights, hidden)?;
+        let normed = self.final_norm(weights, hidden, &self.shares(hidden.rows()))?;
         let (layer, part) = self.head_weight();
         let head = weights.fetch(layer)?;
         let vocab = self.decoder.spec().vocab_size;

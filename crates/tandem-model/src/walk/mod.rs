@@ -3,7 +3,8 @@
 //! The residual stream `x` `[T,D]` and its gradient are f32; inside a layer, matrices and activations are in the
 //! compute type. The gradient of the residual stream is one buffer that every layer adds into.
 //!
-//! On a slice of a decoder a layer does its share, and asks a [`Split`] for the sum over those who hold the others.
+//! On a slice of a decoder a layer does its share, and asks a [`Split`] for what those have who hold the others. Of the
+//! residual stream and its gradient it then has its own rows alone.
 //!
 //! Nothing here reads tensor memory: the same code runs on a dry-run device, and that is the plan.
 
@@ -15,6 +16,7 @@ mod idle;
 mod mlp;
 mod norm;
 mod picked;
+mod rows;
 mod split;
 
 pub(crate) use attention::Attend;
@@ -33,12 +35,13 @@ use attention::ForestAttention;
 use block::SavedBlock;
 use head::{SavedHead, ScoredRows};
 use picked::Picked;
+use rows::Shares;
 
 /// What the forward pass of a block leaves in memory for backward. Gradients are the same bits in every mode:
 /// what is missing is computed again by the same operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checkpointing {
-    /// Everything that backward reads.
+    /// Everything that backward reads; on a slice, all but the outputs of norms, which would be whole on every rank.
     #[default]
     None,
     /// All but the outputs of norms and activations, which cost little to compute again.
@@ -48,8 +51,9 @@ pub enum Checkpointing {
 }
 
 impl Checkpointing {
-    fn keep(self) -> Keep {
+    fn keep(self, is_split: bool) -> Keep {
         match self {
+            Self::None if is_split => Keep::AllButNorms,
             Self::None => Keep::All,
             Self::Selective => Keep::Selective,
             Self::Full => Keep::Input,
@@ -106,7 +110,8 @@ impl Walk<'_> {
         scores: &mut HeadScores,
     ) -> Result<SavedWalk> {
         let rows = ScoredRows::of(forest);
-        let (x, blocks) = self.blocks(weights, forest, self.checkpointing.keep(), rows.of_last_block())?;
+        let keep = self.checkpointing.keep(self.split.is_some());
+        let (x, blocks) = self.blocks(weights, forest, keep, rows.of_last_block())?;
         let head = self.head_forward(weights, forest, rows, x, scores, true)?;
         Ok(SavedWalk { blocks, head })
     }
@@ -161,6 +166,9 @@ impl Walk<'_> {
     /// # Errors
     /// As [`Walk::forward`]; and for a slice, which has logits of its own tokens alone.
     pub fn logits(&self, weights: &mut dyn WeightSource, forest: &Forest, rows: &[u32]) -> Result<Tensor> {
+        if self.split.is_some() {
+            return Err(ModelError::Invalid("a slice of a decoder has no logits of all tokens".to_owned()));
+        }
         let (x, _) = self.blocks(weights, forest, Keep::Nothing, Some(rows))?;
         self.head_logits(weights, x.view())
     }
@@ -200,7 +208,7 @@ impl Walk<'_> {
             weights.prefetch(next)?;
             let layer_weights = weights.fetch(layer)?;
             let block = Block { walk: self, weights: &layer_weights, index };
-            let rows = rows.filter(|_| index + 1 == num_layers);
+            let rows = self.block_rows(tokens.len(), rows.filter(|_| index + 1 == num_layers));
             let (y, kept) = block.forward(x, attend, rows, keep)?;
             weights.release(layer);
             if keep != Keep::Nothing {
@@ -223,19 +231,25 @@ impl Walk<'_> {
         Ok(y)
     }
 
-    /// `x · wᵀ (+ bias) (+ residual)` f32, back to the residual stream: this rank's term of the sum over ranks.
+    /// `x · wᵀ (+ bias) + residual` f32, back to the residual stream: this rank's term of the sum over ranks. `residual` is a
+    /// term of all rows, or this rank's rows of the stream.
     fn linear_term(
         &self,
         weights: &LayerWeights,
         weight: Part,
         bias: Part,
         x: View,
-        residual: Option<View>,
+        residual: View,
+        shares: &Shares,
     ) -> Result<Tensor> {
         let weight = weights.require(weight)?;
         let bias = weights.get(bias).filter(|_| self.leads());
         let mut y = self.alloc(x.rows(), weight.rows(), DType::F32)?;
-        ops::linear(self.device, x, weight, bias, residual, y.view_mut())?;
+        let has_all_rows = residual.rows() == y.rows();
+        ops::linear(self.device, x, weight, bias, has_all_rows.then_some(residual), y.view_mut())?;
+        if !has_all_rows {
+            ops::add(self.device, residual, y.view_mut().row_range(shares.own()))?;
+        }
         Ok(y)
     }
 
@@ -283,15 +297,5 @@ impl Walk<'_> {
         let mut whole = self.alloc(num_rows, x.cols(), x.dtype())?;
         ops::spread_rows(self.device, x.view(), rows, whole.view_mut())?;
         Ok(whole)
-    }
-
-    /// A copy in the compute type where `x` is not already of it.
-    fn in_compute_type(&self, x: View) -> Result<Option<Tensor>> {
-        if x.dtype() == self.dtype {
-            return Ok(None);
-        }
-        let mut copy = self.alloc(x.rows(), x.cols(), self.dtype)?;
-        ops::cast(self.device, x, copy.view_mut())?;
-        Ok(Some(copy))
     }
 }

@@ -1,8 +1,10 @@
-//! A norm over the hidden dimension, forward and backward, of whichever kind the model has.
+//! A norm over the hidden dimension, forward and backward, of whichever kind the model has. A rank normalises its own rows, and
+//! gets the others'.
 
-use tandem_kernels::{DType, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Kind, Tensor, View, ViewMut, ops};
 
 use super::Walk;
+use super::rows::Shares;
 use crate::Result;
 use crate::layout::Part;
 use crate::spec::NormKind;
@@ -10,9 +12,9 @@ use crate::weights::{LayerGradients, LayerWeights};
 
 /// What a norm keeps: its statistics, and its output unless that is computed again.
 pub(crate) struct Normed {
-    /// `[1,T]` inverse rms, or `[T,2]` mean and inverse deviation.
+    /// `[1,T]` inverse rms, or `[T,2]` mean and inverse deviation, of this rank's rows.
     statistics: Tensor,
-    /// `[T,D]` in the compute type.
+    /// `[T,D]` in the compute type, of all rows.
     output: Option<Tensor>,
 }
 
@@ -33,24 +35,32 @@ pub(crate) const NORM1: NormParts = (Part::Norm1Weight, Part::Norm1Bias);
 pub(crate) const NORM2: NormParts = (Part::Norm2Weight, Part::Norm2Bias);
 pub(crate) const FINAL_NORM: NormParts = (Part::FinalNormWeight, Part::FinalNormBias);
 
-/// Normalises `x` `[T,D]` f32 into the compute type.
-pub(crate) fn norm(walk: &Walk, weights: &LayerWeights, parts: NormParts, x: View) -> Result<Normed> {
+/// Normalises `x` `[T,D]` f32, this rank's rows, into the compute type.
+pub(crate) fn norm(
+    walk: &Walk,
+    weights: &LayerWeights,
+    parts: NormParts,
+    x: View,
+    shares: &Shares,
+) -> Result<Normed> {
     let spec = walk.decoder.spec().norm;
     let weight = weights.require(parts.0)?;
-    let mut output = walk.alloc(x.rows(), x.cols(), walk.dtype)?;
+    let mut output = walk.alloc(shares.num_rows(), x.cols(), walk.dtype)?;
+    let y = output.view_mut().row_range(shares.own());
     let statistics = match spec.kind {
         NormKind::Rms { offset } => {
             let mut inverse = walk.alloc(1, x.rows(), DType::F32)?;
-            ops::rms_norm(walk.device, x, weight, offset, spec.eps, output.view_mut(), inverse.view_mut())?;
+            ops::rms_norm(walk.device, x, weight, offset, spec.eps, y, inverse.view_mut())?;
             inverse
         }
         NormKind::Layer => {
             let bias = weights.require(parts.1)?;
             let mut moments = walk.alloc(x.rows(), 2, DType::F32)?;
-            ops::layer_norm(walk.device, x, weight, bias, spec.eps, output.view_mut(), moments.view_mut())?;
+            ops::layer_norm(walk.device, x, weight, bias, spec.eps, y, moments.view_mut())?;
             moments
         }
     };
+    walk.gather_rows(&mut output, shares)?;
     Ok(Normed { statistics, output: Some(output) })
 }
 
@@ -60,15 +70,16 @@ pub(crate) fn restore(
     weights: &LayerWeights,
     parts: NormParts,
     x: View,
+    shares: &Shares,
     normed: &mut Normed,
 ) -> Result<()> {
     if normed.output.is_none() {
-        *normed = norm(walk, weights, parts, x)?;
+        *normed = norm(walk, weights, parts, x, shares)?;
     }
     Ok(())
 }
 
-/// Adds into `dx` f32 and into the gradients of weight and bias.
+/// Adds into `dx` f32 and into the gradients of weight and bias; `x`, `dy` and `dx` are this rank's rows.
 pub(crate) fn norm_backward(
     walk: &Walk,
     weights: &LayerWeights,
@@ -81,15 +92,28 @@ pub(crate) fn norm_backward(
 ) -> Result<()> {
     let weight = weights.require(parts.0)?;
     let statistics = normed.statistics.view();
+    // A rank's rows give a term of the gradient of what all ranks hold.
+    let mut terms = match walk.split {
+        Some(_) if gradients.trains(parts.0) => {
+            let num_parts = 1 + usize::from(gradients.trains(parts.1));
+            Some(walk.device.zeros(Kind::Activations, num_parts, x.cols(), DType::F32)?)
+        }
+        _ => None,
+    };
+    let (dw, db) = match &mut terms {
+        Some(terms) => {
+            let [dw, db] = terms.view_mut().split_rows(1);
+            (Some(dw), Some(db).filter(|db| db.rows() > 0))
+        }
+        None => gradients.each_mut(parts.0, parts.1),
+    };
     match walk.decoder.spec().norm.kind {
         NormKind::Rms { offset } => {
-            let dw = gradients.get_mut(parts.0);
             ops::rms_norm_backward(walk.device, x, weight, offset, statistics, dy, dx, dw)?;
         }
         NormKind::Layer => {
-            let (dw, db) = gradients.each_mut(parts.0, parts.1);
             ops::layer_norm_backward(walk.device, x, weight, statistics, dy, dx, dw.zip(db))?;
         }
     }
-    Ok(())
+    terms.map_or(Ok(()), |terms| walk.add_terms(terms, &[parts.0, parts.1], gradients))
 }

@@ -1,16 +1,20 @@
 //! What a layer asks of the ranks that hold the other slices of its matrices.
 //!
-//! A block's halves are split regions: each rank computes its heads, or its channels, from the same input. Forward, what the
-//! ranks' last products give is summed where the region ends; backward, the gradients of the region's input are summed where
-//! it began. So outside of the regions every rank has the same bits: the residual stream, its gradient, and the gradients of
-//! whatever is whole on every rank.
+//! A block's halves are split regions: each rank computes its heads, or its channels, from the same input. Between the regions
+//! the rows of the residual stream are divided over the ranks ([`Shares`]), and each normalises its own. Where a region begins
+//! the normalised rows are gathered; where it ends, what the ranks' last products give is summed, and each rank gets its rows
+//! of the sum. Backward it is the other way round: the gradient of what the region gave is gathered, those of what it read are
+//! summed. So every rank computes the same gradient of what it holds whole, but for norms: of those it has its rows' terms.
 
 use std::borrow::Cow;
 
-use tandem_kernels::Tensor;
 use tandem_kernels::ops::ELSEWHERE;
+use tandem_kernels::{DType, Tensor, View, ops};
 
 use super::Walk;
+use super::rows::Shares;
+use crate::layout::Part;
+use crate::weights::LayerGradients;
 use crate::{ModelError, Result};
 
 /// The ranks that hold the slices of one decoder, as one of them sees them. All call the same in the same order.
@@ -20,6 +24,19 @@ pub trait Split {
     /// # Errors
     /// If a rank is lost.
     fn sum(&self, x: &mut Tensor) -> Result<()>;
+
+    /// `x` is divided by rows, `counts[r]` of rank `r`, one's after another's: every rank gets what each has in its own.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn gather_rows(&self, x: &mut Tensor, counts: &[usize]) -> Result<()>;
+
+    /// `x`, f32, is divided as above: this rank's rows become the sum of all ranks' `x` there. The others are unspecified
+    /// afterwards.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn sum_rows(&self, x: &mut Tensor, counts: &[usize]) -> Result<()>;
 
     /// `numbers` are as many of each rank, one's after another's: every rank gets what each has written as its own.
     ///
@@ -41,14 +58,58 @@ impl Walk<'_> {
         }))
     }
 
-    /// Whether this rank adds to a sum over ranks what must be in it once: bias and residual.
+    /// Whether this rank adds to a sum over ranks what must be in it once: biases, positions.
     pub(super) fn leads(&self) -> bool {
         self.decoder.slice().index == 0
     }
 
-    /// The sum of all ranks' `x`; `x` itself where nothing is split.
-    pub(super) fn sum(&self, x: &mut Tensor) -> Result<()> {
-        self.split.map_or(Ok(()), |split| split.sum(x))
+    /// The other ranks' rows into `x`, of which this rank has written its own.
+    pub(super) fn gather_rows(&self, x: &mut Tensor, shares: &Shares) -> Result<()> {
+        self.split.map_or(Ok(()), |split| split.gather_rows(x, shares.counts()))
+    }
+
+    /// This rank's rows of `x` become those of the sum of all ranks' `x`.
+    pub(super) fn sum_rows(&self, x: &mut Tensor, shares: &Shares) -> Result<()> {
+        self.split.map_or(Ok(()), |split| split.sum_rows(x, shares.counts()))
+    }
+
+    /// This rank's rows of the sum of all ranks' terms: `term` itself where nothing is split.
+    pub(super) fn join(&self, mut term: Tensor, shares: &Shares) -> Result<Tensor> {
+        if self.split.is_none() {
+            return Ok(term);
+        }
+        self.sum_rows(&mut term, shares)?;
+        let mut own = self.alloc(shares.own().len(), term.cols(), DType::F32)?;
+        ops::cast(self.device, shares.own_of(term.view()), own.view_mut())?;
+        Ok(own)
+    }
+
+    /// All rows of what `own` are this rank's of, in type `dtype`. Nothing if `own` is that already.
+    pub(super) fn whole(&self, own: View, shares: &Shares, dtype: DType) -> Result<Option<Tensor>> {
+        if self.split.is_none() && own.dtype() == dtype {
+            return Ok(None);
+        }
+        let mut whole = self.alloc(shares.num_rows(), own.cols(), dtype)?;
+        ops::cast(self.device, own, whole.view_mut().row_range(shares.own()))?;
+        self.gather_rows(&mut whole, shares)?;
+        Ok(Some(whole))
+    }
+
+    /// Adds to the gradients of parts that every rank holds the sum of all ranks' terms: a row for each part. They are summed
+    /// before they are added to earlier ones, which are on every rank already.
+    pub(super) fn add_terms(
+        &self,
+        mut terms: Tensor,
+        parts: &[Part],
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        self.split.map_or(Ok(()), |split| split.sum(&mut terms))?;
+        for (row, &part) in parts.iter().enumerate().take(terms.rows()) {
+            if let Some(dw) = gradients.get_mut(part) {
+                ops::add(self.device, terms.view().row_range(row..row + 1), dw)?;
+            }
+        }
+        Ok(())
     }
 
     /// Tokens as rows of this rank's slice of the vocabulary.

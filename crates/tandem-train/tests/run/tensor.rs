@@ -7,6 +7,7 @@ use std::time::Duration;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tandem_comm::{ElementKind, Operation, threads};
+use tandem_kernels::DType;
 use tandem_train::Trainer;
 use tandem_train::dry_run::{self, TENSOR_GROUP};
 use tandem_train::events::Silent;
@@ -340,9 +341,18 @@ fn ranks_of_a_group_make_the_same_calls_in_the_same_order() {
 #[test]
 fn slices_send_what_the_documentation_says() {
     let small = Small::new("dpo");
-    for family in ["llama", "phi", "gpt2", "gpt-neox"] {
-        let settings =
-            [&on(4, 4, "ddp")[..], &[model(&small, family), "train.micro_batch_size=8".to_owned()]].concat();
+    let families = ["llama", "phi", "gpt2", "gpt-neox"].map(|family| (family, model(&small, family)));
+    let dtypes = [DType::F32, DType::Bf16];
+    let modes = ["none", "selective", "full"];
+    let cases = dtypes.into_iter().flat_map(|d| modes.map(|m| (d, m)));
+    for ((dtype, mode), (family, model)) in cases.flat_map(|c| families.iter().map(move |f| (c, f))) {
+        let overrides = [
+            model.clone(),
+            format!("compute.dtype={dtype}"),
+            format!("train.checkpointing={mode}"),
+            "train.micro_batch_size=8".to_owned(),
+        ];
+        let settings = [&on(4, 4, "ddp")[..], &overrides].concat();
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
         let config = small.config("run", &settings);
         let prepared = Prepared::open(&config, &mut Silent).unwrap();
@@ -350,20 +360,35 @@ fn slices_send_what_the_documentation_says() {
         let forest = prepared.batcher(&config).build(&prepared.train, &rows).unwrap().forest;
         let (t, r) = (forest.num_tokens(), forest.scored_rows().0.len());
         let (layers, width) = (prepared.decoder.spec().num_layers, prepared.decoder.spec().hidden_size);
-        let rows_sent = match family {
-            "phi" => 2 * layers * t + 2 * r,
-            "gpt-neox" => (3 * layers - 1) * t + 3 * r,
-            _ => (4 * layers - 2) * t + 4 * r,
+        let (summed, gathered) = match *family {
+            "phi" => ((2 * layers + 1) * t + 2 * r, (3 * layers - 1) * t + 2 * r),
+            "gpt-neox" => (3 * layers * t + 3 * r, (5 * layers - 3) * t + 4 * r),
+            _ => ((4 * layers - 1) * t + 4 * r, (6 * layers - 4) * t + 5 * r),
+        };
+        let gathered = gathered + if mode == "none" { 0 } else { r };
+        let is_sequential = ["llama", "gpt2"].contains(family);
+        let summed = summed + if mode == "full" && is_sequential { (layers - 1) * t + r } else { 0 };
+        let norms = match *family {
+            "phi" => 2 * layers + 2,
+            "llama" => 2 * layers + 1,
+            _ => 4 * layers + 2,
         };
         let calls = dry_run::calls(&config, &prepared, 0, 4).unwrap();
         let sent = |kind: ElementKind| -> u64 {
             let of_kind = calls.iter().filter(|(group, call)| *group == TENSOR_GROUP && call.kind == kind);
             of_kind.map(|(_, call)| call.bytes_sent(4)).sum()
         };
-        assert_eq!(sent(ElementKind::F32), (2 * 3 * 4 * rows_sent * width / 4) as u64, "{family}");
+        let in_f32 = if dtype == DType::F32 { summed + gathered } else { summed };
+        let expected = 3 * 4 * (in_f32 + 2 * norms) * width / 4;
+        assert_eq!(sent(ElementKind::F32), expected as u64, "{family} in {dtype}, {mode}");
+        let in_bf16 = if dtype == DType::F32 { 0 } else { gathered };
+        assert_eq!(sent(ElementKind::Bf16), (3 * 2 * in_bf16 * width / 4) as u64, "{family}");
         let of_head = 8 * 4 * (4 * r + 2 * forest.predictions.len() + 1);
         assert_eq!(sent(ElementKind::F64), (3 * of_head / 4) as u64, "{family}: the head and the norm");
-        let is_reduced = |operation| matches!(operation, Operation::AllReduce(_) | Operation::AllGather);
-        assert!(calls.iter().all(|(g, call)| *g != TENSOR_GROUP || is_reduced(call.operation)), "{family}");
+        let is_meant = |operation| {
+            use Operation::{AllGather, AllReduce, ReduceScatter};
+            matches!(operation, AllReduce(_) | AllGather | ReduceScatter(_))
+        };
+        assert!(calls.iter().all(|(g, call)| *g != TENSOR_GROUP || is_meant(call.operation)), "{family}");
     }
 }
