@@ -31,6 +31,11 @@ pub(super) struct Gloo {
     messages: VecDeque<Message>,
     roll_call: RollCall,
     mesh: Arc<Mesh>,
+    /// With the job's prefix, on this group's connection.
+    job: Store,
+    /// This group's prefix behind the job's; empty for the job's own group.
+    path: String,
+    /// The two together.
     store: Store,
     lifeline: Lifeline,
     rank: usize,
@@ -52,15 +57,16 @@ struct Message {
 }
 
 impl Gloo {
-    /// Meets the others: `members` in the job's count, of which this is number `rank`.
+    /// Meets the others under `path` in the job's store: `members` in the job's count, of which this is number `rank`.
     pub(super) fn meet(
-        store: Store,
+        job: Store,
+        path: String,
         rank: usize,
         members: Vec<usize>,
         deadline: Duration,
         lifeline: Lifeline,
     ) -> Result<Self> {
-        let size = members.len();
+        let (size, store) = (members.len(), job.prefixed(&path));
         let mesh = rendezvous::connect(&store, rank, size, deadline, &lifeline);
         let mesh = mesh.map_err(|error| match error {
             // A process too many must not spoil the others' group.
@@ -73,6 +79,8 @@ impl Gloo {
             messages: VecDeque::new(),
             roll_call,
             mesh,
+            job,
+            path,
             store,
             lifeline,
             rank,
@@ -96,7 +104,13 @@ impl Gloo {
             _ if self.lifeline.store_is_lost() => error,
             _ => failure::report(&self.store, self.rank, error),
         };
-        self.lifeline.note(in_parent(error.clone(), &self.members));
+        // The job is told before connections close: those who wait for this rank in another group then learn whom it lost, and do
+        // not take it for the lost one.
+        let mut verdict = in_parent(error.clone(), &self.members);
+        if !self.path.is_empty() && !self.lifeline.is_cut() && !self.lifeline.store_is_lost() {
+            verdict = failure::report(&self.job, self.members[self.rank], verdict);
+        }
+        self.lifeline.note(verdict);
         self.mesh.close();
         self.messages.clear();
         self.failure.insert(error).clone()
@@ -321,10 +335,10 @@ impl Engine for Gloo {
         let colors = self.collective(&call, |this| this.gather(color as u64))?;
         let members: Vec<_> = (0..self.size).filter(|&rank| colors[rank] == colors[self.rank]).collect();
         let rank = members.iter().filter(|&&member| member < self.rank).count();
-        let prefix = format!("split-{}-{color}/", self.num_calls);
-        let child = self.store.reconnect().map_err(CommError::Store).and_then(|store| {
+        let path = format!("{}split-{}-{color}/", self.path, self.num_calls);
+        let child = self.job.reconnect().map_err(CommError::Store).and_then(|job| {
             let of_job = members.iter().map(|&member| self.members[member]).collect();
-            Self::meet(store.prefixed(&prefix), rank, of_job, self.deadline, self.lifeline.clone())
+            Self::meet(job, path, rank, of_job, self.deadline, self.lifeline.clone())
         });
         child.map(|child| Box::new(child) as Box<dyn Engine>).map_err(|error| {
             let error = in_parent(error, &members);
@@ -347,21 +361,9 @@ impl Engine for Gloo {
 impl Drop for Gloo {
     fn drop(&mut self) {
         // A rank that panics, or of which another group failed, has no time for farewells: the others should not wait for it.
-        match self.lifeline.verdict() {
-            _ if self.failure.is_some() => {}
-            None if std::thread::panicking() => {}
-            None => {
-                // An error means that others go on without this rank; they are told when they next call it.
-                let _ = self.farewell();
-            }
-            // Else the others, who may wait in this group, would take the rank that leaves for the one that is lost. The verdict
-            // counts ranks as the job does.
-            Some(verdict) if self.members.iter().copied().eq(0..self.size) => {
-                if !self.lifeline.is_cut() && !self.lifeline.store_is_lost() {
-                    failure::report(&self.store, self.rank, verdict);
-                }
-            }
-            Some(_) => {}
+        if self.failure.is_none() && self.lifeline.verdict().is_none() && !std::thread::panicking() {
+            // An error means that others go on without this rank; they are told when they next call it.
+            let _ = self.farewell();
         }
         self.mesh.close();
         self.messages.clear();

@@ -58,5 +58,5 @@ pub fn group(
 ) -> Result<Group> {
     assert!(rank < size, "there is no rank {rank} in a group of {size}");
     let members = (0..size).collect();
-    Ok(Group::new(Box::new(engine::Gloo::meet(store, rank, members, deadline, lifeline)?)))
+    Ok(Group::new(Box::new(engine::Gloo::meet(store, String::new(), rank, members, deadline, lifeline)?)))
 }
