@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::element::{ElementKind, Reduction};
 
-/// A collective.
+/// A collective, or one rank's side of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Every rank gets the reduction of all ranks' buffers.
@@ -23,9 +23,19 @@ pub enum Operation {
     Barrier,
     /// The group divides.
     Split,
+    /// A message goes to one rank.
+    Send {
+        /// Which.
+        to: usize,
+    },
+    /// A message comes from one rank.
+    Recv {
+        /// Which.
+        from: usize,
+    },
 }
 
-/// One call of a collective: equal on all ranks of a group, or it is an error.
+/// One call: of a collective it is equal on all ranks of a group, or it is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
     /// What.
@@ -75,6 +85,8 @@ impl fmt::Display for Call {
             Operation::Broadcast { root } => write!(f, "broadcast of {len} {kind} from rank {root}"),
             Operation::Barrier => f.write_str("barrier"),
             Operation::Split => f.write_str("split"),
+            Operation::Send { to } => write!(f, "send of {len} {kind} to rank {to}"),
+            Operation::Recv { from } => write!(f, "recv of {len} {kind} from rank {from}"),
         }
     }
 }

@@ -6,6 +6,11 @@ use crate::error::{CommError, Result};
 use crate::progress::Progress;
 use crate::volume::Volume;
 
+/// Messages that may be under way from one rank of a group. One more waits for the oldest to be received.
+pub(crate) const MAX_MESSAGES: usize = 64;
+/// Their bytes; one message may have more, if it is the only one.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
 /// Moves bytes between the ranks of one group. What the bytes are is said by the call; lengths have been checked.
 ///
 /// An implementation compares the calls of all ranks and answers [`CommError::Mismatch`] where they differ. After an
@@ -31,7 +36,8 @@ pub trait Engine: Send {
     fn broadcast(&mut self, call: Call, root: usize, data: &mut [u8]) -> Result<()>;
     /// Waits for all.
     fn barrier(&mut self, call: Call) -> Result<()>;
-    /// Hands a copy to a peer; returns when `data` may be used again.
+    /// Hands a copy to a peer; returns when `data` may be used again. May wait where as many messages or bytes of this rank are
+    /// under way as [`Group::send`] says.
     fn send(&mut self, to: usize, data: &[u8]) -> Result<()>;
     /// Waits for what a peer sends next.
     fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()>;
@@ -172,13 +178,15 @@ impl Group {
         self.engine.dry(call)
     }
 
-    /// Sends to one rank, which must receive as many elements; messages between two ranks keep their order.
+    /// Sends to one rank, which must receive as many elements; messages between two ranks keep their order. A message does not
+    /// wait for its receiver; but where 64 of them, or with it more than 64 MiB, are under way from this rank, it waits for the
+    /// oldest to be received.
     ///
     /// # Errors
     /// If there is no such rank, or it failed.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<()> {
         self.check_peer("send", to)?;
-        self.volume.count_message(size_of_val(data));
+        self.volume.count(&Call::whole(Operation::Send { to }, T::KIND, data.len()), self.engine.size());
         self.engine.send(to, bytemuck::cast_slice(data))
     }
 

@@ -29,6 +29,7 @@ pub mod open_files;
 pub mod processes;
 mod progress;
 pub mod recorder;
+mod spare;
 pub mod store;
 pub mod threads;
 #[cfg(feature = "gloo")]

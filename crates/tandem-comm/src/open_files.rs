@@ -6,8 +6,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{CommError, Result};
 
-/// Groups that a rank may be in: the job's, and those that split off from it.
-const GROUPS: u64 = 4;
+/// Groups of all ranks that a rank may be in: the job's, and those that split off from it. Where ranks are a grid, these are
+/// more groups of fewer ranks, no more together.
+const WHOLE_GROUPS: u64 = 4;
+/// The most groups: those of the grid's five axes are more.
+const GROUPS: u64 = WHOLE_GROUPS + 5;
 /// Descriptors of a group beside its connections: where it listens, what it polls with, and its client of the store.
 const PER_GROUP: u64 = 4;
 /// Descriptors of the store for one of its clients.
@@ -38,7 +41,7 @@ impl fmt::Display for Raised {
 /// Descriptors that a rank of `num_ranks` may need, or a process that serves the store to them, or both.
 pub fn needed(num_ranks: usize, is_rank: bool, serves: bool) -> u64 {
     let ranks = num_ranks as u64;
-    let of_rank = if is_rank { GROUPS * (ranks + PER_GROUP) } else { 0 };
+    let of_rank = if is_rank { WHOLE_GROUPS * ranks + GROUPS * PER_GROUP } else { 0 };
     let of_store = if serves { ranks * CLIENTS * PER_CLIENT } else { 0 };
     FILES + of_rank + of_store
 }

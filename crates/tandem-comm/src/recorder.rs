@@ -4,8 +4,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::call::Call;
-use crate::element::Reduction;
+use crate::call::{Call, Operation};
+use crate::element::{ElementKind, Reduction};
 use crate::error::Result;
 use crate::group::{Engine, Group};
 
@@ -100,12 +100,12 @@ impl Engine for Recorder {
         self.write(call)
     }
 
-    fn send(&mut self, _: usize, _: &[u8]) -> Result<()> {
-        Ok(())
+    fn send(&mut self, to: usize, data: &[u8]) -> Result<()> {
+        self.write(Call::whole(Operation::Send { to }, ElementKind::U8, data.len()))
     }
 
-    fn recv(&mut self, _: usize, _: &mut [u8]) -> Result<()> {
-        Ok(())
+    fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()> {
+        self.write(Call::whole(Operation::Recv { from }, ElementKind::U8, data.len()))
     }
 
     /// As if every rank gave the same colour.
@@ -132,7 +132,6 @@ impl Engine for Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ElementKind, Operation};
 
     #[test]
     fn calls_of_a_group_and_of_those_split_off_are_one_sequence() {
@@ -152,6 +151,17 @@ mod tests {
         assert_eq!(group.volume().bytes_sent, 2048 * 8 * 1023 / 1024);
         assert_eq!((log.size(0), log.size(1)), (1024, 1024));
         assert!(log.take().is_empty());
+    }
+
+    #[test]
+    fn messages_are_written_down_on_both_sides() {
+        let (mut group, log) = group(1, 3);
+        group.recv(0, &mut [0u8; 8]).unwrap();
+        group.dry(Call::whole(Operation::Send { to: 2 }, ElementKind::F32, 5)).unwrap();
+        group.send(2, &[1f64]).unwrap();
+        let calls: Vec<_> = log.take().into_iter().map(|(_, call)| call.to_string()).collect();
+        assert_eq!(calls, ["recv of 8 u8 from rank 0", "send of 5 f32 to rank 2", "send of 8 u8 to rank 2"]);
+        assert_eq!((group.volume().num_calls, group.volume().bytes_sent), (0, 5 * 4 + 8));
     }
 
     #[test]

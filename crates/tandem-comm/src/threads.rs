@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use crate::call::Call;
 use crate::element::{ElementKind, Reduction, reduce};
 use crate::error::{CommError, Result};
-use crate::group::{Engine, Group};
+use crate::group::{Engine, Group, MAX_MESSAGE_BYTES, MAX_MESSAGES};
+use crate::spare::Spare;
 
 /// One group for each of `size` ranks. A call in which a rank waits longer than `deadline` fails.
 ///
@@ -59,6 +60,7 @@ struct State {
     gone: Vec<bool>,
     /// Messages under way, by sender and receiver.
     mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
+    spare: Spare,
     /// Groups that split off in the current collective, by colour.
     children: HashMap<usize, Arc<Shared>>,
 }
@@ -313,15 +315,25 @@ impl Engine for Threads {
     }
 
     fn send(&mut self, to: usize, data: &[u8]) -> Result<()> {
-        let mut state = self.shared.lock();
+        let (shared, from) = (&*self.shared, self.rank);
+        let has_room = |state: &State| {
+            let queues = state.mail.iter().filter(|((sender, _), _)| *sender == from).map(|(_, queue)| queue);
+            let (num, bytes) = queues.flatten().fold((0, 0), |(num, bytes), m| (num + 1, bytes + m.len()));
+            num == 0 || num < MAX_MESSAGES && bytes + data.len() <= MAX_MESSAGE_BYTES
+        };
+        let call = format_args!("send of {} bytes to rank {to}", data.len());
+        let done = |state: &State| has_room(state) || state.gone[to];
+        let mut message = self.wait(shared.lock(), &call, done, |_| vec![to])?.spare.take(data.len());
+        message.extend_from_slice(data);
+        let mut state = shared.lock();
         if let Some(failure) = state.failure.clone() {
             return Err(failure);
         }
         if state.gone[to] {
             return Err(CommError::PeerLost { rank: to });
         }
-        state.mail.entry((self.rank, to)).or_default().push_back(data.to_vec());
-        self.shared.changed.notify_all();
+        state.mail.entry((from, to)).or_default().push_back(message);
+        shared.changed.notify_all();
         Ok(())
     }
 
@@ -344,7 +356,11 @@ impl Engine for Threads {
             };
             return Err(shared.fail(&mut state, error));
         }
+        drop(state);
         data.copy_from_slice(&message);
+        // The sender may wait for room.
+        shared.lock().spare.put(message);
+        shared.changed.notify_all();
         Ok(())
     }
 

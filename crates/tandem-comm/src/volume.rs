@@ -17,12 +17,9 @@ pub struct Volume {
 
 impl Volume {
     pub(crate) fn count(&mut self, call: &Call, size: usize) {
-        self.num_calls += 1;
+        let is_message = matches!(call.operation, Operation::Send { .. } | Operation::Recv { .. });
+        self.num_calls += u64::from(!is_message);
         self.bytes_sent += call.bytes_sent(size);
-    }
-
-    pub(crate) fn count_message(&mut self, bytes: usize) {
-        self.bytes_sent += bytes as u64;
     }
 }
 
@@ -34,7 +31,8 @@ impl Call {
             Operation::AllReduce(_) => 2 * bytes * (size - 1) / size,
             Operation::ReduceScatter(_) | Operation::AllGather => bytes * (size - 1) / size,
             Operation::Broadcast { .. } => bytes * u64::from(size > 1),
-            Operation::Barrier | Operation::Split => 0,
+            Operation::Send { .. } => bytes,
+            Operation::Barrier | Operation::Split | Operation::Recv { .. } => 0,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod conformance;
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use tandem_comm::{CommError, Group, Reduction, threads};
@@ -152,6 +153,39 @@ fn a_message_of_another_length_is_a_mismatch_and_a_sender_that_ended_is_lost() {
     assert_eq!(results[1], Err(CommError::PeerLost { rank: 0 }));
 }
 
+/// Else a rank that is ahead would fill the memory.
+#[test]
+fn a_message_waits_where_many_or_large_ones_have_not_been_received() {
+    let (deadline, both) = (Duration::from_millis(200), Barrier::new(2));
+    let one_too_many_waits = |sent: &[usize], received: usize| {
+        let results = on_ranks(2, deadline, |mut group| {
+            let is_sender = group.rank() == 0;
+            if is_sender {
+                sent.iter().for_each(|&len| group.send(1, &vec![0u8; len]).unwrap());
+            }
+            both.wait();
+            if !is_sender {
+                (0..received).for_each(|_| group.recv(0, &mut [0u8]).unwrap());
+            }
+            both.wait();
+            let mut result = Ok(());
+            if is_sender {
+                (0..received).for_each(|_| group.send(1, &[0u8]).unwrap());
+                result = group.send(1, &[0u8]);
+            }
+            // Nobody waits for a rank that is gone.
+            both.wait();
+            result
+        });
+        let late = "send of 1 bytes to rank 1".to_owned();
+        assert_eq!(results, [Err(CommError::Deadline { call: late, missing: vec![1], deadline }), Ok(())]);
+    };
+    one_too_many_waits(&[1; 64], 0);
+    one_too_many_waits(&[1; 64], 3);
+    // One may be larger than all together, but not with another.
+    one_too_many_waits(&[65 << 20], 0);
+}
+
 #[test]
 fn volume_is_counted_as_the_formulas_say() {
     let volumes = on_ranks(4, DEADLINE, |mut group| {
@@ -159,9 +193,15 @@ fn volume_is_counted_as_the_formulas_say() {
         group.all_gather(&mut [0i64; 40], &[10; 4]).unwrap();
         group.reduce_scatter(&mut [0f32; 40], &[10; 4], Reduction::Sum).unwrap();
         group.barrier().unwrap();
+        let (next, before) = ((group.rank() + 1) % 4, (group.rank() + 3) % 4);
+        group.send(next, &[0f64; 10]).unwrap();
+        group.recv(before, &mut [0f64; 10]).unwrap();
         *group.volume()
     });
     for volume in volumes {
-        assert_eq!((volume.num_calls, volume.bytes_sent), (4, 2 * 400 * 3 / 4 + 320 * 3 / 4 + 160 * 3 / 4));
+        assert_eq!(
+            (volume.num_calls, volume.bytes_sent),
+            (4, 2 * 400 * 3 / 4 + 320 * 3 / 4 + 160 * 3 / 4 + 80)
+        );
     }
 }

@@ -13,22 +13,20 @@ use super::roll_call::{Answer, RollCall};
 use crate::call::Call;
 use crate::element::Reduction;
 use crate::error::{CommError, Result};
-use crate::group::Engine;
+use crate::group::{Engine, MAX_MESSAGE_BYTES, MAX_MESSAGES};
+use crate::spare::Spare;
 use crate::store::{Store, StoreError};
 
 /// How long a rank that is done waits for the others to be. A connection that closes loses what the kernel has not sent yet.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How long the ranks of a group that stands still may take to find out so, one after another.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Messages that may be under way from this rank. One more waits for the oldest to be received.
-const MAX_MESSAGES: usize = 64;
-/// Their bytes.
-const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// One rank's end of a group.
 pub(super) struct Gloo {
     // Transfers stand before what they read from: fields are dropped in this order.
     messages: VecDeque<Message>,
+    spare: Spare,
     roll_call: RollCall,
     mesh: Arc<Mesh>,
     /// With the job's prefix, on this group's connection.
@@ -77,6 +75,7 @@ impl Gloo {
             .map_err(|fault| failure::report(&store, rank, CommError::PeerLost { rank: fault.peer }))?;
         Ok(Self {
             messages: VecDeque::new(),
+            spare: Spare::default(),
             roll_call,
             mesh,
             job,
@@ -219,6 +218,7 @@ impl Gloo {
             let call = format!("send of {} bytes to rank {}", message.data.len(), transfer.peer());
             transfer.wait(self.deadline).map_err(|fault| self.fault(&call, fault))?;
         }
+        self.spare.put(std::mem::take(&mut message.data));
         Ok(())
     }
 
@@ -292,7 +292,9 @@ impl Engine for Gloo {
         {
             self.settle_one()?;
         }
-        let (len, data) = ((data.len() as u64).to_le_bytes().to_vec(), data.to_vec());
+        let (len, mut copy) = ((data.len() as u64).to_le_bytes().to_vec(), self.spare.take(data.len()));
+        copy.extend_from_slice(data);
+        let data = copy;
         // SAFETY: the message keeps both copies where they are for as long as it has the transfers.
         let begun = unsafe {
             self.mesh.send(to, Slot::MessageLen, len.as_ptr(), 8).and_then(|first| {
