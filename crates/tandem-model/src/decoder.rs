@@ -8,9 +8,10 @@ use tandem_kernels::ops::RopeTable;
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
 use crate::slice::{self, Run, Slice};
 use crate::spec::DecoderSpec;
+use crate::stage::Stage;
 use crate::{ModelError, Result};
 
-/// A decoder, or one rank's slice of it, ready to be walked. Holds no weights.
+/// A decoder, or what one rank holds of it, a slice of the layers of a stage, ready to be walked. Holds no weights.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     spec: DecoderSpec,
@@ -20,7 +21,11 @@ pub struct Decoder {
     rope: Option<RopeTable>,
     positions: usize,
     slice: Slice,
-    /// What it is a slice of, if it is not the whole.
+    stage: Stage,
+    /// The layers of the stage, and which blocks are among them.
+    layers: Vec<LayerId>,
+    blocks: Range<usize>,
+    /// What it is a part of, if it is not the whole.
     whole: Option<Arc<Self>>,
 }
 
@@ -44,9 +49,12 @@ impl Decoder {
             block: LayerLayout::of(&spec, LayerId::Block(0)),
             head: LayerLayout::of(&spec, LayerId::Head),
             rope: spec.rotary.map(|r| RopeTable::new(&r.inverse_frequencies(), positions)),
+            layers: Stage::WHOLE.layers(&spec)?,
+            blocks: 0..spec.num_layers,
             spec,
             positions,
             slice: Slice::WHOLE,
+            stage: Stage::WHOLE,
             whole: None,
         })
     }
@@ -67,9 +75,31 @@ impl Decoder {
             head: LayerLayout::of(&spec, LayerId::Head),
             rope: whole.rope.clone(),
             positions: whole.positions,
+            layers: whole.layers.clone(),
+            blocks: whole.blocks.clone(),
             spec,
             slice,
+            stage: whole.stage,
             whole: Some(whole.clone()),
+        }))
+    }
+
+    /// A stage of a decoder, or of a slice of one: its layers are those of the stage, under the names that they have in the
+    /// whole.
+    ///
+    /// # Errors
+    /// If there are more stages than blocks.
+    pub fn staged(decoder: &Arc<Self>, stage: Stage) -> Result<Arc<Self>> {
+        debug_assert_eq!(decoder.stage, Stage::WHOLE, "a stage is not divided again");
+        if stage.count == 1 {
+            return Ok(decoder.clone());
+        }
+        Ok(Arc::new(Self {
+            stage,
+            layers: stage.layers(&decoder.whole().spec)?,
+            blocks: stage.blocks(&decoder.whole().spec)?,
+            whole: decoder.whole.clone().or_else(|| Some(decoder.clone())),
+            ..Self::clone(decoder)
         }))
     }
 
@@ -78,7 +108,12 @@ impl Decoder {
         self.slice
     }
 
-    /// What it is a slice of: itself, if it is the whole.
+    /// Which stage it is.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// What it is a part of: itself, if it is the whole.
     pub fn whole(&self) -> &Self {
         self.whole.as_deref().unwrap_or(self)
     }
@@ -98,18 +133,48 @@ impl Decoder {
         self.positions
     }
 
-    /// The layers in walk order: embedding, blocks, head.
+    /// The layers in walk order: embedding, blocks, head; of a stage, those that it holds.
     pub fn layers(&self) -> Vec<LayerId> {
-        let blocks = (0..self.spec.num_layers).map(LayerId::Block);
-        std::iter::once(LayerId::Embedding).chain(blocks).chain([LayerId::Head]).collect()
+        self.layers.clone()
+    }
+
+    /// The blocks, or those of the stage.
+    pub fn blocks(&self) -> Range<usize> {
+        self.blocks.clone()
     }
 
     /// A layer's place in [`Decoder::layers`].
+    ///
+    /// # Panics
+    /// If it is another stage's.
     pub fn index(&self, layer: LayerId) -> usize {
+        let before = usize::from(self.layers[0] == LayerId::Embedding);
+        match layer {
+            LayerId::Embedding if before == 1 => 0,
+            LayerId::Block(i) if self.blocks.contains(&i) => before + i - self.blocks.start,
+            LayerId::Head if self.stage.is_last() => before + self.blocks.len(),
+            _ => panic!("stage {} of {} does not hold the {layer}", self.stage.index, self.stage.count),
+        }
+    }
+
+    /// Whether the layer is held, and this stage's to write down and to count: see [`Stage::owns`].
+    pub fn owns(&self, layer: LayerId) -> bool {
+        self.layers.contains(&layer) && self.stage.owns(layer)
+    }
+
+    /// The stage that a layer is of, as [`Decoder::owns`] means it, of as many as this one's.
+    pub fn owner(&self, layer: LayerId) -> usize {
+        let count = self.stage.count;
         match layer {
             LayerId::Embedding => 0,
-            LayerId::Block(i) => 1 + i,
-            LayerId::Head => 1 + self.spec.num_layers,
+            LayerId::Head => count - 1,
+            LayerId::Block(i) => {
+                let holds = |&index: &usize| {
+                    let blocks = Stage { index, count }.blocks(&self.whole().spec);
+                    blocks.is_ok_and(|blocks| blocks.contains(&i))
+                };
+                (0..count).find(holds).expect("stages cover every block")
+            }
         }
     }
 
@@ -171,7 +236,7 @@ impl Decoder {
         })
     }
 
-    /// Number of parameters of the model; a tied table counts once.
+    /// Number of parameters of the model, or of the layers of a stage; a tied table counts once.
     pub fn num_parameters(&self) -> usize {
         self.layers().iter().map(|&l| self.layout(l).num_parameters()).sum()
     }

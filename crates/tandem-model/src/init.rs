@@ -56,7 +56,7 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
         } else if param.decay {
             let residual = matches!(param.part, Part::OutWeight | Part::DownWeight);
             let std = if residual { spec.init.residual_std } else { spec.init.std };
-            let stream = (decoder.index(layer) as u64) << 32 | param.part as u64;
+            let stream = (decoder.whole().index(layer) as u64) << 32 | param.part as u64;
             normal(mix(mix(seed) ^ stream), std, values);
         }
     }

@@ -6,7 +6,8 @@
 //!   rotary table.
 //! * [`Walk`] runs forward and backward over the layers. It takes weights from a [`WeightSource`] and gives gradients
 //!   to a [`GradientSink`]; where these keep them is not its business.
-//! * A [`Slice`] of a decoder is what one of several ranks holds of every layer; a [`Split`] is how they add up.
+//! * A [`Slice`] of a decoder is what one of several ranks holds of every layer; a [`Split`] is how they add up. A [`Stage`]
+//!   is which layers a rank holds.
 //! * [`ModelFolder`] reads a folder, [`save`] writes one, [`init`] makes weights from a seed.
 //! * [`decode`] generates text with a key/value cache.
 //!
@@ -33,6 +34,7 @@ pub mod rotary;
 pub mod save;
 pub mod slice;
 pub mod spec;
+pub mod stage;
 pub mod torch;
 pub mod walk;
 pub mod weights;
@@ -48,7 +50,8 @@ pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 pub use save::Save;
 pub use slice::Slice;
 pub use spec::DecoderSpec;
-pub use walk::{Checkpointing, SavedWalk, Split, Walk};
+pub use stage::Stage;
+pub use walk::{Checkpointing, Gradient, SavedWalk, Split, Walk};
 pub use weights::{GradientSink, LayerGradients, LayerWeights, WeightSource};
 
 /// The result of an operation on a model.

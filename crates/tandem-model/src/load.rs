@@ -1,6 +1,7 @@
 //! From HF tensors to flat f32 buffers, one layer at a time, in parallel, straight from the mapped files.
 
 use std::collections::HashSet;
+use std::mem::take;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -15,7 +16,7 @@ use crate::resident::FlatWeights;
 use crate::slice::Block;
 use crate::{ModelError, Result};
 
-/// Weights on disk, checked against a decoder and ready to be read layer by layer. Of a slice of a decoder, what the slice
+/// Weights on disk, checked against a decoder and ready to be read layer by layer. Of a part of a decoder, what the part
 /// holds is read and nothing else.
 pub struct WeightFiles {
     archive: Box<dyn TensorArchive>,
@@ -48,7 +49,7 @@ impl WeightFiles {
         let mut problems = Vec::new();
         let mut used = HashSet::new();
         let mut layers = Vec::new();
-        for layer in decoder.layers() {
+        for layer in whole.layers() {
             let mut found = pieces(family, spec, layer, whole.layout(layer));
             for piece in &mut found {
                 match locate(&*archive, family, piece) {
@@ -68,8 +69,8 @@ impl WeightFiles {
         }
         if problems.is_empty() {
             let heads = spec.attention.heads;
-            let layers = decoder.layers().into_iter().zip(layers);
-            let layers = layers.map(|(layer, pieces)| sources(decoder, layer, pieces)).collect();
+            let held = |layer: LayerId| sources(decoder, layer, take(&mut layers[whole.index(layer)]));
+            let layers = decoder.layers().into_iter().map(held).collect();
             Ok(Self { archive, layers, heads })
         } else {
             Err(ModelError::Tensors { path: archive.path().to_owned(), problems })

@@ -9,41 +9,49 @@ use crate::layout::LayerId;
 use crate::weights::{GradientSink, WeightSource};
 
 impl Walk<'_> {
-    /// Announces and fetches every layer as [`Walk::forward`] does.
+    /// Announces and fetches every layer as [`Walk::stage_forward`] does.
     ///
     /// # Errors
     /// If weights cannot be had.
     pub fn idle_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
-        let num_layers = self.decoder.spec().num_layers;
-        weights.prefetch(LayerId::Embedding)?;
-        weights.prefetch(LayerId::Block(0))?;
-        touch(weights, LayerId::Embedding)?;
-        for index in 0..num_layers {
-            let next = if index + 1 < num_layers { LayerId::Block(index + 1) } else { LayerId::Head };
-            weights.prefetch(next)?;
+        let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
+        if stage.is_first() {
+            weights.prefetch(LayerId::Embedding)?;
+        }
+        weights.prefetch(LayerId::Block(own.start))?;
+        if stage.is_first() {
+            touch(weights, LayerId::Embedding)?;
+        }
+        for index in own {
+            self.prefetch_after(weights, index)?;
             touch(weights, LayerId::Block(index))?;
         }
-        self.idle_head_forward(weights)
+        if stage.is_last() { self.idle_head_forward(weights) } else { Ok(()) }
     }
 
-    /// Announces and fetches every layer, and emits gradients of zero, as [`Walk::backward`] does.
+    /// Announces and fetches every layer, and emits gradients of zero, as [`Walk::stage_backward`] does.
     ///
     /// # Errors
     /// If weights or gradient buffers cannot be had.
     pub fn idle_backward(&self, weights: &mut dyn WeightSource, grads: &mut dyn GradientSink) -> Result<()> {
-        let num_layers = self.decoder.spec().num_layers;
-        if num_layers > 0 {
-            weights.prefetch(LayerId::Block(num_layers - 1))?;
+        let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
+        if let Some(last) = own.clone().next_back() {
+            weights.prefetch(LayerId::Block(last))?;
         }
-        self.idle_head_backward(weights, grads)?;
-        for index in (0..num_layers).rev() {
+        if stage.is_last() {
+            self.idle_head_backward(weights, grads)?;
+        }
+        for index in own.clone().rev() {
             let layer = LayerId::Block(index);
-            if index > 0 {
+            if index > own.start {
                 weights.prefetch(LayerId::Block(index - 1))?;
             }
             touch(weights, layer)?;
             grads.open(layer)?;
             grads.emit(layer)?;
+        }
+        if !stage.is_first() {
+            return Ok(());
         }
         grads.open(LayerId::Embedding)?;
         grads.emit(LayerId::Embedding)

@@ -4,7 +4,8 @@
 //! compute type. The gradient of the residual stream is one buffer that every layer adds into.
 //!
 //! On a slice of a decoder a layer does its share, and asks a [`Split`] for what those have who hold the others. Of the
-//! residual stream and its gradient it then has its own rows alone.
+//! residual stream and its gradient it then has its own rows alone. On a stage of a decoder the walk begins with what the stage
+//! before gives, and ends with what the next one takes.
 //!
 //! Nothing here reads tensor memory: the same code runs on a dry-run device, and that is the plan.
 
@@ -18,10 +19,12 @@ mod norm;
 mod picked;
 mod rows;
 mod split;
+mod stage;
 
 pub(crate) use attention::Attend;
 pub(crate) use block::{Block, Keep};
 pub use split::Split;
+pub use stage::Gradient;
 
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
@@ -33,7 +36,7 @@ use crate::{ModelError, Result};
 
 use attention::ForestAttention;
 use block::SavedBlock;
-use head::{SavedHead, ScoredRows};
+use head::SavedHead;
 use picked::Picked;
 use rows::Shares;
 
@@ -64,7 +67,8 @@ impl Checkpointing {
 /// What a forward pass kept for its backward pass. Dropping it returns the memory.
 pub struct SavedWalk {
     blocks: Vec<SavedBlock>,
-    head: SavedHead,
+    /// Of the last stage.
+    head: Option<SavedHead>,
 }
 
 /// Runs a decoder on a device.
@@ -93,9 +97,8 @@ impl Walk<'_> {
         forest: &Forest,
         scores: &mut HeadScores,
     ) -> Result<()> {
-        let rows = ScoredRows::of(forest);
-        let (x, _) = self.blocks(weights, forest, Keep::Nothing, rows.of_last_block())?;
-        self.head_forward(weights, forest, rows, x, scores, false)?;
+        self.check_stage()?;
+        self.stage_forward(weights, forest, None, scores, false)?;
         Ok(())
     }
 
@@ -109,11 +112,8 @@ impl Walk<'_> {
         forest: &Forest,
         scores: &mut HeadScores,
     ) -> Result<SavedWalk> {
-        let rows = ScoredRows::of(forest);
-        let keep = self.checkpointing.keep(self.split.is_some());
-        let (x, blocks) = self.blocks(weights, forest, keep, rows.of_last_block())?;
-        let head = self.head_forward(weights, forest, rows, x, scores, true)?;
-        Ok(SavedWalk { blocks, head })
+        self.check_stage()?;
+        Ok(self.stage_forward(weights, forest, None, scores, true)?.1)
     }
 
     /// Adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]` over the forest's predictions into the sink, layer by
@@ -130,34 +130,9 @@ impl Walk<'_> {
         scores: &HeadScores,
         d_log_prob: &[f32],
     ) -> Result<()> {
-        if d_log_prob.len() != forest.predictions.len() {
-            return Err(ModelError::Invalid(format!(
-                "{} gradients for {} predictions",
-                d_log_prob.len(),
-                forest.predictions.len()
-            )));
-        }
-        let SavedWalk { mut blocks, head } = saved;
-        let last = blocks.len();
-        if last > 0 {
-            weights.prefetch(LayerId::Block(last - 1))?;
-        }
-        let mut dx = self.head_backward(weights, grads, forest, head, scores, d_log_prob)?;
-        while let Some(saved) = blocks.pop() {
-            let index = blocks.len();
-            let layer = LayerId::Block(index);
-            // The embedding's backward reads no weights.
-            if index > 0 {
-                weights.prefetch(LayerId::Block(index - 1))?;
-            }
-            let layer_weights = weights.fetch(layer)?;
-            let mut gradients = grads.open(layer)?;
-            let block = Block { walk: self, weights: &layer_weights, index };
-            block.backward(saved, forest, &mut dx, &mut gradients)?;
-            weights.release(layer);
-            grads.emit(layer)?;
-        }
-        self.embedding_backward(grads, forest, dx)
+        self.check_stage()?;
+        let end = Gradient::OfScores { scores, d_log_prob };
+        self.stage_backward(weights, grads, forest, saved, end).map(drop)
     }
 
     /// All logits `[R, V]` f32 of the given rows of the token axis, before the head's scale and softcap. For
@@ -166,23 +141,13 @@ impl Walk<'_> {
     /// # Errors
     /// As [`Walk::forward`]; and for a slice, which has logits of its own tokens alone.
     pub fn logits(&self, weights: &mut dyn WeightSource, forest: &Forest, rows: &[u32]) -> Result<Tensor> {
+        self.check_stage()?;
         if self.split.is_some() {
             return Err(ModelError::Invalid("a slice of a decoder has no logits of all tokens".to_owned()));
         }
-        let (x, _) = self.blocks(weights, forest, Keep::Nothing, Some(rows))?;
-        self.head_logits(weights, x.view())
-    }
-
-    /// Embedding and blocks.
-    fn blocks(
-        &self,
-        weights: &mut dyn WeightSource,
-        forest: &Forest,
-        keep: Keep,
-        rows: Option<&[u32]>,
-    ) -> Result<(Tensor, Vec<SavedBlock>)> {
         let mut attend = ForestAttention { device: self.device, forest };
-        self.blocks_with(weights, &forest.tokens, &mut attend, keep, rows)
+        let (x, _) = self.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(rows))?;
+        self.head_logits(weights, x.view())
     }
 
     /// Embedding and blocks over tokens at the positions that `attend` tells, with its attention. After the last block only
@@ -197,18 +162,30 @@ impl Walk<'_> {
         rows: Option<&[u32]>,
     ) -> Result<(Tensor, Vec<SavedBlock>)> {
         self.check_split()?;
-        let num_layers = self.decoder.spec().num_layers;
-        let mut saved = Vec::with_capacity(if keep == Keep::Nothing { 0 } else { num_layers });
         weights.prefetch(LayerId::Embedding)?;
         weights.prefetch(LayerId::Block(0))?;
-        let mut x = self.embed(weights, tokens, attend.positions())?;
-        for index in 0..num_layers {
+        let x = self.embed(weights, tokens, attend.positions())?;
+        self.blocks_from(weights, x, tokens.len(), attend, keep, rows)
+    }
+
+    /// The blocks, from the residual stream of `num_tokens` tokens before the first of them.
+    fn blocks_from(
+        &self,
+        weights: &mut dyn WeightSource,
+        mut x: Tensor,
+        num_tokens: usize,
+        attend: &mut dyn Attend,
+        keep: Keep,
+        rows: Option<&[u32]>,
+    ) -> Result<(Tensor, Vec<SavedBlock>)> {
+        let (own, num_layers) = (self.decoder.blocks(), self.decoder.spec().num_layers);
+        let mut saved = Vec::with_capacity(if keep == Keep::Nothing { 0 } else { own.len() });
+        for index in own.clone() {
             let layer = LayerId::Block(index);
-            let next = if index + 1 < num_layers { LayerId::Block(index + 1) } else { LayerId::Head };
-            weights.prefetch(next)?;
+            self.prefetch_after(weights, index)?;
             let layer_weights = weights.fetch(layer)?;
             let block = Block { walk: self, weights: &layer_weights, index };
-            let rows = self.block_rows(tokens.len(), rows.filter(|_| index + 1 == num_layers));
+            let rows = self.block_rows(num_tokens, rows.filter(|_| index + 1 == num_layers));
             let (y, kept) = block.forward(x, attend, rows, keep)?;
             weights.release(layer);
             if keep != Keep::Nothing {
@@ -217,6 +194,17 @@ impl Walk<'_> {
             x = y;
         }
         Ok((x, saved))
+    }
+
+    /// Announces what comes after a block in the forward pass of this stage.
+    fn prefetch_after(&self, weights: &mut dyn WeightSource, index: usize) -> Result<()> {
+        if index + 1 < self.decoder.blocks().end {
+            weights.prefetch(LayerId::Block(index + 1))
+        } else if self.decoder.stage().is_last() {
+            weights.prefetch(LayerId::Head)
+        } else {
+            Ok(())
+        }
     }
 
     fn alloc(&self, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {

@@ -1,0 +1,162 @@
+//! One stage's part of the walk: from tokens, or what the stage before gave, to scores, or what the next one takes. The
+//! whole decoder is its only stage.
+
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{DType, Forest, Tensor};
+
+use super::attention::ForestAttention;
+use super::block::Block;
+use super::head::ScoredRows;
+use super::{Keep, SavedWalk, Walk};
+use crate::layout::LayerId;
+use crate::stage::Stage;
+use crate::weights::{GradientSink, WeightSource};
+use crate::{ModelError, Result};
+
+/// What a stage's backward begins with.
+pub enum Gradient<'a> {
+    /// The last stage: the derivative by each prediction's log-probability.
+    OfScores {
+        /// As forward gave them.
+        scores: &'a HeadScores,
+        /// One number for each prediction.
+        d_log_prob: &'a [f32],
+    },
+    /// The others: the gradient of what forward gave, this rank's rows of `[T,D]` f32, from the next stage.
+    OfStream(Tensor),
+}
+
+impl Walk<'_> {
+    /// Forward through the layers of a stage. `x` is the residual stream `[T,D]` f32, this rank's rows of it, that the stage before gave; the first
+    /// has none. The last one scores the forest's predictions, the others return the stream that the next one takes.
+    /// With `keep`, [`Walk::stage_backward`] will follow.
+    ///
+    /// # Errors
+    /// As [`Walk::forward`]; if there is an `x` too many, too few, or of another shape.
+    pub fn stage_forward(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        x: Option<Tensor>,
+        scores: &mut HeadScores,
+        keep: bool,
+    ) -> Result<(Option<Tensor>, SavedWalk)> {
+        let stage = self.decoder.stage();
+        let rows = ScoredRows::of(forest);
+        let kept = if keep { self.checkpointing.keep(self.split.is_some()) } else { Keep::Nothing };
+        let mut attend = ForestAttention { device: self.device, forest };
+        let of_last_block = rows.of_last_block();
+        let (x, blocks) = match x {
+            None if stage.is_first() => {
+                self.blocks_with(weights, &forest.tokens, &mut attend, kept, of_last_block)?
+            }
+            Some(x) if !stage.is_first() => {
+                self.check_split()?;
+                self.check_stream(forest, &x)?;
+                weights.prefetch(LayerId::Block(self.decoder.blocks().start))?;
+                self.blocks_from(weights, x, forest.num_tokens(), &mut attend, kept, of_last_block)?
+            }
+            _ => {
+                let (index, count) = (stage.index, stage.count);
+                return Err(ModelError::Invalid(format!(
+                    "stage {index} of {count} cannot begin without what the one before gives, nor the first with it"
+                )));
+            }
+        };
+        if !stage.is_last() {
+            return Ok((Some(x), SavedWalk { blocks, head: None }));
+        }
+        let head = self.head_forward(weights, forest, rows, x, scores, keep)?;
+        Ok((None, SavedWalk { blocks, head: Some(head) }))
+    }
+
+    /// Backward through the layers of a stage: adds their gradients into the sink, from the last to the first, and returns
+    /// the gradient of the stream that forward took, `[T,D]` f32; the first stage took none.
+    ///
+    /// # Errors
+    /// As [`Walk::backward`]; if the stage is not the one that `end` is for.
+    pub fn stage_backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        grads: &mut dyn GradientSink,
+        forest: &Forest,
+        saved: SavedWalk,
+        end: Gradient<'_>,
+    ) -> Result<Option<Tensor>> {
+        let SavedWalk { mut blocks, head } = saved;
+        let (first, is_first) = (self.decoder.blocks().start, self.decoder.stage().is_first());
+        let last = first + blocks.len();
+        if last > first {
+            weights.prefetch(LayerId::Block(last - 1))?;
+        }
+        let mut dx = match (end, head) {
+            (Gradient::OfScores { scores, d_log_prob }, Some(head)) => {
+                if d_log_prob.len() != forest.predictions.len() {
+                    return Err(ModelError::Invalid(format!(
+                        "{} gradients for {} predictions",
+                        d_log_prob.len(),
+                        forest.predictions.len()
+                    )));
+                }
+                self.head_backward(weights, grads, forest, head, scores, d_log_prob)?
+            }
+            (Gradient::OfStream(dx), None) => {
+                self.check_stream(forest, &dx)?;
+                dx
+            }
+            _ => {
+                let what =
+                    "the last stage begins backward with its scores, another with what the next one gives";
+                return Err(ModelError::Invalid(what.to_owned()));
+            }
+        };
+        while let Some(saved) = blocks.pop() {
+            let index = first + blocks.len();
+            let layer = LayerId::Block(index);
+            // The embedding's backward reads no weights.
+            if index > first {
+                weights.prefetch(LayerId::Block(index - 1))?;
+            }
+            let layer_weights = weights.fetch(layer)?;
+            let mut gradients = grads.open(layer)?;
+            let block = Block { walk: self, weights: &layer_weights, index };
+            block.backward(saved, forest, &mut dx, &mut gradients)?;
+            weights.release(layer);
+            grads.emit(layer)?;
+        }
+        if !is_first {
+            return Ok(Some(dx));
+        }
+        self.embedding_backward(grads, forest, dx).map(|()| None)
+    }
+
+    /// Rows of the residual stream, and of its gradient, that go from stage to stage: those that this rank holds.
+    pub fn num_stream_rows(&self, forest: &Forest) -> usize {
+        self.shares(forest.num_tokens()).own().len()
+    }
+
+    /// One of several stages is of no use without the others.
+    pub(super) fn check_stage(&self) -> Result<()> {
+        let Stage { index, count } = self.decoder.stage();
+        if count == 1 {
+            return Ok(());
+        }
+        Err(ModelError::Invalid(format!("stage {index} of {count} of a decoder is walked by itself")))
+    }
+
+    /// What travels between stages is this rank's rows of the residual stream of all tokens.
+    fn check_stream(&self, forest: &Forest, x: &Tensor) -> Result<()> {
+        let expected = (self.num_stream_rows(forest), self.decoder.spec().hidden_size);
+        if (x.rows(), x.cols(), x.dtype()) == (expected.0, expected.1, DType::F32) {
+            return Ok(());
+        }
+        Err(ModelError::Invalid(format!(
+            "a stage was given {} x {} {}, expected {} x {} f32",
+            x.rows(),
+            x.cols(),
+            x.dtype(),
+            expected.0,
+            expected.1
+        )))
+    }
+}
