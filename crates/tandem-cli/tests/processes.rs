@@ -78,6 +78,45 @@ fn processes_hold_a_model_in_slices_as_threads_do() {
     refused.expect(2).says(&["compute.tensor = 2, but there are 3 ranks"]);
 }
 
+/// Stages change no bit, whoever carries what goes between them; the plan tells each.
+#[test]
+fn processes_hold_a_model_in_stages_and_give_the_same_as_one() {
+    let shop = Workshop::new();
+    let mut model = shop.write_config("model");
+    model["num_hidden_layers"] = 3.into();
+    model["tie_word_embeddings"] = true.into();
+    shop.write("model/config.json", &model.to_string());
+    let random = ["--set", "weights=random", "--set", "compute.threads=1"];
+    let whole = configure(&shop, "whole", 4);
+    shop.run(&[&["train", &whole][..], &random].concat()).expect(0);
+    for (ranks, stages, sharding) in [("3", "3", "ddp"), ("4", "2", "zero3")] {
+        let [stages, sharding] =
+            [format!("compute.pipeline={stages}"), format!("compute.sharding={sharding}")];
+        let settings = [&["--set", &stages, "--set", &sharding][..], &random].concat();
+        let threads = configure(&shop, &format!("threads{ranks}"), 4);
+        let devices = format!("compute.devices=cpu:{ranks}");
+        let on_threads = [&["--set", &devices][..], &settings].concat();
+        shop.run(&[&["train", &threads][..], &on_threads].concat()).expect(0);
+        let processes = configure(&shop, &format!("processes{ranks}"), 4);
+        shop.run(&[&["launch", "-n", ranks, "train", &processes][..], &settings].concat()).expect(0);
+        same_runs(&shop, &format!("processes{ranks}"), "whole");
+        same_runs(&shop, &format!("threads{ranks}"), "whole");
+        let plan = |run: &str| String::from_utf8(shop.bytes(&format!("{run}{ranks}/plan.json"))).unwrap();
+        assert_eq!(plan("processes"), plan("threads"));
+        if ranks == "3" {
+            let planned = shop.run(&[&["plan", &threads][..], &on_threads].concat()).expect(0);
+            for stage in
+                ["stage 1 of 3, with blocks 0 to 0", "stage 2 of 3", "stage 3 of 3, with blocks 2 to 2"]
+            {
+                assert!(planned.stdout.contains(stage), "{}", planned.stdout);
+            }
+        }
+    }
+    let config = configure(&shop, "refused", 4);
+    let refused = shop.run(&["launch", "-n", "3", "train", &config, "--set", "compute.pipeline=2"]);
+    refused.expect(2).says(&["compute.pipeline = 2, but there are 3 ranks"]);
+}
+
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

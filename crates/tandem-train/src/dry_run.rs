@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tandem_comm::{Call, recorder};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Device;
-use tandem_model::Decoder;
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
@@ -13,6 +12,7 @@ use crate::mesh::Mesh;
 use crate::micro_batch::MicroBatch;
 use crate::prepare::{Prepared, partition, to_walk};
 use crate::reference::{Reference, RowScores};
+use crate::stages::StagedWalk;
 use crate::start::Start;
 use crate::step::{Learner, Scorer};
 
@@ -27,16 +27,18 @@ pub fn reference_pass(
     mesh: &mut Mesh,
     batch: &MicroBatch,
 ) -> Result<()> {
-    let decoder = Decoder::sliced(&prepared.decoder, mesh.slice())?;
+    let decoder = mesh.part(&prepared.decoder)?;
     let mut weights = START.reference(config, &decoder, device, mesh.shard(), |_| {})?;
     let walk = to_walk(config, &decoder, device, mesh.split());
-    walk.forward(weights.as_mut(), &batch.forest, &mut Default::default())?;
+    let walk = StagedWalk { walk, stages: mesh.stages() };
+    walk.forward(weights.as_mut(), &batch.forest, &mut Default::default(), false)?;
     Ok(())
 }
 
 /// What rank `rank` of `num_ranks` calls in the first step of a run: the group, counted from 0, and the call. Group 0 is all
-/// ranks; with a tensor axis 1 is the data group and [`TENSOR_GROUP`] the tensor group; others are split off the data group: with a
-/// replicate axis first the shard group and the replicas.
+/// ranks; with a tensor or pipeline axis 1 is the data group, with a tensor axis [`TENSOR_GROUP`] the tensor group; the one
+/// after these is the pipeline group, if there is that axis; others are split off the data group: with a replicate axis first
+/// the shard group and the replicas.
 ///
 /// # Errors
 /// If the model does not fit its config, or the data does not fit the model.
@@ -68,7 +70,7 @@ pub fn load(
     device: &Device,
     mesh: &mut Mesh,
 ) -> Result<(Scorer, Learner)> {
-    let decoder = &Decoder::sliced(&prepared.decoder, mesh.slice())?;
+    let decoder = &mesh.part(&prepared.decoder)?;
     let shard = mesh.shard();
     let reference = match config.reference.kind {
         ReferenceKind::Model => Reference::Model(START.reference(config, decoder, device, shard, |_| {})?),
@@ -85,7 +87,7 @@ pub fn load(
     Ok((Scorer::new(config, device.clone(), decoder.clone(), policy, reference), learner))
 }
 
-/// The number that [`calls`] gives the group of the ranks that hold the slices of one model.
+/// The number that [`calls`] gives the group of the ranks that hold the slices of one stage.
 pub const TENSOR_GROUP: usize = 2;
 
 /// No file is opened: a device that computes nothing takes no content.

@@ -32,8 +32,13 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         });
     }
     // One rank, whatever the run had: with every core.
-    let compute =
-        ComputeConfig { devices: Devices::Cpu(1), tensor: 1, replicate: 1, ..config.compute.clone() };
+    let compute = ComputeConfig {
+        devices: Devices::Cpu(1),
+        replicate: 1,
+        tensor: 1,
+        pipeline: 1,
+        ..config.compute.clone()
+    };
     let config = &Config { compute, ..config.clone() };
     let prepared = Prepared::open(config, observer)?;
     let plan = Plan::make(config, &prepared, 0, 1)?;

@@ -4,7 +4,8 @@
 //! * [`plan`]: what will be in memory when, from a [`dry_run`] of the code below.
 //! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`mod@reference`] what the policy is
 //!   compared with, [`objective`] the losses, [`optimizer`] the update, [`micro_batch`] cuts batches into forests.
-//! * [`ranks`]: one trainer on each rank; [`mesh`]: which ranks hold the same, and which hold the slices of one model.
+//! * [`ranks`]: one trainer on each rank; [`mesh`]: which ranks hold the same, and which hold the slices of one model, or
+//!   its [`stages`]; [`pipeline`]: in which order a stage computes its micro-batches.
 //! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
@@ -25,14 +26,17 @@ pub mod metrics;
 pub mod micro_batch;
 pub mod objective;
 pub mod optimizer;
+pub mod pipeline;
 pub mod plan;
 pub mod prepare;
 pub mod ranks;
 pub mod reference;
+mod reports;
 pub mod run_dir;
 pub mod saver;
 pub mod schedule;
 pub mod snapshot;
+pub mod stages;
 pub mod start;
 pub mod step;
 pub mod store;

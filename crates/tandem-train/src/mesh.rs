@@ -1,17 +1,21 @@
-//! The ranks as a grid, replicate × shard × tensor.
+//! The ranks as a grid, replicate × shard × pipeline × tensor.
 //!
-//! Neighbours form a *tensor group*: they hold the slices of one model and compute the same micro-batches together. The ranks
-//! that hold the same slice form a *data group*: they divide micro-batches. With sharding, neighbours in it form a *shard group*,
-//! which holds the slice once, in parts; the ranks of all shard groups that hold the same part are its *replicas*. Without a
-//! tensor axis all ranks are one data group, and without a replicate axis a data group is one shard group.
+//! Neighbours form a *tensor group*: they hold the slices of one stage of a model. Neighbouring tensor groups hold the stages
+//! of one model, front to back; the ranks of one slice of them are a *pipeline group*. All of these compute the same
+//! micro-batches together. The ranks that hold the same slice of the same stage form a *data group*: they divide micro-batches.
+//! With sharding, neighbours in it form a *shard group*, which holds the slice once, in parts; the ranks of all shard groups
+//! that hold the same part are its *replicas*. Without a tensor or pipeline axis all ranks are one data group, and without a
+//! replicate axis a data group is one shard group.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
 use tandem_kernels::{DType, Tensor, bf16};
-use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split};
+use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split, Stage};
 
 use crate::config::{ComputeConfig, Config};
+use crate::stages::Stages;
 use crate::store::{Sharding, lost};
 use crate::{Result, TrainError};
 
@@ -24,7 +28,10 @@ pub struct Mesh {
 
 struct Axes {
     data: Group,
-    tensor: TensorGroup,
+    /// If there is more than one slice.
+    tensor: Option<TensorGroup>,
+    /// If there is more than one stage.
+    stages: Option<Stages>,
 }
 
 /// How a data group is divided.
@@ -35,23 +42,28 @@ struct Hybrid {
     replicas: Group,
 }
 
-/// The ranks that hold the slices of one model.
+/// The ranks that hold the slices of one stage of a model.
 struct TensorGroup(RefCell<Group>);
 
 impl Mesh {
-    /// Divides the ranks as `compute.replicate` and `compute.tensor` say.
+    /// Divides the ranks as `compute` says: `tensor` neighbours hold the slices of a stage, `pipeline` times as many a model,
+    /// and there are `replicate` times as many models in parts.
     ///
     /// # Errors
     /// If their number cannot be divided so, or a rank is lost.
     pub fn new(mut world: Group, compute: &ComputeConfig) -> Result<Self> {
         check_ranks(compute, world.size())?;
-        let (tensor, replicate) = (compute.tensor, compute.replicate);
-        let axes = if tensor == 1 {
+        let ComputeConfig { tensor: slices, pipeline: stages, replicate, .. } = *compute;
+        let of_model = slices * stages;
+        let axes = if of_model == 1 {
             None
         } else {
-            let data = world.split_by(|rank| rank % tensor)?;
-            let tensor = world.split_by(|rank| rank / tensor)?;
-            Some(Axes { data, tensor: TensorGroup(RefCell::new(tensor)) })
+            let data = world.split_by(|rank| rank % of_model)?;
+            let tensor = if slices > 1 { Some(world.split_by(|rank| rank / slices)?) } else { None };
+            let pipeline = |rank: usize| rank / of_model * slices + rank % slices;
+            let stages = if stages > 1 { Some(Stages::new(world.split_by(pipeline)?)) } else { None };
+            let tensor = tensor.map(|group| TensorGroup(RefCell::new(group)));
+            Some(Axes { data, tensor, stages })
         };
         let mut mesh = Self { world, axes, hybrid: None };
         if replicate > 1 {
@@ -74,7 +86,7 @@ impl Mesh {
         &mut self.world
     }
 
-    /// The ranks that hold the same slice as this one.
+    /// The ranks that hold the same slice of the same stage as this one.
     pub fn data(&mut self) -> &mut Group {
         self.in_walk().0
     }
@@ -105,30 +117,56 @@ impl Mesh {
         }
     }
 
-    /// The ranks that hold the same slice, and those that hold the others: who meets in a walk.
-    pub fn in_walk(&mut self) -> (&mut Group, Option<&dyn Split>) {
+    /// The ranks that hold the same, those that hold the other slices, and those that hold the other stages: who meets in a
+    /// walk.
+    pub fn in_walk(&mut self) -> (&mut Group, Option<&dyn Split>, Option<&Stages>) {
         match &mut self.axes {
-            Some(Axes { data, tensor }) => (data, Some(tensor)),
-            None => (&mut self.world, None),
+            Some(Axes { data, tensor, stages }) => {
+                (data, tensor.as_ref().map(|tensor| tensor as &dyn Split), stages.as_ref())
+            }
+            None => (&mut self.world, None, None),
         }
     }
 
-    /// Those who hold the other slices of this rank's model.
+    fn tensor(&self) -> Option<&TensorGroup> {
+        self.axes.as_ref()?.tensor.as_ref()
+    }
+
+    /// Those who hold the other slices of this rank's stage.
     pub fn split(&self) -> Option<&dyn Split> {
-        self.axes.as_ref().map(|axes| &axes.tensor as &dyn Split)
+        self.tensor().map(|tensor| tensor as &dyn Split)
+    }
+
+    /// Those who hold the other stages of this rank's model.
+    pub fn stages(&self) -> Option<&Stages> {
+        self.axes.as_ref()?.stages.as_ref()
     }
 
     /// Which slice this rank holds.
     pub fn slice(&self) -> Slice {
-        self.axes.as_ref().map_or(Slice::WHOLE, |axes| {
-            let tensor = axes.tensor.0.borrow();
+        self.tensor().map_or(Slice::WHOLE, |tensor| {
+            let tensor = tensor.0.borrow();
             Slice { index: tensor.rank(), count: tensor.size() }
         })
     }
 
-    /// Whether this rank speaks for its tensor group, all of which know the same.
+    /// Which stage this rank holds.
+    pub fn stage(&self) -> Stage {
+        self.stages().map_or(Stage::WHOLE, Stages::own)
+    }
+
+    /// What this rank holds of a decoder.
+    ///
+    /// # Errors
+    /// If it cannot be divided into so many slices and stages.
+    pub fn part(&self, whole: &Arc<Decoder>) -> Result<Arc<Decoder>> {
+        Ok(Decoder::staged(&Decoder::sliced(whole, self.slice())?, self.stage())?)
+    }
+
+    /// Whether this rank speaks for those that compute a micro-batch together: its stage has the scores, which all of its
+    /// slices know.
     pub fn leads(&self) -> bool {
-        self.slice().index == 0
+        self.slice().index == 0 && self.stage().is_last()
     }
 
     /// What each rank of the tensor group says, added in the order of slices: the same bits on all of them.
@@ -144,17 +182,24 @@ impl Mesh {
         Ok(each.iter().sum())
     }
 
-    /// The fingerprint of a whole model from those of its slices.
+    /// The fingerprint of a whole model from those of the layers that this rank owns: the same for any number of stages.
     ///
     /// # Errors
     /// If a rank is lost.
-    pub fn whole_fingerprint(&self, own: blake3::Hash) -> Result<blake3::Hash> {
-        let Some(Axes { tensor, .. }) = &self.axes else { return Ok(own) };
+    pub fn whole_fingerprint(&self, decoder: &Decoder, own: &[blake3::Hash]) -> Result<blake3::Hash> {
+        const EACH: usize = blake3::OUT_LEN;
+        let mut layers: Vec<u8> = own.iter().flat_map(|hash| *hash.as_bytes()).collect();
+        if let Some(stages) = self.stages() {
+            let mut counts = vec![0; stages.own().count];
+            decoder.whole().layers().into_iter().for_each(|layer| counts[decoder.owner(layer)] += EACH);
+            layers = stages.gather(&layers, &counts)?;
+        }
+        let own = blake3::hash(&layers);
+        let Some(tensor) = self.tensor() else { return Ok(own) };
         let Slice { index, count } = self.slice();
-        let each = own.as_bytes().len();
-        let mut all = vec![0u8; count * each];
-        all[index * each..(index + 1) * each].copy_from_slice(own.as_bytes());
-        tensor.0.borrow_mut().all_gather(&mut all, &vec![each; count])?;
+        let mut all = vec![0u8; count * EACH];
+        all[index * EACH..(index + 1) * EACH].copy_from_slice(own.as_bytes());
+        tensor.0.borrow_mut().all_gather(&mut all, &vec![EACH; count])?;
         Ok(blake3::hash(&all))
     }
 
@@ -163,7 +208,7 @@ impl Mesh {
     /// # Errors
     /// If a rank is lost.
     pub fn join(&self, decoder: &Decoder, layer: LayerId, flat: &mut Vec<f32>) -> Result<()> {
-        let Some(Axes { tensor, .. }) = &self.axes else { return Ok(()) };
+        let Some(tensor) = self.tensor() else { return Ok(()) };
         let (index, counts) = (self.slice().index, decoder.slice_lengths(layer));
         let start: usize = counts[..index].iter().sum();
         let mut parts = vec![0.0; counts.iter().sum()];
@@ -175,10 +220,9 @@ impl Mesh {
         Ok(())
     }
 
-    /// Whether this rank has to hand its slices over to the first one, which writes.
+    /// Whether this rank is of the same model as the first one, which writes: it has to put its layers together for that.
     pub fn serves_first(&self) -> bool {
-        let Slice { index, count } = self.slice();
-        index > 0 && self.world.rank() < count
+        self.world.rank() < self.slice().count * self.stage().count
     }
 }
 
@@ -230,25 +274,32 @@ fn elements(x: &Tensor, rows: &[usize]) -> Vec<usize> {
 /// # Errors
 /// If so, or the model's config cannot be read.
 pub fn check(config: &Config, num_ranks: usize) -> Result<()> {
-    let tensor = config.compute.tensor;
-    check_ranks(&config.compute, num_ranks)?;
-    if tensor > 1 {
-        let folder = ModelFolder::open(&config.model)?;
-        check_model(&folder, tensor)?;
+    let compute = &config.compute;
+    check_ranks(compute, num_ranks)?;
+    if compute.tensor * compute.pipeline > 1 {
+        check_model(&ModelFolder::open(&config.model)?, compute)?;
     }
     Ok(())
 }
 
-fn check_model(folder: &ModelFolder, tensor: usize) -> Result<()> {
-    let refused = |error| TrainError::Mismatch {
-        reason: format!("compute.tensor = {tensor} does not fit {}: {error}", folder.path().display()),
+fn check_model(folder: &ModelFolder, compute: &ComputeConfig) -> Result<()> {
+    let refused = |key: &str, count: usize| {
+        let place = folder.path().display().to_string();
+        let key = key.to_owned();
+        move |error| TrainError::Mismatch {
+            reason: format!("compute.{key} = {count} does not fit {place}: {error}"),
+        }
     };
-    Slice { index: 0, count: tensor }.spec(folder.spec()).map(drop).map_err(refused)
+    let ComputeConfig { tensor, pipeline, .. } = *compute;
+    Slice { index: 0, count: tensor }.spec(folder.spec()).map_err(refused("tensor", tensor))?;
+    Stage { index: 0, count: pipeline }.blocks(folder.spec()).map_err(refused("pipeline", pipeline))?;
+    Ok(())
 }
 
 fn check_ranks(compute: &ComputeConfig, num_ranks: usize) -> Result<()> {
-    let ComputeConfig { tensor, replicate, sharding, .. } = *compute;
-    let unit = tensor * replicate;
+    let ComputeConfig { tensor, pipeline, replicate, sharding, .. } = *compute;
+    let axes = [("tensor", tensor), ("pipeline", pipeline), ("replicate", replicate)];
+    let unit: usize = axes.iter().map(|(_, count)| count).product();
     let reason = if replicate > 1 && sharding == Sharding::Ddp {
         format!(
             "compute.replicate = {replicate} says how often what is divided is there, and compute.sharding = \"ddp\" divides \
@@ -257,11 +308,9 @@ fn check_ranks(compute: &ComputeConfig, num_ranks: usize) -> Result<()> {
     } else if num_ranks.is_multiple_of(unit) {
         return Ok(());
     } else {
-        let asked = match (tensor, replicate) {
-            (_, 1) => format!("compute.tensor = {tensor}"),
-            (1, _) => format!("compute.replicate = {replicate}"),
-            _ => format!("compute.tensor = {tensor} and compute.replicate = {replicate}"),
-        };
+        let asked = axes.iter().filter(|(_, count)| *count > 1);
+        let asked: Vec<_> = asked.map(|(key, count)| format!("compute.{key} = {count}")).collect();
+        let asked = asked.join(" and ");
         let ranks = if num_ranks == 1 {
             "there is 1 rank".to_owned()
         } else {

@@ -42,17 +42,17 @@ pub struct Share {
 }
 
 impl Share {
-    /// A batch that is one micro-batch.
-    pub fn of(batch: &MicroBatch) -> Self {
-        let chosen = batch.scored_tokens.iter().map(|&n| u64::from(n)).sum();
-        let all = 0..batch.rows.len();
+    /// A batch of so many micro-batches that are all the same.
+    pub fn of(batch: &MicroBatch, count: usize) -> Self {
+        let chosen: u64 = batch.scored_tokens.iter().map(|&n| u64::from(n)).sum();
+        let (rows, times) = (batch.rows.len(), count as u64);
         Self {
-            rows: batch.rows.clone(),
-            cuts: vec![all],
-            totals: BatchTotals { pairs: batch.rows.len() as u64, chosen_tokens: chosen },
-            sequence_tokens: batch.sequence_tokens,
-            mine: vec![0],
-            rounds: 1,
+            rows: batch.rows.repeat(count),
+            cuts: (0..count).map(|index| index * rows..(index + 1) * rows).collect(),
+            totals: BatchTotals { pairs: times * rows as u64, chosen_tokens: times * chosen },
+            sequence_tokens: times * batch.sequence_tokens,
+            mine: (0..count).collect(),
+            rounds: count,
         }
     }
 

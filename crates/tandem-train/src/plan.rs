@@ -6,14 +6,16 @@
 use std::fmt;
 
 use serde_json::{Value, json};
-use tandem_comm::{Group, recorder};
+use tandem_comm::{Group, Operation, recorder};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{DType, Device, Kind, MemoryUse};
+use tandem_model::Stage;
 
-use crate::config::{Config, ReferenceKind};
+use crate::config::{ComputeConfig, Config, ReferenceKind};
 use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
+use crate::pipeline::most_under_way;
 use crate::prepare::{Prepared, compute_type, threads};
 use crate::{Result, dry_run};
 
@@ -28,12 +30,20 @@ pub struct Plan {
     pub dtype: DType,
     /// Ranks; everything below is of one of them.
     pub ranks: usize,
-    /// How many of them hold the slices of one model.
+    /// How many of them hold the slices of one stage of a model.
     pub tensor: usize,
+    /// Which stage this rank holds, of how many.
+    pub stage: Stage,
+    /// The blocks of that stage.
+    pub blocks: std::ops::Range<usize>,
+    /// Micro-batches of which something is kept at a time.
+    pub under_way: usize,
     /// Bytes that a rank sends in a step in which each rank has one micro-batch, as [`tandem_comm::Volume`] counts.
     pub bytes_sent: u64,
     /// Those of them that it sends to the ranks that hold the other slices.
     pub bytes_sent_between_slices: u64,
+    /// Those that it sends to the ranks that hold the other stages.
+    pub bytes_sent_between_stages: u64,
     /// Threads.
     pub threads: usize,
     /// Optimiser steps.
@@ -73,9 +83,12 @@ impl Plan {
     /// asks.
     pub fn make(config: &Config, prepared: &Prepared, rank: usize, num_ranks: usize) -> Result<Self> {
         mesh::check(config, num_ranks)?;
-        let tensor = config.compute.tensor;
+        let ComputeConfig { tensor, pipeline, .. } = config.compute;
         let on_mesh = |group: Group| Mesh::new(group, &config.compute);
-        let candidates = largest(config, prepared)?;
+        let mesh = on_mesh(recorder::group(rank, num_ranks).0)?;
+        let (stage, blocks) = (mesh.stage(), mesh.part(&prepared.decoder)?.blocks());
+        let (candidates, rounds) = largest(config, prepared, num_ranks / (tensor * pipeline))?;
+        let under_way = most_under_way(stage, rounds);
         let dtype = compute_type(config);
         let mut phases = Vec::new();
         if config.reference.kind == ReferenceKind::Precompute {
@@ -84,25 +97,36 @@ impl Plan {
                 dry_run::reference_pass(config, prepared, device, &mut mesh, batch)
             })?);
         }
-        let (mut bytes_sent, mut bytes_sent_between_slices) = (0, 0);
-        phases.push(phase("train", &candidates, |device, batch| {
-            let (group, log) = recorder::group(rank, num_ranks);
-            let mut mesh = on_mesh(group)?;
-            let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
-            let (mut scorer, mut learner) = dry_run::load(config, prepared, device, &mut mesh)?;
-            scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
-            let calls = log.take();
-            let sent = |is_counted: &dyn Fn(usize) -> bool| -> u64 {
-                let counted = calls.iter().filter(|(group, _)| is_counted(*group));
-                counted.map(|(group, call)| call.bytes_sent(log.size(*group))).sum()
+        let mut sent = [0; 3];
+        let mut train = phase("train", &candidates, |device, batch| {
+            // One micro-batch after another, as many as are under way at once; what is sent is counted for one.
+            let step = |count: usize, device: &Device| -> Result<[u64; 3]> {
+                let (group, log) = recorder::group(rank, num_ranks);
+                let mut mesh = on_mesh(group)?;
+                let (share, build) = (Share::of(batch, count), &mut |_: &[u32]| Ok(batch.clone()));
+                let (mut scorer, mut learner) = dry_run::load(config, prepared, device, &mut mesh)?;
+                scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
+                let calls = log.take();
+                let sent = |is_counted: &dyn Fn(usize, Operation) -> bool| -> u64 {
+                    let counted = calls.iter().filter(|(group, call)| is_counted(*group, call.operation));
+                    counted.map(|(group, call)| call.bytes_sent(log.size(*group))).sum()
+                };
+                let in_tensor = |group: usize| tensor > 1 && group == dry_run::TENSOR_GROUP;
+                let is_message = |operation| matches!(operation, Operation::Send { .. });
+                Ok([sent(&|_, _| true), sent(&|group, _| in_tensor(group)), sent(&|_, op| is_message(op))])
             };
-            bytes_sent = sent(&|_| true);
-            bytes_sent_between_slices = sent(&|group| tensor > 1 && group == dry_run::TENSOR_GROUP);
+            sent = step(under_way, device)?;
+            if under_way > 1 {
+                sent = step(1, &Device::meta())?;
+            }
             Ok(())
-        })?);
+        })?;
+        train.flops /= under_way as f64;
+        phases.push(train);
+        let [bytes_sent, bytes_sent_between_slices, bytes_sent_between_stages] = sent;
         if prepared.eval.is_some() {
             phases.push(phase("evaluate", &candidates, |device, batch| {
-                let (share, build) = (Share::of(batch), &mut |_: &[u32]| Ok(batch.clone()));
+                let (share, build) = (Share::of(batch, 1), &mut |_: &[u32]| Ok(batch.clone()));
                 let mut mesh = on_mesh(recorder::group(rank, num_ranks).0)?;
                 let (mut scorer, _learner) = dry_run::load(config, prepared, device, &mut mesh)?;
                 scorer.evaluate(&mut mesh, &share, build)?;
@@ -116,8 +140,12 @@ impl Plan {
             dtype,
             ranks: num_ranks,
             tensor,
+            stage,
+            blocks,
+            under_way,
             bytes_sent,
             bytes_sent_between_slices,
+            bytes_sent_between_stages,
             threads: threads(config),
             steps: config.train.length.total_steps(train_rows, config.train.batch_size),
             batch_size: config.train.batch_size,
@@ -152,8 +180,13 @@ impl Plan {
             "dtype": self.dtype.name(),
             "ranks": self.ranks,
             "tensor": self.tensor,
+            "pipeline": self.stage.count,
+            "stage": self.stage.index,
+            "blocks_of_stage": [self.blocks.start, self.blocks.end],
+            "micro_batches_under_way": self.under_way,
             "bytes_sent_in_a_step": self.bytes_sent,
             "bytes_sent_between_slices_in_a_step": self.bytes_sent_between_slices,
+            "bytes_sent_between_stages_in_a_step": self.bytes_sent_between_stages,
             "threads": self.threads,
             "steps": self.steps,
             "batch_size": self.batch_size,
@@ -167,8 +200,10 @@ impl Plan {
     }
 }
 
-/// The micro-batches that decide the peak: most tokens, and most scored rows.
-fn largest(config: &Config, prepared: &Prepared) -> Result<Vec<MicroBatch>> {
+/// The micro-batches that decide the peak, most tokens and most scored rows; and how many a rank of `num_data` computes in a
+/// step at most.
+fn largest(config: &Config, prepared: &Prepared, num_data: usize) -> Result<(Vec<MicroBatch>, usize)> {
+    let mut rounds = 1;
     let mut batcher = prepared.batcher(config);
     let mut by_tokens: Option<MicroBatch> = None;
     let mut by_scored: Option<MicroBatch> = None;
@@ -186,7 +221,9 @@ fn largest(config: &Config, prepared: &Prepared) -> Result<Vec<MicroBatch>> {
     // Shuffled epochs are cut differently; looking at every step of a long run would cost more than it tells.
     for step in 0..steps.min(batches.steps_per_epoch().max(LOOK_AHEAD)) {
         let rows = batches.rows(step);
-        for cut in batcher.cut(&prepared.train, rows) {
+        let share = batcher.share(&prepared.train, rows, 0, num_data);
+        rounds = rounds.max(share.rounds);
+        for cut in share.cuts {
             consider(batcher.build(&prepared.train, &rows[cut])?);
         }
     }
@@ -196,7 +233,7 @@ fn largest(config: &Config, prepared: &Prepared) -> Result<Vec<MicroBatch>> {
             consider(batcher.build(eval, &rows[range])?);
         }
     }
-    Ok(by_tokens.into_iter().chain(by_scored).collect())
+    Ok((by_tokens.into_iter().chain(by_scored).collect(), rounds))
 }
 
 /// Steps whose micro-batches are looked at, at least.
@@ -257,9 +294,25 @@ impl fmt::Display for Plan {
         if self.tensor > 1 {
             writeln!(
                 f,
-                "(each {} ranks hold one model in slices; {:.1} MiB of that go between them)",
+                "(each {} ranks hold {} in slices; {:.1} MiB of that go between them)",
                 self.tensor,
+                if self.stage.count > 1 { "one stage" } else { "one model" },
                 mebibytes(self.bytes_sent_between_slices as usize)
+            )?;
+        }
+        if self.stage.count > 1 {
+            writeln!(
+                f,
+                "(stage {} of {}, with blocks {} to {}; {:.1} MiB go to other stages; up to {} under way at once)",
+                self.stage.index + 1,
+                self.stage.count,
+                self.blocks.start,
+                self.blocks.end - 1,
+                mebibytes(self.bytes_sent_between_stages as usize),
+                match self.under_way {
+                    1 => "1 micro-batch is".to_owned(),
+                    n => format!("{n} micro-batches are"),
+                }
             )?;
         }
         let kinds: Vec<Kind> = Kind::ALL

@@ -11,7 +11,7 @@ use tandem_comm::{Group, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{Device, Forest};
-use tandem_model::{Decoder, ModelFolder, Walk, WeightSource};
+use tandem_model::{ModelFolder, Walk, WeightSource};
 
 use crate::config::{Config, ReferenceKind};
 use crate::events::{Event, Observer};
@@ -19,6 +19,7 @@ use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
 use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
+use crate::stages::StagedWalk;
 use crate::start::Start;
 use crate::store::Sharding;
 use crate::{Result, TrainError};
@@ -43,13 +44,14 @@ pub enum Reference {
 pub struct RowScores(pub Vec<[f64; 2]>);
 
 impl Reference {
-    /// Summed log-probability of each sequence of a micro-batch; `None` without a reference.
+    /// Summed log-probability of each sequence of a micro-batch; `None` without a reference, or where a model's come out on
+    /// another stage.
     ///
     /// # Errors
     /// If the forward pass fails.
     pub fn log_probs(
         &mut self,
-        walk: &Walk<'_>,
+        walk: &StagedWalk<'_>,
         split: Split,
         batch: &MicroBatch,
         scores: &mut HeadScores,
@@ -65,8 +67,8 @@ impl Reference {
                 Ok(Some(batch.rows.iter().flat_map(|&row| rows.0[row as usize]).collect()))
             }
             Self::Model(weights) => {
-                walk.forward(weights.as_mut(), &batch.forest, scores)?;
-                Ok(Some(sequence_log_probs(&batch.forest, scores)))
+                walk.forward(weights.as_mut(), &batch.forest, scores, false)?;
+                Ok(walk.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
             }
         }
     }
@@ -139,12 +141,12 @@ impl RowScores {
     }
 
     /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
-    /// of the data group computed is added. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
+    /// of the data group computed is added, and every stage gets what the last one has. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
     ///
     /// # Errors
     /// If a forward pass fails, or a rank is lost.
     pub fn compute(
-        walk: &Walk<'_>,
+        walk: &StagedWalk<'_>,
         weights: &mut dyn WeightSource,
         cache: &TokenCache,
         group: &mut Group,
@@ -157,20 +159,25 @@ impl RowScores {
         let mut done = 0;
         for batch in batches {
             let batch = batch?;
-            walk.forward(weights, &batch.forest, &mut scores)?;
-            let sums = sequence_log_probs(&batch.forest, &scores);
-            for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
-                rows[row as usize] = [pair[0], pair[1]];
+            walk.forward(weights, &batch.forest, &mut scores, false)?;
+            if walk.is_last() {
+                let sums = sequence_log_probs(&batch.forest, &scores);
+                for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
+                    rows[row as usize] = [pair[0], pair[1]];
+                }
             }
             // As if all ranks were as far.
             done += (batch.rows.len() * group.size()) as u64;
             progress(done.min(rows.len() as u64));
         }
         for _ in 0..idle_rounds {
-            walk.idle_forward(weights)?;
+            walk.walk.idle_forward(weights)?;
         }
         if group.size() > 1 {
             group.all_reduce(rows.as_flattened_mut(), Reduction::Sum)?;
+        }
+        if let Some(stages) = walk.stages {
+            stages.broadcast_from_last(rows.as_flattened_mut())?;
         }
         Ok(Self(rows))
     }
@@ -192,7 +199,7 @@ pub fn load_reference(
     if config.reference.kind == ReferenceKind::None {
         return Ok(Reference::None);
     }
-    let decoder = &Decoder::sliced(&prepared.decoder, mesh.slice())?;
+    let decoder = &mesh.part(&prepared.decoder)?;
     let files = match &config.reference.model {
         Some(path) => Start::Files(ModelFolder::open(path)?.weights(decoder)?),
         None => Start::of_policy(config, prepared, decoder)?,
@@ -200,13 +207,15 @@ pub fn load_reference(
     if config.reference.kind == ReferenceKind::Model {
         return Ok(Reference::Model(files.reference(config, decoder, device, mesh.shard(), |_| {})?));
     }
-    let mut hasher = blake3::Hasher::new();
-    let see = |layer: &[f32]| {
-        hasher.update(bytemuck::cast_slice(layer));
+    let (mut hashes, mut layers) = (Vec::new(), decoder.layers().into_iter());
+    let see = |flat: &[f32]| {
+        if layers.next().is_some_and(|layer| decoder.owns(layer)) {
+            hashes.push(blake3::hash(bytemuck::cast_slice(flat)));
+        }
     };
     let mut weights = files.reference(config, decoder, device, mesh.shard(), see)?;
     // A model in slices has a fingerprint of its own: its arithmetic differs.
-    let fingerprint = mesh.whole_fingerprint(hasher.finalize())?;
+    let fingerprint = mesh.whole_fingerprint(decoder, &hashes)?;
     let mut of_split = |split: Split, cache: &TokenCache| -> Result<RowScores> {
         let mut key = blake3::Hasher::new();
         key.update(fingerprint.as_bytes());
@@ -223,8 +232,8 @@ pub fn load_reference(
             world.broadcast(scores.0.as_flattened_mut(), 0)?;
             return Ok(found.expect("just put there"));
         }
-        let (data, split_over) = mesh.in_walk();
-        let walk = to_walk(config, decoder, device, split_over);
+        let (data, split_over, stages) = mesh.in_walk();
+        let walk = StagedWalk { walk: to_walk(config, decoder, device, split_over), stages };
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, data.rank(), data.size());

@@ -4,8 +4,9 @@
 //! checkpoint does not depend on how its writer had placed them.
 //!
 //! A rank writes its part of every layer of its slice, as [`Partition`] divides layers: of what is divided, what it holds; of
-//! what all ranks with that slice hold, as much. What all slices hold, the first writes. So nothing is written twice, ranks
-//! write as many bytes, and the files of a number of ranks are the same under every sharding.
+//! what all ranks with that slice hold, as much. What all slices hold, the first writes, and a table that two stages hold the
+//! first of these. So nothing is written twice, ranks of a stage write as many bytes, and the files of a number of ranks are
+//! the same under every sharding.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,12 +23,41 @@ use crate::{Result, TrainError};
 /// The name of the masters' group.
 const POLICY: &str = "policy";
 
-/// A whole layer's masters, on the first rank and those that hold the other slices of its model; the other ranks
-/// [`Policy::hand_over`].
+/// A whole layer's masters, on the first rank; the others [`hand_over`].
 ///
 /// # Errors
 /// If a rank is lost.
 pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
+    match mesh.stages().filter(|_| !decoder.owns(layer)) {
+        Some(stages) => {
+            let mut flat = vec![0.0; decoder.whole().layout(layer).len];
+            stages.ask(decoder.owner(layer), &mut flat)?;
+            Ok(flat)
+        }
+        None => join(mesh, decoder, policy, layer),
+    }
+}
+
+/// Takes this rank's part in the first one's reading of every layer, in their order.
+///
+/// # Errors
+/// If a rank is lost.
+pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
+    for layer in decoder.layers().into_iter().filter(|&layer| decoder.owns(layer)) {
+        if !mesh.serves_first() {
+            policy.hand_over(decoder.index(layer))?;
+            continue;
+        }
+        let flat = join(mesh, decoder, policy, layer)?;
+        if let Some(stages) = mesh.stages().filter(|_| mesh.slice().index == 0 && !mesh.stage().is_first()) {
+            stages.answer(&flat)?;
+        }
+    }
+    Ok(())
+}
+
+/// A whole layer of this stage, of all of its parts and slices.
+fn join(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
     let mut flat = vec![0.0; decoder.layout(layer).len];
     policy.read_layer(decoder.index(layer), &mut flat)?;
     mesh.join(decoder, layer, &mut flat)?;
@@ -42,7 +72,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share of a slice of the model of this place, among so many ([`Mesh::share`]).
+    /// The share of a part of the model of this place, among so many ([`Mesh::share`]).
     pub fn new(decoder: &Arc<Decoder>, (rank, num_ranks): (usize, usize)) -> Self {
         Self { decoder: decoder.clone(), partition: Partition::new(decoder, rank, num_ranks) }
     }
@@ -53,6 +83,12 @@ impl Share {
         groups.iter().flat_map(|(name, parts)| self.pieces(name, parts)).collect()
     }
 
+    /// Elements of this rank's part of a layer that it writes: of a copy of another stage's, none.
+    fn written(&self, index: usize) -> Range<usize> {
+        let owned = self.partition.owned(index);
+        if self.decoder.owns(self.decoder.layers()[index]) { owned } else { owned.start..owned.start }
+    }
+
     /// By group and layer, the part that is to be written.
     fn parts<'a>(&self, policy: &'a Policy, optimizer: &'a Optimizer) -> Vec<(&'static str, Vec<View<'a>>)> {
         let (masters, held) = policy.masters();
@@ -60,7 +96,7 @@ impl Share {
         let groups = std::iter::once((POLICY, masters, held)).chain(states);
         let parts = |weights: &'a FlatWeights, held: &Partition| {
             let part = |(index, flat): (usize, &'a Tensor)| {
-                let (start, owned) = (held.owned(index).start, self.partition.owned(index));
+                let (start, owned) = (held.owned(index).start, self.written(index));
                 flat.view().col_range(owned.start - start..owned.end - start)
             };
             weights.layers.iter().enumerate().map(part).collect()
@@ -73,7 +109,7 @@ impl Share {
         let (decoder, slice) = (&self.decoder, self.decoder.slice());
         let mut pieces = Vec::new();
         for ((index, layer), part) in decoder.layers().into_iter().enumerate().zip(parts) {
-            let (owned, elements) = (self.partition.owned(index), part.as_slice::<f32>());
+            let (owned, elements) = (self.written(index), part.as_slice::<f32>());
             let params = decoder.whole().layout(layer).params.iter().zip(&decoder.layout(layer).params);
             for (whole, param) in params {
                 if slice.index > 0 && !slice.splits(whole.part) {
@@ -116,7 +152,7 @@ impl Snapshot {
     pub fn new(device: &Device, share: Share, optimizer: &Optimizer) -> Result<Self> {
         let names = std::iter::once(POLICY).chain(optimizer.states().into_iter().map(|(name, _)| name));
         let layers = 0..share.partition.num_layers();
-        let copy = |layer| device.alloc(Kind::Checkpoint, 1, share.partition.owned(layer).len(), DType::F32);
+        let copy = |layer| device.alloc(Kind::Checkpoint, 1, share.written(layer).len(), DType::F32);
         let group = |name| Ok((name, layers.clone().map(copy).collect::<Result<_, _>>()?));
         let groups = names.map(group).collect::<Result<_>>()?;
         Ok(Self { share, groups })
@@ -167,17 +203,17 @@ pub fn restore(
         });
     }
     let partition = policy.masters().1.clone();
-    let mut num_read = read_group(checkpoint, POLICY, decoder, policy.masters_mut(), &partition)?;
+    let mut num_known = read_group(checkpoint, POLICY, decoder, policy.masters_mut(), &partition)?;
     let partition = optimizer.partition().clone();
     for (group, weights) in optimizer.states_mut() {
-        num_read += read_group(checkpoint, group, decoder, weights, &partition)?;
+        num_known += read_group(checkpoint, group, decoder, weights, &partition)?;
     }
     let num_stored = checkpoint.tensors().len();
-    if num_read != num_stored {
+    if num_known != num_stored {
         return Err(TrainError::BrokenCheckpoint {
             path: checkpoint.path().to_path_buf(),
             reason: format!(
-                "it holds {num_stored} tensors, of which this run has a place for {num_read}: it is of another model or \
+                "it holds {num_stored} tensors, of which this run has a place for {num_known}: it is of another model or \
                  optimizer; restore them in the config, or start anew with --overwrite"
             ),
         });
@@ -193,7 +229,8 @@ pub fn restore_policy(checkpoint: &Checkpoint, decoder: &Decoder, masters: &mut 
     read_group(checkpoint, POLICY, decoder, masters, &Partition::whole(decoder)).map(|_| ())
 }
 
-/// Reads this rank's part, or of its slice, of one group and returns the number of its tensors.
+/// Reads this rank's part of what it holds of one group, checks that the others' is there too, and returns the number of the
+/// group's tensors.
 fn read_group(
     checkpoint: &Checkpoint,
     group: &str,
@@ -201,13 +238,18 @@ fn read_group(
     weights: &mut FlatWeights,
     partition: &Partition,
 ) -> Result<usize> {
-    let mut num_read = 0;
+    let mut num_tensors = 0;
+    for layer in decoder.whole().layers() {
+        for param in &decoder.whole().layout(layer).params {
+            checkpoint.check_tensor(&spec(group, layer, param))?;
+            num_tensors += 1;
+        }
+    }
     for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut weights.layers).enumerate() {
         let owned = partition.owned(index);
         let params = decoder.whole().layout(layer).params.iter().zip(&decoder.layout(layer).params);
         for (whole, param) in params {
             let spec = spec(group, layer, whole);
-            checkpoint.check_tensor(&spec)?;
             for run in decoder.runs(whole) {
                 let start = param.offset + run.start;
                 let wanted = start.max(owned.start)..(start + run.whole.len()).min(owned.end);
@@ -217,10 +259,9 @@ fn read_group(
                     checkpoint.read(&spec.name, run.whole.start + wanted.start - start, out)?;
                 }
             }
-            num_read += 1;
         }
     }
-    Ok(num_read)
+    Ok(num_tensors)
 }
 
 fn spec(group: &str, layer: LayerId, param: &ParamSpec) -> TensorSpec {

@@ -3,12 +3,13 @@
 //! reference log-probs → policy forward → objective → backward walk → (sum over micro-batches) → norm → clip →
 //! optimiser. The recipes differ in the forest that comes in and in the objective; the order lives here alone.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tandem_comm::{Group, Phase, Progress, Reduction};
+use tandem_comm::{Phase, Progress};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device};
-use tandem_model::{Checkpointing, Decoder, Walk};
+use tandem_model::{Checkpointing, Decoder, SavedWalk, Walk};
 
 use crate::Result;
 use crate::config::{Config, Method};
@@ -17,10 +18,13 @@ use crate::metrics::{MetricSums, Sides, Split};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::objective::{BatchTotals, Loss, ObjectiveConfig, PairLogProbs, likelihood_loss, preference_loss};
 use crate::optimizer::Optimizer;
+use crate::pipeline::{Turn, turns};
 use crate::prepare::{checkpointing, compute_type};
 use crate::reference::{Reference, sequence_log_probs};
+use crate::reports::{Report, Reports};
 use crate::schedule::clip_coefficient;
 use crate::snapshot::{self, Snapshot};
+use crate::stages::StagedWalk;
 use crate::store::{Accumulator, Partition, Policy, Sharding};
 
 /// What is needed to score a batch: a policy, what it is compared with, and the loss.
@@ -111,12 +115,15 @@ impl Scorer {
         build: &mut dyn FnMut(&[u32]) -> Result<MicroBatch>,
     ) -> Result<MetricSums> {
         let mut reports = Reports::new(share.cuts.len());
-        for &index in &share.mine {
+        for round in 0..self.rounds(share) {
+            let Some(&index) = share.mine.get(round) else {
+                self.idle_forward()?;
+                continue;
+            };
             let micro = build(share.rows_of(index))?;
-            let report = self.pass(Split::Eval, &micro, &share.totals, mesh.split(), None)?;
+            let (_, report) = self.forward(Split::Eval, &micro, &share.totals, mesh, None)?;
             reports.set(index, &report, mesh.leads());
         }
-        self.idle(share, None)?;
         reports.exchange(mesh.world())?;
         Ok(reports.together().sums)
     }
@@ -139,13 +146,34 @@ impl Scorer {
         self.progress.enter(Phase::Forward);
         let mut reports = Reports::new(share.cuts.len());
         learner.gradients.begin(share.cuts.len())?;
-        for &index in &share.mine {
-            let micro = build(share.rows_of(index))?;
-            let mut report = self.pass(Split::Train, &micro, &share.totals, mesh.split(), Some(learner))?;
-            report.in_range = learner.gradients.in_range();
-            reports.set(index, &report, mesh.leads());
+        let mut under_way = VecDeque::new();
+        for turn in turns(mesh.stage(), self.rounds(share)) {
+            match turn {
+                Turn::Forward(round) => {
+                    let Some(&index) = share.mine.get(round) else {
+                        self.idle_forward()?;
+                        continue;
+                    };
+                    self.progress.enter(Phase::Forward);
+                    let micro = build(share.rows_of(index))?;
+                    let derivative = Some(&mut learner.d_log_prob);
+                    let (saved, report) =
+                        self.forward(Split::Train, &micro, &share.totals, mesh, derivative)?;
+                    under_way.push_back((index, micro, saved, report));
+                }
+                Turn::Backward(_) => {
+                    // The ranks of one model have as many micro-batches, and idle together when they are through.
+                    let Some((index, micro, saved, mut report)) = under_way.pop_front() else {
+                        self.idle_backward(learner)?;
+                        continue;
+                    };
+                    self.progress.enter(Phase::Backward);
+                    self.backward(learner, &micro, saved, mesh)?;
+                    report.in_range = learner.gradients.in_range();
+                    reports.set(index, &report, mesh.leads());
+                }
+            }
         }
-        self.idle(share, Some(learner))?;
         self.progress.enter(Phase::Reduce);
         reports.exchange(mesh.world())?;
         let whole = reports.together();
@@ -156,6 +184,7 @@ impl Scorer {
             }
         }
         learner.gradients.reduce(mesh)?;
+        learner.gradients.join_tied(mesh.stages())?;
         let grad_norm = if whole.in_range { learner.gradients.norm(mesh)? } else { f64::INFINITY };
         // A dry run has no numbers, and takes the way of a good step.
         let is_dry = matches!(self.device, Device::Meta(_));
@@ -173,46 +202,49 @@ impl Scorer {
         Ok(StepOutcome { sums: whole.sums, grad_norm, updated, suspects, log_ratio })
     }
 
-    /// Walks along with the ranks that have more micro-batches than this one, where they meet in the walk.
-    fn idle(&mut self, share: &Share, learner: Option<&mut Learner>) -> Result<()> {
-        if !self.sharding.meets_in_walk() {
-            return Ok(());
-        }
-        let Self { device, decoder, dtype, checkpointing, policy, reference, .. } = self;
-        // A tensor group has as many micro-batches on each of its ranks: they idle together, and have nothing to sum.
-        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: None };
-        let mut learner = learner;
-        for _ in share.mine.len()..share.rounds {
-            reference.idle(&walk)?;
-            walk.idle_forward(policy)?;
-            if let Some(learner) = &mut learner {
-                walk.idle_backward(policy, &mut learner.gradients)?;
-            }
-        }
-        Ok(())
+    /// How often this rank walks: also where it has nothing to compute, if others need it in their walk.
+    fn rounds(&self, share: &Share) -> usize {
+        if self.sharding.meets_in_walk() { share.rounds } else { share.mine.len() }
     }
 
-    /// Forward, objective, metrics and, with a learner, backward of one micro-batch.
-    fn pass(
+    /// Walks along forward with the ranks that have more micro-batches than this one, where they meet in the walk. The ranks
+    /// of one model do so together, and have nothing to sum or to send.
+    fn idle_forward(&mut self) -> Result<()> {
+        let Self { device, decoder, dtype, checkpointing, policy, reference, .. } = self;
+        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: None };
+        reference.idle(&walk)?;
+        Ok(walk.idle_forward(policy)?)
+    }
+
+    /// The same backward.
+    fn idle_backward(&mut self, learner: &mut Learner) -> Result<()> {
+        let Self { device, decoder, dtype, checkpointing, policy, .. } = self;
+        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: None };
+        Ok(walk.idle_backward(policy, &mut learner.gradients)?)
+    }
+
+    /// Forward, objective and metrics of one micro-batch; the objective is the last stage's. If backward is to follow, the
+    /// derivative of the loss by each prediction's log-probability is written.
+    fn forward(
         &mut self,
         split: Split,
         micro: &MicroBatch,
         totals: &BatchTotals,
-        split_over: Option<&dyn tandem_model::Split>,
-        learner: Option<&mut Learner>,
-    ) -> Result<Report> {
-        let mut sums = MetricSums::default();
-        if learner.is_some() {
-            self.progress.enter(Phase::Forward);
-        }
+        mesh: &Mesh,
+        derivative: Option<&mut Vec<f32>>,
+    ) -> Result<(SavedWalk, Report)> {
+        let mut report = Report { in_range: true, ..Report::default() };
         let Self { device, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
-        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: split_over };
+        let walk =
+            Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: mesh.split() };
+        let walk = StagedWalk { walk, stages: mesh.stages() };
         let forest = &micro.forest;
         let reference = reference.log_probs(&walk, split, micro, scores)?;
-        let saved = match learner {
-            Some(_) => Some(walk.forward_keep(policy, forest, scores)?),
-            None => walk.forward(policy, forest, scores).map(|()| None)?,
-        };
+        let saved = walk.forward(policy, forest, scores, derivative.is_some())?;
+        if !walk.is_last() {
+            return Ok((saved, report));
+        }
+        let sums = &mut report.sums;
         let log_probs = sequence_log_probs(forest, scores);
         let (weight, sides) = match self.method {
             Method::Sft => {
@@ -234,75 +266,33 @@ impl Scorer {
         sums.add_loss(loss);
         let (_, rows) = forest.scored_rows();
         sums.add_tokens(scores, &rows, &forest.predictions, sides);
-        if let (Some(learner), Some(saved)) = (learner, saved) {
-            self.progress.enter(Phase::Backward);
+        if let Some(derivative) = derivative {
             // The loss is a mean over the whole batch, so its derivative is divided here, before anything is summed.
             let scale = 1.0 / weight as f64;
-            learner.d_log_prob.clear();
-            let derivative = |sequence: u32| (loss.d_log_prob[sequence as usize] * scale) as f32;
-            learner.d_log_prob.extend(forest.predictions.iter().map(|p| derivative(p.sequence)));
-            walk.backward(policy, &mut learner.gradients, forest, saved, scores, &learner.d_log_prob)?;
+            let of = |sequence: u32| (loss.d_log_prob[sequence as usize] * scale) as f32;
+            derivative.clear();
+            derivative.extend(forest.predictions.iter().map(|p| of(p.sequence)));
         }
-        let log_ratio = reference.map_or(0.0, |r| log_probs.iter().zip(r).map(|(p, r)| p - r).sum());
-        let scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();
-        Ok(Report { sums, log_ratio, scored_tokens, in_range: true })
-    }
-}
-
-/// What a micro-batch came to.
-struct Report {
-    sums: MetricSums,
-    /// Σ over sequences of log π − log π_ref.
-    log_ratio: f64,
-    scored_tokens: f64,
-    /// Whether the gradient up to here is finite and in range.
-    in_range: bool,
-}
-
-/// The reports of all micro-batches of a batch. They are added up in their order, whoever made them, so that metrics are the
-/// same bits on any number of ranks. Of the ranks that compute a micro-batch together one reports, and each whether its own
-/// part of the gradient is in range.
-struct Reports(Vec<[f64; MetricSums::WIDTH + 3]>);
-
-impl Reports {
-    fn new(num_micro_batches: usize) -> Self {
-        Self(vec![[0.0; MetricSums::WIDTH + 3]; num_micro_batches])
+        report.log_ratio = reference.map_or(0.0, |r| log_probs.iter().zip(r).map(|(p, r)| p - r).sum());
+        report.scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();
+        Ok((saved, report))
     }
 
-    fn set(&mut self, index: usize, report: &Report, leads: bool) {
-        let [sums @ .., log_ratio, scored_tokens, out_of_range] = &mut self.0[index];
-        if leads {
-            sums.copy_from_slice(&report.sums.to_numbers());
-            *log_ratio = report.log_ratio;
-            *scored_tokens = report.scored_tokens;
-        }
-        *out_of_range = f64::from(u8::from(!report.in_range));
-    }
-
-    fn get(&self, index: usize) -> Report {
-        let [sums @ .., log_ratio, scored_tokens, out_of_range] = &self.0[index];
-        let sums = MetricSums::from_numbers(sums);
-        Report { sums, log_ratio: *log_ratio, scored_tokens: *scored_tokens, in_range: *out_of_range == 0.0 }
-    }
-
-    /// Every rank gets what the others reported: sums are of one rank, the others hold zeros; any may be out of range.
-    fn exchange(&mut self, group: &mut Group) -> Result<()> {
-        if group.size() > 1 {
-            group.all_reduce(self.0.as_flattened_mut(), Reduction::Sum)?;
-        }
-        Ok(())
-    }
-
-    fn together(&self) -> Report {
-        let mut whole =
-            Report { sums: MetricSums::default(), log_ratio: 0.0, scored_tokens: 0.0, in_range: true };
-        for report in (0..self.0.len()).map(|index| self.get(index)) {
-            whole.sums.merge(&report.sums);
-            whole.log_ratio += report.log_ratio;
-            whole.scored_tokens += report.scored_tokens;
-            whole.in_range &= report.in_range;
-        }
-        whole
+    /// Backward of a micro-batch that went forward.
+    fn backward(
+        &mut self,
+        learner: &mut Learner,
+        micro: &MicroBatch,
+        saved: SavedWalk,
+        mesh: &Mesh,
+    ) -> Result<()> {
+        let Self { device, decoder, dtype, checkpointing, policy, scores, .. } = self;
+        let walk =
+            Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: mesh.split() };
+        let walk = StagedWalk { walk, stages: mesh.stages() };
+        // The last stage goes back before it goes forward again: scores and derivative are this micro-batch's.
+        let Learner { gradients, d_log_prob, .. } = learner;
+        walk.backward(policy, gradients, &micro.forest, saved, scores, d_log_prob)
     }
 }
 
@@ -331,33 +321,5 @@ impl Learner {
             None
         };
         Ok(Self { gradients, optimizer, snapshot, d_log_prob: Vec::new() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    /// Else the others would update their slices while it leaves its own as it is.
-    #[test]
-    fn a_slice_that_is_out_of_range_speaks_for_all() {
-        let groups = tandem_comm::threads::groups(2, Duration::from_secs(60)).into_iter();
-        let rank = |mut group: Group| {
-            let slice = group.rank();
-            let mut reports = Reports::new(2);
-            for index in 0..2 {
-                let in_range = (index, slice) != (1, 1);
-                let sums = MetricSums::default();
-                let report = Report { sums, log_ratio: 2.0, scored_tokens: 3.0, in_range };
-                reports.set(index, &report, slice == 0);
-            }
-            reports.exchange(&mut group).unwrap();
-            let whole = reports.together();
-            assert!(!whole.in_range && reports.get(0).in_range && !reports.get(1).in_range);
-            assert_eq!((whole.log_ratio, whole.scored_tokens), (4.0, 6.0), "counted once");
-        };
-        std::thread::scope(|scope| groups.for_each(|group| drop(scope.spawn(move || rank(group)))));
     }
 }

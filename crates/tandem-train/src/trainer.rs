@@ -8,8 +8,8 @@ use std::time::Instant;
 use tandem_comm::{Group, Phase, Reduction};
 use tandem_data::order::Batches;
 use tandem_kernels::Device;
+use tandem_model::ModelError;
 use tandem_model::save::{SHARD_BYTES, Save};
-use tandem_model::{Decoder, ModelError};
 
 use crate::checkpoint::{Checkpoint, Cursor};
 use crate::config::{Config, ReferenceKind};
@@ -111,7 +111,7 @@ impl Trainer {
         let splits = [Split::Train, Split::Eval];
         let reference = load_reference(&config, &prepared, &device, &mut mesh, &splits, observer)?;
         progress.enter(Phase::Load);
-        let decoder = &Decoder::sliced(&prepared.decoder, mesh.slice())?;
+        let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
         let partition = Arc::new(partition(&config, decoder, shard.rank(), shard.size()));
         let weights = start::Start::of_policy(&config, &prepared, decoder)?;
@@ -225,21 +225,17 @@ impl Trainer {
         self.mesh.world().progress().enter(Phase::Finish);
         let folder = run_dir::final_path(&self.config.output);
         let Prepared { folder: template, decoder, .. } = &self.prepared;
-        let Scorer { policy, decoder: slice, .. } = &mut self.scorer;
+        let Scorer { policy, decoder: part, .. } = &mut self.scorer;
         if self.files.is_some() {
             let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
             save.write(&folder, &mut |layer, flat| {
-                let read = snapshot::read_whole(&self.mesh, slice, policy, layer);
+                let read = snapshot::read_whole(&self.mesh, part, policy, layer);
                 flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
                 Ok(())
             })?;
             observer.event(&Event::Finished(&folder));
-        } else if self.mesh.serves_first() {
-            for layer in slice.layers() {
-                snapshot::read_whole(&self.mesh, slice, policy, layer)?;
-            }
         } else {
-            policy.hand_over()?;
+            snapshot::hand_over(&self.mesh, part, policy)?;
         }
         // No rank says that the run is finished before the model is there.
         self.mesh.world().barrier()?;

@@ -14,6 +14,12 @@ pub fn run(arguments: &RunArguments) -> anyhow::Result<Exit> {
     let mut watcher = Watcher::every(1);
     let prepared = Prepared::open(&config, &mut watcher)?;
     watcher.finish();
-    print_lines(&[Plan::make(&config, &prepared, 0, config.compute.devices.num_ranks())?.to_string()])?;
+    // The ranks of a stage need the same, those of another stage do not.
+    let (tensor, pipeline) = (config.compute.tensor, config.compute.pipeline);
+    for stage in 0..pipeline {
+        let plan = Plan::make(&config, &prepared, stage * tensor, config.compute.devices.num_ranks())?;
+        let gap = if stage > 0 { "\n" } else { "" };
+        print_lines(&[format!("{gap}{plan}")])?;
+    }
     Ok(Exit::Done)
 }

@@ -29,6 +29,8 @@ pub struct ComputeConfig {
     pub replicate: usize,
     /// Neighbouring ranks that hold one model in slices; 1 splits nothing.
     pub tensor: usize,
+    /// Times as many ranks hold one model in stages, front to back; 1 divides no layers.
+    pub pipeline: usize,
     /// What carries numbers between ranks.
     pub engine: Engine,
     /// Seconds that a rank waits for another process before it gives it up.
@@ -96,6 +98,7 @@ pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> 
         sharding: section.take("sharding").map_or(Ok(Sharding::Ddp), |e| e.one_of(&Sharding::NAMES))?,
         replicate: section.take("replicate").map_or(Ok(1), |e| e.integer(1..=MAX_REPLICAS))? as usize,
         tensor: section.take("tensor").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
+        pipeline: section.take("pipeline").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
         engine: section.take("engine").map_or(Ok(Engine::Auto), |e| engine(&e, devices))?,
         deadline: section.take("deadline").map_or(Ok(1800), |e| e.integer(1..=1 << 24))?,
     };

@@ -165,6 +165,7 @@ impl Config {
             ("sharding", name(&Sharding::NAMES, compute.sharding)),
             ("replicate", integer(compute.replicate as u64)),
             ("tensor", integer(compute.tensor as u64)),
+            ("pipeline", integer(compute.pipeline as u64)),
             ("engine", name(&super::compute::Engine::NAMES, compute.engine)),
             ("deadline", integer(compute.deadline)),
         ]

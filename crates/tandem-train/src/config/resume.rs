@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 15] = [
+const FREE: [&str; 16] = [
     "output",
     "data.cache",
     "data.eval",
@@ -32,6 +32,7 @@ const FREE: [&str; 15] = [
     "compute.threads",
     "compute.sharding",
     "compute.replicate",
+    "compute.pipeline",
     "compute.engine",
     "compute.deadline",
 ];

@@ -139,6 +139,7 @@ fn the_example_arrives_whole() {
             sharding: crate::store::Sharding::Ddp,
             replicate: 1,
             tensor: 1,
+            pipeline: 1,
             engine: Engine::Auto,
             deadline: 1800,
         },
@@ -176,7 +177,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "train.checkpointing=selective",
         ]),
         set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
-        set(&["compute.deadline=60", "compute.tensor=4", "compute.replicate=2"]),
+        set(&["compute.deadline=60", "compute.tensor=4", "compute.replicate=2", "compute.pipeline=3"]),
         set(&["compute.deadline=60", "compute.engine=nccl"]),
         set(&["compute.devices=auto", "compute.dtype=auto", "compute.threads=0", "train.schedule=constant"]),
         set(&[

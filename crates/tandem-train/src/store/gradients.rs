@@ -8,6 +8,8 @@
 //! Where a rank holds a part of the sums, a layer is reduced when it is emitted, and added when the next one is: it travels
 //! while backward computes.
 
+mod tied;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,9 +17,7 @@ use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
 use tandem_kernels::exact::{ExactSum, limit};
 use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
-use tandem_model::{
-    Decoder, GradientSink, LayerGradients, LayerId, LayerLayout, ParamSpec, Result as ModelResult, Slice,
-};
+use tandem_model::{Decoder, GradientSink, LayerGradients, LayerId, ParamSpec, Result as ModelResult};
 
 use super::Partition;
 use super::reducer::{Numbers, Reducer, Terms};
@@ -116,8 +116,7 @@ impl Accumulator {
         let begun = vec![false; partition.num_layers()];
         let squares = vec![0.0; lengths.map(|len| len.div_ceil(SQUARES_BLOCK)).sum()];
         let device = device.clone();
-        let layouts = decoder.layers().into_iter().map(|layer| decoder.layout(layer));
-        let counted = layouts.map(|layout| counted(layout, decoder.slice())).collect();
+        let counted = decoder.layers().into_iter().map(|layer| counted(&decoder, layer)).collect();
         Ok(Self {
             device,
             decoder,
@@ -229,8 +228,8 @@ impl Accumulator {
         if self.sharded.is_some() { held } else { held.range(self.partition.owned(index)) }
     }
 
-    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, then
-    /// the slices.
+    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, from
+    /// stage to stage, then the slices.
     ///
     /// # Errors
     /// If a rank is lost.
@@ -248,7 +247,10 @@ impl Accumulator {
         if self.partition.is_divided() {
             mesh.shard().all_reduce(&mut squares, Reduction::Sum)?;
         }
-        let sum: f64 = squares.iter().sum();
+        let sum = match mesh.stages() {
+            Some(stages) => stages.sum_in_order(squares.iter().copied())?,
+            None => squares.iter().sum(),
+        };
         self.squares = squares;
         Ok(mesh.sum_of_slices(sum)?.sqrt())
     }
@@ -277,8 +279,13 @@ impl Accumulator {
     }
 }
 
-/// The elements whose squares the rank of a slice counts: all of its own, and the first slice what every rank holds.
-fn counted(layout: &LayerLayout, slice: Slice) -> Vec<Range<usize>> {
+/// The elements whose squares this rank counts: all of its slice's own, and the first slice what every slice holds. A table
+/// that two stages hold is counted by the first.
+fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
+    let (layout, slice) = (decoder.layout(layer), decoder.slice());
+    if !decoder.owns(layer) {
+        return Vec::new();
+    }
     if slice.index == 0 {
         let all = 0..layout.len;
         return vec![all];

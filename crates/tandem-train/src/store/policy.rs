@@ -65,7 +65,7 @@ impl Policy {
         }
     }
 
-    /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`], layers in their order.
+    /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`] the same.
     ///
     /// # Errors
     /// If a rank is lost.
@@ -79,18 +79,14 @@ impl Policy {
         }
     }
 
-    /// Takes this rank's part in what another rank does that reads every layer.
+    /// Takes this rank's part in what another rank does that reads a layer.
     ///
     /// # Errors
     /// If a rank is lost.
-    pub fn hand_over(&mut self) -> Result<()> {
+    pub fn hand_over(&mut self, index: usize) -> Result<()> {
         let Self::Sharded(weights) = self else { return Ok(()) };
-        let mut flat = Vec::new();
-        for index in 0..weights.partition().num_layers() {
-            flat.resize(weights.partition().len(index), 0.0);
-            weights.read_layer(index, &mut flat)?;
-        }
-        Ok(())
+        let mut flat = vec![0.0; weights.partition().len(index)];
+        weights.read_layer(index, &mut flat)
     }
 
     fn source(&mut self) -> &mut dyn WeightSource {

@@ -4,6 +4,7 @@ mod checkpoints;
 mod collectives;
 mod equivalence;
 mod exactness;
+mod pipeline;
 mod ranks;
 mod resume;
 mod safety;

@@ -19,7 +19,7 @@ use crate::ranks::{held_out, log};
 use crate::small::Small;
 
 /// A small model's config; 513 tokens and 101 channels are not divided evenly.
-fn config_of(family: &str) -> Value {
+pub fn config_of(family: &str) -> Value {
     match family {
         "llama" => json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
@@ -54,15 +54,19 @@ fn config_of(family: &str) -> Value {
     }
 }
 
-/// Writes the model's folder, without weights, and returns the setting that names it.
 fn model(small: &Small, family: &str) -> String {
-    let folder = small.path(family);
+    write_model(small, family, &config_of(family))
+}
+
+/// Writes a model's folder, without weights, and returns the setting that names it.
+pub fn write_model(small: &Small, name: &str, config: &Value) -> String {
+    let folder = small.path(name);
     std::fs::create_dir(&folder).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small/model");
     for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
         std::fs::copy(source.join(file), folder.join(file)).unwrap();
     }
-    std::fs::write(folder.join("config.json"), config_of(family).to_string()).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     format!("model={}", folder.display())
 }
 

@@ -1,0 +1,217 @@
+//! The ranks that hold the stages of one model, slice by slice: what goes from one to the next, and the walk over all of
+//! them.
+
+use std::cell::RefCell;
+use std::ops::AddAssign;
+
+use tandem_comm::{Call, Element, ElementKind, Group, Operation};
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{DType, Forest, Kind, Tensor};
+use tandem_model::{Gradient, GradientSink, SavedWalk, Stage, Walk, WeightSource};
+
+use crate::Result;
+
+/// One stage's end of a pipeline.
+pub struct Stages(RefCell<Group>);
+
+impl Stages {
+    /// Of a group with one rank for each stage, in their order.
+    pub fn new(group: Group) -> Self {
+        Self(RefCell::new(group))
+    }
+
+    /// Which stage this is.
+    pub fn own(&self) -> Stage {
+        let group = self.0.borrow();
+        Stage { index: group.rank(), count: group.size() }
+    }
+
+    /// Hands a tensor of f32 to another stage.
+    ///
+    /// # Errors
+    /// If the rank is lost.
+    pub fn send(&self, to: usize, x: &Tensor) -> Result<()> {
+        let mut group = self.0.borrow_mut();
+        if x.is_meta() {
+            let call = Call::whole(Operation::Send { to }, ElementKind::F32, x.view().len());
+            return Ok(group.dry(call)?);
+        }
+        Ok(group.send::<f32>(to, x.view().as_slice())?)
+    }
+
+    /// What another stage sends: this slice's rows of the residual stream of a forest, or of its gradient, `[T,D]` f32.
+    ///
+    /// # Errors
+    /// If the rank is lost, or memory runs out.
+    pub fn recv(&self, from: usize, walk: &Walk<'_>, forest: &Forest) -> Result<Tensor> {
+        let (rows, width) = (walk.num_stream_rows(forest), walk.decoder.spec().hidden_size);
+        let mut x = walk.device.alloc(Kind::Activations, rows, width, DType::F32)?;
+        let mut group = self.0.borrow_mut();
+        if x.is_meta() {
+            let call = Call::whole(Operation::Recv { from }, ElementKind::F32, x.view().len());
+            group.dry(call)?;
+        } else {
+            group.recv(from, x.view_mut().into_slice::<f32>())?;
+        }
+        Ok(x)
+    }
+
+    /// Adds to `sums` what the rank of another stage has of the same, which calls this too: both end with the same. As many
+    /// travel at once as there is `room` for.
+    ///
+    /// # Errors
+    /// If the rank is lost.
+    ///
+    /// # Panics
+    /// If there is no room.
+    pub fn add_up<T: Element + AddAssign>(&self, with: usize, sums: &mut [T], room: &mut [T]) -> Result<()> {
+        let mut group = self.0.borrow_mut();
+        for piece in sums.chunks_mut(room.len()) {
+            group.send(with, piece)?;
+            let theirs = &mut room[..piece.len()];
+            group.recv(with, theirs)?;
+            piece.iter_mut().zip(theirs).for_each(|(sum, term)| *sum += *term);
+        }
+        Ok(())
+    }
+
+    /// What [`Stages::add_up`] calls in a dry run, for `len` numbers with room for `piece`.
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn dry_add_up(&self, with: usize, kind: ElementKind, len: usize, piece: usize) -> Result<()> {
+        let mut group = self.0.borrow_mut();
+        for start in (0..len).step_by(piece) {
+            let len = piece.min(len - start);
+            group.dry(Call::whole(Operation::Send { to: with }, kind, len))?;
+            group.dry(Call::whole(Operation::Recv { from: with }, kind, len))?;
+        }
+        Ok(())
+    }
+
+    /// The sum of numbers that the stages hold, added one by one in the order of stages: the same bits as if one rank held
+    /// them all, on every stage.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn sum_in_order(&self, numbers: impl Iterator<Item = f64>) -> Result<f64> {
+        let Stage { index, count } = self.own();
+        let mut group = self.0.borrow_mut();
+        let mut sum = [0.0];
+        if index > 0 {
+            group.recv(index - 1, &mut sum)?;
+        }
+        sum = [numbers.fold(sum[0], |sum, number| sum + number)];
+        if index + 1 < count {
+            group.send(index + 1, &sum)?;
+        }
+        group.broadcast(&mut sum, count - 1)?;
+        Ok(sum[0])
+    }
+
+    /// Every stage gets what the last one has.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn broadcast_from_last<T: Element>(&self, data: &mut [T]) -> Result<()> {
+        let mut group = self.0.borrow_mut();
+        let last = group.size() - 1;
+        Ok(group.broadcast(data, last)?)
+    }
+
+    /// All stages' bytes, one's after another's; `counts` says how many each has.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn gather(&self, own: &[u8], counts: &[usize]) -> Result<Vec<u8>> {
+        let index = self.own().index;
+        let start: usize = counts[..index].iter().sum();
+        let mut all = vec![0; counts.iter().sum()];
+        all[start..start + own.len()].copy_from_slice(own);
+        self.0.borrow_mut().all_gather(&mut all, counts)?;
+        Ok(all)
+    }
+
+    /// Asks another stage for numbers that it is about to [`Stages::answer`].
+    ///
+    /// # Errors
+    /// If the rank is lost.
+    pub fn ask(&self, stage: usize, numbers: &mut [f32]) -> Result<()> {
+        let mut group = self.0.borrow_mut();
+        // It sends no more than is asked for: what is under way takes memory.
+        group.send(stage, &[0u8])?;
+        Ok(group.recv(stage, numbers)?)
+    }
+
+    /// Gives the first stage numbers when it asks for them.
+    ///
+    /// # Errors
+    /// If the rank is lost.
+    pub fn answer(&self, numbers: &[f32]) -> Result<()> {
+        let mut group = self.0.borrow_mut();
+        group.recv(0, &mut [0u8])?;
+        Ok(group.send(0, numbers)?)
+    }
+}
+
+/// A walk over one stage, between what the one before sends and the one after takes.
+#[derive(Clone, Copy)]
+pub struct StagedWalk<'a> {
+    /// The walk over this stage's layers.
+    pub walk: Walk<'a>,
+    /// Who holds the other stages, if the decoder is one of several.
+    pub stages: Option<&'a Stages>,
+}
+
+impl StagedWalk<'_> {
+    /// Whether scores come out here.
+    pub fn is_last(&self) -> bool {
+        self.walk.decoder.stage().is_last()
+    }
+
+    /// Forward; the last stage scores the forest's predictions. With `keep`, [`StagedWalk::backward`] will follow.
+    ///
+    /// # Errors
+    /// If a token is outside the vocabulary, weights cannot be had, memory ends, or a rank is lost.
+    pub fn forward(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        scores: &mut HeadScores,
+        keep: bool,
+    ) -> Result<SavedWalk> {
+        let own = self.walk.decoder.stage().index;
+        let from = self.stages.filter(|_| own > 0);
+        let x = from.map(|stages| stages.recv(own - 1, &self.walk, forest)).transpose()?;
+        let (x, saved) = self.walk.stage_forward(weights, forest, x, scores, keep)?;
+        if let Some((stages, x)) = self.stages.zip(x) {
+            stages.send(own + 1, &x)?;
+        }
+        Ok(saved)
+    }
+
+    /// Backward; the last stage begins with the derivative by each prediction's log-probability.
+    ///
+    /// # Errors
+    /// As [`StagedWalk::forward`].
+    pub fn backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        grads: &mut dyn GradientSink,
+        forest: &Forest,
+        saved: SavedWalk,
+        scores: &HeadScores,
+        d_log_prob: &[f32],
+    ) -> Result<()> {
+        let own = self.walk.decoder.stage().index;
+        let end = match self.stages.filter(|_| !self.is_last()) {
+            Some(stages) => Gradient::OfStream(stages.recv(own + 1, &self.walk, forest)?),
+            None => Gradient::OfScores { scores, d_log_prob },
+        };
+        let dx = self.walk.stage_backward(weights, grads, forest, saved, end)?;
+        if let Some((stages, dx)) = self.stages.zip(dx) {
+            stages.send(own - 1, &dx)?;
+        }
+        Ok(())
+    }
+}
