@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::json;
 use workshop::{Workshop, entries, python_with_torchrun, skip};
 
 /// A run of `steps` steps of two micro-batches each.
@@ -51,6 +52,32 @@ fn processes_give_the_same_as_one() {
         shop.run(&[&["train", &config, "--set", &devices][..], &settings].concat()).expect(0);
         let plan = |run: &str| String::from_utf8(shop.bytes(&format!("{run}/plan.json"))).unwrap();
         assert_eq!(plan(&run), plan(&format!("{run}threads")));
+    }
+}
+
+#[test]
+fn processes_give_the_same_as_one_in_every_recipe() {
+    let shop = Workshop::new();
+    let answer = |i: usize| json!({"prompt": format!("Count to {i}."), "completion": format!(" {i} is enough{}", ".".repeat(i % 7))});
+    shop.write_rows("completions.jsonl", 24, answer);
+    for (name, recipe) in [
+        ("model", &["reference.kind=model"][..]),
+        ("ipo", &["reference.kind=model", "objective.loss=ipo"]),
+        ("none", &["reference.kind=none", "objective.reference_free=true"]),
+        ("sft", &["method=sft", "data.train=completions.jsonl"]),
+    ] {
+        let settings: Vec<&str> = recipe.iter().flat_map(|setting| ["--set", *setting]).collect();
+        let config = configure(&shop, name, 20);
+        shop.run(&[&["train", &config][..], &settings].concat()).expect(0);
+        for (ranks, sharding, replicate) in [("3", "zero3", 1), ("4", "zero2", 2), ("2", "ddp", 1)] {
+            let run = format!("{name}{ranks}");
+            let config = configure(&shop, &run, 20);
+            let [sharding, replicas] =
+                [format!("compute.sharding={sharding}"), format!("compute.replicate={replicate}")];
+            let mesh = ["--set", &sharding, "--set", &replicas];
+            shop.run(&[&["launch", "-n", ranks, "train", &config][..], &settings, &mesh].concat()).expect(0);
+            same_runs(&shop, &run, name);
+        }
     }
 }
 

@@ -32,6 +32,7 @@ pub mod prepare;
 pub mod ranks;
 pub mod reference;
 mod reports;
+mod resume;
 pub mod run_dir;
 pub mod saver;
 pub mod schedule;

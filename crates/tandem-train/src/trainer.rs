@@ -11,7 +11,7 @@ use tandem_kernels::Device;
 use tandem_model::ModelError;
 use tandem_model::save::{SHARD_BYTES, Save};
 
-use crate::checkpoint::{Checkpoint, Cursor};
+use crate::checkpoint::Cursor;
 use crate::config::{Config, ReferenceKind};
 use crate::evaluation::evaluation_record;
 use crate::events::{Event, Observer};
@@ -28,7 +28,7 @@ use crate::schedule::Schedule;
 use crate::snapshot;
 use crate::start;
 use crate::step::{Learner, Scorer, StepOutcome};
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, resume};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
 pub struct Trainer {
@@ -101,7 +101,7 @@ impl Trainer {
         let plan = Plan::make(&config, &prepared, group.rank(), group.size())?;
         observer.event(&Event::Plan(&plan));
         let earlier = match &run_dir {
-            Some(run_dir) if start == Start::Resume => saved_config(run_dir)?,
+            Some(run_dir) if start == Start::Resume => resume::saved_config(run_dir)?,
             _ => None,
         };
 
@@ -122,17 +122,17 @@ impl Trainer {
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
         let newest = match &run_dir {
-            Some(run_dir) => newest_checkpoint(run_dir, start, observer)?,
+            Some(run_dir) => resume::newest_checkpoint(run_dir, start, observer)?,
             None => None,
         };
-        if let Some(checkpoint) = agree_on(newest, mesh.world())? {
+        if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
             let (policy, optimizer) = (&mut scorer.policy, &mut learner.optimizer);
             snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer)?;
             scorer.policy.refresh(&scorer.device)?;
             cursor = checkpoint.cursor().clone();
             resumed_from = Some(checkpoint.path().to_path_buf());
-            warn_of_changes(&config, earlier.as_ref(), observer);
+            resume::warn_of_changes(&config, earlier.as_ref(), observer);
         }
         // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
         let files = match run_dir {
@@ -403,68 +403,6 @@ impl Trainer {
     /// The run folder.
     pub fn output(&self) -> &Path {
         &self.config.output
-    }
-}
-
-/// The config that the run in this folder was started with.
-fn saved_config(run_dir: &RunDir) -> Result<Option<Config>> {
-    let path = run_dir.config_path();
-    Ok(if path.exists() { Some(Config::load::<&str>(&path, &[])?) } else { None })
-}
-
-/// The checkpoint to resume from, if resuming was asked for and there is one. Damaged ones are passed over aloud.
-fn newest_checkpoint(
-    run_dir: &RunDir,
-    start: Start,
-    observer: &mut dyn Observer,
-) -> Result<Option<Checkpoint>> {
-    if start != Start::Resume {
-        return Ok(None);
-    }
-    let latest = run_dir.checkpoints().latest()?;
-    for error in &latest.skipped {
-        observer.event(&Event::Warning(&error.to_string()));
-    }
-    if latest.checkpoint.is_none() {
-        observer.event(&Event::Warning("no complete checkpoint to resume from; starting at step 0"));
-    }
-    Ok(latest.checkpoint)
-}
-
-/// The first rank's checkpoint, opened on every rank; the first has checked it.
-fn agree_on(newest: Option<Checkpoint>, group: &mut Group) -> Result<Option<Checkpoint>> {
-    if group.size() == 1 {
-        return Ok(newest);
-    }
-    let mut path = newest.as_ref().map_or(Vec::new(), |c| c.path().as_os_str().as_encoded_bytes().to_vec());
-    let mut length = [path.len() as i64];
-    group.broadcast(&mut length, 0)?;
-    if length == [0] {
-        return Ok(None);
-    }
-    path.resize(length[0] as usize, 0);
-    group.broadcast(&mut path, 0)?;
-    if newest.is_some() {
-        return Ok(newest);
-    }
-    let path = PathBuf::from(String::from_utf8_lossy(&path).into_owned());
-    if !path.exists() {
-        return Err(TrainError::NotShared { path, writer: 0, reader: group.rank() });
-    }
-    Ok(Some(Checkpoint::open_checked(&path)?))
-}
-
-fn warn_of_changes(config: &Config, earlier: Option<&Config>, observer: &mut dyn Observer) {
-    for change in earlier.map(|earlier| config.changes_since(earlier)).unwrap_or_default() {
-        if change.alters_run {
-            let show = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
-            observer.event(&Event::Warning(&format!(
-                "{} was {} and is now {}: from here on the run differs from one that was never stopped",
-                change.key,
-                show(&change.saved),
-                show(&change.now)
-            )));
-        }
     }
 }
 

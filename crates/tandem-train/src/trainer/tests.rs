@@ -11,6 +11,7 @@ use tandem_comm::threads;
 use tempfile::TempDir;
 
 use super::*;
+use crate::checkpoint::Checkpoint;
 use crate::disk::{Disk, DiskFile, RealDisk};
 use crate::events::Silent;
 use crate::{Fault, Observer};

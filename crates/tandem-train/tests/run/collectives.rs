@@ -1,6 +1,7 @@
 //! What ranks call, from dry runs: the same everywhere, and as much as the documentation says.
 
 use tandem_comm::{Call, Operation};
+use tandem_model::LayerId;
 use tandem_train::dry_run;
 use tandem_train::events::Silent;
 use tandem_train::prepare::Prepared;
@@ -64,6 +65,10 @@ fn ranks_send_what_the_documentation_says() {
         ("zero1", 2, "exact", 8.0 + 4.0 + 2.0 * 8.0 / 2.0),
         ("zero2", 2, "exact", 8.0 + 4.0 + 2.0 * 8.0 / 2.0),
         ("zero2", 2, "fast", 4.0 + 4.0 + 2.0 * 4.0 / 2.0),
+        // Forward and for the reference; the blocks, backward, below.
+        ("zero3", 1, "exact", 8.0 + 4.0 + 4.0),
+        ("zero3", 1, "fast", 4.0 + 4.0 + 4.0),
+        ("zero3", 2, "exact", 8.0 + 4.0 + 4.0 + 2.0 * 8.0 / 2.0),
     ] {
         let [sharding, replicas, reduction] = [
             format!("compute.sharding={sharding}"),
@@ -77,7 +82,12 @@ fn ranks_send_what_the_documentation_says() {
         let calls = (0..2 * replicate)
             .flat_map(|rank| dry_run::calls(&config, &prepared, rank, 2 * replicate).unwrap());
         let decoder = &prepared.decoder;
-        let elements: usize = decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).sum();
+        let len = |layer: &LayerId| decoder.layout(*layer).len;
+        let elements: usize = decoder.layers().iter().map(len).sum();
+        let in_blocks: usize =
+            decoder.layers().iter().filter(|layer| matches!(layer, LayerId::Block(_))).map(len).sum();
+        let backward = if sharding.ends_with("zero3") { 4.0 } else { 0.0 };
+        let expected = expected + backward * in_blocks as f64 / elements as f64;
         // Metrics and norms are all-reduced in f64 and do not grow with the model.
         let large = calls.map(|(_, call)| call).filter(|call| call.kind != tandem_comm::ElementKind::F64);
         let sent: u64 = large.map(|call| call.bytes_sent(2)).sum();
