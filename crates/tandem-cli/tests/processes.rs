@@ -229,8 +229,14 @@ fn twenty_kills_at_random_change_no_bit_and_no_row() {
         // From 2 to 4, and another number than before.
         ranks = 2 + (ranks - 2 + 1 + draw(2)) % 3;
         let sharding = ["ddp", "zero1", "zero2", "zero3"][draw(4) as usize];
+        let axis = match (ranks, sharding, draw(3)) {
+            (4, _, 0) => "compute.pipeline=2",
+            (4, "zero1" | "zero2" | "zero3", 1) => "compute.replicate=2",
+            _ => "compute.pipeline=1",
+        };
         let (number, sharding) = (ranks.to_string(), format!("compute.sharding={sharding}"));
-        let mut arguments = vec!["launch", "-n", &number, "train", &config, "--set", &sharding];
+        let mut arguments =
+            vec!["launch", "-n", &number, "train", &config, "--set", &sharding, "--set", axis];
         arguments.extend(settings);
         if kill > 0 {
             arguments.push("--resume");
@@ -243,7 +249,7 @@ fn twenty_kills_at_random_change_no_bit_and_no_row() {
         let processes = ranks_of(&launcher);
         signal(&processes[victim as usize], "-KILL");
         println!(
-            "kill {kill}: rank {victim} of {ranks} with {sharding}, after step {}",
+            "kill {kill}: rank {victim} of {ranks} with {sharding} {axis}, after step {}",
             newest_step(&shop, "run")
         );
         let story = format!("peer lost: rank {victim} on ");
