@@ -18,7 +18,6 @@ use crate::reference::load_reference;
 use crate::start::Start;
 use crate::step::Scorer;
 use crate::store::{Policy, ReplicatedWeights};
-use crate::trainer::arena_capacity;
 use crate::{Result, TrainError, snapshot};
 
 /// Evaluates a config's model, or a checkpoint of its run, on `data.eval`. Writes nothing but caches.
@@ -42,7 +41,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let config = &Config { compute, ..config.clone() };
     let prepared = Prepared::open(config, observer)?;
     let plan = Plan::make(config, &prepared, 0, 1)?;
-    let device = Device::cpu(threads(config), arena_capacity(&plan))?;
+    let device = Device::cpu(threads(config), plan.arena_capacity())?;
     let mut mesh = Mesh::alone();
     let reference = load_reference(config, &prepared, &device, &mut mesh, &[Split::Eval], observer)?;
     let start = Start::of_policy(config, &prepared, &prepared.decoder)?;

@@ -162,6 +162,11 @@ impl Plan {
         self.phases.iter().map(|p| p.high_water).max().unwrap_or(0)
     }
 
+    /// Bytes of address space for the arena: what is touched is what the plan says, the rest is room for what it does not foresee.
+    pub fn arena_capacity(&self) -> usize {
+        2 * self.arena_bytes() + (1 << 30)
+    }
+
     /// The plan as it is written to `plan.json`.
     pub fn to_json(&self) -> Value {
         let phases = self.phases.iter().map(|phase| {

@@ -106,7 +106,7 @@ impl Trainer {
         };
 
         progress.enter(Phase::Reference);
-        let device = Device::cpu(threads(&config), arena_capacity(&plan))?;
+        let device = Device::cpu(threads(&config), plan.arena_capacity())?;
         device.reserve(plan.arena_bytes());
         let splits = [Split::Train, Split::Eval];
         let reference = load_reference(&config, &prepared, &device, &mut mesh, &splits, observer)?;
@@ -404,11 +404,6 @@ impl Trainer {
     pub fn output(&self) -> &Path {
         &self.config.output
     }
-}
-
-/// Address space, not memory: what is touched is what the plan says, the rest is room for what it does not foresee.
-pub(crate) fn arena_capacity(plan: &Plan) -> usize {
-    2 * plan.arena_bytes() + (1 << 30)
 }
 
 /// The largest resident size of this process so far, in bytes; 0 where the system does not tell.
