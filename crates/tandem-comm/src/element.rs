@@ -49,6 +49,26 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     const KIND: ElementKind;
 }
 
+/// Numbers of one kind that ranks exchange; in a dry run, no more than how many there are.
+pub struct Numbers<'a> {
+    pub(crate) kind: ElementKind,
+    pub(crate) len: usize,
+    pub(crate) bytes: Option<&'a mut [u8]>,
+}
+
+impl Numbers<'_> {
+    /// So many, of a device that holds none.
+    pub fn dry(kind: ElementKind, len: usize) -> Self {
+        Self { kind, len, bytes: None }
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for Numbers<'a> {
+    fn from(data: &'a mut [T]) -> Self {
+        Self { kind: T::KIND, len: data.len(), bytes: Some(bytemuck::cast_slice_mut(data)) }
+    }
+}
+
 /// What several numbers become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {

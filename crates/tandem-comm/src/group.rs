@@ -1,7 +1,7 @@
 //! The ranks that work together, as one of them sees them.
 
 use crate::call::{Call, Operation};
-use crate::element::{Element, Reduction};
+use crate::element::{Element, ElementKind, Numbers, Reduction};
 use crate::error::{CommError, Result};
 use crate::progress::Progress;
 use crate::volume::Volume;
@@ -116,9 +116,20 @@ impl Group {
     /// # Errors
     /// If a rank failed, hangs, or called something else.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], reduction: Reduction) -> Result<()> {
-        let call = Call::whole(Operation::AllReduce(reduction), T::KIND, data.len());
+        self.all_reduce_numbers(data.into(), reduction)
+    }
+
+    /// [`Group::all_reduce`], also in a dry run.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_reduce_numbers(&mut self, numbers: Numbers, reduction: Reduction) -> Result<()> {
+        let call = Call::whole(Operation::AllReduce(reduction), numbers.kind, numbers.len);
         self.volume.count(&call, self.size());
-        self.engine.all_reduce(call, reduction, bytemuck::cast_slice_mut(data))
+        match numbers.bytes {
+            Some(bytes) => self.engine.all_reduce(call, reduction, bytes),
+            None => self.engine.dry(call),
+        }
     }
 
     /// This rank's part of `data` becomes the reduction of all ranks' buffers there; the rest is unspecified afterwards.
@@ -131,10 +142,26 @@ impl Group {
         counts: &[usize],
         reduction: Reduction,
     ) -> Result<()> {
-        let call = Call::parted(Operation::ReduceScatter(reduction), T::KIND, counts);
-        self.check_parts(&call, counts, data.len())?;
+        self.reduce_scatter_numbers(data.into(), counts, reduction)
+    }
+
+    /// [`Group::reduce_scatter`], also in a dry run.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reduce_scatter_numbers(
+        &mut self,
+        numbers: Numbers,
+        counts: &[usize],
+        reduction: Reduction,
+    ) -> Result<()> {
+        let call = Call::parted(Operation::ReduceScatter(reduction), numbers.kind, counts);
+        self.check_parts(&call, counts, numbers.len)?;
         self.volume.count(&call, self.size());
-        self.engine.reduce_scatter(call, reduction, bytemuck::cast_slice_mut(data), counts)
+        match numbers.bytes {
+            Some(bytes) => self.engine.reduce_scatter(call, reduction, bytes, counts),
+            None => self.engine.dry(call),
+        }
     }
 
     /// Every rank's part of `data` becomes what its owner has there.
@@ -142,10 +169,36 @@ impl Group {
     /// # Errors
     /// As [`Group::reduce_scatter`].
     pub fn all_gather<T: Element>(&mut self, data: &mut [T], counts: &[usize]) -> Result<()> {
-        let call = Call::parted(Operation::AllGather, T::KIND, counts);
-        self.check_parts(&call, counts, data.len())?;
+        self.all_gather_numbers(data.into(), counts)
+    }
+
+    /// [`Group::all_gather`], also in a dry run.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_gather_numbers(&mut self, numbers: Numbers, counts: &[usize]) -> Result<()> {
+        let call = Call::parted(Operation::AllGather, numbers.kind, counts);
+        self.check_parts(&call, counts, numbers.len)?;
         self.volume.count(&call, self.size());
-        self.engine.all_gather(call, bytemuck::cast_slice_mut(data), counts)
+        match numbers.bytes {
+            Some(bytes) => self.engine.all_gather(call, bytes, counts),
+            None => self.engine.dry(call),
+        }
+    }
+
+    /// What all ranks have, one's after another's; `counts` says how many each has.
+    ///
+    /// # Errors
+    /// As [`Group::reduce_scatter`].
+    ///
+    /// # Panics
+    /// If `own` is not as long as this rank's count.
+    pub fn gather<T: Element>(&mut self, own: &[T], counts: &[usize]) -> Result<Vec<T>> {
+        let mut all = vec![T::zeroed(); counts.iter().sum()];
+        let start: usize = counts[..self.rank()].iter().sum();
+        all[start..start + counts[self.rank()]].copy_from_slice(own);
+        self.all_gather(&mut all, counts)?;
+        Ok(all)
     }
 
     /// Every rank's `data` becomes `root`'s.
@@ -164,18 +217,9 @@ impl Group {
     /// # Errors
     /// If a rank failed, hangs, or called something else.
     pub fn barrier(&mut self) -> Result<()> {
-        let call = Call::whole(Operation::Barrier, crate::ElementKind::U8, 0);
+        let call = Call::whole(Operation::Barrier, ElementKind::U8, 0);
         self.volume.count(&call, self.size());
         self.engine.barrier(call)
-    }
-
-    /// Counts a call in a dry run, where there is no data to give.
-    ///
-    /// # Errors
-    /// None so far.
-    pub fn dry(&mut self, call: Call) -> Result<()> {
-        self.volume.count(&call, self.size());
-        self.engine.dry(call)
     }
 
     /// Sends to one rank, which must receive as many elements; messages between two ranks keep their order. A message does not
@@ -188,6 +232,26 @@ impl Group {
         self.check_peer("send", to)?;
         self.volume.count(&Call::whole(Operation::Send { to }, T::KIND, data.len()), self.engine.size());
         self.engine.send(to, bytemuck::cast_slice(data))
+    }
+
+    /// [`Group::send`] in a dry run.
+    ///
+    /// # Errors
+    /// If there is no such rank.
+    pub fn dry_send(&mut self, to: usize, kind: ElementKind, len: usize) -> Result<()> {
+        self.check_peer("send", to)?;
+        let call = Call::whole(Operation::Send { to }, kind, len);
+        self.volume.count(&call, self.size());
+        self.engine.dry(call)
+    }
+
+    /// [`Group::recv`] in a dry run.
+    ///
+    /// # Errors
+    /// If there is no such rank.
+    pub fn dry_recv(&mut self, from: usize, kind: ElementKind, len: usize) -> Result<()> {
+        self.check_peer("recv", from)?;
+        self.engine.dry(Call::whole(Operation::Recv { from }, kind, len))
     }
 
     /// Receives from one rank.
@@ -204,7 +268,7 @@ impl Group {
     /// # Errors
     /// If a rank failed, hangs, or called something else.
     pub fn split(&mut self, color: usize) -> Result<Self> {
-        let call = Call::whole(Operation::Split, crate::ElementKind::U8, 0);
+        let call = Call::whole(Operation::Split, ElementKind::U8, 0);
         Ok(Self { progress: self.progress.clone(), ..Self::new(self.engine.split(call, color)?) })
     }
 
@@ -213,7 +277,7 @@ impl Group {
     /// # Errors
     /// As [`Group::split`].
     pub fn split_by(&mut self, color: impl Fn(usize) -> usize) -> Result<Self> {
-        let call = Call::whole(Operation::Split, crate::ElementKind::U8, 0);
+        let call = Call::whole(Operation::Split, ElementKind::U8, 0);
         let colors: Vec<usize> = (0..self.size()).map(color).collect();
         Ok(Self { progress: self.progress.clone(), ..Self::new(self.engine.split_by(call, &colors)?) })
     }

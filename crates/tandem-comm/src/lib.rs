@@ -37,7 +37,7 @@ pub mod vigil;
 mod volume;
 
 pub use call::{Call, Operation};
-pub use element::{Element, ElementKind, Reduction};
+pub use element::{Element, ElementKind, Numbers, Reduction};
 pub use error::{CommError, Result};
 pub use group::{Engine, Group};
 pub use launch::{Environment, Launch, LaunchError, Launcher, MeetingPoint, RanksHere};

@@ -132,6 +132,7 @@ impl Engine for Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Numbers;
 
     #[test]
     fn calls_of_a_group_and_of_those_split_off_are_one_sequence() {
@@ -140,7 +141,7 @@ mod tests {
         let mut own = group.split(0).unwrap();
         own.all_reduce(&mut [0f32; 3], Reduction::Sum).unwrap();
         let counts = [2; 1024];
-        group.dry(Call::parted(Operation::AllGather, ElementKind::I64, &counts)).unwrap();
+        group.all_gather_numbers(Numbers::dry(ElementKind::I64, 2048), &counts).unwrap();
         let calls: Vec<_> = log.take().into_iter().map(|(id, call)| (id, call.operation, call.len)).collect();
         let expected = [
             (0, Operation::Split, 0),
@@ -157,7 +158,7 @@ mod tests {
     fn messages_are_written_down_on_both_sides() {
         let (mut group, log) = group(1, 3);
         group.recv(0, &mut [0u8; 8]).unwrap();
-        group.dry(Call::whole(Operation::Send { to: 2 }, ElementKind::F32, 5)).unwrap();
+        group.dry_send(2, ElementKind::F32, 5).unwrap();
         group.send(2, &[1f64]).unwrap();
         let calls: Vec<_> = log.take().into_iter().map(|(_, call)| call.to_string()).collect();
         assert_eq!(calls, ["recv of 8 u8 from rank 0", "send of 5 f32 to rank 2", "send of 8 u8 to rank 2"]);

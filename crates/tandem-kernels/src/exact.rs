@@ -50,6 +50,11 @@ impl ExactSum {
         self.words.cols() == 0
     }
 
+    /// Whether this lies on a device that computes nothing.
+    pub fn is_meta(&self) -> bool {
+        self.words.is_meta()
+    }
+
     /// All of them.
     pub fn view(&self) -> ExactView<'_> {
         ExactView { words: self.words.view() }

@@ -24,6 +24,7 @@ pub mod events;
 pub mod mesh;
 pub mod metrics;
 pub mod micro_batch;
+mod numbers;
 pub mod objective;
 pub mod optimizer;
 pub mod pipeline;

@@ -10,14 +10,14 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
-use tandem_kernels::{DType, Tensor, bf16};
+use tandem_comm::{Group, Reduction};
+use tandem_kernels::Tensor;
 use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split, Stage};
 
 use crate::config::{ComputeConfig, Config};
 use crate::stages::Stages;
 use crate::store::{Sharding, lost};
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, numbers};
 
 /// All ranks, and this one's groups among them.
 pub struct Mesh {
@@ -196,11 +196,8 @@ impl Mesh {
         }
         let own = blake3::hash(&layers);
         let Some(tensor) = self.tensor() else { return Ok(own) };
-        let Slice { index, count } = self.slice();
-        let mut all = vec![0u8; count * EACH];
-        all[index * EACH..(index + 1) * EACH].copy_from_slice(own.as_bytes());
-        tensor.0.borrow_mut().all_gather(&mut all, &vec![EACH; count])?;
-        Ok(blake3::hash(&all))
+        let counts = vec![EACH; self.slice().count];
+        Ok(blake3::hash(&tensor.0.borrow_mut().gather(own.as_bytes(), &counts)?))
     }
 
     /// A whole layer, in place of this rank's slice of it. The ranks of a tensor group call this together.
@@ -209,11 +206,7 @@ impl Mesh {
     /// If a rank is lost.
     pub fn join(&self, decoder: &Decoder, layer: LayerId, flat: &mut Vec<f32>) -> Result<()> {
         let Some(tensor) = self.tensor() else { return Ok(()) };
-        let (index, counts) = (self.slice().index, decoder.slice_lengths(layer));
-        let start: usize = counts[..index].iter().sum();
-        let mut parts = vec![0.0; counts.iter().sum()];
-        parts[start..start + counts[index]].copy_from_slice(flat);
-        tensor.0.borrow_mut().all_gather(&mut parts, &counts)?;
+        let parts = tensor.0.borrow_mut().gather(flat, &decoder.slice_lengths(layer))?;
         flat.clear();
         flat.resize(decoder.whole().layout(layer).len, 0.0);
         decoder.join(layer, &parts, flat);
@@ -228,33 +221,17 @@ impl Mesh {
 
 impl Split for TensorGroup {
     fn sum(&self, x: &mut Tensor) -> ModelResult<()> {
-        let mut group = self.0.borrow_mut();
-        if x.is_meta() {
-            let len = x.view().len();
-            let call = Call::whole(Operation::AllReduce(Reduction::Sum), ElementKind::F32, len);
-            return group.dry(call).map_err(lost);
-        }
-        group.all_reduce(x.view_mut().into_slice::<f32>(), Reduction::Sum).map_err(lost)
+        self.0.borrow_mut().all_reduce_numbers(numbers::tensor(x), Reduction::Sum).map_err(lost)
     }
 
     fn gather_rows(&self, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
-        let (mut group, counts) = (self.0.borrow_mut(), elements(x, counts));
-        let gathered = match (x.is_meta(), x.dtype()) {
-            (true, DType::F32) => group.dry(Call::parted(Operation::AllGather, ElementKind::F32, &counts)),
-            (true, DType::Bf16) => group.dry(Call::parted(Operation::AllGather, ElementKind::Bf16, &counts)),
-            (false, DType::F32) => group.all_gather(x.view_mut().into_slice::<f32>(), &counts),
-            (false, DType::Bf16) => group.all_gather(x.view_mut().into_slice::<bf16>(), &counts),
-        };
-        gathered.map_err(lost)
+        let counts = elements(x, counts);
+        self.0.borrow_mut().all_gather_numbers(numbers::tensor(x), &counts).map_err(lost)
     }
 
     fn sum_rows(&self, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
-        let (mut group, counts) = (self.0.borrow_mut(), elements(x, counts));
-        if x.is_meta() {
-            let operation = Operation::ReduceScatter(Reduction::Sum);
-            return group.dry(Call::parted(operation, ElementKind::F32, &counts)).map_err(lost);
-        }
-        group.reduce_scatter(x.view_mut().into_slice::<f32>(), &counts, Reduction::Sum).map_err(lost)
+        let (counts, sum) = (elements(x, counts), Reduction::Sum);
+        self.0.borrow_mut().reduce_scatter_numbers(numbers::tensor(x), &counts, sum).map_err(lost)
     }
 
     fn gather(&self, numbers: &mut [f64]) -> ModelResult<()> {

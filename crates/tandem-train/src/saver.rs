@@ -153,14 +153,13 @@ impl Saver {
                 return Ok(());
             }
         };
-        let mut records = vec![[0; Part::RECORD]; self.num_ranks];
-        records[self.rank] = part.to_record();
-        group.all_gather(records.as_flattened_mut(), &vec![Part::RECORD; self.num_ranks])?;
+        let records = group.gather(&part.to_record(), &vec![Part::RECORD; self.num_ranks])?;
         if self.rank > 0 {
             self.unfinished = None;
             return Ok(());
         }
         self.all_written = true;
+        let (records, _) = records.as_chunks();
         let parts: Vec<Part> = records.iter().map(Part::from_record).collect();
         let (checkpoints, keep) = (self.checkpoints.clone(), self.keep);
         let thread = spawn(move || {

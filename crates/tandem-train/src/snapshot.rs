@@ -68,25 +68,26 @@ fn join(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> 
 #[derive(Clone)]
 pub struct Share {
     decoder: Arc<Decoder>,
-    partition: Partition,
+    /// By layer, the elements that this rank writes: its part; of a copy of another stage's, none.
+    written: Vec<Range<usize>>,
 }
 
 impl Share {
     /// The share of a part of the model of this place, among so many ([`Mesh::share`]).
     pub fn new(decoder: &Arc<Decoder>, (rank, num_ranks): (usize, usize)) -> Self {
-        Self { decoder: decoder.clone(), partition: Partition::new(decoder, rank, num_ranks) }
+        let partition = Partition::new(decoder, rank, num_ranks);
+        let written = |(index, layer): (usize, LayerId)| {
+            let owned = partition.owned(index);
+            if decoder.owns(layer) { owned } else { owned.start..owned.start }
+        };
+        let written = decoder.layers().into_iter().enumerate().map(written).collect();
+        Self { decoder: decoder.clone(), written }
     }
 
     /// The state of a run where it lies, to be written before training goes on.
     pub fn of_run<'a>(&self, policy: &'a Policy, optimizer: &'a Optimizer) -> Vec<Piece<'a>> {
         let groups = self.parts(policy, optimizer);
         groups.iter().flat_map(|(name, parts)| self.pieces(name, parts)).collect()
-    }
-
-    /// Elements of this rank's part of a layer that it writes: of a copy of another stage's, none.
-    fn written(&self, index: usize) -> Range<usize> {
-        let owned = self.partition.owned(index);
-        if self.decoder.owns(self.decoder.layers()[index]) { owned } else { owned.start..owned.start }
     }
 
     /// By group and layer, the part that is to be written.
@@ -96,7 +97,7 @@ impl Share {
         let groups = std::iter::once((POLICY, masters, held)).chain(states);
         let parts = |weights: &'a FlatWeights, held: &Partition| {
             let part = |(index, flat): (usize, &'a Tensor)| {
-                let (start, owned) = (held.owned(index).start, self.written(index));
+                let (start, owned) = (held.owned(index).start, &self.written[index]);
                 flat.view().col_range(owned.start - start..owned.end - start)
             };
             weights.layers.iter().enumerate().map(part).collect()
@@ -108,8 +109,8 @@ impl Share {
     fn pieces<'a>(&self, group: &str, parts: &[View<'a>]) -> Vec<Piece<'a>> {
         let (decoder, slice) = (&self.decoder, self.decoder.slice());
         let mut pieces = Vec::new();
-        for ((index, layer), part) in decoder.layers().into_iter().enumerate().zip(parts) {
-            let (owned, elements) = (self.written(index), part.as_slice::<f32>());
+        for ((layer, owned), part) in decoder.layers().into_iter().zip(&self.written).zip(parts) {
+            let elements = part.as_slice::<f32>();
             let params = decoder.whole().layout(layer).params.iter().zip(&decoder.layout(layer).params);
             for (whole, param) in params {
                 if slice.index > 0 && !slice.splits(whole.part) {
@@ -151,9 +152,8 @@ impl Snapshot {
     /// If memory runs out.
     pub fn new(device: &Device, share: Share, optimizer: &Optimizer) -> Result<Self> {
         let names = std::iter::once(POLICY).chain(optimizer.states().into_iter().map(|(name, _)| name));
-        let layers = 0..share.partition.num_layers();
-        let copy = |layer| device.alloc(Kind::Checkpoint, 1, share.written(layer).len(), DType::F32);
-        let group = |name| Ok((name, layers.clone().map(copy).collect::<Result<_, _>>()?));
+        let copy = |written: &Range<usize>| device.alloc(Kind::Checkpoint, 1, written.len(), DType::F32);
+        let group = |name| Ok((name, share.written.iter().map(copy).collect::<Result<_, _>>()?));
         let groups = names.map(group).collect::<Result<_>>()?;
         Ok(Self { share, groups })
     }

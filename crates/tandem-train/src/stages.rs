@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::ops::AddAssign;
 
-use tandem_comm::{Call, Element, ElementKind, Group, Operation};
+use tandem_comm::{Element, ElementKind, Group};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Forest, Kind, Tensor};
 use tandem_model::{Gradient, GradientSink, SavedWalk, Stage, Walk, WeightSource};
@@ -33,8 +33,7 @@ impl Stages {
     pub fn send(&self, to: usize, x: &Tensor) -> Result<()> {
         let mut group = self.0.borrow_mut();
         if x.is_meta() {
-            let call = Call::whole(Operation::Send { to }, ElementKind::F32, x.view().len());
-            return Ok(group.dry(call)?);
+            return Ok(group.dry_send(to, ElementKind::F32, x.view().len())?);
         }
         Ok(group.send::<f32>(to, x.view().as_slice())?)
     }
@@ -48,8 +47,7 @@ impl Stages {
         let mut x = walk.device.alloc(Kind::Activations, rows, width, DType::F32)?;
         let mut group = self.0.borrow_mut();
         if x.is_meta() {
-            let call = Call::whole(Operation::Recv { from }, ElementKind::F32, x.view().len());
-            group.dry(call)?;
+            group.dry_recv(from, ElementKind::F32, x.view().len())?;
         } else {
             group.recv(from, x.view_mut().into_slice::<f32>())?;
         }
@@ -83,8 +81,8 @@ impl Stages {
         let mut group = self.0.borrow_mut();
         for start in (0..len).step_by(piece) {
             let len = piece.min(len - start);
-            group.dry(Call::whole(Operation::Send { to: with }, kind, len))?;
-            group.dry(Call::whole(Operation::Recv { from: with }, kind, len))?;
+            group.dry_send(with, kind, len)?;
+            group.dry_recv(with, kind, len)?;
         }
         Ok(())
     }
@@ -124,12 +122,7 @@ impl Stages {
     /// # Errors
     /// If a rank is lost.
     pub fn gather(&self, own: &[u8], counts: &[usize]) -> Result<Vec<u8>> {
-        let index = self.own().index;
-        let start: usize = counts[..index].iter().sum();
-        let mut all = vec![0; counts.iter().sum()];
-        all[start..start + own.len()].copy_from_slice(own);
-        self.0.borrow_mut().all_gather(&mut all, counts)?;
-        Ok(all)
+        Ok(self.0.borrow_mut().gather(own, counts)?)
     }
 
     /// Asks another stage for numbers that it is about to [`Stages::answer`].

@@ -13,16 +13,16 @@ mod tied;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
+use tandem_comm::{Group, Numbers, Reduction};
 use tandem_kernels::exact::{ExactSum, limit};
 use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 use tandem_model::{Decoder, GradientSink, LayerGradients, LayerId, ParamSpec, Result as ModelResult};
 
 use super::Partition;
-use super::reducer::{Numbers, Reducer, Terms};
-use crate::Result;
+use super::reducer::{Buffer, Reducer, Terms};
 use crate::mesh::Mesh;
+use crate::{Result, numbers};
 
 /// How gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +73,25 @@ enum Sums {
     },
 }
 
+impl Sums {
+    /// A range of what is held of a layer.
+    fn range(&mut self, index: usize, range: Range<usize>) -> Numbers<'_> {
+        match self {
+            Self::Exact { sums, .. } => numbers::fixed(&mut sums[index], range),
+            Self::Fast { sums, .. } => numbers::floats(&mut sums[index], range),
+        }
+    }
+
+    /// Makes a layer zero that nothing was added to; sums in f32 begin so.
+    fn clear(&mut self, index: usize) {
+        if let Self::Exact { sums, .. } = self
+            && !sums[index].is_meta()
+        {
+            sums[index].as_mut_slice().fill(0);
+        }
+    }
+}
+
 impl Accumulator {
     /// Memory for the sums. Once they are reduced, this rank holds those of its part; with `sharded`, a group for nothing
     /// else, it never holds others.
@@ -107,8 +126,8 @@ impl Accumulator {
         };
         let reducer = |group| {
             let room = match form {
-                SumForm::Fast => Numbers::Floats(floats(longest)?),
-                SumForm::Exact => Numbers::Fixed(fixed(longest)?),
+                SumForm::Fast => Buffer::Floats(floats(longest)?),
+                SumForm::Exact => Buffer::Fixed(fixed(longest)?),
             };
             Reducer::new(device, partition.clone(), group, room)
         };
@@ -162,61 +181,28 @@ impl Accumulator {
     /// If a rank is lost.
     pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<()> {
         self.settle()?;
-        let is_dry = matches!(self.device, Device::Meta(_));
         let (shard, mut replicas) = mesh.in_sum();
-        // What is held in parts was divided when it was emitted.
-        let is_whole = self.sharded.is_none();
-        for index in 0..self.begun.len() {
-            if is_dry {
-                if is_whole && shard.size() > 1 {
-                    shard.dry(self.reduction(index))?;
-                }
-                if let Some(replicas) = &mut replicas {
-                    replicas.dry(self.reduction_of_part(index))?;
-                }
-                continue;
+        let Self { partition, sums, begun, sharded, .. } = self;
+        for (index, begun) in begun.iter().enumerate() {
+            if !begun {
+                sums.clear(index);
             }
-            let shard = is_whole.then_some(&mut *shard);
-            let replicas = replicas.as_deref_mut();
-            match &mut self.sums {
-                Sums::Exact { sums, .. } => {
-                    let sums = sums[index].as_mut_slice();
-                    if !self.begun[index] {
-                        sums.fill(0);
-                    }
-                    reduce(shard, replicas, &self.partition, index, sums)?;
+            let mut own = 0..partition.owned(index).len();
+            // What is held in parts was divided when it was emitted.
+            if sharded.is_none() {
+                let whole = sums.range(index, 0..partition.len(index));
+                if partition.is_divided() {
+                    shard.reduce_scatter_numbers(whole, partition.counts(index), Reduction::Sum)?;
+                } else if shard.size() > 1 {
+                    shard.all_reduce_numbers(whole, Reduction::Sum)?;
                 }
-                Sums::Fast { sums, .. } => {
-                    let sums = sums[index].view_mut().into_slice::<f32>();
-                    reduce(shard, replicas, &self.partition, index, sums)?;
-                }
+                own = partition.owned(index);
+            }
+            if let Some(replicas) = &mut replicas {
+                replicas.all_reduce_numbers(sums.range(index, own), Reduction::Sum)?;
             }
         }
         Ok(())
-    }
-
-    fn kind(&self) -> ElementKind {
-        match self.sums {
-            Sums::Exact { .. } => ElementKind::I64,
-            Sums::Fast { .. } => ElementKind::F32,
-        }
-    }
-
-    /// The call that reduces a layer.
-    fn reduction(&self, index: usize) -> Call {
-        let kind = self.kind();
-        if self.partition.is_divided() {
-            let operation = Operation::ReduceScatter(Reduction::Sum);
-            Call::parted(operation, kind, self.partition.counts(index))
-        } else {
-            Call::whole(Operation::AllReduce(Reduction::Sum), kind, self.partition.len(index))
-        }
-    }
-
-    /// The call that then reduces a part over its replicas.
-    fn reduction_of_part(&self, index: usize) -> Call {
-        let operation = Operation::AllReduce(Reduction::Sum);
-        Call::whole(operation, self.kind(), self.partition.owned(index).len())
     }
 
     /// The gradient of this rank's part of a layer, by the layer's place in walk order.
@@ -293,42 +279,17 @@ fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
     layout.params.iter().filter(|param| slice.splits(param.part)).map(ParamSpec::range).collect()
 }
 
-/// Every rank gets the sum of its part; of the whole, where nothing is divided. Without `shard` a rank holds its part alone.
-fn reduce<T: tandem_comm::Element>(
-    shard: Option<&mut Group>,
-    replicas: Option<&mut Group>,
-    partition: &Partition,
-    layer: usize,
-    sums: &mut [T],
-) -> Result<()> {
-    let own = match shard {
-        None => sums,
-        Some(shard) => {
-            if partition.is_divided() {
-                shard.reduce_scatter(sums, partition.counts(layer), Reduction::Sum)?;
-            } else if shard.size() > 1 {
-                shard.all_reduce(sums, Reduction::Sum)?;
-            }
-            &mut sums[partition.owned(layer)]
-        }
-    };
-    if let Some(replicas) = replicas {
-        replicas.all_reduce(own, Reduction::Sum)?;
-    }
-    Ok(())
-}
-
 impl Accumulator {
     /// Begins to reduce what has formed in the shared buffer over all ranks.
     fn emit_sharded(&mut self, index: usize) -> ModelResult<()> {
         self.settle()?;
         let Some(reducer) = &mut self.sharded else { return Ok(()) };
         match (&mut self.sums, reducer.room()) {
-            (Sums::Exact { layer, .. }, Numbers::Fixed(terms)) => {
+            (Sums::Exact { layer, .. }, Buffer::Fixed(terms)) => {
                 let gradient = layer.view().col_range(0..self.partition.len(index));
                 self.in_range &= ops::exact_sum(&self.device, gradient, terms, false, self.limit)?;
             }
-            (Sums::Fast { layer: Some(layer), .. }, Numbers::Floats(terms)) => std::mem::swap(layer, terms),
+            (Sums::Fast { layer: Some(layer), .. }, Buffer::Floats(terms)) => std::mem::swap(layer, terms),
             _ => unreachable!("{FORMS}"),
         }
         reducer.begin(index);
@@ -338,14 +299,14 @@ impl Accumulator {
     /// Waits for what [`Accumulator::emit_sharded`] began, and adds this rank's part.
     fn settle(&mut self) -> ModelResult<()> {
         let Self { device, partition, sharded: Some(reducer), sums, begun, .. } = self else { return Ok(()) };
-        reducer.end(|Terms { index, numbers }| {
+        reducer.end(|Terms { index, buffer }| {
             let owned = partition.owned(*index);
             let add = std::mem::replace(&mut begun[*index], true);
-            match (sums, numbers) {
-                (Sums::Exact { sums, .. }, Numbers::Fixed(terms)) => {
+            match (sums, buffer) {
+                (Sums::Exact { sums, .. }, Buffer::Fixed(terms)) => {
                     ops::exact_merge(device, terms.view().range(owned), &mut sums[*index], add)?;
                 }
-                (Sums::Fast { sums, .. }, Numbers::Floats(terms)) => {
+                (Sums::Fast { sums, .. }, Buffer::Floats(terms)) => {
                     ops::add(device, terms.view().col_range(owned), sums[*index].view_mut())?;
                 }
                 _ => unreachable!("{FORMS}"),

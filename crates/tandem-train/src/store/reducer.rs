@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tandem_comm::{Call, ElementKind, Group, Operation, Reduction};
+use tandem_comm::{Group, Reduction};
 use tandem_kernels::exact::ExactSum;
 use tandem_kernels::{Device, Tensor};
 use tandem_model::Result as ModelResult;
@@ -10,13 +10,13 @@ use tandem_model::Result as ModelResult;
 use super::Partition;
 use super::courier::{Courier, Outcome};
 use super::sharded::lost;
-use crate::Result;
+use crate::{Result, numbers};
 
 /// A group that reduces one layer at a time, and the room for it.
 pub(super) struct Reducer {
     courier: Courier<Terms>,
     /// `None` while a layer is under way.
-    room: Option<Numbers>,
+    room: Option<Buffer>,
 }
 
 /// What a layer's gradient came to in one micro-batch: of this rank before the reduction, of all ranks after it, and then for
@@ -25,11 +25,11 @@ pub(super) struct Terms {
     /// The layer's place in walk order.
     pub(super) index: usize,
     /// As long as the longest layer.
-    pub(super) numbers: Numbers,
+    pub(super) buffer: Buffer,
 }
 
 /// Gradients as they travel.
-pub(super) enum Numbers {
+pub(super) enum Buffer {
     Fixed(ExactSum),
     Floats(Tensor),
 }
@@ -41,11 +41,11 @@ impl Reducer {
         device: &Device,
         partition: Arc<Partition>,
         group: Group,
-        room: Numbers,
+        room: Buffer,
     ) -> Result<Self> {
-        let (name, is_dry) = (format!("rank {} reduce", group.rank()), device.is_meta());
+        let name = format!("rank {} reduce", group.rank());
         let courier = Courier::new(device, &name, group, move |group, terms: &mut Terms| {
-            terms.reduce(group, partition.counts(terms.index), is_dry)
+            terms.reduce(group, partition.counts(terms.index))
         })?;
         Ok(Self { courier, room: Some(room) })
     }
@@ -54,7 +54,7 @@ impl Reducer {
     ///
     /// # Panics
     /// Unless [`Reducer::end`] was called since the last layer began.
-    pub(super) fn room(&mut self) -> &mut Numbers {
+    pub(super) fn room(&mut self) -> &mut Buffer {
         self.room.as_mut().expect(UNDER_WAY)
     }
 
@@ -63,8 +63,8 @@ impl Reducer {
     /// # Panics
     /// As [`Reducer::room`].
     pub(super) fn begin(&mut self, index: usize) {
-        let numbers = self.room.take().expect(UNDER_WAY);
-        self.courier.begin(Terms { index, numbers });
+        let buffer = self.room.take().expect(UNDER_WAY);
+        self.courier.begin(Terms { index, buffer });
     }
 
     /// Waits for the layer that is under way, if there is one, and hands it to `take`.
@@ -74,7 +74,7 @@ impl Reducer {
     pub(super) fn end(&mut self, take: impl FnOnce(&Terms) -> ModelResult<()>) -> ModelResult<()> {
         let Some((terms, outcome)) = self.courier.end() else { return Ok(()) };
         let taken = outcome.map_err(lost).and_then(|()| take(&terms));
-        self.room = Some(terms.numbers);
+        self.room = Some(terms.buffer);
         taken
     }
 }
@@ -82,17 +82,12 @@ impl Reducer {
 const UNDER_WAY: &str = "a layer begins when the one before it has been taken";
 
 impl Terms {
-    fn reduce(&mut self, group: &mut Group, counts: &[usize], is_dry: bool) -> Outcome {
-        let (sum, len) = (Reduction::Sum, counts.iter().sum());
-        let dry = |kind| Call::parted(Operation::ReduceScatter(sum), kind, counts);
-        match &mut self.numbers {
-            Numbers::Fixed(_) if is_dry => group.dry(dry(ElementKind::I64)),
-            Numbers::Floats(_) if is_dry => group.dry(dry(ElementKind::F32)),
-            Numbers::Fixed(terms) => group.reduce_scatter(&mut terms.as_mut_slice()[..len], counts, sum),
-            Numbers::Floats(terms) => {
-                let terms = terms.view_mut().col_range(0..len).into_slice::<f32>();
-                group.reduce_scatter(terms, counts, sum)
-            }
-        }
+    fn reduce(&mut self, group: &mut Group, counts: &[usize]) -> Outcome {
+        let all = 0..counts.iter().sum();
+        let terms = match &mut self.buffer {
+            Buffer::Fixed(terms) => numbers::fixed(terms, all),
+            Buffer::Floats(terms) => numbers::floats(terms, all),
+        };
+        group.reduce_scatter_numbers(terms, counts, Reduction::Sum)
     }
 }

@@ -8,15 +8,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_comm::{Call, CommError, ElementKind, Group, Operation};
-use tandem_kernels::{DType, Device, Kind, Tensor, bf16, ops};
+use tandem_comm::{CommError, Group};
+use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 use tandem_model::{
     Decoder, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
 };
 
 use super::Partition;
-use super::courier::{Courier, Outcome};
-use crate::Result;
+use super::courier::Courier;
+use crate::{Result, numbers};
 
 /// Sharded weights, masters or frozen.
 pub struct ShardedWeights {
@@ -135,9 +135,9 @@ impl ShardedWeights {
         let (name, all) = (format!("rank {} gather", group.rank()), pieces.clone());
         let courier = Courier::new(device, &name, group, move |group, gathered: &mut Gathered| {
             let Pieces { flat, matrices, .. } = &all[gathered.index];
-            all_gather(group, &mut gathered.flat, &flat.counts)?;
+            group.all_gather_numbers(numbers::tensor(&mut gathered.flat), &flat.counts)?;
             match (&mut gathered.matrices, matrices) {
-                (Some(whole), Some(piece)) => all_gather(group, whole, &piece.counts),
+                (Some(whole), Some(piece)) => group.all_gather_numbers(numbers::tensor(whole), &piece.counts),
                 _ => Ok(()),
             }
         })?;
@@ -281,20 +281,6 @@ impl Piece {
         let own = if mine.is_empty() { 0..0 } else { mine.start - owned.start..mine.end - owned.start };
         let place = if mine.is_empty() { 0..0 } else { mine.start - range.start..mine.end - range.start };
         Self { range, own, place, counts }
-    }
-}
-
-fn all_gather(group: &mut Group, whole: &mut Tensor, counts: &[usize]) -> Outcome {
-    match (whole.is_meta(), whole.dtype()) {
-        (false, DType::F32) => group.all_gather(whole.view_mut().into_slice::<f32>(), counts),
-        (false, DType::Bf16) => group.all_gather(whole.view_mut().into_slice::<bf16>(), counts),
-        (true, dtype) => {
-            let kind = match dtype {
-                DType::F32 => ElementKind::F32,
-                DType::Bf16 => ElementKind::Bf16,
-            };
-            group.dry(Call::parted(Operation::AllGather, kind, counts))
-        }
     }
 }
 

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use tandem_comm::{Call, ElementKind, Group, Operation};
+use tandem_comm::Group;
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource};
 
 use super::Partition;
-use crate::Result;
+use crate::{Result, numbers};
 
 /// Weights that train: f32 masters and their compute copies.
 pub struct ReplicatedWeights {
@@ -65,12 +65,7 @@ impl ReplicatedWeights {
             return Ok(());
         }
         for (index, master) in self.masters.layers.iter_mut().enumerate() {
-            if master.is_meta() {
-                let counts = partition.counts(index);
-                group.dry(Call::parted(Operation::AllGather, ElementKind::F32, counts))?;
-                continue;
-            }
-            group.all_gather(master.view_mut().into_slice::<f32>(), partition.counts(index))?;
+            group.all_gather_numbers(numbers::tensor(master), partition.counts(index))?;
         }
         self.refresh(device)
     }
