@@ -117,7 +117,7 @@ impl Case<'_> {
             _ => Some(model.weights.compute_copy(decoder, device, Kind::Weights, dtype)?),
         };
         let mut source = ResidentWeights::new(decoder, &model.weights, copy.as_ref());
-        let walk = Walk { decoder, device, dtype, checkpointing: Checkpointing::None, split: None };
+        let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
         let name = format!("{} {dtype}", self.name);
 
         let mut first = ids(&self.rows[0]["prompt_ids"]);

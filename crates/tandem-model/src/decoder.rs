@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tandem_kernels::ops::RopeTable;
 
+use crate::adapter::Adapter;
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
 use crate::slice::{self, Run, Slice};
 use crate::spec::DecoderSpec;
@@ -18,6 +19,8 @@ pub struct Decoder {
     embedding: LayerLayout,
     block: LayerLayout,
     head: LayerLayout,
+    /// What trains, if it is not the weights themselves.
+    adapter: Option<Arc<Adapted>>,
     rope: Option<RopeTable>,
     positions: usize,
     slice: Slice,
@@ -27,6 +30,15 @@ pub struct Decoder {
     blocks: Range<usize>,
     /// What it is a part of, if it is not the whole.
     whole: Option<Arc<Self>>,
+}
+
+/// An adapter, and where its parameters lie.
+#[derive(Debug)]
+struct Adapted {
+    adapter: Adapter,
+    embedding: LayerLayout,
+    block: LayerLayout,
+    head: LayerLayout,
 }
 
 impl Decoder {
@@ -48,6 +60,7 @@ impl Decoder {
             embedding: LayerLayout::of(&spec, LayerId::Embedding),
             block: LayerLayout::of(&spec, LayerId::Block(0)),
             head: LayerLayout::of(&spec, LayerId::Head),
+            adapter: None,
             rope: spec.rotary.map(|r| RopeTable::new(&r.inverse_frequencies(), positions)),
             layers: Stage::WHOLE.layers(&spec)?,
             blocks: 0..spec.num_layers,
@@ -59,14 +72,41 @@ impl Decoder {
         })
     }
 
+    /// The same, of which only this adapter trains.
+    ///
+    /// # Panics
+    /// If it is a part of a decoder.
+    #[must_use]
+    pub fn with_adapter(self, adapter: Adapter) -> Self {
+        assert!(self.whole.is_none(), "a decoder gets its adapter before it is divided");
+        let layout = |layer, base| adapter.layout(&self.spec, layer, base);
+        let adapted = Adapted {
+            embedding: layout(LayerId::Embedding, &self.embedding),
+            block: layout(LayerId::Block(0), &self.block),
+            head: layout(LayerId::Head, &self.head),
+            adapter,
+        };
+        Self { adapter: Some(Arc::new(adapted)), ..self }
+    }
+
+    /// What trains, if it is not the weights themselves.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref().map(|adapted| &adapted.adapter)
+    }
+
     /// A slice of a whole decoder: its spec and layouts are those of what the slice holds.
     ///
     /// # Errors
-    /// If it cannot be divided into so many.
+    /// If it cannot be divided into so many, or has an adapter.
     pub fn sliced(whole: &Arc<Self>, slice: Slice) -> Result<Arc<Self>> {
         debug_assert_eq!(whole.slice, Slice::WHOLE, "a slice is not sliced again");
         if slice.count == 1 {
             return Ok(whole.clone());
+        }
+        if whole.adapter.is_some() {
+            return Err(ModelError::Invalid(
+                "adapters of a model in slices are not there yet; divide it by compute.sharding or compute.pipeline".to_owned(),
+            ));
         }
         let spec = slice.spec(&whole.spec)?;
         Ok(Arc::new(Self {
@@ -74,6 +114,7 @@ impl Decoder {
             block: LayerLayout::of(&spec, LayerId::Block(0)),
             head: LayerLayout::of(&spec, LayerId::Head),
             rope: whole.rope.clone(),
+            adapter: None,
             positions: whole.positions,
             layers: whole.layers.clone(),
             blocks: whole.blocks.clone(),
@@ -187,6 +228,16 @@ impl Decoder {
         }
     }
 
+    /// Where the parameters that train lie in the layer's flat buffer of them: the layer's own, or those of the adapter.
+    pub fn trained(&self, layer: LayerId) -> &LayerLayout {
+        match (&self.adapter, layer) {
+            (None, _) => self.layout(layer),
+            (Some(adapted), LayerId::Embedding) => &adapted.embedding,
+            (Some(adapted), LayerId::Block(_)) => &adapted.block,
+            (Some(adapted), LayerId::Head) => &adapted.head,
+        }
+    }
+
     /// Where the elements of a whole parameter lie that this slice holds: runs, in the order of the slice's parameter. `param`
     /// is of the [`Decoder::whole`]'s layout.
     pub fn runs(&self, param: &ParamSpec) -> Vec<Run> {
@@ -239,6 +290,11 @@ impl Decoder {
     /// Number of parameters of the model, or of the layers of a stage; a tied table counts once.
     pub fn num_parameters(&self) -> usize {
         self.layers().iter().map(|&l| self.layout(l).num_parameters()).sum()
+    }
+
+    /// Number of parameters that train.
+    pub fn num_trained(&self) -> usize {
+        self.layers().iter().map(|&l| self.trained(l).num_parameters()).sum()
     }
 
     /// Cosines and sines by position, if the model rotates.

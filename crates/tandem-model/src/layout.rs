@@ -67,9 +67,90 @@ pub enum Part {
     HeadWeight,
     /// `[1, V]`.
     HeadBias,
+    /// `[S·r, D]`: the first factor of a low-rank term beside [`Part::QkvWeight`], of each of its S sites.
+    QkvLoraA,
+    /// `[Σ rows of sites, r]`: the second factor, one site's rows after another's.
+    QkvLoraB,
+    /// `[1, Σ rows of sites]`: the magnitudes of DoRA.
+    QkvMagnitude,
+    /// `[r, H·d]`.
+    OutLoraA,
+    /// `[D, r]`.
+    OutLoraB,
+    /// `[1, D]`.
+    OutMagnitude,
+    /// `[S·r, D]`.
+    UpLoraA,
+    /// `[Σ rows of sites, r]`.
+    UpLoraB,
+    /// `[1, Σ rows of sites]`.
+    UpMagnitude,
+    /// `[r, F]`.
+    DownLoraA,
+    /// `[D, r]`.
+    DownLoraB,
+    /// `[1, D]`.
+    DownMagnitude,
+    /// `[V, r]`: looked up.
+    TokenLoraA,
+    /// `[D, r]`.
+    TokenLoraB,
+    /// `[r, D]`.
+    HeadLoraA,
+    /// `[V, r]`.
+    HeadLoraB,
+}
+
+/// What an adapter adds to a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LowRankParts {
+    /// The factor that reads the input.
+    pub a: Part,
+    /// The factor that gives the output.
+    pub b: Part,
+    /// The magnitudes of DoRA, where they are possible.
+    pub magnitude: Option<Part>,
 }
 
 impl Part {
+    /// The parts of a low-rank term beside this one, if it is a matrix of the model.
+    pub const fn low_rank(self) -> Option<LowRankParts> {
+        let (a, b, magnitude) = match self {
+            Self::QkvWeight => (Self::QkvLoraA, Self::QkvLoraB, Some(Self::QkvMagnitude)),
+            Self::OutWeight => (Self::OutLoraA, Self::OutLoraB, Some(Self::OutMagnitude)),
+            Self::UpWeight => (Self::UpLoraA, Self::UpLoraB, Some(Self::UpMagnitude)),
+            Self::DownWeight => (Self::DownLoraA, Self::DownLoraB, Some(Self::DownMagnitude)),
+            Self::TokenTable => (Self::TokenLoraA, Self::TokenLoraB, None),
+            Self::HeadWeight => (Self::HeadLoraA, Self::HeadLoraB, None),
+            _ => return None,
+        };
+        Some(LowRankParts { a, b, magnitude })
+    }
+
+    /// Whether it is a factor of a low-rank term.
+    pub const fn is_factor(self) -> bool {
+        matches!(
+            self,
+            Self::QkvLoraA
+                | Self::QkvLoraB
+                | Self::OutLoraA
+                | Self::OutLoraB
+                | Self::UpLoraA
+                | Self::UpLoraB
+                | Self::DownLoraA
+                | Self::DownLoraB
+                | Self::TokenLoraA
+                | Self::TokenLoraB
+                | Self::HeadLoraA
+                | Self::HeadLoraB
+        )
+    }
+
+    /// Whether it is a row of magnitudes.
+    pub const fn is_magnitude(self) -> bool {
+        matches!(self, Self::QkvMagnitude | Self::OutMagnitude | Self::UpMagnitude | Self::DownMagnitude)
+    }
+
     /// The name in checkpoints.
     pub const fn name(self) -> &'static str {
         match self {
@@ -93,6 +174,22 @@ impl Part {
             Self::FinalNormBias => "final_norm_bias",
             Self::HeadWeight => "head_weight",
             Self::HeadBias => "head_bias",
+            Self::QkvLoraA => "qkv_lora_a",
+            Self::QkvLoraB => "qkv_lora_b",
+            Self::QkvMagnitude => "qkv_magnitude",
+            Self::OutLoraA => "out_lora_a",
+            Self::OutLoraB => "out_lora_b",
+            Self::OutMagnitude => "out_magnitude",
+            Self::UpLoraA => "up_lora_a",
+            Self::UpLoraB => "up_lora_b",
+            Self::UpMagnitude => "up_magnitude",
+            Self::DownLoraA => "down_lora_a",
+            Self::DownLoraB => "down_lora_b",
+            Self::DownMagnitude => "down_magnitude",
+            Self::TokenLoraA => "token_lora_a",
+            Self::TokenLoraB => "token_lora_b",
+            Self::HeadLoraA => "head_lora_a",
+            Self::HeadLoraB => "head_lora_b",
         }
     }
 
@@ -107,12 +204,12 @@ impl Part {
                 | Self::UpWeight
                 | Self::DownWeight
                 | Self::HeadWeight
-        )
+        ) || self.is_factor()
     }
 
     /// Whether weight decay applies: not to norms and biases.
     pub const fn decays(self) -> bool {
-        self.is_matrix() || matches!(self, Self::PositionTable)
+        self.is_matrix() || self.is_magnitude() || matches!(self, Self::PositionTable)
     }
 
     /// Whether it is the weight of a norm.

@@ -17,6 +17,7 @@
 //! Dropout rates in a `config.json` are ignored: preference training runs without dropout, because policy and
 //! reference must be the same function of the same weights.
 
+pub mod adapter;
 pub mod archive;
 pub mod config;
 pub mod decode;
@@ -39,6 +40,7 @@ pub mod torch;
 pub mod walk;
 pub mod weights;
 
+pub use adapter::{Adapter, AdapterConfig, AdapterKind, Targets};
 pub use config::Config;
 pub use decode::{Generator, GeneratorOptions, Sampling};
 pub use decoder::Decoder;
@@ -51,8 +53,8 @@ pub use save::Save;
 pub use slice::Slice;
 pub use spec::DecoderSpec;
 pub use stage::Stage;
-pub use walk::{Checkpointing, Gradient, SavedWalk, Split, Walk};
-pub use weights::{GradientSink, LayerGradients, LayerWeights, WeightSource};
+pub use walk::{Checkpointing, Gradient, SavedWalk, Split, Streams, Walk};
+pub use weights::{AdapterWeights, FlatLayer, GradientSink, LayerGradients, LayerWeights, WeightSource};
 
 /// The result of an operation on a model.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;

@@ -4,7 +4,7 @@ use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 
 use crate::decoder::Decoder;
 use crate::layout::LayerId;
-use crate::weights::{GradientSink, LayerGradients, LayerWeights, WeightSource};
+use crate::weights::{FlatLayer, GradientSink, LayerGradients, LayerWeights, WeightSource};
 use crate::{ModelError, Result};
 
 /// One flat buffer `[1, len]` per layer, in the order of [`Decoder::layers`].
@@ -19,7 +19,7 @@ impl FlatWeights {
     /// # Errors
     /// If the device's memory does not suffice.
     pub fn zeros(decoder: &Decoder, device: &Device, kind: Kind) -> Result<Self> {
-        let zeros = |&layer: &LayerId| device.zeros(kind, 1, decoder.layout(layer).len, DType::F32);
+        let zeros = |&layer: &LayerId| device.zeros(kind, 1, decoder.trained(layer).len, DType::F32);
         Ok(Self { layers: decoder.layers().iter().map(zeros).collect::<Result<_, _>>()? })
     }
 
@@ -30,7 +30,7 @@ impl FlatWeights {
     pub fn compute_copy(&self, decoder: &Decoder, device: &Device, kind: Kind, dtype: DType) -> Result<Self> {
         let mut layers = Vec::with_capacity(self.layers.len());
         for (layer, flat) in decoder.layers().into_iter().zip(&self.layers) {
-            let len = decoder.layout(layer).compute_len;
+            let len = decoder.trained(layer).compute_len;
             let mut copy = device.alloc(kind, 1, len, dtype)?;
             if len > 0 {
                 ops::cast(device, flat.view().col_range(0..len), copy.view_mut())?;
@@ -65,7 +65,7 @@ impl WeightSource for ResidentWeights<'_> {
         let master = self.master.layers.get(index);
         let master = master.ok_or_else(|| ModelError::Invalid(format!("no weights for the {layer}")))?;
         let compute = self.compute.map(|c| c.layers[index].view());
-        Ok(LayerWeights::new(self.decoder.layout(layer), master.view(), compute))
+        Ok(LayerWeights::new(FlatLayer::new(self.decoder.layout(layer), master.view(), compute)))
     }
 
     fn release(&mut self, _: LayerId) {}
@@ -91,7 +91,7 @@ impl<'a> ResidentGradients<'a> {
 impl GradientSink for ResidentGradients<'_> {
     fn open(&mut self, layer: LayerId) -> Result<LayerGradients<'_>> {
         let flat = &mut self.sums.layers[self.decoder.index(layer)];
-        Ok(LayerGradients::new(self.decoder.layout(layer), flat.view_mut()))
+        Ok(LayerGradients::new(self.decoder.trained(layer), flat.view_mut()))
     }
 
     fn emit(&mut self, _: LayerId) -> Result<()> {

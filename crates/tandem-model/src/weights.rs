@@ -2,12 +2,21 @@
 
 use tandem_kernels::{View, ViewMut};
 
+use crate::adapter::{Adapter, Site};
 use crate::layout::{LayerId, LayerLayout, Part};
 use crate::{ModelError, Result};
 
 /// The weights of one layer, borrowed from a source for as long as the layer runs.
 #[derive(Clone, Copy)]
 pub struct LayerWeights<'a> {
+    base: FlatLayer<'a>,
+    /// What is added to the base, if something is.
+    adapter: Option<AdapterWeights<'a>>,
+}
+
+/// The parameters of a layer in flat buffers.
+#[derive(Clone, Copy)]
+pub struct FlatLayer<'a> {
     layout: &'a LayerLayout,
     /// f32 `[1, len − master_start]`.
     master: View<'a>,
@@ -16,7 +25,7 @@ pub struct LayerWeights<'a> {
     compute: Option<View<'a>>,
 }
 
-impl<'a> LayerWeights<'a> {
+impl<'a> FlatLayer<'a> {
     /// Over a flat f32 buffer `[1, len]` and, where the compute type is not f32, a copy of at least the first
     /// `compute_len` elements in that type.
     pub fn new(layout: &'a LayerLayout, master: View<'a>, compute: Option<View<'a>>) -> Self {
@@ -36,8 +45,7 @@ impl<'a> LayerWeights<'a> {
         Self { layout, master: rest, master_start: layout.compute_len, compute: Some(compute) }
     }
 
-    /// A parameter: in the compute type if it has a copy there, else f32. `None` if the layer has no such part.
-    pub fn get(&self, part: Part) -> Option<View<'a>> {
+    fn get(&self, part: Part) -> Option<View<'a>> {
         let param = self.layout.param(part)?;
         let flat = match self.compute {
             Some(copy) if param.offset < self.layout.compute_len => copy.col_range(param.range()),
@@ -49,15 +57,71 @@ impl<'a> LayerWeights<'a> {
         Some(flat.reshape(param.rows, param.cols))
     }
 
-    /// The f32 master of a parameter, where there is one: what is looked up rather than multiplied loses nothing
-    /// by staying f32. Falls back to the compute copy.
-    pub fn precise(&self, part: Part) -> Option<View<'a>> {
+    fn precise(&self, part: Part) -> Option<View<'a>> {
         let param = self.layout.param(part)?;
         if self.master_start > param.offset {
             return self.get(part);
         }
         let start = param.offset - self.master_start;
         Some(self.master.col_range(start..start + param.len()).reshape(param.rows, param.cols))
+    }
+}
+
+/// The weights of an adapter in one layer.
+#[derive(Clone, Copy)]
+pub struct AdapterWeights<'a> {
+    /// What the adapter is.
+    pub adapter: &'a Adapter,
+    /// Which layer.
+    pub layer: LayerId,
+    /// Its parameters in this layer.
+    pub weights: FlatLayer<'a>,
+}
+
+/// The low-rank terms of a matrix.
+#[derive(Clone, Copy)]
+pub(crate) struct LowRank<'a> {
+    /// The sites.
+    pub(crate) sites: &'a [Site],
+    /// The rank of each site's term.
+    pub(crate) rank: usize,
+    /// The factor on the terms.
+    pub(crate) scale: f32,
+    /// Rate at which inputs are dropped in training.
+    pub(crate) dropout: f32,
+    /// Tells this matrix from every other one of the model.
+    pub(crate) place: u64,
+    /// `[S·r, in]`.
+    pub(crate) a: View<'a>,
+    /// `[Σ rows of sites, r]`.
+    pub(crate) b: View<'a>,
+    /// `[1, Σ rows of sites]` f32, with DoRA.
+    pub(crate) magnitude: Option<View<'a>>,
+}
+
+impl<'a> LayerWeights<'a> {
+    /// Of a layer without an adapter.
+    pub fn new(base: FlatLayer<'a>) -> Self {
+        Self { base, adapter: None }
+    }
+
+    /// The same base with this adapter, or none.
+    #[must_use]
+    pub fn with_adapter(self, adapter: Option<AdapterWeights<'a>>) -> Self {
+        Self { adapter, ..self }
+    }
+
+    /// A parameter: in the compute type if it has a copy there, else f32. `None` if the layer has no such part.
+    pub fn get(&self, part: Part) -> Option<View<'a>> {
+        let own = self.adapter.and_then(|adapter| adapter.weights.get(part));
+        own.or_else(|| self.base.get(part))
+    }
+
+    /// The f32 master of a parameter, where there is one: what is looked up rather than multiplied loses nothing
+    /// by staying f32. Falls back to the compute copy.
+    pub fn precise(&self, part: Part) -> Option<View<'a>> {
+        let own = self.adapter.and_then(|adapter| adapter.weights.precise(part));
+        own.or_else(|| self.base.precise(part))
     }
 
     /// As [`LayerWeights::get`], for a part that the spec guarantees.
@@ -67,39 +131,50 @@ impl<'a> LayerWeights<'a> {
     pub fn require(&self, part: Part) -> Result<View<'a>> {
         self.get(part).ok_or_else(|| ModelError::Invalid(format!("the weight source gave no {part:?}")))
     }
+
+    /// The low-rank terms of a matrix, if it has some.
+    pub(crate) fn low_rank(&self, part: Part) -> Option<LowRank<'a>> {
+        let AdapterWeights { adapter, layer, weights } = self.adapter?;
+        let sites = &adapter.of(part)?.sites[..];
+        let parts = part.low_rank()?;
+        Some(LowRank {
+            sites,
+            rank: adapter.config().rank,
+            scale: adapter.scale(),
+            dropout: adapter.config().dropout as f32,
+            place: match layer {
+                LayerId::Embedding => 0,
+                LayerId::Head => 1,
+                LayerId::Block(index) => 2 + index as u64,
+            } << 8
+                | part as u64,
+            a: weights.get(parts.a)?,
+            b: weights.get(parts.b)?,
+            magnitude: parts.magnitude.and_then(|part| weights.get(part)),
+        })
+    }
 }
 
 /// The gradients of one layer: one flat f32 buffer that the walk adds into.
 pub struct LayerGradients<'a> {
     layout: &'a LayerLayout,
     flat: ViewMut<'a>,
-    frozen: u32,
 }
 
 impl<'a> LayerGradients<'a> {
-    /// Over a flat f32 buffer `[1, len]`; every parameter trains.
+    /// Over a flat f32 buffer `[1, len]`, laid out as what trains of the layer.
     pub fn new(layout: &'a LayerLayout, flat: ViewMut<'a>) -> Self {
         debug_assert_eq!(flat.cols(), layout.len, "gradient buffer of another layer");
-        Self { layout, flat, frozen: 0 }
-    }
-
-    /// Marks parts that do not train: no gradient is computed for them.
-    #[must_use]
-    pub fn freeze(mut self, parts: &[Part]) -> Self {
-        self.frozen = parts.iter().fold(self.frozen, |mask, &part| mask | 1 << part as u32);
-        self
+        Self { layout, flat }
     }
 
     /// Whether the layer has this part and it trains.
     pub fn trains(&self, part: Part) -> bool {
-        self.frozen & (1 << part as u32) == 0 && self.layout.param(part).is_some()
+        self.layout.param(part).is_some()
     }
 
     /// The gradient of a parameter, to be added to. `None` if the layer has no such part or it does not train.
     pub fn get_mut(&mut self, part: Part) -> Option<ViewMut<'_>> {
-        if !self.trains(part) {
-            return None;
-        }
         let param = self.layout.param(part)?;
         Some(self.flat.reborrow().col_range(param.range()).reshape(param.rows, param.cols))
     }
@@ -135,6 +210,17 @@ pub trait WeightSource {
     /// # Errors
     /// If the layer cannot be had.
     fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>>;
+
+    /// The layer's weights as the reference has them, where it shares the base: fetched together with
+    /// [`WeightSource::fetch`]'s.
+    ///
+    /// # Errors
+    /// If the layer cannot be had, or the reference has weights of its own.
+    fn fetch_both(&mut self, layer: LayerId) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
+        Err(ModelError::Invalid(format!(
+            "the reference shares no weights with the policy, not the {layer}'s either"
+        )))
+    }
 
     /// The walk is done with this layer for now.
     fn release(&mut self, layer: LayerId);

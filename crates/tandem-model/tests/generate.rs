@@ -49,13 +49,7 @@ fn greedy_text_is_the_argmax_of_a_full_forward_at_each_token() {
         let device = cpu();
         let weights = golden.load(&device);
         let decoder = &golden.decoder;
-        let walk = Walk {
-            decoder,
-            device: &device,
-            dtype: DType::F32,
-            checkpointing: Checkpointing::None,
-            split: None,
-        };
+        let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
         let answers = generate(&golden, &device, &weights, options(Sampling::GREEDY));
         assert_eq!(answers.len(), 3);
         for (prompt, answer) in prompts(&golden).into_iter().zip(answers) {

@@ -25,13 +25,7 @@ fn logits_in_f32() {
         let weights = golden.load(&device);
         let decoder = &golden.decoder;
         let mut source = ResidentWeights::new(decoder, &weights, None);
-        let walk = Walk {
-            decoder,
-            device: &device,
-            dtype: DType::F32,
-            checkpointing: Checkpointing::None,
-            split: None,
-        };
+        let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
         let mut failures = Vec::new();
         for (side, answer) in [("chosen", &golden.chosen), ("rejected", &golden.rejected)] {
             let forest = golden.sequence(answer);

@@ -110,8 +110,7 @@ fn split_over(
         let mut source = ResidentWeights::new(&decoder, &weights, copy.as_ref());
         let mut sink = ResidentGradients::zeros(&decoder, &device).unwrap();
         let this = Rank { index, table: &table };
-        let walk =
-            Walk { decoder: &decoder, device: &device, dtype, checkpointing: mode, split: Some(&this) };
+        let walk = Walk { split: Some(&this), ..Walk::new(&decoder, &device, dtype, mode) };
         let mut scores = HeadScores::default();
         let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
         walk.backward(&mut source, &mut sink, forest, saved, &scores, d_log_prob).unwrap();
@@ -279,7 +278,7 @@ fn what_is_kept_for_backward_is_divided() {
         let weights = init::init(&decoder, &device, Kind::Master, 1).unwrap();
         let mut source = ResidentWeights::new(&decoder, &weights, None);
         let split = (count > 1).then_some(&Dry as &dyn Split);
-        let walk = Walk { decoder: &decoder, device: &device, dtype: DType::F32, checkpointing, split };
+        let walk = Walk { split, ..Walk::new(&decoder, &device, DType::F32, checkpointing) };
         let saved = walk.forward_keep(&mut source, &forest, &mut HeadScores::default()).unwrap();
         let kept = device.memory().current[Kind::Activations as usize];
         drop(saved);
@@ -361,13 +360,7 @@ fn what_cannot_be_divided_is_refused() {
     let device = support::cpu();
     let decoder = Decoder::sliced(&whole, Slice { index: 1, count: 2 }).unwrap();
     let weights = init::init(&decoder, &device, Kind::Master, 1).unwrap();
-    let walk = Walk {
-        decoder: &decoder,
-        device: &device,
-        dtype: DType::F32,
-        checkpointing: Checkpointing::None,
-        split: None,
-    };
+    let walk = Walk::new(&decoder, &device, DType::F32, Checkpointing::None);
     let mut source = ResidentWeights::new(&decoder, &weights, None);
     let alone = walk.forward(&mut source, &golden.forest(), &mut HeadScores::default()).unwrap_err();
     assert!(matches!(&alone, ModelError::Invalid(text) if text.contains("slices")), "{alone}");

@@ -9,7 +9,7 @@ use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Kind, Tensor};
 use tandem_model::{
     Checkpointing, Decoder, FlatWeights, Gradient, LayerId, ModelError, ResidentGradients, ResidentWeights,
-    Stage, Walk, init,
+    Stage, Streams, Walk, init,
 };
 
 /// One stage with its weights, as they come from the files.
@@ -38,7 +38,7 @@ impl Rank {
     }
 
     fn walk<'a>(&'a self, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Walk<'a> {
-        Walk { decoder: &self.decoder, device, dtype, checkpointing, split: None }
+        Walk::new(&self.decoder, device, dtype, checkpointing)
     }
 }
 
@@ -63,8 +63,16 @@ fn stages_score_and_differentiate_as_the_whole_does() {
             let (mut scores, mut kept, mut x) = (HeadScores::default(), Vec::new(), None);
             for rank in &ranks {
                 let walk = rank.walk(&device, dtype, mode);
-                let out = walk.stage_forward(&mut rank.source(), &forest, x, &mut scores, true).unwrap();
-                (x, _) = (out.0, kept.push(out.1));
+                let out = walk
+                    .stage_forward(
+                        &mut rank.source(),
+                        &forest,
+                        x.map(Streams::one),
+                        Streams::one(&mut scores),
+                        true,
+                    )
+                    .unwrap();
+                (x, _) = (out.0.map(|x| x.policy), kept.push(out.1));
             }
             assert!(x.is_none() && scores == expected.0, "{name} {dtype} {mode:?}: the scores");
             let (mut dx, mut found): (Option<Tensor>, Vec<Vec<Vec<f32>>>) = (None, vec![Vec::new(); count]);
@@ -136,14 +144,27 @@ fn a_stage_refuses_what_is_not_for_it() {
     };
     says(walks[0].forward(&mut ranks[0].source(), &forest, scores).unwrap_err(), "stage 0 of 2");
     says(walks[1].logits(&mut ranks[1].source(), &forest, &[0]).err().unwrap(), "stage 1 of 2");
-    let alone = walks[1].stage_forward(&mut ranks[1].source(), &forest, None, scores, true);
+    let alone = walks[1].stage_forward(&mut ranks[1].source(), &forest, None, Streams::one(scores), true);
     says(alone.err().unwrap(), "cannot begin without what the one before gives");
     let x = || device.zeros(Kind::Activations, forest.num_tokens(), 3, DType::F32).unwrap();
-    let wide = walks[1].stage_forward(&mut ranks[1].source(), &forest, Some(x()), scores, true);
+    let wide = walks[1].stage_forward(
+        &mut ranks[1].source(),
+        &forest,
+        Some(Streams::one(x())),
+        Streams::one(scores),
+        true,
+    );
     says(wide.err().unwrap(), "a stage was given");
-    let first = walks[0].stage_forward(&mut ranks[0].source(), &forest, Some(x()), scores, true);
+    let first = walks[0].stage_forward(
+        &mut ranks[0].source(),
+        &forest,
+        Some(Streams::one(x())),
+        Streams::one(scores),
+        true,
+    );
     says(first.err().unwrap(), "nor the first with it");
-    let (_, saved) = walks[0].stage_forward(&mut ranks[0].source(), &forest, None, scores, true).unwrap();
+    let (_, saved) =
+        walks[0].stage_forward(&mut ranks[0].source(), &forest, None, Streams::one(scores), true).unwrap();
     let mut sink = ResidentGradients::zeros(&ranks[0].decoder, &device).unwrap();
     let end = Gradient::OfScores { scores, d_log_prob: &golden.forest_weights(&forest) };
     let back = walks[0].stage_backward(&mut ranks[0].source(), &mut sink, &forest, saved, end);

@@ -87,8 +87,7 @@ fn evaluation_scores_as_training_does() {
         &forest,
         &golden.forest_weights(&forest),
     );
-    let walk =
-        Walk { decoder, device: &device, dtype: DType::F32, checkpointing: Checkpointing::Full, split: None };
+    let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::Full);
     let mut scores = HeadScores::default();
     walk.forward(&mut ResidentWeights::new(decoder, &weights, None), &forest, &mut scores).unwrap();
     assert_eq!(scores, kept);
@@ -167,7 +166,7 @@ fn an_idle_walk_makes_the_calls_of_one_that_computes_and_every_announced_layer_i
         let (golden, device) = (Golden::new(name), cpu());
         let (weights, decoder) = (golden.load(&device), &golden.decoder);
         let (dtype, checkpointing) = (DType::F32, Checkpointing::None);
-        let walk = Walk { decoder, device: &device, dtype, checkpointing, split: None };
+        let walk = Walk::new(decoder, &device, dtype, checkpointing);
         let calls_of = |forest: Option<&Forest>| {
             let calls = RefCell::new(Vec::new());
             let source = ResidentWeights::new(decoder, &weights, None);
@@ -205,8 +204,7 @@ fn gradients_of_a_wrong_length_are_refused() {
     let device = cpu();
     let weights = golden.load(&device);
     let decoder = &golden.decoder;
-    let walk =
-        Walk { decoder, device: &device, dtype: DType::F32, checkpointing: Checkpointing::None, split: None };
+    let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
     let mut source = ResidentWeights::new(decoder, &weights, None);
     let mut sink = ResidentGradients::zeros(decoder, &device).unwrap();
     let (forest, mut scores) = (golden.forest(), HeadScores::default());

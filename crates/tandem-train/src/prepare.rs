@@ -222,5 +222,5 @@ pub fn to_walk<'a>(
     device: &'a Device,
     split: Option<&'a dyn tandem_model::Split>,
 ) -> Walk<'a> {
-    Walk { decoder, device, dtype: compute_type(config), checkpointing: checkpointing(config), split }
+    Walk { split, ..Walk::new(decoder, device, compute_type(config), checkpointing(config)) }
 }

@@ -211,7 +211,7 @@ impl Scorer {
     /// of one model do so together, and have nothing to sum or to send.
     fn idle_forward(&mut self) -> Result<()> {
         let Self { device, decoder, dtype, checkpointing, policy, reference, .. } = self;
-        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: None };
+        let walk = Walk::new(decoder, device, *dtype, *checkpointing);
         reference.idle(&walk)?;
         Ok(walk.idle_forward(policy)?)
     }
@@ -219,7 +219,7 @@ impl Scorer {
     /// The same backward.
     fn idle_backward(&mut self, learner: &mut Learner) -> Result<()> {
         let Self { device, decoder, dtype, checkpointing, policy, .. } = self;
-        let walk = Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: None };
+        let walk = Walk::new(decoder, device, *dtype, *checkpointing);
         Ok(walk.idle_backward(policy, &mut learner.gradients)?)
     }
 
@@ -235,8 +235,7 @@ impl Scorer {
     ) -> Result<(SavedWalk, Report)> {
         let mut report = Report { in_range: true, ..Report::default() };
         let Self { device, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
-        let walk =
-            Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: mesh.split() };
+        let walk = Walk { split: mesh.split(), ..Walk::new(decoder, device, *dtype, *checkpointing) };
         let walk = StagedWalk { walk, stages: mesh.stages() };
         let forest = &micro.forest;
         let reference = reference.log_probs(&walk, split, micro, scores)?;
@@ -287,8 +286,7 @@ impl Scorer {
         mesh: &Mesh,
     ) -> Result<()> {
         let Self { device, decoder, dtype, checkpointing, policy, scores, .. } = self;
-        let walk =
-            Walk { decoder, device, dtype: *dtype, checkpointing: *checkpointing, split: mesh.split() };
+        let walk = Walk { split: mesh.split(), ..Walk::new(decoder, device, *dtype, *checkpointing) };
         let walk = StagedWalk { walk, stages: mesh.stages() };
         // The last stage goes back before it goes forward again: scores and derivative are this micro-batch's.
         let Learner { gradients, d_log_prob, .. } = learner;

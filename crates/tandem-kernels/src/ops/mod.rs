@@ -14,6 +14,8 @@ mod linear;
 mod norm;
 mod optimizer;
 mod rope;
+mod temp;
+pub use temp::*;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
 pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};

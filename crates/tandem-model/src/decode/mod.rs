@@ -139,7 +139,7 @@ impl<'a> Generator<'a> {
             return Err(ModelError::Invalid("a slice of a decoder cannot generate".to_owned()));
         }
         let cache = Cache::new(decoder, device, dtype, cache_tokens)?;
-        let walk = Walk { decoder, device, dtype, checkpointing: Checkpointing::None, split: None };
+        let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
         Ok(Self { walk, options, cache })
     }
 
@@ -281,8 +281,8 @@ impl<'a> Generator<'a> {
         let forest = Forest::new(tokens, segments, Vec::new(), 0)?;
         let mut attend = Prefill { cache: &mut self.cache, forest: &forest, rows: &rows };
         let (x, _) =
-            self.walk.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(&last))?;
-        let logits = self.walk.head_logits(weights, x.view())?;
+            self.walk.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(&last), false)?;
+        let logits = self.walk.head_logits(weights, x.policy.view())?;
         let logits = ops::read_f32(self.walk.device, logits.view())?;
         for (prompt, row) in new_prompts.iter().zip(logits.chunks_exact(self.walk.decoder.spec().vocab_size))
         {
@@ -305,8 +305,8 @@ impl<'a> Generator<'a> {
         }
         let mut attend =
             Step { cache: &mut self.cache, positions: &positions, rows: &rows, visible: &visible };
-        let (x, _) = self.walk.blocks_with(weights, &tokens, &mut attend, Keep::Nothing, None)?;
-        let logits = self.walk.head_logits(weights, x.view())?;
+        let (x, _) = self.walk.blocks_with(weights, &tokens, &mut attend, Keep::Nothing, None, false)?;
+        let logits = self.walk.head_logits(weights, x.policy.view())?;
         Ok(ops::read_f32(self.walk.device, logits.view())?)
     }
 

@@ -95,7 +95,7 @@ impl Family for Gpt2 {
             Part::FinalNormWeight => &["transformer.ln_f.weight"],
             Part::FinalNormBias => &["transformer.ln_f.bias"],
             Part::HeadWeight => &["lm_head.weight"],
-            Part::QNormWeight | Part::KNormWeight | Part::HeadBias => &[],
+            _ => &[],
         }
     }
 

@@ -97,7 +97,7 @@ impl Family for GptNeoX {
             Part::FinalNormWeight => &["gpt_neox.final_layer_norm.weight"],
             Part::FinalNormBias => &["gpt_neox.final_layer_norm.bias"],
             Part::HeadWeight => &["embed_out.weight"],
-            Part::PositionTable | Part::QNormWeight | Part::KNormWeight | Part::HeadBias => &[],
+            _ => &[],
         }
     }
 

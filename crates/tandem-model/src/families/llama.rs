@@ -112,6 +112,6 @@ pub(super) fn names(part: Part) -> &'static [&'static str] {
         Part::DownBias => &["model.layers.{}.mlp.down_proj.bias"],
         Part::FinalNormWeight => &["model.norm.weight"],
         Part::HeadWeight => &["lm_head.weight"],
-        Part::PositionTable | Part::Norm1Bias | Part::Norm2Bias | Part::FinalNormBias | Part::HeadBias => &[],
+        _ => &[],
     }
 }

@@ -92,11 +92,7 @@ impl Family for Phi {
             Part::FinalNormBias => &["model.final_layernorm.bias"],
             Part::HeadWeight => &["lm_head.weight"],
             Part::HeadBias => &["lm_head.bias"],
-            Part::PositionTable
-            | Part::QNormWeight
-            | Part::KNormWeight
-            | Part::Norm2Weight
-            | Part::Norm2Bias => &[],
+            _ => &[],
         }
     }
 }

@@ -140,10 +140,11 @@ pub(super) fn backward(
     };
     let Operands { qkv, normed, log_sum_exp } = operands;
     let heads = walk.pick(output.view(), picked)?;
-    walk.linear_gradients(gradients, Part::OutWeight, Part::OutBias, heads.view(), dy)?;
+    let (weight, bias) = (Part::OutWeight, Part::OutBias);
+    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), dy)?;
     drop(heads);
     let mut d_heads = walk.alloc(dy.rows(), spec.query_width(), walk.dtype)?;
-    walk.linear_input(weights, Part::OutWeight, dy, d_heads.view_mut(), false)?;
+    walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut(), false)?;
     let d_output = walk.spread(d_heads, picked, rows)?;
     let mut d_qkv = walk.alloc(rows, spec.qkv_width(), walk.dtype)?;
     {
@@ -176,8 +177,9 @@ pub(super) fn backward(
         norm_heads_backward(walk, weights, qkv.view(), inverse_rms.view(), &mut d_qkv, gradients)?;
     }
     drop(qkv);
-    walk.linear_gradients(gradients, Part::QkvWeight, Part::QkvBias, input, d_qkv.view())?;
-    walk.linear_input(weights, Part::QkvWeight, d_qkv.view(), d_input, accumulate)
+    let (weight, bias) = (Part::QkvWeight, Part::QkvBias);
+    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, input, d_qkv.view())?;
+    walk.linear_input(weights, weight, d_qkv.view(), low_rank, d_input, accumulate)
 }
 
 /// The weight of head `head`'s norm: query heads first, then key heads.

@@ -1,10 +1,11 @@
 //! Token and position look-up: the start of the residual stream.
 
-use tandem_kernels::{DType, Forest, Tensor, ops};
+use tandem_kernels::{DType, Forest, Tensor, View, ops};
 
-use super::Walk;
+use super::streams::StreamWeights;
+use super::{Streams, Walk};
 use crate::layout::{LayerId, Part};
-use crate::weights::{GradientSink, WeightSource};
+use crate::weights::{GradientSink, LayerGradients, LayerWeights, LowRank, WeightSource};
 use crate::{ModelError, Result};
 
 impl Walk<'_> {
@@ -15,24 +16,54 @@ impl Walk<'_> {
         weights: &mut dyn WeightSource,
         tokens: &[u32],
         positions: &[u32],
-    ) -> Result<Tensor> {
+        both: bool,
+    ) -> Result<Streams<Tensor>> {
+        let layer = StreamWeights::fetch(weights, LayerId::Embedding, both)?;
+        let tokens = self.own_tokens(tokens)?;
+        let streams = Streams { policy: (), reference: both.then_some(()) };
+        let x = streams.try_map(|(), is_reference| {
+            let walk = self.of_stream(is_reference);
+            let x = walk.look_up(layer.of(is_reference), &tokens, positions)?;
+            self.join(x, &self.shares(tokens.len()))
+        })?;
+        weights.release(LayerId::Embedding);
+        Ok(x)
+    }
+
+    /// This rank's term of the residual stream's beginning, of all rows.
+    fn look_up(&self, layer: &LayerWeights, tokens: &[u32], positions: &[u32]) -> Result<Tensor> {
         let spec = self.decoder.spec();
-        let mut x = self.alloc(tokens.len(), spec.hidden_size, DType::F32)?;
-        let layer = weights.fetch(LayerId::Embedding)?;
         let missing = || ModelError::Invalid("the weight source gave no token table".into());
         let table = layer.precise(Part::TokenTable).ok_or_else(missing)?;
-        let tokens = self.own_tokens(tokens)?;
-        ops::embedding(self.device, table, &tokens, spec.embedding.scale, x.view_mut(), false)?;
+        let mut x = self.alloc(tokens.len(), spec.hidden_size, DType::F32)?;
+        ops::embedding(self.device, table, tokens, spec.embedding.scale, x.view_mut(), false)?;
+        if let Some(term) = layer.low_rank(Part::TokenTable) {
+            let hidden = self.looked_up(&term, tokens)?;
+            ops::linear_add(self.device, hidden.view(), term.b, x.view_mut())?;
+        }
         if let Some(table) = layer.get(Part::PositionTable).filter(|_| self.leads()) {
             ops::embedding(self.device, table, positions, 1.0, x.view_mut(), true)?;
         }
-        weights.release(LayerId::Embedding);
-        self.join(x, &self.shares(tokens.len()))
+        Ok(x)
+    }
+
+    /// `scale · s · A[tokens]` `[T, r]` in the compute type.
+    fn looked_up(&self, term: &LowRank, tokens: &[u32]) -> Result<Tensor> {
+        let mut rows = self.alloc(tokens.len(), term.rank, DType::F32)?;
+        let scale = self.decoder.spec().embedding.scale * term.scale;
+        ops::embedding(self.device, term.a, tokens, scale, rows.view_mut(), false)?;
+        if self.dtype == DType::F32 {
+            return Ok(rows);
+        }
+        let mut hidden = self.alloc(tokens.len(), term.rank, self.dtype)?;
+        ops::cast(self.device, rows.view(), hidden.view_mut())?;
+        Ok(hidden)
     }
 
     /// The look-up's share of the tables' gradients; the end of the walk.
     pub(super) fn embedding_backward(
         &self,
+        weights: &mut dyn WeightSource,
         grads: &mut dyn GradientSink,
         forest: &Forest,
         dx: Tensor,
@@ -49,7 +80,41 @@ impl Walk<'_> {
         if let Some(table) = gradients.get_mut(Part::PositionTable) {
             ops::embedding_backward(self.device, &forest.positions, 1.0, dx.view(), table)?;
         }
+        if self.looks_up_terms() {
+            let layer = weights.fetch(LayerId::Embedding)?;
+            let term = layer.low_rank(Part::TokenTable).expect("the adapter has it");
+            self.looked_up_backward(&term, &forest.tokens, dx.view(), &mut gradients)?;
+            weights.release(LayerId::Embedding);
+        }
         drop(dx);
         grads.emit(LayerId::Embedding)
+    }
+
+    /// Whether the look-up has low-rank terms, so that its backward needs weights.
+    pub(super) fn looks_up_terms(&self) -> bool {
+        self.decoder.adapter().is_some_and(|adapter| adapter.of(Part::TokenTable).is_some())
+    }
+
+    /// The gradients of the terms of the look-up.
+    fn looked_up_backward(
+        &self,
+        term: &LowRank,
+        tokens: &[u32],
+        dx: View,
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        let own = self.whole(dx, &self.shares(dx.rows()), self.dtype)?;
+        let dy = own.as_ref().map_or(dx, Tensor::view);
+        let hidden = self.looked_up(term, tokens)?;
+        if let Some(db) = gradients.get_mut(Part::TokenLoraB) {
+            ops::linear_backward_weight(self.device, dy, hidden.view(), db, true)?;
+        }
+        if let Some(da) = gradients.get_mut(Part::TokenLoraA) {
+            let mut dh = self.alloc(dy.rows(), term.rank, DType::F32)?;
+            ops::linear_backward_input(self.device, dy, term.b, dh.view_mut(), false)?;
+            let scale = self.decoder.spec().embedding.scale * term.scale;
+            ops::embedding_backward(self.device, tokens, scale, dh.view(), da)?;
+        }
+        Ok(())
     }
 }

@@ -5,11 +5,12 @@ use tandem_kernels::{DType, Forest, Kind, Tensor, View, ops};
 
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
 use super::rows::Shares;
-use super::{Checkpointing, Walk};
+use super::streams::StreamWeights;
+use super::{Checkpointing, Streams, Walk};
 use crate::Result;
 use crate::layout::{LayerId, Part};
 use crate::slice::Slice;
-use crate::weights::{GradientSink, WeightSource};
+use crate::weights::{GradientSink, LayerWeights, WeightSource};
 
 /// The rows of the token axis that predict something, ascending, and each prediction's index among them.
 pub(super) struct ScoredRows {
@@ -60,60 +61,91 @@ impl Walk<'_> {
         Ok(self.own_tokens(&targets)?.into_owned())
     }
 
-    fn final_norm(&self, weights: &mut dyn WeightSource, hidden: View, shares: &Shares) -> Result<Normed> {
-        let layer = weights.fetch(LayerId::Head)?;
-        let normed = norm(self, &layer, FINAL_NORM, hidden, shares)?;
+    fn final_norm(
+        &self,
+        weights: &mut dyn WeightSource,
+        hidden: &Streams<Tensor>,
+        shares: &Shares,
+    ) -> Result<Streams<Normed>> {
+        let layer = StreamWeights::fetch(weights, LayerId::Head, hidden.reference.is_some())?;
+        let hidden = Streams { policy: &hidden.policy, reference: hidden.reference.as_ref() };
+        let normed = hidden.try_map(|hidden, is_reference| {
+            norm(self, layer.of(is_reference), FINAL_NORM, hidden.view(), shares)
+        })?;
         weights.release(LayerId::Head);
         Ok(normed)
     }
 
     /// Scores the forest's predictions from the scored rows of the residual stream: `hidden` `[R,D]`, this rank's of them. With
-    /// `keep`, backward will follow.
+    /// `keep`, backward will follow, of the policy.
     pub(super) fn head_forward(
         &self,
         weights: &mut dyn WeightSource,
         forest: &Forest,
         scored_rows: ScoredRows,
-        hidden: Tensor,
-        scores: &mut HeadScores,
+        hidden: Streams<Tensor>,
+        mut scores: Streams<&mut HeadScores>,
         keep: bool,
     ) -> Result<SavedHead> {
         let ScoredRows { rows, index } = scored_rows;
         if rows.is_empty() {
-            let HeadScores { log_prob, hit, entropy, mean_logit, log_sum_exp } = scores;
-            log_prob.clear();
-            hit.clear();
-            [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
+            for scores in std::iter::once(&mut scores.policy).chain(&mut scores.reference) {
+                let HeadScores { log_prob, hit, entropy, mean_logit, log_sum_exp } = scores;
+                log_prob.clear();
+                hit.clear();
+                [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
+            }
             self.idle_head_forward(weights)?;
             return Ok(SavedHead { index, scored: None, logits: None });
         }
         let shares = self.shares_of(&rows, forest.num_tokens());
-        let mut normed = self.final_norm(weights, hidden.view(), &shares)?;
-        let (layer, part) = self.head_weight();
+        let Streams { policy: mut normed, reference } = self.final_norm(weights, &hidden, &shares)?;
+        let Streams { policy: hidden, reference: of_reference } = hidden;
+        drop(of_reference);
+        let (layer, _) = self.head_weight();
         let targets = self.targets(forest)?;
-        let Slice { index: part_index, count } = self.decoder.slice();
-        let mut parts = HeadParts::new(part_index, count, rows.len(), targets.len());
-        let head = weights.fetch(layer)?;
-        let keeps = keep && self.checkpointing == Checkpointing::None;
-        let logits = ops::head_part(
-            self.device,
-            normed.output(),
-            head.require(part)?,
-            head.get(Part::HeadBias),
-            Targets { rows: &index, targets: &targets },
-            &self.decoder.spec().head.shape,
-            &mut parts,
-            if keeps { LOGITS_BUDGET } else { 0 },
-        )?;
-        weights.release(layer);
-        if let Some(split) = self.split {
-            split.gather(parts.numbers_mut())?;
+        let head = StreamWeights::fetch(weights, layer, reference.is_some())?;
+        let targets = Targets { rows: &index, targets: &targets };
+        if let Some((normed, scores)) = reference.zip(scores.reference) {
+            self.score(head.of(true), normed.output(), targets, scores, 0)?;
         }
-        parts.join(&index, self.decoder.whole().spec().vocab_size, scores);
+        let keeps = keep && self.checkpointing == Checkpointing::None;
+        let budget = if keeps { LOGITS_BUDGET } else { 0 };
+        let logits = self.score(head.of(false), normed.output(), targets, scores.policy, budget)?;
+        weights.release(layer);
         if self.checkpointing != Checkpointing::None {
             normed.drop_output();
         }
         Ok(SavedHead { index, scored: Some((hidden, normed, shares)), logits: Some(logits) })
+    }
+
+    /// Scores predictions of one stream from normalised rows; keeps logits of up to `budget` bytes.
+    fn score(
+        &self,
+        head: &LayerWeights,
+        hidden: View,
+        targets: Targets,
+        scores: &mut HeadScores,
+        budget: usize,
+    ) -> Result<KeptLogits> {
+        let (_, part) = self.head_weight();
+        let Slice { index, count } = self.decoder.slice();
+        let mut parts = HeadParts::new(index, count, hidden.rows(), targets.targets.len());
+        let logits = ops::head_part(
+            self.device,
+            hidden,
+            head.require(part)?,
+            head.get(Part::HeadBias),
+            targets,
+            &self.decoder.spec().head.shape,
+            &mut parts,
+            budget,
+        )?;
+        if let Some(split) = self.split {
+            split.gather(parts.numbers_mut())?;
+        }
+        parts.join(targets.rows, self.decoder.whole().spec().vocab_size, scores);
+        Ok(logits)
     }
 
     /// The gradient of what the last block gave, f32, this rank's rows: `[R,D]` of those scored, or zeros `[T,D]` where
@@ -183,7 +215,9 @@ impl Walk<'_> {
 
     /// Logits `[R,V]` f32 of rows of the residual stream, before the head's scale and softcap.
     pub(crate) fn head_logits(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Tensor> {
-        let normed = self.final_norm(weights, hidden, &self.shares(hidden.rows()))?;
+        let shares = self.shares(hidden.rows());
+        let normed = norm(self, &weights.fetch(LayerId::Head)?, FINAL_NORM, hidden, &shares)?;
+        weights.release(LayerId::Head);
         let (layer, part) = self.head_weight();
         let head = weights.fetch(layer)?;
         let vocab = self.decoder.spec().vocab_size;

@@ -53,6 +53,9 @@ impl Walk<'_> {
         if !stage.is_first() {
             return Ok(());
         }
+        if self.looks_up_terms() {
+            touch(weights, LayerId::Embedding)?;
+        }
         grads.open(LayerId::Embedding)?;
         grads.emit(LayerId::Embedding)
     }

@@ -35,10 +35,11 @@ pub(super) fn backward(
         Some(hidden) => hidden,
         None => activate(walk, up.view())?,
     };
-    walk.linear_gradients(gradients, Part::DownWeight, Part::DownBias, hidden.view(), dy)?;
+    let (weight, bias) = (Part::DownWeight, Part::DownBias);
+    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, hidden.view(), dy)?;
     // What was the activation's output becomes its gradient: same shape, same type.
     let mut d_hidden = hidden;
-    walk.linear_input(weights, Part::DownWeight, dy, d_hidden.view_mut(), false)?;
+    walk.linear_input(weights, weight, dy, low_rank, d_hidden.view_mut(), false)?;
     let mut d_up = walk.alloc(up.rows(), up.cols(), walk.dtype)?;
     if mlp.gated {
         ops::gated_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
@@ -46,6 +47,7 @@ pub(super) fn backward(
         ops::activate_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
     }
     drop((up, d_hidden));
-    walk.linear_gradients(gradients, Part::UpWeight, Part::UpBias, input, d_up.view())?;
-    walk.linear_input(weights, Part::UpWeight, d_up.view(), d_input, false)
+    let (weight, bias) = (Part::UpWeight, Part::UpBias);
+    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, input, d_up.view())?;
+    walk.linear_input(weights, weight, d_up.view(), low_rank, d_input, false)
 }

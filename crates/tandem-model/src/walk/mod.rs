@@ -14,24 +14,27 @@ mod block;
 mod embedding;
 mod head;
 mod idle;
+mod low_rank;
 mod mlp;
 mod norm;
 mod picked;
 mod rows;
 mod split;
 mod stage;
+mod streams;
 
 pub(crate) use attention::Attend;
 pub(crate) use block::{Block, Keep};
 pub use split::Split;
 pub use stage::Gradient;
+pub use streams::Streams;
 
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ops};
 
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, Part};
-use crate::weights::{GradientSink, LayerGradients, LayerWeights, WeightSource};
+use crate::weights::{GradientSink, LayerWeights, WeightSource};
 use crate::{ModelError, Result};
 
 use attention::ForestAttention;
@@ -39,6 +42,7 @@ use block::SavedBlock;
 use head::SavedHead;
 use picked::Picked;
 use rows::Shares;
+use streams::StreamWeights;
 
 /// What the forward pass of a block leaves in memory for backward. Gradients are the same bits in every mode:
 /// what is missing is computed again by the same operations.
@@ -84,6 +88,15 @@ pub struct Walk<'a> {
     pub checkpointing: Checkpointing,
     /// Who holds the other slices, if `decoder` is one.
     pub split: Option<&'a dyn Split>,
+    /// What decides which inputs of an adapter are dropped: another number for each micro-batch. `None` drops none.
+    pub dropout: Option<u64>,
+}
+
+impl<'a> Walk<'a> {
+    /// A walk over a whole decoder, or a stage of one, that drops nothing.
+    pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
+        Self { decoder, device, dtype, checkpointing, split: None, dropout: None }
+    }
 }
 
 impl Walk<'_> {
@@ -98,7 +111,7 @@ impl Walk<'_> {
         scores: &mut HeadScores,
     ) -> Result<()> {
         self.check_stage()?;
-        self.stage_forward(weights, forest, None, scores, false)?;
+        self.stage_forward(weights, forest, None, Streams::one(scores), false)?;
         Ok(())
     }
 
@@ -113,7 +126,7 @@ impl Walk<'_> {
         scores: &mut HeadScores,
     ) -> Result<SavedWalk> {
         self.check_stage()?;
-        Ok(self.stage_forward(weights, forest, None, scores, true)?.1)
+        Ok(self.stage_forward(weights, forest, None, Streams::one(scores), true)?.1)
     }
 
     /// Adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]` over the forest's predictions into the sink, layer by
@@ -146,13 +159,14 @@ impl Walk<'_> {
             return Err(ModelError::Invalid("a slice of a decoder has no logits of all tokens".to_owned()));
         }
         let mut attend = ForestAttention { device: self.device, forest };
-        let (x, _) = self.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(rows))?;
-        self.head_logits(weights, x.view())
+        let (x, _) =
+            self.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(rows), false)?;
+        self.head_logits(weights, x.policy.view())
     }
 
     /// Embedding and blocks over tokens at the positions that `attend` tells, with its attention. After the last block only
     /// `rows` are needed, so what it does after attention it does for them alone: the result is `[R,D]`, or `[T,D]` for
-    /// all. If backward is to follow, rows are distinct.
+    /// all. If backward is to follow, rows are distinct. With `both` the reference goes along, if it shares the base.
     pub(crate) fn blocks_with(
         &self,
         weights: &mut dyn WeightSource,
@@ -160,11 +174,12 @@ impl Walk<'_> {
         attend: &mut dyn Attend,
         keep: Keep,
         rows: Option<&[u32]>,
-    ) -> Result<(Tensor, Vec<SavedBlock>)> {
+        both: bool,
+    ) -> Result<(Streams<Tensor>, Vec<SavedBlock>)> {
         self.check_split()?;
         weights.prefetch(LayerId::Embedding)?;
         weights.prefetch(LayerId::Block(0))?;
-        let x = self.embed(weights, tokens, attend.positions())?;
+        let x = self.embed(weights, tokens, attend.positions(), both)?;
         self.blocks_from(weights, x, tokens.len(), attend, keep, rows)
     }
 
@@ -172,28 +187,37 @@ impl Walk<'_> {
     fn blocks_from(
         &self,
         weights: &mut dyn WeightSource,
-        mut x: Tensor,
+        mut x: Streams<Tensor>,
         num_tokens: usize,
         attend: &mut dyn Attend,
         keep: Keep,
         rows: Option<&[u32]>,
-    ) -> Result<(Tensor, Vec<SavedBlock>)> {
+    ) -> Result<(Streams<Tensor>, Vec<SavedBlock>)> {
         let (own, num_layers) = (self.decoder.blocks(), self.decoder.spec().num_layers);
         let mut saved = Vec::with_capacity(if keep == Keep::Nothing { 0 } else { own.len() });
         for index in own.clone() {
             let layer = LayerId::Block(index);
             self.prefetch_after(weights, index)?;
-            let layer_weights = weights.fetch(layer)?;
-            let block = Block { walk: self, weights: &layer_weights, index };
-            let rows = self.block_rows(num_tokens, rows.filter(|_| index + 1 == num_layers));
-            let (y, kept) = block.forward(x, attend, rows, keep)?;
+            let layer_weights = StreamWeights::fetch(weights, layer, x.reference.is_some())?;
+            x = x.try_map(|x, is_reference| {
+                let walk = self.of_stream(is_reference);
+                let block = Block { walk: &walk, weights: layer_weights.of(is_reference), index };
+                let rows = self.block_rows(num_tokens, rows.filter(|_| index + 1 == num_layers));
+                let keep = if is_reference { Keep::Nothing } else { keep };
+                let (y, kept) = block.forward(x, attend, rows, keep)?;
+                if keep != Keep::Nothing {
+                    saved.push(kept);
+                }
+                Ok(y)
+            })?;
             weights.release(layer);
-            if keep != Keep::Nothing {
-                saved.push(kept);
-            }
-            x = y;
         }
         Ok((x, saved))
+    }
+
+    /// The walk of one stream: of a reference nothing is dropped.
+    fn of_stream(&self, is_reference: bool) -> Self {
+        Self { dropout: self.dropout.filter(|_| !is_reference), ..*self }
     }
 
     /// Announces what comes after a block in the forward pass of this stage.
@@ -213,9 +237,8 @@ impl Walk<'_> {
 
     /// `x · wᵀ (+ bias)` in the compute type, for the parts of one layer.
     fn linear(&self, weights: &LayerWeights, weight: Part, bias: Part, x: View) -> Result<Tensor> {
-        let weight = weights.require(weight)?;
-        let mut y = self.alloc(x.rows(), weight.rows(), self.dtype)?;
-        ops::linear(self.device, x, weight, weights.get(bias), None, y.view_mut())?;
+        let mut y = self.alloc(x.rows(), weights.require(weight)?.rows(), self.dtype)?;
+        self.linear_into(weights, (weight, weights.get(bias)), x, None, &mut y)?;
         Ok(y)
     }
 
@@ -230,45 +253,14 @@ impl Walk<'_> {
         residual: View,
         shares: &Shares,
     ) -> Result<Tensor> {
-        let weight = weights.require(weight)?;
         let bias = weights.get(bias).filter(|_| self.leads());
-        let mut y = self.alloc(x.rows(), weight.rows(), DType::F32)?;
+        let mut y = self.alloc(x.rows(), weights.require(weight)?.rows(), DType::F32)?;
         let has_all_rows = residual.rows() == y.rows();
-        ops::linear(self.device, x, weight, bias, has_all_rows.then_some(residual), y.view_mut())?;
+        self.linear_into(weights, (weight, bias), x, has_all_rows.then_some(residual), &mut y)?;
         if !has_all_rows {
             ops::add(self.device, residual, y.view_mut().row_range(shares.own()))?;
         }
         Ok(y)
-    }
-
-    /// Adds the gradients of a linear's weight and bias, where they train. `dy` is in the compute type.
-    fn linear_gradients(
-        &self,
-        gradients: &mut LayerGradients,
-        weight: Part,
-        bias: Part,
-        x: View,
-        dy: View,
-    ) -> Result<()> {
-        if let Some(dw) = gradients.get_mut(weight) {
-            ops::linear_backward_weight(self.device, dy, x, dw, true)?;
-        }
-        if let Some(db) = gradients.get_mut(bias) {
-            ops::bias_backward(self.device, dy, db)?;
-        }
-        Ok(())
-    }
-
-    /// The gradient of the input of a linear, `dy · w`, into `dx`.
-    fn linear_input(
-        &self,
-        weights: &LayerWeights,
-        weight: Part,
-        dy: View,
-        dx: ViewMut,
-        accumulate: bool,
-    ) -> Result<()> {
-        Ok(ops::linear_backward_input(self.device, dy, weights.require(weight)?, dx, accumulate)?)
     }
 
     /// The given rows of a matrix, or all of it.

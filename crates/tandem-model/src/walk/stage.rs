@@ -7,7 +7,7 @@ use tandem_kernels::{DType, Forest, Tensor};
 use super::attention::ForestAttention;
 use super::block::Block;
 use super::head::ScoredRows;
-use super::{Keep, SavedWalk, Walk};
+use super::{Keep, SavedWalk, Streams, Walk};
 use crate::layout::LayerId;
 use crate::stage::Stage;
 use crate::weights::{GradientSink, WeightSource};
@@ -29,7 +29,8 @@ pub enum Gradient<'a> {
 impl Walk<'_> {
     /// Forward through the layers of a stage. `x` is the residual stream `[T,D]` f32, this rank's rows of it, that the stage before gave; the first
     /// has none. The last one scores the forest's predictions, the others return the stream that the next one takes.
-    /// With `keep`, [`Walk::stage_backward`] will follow.
+    /// With `keep`, [`Walk::stage_backward`] will follow. A reference that shares the base goes along where there is room for its
+    /// scores.
     ///
     /// # Errors
     /// As [`Walk::forward`]; if there is an `x` too many, too few, or of another shape.
@@ -37,10 +38,10 @@ impl Walk<'_> {
         &self,
         weights: &mut dyn WeightSource,
         forest: &Forest,
-        x: Option<Tensor>,
-        scores: &mut HeadScores,
+        x: Option<Streams<Tensor>>,
+        scores: Streams<&mut HeadScores>,
         keep: bool,
-    ) -> Result<(Option<Tensor>, SavedWalk)> {
+    ) -> Result<(Option<Streams<Tensor>>, SavedWalk)> {
         let stage = self.decoder.stage();
         let rows = ScoredRows::of(forest);
         let kept = if keep { self.checkpointing.keep(self.split.is_some()) } else { Keep::Nothing };
@@ -48,11 +49,13 @@ impl Walk<'_> {
         let of_last_block = rows.of_last_block();
         let (x, blocks) = match x {
             None if stage.is_first() => {
-                self.blocks_with(weights, &forest.tokens, &mut attend, kept, of_last_block)?
+                let both = scores.reference.is_some();
+                self.blocks_with(weights, &forest.tokens, &mut attend, kept, of_last_block, both)?
             }
             Some(x) if !stage.is_first() => {
                 self.check_split()?;
-                self.check_stream(forest, &x)?;
+                self.check_stream(forest, &x.policy)?;
+                x.reference.as_ref().map_or(Ok(()), |x| self.check_stream(forest, x))?;
                 weights.prefetch(LayerId::Block(self.decoder.blocks().start))?;
                 self.blocks_from(weights, x, forest.num_tokens(), &mut attend, kept, of_last_block)?
             }
@@ -127,7 +130,7 @@ impl Walk<'_> {
         if !is_first {
             return Ok(Some(dx));
         }
-        self.embedding_backward(grads, forest, dx).map(|()| None)
+        self.embedding_backward(weights, grads, forest, dx).map(|()| None)
     }
 
     /// Rows of the residual stream, and of its gradient, that go from stage to stage: those that this rank holds.

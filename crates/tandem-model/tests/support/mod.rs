@@ -163,7 +163,7 @@ pub fn train(
         (dtype != DType::F32).then(|| weights.compute_copy(decoder, device, Kind::Weights, dtype).unwrap());
     let mut source = ResidentWeights::new(decoder, weights, copy.as_ref());
     let mut sink = ResidentGradients::zeros(decoder, device).unwrap();
-    let walk = Walk { decoder, device, dtype, checkpointing, split: None };
+    let walk = Walk::new(decoder, device, dtype, checkpointing);
     let mut scores = HeadScores::default();
     let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
     walk.backward(&mut source, &mut sink, forest, saved, &scores, d_log_prob).unwrap();

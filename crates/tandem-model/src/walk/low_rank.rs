@@ -1,0 +1,222 @@
+//! Low-rank terms beside a matrix: `y += s · (x̃ Aᵀ) Bᵀ` for each site, where `x̃` is `x` with some inputs dropped in training.
+//!
+//! With DoRA (<https://arxiv.org/abs/2402.09353>, section 4.3) what matrix and terms give, `z`, is scaled by column, `y = g ⊙ z` with
+//! `g = m / ‖W + s B A‖` by row of the matrix; the norm counts as a constant in backward, as in `peft`.
+
+use tandem_kernels::{DType, Tensor, View, ViewMut, ops};
+
+use super::Walk;
+use crate::Result;
+use crate::layout::Part;
+use crate::weights::{LayerGradients, LayerWeights, LowRank};
+
+/// What backward of a matrix with low-rank terms has found out by the time the gradient of its input is asked for.
+#[derive(Default)]
+pub(super) struct LowRankBackward {
+    /// The gradient of what the matrix gave, if that is not the gradient of the output.
+    dz: Option<Tensor>,
+    /// The gradient of `x̃ Aᵀ` `[T, S·r]` in the compute type, if there are terms.
+    dh: Option<Tensor>,
+}
+
+impl LowRank<'_> {
+    /// Columns of `x̃ Aᵀ` of each site, rows of its `B`, and its columns of `y`.
+    fn each(&self) -> impl Iterator<Item = (std::ops::Range<usize>, View<'_>, std::ops::Range<usize>)> {
+        self.sites.iter().enumerate().map(|(index, site)| {
+            let hidden = index * self.rank..(index + 1) * self.rank;
+            (hidden, self.b.row_range(site.b_rows.clone()), site.rows.clone())
+        })
+    }
+}
+
+impl Walk<'_> {
+    /// `y = x · wᵀ` with terms (and bias); of DoRA, scaled.
+    pub(super) fn linear_into(
+        &self,
+        weights: &LayerWeights,
+        (weight, bias): (Part, Option<View>),
+        x: View,
+        residual: Option<View>,
+        y: &mut Tensor,
+    ) -> Result<()> {
+        let w = weights.require(weight)?;
+        let Some(term) = weights.low_rank(weight) else {
+            return Ok(ops::linear(self.device, x, w, bias, residual, y.view_mut())?);
+        };
+        if term.magnitude.is_none() {
+            ops::linear(self.device, x, w, bias, residual, y.view_mut())?;
+            return self.add_low_rank(&term, x, y.view_mut());
+        }
+        let factors = self.factors(&term, w)?;
+        ops::linear(self.device, x, w, None, None, y.view_mut())?;
+        self.add_low_rank(&term, x, y.view_mut())?;
+        ops::scale_columns(self.device, y.view_mut(), factors.view(), bias)?;
+        residual.map_or(Ok(()), |residual| Ok(ops::add(self.device, residual, y.view_mut())?))
+    }
+
+    /// `x̃`, if it is not `x`.
+    fn dropped(&self, term: &LowRank, x: View) -> Result<Option<Tensor>> {
+        let Some(key) = self.dropout.filter(|_| term.dropout > 0.0) else { return Ok(None) };
+        let mut dropped = self.alloc(x.rows(), x.cols(), x.dtype())?;
+        ops::dropout(self.device, x, dropped.view_mut(), key ^ term.place, term.dropout)?;
+        Ok(Some(dropped))
+    }
+
+    /// `s · x̃ Aᵀ` `[T, S·r]`.
+    fn low_rank_hidden(&self, term: &LowRank, x: View) -> Result<Tensor> {
+        let mut hidden = self.alloc(x.rows(), term.a.rows(), self.dtype)?;
+        ops::linear(self.device, x, term.a, None, None, hidden.view_mut())?;
+        ops::scale(self.device, term.scale, hidden.view_mut())?;
+        Ok(hidden)
+    }
+
+    fn add_low_rank(&self, term: &LowRank, x: View, mut y: ViewMut) -> Result<()> {
+        let dropped = self.dropped(term, x)?;
+        let hidden = self.low_rank_hidden(term, dropped.as_ref().map_or(x, Tensor::view))?;
+        for (columns, b, out) in term.each() {
+            ops::linear_add(self.device, hidden.view().col_range(columns), b, y.reborrow().col_range(out))?;
+        }
+        Ok(())
+    }
+
+    /// `‖W + s B A‖` by row of the sites `[1, Σ rows of sites]`.
+    fn norms(&self, term: &LowRank, w: View) -> Result<Tensor> {
+        let mut norms = self.alloc(1, term.b.rows(), DType::F32)?;
+        for (index, site) in term.sites.iter().enumerate() {
+            let a = term.a.row_range(index * term.rank..(index + 1) * term.rank);
+            let (w, b) = (w.row_range(site.rows.clone()), term.b.row_range(site.b_rows.clone()));
+            let out = norms.view_mut().col_range(site.b_rows.clone());
+            ops::low_rank_row_norms(self.device, w, a, b, term.scale, out)?;
+        }
+        Ok(norms)
+    }
+
+    /// What each column of `y` is scaled by `[1, N]`: 1 where no site is.
+    fn factors(&self, term: &LowRank, w: View) -> Result<Tensor> {
+        let norms = self.norms(term, w)?;
+        let magnitude = term.magnitude.expect("asked for with DoRA");
+        let mut factors = self.alloc(1, w.rows(), DType::F32)?;
+        ops::fill(self.device, factors.view_mut(), 1.0)?;
+        for site in term.sites {
+            let (magnitude, norms) =
+                (magnitude.col_range(site.b_rows.clone()), norms.view().col_range(site.b_rows.clone()));
+            let out = factors.view_mut().col_range(site.rows.clone());
+            ops::divide(self.device, magnitude, norms, out, false)?;
+        }
+        Ok(factors)
+    }
+
+    /// Adds the gradients of a matrix, its terms and its bias, where they train. `dy` is in the compute type.
+    pub(super) fn linear_gradients(
+        &self,
+        weights: &LayerWeights,
+        gradients: &mut LayerGradients,
+        weight: Part,
+        bias: Part,
+        x: View,
+        dy: View,
+    ) -> Result<LowRankBackward> {
+        if let Some(dw) = gradients.get_mut(weight) {
+            ops::linear_backward_weight(self.device, dy, x, dw, true)?;
+        }
+        if let Some(db) = gradients.get_mut(bias) {
+            ops::bias_backward(self.device, dy, db)?;
+        }
+        let Some(term) = weights.low_rank(weight) else { return Ok(LowRankBackward::default()) };
+        let parts = weight.low_rank().expect("it has terms");
+        let dz = match parts.magnitude.filter(|_| term.magnitude.is_some()) {
+            Some(part) => {
+                Some(self.magnitude_backward(weights, weight, &term, x, dy, gradients.get_mut(part))?)
+            }
+            None => None,
+        };
+        let dz_view = dz.as_ref().map_or(dy, Tensor::view);
+        let dropped = self.dropped(&term, x)?;
+        let x = dropped.as_ref().map_or(x, Tensor::view);
+        let hidden = self.low_rank_hidden(&term, x)?;
+        let mut dh = self.alloc(x.rows(), term.a.rows(), self.dtype)?;
+        let mut db = gradients.get_mut(parts.b);
+        for ((columns, b, out), site) in term.each().zip(term.sites) {
+            let dy = dz_view.col_range(out);
+            if let Some(db) = &mut db {
+                let db = db.reborrow().row_range(site.b_rows.clone());
+                ops::linear_backward_weight(
+                    self.device,
+                    dy,
+                    hidden.view().col_range(columns.clone()),
+                    db,
+                    true,
+                )?;
+            }
+            ops::linear_backward_input(self.device, dy, b, dh.view_mut().col_range(columns), false)?;
+        }
+        ops::scale(self.device, term.scale, dh.view_mut())?;
+        if let Some(da) = gradients.get_mut(parts.a) {
+            ops::linear_backward_weight(self.device, dh.view(), x, da, true)?;
+        }
+        Ok(LowRankBackward { dz, dh: Some(dh) })
+    }
+
+    /// Adds the gradient of the magnitudes, and returns that of `z`, which is computed again for it.
+    fn magnitude_backward(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        term: &LowRank,
+        x: View,
+        dy: View,
+        d_magnitude: Option<ViewMut>,
+    ) -> Result<Tensor> {
+        let w = weights.require(weight)?;
+        if let Some(mut d_magnitude) = d_magnitude {
+            let mut z = self.alloc(x.rows(), w.rows(), self.dtype)?;
+            ops::linear(self.device, x, w, None, None, z.view_mut())?;
+            self.add_low_rank(term, x, z.view_mut())?;
+            let mut dots = self.alloc(1, w.rows(), DType::F32)?;
+            ops::column_dots(self.device, dy, z.view(), dots.view_mut(), false)?;
+            drop(z);
+            let norms = self.norms(term, w)?;
+            for site in term.sites {
+                let (dots, norms) =
+                    (dots.view().col_range(site.rows.clone()), norms.view().col_range(site.b_rows.clone()));
+                ops::divide(
+                    self.device,
+                    dots,
+                    norms,
+                    d_magnitude.reborrow().col_range(site.b_rows.clone()),
+                    true,
+                )?;
+            }
+        }
+        let factors = self.factors(term, w)?;
+        let mut dz = self.alloc(dy.rows(), dy.cols(), self.dtype)?;
+        ops::cast(self.device, dy, dz.view_mut())?;
+        ops::scale_columns(self.device, dz.view_mut(), factors.view(), None)?;
+        Ok(dz)
+    }
+
+    /// The gradient of the input of a linear, `dy · w` and what its terms give, into `dx`.
+    pub(super) fn linear_input(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        dy: View,
+        low_rank: LowRankBackward,
+        mut dx: ViewMut,
+        accumulate: bool,
+    ) -> Result<()> {
+        let LowRankBackward { dz, dh } = low_rank;
+        let dy = dz.as_ref().map_or(dy, Tensor::view);
+        ops::linear_backward_input(self.device, dy, weights.require(weight)?, dx.reborrow(), accumulate)?;
+        let Some((term, dh)) = weights.low_rank(weight).zip(dh) else { return Ok(()) };
+        match self.dropout.filter(|_| term.dropout > 0.0) {
+            None => ops::linear_backward_input_add(self.device, dh.view(), term.a, dx)?,
+            Some(key) => {
+                let mut dropped = self.alloc(dx.rows(), dx.cols(), self.dtype)?;
+                ops::linear_backward_input(self.device, dh.view(), term.a, dropped.view_mut(), false)?;
+                ops::dropout_backward_add(self.device, dropped.view(), dx, key ^ term.place, term.dropout)?;
+            }
+        }
+        Ok(())
+    }
+}

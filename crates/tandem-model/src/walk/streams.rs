@@ -1,0 +1,50 @@
+//! Policy and reference side by side.
+
+use crate::Result;
+use crate::layout::LayerId;
+use crate::weights::{LayerWeights, WeightSource};
+
+/// What there is of the policy, and of a reference that shares its base: the two go through each layer together, so that it
+/// is fetched once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Streams<T> {
+    /// The policy's.
+    pub policy: T,
+    /// The reference's, if it goes along.
+    pub reference: Option<T>,
+}
+
+impl<T> Streams<T> {
+    /// The policy's alone.
+    pub fn one(policy: T) -> Self {
+        Self { policy, reference: None }
+    }
+
+    /// The same of something made of each, the reference's first: it keeps nothing, and leaves room for the policy's.
+    pub(super) fn try_map<U>(self, mut f: impl FnMut(T, bool) -> Result<U>) -> Result<Streams<U>> {
+        let reference = self.reference.map(|reference| f(reference, true)).transpose()?;
+        Ok(Streams { policy: f(self.policy, false)?, reference })
+    }
+}
+
+/// A layer's weights for each stream.
+pub(super) struct StreamWeights<'w> {
+    policy: LayerWeights<'w>,
+    reference: Option<LayerWeights<'w>>,
+}
+
+impl<'w> StreamWeights<'w> {
+    /// Fetches a layer, for the reference too if that goes along.
+    pub(super) fn fetch(weights: &'w mut dyn WeightSource, layer: LayerId, both: bool) -> Result<Self> {
+        if both {
+            let (policy, reference) = weights.fetch_both(layer)?;
+            return Ok(Self { policy, reference: Some(reference) });
+        }
+        Ok(Self { policy: weights.fetch(layer)?, reference: None })
+    }
+
+    /// Those of one stream.
+    pub(super) fn of(&self, reference: bool) -> &LayerWeights<'w> {
+        if reference { self.reference.as_ref().expect("fetched for both") } else { &self.policy }
+    }
+}
