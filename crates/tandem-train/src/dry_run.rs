@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use tandem_comm::{Call, recorder};
 use tandem_data::token_cache::TokenCache;
-use tandem_kernels::Device;
+use tandem_kernels::{Device, Kind};
+use tandem_model::{Streams, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
 use crate::mesh::Mesh;
 use crate::micro_batch::MicroBatch;
 use crate::prepare::{Prepared, partition, to_walk};
-use crate::reference::{Reference, RowScores};
+use crate::reference::{Reference, RowScores, kept};
 use crate::stages::StagedWalk;
 use crate::start::Start;
 use crate::step::{Learner, Scorer};
@@ -28,10 +29,20 @@ pub fn reference_pass(
     batch: &MicroBatch,
 ) -> Result<()> {
     let decoder = mesh.part(&prepared.decoder)?;
-    let mut weights = START.reference(config, &decoder, device, mesh.shard(), |_| {})?;
+    let mut frozen;
+    let mut policy;
+    let weights: &mut dyn WeightSource = if config.reference.model.is_some() {
+        frozen = START.frozen(config, &decoder, device, mesh.shard(), Kind::Reference, None)?;
+        frozen.as_mut()
+    } else {
+        let shard = mesh.shard();
+        let partition = Arc::new(partition(config, &decoder, shard.rank(), shard.size()));
+        policy = START.policy(config, &decoder, device, shard, &partition, None)?;
+        &mut policy
+    };
     let walk = to_walk(config, &decoder, device, mesh.split());
     let walk = StagedWalk { walk, stages: mesh.stages() };
-    walk.forward(weights.as_mut(), &batch.forest, &mut Default::default(), false)?;
+    walk.forward(weights, &batch.forest, Streams::one(&mut Default::default()), false)?;
     Ok(())
 }
 
@@ -72,17 +83,15 @@ pub fn load(
 ) -> Result<(Scorer, Learner)> {
     let decoder = &mesh.part(&prepared.decoder)?;
     let shard = mesh.shard();
-    let reference = match config.reference.kind {
-        ReferenceKind::Model => Reference::Model(START.reference(config, decoder, device, shard, |_| {})?),
-        ReferenceKind::None => Reference::None,
-        ReferenceKind::Precompute => {
-            let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, TokenCache::num_rows));
-            let scores = RowScores(vec![[0.0; 2]; rows]);
-            Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
-        }
-    };
     let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
-    let policy = START.policy(config, decoder, device, shard, &partition)?;
+    let mut policy = START.policy(config, decoder, device, shard, &partition, None)?;
+    let reference = if config.reference.kind == ReferenceKind::Precompute {
+        let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, TokenCache::num_rows));
+        let scores = RowScores(vec![[0.0; 2]; rows]);
+        Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
+    } else {
+        kept(config, prepared, device, mesh, &mut policy)?
+    };
     let learner = Learner::new(config, decoder, device, mesh, partition)?;
     Ok((Scorer::new(config, device.clone(), decoder.clone(), policy, reference), learner))
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use tandem_data::token_cache::TokenCache;
-use tandem_kernels::{Device, Kind};
+use tandem_kernels::Device;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{ComputeConfig, Config, Devices};
@@ -13,12 +13,9 @@ use crate::mesh::Mesh;
 use crate::metrics::{Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::plan::Plan;
-use crate::prepare::{Prepared, compute_type, threads};
-use crate::reference::load_reference;
-use crate::start::Start;
+use crate::prepare::{Prepared, threads};
 use crate::step::Scorer;
-use crate::store::{Policy, ReplicatedWeights};
-use crate::{Result, TrainError, snapshot};
+use crate::{Result, TrainError, reference, snapshot};
 
 /// Evaluates a config's model, or a checkpoint of its run, on `data.eval`. Writes nothing but caches.
 ///
@@ -43,17 +40,15 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let plan = Plan::make(config, &prepared, 0, 1)?;
     let device = Device::cpu(threads(config), plan.arena_capacity())?;
     let mut mesh = Mesh::alone();
-    let reference = load_reference(config, &prepared, &device, &mut mesh, &[Split::Eval], observer)?;
-    let start = Start::of_policy(config, &prepared, &prepared.decoder)?;
-    let mut masters = start.load(&prepared.decoder, &device, Kind::Master)?;
+    let (mut policy, reference) =
+        reference::load(config, &prepared, &device, &mut mesh, &[Split::Eval], observer)?;
     let mut step = 0;
     if let Some(path) = checkpoint {
         let checkpoint = Checkpoint::open(path)?;
-        snapshot::restore_policy(&checkpoint, &prepared.decoder, &mut masters)?;
+        snapshot::restore_policy(&checkpoint, &prepared.decoder, policy.masters_mut())?;
+        policy.refresh(&device)?;
         step = checkpoint.cursor().step;
     }
-    let policy = ReplicatedWeights::new(&device, prepared.decoder.clone(), masters, compute_type(config))?;
-    let policy = Policy::Replicated(policy);
     let mut scorer = Scorer::new(config, device, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
     let record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;

@@ -47,7 +47,7 @@ impl Optimizer {
             let layers = owned.map(|len| device.zeros(Kind::Optimizer, 1, len, DType::F32));
             Ok(FlatWeights { layers: layers.collect::<Result<_, _>>()? })
         };
-        let layouts = decoder.layers().into_iter().map(|layer| decoder.layout(layer));
+        let layouts = decoder.layers().into_iter().map(|layer| decoder.trained(layer));
         Ok(Self {
             rule: config.optimizer,
             weight_decay: config.weight_decay,

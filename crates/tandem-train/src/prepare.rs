@@ -11,9 +11,10 @@ use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::{DType, Device};
-use tandem_model::{Checkpointing, Decoder, ModelFolder, Walk};
+use tandem_model::adapter::PeftFolder;
+use tandem_model::{Adapter, AdapterConfig, Checkpointing, Decoder, ModelFolder, Walk};
 
-use crate::config::{self, Config, DataConfig, DataSource, Method, Weights};
+use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, Weights};
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatcher;
@@ -24,8 +25,10 @@ use crate::{Result, TrainError};
 pub struct Prepared {
     /// The policy's folder.
     pub folder: ModelFolder,
-    /// The model, whole.
+    /// The model, whole, with the adapter that trains, if one does.
     pub decoder: Arc<Decoder>,
+    /// The same with the reference's adapter, if it has one from elsewhere.
+    pub reference_decoder: Option<Arc<Decoder>>,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// Training tokens.
@@ -59,8 +62,23 @@ impl Prepared {
             check_vocabulary(config, cache, spec.vocab_size)?;
         }
         let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
-        let decoder = Arc::new(Decoder::new(spec, longest.max(1))?);
-        Ok(Self { folder, decoder, tokenizer, train, eval })
+        let decoder = Decoder::new(spec, longest.max(1))?;
+        let adapted = |adapter: AdapterConfig| -> Result<_> {
+            let adapter = Adapter::new(adapter, decoder.spec())?;
+            Ok(Arc::new(decoder.clone().with_adapter(adapter)))
+        };
+        let reference_decoder = match &config.reference.adapter {
+            Some(path) => Some(adapted(PeftFolder::open(path)?.config().clone())?),
+            None => None,
+        };
+        let decoder = match &config.adapter {
+            None => Arc::new(decoder.clone()),
+            Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => adapted(adapter.clone())?,
+            Some(AdapterSection { start: AdapterStart::Folder(path), dropout }) => {
+                adapted(AdapterConfig { dropout: *dropout, ..PeftFolder::open(path)?.config().clone() })?
+            }
+        };
+        Ok(Self { folder, decoder, reference_decoder, tokenizer, train, eval })
     }
 
     /// What cuts this run's batches.

@@ -6,22 +6,23 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tandem_comm::{Group, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{Device, Forest};
-use tandem_model::{ModelFolder, Walk, WeightSource};
+use tandem_kernels::{DType, Device, Forest, Kind, ops};
+use tandem_model::{Decoder, FlatWeights, Streams, Walk, WeightSource};
 
 use crate::config::{Config, ReferenceKind};
 use crate::events::{Event, Observer};
 use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
-use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
+use crate::prepare::{Prepared, cache_folder, compute_type, partition, to_walk};
 use crate::stages::StagedWalk;
-use crate::start::Start;
-use crate::store::Sharding;
+use crate::start::{See, Start, adapter_masters};
+use crate::store::{Policy, ReplicatedWeights, Sharding, SharedReference};
 use crate::{Result, TrainError};
 
 /// Where reference log-probabilities come from.
@@ -37,6 +38,10 @@ pub enum Reference {
     },
     /// A second set of weights.
     Model(Box<dyn WeightSource + Send>),
+    /// A second set of weights that is pulled towards the policy.
+    Followed(Box<Policy>),
+    /// The policy's base, with another adapter or none: it goes along with the policy.
+    Shared,
 }
 
 /// Summed log-probabilities of the answers of each row: `[chosen, rejected]`.
@@ -44,8 +49,22 @@ pub enum Reference {
 pub struct RowScores(pub Vec<[f64; 2]>);
 
 impl Reference {
-    /// Summed log-probability of each sequence of a micro-batch; `None` without a reference, or where a model's come out on
-    /// another stage.
+    /// Whether it goes along with the policy, through the same layers.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared)
+    }
+
+    /// Weights of its own.
+    fn weights(&mut self) -> Option<&mut dyn WeightSource> {
+        match self {
+            Self::Model(weights) => Some(weights.as_mut()),
+            Self::Followed(weights) => Some(weights.as_mut()),
+            Self::None | Self::Precomputed { .. } | Self::Shared => None,
+        }
+    }
+
+    /// Summed log-probability of each sequence of a micro-batch; `None` without a reference, where a model's come out on
+    /// another stage, or where they come with the policy's.
     ///
     /// # Errors
     /// If the forward pass fails.
@@ -57,7 +76,7 @@ impl Reference {
         scores: &mut HeadScores,
     ) -> Result<Option<Vec<f64>>> {
         match self {
-            Self::None => Ok(None),
+            Self::None | Self::Shared => Ok(None),
             Self::Precomputed { train, eval } => {
                 let rows = match split {
                     Split::Train => train,
@@ -66,8 +85,9 @@ impl Reference {
                 let rows = rows.as_ref().expect("precomputed for every split that is used");
                 Ok(Some(batch.rows.iter().flat_map(|&row| rows.0[row as usize]).collect()))
             }
-            Self::Model(weights) => {
-                walk.forward(weights.as_mut(), &batch.forest, scores, false)?;
+            Self::Model(_) | Self::Followed(_) => {
+                let weights = self.weights().expect("it has some");
+                walk.forward(weights, &batch.forest, Streams::one(scores), false)?;
                 Ok(walk.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
             }
         }
@@ -80,10 +100,7 @@ impl Reference {
     /// # Errors
     /// If weights cannot be had.
     pub fn idle(&mut self, walk: &Walk<'_>) -> Result<()> {
-        match self {
-            Self::Model(weights) => Ok(walk.idle_forward(weights.as_mut())?),
-            Self::None | Self::Precomputed { .. } => Ok(()),
-        }
+        self.weights().map_or(Ok(()), |weights| Ok(walk.idle_forward(weights)?))
     }
 }
 
@@ -159,7 +176,7 @@ impl RowScores {
         let mut done = 0;
         for batch in batches {
             let batch = batch?;
-            walk.forward(weights, &batch.forest, &mut scores, false)?;
+            walk.forward(weights, &batch.forest, Streams::one(&mut scores), false)?;
             if walk.is_last() {
                 let sums = sequence_log_probs(&batch.forest, &scores);
                 for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
@@ -183,45 +200,213 @@ impl RowScores {
     }
 }
 
-/// Makes the configured reference ready for the splits that will be scored: loads its weights, or reads or computes its
-/// log-probabilities.
+/// The policy as it starts, and the configured reference, ready for the splits that will be scored: loads weights, and reads
+/// or computes log-probabilities that are wanted beforehand.
 ///
 /// # Errors
 /// If weights cannot be read, a forward pass fails, scores cannot be written, or a rank is lost.
-pub fn load_reference(
+pub fn load(
     config: &Config,
     prepared: &Prepared,
     device: &Device,
     mesh: &mut Mesh,
     splits: &[Split],
     observer: &mut dyn Observer,
-) -> Result<Reference> {
-    if config.reference.kind == ReferenceKind::None {
-        return Ok(Reference::None);
-    }
+) -> Result<(Policy, Reference)> {
     let decoder = &mesh.part(&prepared.decoder)?;
-    let files = match &config.reference.model {
-        Some(path) => Start::Files(ModelFolder::open(path)?.weights(decoder)?),
-        None => Start::of_policy(config, prepared, decoder)?,
+    let wanted = &config.reference;
+    let precomputes = wanted.kind == ReferenceKind::Precompute;
+    let mut pass = Precompute { config, prepared, device, decoder, splits, observer };
+    // Another model's weights are gone before the policy's come.
+    let mut precomputed = match &wanted.model {
+        Some(path) if precomputes => {
+            let mut print = Fingerprint::new(decoder);
+            let start = Start::of_folder(path, decoder)?;
+            let see: See = &mut |flat| print.see(flat);
+            let mut weights =
+                start.frozen(config, decoder, device, mesh.shard(), Kind::Reference, Some(see))?;
+            Some(pass.run(mesh, weights.as_mut(), &print)?)
+        }
+        _ => None,
     };
-    if config.reference.kind == ReferenceKind::Model {
-        return Ok(Reference::Model(files.reference(config, decoder, device, mesh.shard(), |_| {})?));
+    let mut print = Fingerprint::new(decoder);
+    let mut policy = {
+        let shard = mesh.shard();
+        let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
+        let see: See = &mut |flat| print.see(flat);
+        let see = Some(see).filter(|_| precomputes && precomputed.is_none());
+        Start::of_policy(config, prepared, decoder)?
+            .policy(config, decoder, device, shard, &partition, see)?
+    };
+    if precomputes && precomputed.is_none() {
+        precomputed = Some(match prepared.reference_decoder {
+            Some(_) => {
+                share_base(config, prepared, device, mesh, &mut policy)?;
+                let adapter = policy.reference().expect("just put there").masters();
+                adapter.layers.iter().for_each(|layer| print.see_more(layer.view().as_slice()));
+                let scores = pass.run(mesh, &mut SharedReference(&mut policy), &print)?;
+                policy.share_base(None);
+                scores
+            }
+            None => pass.run(mesh, &mut policy, &print)?,
+        });
     }
-    let (mut hashes, mut layers) = (Vec::new(), decoder.layers().into_iter());
-    let see = |flat: &[f32]| {
-        if layers.next().is_some_and(|layer| decoder.owns(layer)) {
-            hashes.push(blake3::hash(bytemuck::cast_slice(flat)));
+    let reference = match precomputed {
+        Some(precomputed) => precomputed,
+        None => kept(config, prepared, device, mesh, &mut policy)?,
+    };
+    Ok((policy, reference))
+}
+
+/// A reference that is kept in memory, or none.
+///
+/// # Errors
+/// If weights cannot be read, or memory runs out.
+pub fn kept(
+    config: &Config,
+    prepared: &Prepared,
+    device: &Device,
+    mesh: &mut Mesh,
+    policy: &mut Policy,
+) -> Result<Reference> {
+    let decoder = &mesh.part(&prepared.decoder)?;
+    let start = || match &config.reference.model {
+        Some(path) if !device.is_meta() => Start::of_folder(path, decoder),
+        _ if device.is_meta() => Ok(Start::Random(0)),
+        _ => Start::of_policy(config, prepared, decoder),
+    };
+    Ok(match config.reference.kind {
+        ReferenceKind::None | ReferenceKind::Precompute => Reference::None,
+        ReferenceKind::Model => {
+            Reference::Model(start()?.frozen(config, decoder, device, mesh.shard(), Kind::Reference, None)?)
+        }
+        ReferenceKind::Sync if decoder.adapter().is_none() => {
+            let shard = mesh.shard();
+            let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
+            Reference::Followed(Box::new(start()?.policy(config, decoder, device, shard, &partition, None)?))
+        }
+        ReferenceKind::Base | ReferenceKind::Adapter | ReferenceKind::Sync => {
+            share_base(config, prepared, device, mesh, policy)?;
+            Reference::Shared
+        }
+    })
+}
+
+/// Lets the reference share the policy's base: with the adapter that the config gives it, or with none.
+fn share_base(
+    config: &Config,
+    prepared: &Prepared,
+    device: &Device,
+    mesh: &mut Mesh,
+    policy: &mut Policy,
+) -> Result<()> {
+    if config.reference.kind == ReferenceKind::Base {
+        policy.share_base(None);
+        return Ok(());
+    }
+    let own = prepared.reference_decoder.as_ref().filter(|_| config.reference.adapter.is_some());
+    let decoder = mesh.part(own.unwrap_or(&prepared.decoder))?;
+    let masters = match &config.reference.adapter {
+        Some(folder) => {
+            let folder = Some(folder.as_path()).filter(|_| !device.is_meta());
+            let nothing_to_copy = policy;
+            let masters =
+                adapter_masters(config, &decoder, device, Kind::Reference, folder, nothing_to_copy)?;
+            let weights = ReplicatedWeights::new(device, decoder, masters, compute_type(config))?;
+            nothing_to_copy.share_base(Some(weights));
+            return Ok(());
+        }
+        // A copy of what the policy starts from.
+        None => {
+            let mut layers = Vec::new();
+            for master in &policy.masters().0.layers {
+                let mut copy = device.alloc(Kind::Reference, 1, master.cols(), DType::F32)?;
+                ops::cast(device, master.view(), copy.view_mut())?;
+                layers.push(copy);
+            }
+            FlatWeights { layers }
         }
     };
-    let mut weights = files.reference(config, decoder, device, mesh.shard(), see)?;
-    // A model in slices has a fingerprint of its own: its arithmetic differs.
-    let fingerprint = mesh.whole_fingerprint(decoder, &hashes)?;
-    let mut of_split = |split: Split, cache: &TokenCache| -> Result<RowScores> {
-        let mut key = blake3::Hasher::new();
-        key.update(fingerprint.as_bytes());
-        key.update(cache.content_hash().as_bytes());
-        key.update(compute_type(config).name().as_bytes());
-        let path = RowScores::path(&cache_folder(config), &key.finalize().to_hex()[..32]);
+    policy.share_base(Some(ReplicatedWeights::new(device, decoder, masters, compute_type(config))?));
+    Ok(())
+}
+
+/// Hashes of what weights were loaded, layer by layer.
+struct Fingerprint<'a> {
+    decoder: &'a Decoder,
+    /// Of the layers that this rank owns.
+    layers: Vec<blake3::Hash>,
+    next: usize,
+    /// Of everything after them: adapters.
+    rest: blake3::Hasher,
+}
+
+impl<'a> Fingerprint<'a> {
+    fn new(decoder: &'a Decoder) -> Self {
+        Self { decoder, layers: Vec::new(), next: 0, rest: blake3::Hasher::new() }
+    }
+
+    fn see(&mut self, flat: &[f32]) {
+        let layer = self.decoder.layers().get(self.next).copied();
+        self.next += 1;
+        match layer {
+            Some(layer) if self.decoder.owns(layer) => {
+                self.layers.push(blake3::hash(bytemuck::cast_slice(flat)))
+            }
+            Some(_) => {}
+            None => self.see_more(flat),
+        }
+    }
+
+    fn see_more(&mut self, flat: &[f32]) {
+        self.rest.update(bytemuck::cast_slice(flat));
+    }
+}
+
+/// The pass that computes the reference's log-probabilities once.
+struct Precompute<'a> {
+    config: &'a Config,
+    prepared: &'a Prepared,
+    device: &'a Device,
+    decoder: &'a Decoder,
+    splits: &'a [Split],
+    observer: &'a mut dyn Observer,
+}
+
+impl Precompute<'_> {
+    fn run(
+        &mut self,
+        mesh: &mut Mesh,
+        weights: &mut dyn WeightSource,
+        print: &Fingerprint,
+    ) -> Result<Reference> {
+        // A model in slices has a fingerprint of its own: its arithmetic differs.
+        let fingerprint = mesh.whole_fingerprint(self.decoder, &print.layers)?;
+        let adapter = mesh.whole_fingerprint_of_rest(&print.rest.finalize())?;
+        let mut scores = |split: Split| match self.prepared.tokens(split) {
+            Some(cache) if self.splits.contains(&split) => {
+                let mut key = blake3::Hasher::new();
+                key.update(fingerprint.as_bytes());
+                key.update(adapter.as_bytes());
+                key.update(cache.content_hash().as_bytes());
+                key.update(compute_type(self.config).name().as_bytes());
+                self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)
+            }
+            _ => Ok(None),
+        };
+        Ok(Reference::Precomputed { train: scores(Split::Train)?, eval: scores(Split::Eval)? })
+    }
+
+    fn of_split(
+        &mut self,
+        mesh: &mut Mesh,
+        weights: &mut dyn WeightSource,
+        split: Split,
+        cache: &TokenCache,
+        key: &blake3::Hash,
+    ) -> Result<RowScores> {
+        let Self { config, prepared, device, decoder, observer, .. } = self;
+        let path = RowScores::path(&cache_folder(config), &key.to_hex()[..32]);
         // The first rank looks, for the others may not see its disk.
         let world = mesh.world();
         let mut found = if world.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
@@ -242,15 +427,10 @@ pub fn load_reference(
         let progress = |done| observer.event(&Event::Reference { split, done, total });
         let is_sharded = config.compute.sharding == Sharding::Zero3;
         let idle = if is_sharded { share.rounds - share.mine.len() } else { 0 };
-        let scores = RowScores::compute(&walk, weights.as_mut(), cache, data, batches, idle, progress)?;
+        let scores = RowScores::compute(&walk, weights, cache, data, batches, idle, progress)?;
         if mesh.world().rank() == 0 {
             scores.write(&path)?;
         }
         Ok(scores)
-    };
-    let mut scores = |split: Split| match prepared.tokens(split) {
-        Some(cache) if splits.contains(&split) => of_split(split, cache).map(Some),
-        _ => Ok(None),
-    };
-    Ok(Reference::Precomputed { train: scores(Split::Train)?, eval: scores(Split::Eval)? })
+    }
 }

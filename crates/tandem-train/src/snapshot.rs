@@ -30,7 +30,7 @@ const POLICY: &str = "policy";
 pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
     match mesh.stages().filter(|_| !decoder.owns(layer)) {
         Some(stages) => {
-            let mut flat = vec![0.0; decoder.whole().layout(layer).len];
+            let mut flat = vec![0.0; decoder.whole().trained(layer).len];
             stages.ask(decoder.owner(layer), &mut flat)?;
             Ok(flat)
         }
@@ -58,7 +58,7 @@ pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<
 
 /// A whole layer of this stage, of all of its parts and slices.
 fn join(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
-    let mut flat = vec![0.0; decoder.layout(layer).len];
+    let mut flat = vec![0.0; decoder.trained(layer).len];
     policy.read_layer(decoder.index(layer), &mut flat)?;
     mesh.join(decoder, layer, &mut flat)?;
     Ok(flat)
@@ -111,7 +111,7 @@ impl Share {
         let mut pieces = Vec::new();
         for ((layer, owned), part) in decoder.layers().into_iter().zip(&self.written).zip(parts) {
             let elements = part.as_slice::<f32>();
-            let params = decoder.whole().layout(layer).params.iter().zip(&decoder.layout(layer).params);
+            let params = decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params);
             for (whole, param) in params {
                 if slice.index > 0 && !slice.splits(whole.part) {
                     continue;
@@ -240,14 +240,14 @@ fn read_group(
 ) -> Result<usize> {
     let mut num_tensors = 0;
     for layer in decoder.whole().layers() {
-        for param in &decoder.whole().layout(layer).params {
+        for param in &decoder.whole().trained(layer).params {
             checkpoint.check_tensor(&spec(group, layer, param))?;
             num_tensors += 1;
         }
     }
     for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut weights.layers).enumerate() {
         let owned = partition.owned(index);
-        let params = decoder.whole().layout(layer).params.iter().zip(&decoder.layout(layer).params);
+        let params = decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params);
         for (whole, param) in params {
             let spec = spec(group, layer, whole);
             for run in decoder.runs(whole) {

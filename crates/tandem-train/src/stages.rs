@@ -7,7 +7,7 @@ use std::ops::AddAssign;
 use tandem_comm::{Element, ElementKind, Group};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Forest, Kind, Tensor};
-use tandem_model::{Gradient, GradientSink, SavedWalk, Stage, Walk, WeightSource};
+use tandem_model::{Gradient, GradientSink, SavedWalk, Stage, Streams, Walk, WeightSource};
 
 use crate::Result;
 
@@ -162,7 +162,8 @@ impl StagedWalk<'_> {
         self.walk.decoder.stage().is_last()
     }
 
-    /// Forward; the last stage scores the forest's predictions. With `keep`, [`StagedWalk::backward`] will follow.
+    /// Forward; the last stage scores the forest's predictions. With `keep`, [`StagedWalk::backward`] will follow. A reference
+    /// that shares the base goes along where there is room for its scores.
     ///
     /// # Errors
     /// If a token is outside the vocabulary, weights cannot be had, memory ends, or a rank is lost.
@@ -170,15 +171,20 @@ impl StagedWalk<'_> {
         &self,
         weights: &mut dyn WeightSource,
         forest: &Forest,
-        scores: &mut HeadScores,
+        scores: Streams<&mut HeadScores>,
         keep: bool,
     ) -> Result<SavedWalk> {
         let own = self.walk.decoder.stage().index;
-        let from = self.stages.filter(|_| own > 0);
-        let x = from.map(|stages| stages.recv(own - 1, &self.walk, forest)).transpose()?;
+        let recv = |stages: &Stages| -> Result<_> {
+            let reference =
+                scores.reference.as_ref().map(|_| stages.recv(own - 1, &self.walk, forest)).transpose()?;
+            Ok(Streams { policy: stages.recv(own - 1, &self.walk, forest)?, reference })
+        };
+        let x = self.stages.filter(|_| own > 0).map(recv).transpose()?;
         let (x, saved) = self.walk.stage_forward(weights, forest, x, scores, keep)?;
         if let Some((stages, x)) = self.stages.zip(x) {
-            stages.send(own + 1, &x)?;
+            x.reference.map_or(Ok(()), |x| stages.send(own + 1, &x))?;
+            stages.send(own + 1, &x.policy)?;
         }
         Ok(saved)
     }

@@ -1,15 +1,17 @@
 //! The weights that a run starts from, and where it puts them.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tandem_comm::Group;
 use tandem_kernels::{DType, Device, Kind};
-use tandem_model::{Decoder, FlatWeights, WeightFiles, WeightSource, init};
+use tandem_model::adapter::{self, PeftFolder};
+use tandem_model::{Decoder, FlatWeights, ModelFolder, WeightFiles, WeightSource, init};
 
 use crate::Result;
 use crate::config::{Config, Weights};
 use crate::prepare::{Prepared, compute_type};
-use crate::store::{FrozenWeights, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding};
+use crate::store::{FrozenWeights, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding, Trained};
 
 /// Where weights come from, before a layer of them is in memory.
 pub enum Start {
@@ -18,6 +20,9 @@ pub enum Start {
     /// A seed.
     Random(u64),
 }
+
+/// Is shown every layer as it is loaded, whole but for the slice.
+pub type See<'a> = &'a mut dyn FnMut(&[f32]);
 
 impl Start {
     /// What the policy (and, by default, the reference) starts from: of `decoder`, which may be a slice.
@@ -31,10 +36,19 @@ impl Start {
         })
     }
 
-    /// The weights that train: whole, or this rank's part of them. `shard` are the ranks among which it is divided.
+    /// The weights of a model folder.
     ///
     /// # Errors
-    /// If memory runs out, the system refuses a thread, or a rank is lost.
+    /// If the files cannot be read or do not fit.
+    pub fn of_folder(path: &Path, decoder: &Decoder) -> Result<Self> {
+        Ok(Self::Files(ModelFolder::open(path)?.weights(decoder)?))
+    }
+
+    /// The policy: the weights themselves, or an adapter on them. `shard` are the ranks among which it is divided, as
+    /// `partition` says of what trains.
+    ///
+    /// # Errors
+    /// If files do not fit, memory runs out, the system refuses a thread, or a rank is lost.
     pub fn policy(
         &self,
         config: &Config,
@@ -42,56 +56,100 @@ impl Start {
         device: &Device,
         shard: &mut Group,
         partition: &Arc<Partition>,
+        see: Option<See<'_>>,
     ) -> Result<Policy> {
-        let dtype = compute_type(config);
-        if config.compute.sharding == Sharding::Zero3 {
-            let parts = self.load_parts(decoder, device, Kind::Master, partition, |_| {})?;
-            let (decoder, partition, own) = (decoder.clone(), partition.clone(), shard.split(0)?);
-            let weights = ShardedWeights::masters(device, decoder, partition, own, parts, dtype)?;
-            return Ok(Policy::Sharded(Box::new(weights)));
+        if decoder.adapter().is_none() {
+            return Ok(Policy::full(self.trained(config, decoder, device, shard, partition, see)?));
         }
-        let masters = self.load(decoder, device, Kind::Master)?;
-        Ok(Policy::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?))
+        let nothing = &mut |_: &[f32]| {};
+        let see = see.unwrap_or(nothing);
+        let mut base = self.frozen(config, decoder, device, shard, Kind::Weights, Some(&mut *see))?;
+        let folder = config.adapter.as_ref().and_then(|adapter| adapter.folder());
+        let folder = folder.filter(|_| !device.is_meta());
+        let masters = adapter_masters(
+            config,
+            decoder,
+            device,
+            Kind::Master,
+            folder.map(|f| f.as_path()),
+            base.as_mut(),
+        )?;
+        if !device.is_meta() {
+            masters.layers.iter().for_each(|layer| see(layer.view().as_slice()));
+        }
+        let adapter = ReplicatedWeights::new(device, decoder.clone(), masters, compute_type(config))?;
+        Ok(Policy::adapted(adapter, base))
     }
 
-    /// Weights that never change, whole or this rank's part of them. `see` is shown every layer, whole but for the slice.
-    ///
-    /// # Errors
-    /// If memory runs out, the system refuses a thread, or a rank is lost.
-    pub fn reference(
+    /// Weights that train, which are the model's own.
+    fn trained(
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
         device: &Device,
         shard: &mut Group,
-        mut see: impl FnMut(&[f32]),
+        partition: &Arc<Partition>,
+        see: Option<See<'_>>,
+    ) -> Result<Trained> {
+        let dtype = compute_type(config);
+        if config.compute.sharding == Sharding::Zero3 {
+            let parts = self.load_parts(decoder, device, Kind::Master, partition, see)?;
+            let (decoder, partition, own) = (decoder.clone(), partition.clone(), shard.split(0)?);
+            let weights = ShardedWeights::masters(device, decoder, partition, own, parts, dtype)?;
+            return Ok(Trained::Sharded(Box::new(weights)));
+        }
+        let masters = self.load(decoder, device, Kind::Master, see)?;
+        Ok(Trained::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?))
+    }
+
+    /// Weights that never change, whole or this rank's part of them.
+    ///
+    /// # Errors
+    /// If memory runs out, the system refuses a thread, or a rank is lost.
+    pub fn frozen(
+        &self,
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        device: &Device,
+        shard: &mut Group,
+        kind: Kind,
+        see: Option<See<'_>>,
     ) -> Result<Box<dyn WeightSource + Send>> {
         let dtype = compute_type(config);
         if config.compute.sharding == Sharding::Zero3 {
-            let partition = Arc::new(Partition::new(decoder, shard.rank(), shard.size()));
-            let parts = self.load_parts(decoder, device, Kind::Reference, &partition, see)?;
+            let partition = Arc::new(Partition::of_base(decoder, shard.rank(), shard.size()));
+            let parts = self.load_parts(decoder, device, kind, &partition, see)?;
             let (decoder, own) = (decoder.clone(), shard.split(0)?);
-            return Ok(Box::new(ShardedWeights::frozen(device, decoder, partition, own, parts, dtype)?));
+            return Ok(Box::new(ShardedWeights::frozen(
+                device, decoder, partition, own, parts, dtype, kind,
+            )?));
         }
-        let whole = self.load(decoder, device, Kind::Reference)?;
-        if !device.is_meta() {
-            whole.layers.iter().for_each(|layer| see(layer.view().as_slice()));
-        }
-        Ok(Box::new(FrozenWeights::new(device, decoder.clone(), whole, dtype)?))
+        let whole = self.load(decoder, device, kind, see)?;
+        Ok(Box::new(FrozenWeights::new(device, decoder.clone(), whole, dtype, kind)?))
     }
 
     /// All weights in device memory.
     ///
     /// # Errors
     /// If memory runs out.
-    pub fn load(&self, decoder: &Decoder, device: &Device, kind: Kind) -> Result<FlatWeights> {
-        Ok(match self {
+    pub fn load(
+        &self,
+        decoder: &Decoder,
+        device: &Device,
+        kind: Kind,
+        see: Option<See<'_>>,
+    ) -> Result<FlatWeights> {
+        let whole = match self {
             Self::Files(files) => files.load(decoder, device, kind)?,
             Self::Random(seed) => init::init(decoder, device, kind, *seed)?,
-        })
+        };
+        if let Some(see) = see.filter(|_| !device.is_meta()) {
+            whole.layers.iter().for_each(|layer| see(layer.view().as_slice()));
+        }
+        Ok(whole)
     }
 
-    /// This rank's part of every layer in device memory. One whole layer at a time is in host memory; `see` is shown each.
+    /// This rank's part of every layer in device memory. One whole layer at a time is in host memory.
     ///
     /// # Errors
     /// If memory runs out.
@@ -101,7 +159,7 @@ impl Start {
         device: &Device,
         kind: Kind,
         partition: &Partition,
-        mut see: impl FnMut(&[f32]),
+        mut see: Option<See<'_>>,
     ) -> Result<FlatWeights> {
         let (mut layers, mut flat) = (Vec::new(), Vec::new());
         for (index, layer) in decoder.layers().into_iter().enumerate() {
@@ -114,11 +172,42 @@ impl Start {
                     Self::Files(files) => files.read_layer(index, &mut flat),
                     Self::Random(seed) => init::init_layer(decoder, layer, *seed, &mut flat),
                 }
-                see(&flat);
+                see.iter_mut().for_each(|see| see(&flat));
                 part.view_mut().into_slice().copy_from_slice(&flat[owned]);
             }
             layers.push(part);
         }
         Ok(FlatWeights { layers })
     }
+}
+
+/// What an adapter starts from: what the folder holds, or for a new one what adds nothing to the base.
+///
+/// # Errors
+/// If the files do not fit, or memory runs out.
+pub fn adapter_masters(
+    config: &Config,
+    decoder: &Decoder,
+    device: &Device,
+    kind: Kind,
+    folder: Option<&Path>,
+    base: &mut dyn WeightSource,
+) -> Result<FlatWeights> {
+    let files = folder.map(|path| PeftFolder::open(path)?.weights(decoder)).transpose()?;
+    let mut layers = Vec::new();
+    for (index, layer) in decoder.layers().into_iter().enumerate() {
+        let mut flat = device.alloc(kind, 1, decoder.trained(layer).len, DType::F32)?;
+        if !device.is_meta() {
+            match &files {
+                Some(files) => files.read_layer(index, flat.view_mut().into_slice()),
+                None => adapter::init_layer(decoder, layer, config.seed, flat.view_mut().into_slice()),
+            }
+        }
+        if files.is_none() && flat.cols() > 0 {
+            adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;
+            base.release(layer);
+        }
+        layers.push(flat);
+    }
+    Ok(FlatWeights { layers })
 }

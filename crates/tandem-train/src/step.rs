@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tandem_comm::{Phase, Progress};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device};
-use tandem_model::{Checkpointing, Decoder, SavedWalk, Walk};
+use tandem_model::{Checkpointing, Decoder, SavedWalk, Streams, Walk};
 
 use crate::Result;
 use crate::config::{Config, Method};
@@ -48,7 +48,11 @@ pub struct Scorer {
     /// Where the passes say how far they have come.
     pub progress: Progress,
     sharding: Sharding,
+    /// With the update and the micro-batch, what decides which inputs of an adapter are dropped.
+    seed: u64,
     scores: HeadScores,
+    /// Of a reference that goes along.
+    reference_scores: HeadScores,
     loss: Loss,
 }
 
@@ -98,7 +102,9 @@ impl Scorer {
             reference,
             progress: Progress::default(),
             sharding: config.compute.sharding,
+            seed: config.seed,
             scores: HeadScores::default(),
+            reference_scores: HeadScores::default(),
             loss: Loss::default(),
         }
     }
@@ -121,7 +127,7 @@ impl Scorer {
                 continue;
             };
             let micro = build(share.rows_of(index))?;
-            let (_, report) = self.forward(Split::Eval, &micro, &share.totals, mesh, None)?;
+            let (_, report) = self.forward(Split::Eval, &micro, &share.totals, mesh, None, None)?;
             reports.set(index, &report, mesh.leads());
         }
         reports.exchange(mesh.world())?;
@@ -157,8 +163,9 @@ impl Scorer {
                     self.progress.enter(Phase::Forward);
                     let micro = build(share.rows_of(index))?;
                     let derivative = Some(&mut learner.d_log_prob);
+                    let key = dropout_key(self.seed, update, index);
                     let (saved, report) =
-                        self.forward(Split::Train, &micro, &share.totals, mesh, derivative)?;
+                        self.forward(Split::Train, &micro, &share.totals, mesh, derivative, Some(key))?;
                     under_way.push_back((index, micro, saved, report));
                 }
                 Turn::Backward(_) => {
@@ -168,7 +175,7 @@ impl Scorer {
                         continue;
                     };
                     self.progress.enter(Phase::Backward);
-                    self.backward(learner, &micro, saved, mesh)?;
+                    self.backward(learner, &micro, saved, mesh, dropout_key(self.seed, update, index))?;
                     report.in_range = learner.gradients.in_range();
                     reports.set(index, &report, mesh.leads());
                 }
@@ -232,17 +239,23 @@ impl Scorer {
         totals: &BatchTotals,
         mesh: &Mesh,
         derivative: Option<&mut Vec<f32>>,
+        dropout: Option<u64>,
     ) -> Result<(SavedWalk, Report)> {
         let mut report = Report { in_range: true, ..Report::default() };
         let Self { device, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
+        let of_reference = &mut self.reference_scores;
         let walk = Walk { split: mesh.split(), ..Walk::new(decoder, device, *dtype, *checkpointing) };
         let walk = StagedWalk { walk, stages: mesh.stages() };
         let forest = &micro.forest;
+        let is_shared = reference.is_shared();
         let reference = reference.log_probs(&walk, split, micro, scores)?;
-        let saved = walk.forward(policy, forest, scores, derivative.is_some())?;
+        let walk = StagedWalk { walk: Walk { dropout, ..walk.walk }, ..walk };
+        let streams = Streams { policy: &mut *scores, reference: is_shared.then_some(&mut *of_reference) };
+        let saved = walk.forward(policy, forest, streams, derivative.is_some())?;
         if !walk.is_last() {
             return Ok((saved, report));
         }
+        let reference = if is_shared { Some(sequence_log_probs(forest, of_reference)) } else { reference };
         let sums = &mut report.sums;
         let log_probs = sequence_log_probs(forest, scores);
         let (weight, sides) = match self.method {
@@ -284,14 +297,26 @@ impl Scorer {
         micro: &MicroBatch,
         saved: SavedWalk,
         mesh: &Mesh,
+        dropout: u64,
     ) -> Result<()> {
         let Self { device, decoder, dtype, checkpointing, policy, scores, .. } = self;
         let walk = Walk { split: mesh.split(), ..Walk::new(decoder, device, *dtype, *checkpointing) };
+        let walk = Walk { dropout: Some(dropout), ..walk };
         let walk = StagedWalk { walk, stages: mesh.stages() };
         // The last stage goes back before it goes forward again: scores and derivative are this micro-batch's.
         let Learner { gradients, d_log_prob, .. } = learner;
         walk.backward(policy, gradients, &micro.forest, saved, scores, d_log_prob)
     }
+}
+
+/// Another number for each micro-batch of a run, whichever rank computes it.
+fn dropout_key(seed: u64, update: u64, index: usize) -> u64 {
+    let mut hash = blake3::Hasher::new();
+    for number in [seed, update, index as u64] {
+        hash.update(&number.to_le_bytes());
+    }
+    let first = hash.finalize().as_bytes()[..8].try_into().expect("eight bytes");
+    u64::from_le_bytes(first)
 }
 
 impl Learner {

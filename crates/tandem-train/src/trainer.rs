@@ -9,6 +9,7 @@ use tandem_comm::{Group, Phase, Reduction};
 use tandem_data::order::Batches;
 use tandem_kernels::Device;
 use tandem_model::ModelError;
+use tandem_model::adapter::save_adapter;
 use tandem_model::save::{SHARD_BYTES, Save};
 
 use crate::checkpoint::Cursor;
@@ -21,14 +22,12 @@ use crate::micro_batch::MicroBatcher;
 use crate::objective::exact_at_start;
 use crate::plan::Plan;
 use crate::prepare::{Prepared, compute_type, partition, threads};
-use crate::reference::load_reference;
 use crate::run_dir::{self, RunDir, Start};
 use crate::saver::Saver;
 use crate::schedule::Schedule;
 use crate::snapshot;
-use crate::start;
 use crate::step::{Learner, Scorer, StepOutcome};
-use crate::{Result, TrainError, resume};
+use crate::{Result, TrainError, reference, resume};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
 pub struct Trainer {
@@ -109,13 +108,11 @@ impl Trainer {
         let device = Device::cpu(threads(&config), plan.arena_capacity())?;
         device.reserve(plan.arena_bytes());
         let splits = [Split::Train, Split::Eval];
-        let reference = load_reference(&config, &prepared, &device, &mut mesh, &splits, observer)?;
+        let (policy, reference) = reference::load(&config, &prepared, &device, &mut mesh, &splits, observer)?;
         progress.enter(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
         let partition = Arc::new(partition(&config, decoder, shard.rank(), shard.size()));
-        let weights = start::Start::of_policy(&config, &prepared, decoder)?;
-        let policy = weights.policy(&config, decoder, &device, shard, &partition)?;
         let mut learner = Learner::new(&config, decoder, &device, &mut mesh, partition)?;
         let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
         scorer.progress = progress;
@@ -226,7 +223,15 @@ impl Trainer {
         let folder = run_dir::final_path(&self.config.output);
         let Prepared { folder: template, decoder, .. } = &self.prepared;
         let Scorer { policy, decoder: part, .. } = &mut self.scorer;
-        if self.files.is_some() {
+        if self.files.is_some() && decoder.adapter().is_some() {
+            let read = &mut |layer, flat: &mut [f32]| {
+                let read = snapshot::read_whole(&self.mesh, part, policy, layer);
+                flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
+                Ok(())
+            };
+            save_adapter(&folder, template, decoder, read)?;
+            observer.event(&Event::Finished(&folder));
+        } else if self.files.is_some() {
             let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
             save.write(&folder, &mut |layer, flat| {
                 let read = snapshot::read_whole(&self.mesh, part, policy, layer);

@@ -8,11 +8,15 @@
 //! One of our matrices may be several HF modules below one another (q, k and v; gate and up): each is a [`Site`] with factors
 //! of its own. Their `A` stand below one another in one parameter, so that one product serves them all; so do their `B`.
 
+mod begin;
 mod targets;
+mod temp;
 
 use std::ops::Range;
 
+pub use begin::copy_base;
 pub use targets::Targets;
+pub use temp::*;
 
 use crate::layout::{LayerId, LayerLayout, Part};
 use crate::spec::DecoderSpec;

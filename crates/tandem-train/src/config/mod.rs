@@ -8,6 +8,7 @@
 //! directory, where the person who typed it was standing. [`Config::to_toml`] writes absolute paths and every default, and
 //! reads back as the same value.
 
+mod adapter;
 mod compute;
 mod data;
 mod error;
@@ -22,10 +23,11 @@ mod tree;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{ComputeConfig, Devices, Engine};
 pub use data::{DataConfig, DataSource, Order};
 pub use error::{ConfigError, Place, Problem};
-pub use reference::{ReferenceConfig, ReferenceKind};
+pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
 pub use train::{Checkpointing, Length, MicroBatch, Optimizer, TrainConfig, Warmup};
 
@@ -45,6 +47,8 @@ pub struct Config {
     pub output: PathBuf,
     /// Seed of the data order and of random weights.
     pub seed: u64,
+    /// What trains, if it is not the model's own weights.
+    pub adapter: Option<AdapterSection>,
     /// What the policy is compared with.
     pub reference: ReferenceConfig,
     /// Training and evaluation rows.
@@ -124,13 +128,21 @@ impl Config {
         };
         let output = root.required("output", "the folder the run writes")?.path()?;
         let seed = root.take("seed").map_or(Ok(42), |e| e.integer(0..=i64::MAX as u64))?;
+        let adapter = root.take("adapter").map(|entry| adapter::parse(entry.section()?)).transpose()?;
         let objective = objective::parse(root.section("objective")?, method)?;
         let config = Self {
             method,
             weights,
             output,
             seed,
-            reference: reference::parse(root.section("reference")?, method, &objective, &model)?,
+            reference: reference::parse(
+                root.section("reference")?,
+                method,
+                &objective,
+                &model,
+                adapter.as_ref(),
+            )?,
+            adapter,
             data: data::parse(root.section("data")?, method)?,
             train: train::parse(root.section("train")?)?,
             compute: compute::parse(root.section("compute")?)?,
@@ -152,6 +164,8 @@ impl Config {
             ("model", Some(&self.model)),
             ("weights", weights),
             ("reference.model", self.reference.model.as_ref()),
+            ("reference.adapter", self.reference.adapter.as_ref()),
+            ("adapter.start", self.adapter.as_ref().and_then(AdapterSection::folder)),
         ];
         for (key, input) in inputs {
             if input.is_some_and(|input| {

@@ -7,10 +7,14 @@ use toml::Value;
 
 use tandem_data::row::{LossOn, Truncation};
 
-use super::{Config, DataSource, Length, MicroBatch, Optimizer, Warmup, Weights};
+use super::{
+    AdapterSection, AdapterStart, Config, DataSource, Length, MicroBatch, Optimizer, ReferenceKind, Sync,
+    Warmup, Weights,
+};
 use crate::objective::Divergence;
 use crate::schedule::Shape;
 use crate::store::{Sharding, SumForm};
+use tandem_model::{AdapterKind, Targets};
 
 /// Keys and values of one table, in the order they are written.
 pub(super) type Entries = Vec<(&'static str, Value)>;
@@ -20,6 +24,9 @@ impl Config {
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         for (table, entries) in self.tables() {
+            if entries.is_empty() {
+                continue;
+            }
             if !table.is_empty() {
                 let _ = write!(text, "\n[{table}]\n");
             }
@@ -34,6 +41,7 @@ impl Config {
     pub(super) fn tables(&self) -> Vec<(&'static str, Entries)> {
         vec![
             ("", self.root_entries()),
+            ("adapter", self.adapter_entries()),
             ("reference", self.reference_entries()),
             ("data", self.data_entries()),
             ("objective", self.objective_entries()),
@@ -57,6 +65,37 @@ impl Config {
     fn reference_entries(&self) -> Entries {
         let mut out: Entries = vec![("kind", self.reference.kind.name().into())];
         out.extend(self.reference.model.as_deref().map(|model| ("model", path(model))));
+        out.extend(self.reference.adapter.as_deref().map(|adapter| ("adapter", path(adapter))));
+        if self.reference.kind == ReferenceKind::Sync {
+            let Sync { steps, alpha } = self.reference.sync;
+            out.extend([("sync_steps", integer(steps)), ("sync_alpha", alpha.into())]);
+        }
+        out
+    }
+
+    /// Nothing, without an adapter.
+    fn adapter_entries(&self) -> Entries {
+        let Some(AdapterSection { start, dropout }) = &self.adapter else { return Vec::new() };
+        let mut out: Entries = vec![("dropout", (*dropout).into())];
+        match start {
+            AdapterStart::Folder(folder) => out.push(("start", path(folder))),
+            AdapterStart::New(adapter) => {
+                let names = |names: &[String]| Value::Array(names.iter().map(|n| n.clone().into()).collect());
+                out.extend([
+                    ("kind", name(&AdapterKind::NAMES, adapter.kind)),
+                    ("rank", integer(adapter.rank as u64)),
+                    ("alpha", adapter.alpha.into()),
+                    ("rslora", adapter.rank_stabilized.into()),
+                ]);
+                out.push(match &adapter.targets {
+                    Targets::AllLinear => ("targets", "all-linear".into()),
+                    Targets::Names(targets) => ("targets", names(targets)),
+                });
+                if !adapter.modules_to_save.is_empty() {
+                    out.push(("modules_to_save", names(&adapter.modules_to_save)));
+                }
+            }
+        }
         out
     }
 

@@ -268,7 +268,7 @@ impl Accumulator {
 /// The elements whose squares this rank counts: all of its slice's own, and the first slice what every slice holds. A table
 /// that two stages hold is counted by the first.
 fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
-    let (layout, slice) = (decoder.layout(layer), decoder.slice());
+    let (layout, slice) = (decoder.trained(layer), decoder.slice());
     if !decoder.owns(layer) {
         return Vec::new();
     }
@@ -320,7 +320,7 @@ const FORMS: &str = "terms are of the form of the sums";
 
 impl GradientSink for Accumulator {
     fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
-        let layout = self.decoder.layout(layer);
+        let layout = self.decoder.trained(layer);
         let flat = match &mut self.sums {
             Sums::Fast { layer: None, sums } => sums[self.decoder.index(layer)].view_mut(),
             Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } => {

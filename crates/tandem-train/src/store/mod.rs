@@ -10,7 +10,7 @@ mod weights;
 
 pub use gradients::{Accumulator, SumForm};
 pub use partition::{Partition, Sharding};
-pub use policy::Policy;
+pub use policy::{Policy, SharedReference, Trained};
 pub use sharded::ShardedWeights;
 pub(crate) use sharded::lost;
 pub use weights::{FrozenWeights, ReplicatedWeights};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tandem_kernels::ops::SQUARES_BLOCK;
-use tandem_model::Decoder;
+use tandem_model::{Decoder, LayerId, LayerLayout};
 
 /// What is divided among the ranks, each part living on one of them only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,10 +42,23 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Divides the layers of a decoder.
+    /// Divides what trains of a decoder's layers.
     pub fn new(decoder: &Decoder, rank: usize, num_ranks: usize) -> Self {
-        let layers = decoder.layers();
-        let lengths = layers.iter().map(|&layer| decoder.layout(layer).len);
+        Self::of(decoder, |layer| decoder.trained(layer), rank, num_ranks)
+    }
+
+    /// Divides a decoder's own weights.
+    pub fn of_base(decoder: &Decoder, rank: usize, num_ranks: usize) -> Self {
+        Self::of(decoder, |layer| decoder.layout(layer), rank, num_ranks)
+    }
+
+    fn of<'d>(
+        decoder: &'d Decoder,
+        layout: impl Fn(LayerId) -> &'d LayerLayout,
+        rank: usize,
+        num_ranks: usize,
+    ) -> Self {
+        let lengths = decoder.layers().into_iter().map(|layer| layout(layer).len);
         Self { rank, counts: lengths.map(|len| counts(len, num_ranks)).collect() }
     }
 

@@ -1,42 +1,87 @@
-//! The weights that train, wherever they live.
+//! The policy's weights, wherever they live: what trains, and the base that it stands on if that is frozen.
 
 use tandem_comm::Group;
 use tandem_kernels::{Device, Tensor};
-use tandem_model::{FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource};
+use tandem_model::{
+    AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
+};
 
 use super::{Partition, ReplicatedWeights, ShardedWeights};
 use crate::Result;
 
 /// The policy's weights.
-pub enum Policy {
+pub struct Policy {
+    trained: Trained,
+    frozen: Option<Frozen>,
+}
+
+/// What trains.
+pub enum Trained {
     /// Whole on every rank.
     Replicated(ReplicatedWeights),
     /// In parts.
     Sharded(Box<ShardedWeights>),
 }
 
+/// What an adapter stands on, and who else does.
+struct Frozen {
+    base: Box<dyn WeightSource + Send>,
+    /// The reference's adapter on the same base.
+    reference: Option<ReplicatedWeights>,
+}
+
 impl Policy {
+    /// Weights that all train.
+    pub fn full(trained: Trained) -> Self {
+        Self { trained, frozen: None }
+    }
+
+    /// An adapter, whole on every rank, on a base.
+    pub fn adapted(adapter: ReplicatedWeights, base: Box<dyn WeightSource + Send>) -> Self {
+        Self { trained: Trained::Replicated(adapter), frozen: Some(Frozen { base, reference: None }) }
+    }
+
+    /// Lets a reference with this adapter share the base; `None` for one with none.
+    ///
+    /// # Panics
+    /// If the policy has no base.
+    pub fn share_base(&mut self, adapter: Option<ReplicatedWeights>) {
+        self.frozen.as_mut().expect("only an adapter leaves a base to share").reference = adapter;
+    }
+
+    /// The adapter of the reference that shares the base, if it has one.
+    pub fn reference(&self) -> Option<&ReplicatedWeights> {
+        self.frozen.as_ref()?.reference.as_ref()
+    }
+
+    /// The same, to be written.
+    pub fn reference_mut(&mut self) -> Option<&mut ReplicatedWeights> {
+        self.frozen.as_mut()?.reference.as_mut()
+    }
+
     /// The masters that this rank holds, and whose part they are.
     pub fn masters(&self) -> (&FlatWeights, &Partition) {
-        match self {
-            Self::Replicated(weights) => (weights.masters(), weights.partition()),
-            Self::Sharded(weights) => (weights.parts().expect("a policy has masters"), weights.partition()),
+        match &self.trained {
+            Trained::Replicated(weights) => (weights.masters(), weights.partition()),
+            Trained::Sharded(weights) => {
+                (weights.parts().expect("a policy has masters"), weights.partition())
+            }
         }
     }
 
     /// The same, to be written from outside; then [`Policy::refresh`].
     pub fn masters_mut(&mut self) -> &mut FlatWeights {
-        match self {
-            Self::Replicated(weights) => weights.masters_mut(),
-            Self::Sharded(weights) => weights.parts_mut().expect("a policy has masters"),
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.masters_mut(),
+            Trained::Sharded(weights) => weights.parts_mut().expect("a policy has masters"),
         }
     }
 
     /// Masters that this rank holds of each layer, and the compute copy of their first elements where there is one.
     pub fn layers_mut(&mut self) -> Vec<(&mut Tensor, Option<&mut Tensor>)> {
-        match self {
-            Self::Replicated(weights) => weights.layers_mut().collect(),
-            Self::Sharded(weights) => {
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.layers_mut().collect(),
+            Trained::Sharded(weights) => {
                 let parts = weights.parts_mut().expect("a policy has masters");
                 parts.layers.iter_mut().map(|part| (part, None)).collect()
             }
@@ -48,9 +93,9 @@ impl Policy {
     /// # Errors
     /// If a rank is lost.
     pub fn gather(&mut self, device: &Device, updated: &Partition, group: &mut Group) -> Result<()> {
-        match self {
-            Self::Replicated(weights) => weights.gather(device, updated, group),
-            Self::Sharded(_) => Ok(()),
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.gather(device, updated, group),
+            Trained::Sharded(_) => Ok(()),
         }
     }
 
@@ -59,9 +104,9 @@ impl Policy {
     /// # Errors
     /// If a copy does not fit its master.
     pub fn refresh(&mut self, device: &Device) -> Result<()> {
-        match self {
-            Self::Replicated(weights) => weights.refresh(device),
-            Self::Sharded(_) => Ok(()),
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.refresh(device),
+            Trained::Sharded(_) => Ok(()),
         }
     }
 
@@ -70,12 +115,12 @@ impl Policy {
     /// # Errors
     /// If a rank is lost.
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
-        match self {
-            Self::Replicated(weights) => {
+        match &mut self.trained {
+            Trained::Replicated(weights) => {
                 flat.copy_from_slice(weights.masters().layers[index].view().as_slice());
                 Ok(())
             }
-            Self::Sharded(weights) => weights.read_layer(index, flat),
+            Trained::Sharded(weights) => weights.read_layer(index, flat),
         }
     }
 
@@ -84,17 +129,24 @@ impl Policy {
     /// # Errors
     /// If a rank is lost.
     pub fn hand_over(&mut self, index: usize) -> Result<()> {
-        let Self::Sharded(weights) = self else { return Ok(()) };
+        let Trained::Sharded(weights) = &mut self.trained else { return Ok(()) };
         let mut flat = vec![0.0; weights.partition().len(index)];
         weights.read_layer(index, &mut flat)
     }
 
     fn source(&mut self) -> &mut dyn WeightSource {
-        match self {
-            Self::Replicated(weights) => weights,
-            Self::Sharded(weights) => weights.as_mut(),
+        match (&mut self.frozen, &mut self.trained) {
+            (Some(frozen), _) => frozen.base.as_mut(),
+            (None, Trained::Replicated(weights)) => weights,
+            (None, Trained::Sharded(weights)) => weights.as_mut(),
         }
     }
+}
+
+/// A layer of an adapter.
+fn adapter_layer(weights: &ReplicatedWeights, layer: LayerId) -> Option<AdapterWeights<'_>> {
+    let adapter = weights.decoder().adapter()?;
+    Some(AdapterWeights { adapter, layer, weights: weights.layer(layer) })
 }
 
 impl WeightSource for Policy {
@@ -103,10 +155,45 @@ impl WeightSource for Policy {
     }
 
     fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
-        self.source().fetch(layer)
+        match (&mut self.frozen, &mut self.trained) {
+            (None, Trained::Replicated(weights)) => weights.fetch(layer),
+            (None, Trained::Sharded(weights)) => weights.fetch(layer),
+            (Some(Frozen { base, .. }), Trained::Replicated(weights)) => {
+                Ok(base.fetch(layer)?.with_adapter(adapter_layer(weights, layer)))
+            }
+            (Some(_), Trained::Sharded(_)) => unreachable!("an adapter is whole on every rank"),
+        }
+    }
+
+    fn fetch_both(&mut self, layer: LayerId) -> ModelResult<(LayerWeights<'_>, LayerWeights<'_>)> {
+        let (Some(Frozen { base, reference }), Trained::Replicated(weights)) =
+            (&mut self.frozen, &self.trained)
+        else {
+            return Err(ModelError::Invalid("only an adapter leaves a base to share".to_owned()));
+        };
+        let base = base.fetch(layer)?;
+        let of_reference = reference.as_ref().and_then(|weights| adapter_layer(weights, layer));
+        Ok((base.with_adapter(adapter_layer(weights, layer)), base.with_adapter(of_reference)))
     }
 
     fn release(&mut self, layer: LayerId) {
         self.source().release(layer);
+    }
+}
+
+/// The reference that shares a policy's base, by itself.
+pub struct SharedReference<'a>(pub &'a mut Policy);
+
+impl WeightSource for SharedReference<'_> {
+    fn prefetch(&mut self, layer: LayerId) -> ModelResult<()> {
+        self.0.prefetch(layer)
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
+        Ok(self.0.fetch_both(layer)?.1)
+    }
+
+    fn release(&mut self, layer: LayerId) {
+        self.0.release(layer);
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tandem_comm::{CommError, Group};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 use tandem_model::{
-    Decoder, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
+    Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
 };
 
 use super::Partition;
@@ -102,6 +102,7 @@ impl ShardedWeights {
         group: Group,
         parts: FlatWeights,
         dtype: DType,
+        kind: Kind,
     ) -> Result<Self> {
         let mut frozen = Vec::with_capacity(parts.layers.len());
         for (index, (layer, part)) in decoder.layers().into_iter().zip(parts.layers).enumerate() {
@@ -111,9 +112,9 @@ impl ShardedWeights {
                 continue;
             }
             let cut = matrices.own.len();
-            let mut in_dtype = device.alloc(Kind::Reference, 1, cut, dtype)?;
+            let mut in_dtype = device.alloc(kind, 1, cut, dtype)?;
             ops::cast(device, part.view().col_range(0..cut), in_dtype.view_mut())?;
-            let mut rest = device.alloc(Kind::Reference, 1, part.cols() - cut, DType::F32)?;
+            let mut rest = device.alloc(kind, 1, part.cols() - cut, DType::F32)?;
             ops::cast(device, part.view().col_range(cut..part.cols()), rest.view_mut())?;
             frozen.push((Some(in_dtype), rest));
         }
@@ -309,9 +310,12 @@ impl WeightSource for ShardedWeights {
         let layout = self.decoder.layout(layer);
         Ok(match matrices {
             Some(matrices) if self.pieces[*index].matrices.is_some() => {
-                LayerWeights::frozen(layout, flat.view(), matrices.view())
+                LayerWeights::new(FlatLayer::frozen(layout, flat.view(), matrices.view()))
             }
-            matrices => LayerWeights::new(layout, flat.view(), matrices.as_ref().map(Tensor::view)),
+            matrices => {
+                let matrices = matrices.as_ref().map(Tensor::view);
+                LayerWeights::new(FlatLayer::new(layout, flat.view(), matrices))
+            }
         })
     }
 

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use tandem_comm::Group;
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
-use tandem_model::{Decoder, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource};
+use tandem_model::{
+    Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource,
+};
 
 use super::Partition;
 use crate::{Result, numbers};
@@ -33,6 +35,18 @@ impl ReplicatedWeights {
         };
         let partition = Partition::whole(&decoder);
         Ok(Self { decoder, masters, compute, partition })
+    }
+
+    /// Of what decoder they are what trains.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// A layer.
+    pub fn layer(&self, layer: LayerId) -> FlatLayer<'_> {
+        let index = self.decoder.index(layer);
+        let compute = self.compute.as_ref().map(|c| c.layers[index].view());
+        FlatLayer::new(self.decoder.trained(layer), self.masters.layers[index].view(), compute)
     }
 
     /// Whose the masters are: this rank's, all of them.
@@ -90,9 +104,7 @@ impl WeightSource for ReplicatedWeights {
     }
 
     fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
-        let index = self.decoder.index(layer);
-        let compute = self.compute.as_ref().map(|c| c.layers[index].view());
-        Ok(LayerWeights::new(self.decoder.layout(layer), self.masters.layers[index].view(), compute))
+        Ok(LayerWeights::new(self.layer(layer)))
     }
 
     fn release(&mut self, _: LayerId) {}
@@ -110,15 +122,21 @@ impl FrozenWeights {
     ///
     /// # Errors
     /// If memory runs out.
-    pub fn new(device: &Device, decoder: Arc<Decoder>, weights: FlatWeights, dtype: DType) -> Result<Self> {
+    pub fn new(
+        device: &Device,
+        decoder: Arc<Decoder>,
+        weights: FlatWeights,
+        dtype: DType,
+        kind: Kind,
+    ) -> Result<Self> {
         let freeze = |(layer, flat): (LayerId, Tensor)| -> Result<_> {
             let len = decoder.layout(layer).compute_len;
             if dtype == DType::F32 || len == 0 {
                 return Ok((None, flat));
             }
-            let mut matrices = device.alloc(Kind::Reference, 1, len, dtype)?;
+            let mut matrices = device.alloc(kind, 1, len, dtype)?;
             ops::cast(device, flat.view().col_range(0..len), matrices.view_mut())?;
-            let mut rest = device.alloc(Kind::Reference, 1, flat.cols() - len, DType::F32)?;
+            let mut rest = device.alloc(kind, 1, flat.cols() - len, DType::F32)?;
             ops::cast(device, flat.view().col_range(len..flat.cols()), rest.view_mut())?;
             Ok((Some(matrices), rest))
         };
@@ -136,8 +154,8 @@ impl WeightSource for FrozenWeights {
         let layout = self.decoder.layout(layer);
         let (matrices, rest) = &self.layers[self.decoder.index(layer)];
         Ok(match matrices {
-            Some(matrices) => LayerWeights::frozen(layout, rest.view(), matrices.view()),
-            None => LayerWeights::new(layout, rest.view(), None),
+            Some(matrices) => LayerWeights::new(FlatLayer::frozen(layout, rest.view(), matrices.view())),
+            None => LayerWeights::new(FlatLayer::new(layout, rest.view(), None)),
         })
     }
 
