@@ -3,6 +3,7 @@
 //! * [`Device`] is where things are computed: [`Device::cpu`], or [`Device::meta`], which computes nothing and
 //!   only records what would be allocated and how many operations would run. The plan is a dry run on it.
 //! * [`Tensor`] owns device memory from the device's arena; [`View`] and [`ViewMut`] borrow it.
+//! * [`Bytes`] owns device memory counted in bytes, for what is kept in a [`Format`].
 //! * [`ops`] holds the operations, one file each: shapes are checked there, then the device's kernel is called.
 //! * [`cpu`] holds the CPU kernels.
 //! * [`Forest`] is what a batch is.
@@ -11,21 +12,25 @@
 //! `F` feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
 
 pub mod arena;
+pub mod bytes;
 pub mod cpu;
 pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod exact;
 pub mod forest;
+pub mod format;
 pub mod meta;
 pub mod ops;
 pub mod tensor;
 
 pub use arena::{Kind, MemoryUse};
+pub use bytes::{Bytes, BytesMut, BytesView};
 pub use device::Device;
 pub use dtype::{DType, Element};
 pub use error::KernelError;
 pub use forest::{Forest, Prediction, Segment};
+pub use format::Format;
 pub use half::bf16;
 pub use tensor::{Tensor, View, ViewMut};
 

@@ -123,6 +123,14 @@ impl Tensor {
 }
 
 impl<'a> View<'a> {
+    /// A contiguous matrix at an address.
+    ///
+    /// # Safety
+    /// For 'a the matrix lies there, aligned for its type, and nothing writes it. On a dry run nothing need be there.
+    pub(crate) unsafe fn from_pointer(pointer: *const u8, rows: usize, cols: usize, dtype: DType) -> Self {
+        Self { pointer, rows, cols, stride: cols, dtype, lifetime: PhantomData }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
@@ -239,6 +247,14 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
+    /// A contiguous matrix at an address.
+    ///
+    /// # Safety
+    /// As [`View::from_pointer`], and nothing else reads or writes it.
+    pub(crate) unsafe fn from_pointer(pointer: *mut u8, rows: usize, cols: usize, dtype: DType) -> Self {
+        Self { pointer, rows, cols, stride: cols, dtype, lifetime: PhantomData }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
