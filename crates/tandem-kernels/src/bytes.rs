@@ -109,10 +109,7 @@ impl Bytes {
 /// The range must lie inside `len` bytes and begin where a matrix may.
 fn check(range: &Range<usize>, len: usize) {
     assert!(range.start <= range.end && range.end <= len, "bytes {range:?} of {len}");
-    assert!(
-        range.start.is_multiple_of(ALIGNMENT),
-        "bytes {range:?} begin at no multiple of {ALIGNMENT}"
-    );
+    assert!(range.start.is_multiple_of(ALIGNMENT), "bytes {range:?} begin at no multiple of {ALIGNMENT}");
 }
 
 /// [`check`], and the range must be as long as the matrix.

@@ -9,6 +9,7 @@ mod attention;
 mod harness;
 mod head;
 mod optimizer;
+mod packing;
 mod peak;
 mod product;
 mod rowwise;
@@ -23,4 +24,5 @@ fn main() {
     attention::run(&bench);
     rowwise::run(&bench);
     head::run(&bench);
+    packing::run(&bench);
 }

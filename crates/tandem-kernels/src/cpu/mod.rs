@@ -10,7 +10,10 @@ pub(crate) mod elementary;
 pub(crate) mod embedding;
 mod exact;
 pub(crate) mod head;
+mod int8;
 mod isa;
+mod nested;
+mod nf4;
 pub(crate) mod norm;
 mod optimizer;
 mod product;
@@ -29,6 +32,8 @@ use crate::arena::Arena;
 use crate::{KernelError, Result};
 use team::Team;
 
+pub(crate) use nested::TABLE as NESTED_TABLE;
+pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
 pub(crate) use product::{Operand, Product};
 
 /// The host's processor: its threads, its memory and its instructions.

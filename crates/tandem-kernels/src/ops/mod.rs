@@ -13,6 +13,7 @@ mod head_parts;
 mod linear;
 mod norm;
 mod optimizer;
+mod pack;
 mod rope;
 mod temp;
 pub use temp::*;
@@ -29,4 +30,5 @@ pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_w
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optimizer::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, rmsprop, sum_of_squares};
+pub use pack::{StoredNf4, pack, pack_stored_int8, pack_stored_nf4, unpack};
 pub use rope::{RopeTable, rope};

@@ -156,6 +156,45 @@ impl Vector for Avx2 {
         unsafe { outlined(shape, a, b, c, accumulate) }
     }
     #[inline(always)]
+    unsafe fn look_up_f32(table: *const f32, places: *const u8, to: *mut f32) {
+        unsafe {
+            let (low, high) = (_mm256_loadu_ps(table), _mm256_loadu_ps(table.add(8)));
+            for i in 0..8 {
+                // A byte in each 64 bits: its high half is moved to the low 32, its low half to the high ones. Three
+                // bits of a place count, and the fourth, moved to the sign, chooses the half of the table.
+                let four = places.add(4 * i).cast::<i32>().read_unaligned();
+                let bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+                let places = _mm256_or_si256(_mm256_srli_epi64(bytes, 4), _mm256_slli_epi64(bytes, 32));
+                let from_low = _mm256_permutevar8x32_ps(low, places);
+                let from_high = _mm256_permutevar8x32_ps(high, places);
+                let fourth = _mm256_castsi256_ps(_mm256_slli_epi32(places, 28));
+                _mm256_storeu_ps(to.add(8 * i), _mm256_blendv_ps(from_low, from_high, fourth));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn look_up_bf16(table: *const bf16, places: *const u8, to: *mut bf16) {
+        unsafe {
+            // Bytes can be looked up, so the table is taken apart into low and high ones.
+            let (first, second) = (_mm_loadu_si128(table.cast()), _mm_loadu_si128(table.add(8).cast()));
+            let byte = _mm_set1_epi16(0xff);
+            let low = _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(second, byte));
+            let high = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
+            let half = _mm_set1_epi8(15);
+            for i in 0..2 {
+                let bytes = _mm_loadu_si128(places.add(16 * i).cast());
+                let (even, odd) = (_mm_and_si128(_mm_srli_epi16(bytes, 4), half), _mm_and_si128(bytes, half));
+                let places = [_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd)];
+                for j in 0..2 {
+                    let (low, high) = (_mm_shuffle_epi8(low, places[j]), _mm_shuffle_epi8(high, places[j]));
+                    let to = to.add(32 * i + 16 * j);
+                    _mm_storeu_si128(to.cast(), _mm_unpacklo_epi8(low, high));
+                    _mm_storeu_si128(to.add(8).cast(), _mm_unpackhi_epi8(low, high));
+                }
+            }
+        }
+    }
+    #[inline(always)]
     fn transpose(square: &mut [Self; 16]) {
         unsafe {
             let mut pairs = *square;

@@ -164,6 +164,31 @@ impl Vector for Avx512 {
         unsafe { outlined(shape, a, b, c, accumulate) }
     }
     #[inline(always)]
+    unsafe fn look_up_f32(table: *const f32, places: *const u8, to: *mut f32) {
+        unsafe {
+            let table = _mm512_loadu_ps(table);
+            for i in 0..4 {
+                // A byte in each 64 bits: its high half is moved to the low 32, its low half to the high ones. Bits
+                // beyond the four of a place do not count.
+                let bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(places.add(8 * i).cast()));
+                let places = _mm512_or_si512(_mm512_srli_epi64(bytes, 4), _mm512_slli_epi64(bytes, 32));
+                _mm512_storeu_ps(to.add(16 * i), _mm512_permutexvar_ps(places, table));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn look_up_bf16(table: *const bf16, places: *const u8, to: *mut bf16) {
+        unsafe {
+            // Twice, because five bits of a place count.
+            let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.cast()));
+            for i in 0..2 {
+                let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.add(16 * i).cast()));
+                let places = _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
+                _mm512_storeu_si512(to.add(32 * i).cast(), _mm512_permutexvar_epi16(places, table));
+            }
+        }
+    }
+    #[inline(always)]
     fn transpose(square: &mut [Self; 16]) {
         unsafe {
             // Pairs of rows, then fours: afterwards register 4i+j holds, in its 128-bit part p, column 4p+j of

@@ -165,6 +165,19 @@ pub(crate) trait Vector: Copy {
         accumulate: bool,
     );
 
+    /// The numbers of a table of 16 that 32 bytes of 4-bit places stand for; a byte's high half comes first.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `Self`; 16 numbers can be read at `table`, 32 bytes at `places`, and 64
+    /// numbers written at `to`.
+    unsafe fn look_up_f32(table: *const f32, places: *const u8, to: *mut f32);
+
+    /// [`Self::look_up_f32`] of bf16.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn look_up_bf16(table: *const bf16, places: *const u8, to: *mut bf16);
+
     /// Exchanges rows and columns of the square in the first [`Self::LANES`] registers.
     fn transpose(square: &mut [Self; 16]);
 
@@ -205,6 +218,21 @@ pub(crate) trait Vector: Copy {
             match E::DTYPE {
                 DType::F32 => self.store(to.cast(), count),
                 DType::Bf16 => self.store_bf16(to.cast(), count),
+            }
+        }
+    }
+
+    /// [`Self::look_up_f32`] of either element type.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn look_up<E: Element>(table: *const E, places: *const u8, to: *mut E) {
+        // SAFETY: the caller's promise; the casts are to the type that E is.
+        unsafe {
+            match E::DTYPE {
+                DType::F32 => Self::look_up_f32(table.cast(), places, to.cast()),
+                DType::Bf16 => Self::look_up_bf16(table.cast(), places, to.cast()),
             }
         }
     }
@@ -294,6 +322,37 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    vector_kernel! {
+        /// Takes 16 numbers, 32 bytes and 64 places.
+        unsafe fn looked_up<V: Vector, E: Element>(table: &[E], places: &[u8], to: &mut [E]) {
+            // SAFETY: the lengths that the operation needs.
+            unsafe { V::look_up(table.as_ptr(), places.as_ptr(), to.as_mut_ptr()) };
+        }
+    }
+
+    fn check_look_up<E: Element>(isa: Isa) {
+        let table: Vec<E> = (0..16).map(|x| E::from_f32(1.5 - 0.37 * x as f32)).collect();
+        // Every byte, in eight calls.
+        for first in (0..=255u8).step_by(32) {
+            let places: Vec<u8> = (0..32).map(|i| first + i).collect();
+            let mut found = [E::from_f32(0.0); 64];
+            // SAFETY: 16 numbers, 32 bytes, 64 places.
+            unsafe { looked_up(isa, &table, &places, &mut found) };
+            for (pair, place) in found.chunks_exact(2).zip(places) {
+                let expected = [table[usize::from(place >> 4)], table[usize::from(place & 15)]];
+                assert_eq!(pair, expected, "{isa:?} {} {place:#x}", E::DTYPE);
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_looked_up_the_high_half_of_a_byte_first() {
+        for isa in levels() {
+            check_look_up::<f32>(isa);
+            check_look_up::<bf16>(isa);
         }
     }
 

@@ -16,6 +16,19 @@ impl Portable {
     }
 }
 
+/// [`Vector::look_up_f32`] of anything.
+#[inline(always)]
+unsafe fn look_up<E: Copy>(table: *const E, places: *const u8, to: *mut E) {
+    for i in 0..32 {
+        // SAFETY: the caller's promise; half a byte is less than 16.
+        unsafe {
+            let place = *places.add(i);
+            *to.add(2 * i) = *table.add(usize::from(place >> 4));
+            *to.add(2 * i + 1) = *table.add(usize::from(place & 15));
+        }
+    }
+}
+
 impl Vector for Portable {
     const LANES: usize = PORTABLE_LANES;
     const REGISTERS: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
@@ -117,6 +130,16 @@ impl Vector for Portable {
     ) {
         // SAFETY: passed on.
         unsafe { multiply::<Self>(shape, a, b, c, accumulate) }
+    }
+    #[inline(always)]
+    unsafe fn look_up_f32(table: *const f32, places: *const u8, to: *mut f32) {
+        // SAFETY: passed on.
+        unsafe { look_up(table, places, to) }
+    }
+    #[inline(always)]
+    unsafe fn look_up_bf16(table: *const bf16, places: *const u8, to: *mut bf16) {
+        // SAFETY: passed on.
+        unsafe { look_up(table, places, to) }
     }
     #[inline(always)]
     fn transpose(square: &mut [Self; 16]) {

@@ -1,0 +1,108 @@
+//! Weights of a byte, a row's with one scale: see [`format`](crate::format). In the arithmetic order of bitsandbytes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::rows::RowsMut;
+use super::vector::vector_kernel;
+use super::{Cpu, block_rows};
+use crate::bytes::{BytesMut, BytesView};
+use crate::{Element, Format, View, ViewMut, with_element};
+
+/// The largest code.
+const LARGEST: f32 = 127.0;
+
+impl Cpu {
+    /// Packs a contiguous matrix. Answers which row is the first that holds a weight that is not finite, if one is.
+    pub(crate) fn pack_int8(&self, values: View, packed: BytesMut) -> Result<(), usize> {
+        let (rows, cols) = values.shape();
+        let unit_len = Format::Int8.unit_len(cols);
+        let packed = RowsMut::from_slice(packed.into_slice());
+        let bad_row = AtomicUsize::new(usize::MAX);
+        with_element!(values.dtype(), E => self.parallel_ranges(rows, block_rows(cols), |_, range| {
+            for row in range {
+                // SAFETY: rows are disjoint.
+                let unit = unsafe { packed.part(0, row * unit_len, unit_len) };
+                let (codes, rest) = unit.split_at_mut(cols);
+                rest.fill(0);
+                // SAFETY: a code for each weight.
+                let scale = unsafe { encode(self.isa(), values.row::<E>(row), codes) };
+                rest[..4].copy_from_slice(&scale.to_le_bytes());
+                if !scale.is_finite() {
+                    bad_row.fetch_min(row, Ordering::Relaxed);
+                }
+            }
+        }));
+        match bad_row.into_inner() {
+            usize::MAX => Ok(()),
+            row => Err(row),
+        }
+    }
+
+    /// Packs codes and scales that are there already.
+    pub(crate) fn pack_stored_int8(&self, codes: &[i8], scales: &[f32], packed: BytesMut) {
+        let cols = codes.len() / scales.len();
+        let unit_len = Format::Int8.unit_len(cols);
+        let packed = RowsMut::from_slice(packed.into_slice());
+        self.parallel_ranges(scales.len(), block_rows(cols), |_, range| {
+            for row in range {
+                // SAFETY: rows are disjoint.
+                let unit = unsafe { packed.part(0, row * unit_len, unit_len) };
+                let (to, rest) = unit.split_at_mut(cols);
+                for (to, code) in to.iter_mut().zip(&codes[row * cols..]) {
+                    *to = code.cast_unsigned();
+                }
+                rest.fill(0);
+                rest[..4].copy_from_slice(&scales[row].to_le_bytes());
+            }
+        });
+    }
+
+    pub(crate) fn unpack_int8(&self, packed: BytesView, values: ViewMut) {
+        let ((rows, cols), packed) = (values.shape(), packed.as_slice());
+        let unit_len = Format::Int8.unit_len(cols);
+        with_element!(values.dtype(), E => {
+            let values = RowsMut::<E>::new(values);
+            self.parallel_ranges(rows, block_rows(cols), |_, range| {
+                for row in range {
+                    let (codes, rest) = packed[row * unit_len..][..unit_len].split_at(cols);
+                    let scale = f32::from_le_bytes(rest[..4].try_into().expect("four bytes"));
+                    // SAFETY: rows are disjoint; a code for each weight.
+                    unsafe { decode(self.isa(), codes, scale, values.row(row)) };
+                }
+            });
+        });
+    }
+}
+
+vector_kernel! {
+    /// Codes of a row, and its scale: infinite or NaN if a weight is. The slices are of one length.
+    unsafe fn encode<V: Vector, E: Element>(values: &[E], codes: &mut [u8]) -> f32 {
+        // The order of magnitudes is that of their bits, and what is not finite has the largest ones.
+        let largest = values.iter().fold(0, |m, x| (x.to_f32().to_bits() & 0x7fff_ffff).max(m));
+        let scale = f32::from_bits(largest);
+        // What torch makes of `127 / scale`.
+        // What torch makes of `127 / scale`.
+        let factor = 1.0 / scale * LARGEST;
+        if !factor.is_finite() {
+            // Weights so small that they cannot be divided by their largest are zeros.
+            codes.fill(0);
+            return if scale.is_finite() { 0.0 } else { scale };
+        }
+        // Adding and subtracting 1.5·2^23 rounds to the nearest integer, halves to even.
+        const SHIFT: f32 = 12_582_912.0;
+        for (code, value) in codes.iter_mut().zip(values) {
+            let x = (value.to_f32() * factor + SHIFT) - SHIFT;
+            *code = (x as i32 as i8).cast_unsigned();
+        }
+        scale
+    }
+}
+
+vector_kernel! {
+    /// Weights of a row. The slices are of one length.
+    unsafe fn decode<V: Vector, E: Element>(codes: &[u8], scale: f32, values: &mut [E]) {
+        for (value, code) in values.iter_mut().zip(codes) {
+            *value = E::from_f32(f32::from(code.cast_signed()) * scale * (1.0 / LARGEST));
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Four-bit weights: see [`format`](crate::format) for what they are. In the arithmetic order of bitsandbytes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::Cpu;
+use super::nested::{self, TABLE};
+use super::rows::RowsMut;
+use super::vector::{for_lanes, vector_kernel};
+use crate::bytes::{BytesMut, BytesView};
+use crate::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
+use crate::{Element, View, ViewMut, with_element};
+
+/// What four bits stand for: quantiles of the normal distribution, and zero (arXiv 2305.14314, appendix E).
+pub(crate) const NUMBERS: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// Between the numbers: above how many of these a weight lies is its code.
+const BOUNDS: [f32; 15] = {
+    let mut bounds = [0.0; 15];
+    let mut i = 0;
+    while i < 15 {
+        bounds[i] = (NUMBERS[i] + NUMBERS[i + 1]) / 2.0;
+        i += 1;
+    }
+    bounds
+};
+
+/// Where a block has no weight as large as this, its weights are zeros.
+const SMALLEST: f32 = 1e-38;
+
+/// Where a unit's scales begin, their factor and their mean.
+const SCALES: usize = NF4_UNIT / 2;
+const LARGEST: usize = SCALES + NF4_BLOCKS;
+const MEAN: usize = LARGEST + size_of::<f32>();
+
+impl Cpu {
+    /// Packs a contiguous matrix; `scales` is room for one a block. Answers where the first block begins that holds a
+    /// weight that is not finite, if one does.
+    pub(crate) fn pack_nf4(&self, values: View, scales: ViewMut, packed: BytesMut) -> Result<(), usize> {
+        let len = values.len();
+        let scales = scales.into_slice::<f32>();
+        let packed = RowsMut::from_slice(packed.into_slice());
+        let bad_block = AtomicUsize::new(usize::MAX);
+        let all_scales = RowsMut::from_slice(scales);
+        with_element!(values.dtype(), E => {
+            let values = values.as_slice::<E>();
+            self.parallel_ranges(len, NF4_UNIT, |unit, range| {
+                let (first, count) = (unit * NF4_BLOCKS, range.len().div_ceil(NF4_BLOCK));
+                // SAFETY: units and their blocks are disjoint.
+                let (codes, scales) = unsafe {
+                    (packed.part(0, unit * NF4_UNIT_LEN, SCALES), all_scales.part(0, first, count))
+                };
+                codes[range.len().div_ceil(2)..].fill(0);
+                // SAFETY: a scale for each block, and half as many bytes as weights.
+                let bad = unsafe { encode(self.isa(), &values[range], codes, scales) };
+                if bad < count {
+                    bad_block.fetch_min(first + bad, Ordering::Relaxed);
+                }
+            });
+        });
+        let bad_block = bad_block.into_inner();
+        if bad_block < scales.len() {
+            return Err(bad_block * NF4_BLOCK);
+        }
+        let mean = nested::mean(scales);
+        self.parallel_ranges(scales.len(), NF4_BLOCKS, |unit, range| {
+            // SAFETY: units are disjoint.
+            let rest = unsafe { packed.part(0, unit * NF4_UNIT_LEN + SCALES, NF4_UNIT_LEN - SCALES) };
+            rest.fill(0);
+            let largest = nested::quantise(&scales[range.clone()], mean, &mut rest[..range.len()]);
+            write_scales(rest, largest, mean);
+        });
+        Ok(())
+    }
+
+    /// Packs what bitsandbytes stores of a matrix of `len` weights.
+    pub(crate) fn pack_stored_nf4(
+        &self,
+        codes: &[u8],
+        scales: &[u8],
+        largest: &[f32],
+        mean: f32,
+        packed: BytesMut,
+    ) {
+        let packed = RowsMut::from_slice(packed.into_slice());
+        self.parallel_for(largest.len(), |unit| {
+            // SAFETY: units are disjoint.
+            let to = unsafe { packed.part(0, unit * NF4_UNIT_LEN, NF4_UNIT_LEN) };
+            to.fill(0);
+            let codes = &codes[unit * SCALES..codes.len().min((unit + 1) * SCALES)];
+            to[..codes.len()].copy_from_slice(codes);
+            let scales = &scales[unit * NF4_BLOCKS..scales.len().min((unit + 1) * NF4_BLOCKS)];
+            to[SCALES..][..scales.len()].copy_from_slice(scales);
+            write_scales(&mut to[SCALES..], largest[unit], mean);
+        });
+    }
+
+    pub(crate) fn unpack_nf4(&self, packed: BytesView, values: ViewMut) {
+        let (len, packed) = (values.len(), packed.as_slice());
+        let table = &*TABLE;
+        with_element!(values.dtype(), E => {
+            let values = RowsMut::from_slice(values.into_slice::<E>());
+            self.parallel_ranges(len, NF4_UNIT, |unit, range| {
+                // SAFETY: units are disjoint.
+                let values = unsafe { values.part(0, range.start, range.len()) };
+                let packed = &packed[unit * NF4_UNIT_LEN..][..NF4_UNIT_LEN];
+                // SAFETY: a whole unit, and no more weights than it holds.
+                unsafe { decode(self.isa(), packed, table, values) };
+            });
+        });
+    }
+}
+
+/// Writes the scales' factor and mean, in what follows a unit's codes.
+fn write_scales(rest: &mut [u8], largest: f32, mean: f32) {
+    rest[LARGEST - SCALES..][..4].copy_from_slice(&largest.to_le_bytes());
+    rest[MEAN - SCALES..][..4].copy_from_slice(&mean.to_le_bytes());
+}
+
+fn read_f32(unit: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes(unit[at..at + 4].try_into().expect("four bytes"))
+}
+
+vector_kernel! {
+    /// Codes of weights, and the scale of each block. Answers which block is the first with a weight that is not finite.
+    /// There is room for `⌈N / 2⌉` bytes of codes and a scale for each block.
+    unsafe fn encode<V: Vector, E: Element>(values: &[E], codes: &mut [u8], scales: &mut [f32]) -> usize {
+        let mut bad = usize::MAX;
+        for (block, values) in values.chunks(NF4_BLOCK).enumerate() {
+            let mut x = [0.0f32; NF4_BLOCK];
+            for (x, value) in x.iter_mut().zip(values) {
+                *x = value.to_f32();
+            }
+            // The order of magnitudes is that of their bits, and what is not finite has the largest ones.
+            let largest = x.iter().fold(0, |m, x| (x.to_bits() & 0x7fff_ffff).max(m));
+            if largest >= f32::INFINITY.to_bits() {
+                bad = bad.min(block);
+            }
+            let scale = f32::from_bits(largest);
+            if values.len() == NF4_BLOCK {
+                let factor = 1.0 / scale.max(SMALLEST);
+                for x in &mut x {
+                    *x *= factor;
+                }
+                scales[block] = scale;
+            } else {
+                // bitsandbytes divides in the block that is not whole.
+                scales[block] = scale.max(SMALLEST);
+                for x in &mut x {
+                    *x /= scales[block];
+                }
+            }
+            let mut code = [0u32; NF4_BLOCK];
+            for bound in BOUNDS {
+                for (code, x) in code.iter_mut().zip(&x) {
+                    *code += u32::from(*x > bound);
+                }
+            }
+            let pairs = code.as_chunks::<2>().0;
+            let start = block * NF4_BLOCK / 2;
+            for (byte, [first, second]) in codes[start..][..values.len().div_ceil(2)].iter_mut().zip(pairs) {
+                *byte = (first << 4 | second) as u8;
+            }
+        }
+        bad
+    }
+}
+
+vector_kernel! {
+    /// Weights from a unit, no more than it holds.
+    unsafe fn decode<V: Vector, E: Element>(unit: &[u8], table: &[f32; 256], values: &mut [E]) {
+        let mut scales = [0.0f32; NF4_BLOCKS];
+        let count = values.len().div_ceil(NF4_BLOCK);
+        let (largest, mean) = (read_f32(unit, LARGEST), read_f32(unit, MEAN));
+        nested::dequantise(&unit[SCALES..][..count], largest, mean, table, &mut scales);
+        for (block, values) in values.chunks_mut(NF4_BLOCK).enumerate() {
+            // A weight is one of sixteen products, which are rounded once for all weights of the block.
+            let mut products = [E::from_f32(0.0); 16];
+            let (from, to) = (NUMBERS.as_ptr(), products.as_mut_ptr());
+            let places = &unit[block * NF4_BLOCK / 2..][..NF4_BLOCK / 2];
+            // SAFETY: sixteen numbers; 32 bytes are 64 places, and the weights, or else `whole`, have room for them.
+            unsafe {
+                for_lanes!(V, 16, |start, lanes| {
+                    V::load(from.add(start), lanes).mul(V::splat(scales[block])).put(to.add(start), lanes);
+                });
+                if values.len() == NF4_BLOCK {
+                    V::look_up(products.as_ptr(), places.as_ptr(), values.as_mut_ptr());
+                } else {
+                    let mut whole = [E::from_f32(0.0); NF4_BLOCK];
+                    V::look_up(products.as_ptr(), places.as_ptr(), whole.as_mut_ptr());
+                    values.copy_from_slice(&whole[..values.len()]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_the_nearest_numbers() {
+        assert_eq!(MEAN + size_of::<f32>() + 56, NF4_UNIT_LEN, "the rest of the last line is not used");
+        for (i, bound) in BOUNDS.into_iter().enumerate() {
+            assert!(NUMBERS[i] < bound && bound < NUMBERS[i + 1]);
+        }
+    }
+}
