@@ -97,6 +97,22 @@ fn forward_with_and_without_bias_and_residual() {
     });
 }
 
+#[test]
+fn forward_added_to_what_is_there() {
+    for_all(|what, device, (t, k, n), dtype, out, pad| {
+        let x = Matrix::new(device, 1, (t, k), dtype, pad);
+        let w = Matrix::new(device, 2, (n, k), dtype, pad);
+        let mut y = Matrix::new(device, 3, (t, n), out, pad);
+        ops::linear_add(device, x.view(), w.view(), y.view_mut()).unwrap();
+        let (products, magnitudes) =
+            reference((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+        let expected: Vec<f64> = products.iter().zip(&y.values).map(|(p, y)| p + y).collect();
+        let magnitude: Vec<f64> = magnitudes.iter().zip(&y.values).map(|(m, y)| m + y.abs()).collect();
+        check(what, &y.read(device), &expected, &magnitude, k, out);
+        assert!(y.padding_is_intact(device), "{what}: wrote outside");
+    });
+}
+
 /// So long that the weights are packed in several ranges of outputs.
 #[test]
 fn a_very_long_sum() {
@@ -122,9 +138,6 @@ fn gradient_to_the_input() {
         let (products, magnitudes) =
             reference((t, k, n), |i, p| dy.values[i * n + p], |p, j| w.values[p * k + j]);
         for accumulate in [false, true] {
-            if accumulate && out != DType::F32 {
-                continue;
-            }
             let mut dx = Matrix::new(device, 3, (t, k), out, pad);
             ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), accumulate).unwrap();
             let before = |i: usize| if accumulate { dx.values[i] } else { 0.0 };
@@ -178,6 +191,77 @@ fn gradient_to_the_bias() {
 }
 
 /// A product over nothing is zero, and a result of no elements is left alone.
+/// Shapes of a low-rank term, where one dimension is short and the others take several blocks: against f64, and the same bits
+/// for every number of threads.
+#[test]
+fn one_short_dimension() {
+    let (t, width) = (67, 1100);
+    let whole = |device: &Device, rank: usize, dtype: DType, what: &str| -> Vec<Vec<f32>> {
+        let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, 3);
+        let (x, a, b, h) =
+            (matrix(1, t, width), matrix(2, rank, width), matrix(3, width, rank), matrix(4, t, rank));
+        let mut results = Vec::new();
+        let mut compare =
+            |name: &str, c: Matrix, k: usize, (products, magnitudes): (Vec<f64>, Vec<f64>), out: DType| {
+                let expected: Vec<f64> = products.iter().zip(&c.values).map(|(p, c)| p + c).collect();
+                let magnitude: Vec<f64> =
+                    magnitudes.iter().zip(&c.values).map(|(m, c)| m + c.abs()).collect();
+                check(&format!("{what} {name}"), &c.read(device), &expected, &magnitude, k, out);
+                assert!(c.padding_is_intact(device), "{what} {name}: wrote outside");
+                results.push(c.read(device));
+            };
+        for out in [DType::F32, DType::Bf16] {
+            let mut y = Matrix::new(device, 5, (t, width), out, 3);
+            ops::linear_add(device, h.view(), b.view(), y.view_mut()).unwrap();
+            let sums =
+                reference((t, width, rank), |i, p| h.values[i * rank + p], |p, j| b.values[j * rank + p]);
+            compare("y += h bT", y, rank, sums, out);
+            let mut dx = Matrix::new(device, 5, (t, width), out, 3);
+            ops::linear_backward_input(device, h.view(), a.view(), dx.view_mut(), true).unwrap();
+            let sums =
+                reference((t, width, rank), |i, p| h.values[i * rank + p], |p, j| a.values[p * width + j]);
+            compare("dx += dh a", dx, rank, sums, out);
+            let mut h = Matrix::new(device, 5, (t, rank), out, 3);
+            ops::linear_add(device, x.view(), a.view(), h.view_mut()).unwrap();
+            let sums =
+                reference((t, rank, width), |i, p| x.values[i * width + p], |p, j| a.values[j * width + p]);
+            compare("h += x aT", h, width, sums, out);
+            let mut dh = Matrix::new(device, 5, (t, rank), out, 3);
+            ops::linear_backward_input(device, x.view(), b.view(), dh.view_mut(), true).unwrap();
+            let sums =
+                reference((t, rank, width), |i, p| x.values[i * width + p], |p, j| b.values[p * rank + j]);
+            compare("dh += dy b", dh, width, sums, out);
+        }
+        let mut da = Matrix::new(device, 5, (rank, width), DType::F32, 3);
+        ops::linear_backward_weight(device, h.view(), x.view(), da.view_mut(), true).unwrap();
+        let sums = reference((rank, width, t), |i, p| h.values[p * rank + i], |p, j| x.values[p * width + j]);
+        compare("da += dhT x", da, t, sums, DType::F32);
+        let mut db = Matrix::new(device, 5, (width, rank), DType::F32, 3);
+        ops::linear_backward_weight(device, x.view(), h.view(), db.view_mut(), true).unwrap();
+        let sums = reference((width, rank, t), |i, p| x.values[p * width + i], |p, j| h.values[p * rank + j]);
+        compare("db += dyT h", db, t, sums, DType::F32);
+        results
+    };
+    for rank in [8, 16, 33] {
+        for dtype in [DType::F32, DType::Bf16] {
+            let of_threads = [1, 3].map(|threads| {
+                let devices = devices(threads).into_iter();
+                devices
+                    .map(|(isa, device)| {
+                        whole(
+                            &device,
+                            rank,
+                            dtype,
+                            &format!("{} {dtype} rank {rank}, {threads} threads", isa.name()),
+                        )
+                    })
+                    .collect::<Vec<_>>()
+            });
+            assert!(of_threads[0] == of_threads[1], "bits depend on threads");
+        }
+    }
+}
+
 #[test]
 fn empty_operands_are_defined() {
     for (_, device) in devices(2) {
@@ -299,9 +383,11 @@ fn what_does_not_fit_is_named() {
     let found =
         message(ops::linear(&device, x.view(), w.view(), None, None, alloc(3, 4, DType::F32).view_mut()));
     assert_eq!(found, "linear: y is 3x4, expected 3x5");
-    let mut dx = alloc(3, 4, DType::Bf16);
-    let found = message(ops::linear_backward_input(&device, y.view(), w.view(), dx.view_mut(), true));
-    assert_eq!(found, "linear_backward_input: dx is bf16, expected f32");
+    let found = message(ops::linear_add(&device, x.view(), w.view(), alloc(3, 4, DType::F32).view_mut()));
+    assert_eq!(found, "linear_add: y is 3x4, expected 3x5");
+    let mut dw = alloc(5, 4, DType::Bf16);
+    let found = message(ops::linear_backward_weight(&device, y.view(), x.view(), dw.view_mut(), true));
+    assert_eq!(found, "linear_backward_weight: dw is bf16, expected f32");
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl Bench {
             Work::Bytes(bytes) => (bytes / seconds, self.peak.memory, "GB/s"),
         };
         println!(
-            "{name:<52} {:>9.3} ms {:>8.1} {unit:<7} {:>4.0} % of peak{note}",
+            "{name:<58} {:>9.3} ms {:>8.1} {unit:<7} {:>4.0} % of peak{note}",
             seconds * 1e3,
             rate / 1e9,
             100.0 * rate / peak
@@ -79,6 +79,29 @@ impl Bench {
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
         ops::write_f32(&self.device, &values, tensor.view_mut()).expect("same size");
         tensor
+    }
+}
+
+/// Activations that take turns: in a step they come from memory, not from the cache that the last call left.
+pub struct Turns {
+    sets: Vec<[Tensor; 2]>,
+    next: usize,
+}
+
+impl Turns {
+    /// Of all sets together.
+    const BYTES: usize = 512 << 20;
+
+    /// One set, or as many as are needed so that none is in the cache when its turn comes.
+    pub fn new(is_one: bool, bytes: usize, set: impl Fn() -> [Tensor; 2]) -> Self {
+        let count = if is_one { 1 } else { (Self::BYTES / bytes).clamp(2, 200) };
+        Self { sets: (0..count).map(|_| set()).collect(), next: 0 }
+    }
+
+    /// The next set.
+    pub fn next(&mut self) -> &mut [Tensor; 2] {
+        self.next = (self.next + 1) % self.sets.len();
+        &mut self.sets[self.next]
     }
 }
 

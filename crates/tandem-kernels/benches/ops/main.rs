@@ -8,6 +8,7 @@
 mod attention;
 mod harness;
 mod head;
+mod low_rank;
 mod optimizer;
 mod packing;
 mod peak;
@@ -20,6 +21,7 @@ fn main() {
     let mut bench = Bench::from_arguments();
     peak::measure(&mut bench);
     product::run(&bench);
+    low_rank::run(&bench);
     optimizer::run(&bench);
     attention::run(&bench);
     rowwise::run(&bench);

@@ -1,10 +1,10 @@
 //! The three products of a linear layer at training shapes, and a few rows at a time as in generation.
 
-use tandem_kernels::{DType, Tensor, ops};
+use tandem_kernels::{DType, ops};
 
 #[cfg(feature = "peer")]
 use crate::harness::median_seconds;
-use crate::harness::{Bench, Work};
+use crate::harness::{Bench, Turns, Work};
 
 /// Tokens, inputs, outputs.
 const TRAINING: [(usize, usize, usize); 13] = [
@@ -37,26 +37,6 @@ pub fn run(bench: &Bench) {
         for shape in DECODING {
             forward(bench, shape, dtype, true);
         }
-    }
-}
-
-/// Activations that take turns: in a step they come from memory, not from the cache that the last call left.
-struct Turns {
-    sets: Vec<[Tensor; 2]>,
-    next: usize,
-}
-
-impl Turns {
-    const BYTES: usize = 512 << 20;
-
-    fn new(is_one: bool, bytes: usize, set: impl Fn() -> [Tensor; 2]) -> Self {
-        let count = if is_one { 1 } else { (Self::BYTES / bytes).clamp(2, 200) };
-        Self { sets: (0..count).map(|_| set()).collect(), next: 0 }
-    }
-
-    fn next(&mut self) -> &mut [Tensor; 2] {
-        self.next = (self.next + 1) % self.sets.len();
-        &mut self.sets[self.next]
     }
 }
 

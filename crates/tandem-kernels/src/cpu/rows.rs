@@ -42,6 +42,11 @@ impl<'a, E: Copy> RowsMut<'a, E> {
         Self { pointer, rows: 1, cols, stride: cols, lifetime: PhantomData }
     }
 
+    /// An element's address, and the distance to the one below it.
+    pub(crate) fn address(&self, row: usize, col: usize) -> (*mut E, usize) {
+        (self.pointer.wrapping_add(row * self.stride + col), self.stride)
+    }
+
     /// Columns `start..start + length` of row `row`.
     ///
     /// # Panics

@@ -61,6 +61,13 @@ unsafe fn panel<V: Vector, const N: usize>(
     // SAFETY: rows i and following exist, as many as each tile takes.
     unsafe {
         let rows = |i: usize| Strided { pointer: a.pointer.add(i * a.row), ..a };
+        if V::REGISTERS >= 32 && N == 1 {
+            // Enough sums at once to cover the latency of a multiply-add.
+            while i + 12 <= m {
+                block::<V, 12, N>(k, rows(i), b, (c.add(i * c_row), c_row), accumulate);
+                i += 12;
+            }
+        }
         if V::REGISTERS >= 16 {
             while i + 6 <= m {
                 block::<V, 6, N>(k, rows(i), b, (c.add(i * c_row), c_row), accumulate);

@@ -40,9 +40,25 @@ pub fn linear(
     run(device, OP, product, (t, n, k), extra)
 }
 
+/// `y[T,N] += x[T,K] · w[N,K]ᵀ`: a low-rank term on top of a layer's output.
+///
+/// `x` and `w` share one type; `y` is either type, a bf16 sum rounded once.
+///
+/// # Errors
+/// If shapes or types do not fit.
+pub fn linear_add(device: &Device, x: View, w: View, y: ViewMut) -> Result<()> {
+    const OP: &str = "linear_add";
+    let ((t, k), n) = (x.shape(), w.rows());
+    check::shape(OP, "w", &w, n, k)?;
+    check::shape(OP, "y", &y, t, n)?;
+    check::same_type(OP, "w", &w, &x)?;
+    let (a, b) = (Operand::rows_of(x), Operand::rows_of(w));
+    run(device, OP, Product { a, b, c: y, accumulate: true, bias: None, residual: None }, (t, n, k), 0)
+}
+
 /// `dx[T,K] = dy[T,N] · w[N,K]`, or `+=` if `accumulate`.
 ///
-/// `dy` and `w` share one type; `dx` is either type (f32 if `accumulate`).
+/// `dy` and `w` share one type; `dx` is either type, a bf16 sum rounded once.
 ///
 /// # Errors
 /// If shapes or types do not fit.
@@ -58,9 +74,6 @@ pub fn linear_backward_input(
     check::shape(OP, "w", &w, n, k)?;
     check::shape(OP, "dx", &dx, t, k)?;
     check::same_type(OP, "w", &w, &dy)?;
-    if accumulate {
-        check::is_f32(OP, "dx", &dx)?;
-    }
     let product = Product {
         a: Operand::rows_of(dy),
         b: Operand::columns_of(w),

@@ -26,7 +26,7 @@ pub use exact::{exact_merge, exact_sum};
 pub use head::{HeadScores, HeadShape, KeptLogits, Targets, head, head_backward, head_keeping, head_part};
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
-pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight};
+pub use linear::{bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight};
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optimizer::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, rmsprop, sum_of_squares};

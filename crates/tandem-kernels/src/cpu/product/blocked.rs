@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use super::Product;
-use super::kernel::{Kernel, Out, Tile};
+use super::kernel::{Add, Kernel, Out, Tile};
 use super::level::Level;
 use crate::cpu::{Cpu, scratch};
 use crate::{DType, bf16};
@@ -301,8 +301,8 @@ impl Task<'_> {
             product.start_at(result_row, result_column)
         } else {
             match out {
-                Out::F32(out) => (out.cast_const(), out_stride),
-                Out::Bf16(_) => (sums.cast_const(), width),
+                Out::F32(out) => (Add::F32(out), out_stride),
+                Out::Bf16(_) => (Add::F32(sums), width),
             }
         };
         let bias = if is_first { product.bias_at(result_column) } else { std::ptr::null() };

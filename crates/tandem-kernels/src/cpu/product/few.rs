@@ -4,16 +4,22 @@
 use std::ops::Range;
 
 use super::Product;
+use super::kernel::Add;
 use super::lanes::Lanes;
 use super::level::Level;
 use crate::cpu::Cpu;
 use crate::{DType, Element, with_element};
 
 /// More rows are better off packed.
-pub(super) const MOST_ROWS: usize = 16;
+const MOST_ROWS: usize = 16;
 
 /// Elements of the matrix per block.
 const BLOCK: usize = 1 << 14;
+
+/// Whether `product` is one of a few rows.
+pub(super) fn takes(product: &Product) -> bool {
+    product.a.rows() <= MOST_ROWS && !product.a.is_transposed() && !product.b.is_transposed()
+}
 
 /// Computes `product`.
 pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
@@ -137,8 +143,10 @@ unsafe fn put(product: &Product, row: usize, column: usize, dot: f32) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut sum = dot;
-        if !add.is_null() {
-            sum += *add;
+        match add {
+            Add::Nothing => {}
+            Add::F32(add) => sum += *add,
+            Add::Bf16(add) => sum += Element::to_f32(*add),
         }
         if !bias.is_null() {
             sum += *bias;

@@ -162,8 +162,8 @@ pub(super) struct Tile {
     /// Rows and columns to write; the tile in registers may be larger.
     pub rows: usize,
     pub cols: usize,
-    /// Added to the tile, if not null: what was there, or the residual. Rows are `add_stride` apart.
-    pub add: *const f32,
+    /// Added to the tile: what was there, or the residual. Rows are `add_stride` apart.
+    pub add: Add,
     pub add_stride: usize,
     /// One number per column, added to every row, if not null.
     pub bias: *const f32,
@@ -171,11 +171,19 @@ pub(super) struct Tile {
     pub out_stride: usize,
 }
 
-/// The type of the result.
+/// The result, in its type.
 #[derive(Clone, Copy)]
 pub(super) enum Out {
     F32(*mut f32),
     Bf16(*mut bf16),
+}
+
+/// What a result is added to, in its type.
+#[derive(Clone, Copy)]
+pub(super) enum Add {
+    Nothing,
+    F32(*const f32),
+    Bf16(*const bf16),
 }
 
 /// `out = add + bias + Σ a · b` over `lanes` packed lanes: `MR` rows from `a`, `NV` vectors of columns from `b`.
@@ -250,10 +258,13 @@ impl Tile {
             prefetch(out.wrapping_add(i * self.out_stride * size));
             prefetch(out.wrapping_add((i * self.out_stride + self.cols - 1) * size));
         }
-        if !self.add.is_null() && !std::ptr::addr_eq(self.add, out) {
+        // Where a bf16 matrix is added to, it is the result itself.
+        if let Add::F32(add) = self.add
+            && !std::ptr::addr_eq(add, out)
+        {
             for i in rows {
-                prefetch(self.add.wrapping_add(i * self.add_stride).cast());
-                prefetch(self.add.wrapping_add(i * self.add_stride + self.cols - 1).cast());
+                prefetch(add.wrapping_add(i * self.add_stride).cast());
+                prefetch(add.wrapping_add(i * self.add_stride + self.cols - 1).cast());
             }
         }
     }
@@ -261,7 +272,7 @@ impl Tile {
     /// Whether the tile has all of `rows` and `cols`, and nothing is added to it.
     #[inline(always)]
     pub(super) fn is_whole_and_alone(&self, rows: usize, cols: usize) -> bool {
-        self.rows == rows && self.cols == cols && self.add.is_null() && self.bias.is_null()
+        self.rows == rows && self.cols == cols && matches!(self.add, Add::Nothing) && self.bias.is_null()
     }
 
     /// `out = add + bias + values`, rows of `values` [`MOST_COLUMNS`] apart.
@@ -272,23 +283,35 @@ impl Tile {
     pub(super) unsafe fn store<V: Lanes>(&self, values: *const f32) {
         // SAFETY: the caller's promise.
         unsafe {
-            match (!self.add.is_null(), !self.bias.is_null(), self.out) {
-                (false, false, Out::F32(out)) => self.write::<V, f32, false, false>(values, out),
-                (true, false, Out::F32(out)) => self.write::<V, f32, true, false>(values, out),
-                (false, true, Out::F32(out)) => self.write::<V, f32, false, true>(values, out),
-                (true, true, Out::F32(out)) => self.write::<V, f32, true, true>(values, out),
-                (false, false, Out::Bf16(out)) => self.write::<V, bf16, false, false>(values, out),
-                (true, false, Out::Bf16(out)) => self.write::<V, bf16, true, false>(values, out),
-                (false, true, Out::Bf16(out)) => self.write::<V, bf16, false, true>(values, out),
-                (true, true, Out::Bf16(out)) => self.write::<V, bf16, true, true>(values, out),
+            match self.out {
+                Out::F32(out) => self.store_as::<V, f32>(values, out),
+                Out::Bf16(out) => self.store_as::<V, bf16>(values, out),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn write<V: Lanes, E: Element, const ADD: bool, const BIAS: bool>(
+    unsafe fn store_as<V: Lanes, E: Element>(&self, values: *const f32, out: *mut E) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Never read where nothing is added.
+            let none = std::ptr::null::<f32>();
+            match (self.add, !self.bias.is_null()) {
+                (Add::Nothing, false) => self.write::<V, E, f32, false, false>(values, none, out),
+                (Add::Nothing, true) => self.write::<V, E, f32, false, true>(values, none, out),
+                (Add::F32(add), false) => self.write::<V, E, f32, true, false>(values, add, out),
+                (Add::F32(add), true) => self.write::<V, E, f32, true, true>(values, add, out),
+                (Add::Bf16(add), false) => self.write::<V, E, bf16, true, false>(values, add, out),
+                (Add::Bf16(add), true) => self.write::<V, E, bf16, true, true>(values, add, out),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write<V: Lanes, E: Element, A: Element, const ADD: bool, const BIAS: bool>(
         &self,
         values: *const f32,
+        add: *const A,
         out: *mut E,
     ) {
         let whole = self.cols - self.cols % V::LANES;
@@ -296,22 +319,22 @@ impl Tile {
             // SAFETY: the caller's promise.
             unsafe {
                 let (values, out) = (values.add(i * MOST_COLUMNS), out.add(i * self.out_stride));
-                let add = self.add.wrapping_add(i * self.add_stride);
+                let add = add.wrapping_add(i * self.add_stride);
                 for first in (0..whole).step_by(V::LANES) {
-                    self.write_part::<V, E, ADD, BIAS>(values, add, out, first, V::LANES);
+                    self.write_part::<V, E, A, ADD, BIAS>(values, add, out, first, V::LANES);
                 }
                 if whole < self.cols {
-                    self.write_part::<V, E, ADD, BIAS>(values, add, out, whole, self.cols - whole);
+                    self.write_part::<V, E, A, ADD, BIAS>(values, add, out, whole, self.cols - whole);
                 }
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn write_part<V: Lanes, E: Element, const ADD: bool, const BIAS: bool>(
+    unsafe fn write_part<V: Lanes, E: Element, A: Element, const ADD: bool, const BIAS: bool>(
         &self,
         values: *const f32,
-        add: *const f32,
+        add: *const A,
         out: *mut E,
         first: usize,
         count: usize,
@@ -320,7 +343,7 @@ impl Tile {
         unsafe {
             let mut sum = V::load(values.add(first), V::LANES);
             if ADD {
-                sum = sum.add(V::load(add.add(first), count));
+                sum = sum.add(V::get(add.add(first), count));
             }
             if BIAS {
                 sum = sum.add(V::load(self.bias.add(first), count));

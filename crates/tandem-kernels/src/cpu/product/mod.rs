@@ -3,8 +3,8 @@
 //! Everything is `c = a · bᵀ`, both factors with their rows in one dimension of the result and k in the other; a factor
 //! that lies the other way round in memory is marked as transposed. The kernels accumulate in f32.
 //!
-//! A few rows against a matrix (decoding) are limited by reading the matrix: [`few`]. The rest is limited by
-//! arithmetic: [`blocked`].
+//! A few rows against a matrix (decoding) are limited by reading the matrix: [`few`]. So are products with a dimension as
+//! short as an adapter's rank: [`thin`]. The rest is limited by arithmetic: [`blocked`].
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -14,11 +14,13 @@ mod kernel;
 mod lanes;
 mod level;
 mod pack;
+mod thin;
 
 use super::convert::accumulate;
 use super::rows::RowsMut;
 use super::{Cpu, Isa};
 use crate::{DType, View, ViewMut, bf16, with_element};
+use kernel::Add;
 
 /// A factor: rows, and elements along k.
 #[derive(Clone, Copy)]
@@ -76,7 +78,7 @@ pub(crate) struct Product<'a> {
     pub b: Operand<'a>,
     /// `[M, N]`, f32 or bf16.
     pub c: ViewMut<'a>,
-    /// Adds to what `c` (then f32) holds; not together with a residual.
+    /// Adds to what `c` holds, rounding a bf16 sum once; not together with a residual.
     pub accumulate: bool,
     /// `[1, N]` f32.
     pub bias: Option<View<'a>>,
@@ -89,7 +91,7 @@ impl Product<'_> {
     ///
     /// # Panics
     /// If shapes or types do not fit; operations check them first.
-    pub(crate) fn run(&self, cpu: &Cpu) {
+    pub(crate) fn run(mut self, cpu: &Cpu) {
         let (m, n) = self.c.shape();
         assert!(
             self.a.rows() == m && self.b.rows() == n && self.a.depth() == self.b.depth(),
@@ -100,12 +102,15 @@ impl Product<'_> {
             self.b.rows(),
         );
         assert_eq!(self.a.dtype(), self.b.dtype());
-        assert!(!self.accumulate || (self.c.dtype() == DType::F32 && self.residual.is_none()));
+        assert!(!self.accumulate || self.residual.is_none());
         assert!(
             self.bias.is_none_or(|b| b.shape() == (1, n))
                 && self.residual.is_none_or(|r| r.shape() == (m, n))
         );
         if m == 0 || n == 0 {
+            return;
+        }
+        if !few::takes(&self) && thin::run(cpu, &mut self) {
             return;
         }
         match (cpu.isa(), self.a.dtype()) {
@@ -126,21 +131,24 @@ impl Product<'_> {
     }
 
     fn run_on<L: level::Level>(&self, cpu: &Cpu) {
-        if self.a.rows() <= few::MOST_ROWS && !self.a.transposed && !self.b.transposed {
+        if few::takes(self) {
             few::run::<L>(cpu, self);
         } else {
             blocked::run::<L>(cpu, self);
         }
     }
 
-    /// What the result is added to, at an element: where it begins and the distance between rows; null if nothing.
-    fn start_at(&self, row: usize, col: usize) -> (*const f32, usize) {
-        match self.residual {
-            Some(r) => (r.pointer_of::<f32>().wrapping_add(row * r.stride() + col), r.stride()),
-            None if self.accumulate => {
-                (self.c.pointer_of::<f32>().wrapping_add(row * self.c.stride() + col), self.c.stride())
-            }
-            None => (std::ptr::null(), 0),
+    /// What the result is added to, from an element on, and the distance between rows.
+    fn start_at(&self, row: usize, col: usize) -> (Add, usize) {
+        let (view, is_wanted) = match self.residual {
+            Some(residual) => (residual, true),
+            None => (self.c.view(), self.accumulate),
+        };
+        let offset = row * view.stride() + col;
+        match view.dtype() {
+            _ if !is_wanted => (Add::Nothing, 0),
+            DType::F32 => (Add::F32(view.pointer_of::<f32>().wrapping_add(offset)), view.stride()),
+            DType::Bf16 => (Add::Bf16(view.pointer_of::<bf16>().wrapping_add(offset)), view.stride()),
         }
     }
 

@@ -1,0 +1,104 @@
+//! The products of a low-rank term beside a linear layer: each reads or writes one matrix of tokens, and should take little
+//! longer than a copy of it.
+
+use tandem_kernels::{DType, Tensor, ops};
+
+use crate::harness::{Bench, Turns, Work, median_seconds};
+
+const TOKENS: usize = 1024;
+const RANK: usize = 16;
+
+/// Inputs and outputs of the layer.
+const WIDTHS: [usize; 3] = [512, 2048, 4096];
+
+/// Prints a line per product, width and type.
+pub fn run(bench: &Bench) {
+    for dtype in [DType::F32, DType::Bf16] {
+        for width in WIDTHS {
+            let name = format!("low_rank {dtype} {TOKENS}x{width}x{width}, r = {RANK}");
+            if bench.wants(&name) {
+                Layer::new(bench, dtype, width).run(&name);
+            }
+        }
+    }
+}
+
+struct Layer<'a> {
+    bench: &'a Bench,
+    dtype: DType,
+    width: usize,
+    /// Seconds of the layer's own product.
+    full: f64,
+    /// `[r, width]`, `[width, r]` and `[T, r]`.
+    factors: [Tensor; 3],
+}
+
+impl<'a> Layer<'a> {
+    fn new(bench: &'a Bench, dtype: DType, width: usize) -> Self {
+        let w = bench.matrix(width, width, dtype);
+        let mut turns = Self::turns(bench, width, [dtype; 2]);
+        let [full] = median_seconds([|| {
+            let [x, y] = turns.next();
+            ops::linear(&bench.device, x.view(), w.view(), None, None, y.view_mut()).expect("fits");
+        }]);
+        let factors = [(RANK, width), (width, RANK), (TOKENS, RANK)];
+        Self {
+            bench,
+            dtype,
+            width,
+            full,
+            factors: factors.map(|(rows, cols)| bench.matrix(rows, cols, dtype)),
+        }
+    }
+
+    fn turns(bench: &Bench, width: usize, types: [DType; 2]) -> Turns {
+        let bytes = types.iter().map(|t| TOKENS * width * t.size()).sum();
+        Turns::new(false, bytes, || types.map(|t| bench.matrix(TOKENS, width, t)))
+    }
+
+    fn run(&self, name: &str) {
+        let Self { bench, dtype, width, factors: [a, b, h], .. } = self;
+        let device = &bench.device;
+        for out in [DType::F32, *dtype] {
+            self.line(&format!("{name}: y += h bT, {out}"), out, 2, |[_, y]| {
+                ops::linear_add(device, h.view(), b.view(), y.view_mut()).expect("fits");
+            });
+            self.line(&format!("{name}: dx += dh a, {out}"), out, 2, |[_, dx]| {
+                ops::linear_backward_input(device, h.view(), a.view(), dx.view_mut(), true).expect("fits");
+            });
+            if *dtype == DType::F32 {
+                break;
+            }
+        }
+        let mut small = bench.matrix(TOKENS, RANK, *dtype);
+        self.line(&format!("{name}: h = x aT"), *dtype, 1, |[x, _]| {
+            ops::linear(device, x.view(), a.view(), None, None, small.view_mut()).expect("fits");
+        });
+        self.line(&format!("{name}: dh = dy b"), *dtype, 1, |[dy, _]| {
+            ops::linear_backward_input(device, dy.view(), b.view(), small.view_mut(), false).expect("fits");
+        });
+        let mut da = bench.matrix(RANK, *width, DType::F32);
+        self.line(&format!("{name}: da += dhT x"), *dtype, 1, |[x, _]| {
+            ops::linear_backward_weight(device, h.view(), x.view(), da.view_mut(), true).expect("fits");
+        });
+        let mut db = bench.matrix(*width, RANK, DType::F32);
+        self.line(&format!("{name}: db += dyT h"), *dtype, 1, |[dy, _]| {
+            ops::linear_backward_weight(device, dy.view(), h.view(), db.view_mut(), true).expect("fits");
+        });
+    }
+
+    /// Times `product` in turns with a copy of the matrix that it reads, or reads and writes (`passes`).
+    fn line(&self, name: &str, dtype: DType, passes: usize, mut product: impl FnMut(&mut [Tensor; 2])) {
+        let bench = self.bench;
+        let mut turns = [(); 2].map(|()| Self::turns(bench, self.width, [dtype; 2]));
+        let [own, other] = &mut turns;
+        let alternatives: [&mut dyn FnMut(); 2] = [&mut || product(own.next()), &mut || {
+            let [x, y] = other.next();
+            ops::cast(&bench.device, x.view(), y.view_mut()).expect("same shape");
+        }];
+        let [seconds, copy] = median_seconds(alternatives);
+        let bytes = (passes * TOKENS * self.width * dtype.size()) as f64;
+        let note = format!(", {:.2} x copy, {:.3} x full rank", seconds / copy, seconds / self.full);
+        bench.print(name, Work::Bytes(bytes), seconds, &note);
+    }
+}
