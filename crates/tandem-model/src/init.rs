@@ -63,7 +63,7 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
 }
 
 /// Fills `values` with normal numbers of mean 0: a pair from each counter value (Box and Muller, 1958).
-fn normal(key: u64, std: f32, values: &mut [f32]) {
+pub(crate) fn normal(key: u64, std: f32, values: &mut [f32]) {
     const BLOCK: usize = 1 << 15;
     values.par_chunks_mut(BLOCK).enumerate().for_each(|(block, values)| {
         for (i, pair) in values.chunks_mut(2).enumerate() {

@@ -82,10 +82,25 @@ impl WeightFiles {
     /// # Panics
     /// If the buffer is shorter than the layer.
     pub fn read_layer(&self, index: usize, flat: &mut [f32]) {
+        self.read_range(index, 0..flat.len(), flat);
+    }
+
+    /// Fills some neighbouring elements of a layer's flat buffer: whole tensors, and what lies between them.
+    ///
+    /// # Panics
+    /// If the range cuts a tensor, or the buffer is not of its length.
+    pub fn read_range(&self, index: usize, range: Range<usize>, flat: &mut [f32]) {
+        assert_eq!(flat.len(), range.len(), "a buffer of another length");
         let mut rest = flat;
-        let mut at = 0;
+        let mut at = range.start;
         let mut jobs = Vec::new();
-        for source in &self.layers[index] {
+        let is_inside = |source: &&Source| {
+            let inside = range.start <= source.range.start && source.range.end <= range.end;
+            let outside = source.range.end <= range.start || range.end <= source.range.start;
+            assert!(inside || outside, "{:?} cuts {}", range, source.piece.name);
+            inside
+        };
+        for source in self.layers[index].iter().filter(is_inside) {
             let (padding, after) = rest.split_at_mut(source.range.start - at);
             padding.fill(0.0);
             let (place, after) = after.split_at_mut(source.range.len());

@@ -4,14 +4,22 @@ use tandem_kernels::{View, ViewMut};
 
 use crate::adapter::{Adapter, Site};
 use crate::layout::{LayerId, LayerLayout, Part};
+use crate::packing::PackedLayer;
 use crate::{ModelError, Result};
 
 /// The weights of one layer, borrowed from a source for as long as the layer runs.
 #[derive(Clone, Copy)]
 pub struct LayerWeights<'a> {
-    base: FlatLayer<'a>,
+    base: Base<'a>,
     /// What is added to the base, if something is.
     adapter: Option<AdapterWeights<'a>>,
+}
+
+/// The model's own parameters of a layer.
+#[derive(Clone, Copy)]
+enum Base<'a> {
+    Flat(FlatLayer<'a>),
+    Packed(PackedLayer<'a>),
 }
 
 /// The parameters of a layer in flat buffers.
@@ -37,9 +45,9 @@ impl<'a> FlatLayer<'a> {
         Self { layout, master, master_start: 0, compute }
     }
 
-    /// Over matrices in the compute type alone, for weights that do not train: `compute` `[1, ≥ compute_len]`, and
+    /// Over matrices in the compute type alone, where their masters are elsewhere: `compute` `[1, ≥ compute_len]`, and
     /// `rest` `[1, len − compute_len]`, the f32 of everything after them.
-    pub fn frozen(layout: &'a LayerLayout, rest: View<'a>, compute: View<'a>) -> Self {
+    pub fn without_masters(layout: &'a LayerLayout, rest: View<'a>, compute: View<'a>) -> Self {
         debug_assert_eq!(rest.cols(), layout.len - layout.compute_len, "flat buffer of another layer");
         debug_assert!(compute.cols() >= layout.compute_len, "compute copy of another layer");
         Self { layout, master: rest, master_start: layout.compute_len, compute: Some(compute) }
@@ -102,7 +110,12 @@ pub(crate) struct LowRank<'a> {
 impl<'a> LayerWeights<'a> {
     /// Of a layer without an adapter.
     pub fn new(base: FlatLayer<'a>) -> Self {
-        Self { base, adapter: None }
+        Self { base: Base::Flat(base), adapter: None }
+    }
+
+    /// Of a frozen layer without an adapter.
+    pub fn packed(base: PackedLayer<'a>) -> Self {
+        Self { base: Base::Packed(base), adapter: None }
     }
 
     /// The same base with this adapter, or none.
@@ -114,14 +127,20 @@ impl<'a> LayerWeights<'a> {
     /// A parameter: in the compute type if it has a copy there, else f32. `None` if the layer has no such part.
     pub fn get(&self, part: Part) -> Option<View<'a>> {
         let own = self.adapter.and_then(|adapter| adapter.weights.get(part));
-        own.or_else(|| self.base.get(part))
+        own.or_else(|| match &self.base {
+            Base::Flat(layer) => layer.get(part),
+            Base::Packed(layer) => layer.get(part),
+        })
     }
 
     /// The f32 master of a parameter, where there is one: what is looked up rather than multiplied loses nothing
     /// by staying f32. Falls back to the compute copy.
     pub fn precise(&self, part: Part) -> Option<View<'a>> {
         let own = self.adapter.and_then(|adapter| adapter.weights.precise(part));
-        own.or_else(|| self.base.precise(part))
+        own.or_else(|| match &self.base {
+            Base::Flat(layer) => layer.precise(part),
+            Base::Packed(layer) => layer.get(part),
+        })
     }
 
     /// As [`LayerWeights::get`], for a part that the spec guarantees.

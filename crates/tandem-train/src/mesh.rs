@@ -200,16 +200,6 @@ impl Mesh {
         Ok(blake3::hash(&tensor.0.borrow_mut().gather(own.as_bytes(), &counts)?))
     }
 
-    /// The fingerprint of what each stage has besides its layers.
-    ///
-    /// # Errors
-    /// If a rank is lost.
-    pub fn whole_fingerprint_of_rest(&self, own: &blake3::Hash) -> Result<blake3::Hash> {
-        let Some(stages) = self.stages() else { return Ok(*own) };
-        let counts = vec![blake3::OUT_LEN; stages.own().count];
-        Ok(blake3::hash(&stages.gather(own.as_bytes(), &counts)?))
-    }
-
     /// A whole layer, in place of this rank's slice of it. The ranks of a tensor group call this together.
     ///
     /// # Errors

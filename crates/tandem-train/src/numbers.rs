@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use tandem_comm::{ElementKind, Numbers};
+use tandem_kernels::bytes::Bytes;
 use tandem_kernels::exact::ExactSum;
 use tandem_kernels::{DType, Tensor, bf16};
 
@@ -32,4 +33,12 @@ pub(crate) fn fixed(sums: &mut ExactSum, range: Range<usize>) -> Numbers<'_> {
         return Numbers::dry(ElementKind::I64, range.len());
     }
     (&mut sums.as_mut_slice()[range]).into()
+}
+
+/// Bytes, all of them.
+pub(crate) fn bytes(bytes: &mut Bytes) -> Numbers<'_> {
+    if bytes.is_meta() {
+        return Numbers::dry(ElementKind::U8, bytes.len());
+    }
+    bytes.as_mut_slice().into()
 }

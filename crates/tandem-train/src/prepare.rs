@@ -10,7 +10,7 @@ use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::cpu::Isa;
-use tandem_kernels::{DType, Device};
+use tandem_kernels::{DType, Device, Format};
 use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Checkpointing, Decoder, ModelFolder, Walk};
 
@@ -222,6 +222,14 @@ pub fn compute_type(config: &Config) -> DType {
         _ => DType::F32,
     };
     config.compute.dtype.unwrap_or_else(native)
+}
+
+/// How frozen matrices are kept: as configured, else in the compute type.
+pub fn frozen_format(config: &Config) -> Format {
+    config.compute.format.unwrap_or(match compute_type(config) {
+        DType::F32 => Format::F32,
+        DType::Bf16 => Format::Bf16,
+    })
 }
 
 /// What the walk keeps for backward.

@@ -3,6 +3,7 @@
 //! `precompute` runs the reference over all rows once, keeps two numbers a row on disk, keyed by the content of
 //! weights and tokens, and is then gone. `model` keeps a second set of weights and scores each micro-batch.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,14 @@ use tandem_comm::{Group, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, ops};
-use tandem_model::{Decoder, FlatWeights, Streams, Walk, WeightSource};
+use tandem_model::{Decoder, FlatWeights, LayerId, Streams, Walk, WeightSource};
 
 use crate::config::{Config, ReferenceKind};
 use crate::events::{Event, Observer};
 use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
-use crate::prepare::{Prepared, cache_folder, compute_type, partition, to_walk};
+use crate::prepare::{Prepared, cache_folder, compute_type, frozen_format, partition, to_walk};
 use crate::stages::StagedWalk;
 use crate::start::{See, Start, adapter_masters};
 use crate::store::{Policy, ReplicatedWeights, Sharding, SharedReference};
@@ -222,7 +223,7 @@ pub fn load(
         Some(path) if precomputes => {
             let mut print = Fingerprint::new(decoder);
             let start = Start::of_folder(path, decoder)?;
-            let see: See = &mut |flat| print.see(flat);
+            let see: See = &mut |layer, flat| print.see(layer, flat);
             let mut weights =
                 start.frozen(config, decoder, device, mesh.shard(), Kind::Reference, Some(see))?;
             Some(pass.run(mesh, weights.as_mut(), &print)?)
@@ -233,7 +234,7 @@ pub fn load(
     let mut policy = {
         let shard = mesh.shard();
         let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
-        let see: See = &mut |flat| print.see(flat);
+        let see: See = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
         Start::of_policy(config, prepared, decoder)?
             .policy(config, decoder, device, shard, &partition, see)?
@@ -243,7 +244,8 @@ pub fn load(
             Some(_) => {
                 share_base(config, prepared, device, mesh, &mut policy)?;
                 let adapter = policy.reference().expect("just put there").masters();
-                adapter.layers.iter().for_each(|layer| print.see_more(layer.view().as_slice()));
+                let layers = decoder.layers().into_iter().zip(&adapter.layers);
+                layers.for_each(|(layer, flat)| print.see(layer, flat.view().as_slice()));
                 let scores = pass.run(mesh, &mut SharedReference(&mut policy), &print)?;
                 policy.share_base(None);
                 scores
@@ -331,35 +333,26 @@ fn share_base(
     Ok(())
 }
 
-/// Hashes of what weights were loaded, layer by layer.
+/// Hashes of what weights were loaded.
 struct Fingerprint<'a> {
     decoder: &'a Decoder,
-    /// Of the layers that this rank owns.
-    layers: Vec<blake3::Hash>,
-    next: usize,
-    /// Of everything after them: adapters.
-    rest: blake3::Hasher,
+    /// By layer that this rank owns, of its weights and those of adapters.
+    layers: BTreeMap<LayerId, blake3::Hasher>,
 }
 
 impl<'a> Fingerprint<'a> {
     fn new(decoder: &'a Decoder) -> Self {
-        Self { decoder, layers: Vec::new(), next: 0, rest: blake3::Hasher::new() }
+        Self { decoder, layers: BTreeMap::new() }
     }
 
-    fn see(&mut self, flat: &[f32]) {
-        let layer = self.decoder.layers().get(self.next).copied();
-        self.next += 1;
-        match layer {
-            Some(layer) if self.decoder.owns(layer) => {
-                self.layers.push(blake3::hash(bytemuck::cast_slice(flat)))
-            }
-            Some(_) => {}
-            None => self.see_more(flat),
+    fn see(&mut self, layer: LayerId, weights: &[f32]) {
+        if self.decoder.owns(layer) {
+            self.layers.entry(layer).or_default().update(bytemuck::cast_slice(weights));
         }
     }
 
-    fn see_more(&mut self, flat: &[f32]) {
-        self.rest.update(bytemuck::cast_slice(flat));
+    fn layers(&self) -> Vec<blake3::Hash> {
+        self.layers.values().map(blake3::Hasher::finalize).collect()
     }
 }
 
@@ -381,13 +374,12 @@ impl Precompute<'_> {
         print: &Fingerprint,
     ) -> Result<Reference> {
         // A model in slices has a fingerprint of its own: its arithmetic differs.
-        let fingerprint = mesh.whole_fingerprint(self.decoder, &print.layers)?;
-        let adapter = mesh.whole_fingerprint_of_rest(&print.rest.finalize())?;
+        let fingerprint = mesh.whole_fingerprint(self.decoder, &print.layers())?;
         let mut scores = |split: Split| match self.prepared.tokens(split) {
             Some(cache) if self.splits.contains(&split) => {
                 let mut key = blake3::Hasher::new();
                 key.update(fingerprint.as_bytes());
-                key.update(adapter.as_bytes());
+                key.update(frozen_format(self.config).name().as_bytes());
                 key.update(cache.content_hash().as_bytes());
                 key.update(compute_type(self.config).name().as_bytes());
                 self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)

@@ -4,14 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tandem_comm::Group;
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::bytes::Bytes;
+use tandem_kernels::{DType, Device, Kind, ops};
 use tandem_model::adapter::{self, PeftFolder};
-use tandem_model::{Decoder, FlatWeights, ModelFolder, WeightFiles, WeightSource, init};
+use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
 
 use crate::Result;
 use crate::config::{Config, Weights};
-use crate::prepare::{Prepared, compute_type};
-use crate::store::{FrozenWeights, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding, Trained};
+use crate::prepare::{Prepared, compute_type, frozen_format};
+use crate::store::{
+    FrozenWeights, Packings, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding, Trained,
+};
 
 /// Where weights come from, before a layer of them is in memory.
 pub enum Start {
@@ -21,8 +24,8 @@ pub enum Start {
     Random(u64),
 }
 
-/// Is shown every layer as it is loaded, whole but for the slice.
-pub type See<'a> = &'a mut dyn FnMut(&[f32]);
+/// Is shown the weights of every layer as they are loaded, whole but for the slice, in the order of their places.
+pub type See<'a> = &'a mut dyn FnMut(LayerId, &[f32]);
 
 impl Start {
     /// What the policy (and, by default, the reference) starts from: of `decoder`, which may be a slice.
@@ -61,7 +64,7 @@ impl Start {
         if decoder.adapter().is_none() {
             return Ok(Policy::full(self.trained(config, decoder, device, shard, partition, see)?));
         }
-        let nothing = &mut |_: &[f32]| {};
+        let nothing = &mut |_: LayerId, _: &[f32]| {};
         let see = see.unwrap_or(nothing);
         let mut base = self.frozen(config, decoder, device, shard, Kind::Weights, Some(&mut *see))?;
         let folder = config.adapter.as_ref().and_then(|adapter| adapter.folder());
@@ -75,7 +78,8 @@ impl Start {
             base.as_mut(),
         )?;
         if !device.is_meta() {
-            masters.layers.iter().for_each(|layer| see(layer.view().as_slice()));
+            let layers = decoder.layers().into_iter().zip(&masters.layers);
+            layers.for_each(|(layer, flat)| see(layer, flat.view().as_slice()));
         }
         let adapter = ReplicatedWeights::new(device, decoder.clone(), masters, compute_type(config))?;
         Ok(Policy::adapted(adapter, base))
@@ -95,7 +99,7 @@ impl Start {
         if config.compute.sharding == Sharding::Zero3 {
             let parts = self.load_parts(decoder, device, Kind::Master, partition, see)?;
             let (decoder, partition, own) = (decoder.clone(), partition.clone(), shard.split(0)?);
-            let weights = ShardedWeights::masters(device, decoder, partition, own, parts, dtype)?;
+            let weights = ShardedWeights::new(device, decoder, partition, own, parts, dtype)?;
             return Ok(Trained::Sharded(Box::new(weights)));
         }
         let masters = self.load(decoder, device, Kind::Master, see)?;
@@ -116,16 +120,71 @@ impl Start {
         see: Option<See<'_>>,
     ) -> Result<Box<dyn WeightSource + Send>> {
         let dtype = compute_type(config);
-        if config.compute.sharding == Sharding::Zero3 {
-            let partition = Arc::new(Partition::of_base(decoder, shard.rank(), shard.size()));
-            let parts = self.load_parts(decoder, device, kind, &partition, see)?;
-            let (decoder, own) = (decoder.clone(), shard.split(0)?);
-            return Ok(Box::new(ShardedWeights::frozen(
-                device, decoder, partition, own, parts, dtype, kind,
-            )?));
+        let packings = Packings::new(decoder, frozen_format(config), dtype);
+        let divides = config.compute.sharding == Sharding::Zero3 && shard.size() > 1;
+        let group = if divides { Some(shard.split(0)?) } else { None };
+        let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
+        let bytes = self.pack(decoder, device, kind, &packings, place, see)?;
+        Ok(Box::new(FrozenWeights::new(device, decoder.clone(), packings, bytes, group, dtype)?))
+    }
+
+    /// This rank's part of every packed layer. One piece at a time is in memory as f32.
+    fn pack(
+        &self,
+        decoder: &Decoder,
+        device: &Device,
+        kind: Kind,
+        packings: &Packings,
+        (rank, num_ranks): (usize, usize),
+        mut see: Option<See<'_>>,
+    ) -> Result<Vec<Bytes>> {
+        let layers = decoder.layers();
+        let lengths =
+            layers.iter().flat_map(|&layer| packings.of(layer).pieces().map(|piece| piece.flat.len()));
+        let mut values = device.alloc(Kind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
+        let mut drawn = Vec::new();
+        let mut packed = Vec::with_capacity(layers.len());
+        for (index, layer) in layers.into_iter().enumerate() {
+            let packing = packings.of(layer);
+            let counts = packing.counts(num_ranks);
+            let start: usize = counts[..rank].iter().sum();
+            let own = start..start + counts[rank];
+            let mut bytes = Bytes::new(device, kind, own.len())?;
+            if let (Self::Random(seed), false) = (self, device.is_meta()) {
+                drawn.resize(decoder.layout(layer).len, 0.0);
+                init::init_layer(decoder, layer, *seed, &mut drawn);
+            }
+            for piece in packing.pieces() {
+                let part = piece.bytes.start.max(own.start)..piece.bytes.end.min(own.end);
+                if part.is_empty() && see.is_none() {
+                    continue;
+                }
+                let mut values = values.view_mut().col_range(0..piece.flat.len());
+                if !device.is_meta() {
+                    let values = values.reborrow().into_slice();
+                    match self {
+                        Self::Files(files) => files.read_range(index, piece.flat.clone(), values),
+                        Self::Random(_) => values.copy_from_slice(&drawn[piece.flat.clone()]),
+                    }
+                    see.iter_mut().for_each(|see| see(layer, values));
+                }
+                let values = values.view().reshape(piece.rows, piece.cols);
+                if part == piece.bytes {
+                    let place = part.start - own.start..part.end - own.start;
+                    ops::pack(device, values, piece.format, bytes.range_mut(place))?;
+                } else if !part.is_empty() {
+                    let mut whole = Bytes::new(device, Kind::Scratch, piece.bytes.len())?;
+                    ops::pack(device, values, piece.format, whole.view_mut())?;
+                    if !device.is_meta() {
+                        let of_piece = part.start - piece.bytes.start..part.end - piece.bytes.start;
+                        let place = part.start - own.start..part.end - own.start;
+                        bytes.as_mut_slice()[place].copy_from_slice(&whole.as_slice()[of_piece]);
+                    }
+                }
+            }
+            packed.push(bytes);
         }
-        let whole = self.load(decoder, device, kind, see)?;
-        Ok(Box::new(FrozenWeights::new(device, decoder.clone(), whole, dtype, kind)?))
+        Ok(packed)
     }
 
     /// All weights in device memory.
@@ -144,7 +203,8 @@ impl Start {
             Self::Random(seed) => init::init(decoder, device, kind, *seed)?,
         };
         if let Some(see) = see.filter(|_| !device.is_meta()) {
-            whole.layers.iter().for_each(|layer| see(layer.view().as_slice()));
+            let layers = decoder.layers().into_iter().zip(&whole.layers);
+            layers.for_each(|(layer, flat)| see(layer, flat.view().as_slice()));
         }
         Ok(whole)
     }
@@ -172,7 +232,7 @@ impl Start {
                     Self::Files(files) => files.read_layer(index, &mut flat),
                     Self::Random(seed) => init::init_layer(decoder, layer, *seed, &mut flat),
                 }
-                see.iter_mut().for_each(|see| see(&flat));
+                see.iter_mut().for_each(|see| see(layer, &flat));
                 part.view_mut().into_slice().copy_from_slice(&flat[owned]);
             }
             layers.push(part);

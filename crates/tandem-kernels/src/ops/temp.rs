@@ -1,23 +1,5 @@
 //! TEMP
-use crate::cpu::{Operand, Product};
 use crate::{Device, Result, View, ViewMut};
-pub fn linear_add(device: &Device, x: View, w: View, y: ViewMut) -> Result<()> {
-    let product = Product {
-        a: Operand::rows_of(x),
-        b: Operand::rows_of(w),
-        c: y,
-        accumulate: true,
-        bias: None,
-        residual: None,
-    };
-    if let Device::Cpu(cpu) = device {
-        product.run(cpu)
-    }
-    Ok(())
-}
-pub fn linear_backward_input_add(device: &Device, dy: View, w: View, dx: ViewMut) -> Result<()> {
-    super::linear_backward_input(device, dy, w, dx, true)
-}
 pub fn scale_columns(_: &Device, _: ViewMut, _: View, _: Option<View>) -> Result<()> {
     todo!()
 }

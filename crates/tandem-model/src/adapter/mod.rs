@@ -9,12 +9,14 @@
 //! of its own. Their `A` stand below one another in one parameter, so that one product serves them all; so do their `B`.
 
 mod begin;
+mod init;
 mod targets;
 mod temp;
 
 use std::ops::Range;
 
 pub use begin::copy_base;
+pub use init::init_layer;
 pub use targets::Targets;
 pub use temp::*;
 

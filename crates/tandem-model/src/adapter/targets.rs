@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use regex::Regex;
+
 use crate::families::{family_named, pieces};
 use crate::layout::{LayerId, LayerLayout, Part};
 use crate::spec::DecoderSpec;
@@ -14,6 +16,8 @@ pub enum Targets {
     AllLinear,
     /// Modules whose names are these or end with them, as `q_proj` or `self_attn.q_proj`.
     Names(Vec<String>),
+    /// Modules whose whole names match this regular expression, as `.*\.(q|v)_proj`.
+    Pattern(String),
 }
 
 /// An HF module with parameters.
@@ -21,6 +25,8 @@ pub enum Targets {
 pub(super) struct Module {
     /// Its name; `{}` stands for the block's index.
     pub(super) name: &'static str,
+    /// Another name that it goes by.
+    other_name: Option<&'static str>,
     /// The parameter that is its weight, or a part of it.
     pub(super) part: Part,
     /// Its rows of that parameter.
@@ -36,7 +42,8 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
     for layer in [LayerId::Embedding, LayerId::Block(0), LayerId::Head] {
         let mut layout = LayerLayout::of(spec, layer);
         if layer == LayerId::Head && spec.head.tied {
-            layout = LayerLayout::new(&[(Part::HeadWeight, spec.vocab_size, spec.hidden_size)], None);
+            let head = LayerLayout::new(&[(Part::HeadWeight, spec.vocab_size, spec.hidden_size)], None);
+            layout.params.extend(head.params);
         }
         let names = |part: Part| family.names(part);
         for param in &layout.params {
@@ -45,7 +52,15 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
             let mut row = 0;
             for (piece, name) in found.iter().zip(names(param.part)) {
                 let Some(name) = name.strip_suffix(".weight") else { continue };
-                modules.push(Module { name, part: param.part, rows: row..row + piece.rows, is_whole });
+                let renamed = family.renamed().filter(|(in_files, _)| *in_files == name);
+                let (part, rows) = (param.part, row..row + piece.rows);
+                modules.push(Module {
+                    name,
+                    other_name: renamed.map(|(_, other)| other),
+                    part,
+                    rows,
+                    is_whole,
+                });
                 row += piece.rows;
             }
         }
@@ -58,16 +73,22 @@ fn is_meant(name: &str, target: &str) -> bool {
     name.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Whether `target` means a module in every block, or in none.
-fn matches(module: &Module, target: &str, num_layers: usize) -> Result<bool> {
-    let named = |index: usize| module.name.replace("{}", &index.to_string());
-    let count = (0..num_layers).filter(|&index| is_meant(&named(index), target)).count();
-    if count == 0 || count == num_layers {
-        return Ok(count > 0);
+impl Module {
+    /// The name that `peft` finds it by.
+    pub(super) fn known_name(&self) -> &'static str {
+        self.other_name.unwrap_or(self.name)
     }
-    Err(ModelError::Invalid(format!(
-        "adapter.targets: {target:?} names a module of some blocks only; every block has the same adapter, name the end that all of them share"
-    )))
+
+    /// The names that it goes by in one block.
+    fn names(&self, index: usize) -> impl Iterator<Item = String> {
+        let names = std::iter::once(self.name).chain(self.other_name);
+        names.map(move |name| name.replace("{}", &index.to_string()))
+    }
+
+    /// In how many blocks the name is meant; of a module outside the blocks, in all or none.
+    fn count(&self, num_layers: usize, is_meant: impl Fn(&str) -> bool) -> usize {
+        (0..num_layers).filter(|&index| self.names(index).any(|name| is_meant(&name))).count()
+    }
 }
 
 fn unknown(key: &str, name: &str, modules: &[Module]) -> ModelError {
@@ -83,66 +104,104 @@ impl Targets {
     /// The modules that are meant, in the order of the model.
     ///
     /// # Errors
-    /// If a name is no module's, or that of something without a matrix.
+    /// If a name is no module's, or that of something without a matrix, or a module is meant in some blocks only.
     pub(super) fn find<'m>(&self, modules: &'m [Module], num_layers: usize) -> Result<Vec<&'m Module>> {
-        let names = match self {
-            Self::AllLinear => {
-                let is_linear =
-                    |module: &&Module| module.part.low_rank().is_some_and(|parts| parts.magnitude.is_some());
-                return Ok(modules.iter().filter(is_linear).collect());
-            }
-            Self::Names(names) => names,
-        };
-        let mut meant = vec![false; modules.len()];
-        for name in names {
-            let mut found = false;
-            for (module, meant) in modules.iter().zip(&mut meant) {
-                if !matches(module, name, num_layers)? {
-                    continue;
+        let is_linear =
+            |module: &&Module| module.part.low_rank().is_some_and(|parts| parts.magnitude.is_some());
+        match self {
+            Self::AllLinear => Ok(modules.iter().filter(is_linear).collect()),
+            Self::Names(names) => {
+                for name in names {
+                    if modules.iter().all(|module| module.count(num_layers, |full| is_meant(full, name)) == 0)
+                    {
+                        return Err(unknown("targets", name, modules));
+                    }
                 }
-                if module.part.low_rank().is_none() {
+                matching(modules, num_layers, |full| names.iter().any(|name| is_meant(full, name)))
+            }
+            Self::Pattern(pattern) => {
+                let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| {
+                    let reason = error.to_string();
+                    let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                    ModelError::Invalid(format!(
+                        "adapter.targets: {pattern:?} is no regular expression that is understood: {reason}"
+                    ))
+                })?;
+                let found = matching(modules, num_layers, |full| regex.is_match(full))?;
+                if found.is_empty() {
                     return Err(ModelError::Invalid(format!(
-                        "adapter.targets: {} is no linear layer and no token table; name it in adapter.modules_to_save to train it whole",
-                        module.name
+                        "adapter.targets: no module's whole name matches {pattern:?}; one of them is {}",
+                        modules.iter().find(is_linear).map_or("", |module| module.name).replace("{}", "0")
                     )));
                 }
-                (found, *meant) = (true, true);
-            }
-            if !found {
-                return Err(unknown("targets", name, modules));
+                Ok(found)
             }
         }
-        Ok(modules.iter().zip(meant).filter(|(_, meant)| *meant).map(|(module, _)| module).collect())
     }
 }
 
-/// The parts of the modules that train whole: weights, and biases where there are some.
+/// The modules that are meant, all of which can be adapted, and in every block.
+fn matching(modules: &[Module], num_layers: usize, is_meant: impl Fn(&str) -> bool) -> Result<Vec<&Module>> {
+    let mut found = Vec::new();
+    for module in modules {
+        let count = module.count(num_layers, &is_meant);
+        if count == 0 {
+            continue;
+        }
+        let name = module.name;
+        if count < num_layers {
+            return Err(ModelError::Invalid(format!(
+                "adapter.targets: {name} is meant in {count} of {num_layers} blocks; every block has the same adapter, \
+                 name the end that all of them share"
+            )));
+        }
+        if module.part.low_rank().is_none() {
+            return Err(ModelError::Invalid(format!(
+                "adapter.targets: {name} is no linear layer and no token table; name it in adapter.modules_to_save to train it whole"
+            )));
+        }
+        found.push(module);
+    }
+    Ok(found)
+}
+
+/// The parts of the modules that train whole: weights, and biases where there are some. A tied head may be named beside the
+/// token table that it is.
 ///
 /// # Errors
-/// If a name is no module's, or that of one which shares a parameter with others.
+/// If a name is no module's, or that of one which shares a parameter with others, or a module is meant in some blocks only.
 pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) -> Result<Vec<Part>> {
-    let mut parts = Vec::new();
+    let num_layers = spec.num_layers;
     for name in names {
-        let found: Vec<_> = modules.iter().filter(|module| is_meant(module.name, name)).collect();
-        if found.is_empty() {
+        if modules.iter().all(|module| module.count(num_layers, |full| is_meant(full, name)) == 0) {
             return Err(unknown("modules_to_save", name, modules));
         }
-        for module in found {
-            if !module.is_whole {
-                return Err(ModelError::Invalid(format!(
-                    "adapter.modules_to_save: {} is kept in one matrix with its neighbours, which cannot train apart; name it in adapter.targets",
-                    module.name
-                )));
-            }
-            if module.part == Part::HeadWeight && spec.head.tied {
-                return Err(ModelError::Invalid(format!(
-                    "adapter.modules_to_save: {} is the token table of this model (tie_word_embeddings); name that one",
-                    module.name
-                )));
-            }
-            parts.push(module.part);
-            parts.extend(bias_of(module.part).filter(|&bias| has_part(spec, bias)));
+    }
+    let mut parts = Vec::new();
+    for module in modules {
+        let count = module.count(num_layers, |full| names.iter().any(|name| is_meant(full, name)));
+        if count == 0 {
+            continue;
         }
+        let refused = |reason: &str| {
+            Err(ModelError::Invalid(format!("adapter.modules_to_save: {} {reason}", module.name)))
+        };
+        if count < num_layers {
+            return refused("is meant in some blocks only; name the end that all of them share");
+        }
+        if !module.is_whole {
+            return refused(
+                "is kept in one matrix with its neighbours, which cannot train apart; name it in adapter.targets",
+            );
+        }
+        if module.part == Part::HeadWeight && spec.head.tied {
+            if parts.contains(&Part::TokenTable) {
+                continue;
+            }
+            return refused("is the token table of this model (tie_word_embeddings); name that one");
+        }
+        parts.push(module.part);
+        parts.extend(bias_of(module.part).filter(|&bias| has_part(spec, bias)));
     }
     parts.sort_unstable();
     parts.dedup();
@@ -167,4 +226,121 @@ pub(crate) const fn bias_of(weight: Part) -> Option<Part> {
         Part::HeadWeight => Part::HeadBias,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::families::family_of;
+
+    /// The spec of one of the golden models.
+    fn spec(name: &str) -> DecoderSpec {
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/models").join(name);
+        let golden: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(file.with_extension("json")).unwrap()).unwrap();
+        let config = Config::parse(&file, &golden["config"].to_string()).unwrap();
+        family_of(&config).unwrap().spec(&config).unwrap()
+    }
+
+    fn found(model: &str, targets: &Targets) -> Result<Vec<&'static str>> {
+        let spec = spec(model);
+        let modules = modules(&spec);
+        Ok(targets.find(&modules, spec.num_layers)?.into_iter().map(|module| module.name).collect())
+    }
+
+    fn names(names: &[&str]) -> Targets {
+        Targets::Names(names.iter().map(|&name| name.to_owned()).collect())
+    }
+
+    fn pattern(text: &str) -> Targets {
+        Targets::Pattern(text.to_owned())
+    }
+
+    #[test]
+    fn all_linear_means_every_linear_layer_but_the_head() {
+        let llama = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+        let expected: [(&str, &[&str]); 8] = [
+            ("llama", &llama),
+            ("llama-tied", &llama),
+            ("qwen2-window", &llama),
+            ("qwen3", &llama),
+            ("gemma", &llama),
+            ("phi", &["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"]),
+            ("gpt2", &["c_attn", "c_proj", "c_fc", "c_proj"]),
+            ("gpt-neox", &["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
+        ];
+        for (model, ends) in expected {
+            let all = found(model, &Targets::AllLinear).unwrap();
+            let last: Vec<_> = all.iter().map(|name| name.rsplit('.').next().unwrap()).collect();
+            assert_eq!(last, ends, "{model}");
+            assert!(all.iter().all(|name| name.contains("{}")), "{model}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_means_the_modules_that_end_with_it() {
+        assert_eq!(
+            found("gpt2", &names(&["c_proj"])).unwrap(),
+            ["transformer.h.{}.attn.c_proj", "transformer.h.{}.mlp.c_proj"]
+        );
+        assert_eq!(found("gpt2", &names(&["mlp.c_proj"])).unwrap(), ["transformer.h.{}.mlp.c_proj"]);
+        assert_eq!(found("gpt-neox", &names(&["dense"])).unwrap(), ["gpt_neox.layers.{}.attention.dense"]);
+        assert_eq!(
+            found("phi", &names(&["lm_head", "embed_tokens"])).unwrap(),
+            ["model.embed_tokens", "lm_head"]
+        );
+        // transformers 5 calls it lm_head, its files embed_out.
+        assert_eq!(found("gpt-neox", &names(&["lm_head"])).unwrap(), ["embed_out"]);
+        assert_eq!(found("gpt-neox", &names(&["embed_out"])).unwrap(), ["embed_out"]);
+        // As peft writes them when there are many.
+        let both = names(&["model.layers.0.mlp.fc1", "model.layers.1.mlp.fc1"]);
+        assert_eq!(found("phi", &both).unwrap(), ["model.layers.{}.mlp.fc1"]);
+    }
+
+    #[test]
+    fn a_pattern_matches_whole_names() {
+        assert_eq!(
+            found("llama", &pattern(r".*\.(q|v)_proj")).unwrap(),
+            ["model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.v_proj"]
+        );
+        assert_eq!(found("gpt-neox", &pattern("lm_head|embed_in")).unwrap(), ["embed_out"]);
+        assert_eq!(
+            found("gpt2", &pattern(r"transformer\.h\.\d+\.(attn|mlp)\.c_proj")).unwrap(),
+            ["transformer.h.{}.attn.c_proj", "transformer.h.{}.mlp.c_proj"]
+        );
+        let error = |model: &str, text: &str| found(model, &pattern(text)).unwrap_err().to_string();
+        assert!(error("llama", "q_proj").contains("one of them is model.layers.0.self_attn.q_proj"));
+        assert!(error("llama", "(?!x).*").contains("look-around"), "{}", error("llama", "(?!x).*"));
+        assert!(error("llama", r".*norm").contains("is no linear layer"));
+    }
+
+    #[test]
+    fn some_blocks_only_are_refused() {
+        for targets in [names(&["layers.1.self_attn.q_proj"]), pattern(r".*\.1\..*q_proj")] {
+            let error = found("llama", &targets).unwrap_err().to_string();
+            assert!(error.contains("self_attn.q_proj is meant in 1 of 2 blocks"), "{error}");
+        }
+        assert!(
+            found("llama", &names(&["q_proj", "c_attn"])).unwrap_err().to_string().contains("\"c_attn\"")
+        );
+    }
+
+    #[test]
+    fn whole_modules_are_found_with_their_biases() {
+        let saved_of = |model: &str, names: &[&str]| {
+            let spec = spec(model);
+            let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+            saved(&names, &modules(&spec), &spec)
+        };
+        assert_eq!(saved_of("phi", &["lm_head"]).unwrap(), [Part::HeadWeight, Part::HeadBias]);
+        assert_eq!(saved_of("gpt2", &["wte", "ln_f"]).unwrap().len(), 3);
+        assert_eq!(saved_of("llama-tied", &["embed_tokens", "lm_head"]).unwrap(), [Part::TokenTable]);
+        assert_eq!(saved_of("gpt-neox", &["lm_head"]).unwrap(), [Part::HeadWeight]);
+        let refused = |model, name: &str| saved_of(model, &[name]).unwrap_err().to_string();
+        assert!(refused("llama-tied", "lm_head").contains("is the token table"));
+        assert!(refused("llama", "q_proj").contains("cannot train apart"));
+        assert!(refused("llama", "layers.0.input_layernorm").contains("some blocks only"));
+        assert!(refused("llama", "ln_f").contains("no module"));
+    }
 }

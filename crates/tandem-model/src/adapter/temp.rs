@@ -19,7 +19,6 @@ impl AdapterFiles {
         todo!()
     }
 }
-pub fn init_layer(_: &Decoder, _: LayerId, _: u64, _: &mut [f32]) {
     todo!()
 }
 pub fn save_adapter(

@@ -101,6 +101,10 @@ impl Family for GptNeoX {
         }
     }
 
+    fn renamed(&self) -> Option<(&'static str, &'static str)> {
+        Some(("embed_out", "lm_head"))
+    }
+
     fn order(&self, part: Part) -> Order {
         match part {
             Part::QkvWeight | Part::QkvBias => Order::HeadInterleaved,

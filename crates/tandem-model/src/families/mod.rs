@@ -42,6 +42,11 @@ pub trait Family: Sync {
     /// The HF tensors that make up a part, in the order of its rows; `{}` stands for the block's index.
     fn names(&self, part: Part) -> &'static [&'static str];
 
+    /// A module that `transformers` 5 has under another name in memory than in its files: the name in files, then the other.
+    fn renamed(&self) -> Option<(&'static str, &'static str)> {
+        None
+    }
+
     /// How HF orders the elements of a part's tensors.
     fn order(&self, _: Part) -> Order {
         Order::Rows

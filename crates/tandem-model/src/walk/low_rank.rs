@@ -210,7 +210,7 @@ impl Walk<'_> {
         ops::linear_backward_input(self.device, dy, weights.require(weight)?, dx.reborrow(), accumulate)?;
         let Some((term, dh)) = weights.low_rank(weight).zip(dh) else { return Ok(()) };
         match self.dropout.filter(|_| term.dropout > 0.0) {
-            None => ops::linear_backward_input_add(self.device, dh.view(), term.a, dx)?,
+            None => ops::linear_backward_input(self.device, dh.view(), term.a, dx, true)?,
             Some(key) => {
                 let mut dropped = self.alloc(dx.rows(), dx.cols(), self.dtype)?;
                 ops::linear_backward_input(self.device, dh.view(), term.a, dropped.view_mut(), false)?;

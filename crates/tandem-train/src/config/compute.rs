@@ -1,6 +1,6 @@
 //! `[compute]`: where and in which arithmetic.
 
-use tandem_kernels::DType;
+use tandem_kernels::{DType, Format};
 
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
@@ -19,6 +19,8 @@ pub struct ComputeConfig {
     pub devices: Devices,
     /// Compute type; masters are f32. `None` (written "auto") is bf16 where the device multiplies it natively, else f32.
     pub dtype: Option<DType>,
+    /// How frozen matrices are kept; `None` (written "auto") is in the compute type.
+    pub format: Option<Format>,
     /// Threads per rank; `None` (written 0) for every core, divided among the ranks. The number never changes a result.
     pub threads: Option<usize>,
     /// How gradients are added up over micro-batches and ranks.
@@ -83,13 +85,14 @@ impl Devices {
     }
 }
 
-pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> {
+pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig, ConfigError> {
     let devices = section.take("devices").map_or(Ok(Devices::Auto), |e| devices(&e))?;
     let config = ComputeConfig {
         devices,
         dtype: section.take("dtype").map_or(Ok(None), |e| {
             e.one_of(&[("auto", None), ("f32", Some(DType::F32)), ("bf16", Some(DType::Bf16))])
         })?,
+        format: section.take("format").map_or(Ok(None), |e| format(&e, adapts))?,
         threads: section
             .take("threads")
             .map_or(Ok(0), |e| e.integer(0..=4096))
@@ -104,6 +107,23 @@ pub(super) fn parse(mut section: Section) -> Result<ComputeConfig, ConfigError> 
     };
     section.finish()?;
     Ok(config)
+}
+
+/// How frozen matrices are kept; `adapts` if there are some.
+fn format(entry: &Entry, adapts: bool) -> Result<Option<Format>, ConfigError> {
+    let format = entry.one_of(
+        &Format::ALL
+            .map(|format| (format.name(), Some(format)))
+            .into_iter()
+            .chain([("auto", None)])
+            .collect::<Vec<_>>(),
+    )?;
+    match format {
+        Some(format @ (Format::Int8 | Format::Nf4)) if !adapts => Err(entry.conflict(format!(
+            "full training changes every weight, and {format} is for weights that stay as they are; give an [adapter], or leave compute.format out"
+        ))),
+        format => Ok(format),
+    }
 }
 
 fn engine(entry: &Entry, devices: Devices) -> Result<Engine, ConfigError> {

@@ -129,6 +129,7 @@ impl Config {
         let output = root.required("output", "the folder the run writes")?.path()?;
         let seed = root.take("seed").map_or(Ok(42), |e| e.integer(0..=i64::MAX as u64))?;
         let adapter = root.take("adapter").map(|entry| adapter::parse(entry.section()?)).transpose()?;
+        let adapts = adapter.is_some();
         let objective = objective::parse(root.section("objective")?, method)?;
         let config = Self {
             method,
@@ -145,7 +146,7 @@ impl Config {
             adapter,
             data: data::parse(root.section("data")?, method)?,
             train: train::parse(root.section("train")?)?,
-            compute: compute::parse(root.section("compute")?)?,
+            compute: compute::parse(root.section("compute")?, adapts)?,
             objective,
             model,
         };

@@ -199,6 +199,7 @@ impl Config {
         vec![
             ("devices", compute.devices.name().into()),
             ("dtype", compute.dtype.map_or("auto", tandem_kernels::DType::name).into()),
+            ("format", compute.format.map_or("auto", tandem_kernels::Format::name).into()),
             ("threads", integer(compute.threads.unwrap_or(0) as u64)),
             ("reduction", name(&SumForm::NAMES, compute.reduction)),
             ("sharding", name(&Sharding::NAMES, compute.sharding)),

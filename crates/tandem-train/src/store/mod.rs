@@ -1,19 +1,22 @@
 //! Where weights and gradients live, and which part of them is whose.
 
 mod courier;
+mod frozen;
 mod gradients;
 mod partition;
 mod policy;
 mod reducer;
 mod sharded;
+mod slots;
 mod weights;
 
+pub use frozen::{FrozenWeights, Packings};
 pub use gradients::{Accumulator, SumForm};
 pub use partition::{Partition, Sharding};
 pub use policy::{Policy, SharedReference, Trained};
 pub use sharded::ShardedWeights;
-pub(crate) use sharded::lost;
-pub use weights::{FrozenWeights, ReplicatedWeights};
+pub(crate) use slots::lost;
+pub use weights::ReplicatedWeights;
 
 #[cfg(test)]
 mod tests;

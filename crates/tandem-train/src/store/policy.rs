@@ -63,9 +63,7 @@ impl Policy {
     pub fn masters(&self) -> (&FlatWeights, &Partition) {
         match &self.trained {
             Trained::Replicated(weights) => (weights.masters(), weights.partition()),
-            Trained::Sharded(weights) => {
-                (weights.parts().expect("a policy has masters"), weights.partition())
-            }
+            Trained::Sharded(weights) => (weights.parts(), weights.partition()),
         }
     }
 
@@ -73,7 +71,7 @@ impl Policy {
     pub fn masters_mut(&mut self) -> &mut FlatWeights {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.masters_mut(),
-            Trained::Sharded(weights) => weights.parts_mut().expect("a policy has masters"),
+            Trained::Sharded(weights) => weights.parts_mut(),
         }
     }
 
@@ -82,7 +80,7 @@ impl Policy {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.layers_mut().collect(),
             Trained::Sharded(weights) => {
-                let parts = weights.parts_mut().expect("a policy has masters");
+                let parts = weights.parts_mut();
                 parts.layers.iter_mut().map(|part| (part, None)).collect()
             }
         }

@@ -1,47 +1,35 @@
-//! Weights of which each rank holds a part: a layer is gathered from all ranks before it runs.
-//!
-//! Two gathered layers are in memory at a time: the one that runs, and the one that the walk has announced, which travels
-//! meanwhile. The one that has run stays until another is fetched, so that the head, which is fetched several times in a row,
-//! is gathered once. What is gathered when depends on the walk's calls alone, so it is the same on every rank. On one rank
-//! nothing travels, and there is one layer at a time.
+//! Weights that train, of which each rank holds a part: a layer is gathered from all ranks before it runs.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_comm::{CommError, Group};
+use tandem_comm::Group;
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 use tandem_model::{
-    Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
+    Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource,
 };
 
 use super::Partition;
 use super::courier::Courier;
+use super::slots::{Bring, Slots};
 use crate::{Result, numbers};
 
-/// Sharded weights, masters or frozen.
+/// Sharded masters.
 pub struct ShardedWeights {
+    parts: Parts,
+    slots: Slots<Gathered>,
+}
+
+/// This rank's part of every layer, and what becomes of it.
+struct Parts {
     device: Device,
     decoder: Arc<Decoder>,
     partition: Arc<Partition>,
     dtype: DType,
-    parts: Parts,
+    /// f32.
+    masters: FlatWeights,
     /// By layer.
     pieces: Arc<Vec<Pieces>>,
-    courier: Courier<Gathered>,
-    /// The layer that was fetched last.
-    current: Option<Gathered>,
-    /// One that has come before it was asked for.
-    ahead: Option<Gathered>,
-    /// What is to be gathered as soon as there is room for it.
-    announced: Option<LayerId>,
-}
-
-/// This rank's part of every layer.
-enum Parts {
-    /// f32.
-    Masters(FlatWeights),
-    /// What lies in matrices in the compute type (absent where that is f32), and the rest in f32.
-    Frozen(Vec<(Option<Tensor>, Tensor)>),
 }
 
 /// What of a layer travels.
@@ -67,7 +55,6 @@ struct Piece {
 
 /// A whole layer, or one on its way.
 struct Gathered {
-    layer: LayerId,
     index: usize,
     /// Matrices in the compute type `[1, compute_len]`.
     matrices: Option<Tensor>,
@@ -80,58 +67,16 @@ impl ShardedWeights {
     ///
     /// # Errors
     /// If the system refuses a thread.
-    pub fn masters(
+    pub fn new(
         device: &Device,
         decoder: Arc<Decoder>,
         partition: Arc<Partition>,
         group: Group,
-        parts: FlatWeights,
+        masters: FlatWeights,
         dtype: DType,
     ) -> Result<Self> {
-        Self::new(device, decoder, partition, group, Parts::Masters(parts), dtype)
-    }
-
-    /// Weights that do not train: as [`ShardedWeights::masters`], but kept in the compute type.
-    ///
-    /// # Errors
-    /// If memory runs out, or the system refuses a thread.
-    pub fn frozen(
-        device: &Device,
-        decoder: Arc<Decoder>,
-        partition: Arc<Partition>,
-        group: Group,
-        parts: FlatWeights,
-        dtype: DType,
-        kind: Kind,
-    ) -> Result<Self> {
-        let mut frozen = Vec::with_capacity(parts.layers.len());
-        for (index, (layer, part)) in decoder.layers().into_iter().zip(parts.layers).enumerate() {
-            let matrices = Piece::new(&partition, index, 0..decoder.layout(layer).compute_len);
-            if dtype == DType::F32 || decoder.layout(layer).compute_len == 0 {
-                frozen.push((None, part));
-                continue;
-            }
-            let cut = matrices.own.len();
-            let mut in_dtype = device.alloc(kind, 1, cut, dtype)?;
-            ops::cast(device, part.view().col_range(0..cut), in_dtype.view_mut())?;
-            let mut rest = device.alloc(kind, 1, part.cols() - cut, DType::F32)?;
-            ops::cast(device, part.view().col_range(cut..part.cols()), rest.view_mut())?;
-            frozen.push((Some(in_dtype), rest));
-        }
-        Self::new(device, decoder, partition, group, Parts::Frozen(frozen), dtype)
-    }
-
-    fn new(
-        device: &Device,
-        decoder: Arc<Decoder>,
-        partition: Arc<Partition>,
-        group: Group,
-        parts: Parts,
-        dtype: DType,
-    ) -> Result<Self> {
-        let trains = matches!(parts, Parts::Masters(_));
         let layers = decoder.layers().into_iter();
-        let pieces = layers.map(|layer| Pieces::new(&decoder, &partition, layer, dtype, trains));
+        let pieces = layers.map(|layer| Pieces::new(&decoder, &partition, layer, dtype));
         let pieces: Arc<Vec<_>> = Arc::new(pieces.collect());
         let (name, all) = (format!("rank {} gather", group.rank()), pieces.clone());
         let courier = Courier::new(device, &name, group, move |group, gathered: &mut Gathered| {
@@ -142,33 +87,25 @@ impl ShardedWeights {
                 _ => Ok(()),
             }
         })?;
+        let slots = Slots::new(courier, partition.is_divided());
         let device = device.clone();
-        let (current, ahead, announced) = (None, None, None);
-        Ok(Self { device, decoder, partition, dtype, parts, pieces, courier, current, ahead, announced })
+        Ok(Self { parts: Parts { device, decoder, partition, dtype, masters, pieces }, slots })
     }
 
-    /// This rank's part of the masters; nothing for frozen weights.
-    pub fn parts(&self) -> Option<&FlatWeights> {
-        match &self.parts {
-            Parts::Masters(parts) => Some(parts),
-            Parts::Frozen(_) => None,
-        }
+    /// This rank's part of the masters.
+    pub fn parts(&self) -> &FlatWeights {
+        &self.parts.masters
     }
 
     /// As [`ShardedWeights::parts`], to be written. What was gathered before is forgotten.
-    pub fn parts_mut(&mut self) -> Option<&mut FlatWeights> {
-        // If a gather is under way that fails, the next one says so too.
-        drop(self.courier.end());
-        (self.current, self.ahead, self.announced) = (None, None, None);
-        match &mut self.parts {
-            Parts::Masters(parts) => Some(parts),
-            Parts::Frozen(_) => None,
-        }
+    pub fn parts_mut(&mut self) -> &mut FlatWeights {
+        self.slots.forget();
+        &mut self.parts.masters
     }
 
     /// Whose the parts are.
     pub fn partition(&self) -> &Partition {
-        &self.partition
+        &self.parts.partition
     }
 
     /// Copies a whole layer's masters into host memory. All ranks call this.
@@ -176,26 +113,21 @@ impl ShardedWeights {
     /// # Errors
     /// If a rank is lost.
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
-        self.arrive()?;
-        let Parts::Masters(parts) = &self.parts else { return Ok(()) };
-        flat[self.partition.owned(index)].copy_from_slice(parts.layers[index].view().as_slice());
-        Ok(self.courier.group().all_gather(flat, self.partition.counts(index))?)
+        let Parts { partition, masters, .. } = &self.parts;
+        let group = self.slots.group(&self.parts)?;
+        flat[partition.owned(index)].copy_from_slice(masters.layers[index].view().as_slice());
+        Ok(group.all_gather(flat, partition.counts(index))?)
     }
+}
 
-    /// Begins to gather a layer: this rank's part of it, converted to what it travels in, at its place among all.
-    fn begin(&mut self, layer: LayerId) -> ModelResult<()> {
-        let Self { device, decoder, dtype, parts, pieces, .. } = &*self;
+impl Bring<Gathered> for Parts {
+    /// This rank's part, converted to what it travels in, at its place among all.
+    fn begin(&self, layer: LayerId) -> ModelResult<Gathered> {
+        let Self { device, decoder, dtype, masters, pieces, .. } = self;
         let index = decoder.index(layer);
         let Pieces { flat: piece, matrices, compute_len } = &pieces[index];
         let place = |piece: &Piece, whole: &mut Tensor| {
-            let own = piece.own.clone();
-            let part = match parts {
-                Parts::Masters(parts) => parts.layers[index].view().col_range(own),
-                Parts::Frozen(layers) => match &layers[index] {
-                    (None, flat) => flat.view().col_range(own),
-                    (Some(matrices), rest) => if piece.range.start == 0 { matrices } else { rest }.view(),
-                },
-            };
+            let part = masters.layers[index].view().col_range(piece.own.clone());
             ops::cast(device, part, whole.view_mut().col_range(piece.place.clone()))
         };
         let mut flat = device.alloc(Kind::Weights, 1, piece.range.len(), DType::F32)?;
@@ -205,59 +137,26 @@ impl ShardedWeights {
         if let (Some(piece), Some(whole)) = (matrices, &mut whole) {
             place(piece, whole)?;
         }
-        self.courier.begin(Gathered { layer, index, matrices: whole, flat });
-        Ok(())
+        Ok(Gathered { index, matrices: whole, flat })
     }
 
-    /// Waits for the layer that is under way, if there is one.
-    fn arrive(&mut self) -> ModelResult<()> {
-        let Some((mut gathered, outcome)) = self.courier.end() else { return Ok(()) };
-        outcome.map_err(lost)?;
-        if let Gathered { index, matrices: Some(whole), flat, .. } = &mut gathered
+    fn arrive(&self, _: LayerId, gathered: &mut Gathered) -> ModelResult<()> {
+        if let Gathered { index, matrices: Some(whole), flat } = gathered
             && self.pieces[*index].matrices.is_none()
         {
             ops::cast(&self.device, flat.view().col_range(0..whole.cols()), whole.view_mut())?;
         }
-        self.ahead = Some(gathered);
         Ok(())
-    }
-
-    /// Makes this layer the current one.
-    fn bring(&mut self, layer: LayerId) -> ModelResult<()> {
-        // The old one is freed before there is a new one.
-        self.current = None;
-        self.arrive()?;
-        if self.ahead.as_ref().is_none_or(|ahead| ahead.layer != layer) {
-            let other = self.ahead.take();
-            self.begin(layer)?;
-            self.arrive()?;
-            self.current = std::mem::replace(&mut self.ahead, other);
-        } else {
-            self.current = self.ahead.take();
-        }
-        Ok(())
-    }
-
-    /// Begins to gather what was announced, if there is room for it.
-    fn go_ahead(&mut self) -> ModelResult<()> {
-        if self.ahead.is_some() || self.courier.is_under_way() {
-            return Ok(());
-        }
-        let is_here = |layer: &LayerId| self.current.as_ref().is_some_and(|current| current.layer == *layer);
-        match self.announced.take() {
-            Some(layer) if !is_here(&layer) => self.begin(layer),
-            _ => Ok(()),
-        }
     }
 }
 
 impl Pieces {
-    fn new(decoder: &Decoder, partition: &Partition, layer: LayerId, dtype: DType, trains: bool) -> Self {
+    fn new(decoder: &Decoder, partition: &Partition, layer: LayerId, dtype: DType) -> Self {
         let (index, layout) = (decoder.index(layer), decoder.layout(layer));
         let (cut, len) = (layout.compute_len, layout.len);
         let compute_len = (dtype != DType::F32 && cut > 0).then_some(cut);
-        // The look-up of tokens reads masters, where there are any.
-        let is_whole = compute_len.is_none() || (layer == LayerId::Embedding && trains);
+        // The look-up of tokens reads masters.
+        let is_whole = compute_len.is_none() || layer == LayerId::Embedding;
         Self {
             flat: Piece::new(partition, index, if is_whole { 0..len } else { cut..len }),
             matrices: (!is_whole).then(|| Piece::new(partition, index, 0..cut)),
@@ -285,38 +184,21 @@ impl Piece {
     }
 }
 
-/// What a store answers when a rank is gone.
-pub(crate) fn lost(error: CommError) -> ModelError {
-    ModelError::Store(Box::new(error))
-}
-
 impl WeightSource for ShardedWeights {
     fn prefetch(&mut self, layer: LayerId) -> ModelResult<()> {
-        if !self.partition.is_divided() {
-            return Ok(());
-        }
-        self.announced = Some(layer);
-        self.go_ahead()
+        self.slots.prefetch(layer, &self.parts)
     }
 
     fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
-        if self.current.as_ref().is_none_or(|current| current.layer != layer) {
-            self.bring(layer)?;
-        }
-        self.go_ahead()?;
-        let Some(Gathered { index, matrices, flat, .. }) = &self.current else {
-            unreachable!("brought above")
-        };
-        let layout = self.decoder.layout(layer);
-        Ok(match matrices {
-            Some(matrices) if self.pieces[*index].matrices.is_some() => {
-                LayerWeights::new(FlatLayer::frozen(layout, flat.view(), matrices.view()))
+        let Gathered { index, matrices, flat } = self.slots.fetch(layer, &self.parts)?;
+        let layout = self.parts.decoder.layout(layer);
+        let matrices = matrices.as_ref().map(Tensor::view);
+        Ok(LayerWeights::new(match matrices {
+            Some(matrices) if self.parts.pieces[*index].matrices.is_some() => {
+                FlatLayer::without_masters(layout, flat.view(), matrices)
             }
-            matrices => {
-                let matrices = matrices.as_ref().map(Tensor::view);
-                LayerWeights::new(FlatLayer::new(layout, flat.view(), matrices))
-            }
-        })
+            matrices => FlatLayer::new(layout, flat.view(), matrices),
+        }))
     }
 
     /// It stays until another is fetched.

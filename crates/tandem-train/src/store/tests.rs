@@ -41,7 +41,7 @@ fn sharded(device: &Device, decoder: &Arc<Decoder>, group: Group, dtype: DType) 
         part
     };
     let parts = FlatWeights { layers: whole.into_iter().enumerate().map(part).collect() };
-    ShardedWeights::masters(device, decoder.clone(), partition, group, parts, dtype).unwrap()
+    ShardedWeights::new(device, decoder.clone(), partition, group, parts, dtype).unwrap()
 }
 
 /// What a layer reads, as bytes: products and look-ups.

@@ -1,0 +1,138 @@
+//! Weights that do not train: each layer one buffer of bytes, whole on every rank or in parts.
+//!
+//! What products read in another type than it is kept in is unpacked when a layer is fetched, and stays so until another is.
+
+use std::sync::Arc;
+
+use tandem_comm::Group;
+use tandem_kernels::bytes::Bytes;
+use tandem_kernels::{DType, Device, Format, Kind, Tensor};
+use tandem_model::{
+    Decoder, LayerId, LayerWeights, PackedLayer, Packing, Result as ModelResult, WeightSource,
+};
+
+use super::courier::Courier;
+use super::slots::{Bring, Slots};
+use crate::{Result, numbers};
+
+/// Frozen weights.
+pub struct FrozenWeights {
+    parts: Parts,
+    slots: Slots<Layer>,
+}
+
+/// What this rank keeps of every layer, and how.
+struct Parts {
+    device: Device,
+    decoder: Arc<Decoder>,
+    dtype: DType,
+    packings: Packings,
+    /// By layer.
+    bytes: Vec<Bytes>,
+    /// Whether other ranks keep the rest.
+    divided: Option<(usize, usize)>,
+}
+
+/// How the layers of a decoder are packed: all blocks alike.
+#[derive(Clone)]
+pub struct Packings {
+    embedding: Packing,
+    block: Packing,
+    head: Packing,
+}
+
+impl Packings {
+    /// As [`Packing::new`].
+    pub fn new(decoder: &Decoder, format: Format, dtype: DType) -> Self {
+        let of = |layer| Packing::new(decoder, layer, format, dtype);
+        Self { embedding: of(LayerId::Embedding), block: of(LayerId::Block(0)), head: of(LayerId::Head) }
+    }
+
+    /// Of one layer.
+    pub fn of(&self, layer: LayerId) -> &Packing {
+        match layer {
+            LayerId::Embedding => &self.embedding,
+            LayerId::Block(_) => &self.block,
+            LayerId::Head => &self.head,
+        }
+    }
+}
+
+/// A layer that is here, or on its way.
+struct Layer {
+    id: LayerId,
+    /// All of it, if parts were put together.
+    bytes: Option<Bytes>,
+    unpacked: Option<Tensor>,
+}
+
+impl FrozenWeights {
+    /// Over the bytes that this rank keeps of each layer: with a `group`, used for nothing else, its part as
+    /// [`Packing::counts`] divides it; else all.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn new(
+        device: &Device,
+        decoder: Arc<Decoder>,
+        packings: Packings,
+        bytes: Vec<Bytes>,
+        group: Option<Group>,
+        dtype: DType,
+    ) -> Result<Self> {
+        let divided = group.as_ref().map(|group| (group.rank(), group.size()));
+        let group = group.unwrap_or_else(Group::alone);
+        let (name, size) = (format!("rank {} frozen", group.rank()), group.size());
+        let all = packings.clone();
+        let courier = Courier::new(device, &name, group, move |group, layer: &mut Layer| {
+            let Some(bytes) = &mut layer.bytes else { return Ok(()) };
+            group.all_gather_numbers(numbers::bytes(bytes), &all.of(layer.id).counts(size))
+        })?;
+        let slots = Slots::new(courier, size > 1);
+        let device = device.clone();
+        Ok(Self { parts: Parts { device, decoder, dtype, packings, bytes, divided }, slots })
+    }
+}
+
+impl Bring<Layer> for Parts {
+    fn begin(&self, id: LayerId) -> ModelResult<Layer> {
+        let Some((rank, size)) = self.divided else { return Ok(Layer { id, bytes: None, unpacked: None }) };
+        let packing = self.packings.of(id);
+        let counts = packing.counts(size);
+        let mut bytes = Bytes::new(&self.device, Kind::Weights, packing.len())?;
+        if !bytes.is_meta() {
+            let start: usize = counts[..rank].iter().sum();
+            let own = &self.bytes[self.decoder.index(id)];
+            bytes.as_mut_slice()[start..start + counts[rank]].copy_from_slice(own.as_slice());
+        }
+        Ok(Layer { id, bytes: Some(bytes), unpacked: None })
+    }
+
+    fn arrive(&self, id: LayerId, layer: &mut Layer) -> ModelResult<()> {
+        let packing = self.packings.of(id);
+        if packing.unpacked_len() == 0 {
+            return Ok(());
+        }
+        let mut unpacked = self.device.alloc(Kind::Weights, 1, packing.unpacked_len(), self.dtype)?;
+        let bytes = layer.bytes.as_ref().unwrap_or(&self.bytes[self.decoder.index(id)]);
+        packing.unpack(&self.device, bytes.view(), unpacked.view_mut())?;
+        layer.unpacked = Some(unpacked);
+        Ok(())
+    }
+}
+
+impl WeightSource for FrozenWeights {
+    fn prefetch(&mut self, layer: LayerId) -> ModelResult<()> {
+        self.slots.prefetch(layer, &self.parts)
+    }
+
+    fn fetch(&mut self, id: LayerId) -> ModelResult<LayerWeights<'_>> {
+        let Layer { bytes, unpacked, .. } = self.slots.fetch(id, &self.parts)?;
+        let bytes = bytes.as_ref().unwrap_or(&self.parts.bytes[self.parts.decoder.index(id)]);
+        let unpacked = unpacked.as_ref().map(Tensor::view);
+        Ok(LayerWeights::packed(PackedLayer::new(self.parts.packings.of(id), bytes.view(), unpacked)))
+    }
+
+    /// It stays until another is fetched.
+    fn release(&mut self, _: LayerId) {}
+}
