@@ -19,8 +19,6 @@ impl AdapterFiles {
         todo!()
     }
 }
-    todo!()
-}
 pub fn save_adapter(
     _: &Path,
     _: &ModelFolder,

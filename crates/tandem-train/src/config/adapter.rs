@@ -68,7 +68,11 @@ pub(super) fn parse(mut section: Section) -> Result<AdapterSection, ConfigError>
 }
 
 fn targets(entry: Entry) -> Result<Targets, ConfigError> {
-    if entry.is_string("all-linear") { Ok(Targets::AllLinear) } else { names(entry).map(Targets::Names) }
+    match entry.string() {
+        Ok("all-linear") => Ok(Targets::AllLinear),
+        Ok(pattern) => Ok(Targets::Pattern(pattern.to_owned())),
+        Err(_) => names(entry).map(Targets::Names),
+    }
 }
 
 fn names(entry: Entry) -> Result<Vec<String>, ConfigError> {

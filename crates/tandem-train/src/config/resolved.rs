@@ -90,6 +90,7 @@ impl Config {
                 out.push(match &adapter.targets {
                     Targets::AllLinear => ("targets", "all-linear".into()),
                     Targets::Names(targets) => ("targets", names(targets)),
+                    Targets::Pattern(pattern) => ("targets", pattern.clone().into()),
                 });
                 if !adapter.modules_to_save.is_empty() {
                     out.push(("modules_to_save", names(&adapter.modules_to_save)));

@@ -138,6 +138,7 @@ fn the_example_arrives_whole() {
             checkpointing: Checkpointing::None,
         },
         compute: ComputeConfig {
+            format: None,
             devices: Devices::Cpu(1),
             dtype: Some(tandem_kernels::DType::F32),
             threads: Some(2),

@@ -129,7 +129,7 @@ fn a_layer_is_whole_whatever_was_announced() {
             // What comes ahead is not what the masters have become.
             source.fetch(Embedding).unwrap();
             source.prefetch(Block(0)).unwrap();
-            let masters = source.parts_mut().unwrap();
+            let masters = source.parts_mut();
             masters.layers[1].view_mut().into_slice::<f32>().fill(2.0);
             let changed = source.fetch(Block(0)).unwrap();
             let layout = decoder.layout(Block(0));
