@@ -64,8 +64,13 @@ fn adding_scaling_and_clearing_touch_every_element_once() {
                 ops::add(&device, src.view(), dst.view_mut()).unwrap();
                 assert_close(&what, &dst.read(&device), &sums, |_| 0.0);
                 let scaled: Vec<f64> = sums.iter().map(|x| f64::from(*x as f32 * 0.3)).collect();
-                ops::scale(&device, 0.3, dst.view_mut()).unwrap();
+                ops::scale(&device, dst.view_mut(), 0.3).unwrap();
                 assert_close(&what, &dst.read(&device), &scaled, |_| 0.0);
+                let mut narrow = Matrix::new(&device, 3, shape, dtype, pad);
+                let scaled: Vec<f64> = narrow.values.iter().map(|x| f64::from(*x as f32 * 0.3)).collect();
+                ops::scale(&device, narrow.view_mut(), 0.3).unwrap();
+                assert_close(&what, &narrow.read(&device), &rounded(&scaled, dtype), |_| 0.0);
+                assert!(narrow.padding_is_intact(&device), "{what}: wrote outside");
                 ops::fill_zero(&device, dst.view_mut()).unwrap();
                 assert_close(&what, &dst.read(&device), &vec![0.0; sums.len()], |_| 0.0);
                 assert!(dst.padding_is_intact(&device), "{what}: wrote outside");

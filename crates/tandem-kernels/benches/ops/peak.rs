@@ -40,7 +40,7 @@ fn memory_rate(bench: &Bench) -> f64 {
     let (src, mut dst) = (bench.matrix(1, elements, DType::F32), bench.matrix(1, elements, DType::F32));
     let [copy] =
         median_seconds([|| ops::cast(&bench.device, src.view(), dst.view_mut()).expect("shapes fit")]);
-    let [update] = median_seconds([|| ops::scale(&bench.device, 1.0, dst.view_mut()).expect("f32")]);
+    let [update] = median_seconds([|| ops::scale(&bench.device, dst.view_mut(), 1.0).expect("any type")]);
     2.0 * 4.0 * elements as f64 / copy.min(update)
 }
 

@@ -13,7 +13,7 @@ const BLOCK: usize = 1 << 14;
 
 impl Cpu {
     /// Calls `part(row, columns)` for every piece of a `rows × cols` matrix, pieces in parallel.
-    fn for_parts(&self, (rows, cols): (usize, usize), part: impl Fn(usize, Range<usize>) + Sync) {
+    pub(super) fn for_parts(&self, (rows, cols): (usize, usize), part: impl Fn(usize, Range<usize>) + Sync) {
         if rows == 0 || cols == 0 {
             return;
         }
@@ -65,13 +65,15 @@ impl Cpu {
         }));
     }
 
-    pub(crate) fn scale(&self, factor: f32, x: ViewMut) {
+    pub(crate) fn scale(&self, x: ViewMut, factor: f32) {
         let x = flat_mut(x, true);
         let shape = x.shape();
-        let x = RowsMut::<f32>::new(x);
-        self.for_parts(shape, |row, cols| {
-            // SAFETY: parts are disjoint.
-            unsafe { scale_vectors(self.isa(), factor, x.part(row, cols.start, cols.len())) };
+        with_element!(x.dtype(), E => {
+            let x = RowsMut::<E>::new(x);
+            self.for_parts(shape, |row, cols| {
+                // SAFETY: parts are disjoint.
+                unsafe { scale_vectors(self.isa(), factor, x.part(row, cols.start, cols.len())) };
+            });
         });
     }
 
@@ -151,11 +153,11 @@ vector_kernel! {
 
 vector_kernel! {
     /// `x *= factor`.
-    unsafe fn scale_vectors<V: Vector>(factor: f32, x: &mut [f32]) {
+    unsafe fn scale_vectors<V: Vector, E: Element>(factor: f32, x: &mut [E]) {
         let x_start = x.as_mut_ptr();
         for_lanes!(V, x.len(), |start, count| {
             // SAFETY: the lanes lie inside the slice.
-            unsafe { V::load(x_start.add(start), count).mul(V::splat(factor)).store(x_start.add(start), count) };
+            unsafe { V::get(x_start.add(start), count).mul(V::splat(factor)).put(x_start.add(start), count) };
         });
     }
 }

@@ -46,16 +46,14 @@ pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     Ok(())
 }
 
-/// `x *= factor`; f32.
+/// `x *= factor`; a bf16 product is rounded once.
 ///
 /// # Errors
-/// If the type does not fit.
-pub fn scale(device: &Device, factor: f32, x: ViewMut) -> Result<()> {
-    const OP: &str = "scale";
-    check::is_f32(OP, "x", &x)?;
+/// None on the CPU.
+pub fn scale(device: &Device, x: ViewMut, factor: f32) -> Result<()> {
     match device {
-        Device::Cpu(cpu) => cpu.scale(factor, x),
-        Device::Meta(ledger) => ledger.record(OP, x.len() as f64, 2.0 * x.num_bytes() as f64),
+        Device::Cpu(cpu) => cpu.scale(x, factor),
+        Device::Meta(ledger) => ledger.record("scale", x.len() as f64, 2.0 * x.num_bytes() as f64),
     }
     Ok(())
 }
