@@ -17,7 +17,9 @@ pub fn run(bench: &Bench) {
         for width in WIDTHS {
             let name = format!("low_rank {dtype} {TOKENS}x{width}x{width}, r = {RANK}");
             if bench.wants(&name) {
-                Layer::new(bench, dtype, width).run(&name);
+                let layer = Layer::new(bench, dtype, width);
+                layer.run(&name);
+                layer.run_magnitudes(&name);
             }
         }
     }
@@ -85,6 +87,33 @@ impl<'a> Layer<'a> {
         self.line(&format!("{name}: db += dyT h"), *dtype, 1, |[dy, _]| {
             ops::linear_backward_weight(device, dy.view(), h.view(), db.view_mut(), true).expect("fits");
         });
+    }
+
+    /// What DoRA adds: norms of the rows of the weight with its low-rank term, a factor for each column of the output, and the
+    /// gradient of the factors.
+    fn run_magnitudes(&self, name: &str) {
+        let Self { bench, dtype, width, factors: [a, b, _], .. } = self;
+        let device = &bench.device;
+        let [factors, mut dots, mut norms] = [(); 3].map(|()| bench.matrix(1, *width, DType::F32));
+        self.line(&format!("{name}: y *= factors"), *dtype, 2, |[_, y]| {
+            ops::scale_columns(device, y.view_mut(), factors.view(), None).expect("fits");
+        });
+        self.line(&format!("{name}: column dots"), *dtype, 2, |[x, y]| {
+            ops::column_dots(device, x.view(), y.view(), dots.view_mut(), true).expect("fits");
+        });
+        let w = bench.matrix(*width, *width, *dtype);
+        let mut copy = bench.matrix(*width, *width, *dtype);
+        let alternatives: [&mut dyn FnMut(); 2] = [
+            &mut || {
+                let out = norms.view_mut();
+                ops::low_rank_row_norms(device, w.view(), a.view(), b.view(), 2.0, out).expect("fits");
+            },
+            &mut || ops::cast(device, w.view(), copy.view_mut()).expect("same shape"),
+        ];
+        let [seconds, copy] = median_seconds(alternatives);
+        let work = Work::Flops(2.0 * (width * width * (RANK + 1)) as f64, DType::F32);
+        let note = format!(", {:.2} x copy, {:.3} x full rank", seconds / copy, seconds / self.full);
+        bench.print(&format!("{name}: row norms"), work, seconds, &note);
     }
 
     /// Times `product` in turns with a copy of the matrix that it reads, or reads and writes (`passes`).

@@ -5,6 +5,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod columns;
 mod convert;
 pub(crate) mod elementary;
 pub(crate) mod embedding;
@@ -14,6 +15,7 @@ mod int8;
 mod isa;
 mod nested;
 mod nf4;
+pub(crate) mod low_rank;
 pub(crate) mod norm;
 mod optimizer;
 mod product;

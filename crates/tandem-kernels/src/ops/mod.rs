@@ -5,12 +5,14 @@
 mod activation;
 mod attention;
 mod check;
+mod columns;
 mod convert;
 mod embedding;
 mod exact;
 mod head;
 mod head_parts;
 mod linear;
+mod low_rank;
 mod norm;
 mod optimizer;
 mod pack;
@@ -20,6 +22,7 @@ pub use temp::*;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
 pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};
+pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum};
@@ -27,6 +30,7 @@ pub use head::{HeadScores, HeadShape, KeptLogits, Targets, head, head_backward, 
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
 pub use linear::{bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight};
+pub use low_rank::low_rank_row_norms;
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optimizer::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, rmsprop, sum_of_squares};

@@ -1,0 +1,55 @@
+//! A factor for each column, as the magnitudes of DoRA are, and what its gradient needs.
+
+use super::check;
+use crate::cpu::columns as kernel;
+use crate::{Device, Result, View, ViewMut};
+
+fn check_columns(op: &'static str, cols: usize, factors: &View, bias: Option<&View>) -> Result<()> {
+    check::f32_shape(op, "factors", factors, 1, cols)?;
+    bias.map_or(Ok(()), |bias| check::f32_shape(op, "bias", bias, 1, cols))
+}
+
+/// `y[T,N] ← y ⊙ factors[1,N] (+ bias[1,N])`. `y` is f32 or bf16, rounded once; `factors` and `bias` are f32.
+///
+/// # Errors
+/// If shapes or types do not fit.
+pub fn scale_columns(device: &Device, y: ViewMut, factors: View, bias: Option<View>) -> Result<()> {
+    const OP: &str = "scale_columns";
+    check_columns(OP, y.cols(), &factors, bias.as_ref())?;
+    match device {
+        Device::Cpu(cpu) => kernel::scale_columns(cpu, None, factors, bias, y),
+        Device::Meta(ledger) => ledger.record(OP, 2.0 * y.len() as f64, 2.0 * y.num_bytes() as f64),
+    }
+    Ok(())
+}
+
+/// `y[T,N] = x[T,N] ⊙ factors[1,N] (+ bias[1,N])`; `x` and `y` are either type. As [`scale_columns`], out of place.
+///
+/// # Errors
+/// If shapes or types do not fit.
+pub fn scaled_columns(device: &Device, x: View, factors: View, bias: Option<View>, y: ViewMut) -> Result<()> {
+    const OP: &str = "scaled_columns";
+    check::shape(OP, "y", &y, x.rows(), x.cols())?;
+    check_columns(OP, x.cols(), &factors, bias.as_ref())?;
+    match device {
+        Device::Cpu(cpu) => kernel::scale_columns(cpu, Some(x), factors, bias, y),
+        Device::Meta(ledger) => ledger.record(OP, 2.0 * x.len() as f64, check::bytes(&[&x, &y])),
+    }
+    Ok(())
+}
+
+/// `out[1,N] = Σ_t a[t,N] · b[t,N]`, or `+=` if `add`: each column in the order of rows. `a` and `b` are either type; `out`
+/// is f32.
+///
+/// # Errors
+/// If shapes or types do not fit.
+pub fn column_dots(device: &Device, a: View, b: View, out: ViewMut, add: bool) -> Result<()> {
+    const OP: &str = "column_dots";
+    check::shape(OP, "b", &b, a.rows(), a.cols())?;
+    check::f32_shape(OP, "out", &out, 1, a.cols())?;
+    match device {
+        Device::Cpu(cpu) => kernel::column_dots(cpu, a, b, out, add),
+        Device::Meta(ledger) => ledger.record(OP, 2.0 * a.len() as f64, check::bytes(&[&a, &b, &out])),
+    }
+    Ok(())
+}
