@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::rows::RowsMut;
-use super::vector::vector_kernel;
+use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, block_rows};
 use crate::bytes::{BytesMut, BytesView};
 use crate::{Element, Format, View, ViewMut, with_element};
@@ -81,18 +81,16 @@ vector_kernel! {
         let largest = values.iter().fold(0, |m, x| (x.to_f32().to_bits() & 0x7fff_ffff).max(m));
         let scale = f32::from_bits(largest);
         // What torch makes of `127 / scale`.
-        // What torch makes of `127 / scale`.
         let factor = 1.0 / scale * LARGEST;
         if !factor.is_finite() {
             // Weights so small that they cannot be divided by their largest are zeros.
             codes.fill(0);
             return if scale.is_finite() { 0.0 } else { scale };
         }
-        // Adding and subtracting 1.5·2^23 rounds to the nearest integer, halves to even.
+        // Adding 1.5·2^23 rounds to the nearest integer, halves to even, and leaves it in the low bits.
         const SHIFT: f32 = 12_582_912.0;
         for (code, value) in codes.iter_mut().zip(values) {
-            let x = (value.to_f32() * factor + SHIFT) - SHIFT;
-            *code = (x as i32 as i8).cast_unsigned();
+            *code = (value.to_f32() * factor + SHIFT).to_bits() as u8;
         }
         scale
     }
@@ -101,8 +99,20 @@ vector_kernel! {
 vector_kernel! {
     /// Weights of a row. The slices are of one length.
     unsafe fn decode<V: Vector, E: Element>(codes: &[u8], scale: f32, values: &mut [E]) {
-        for (value, code) in values.iter_mut().zip(codes) {
-            *value = E::from_f32(f32::from(code.cast_signed()) * scale * (1.0 / LARGEST));
+        const CHUNK: usize = 64;
+        for (values, codes) in values.chunks_mut(CHUNK).zip(codes.chunks(CHUNK)) {
+            let mut x = [0.0f32; CHUNK];
+            for (x, code) in x.iter_mut().zip(codes) {
+                *x = f32::from(code.cast_signed());
+            }
+            let (from, to) = (x.as_ptr(), values.as_mut_ptr());
+            for_lanes!(V, values.len(), |start, count| {
+                // SAFETY: the lanes lie inside both.
+                unsafe {
+                    let x = V::load(from.add(start), count).mul(V::splat(scale)).mul(V::splat(1.0 / LARGEST));
+                    x.put(to.add(start), count);
+                }
+            });
         }
     }
 }
