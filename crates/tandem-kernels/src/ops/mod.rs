@@ -7,6 +7,7 @@ mod attention;
 mod check;
 mod columns;
 mod convert;
+mod elementwise;
 mod embedding;
 mod exact;
 mod head;
@@ -24,6 +25,7 @@ pub use activation::{Activation, activate, activate_backward, gated, gated_backw
 pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
+pub use elementwise::{divide, fill, mix};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum};
 pub use head::{HeadScores, HeadShape, KeptLogits, Targets, head, head_backward, head_keeping, head_part};

@@ -66,7 +66,7 @@ impl Walk<'_> {
     fn low_rank_hidden(&self, term: &LowRank, x: View) -> Result<Tensor> {
         let mut hidden = self.alloc(x.rows(), term.a.rows(), self.dtype)?;
         ops::linear(self.device, x, term.a, None, None, hidden.view_mut())?;
-        ops::scale(self.device, term.scale, hidden.view_mut())?;
+        ops::scale(self.device, hidden.view_mut(), term.scale)?;
         Ok(hidden)
     }
 
@@ -150,7 +150,7 @@ impl Walk<'_> {
             }
             ops::linear_backward_input(self.device, dy, b, dh.view_mut().col_range(columns), false)?;
         }
-        ops::scale(self.device, term.scale, dh.view_mut())?;
+        ops::scale(self.device, dh.view_mut(), term.scale)?;
         if let Some(da) = gradients.get_mut(parts.a) {
             ops::linear_backward_weight(self.device, dh.view(), x, da, true)?;
         }
@@ -190,8 +190,7 @@ impl Walk<'_> {
         }
         let factors = self.factors(term, w)?;
         let mut dz = self.alloc(dy.rows(), dy.cols(), self.dtype)?;
-        ops::cast(self.device, dy, dz.view_mut())?;
-        ops::scale_columns(self.device, dz.view_mut(), factors.view(), None)?;
+        ops::scaled_columns(self.device, dy, factors.view(), None, dz.view_mut())?;
         Ok(dz)
     }
 
