@@ -5,11 +5,25 @@
 use std::arch::x86_64::*;
 
 use super::{Strided, Vector, multiply};
-use crate::{Element, bf16};
+use crate::bf16;
 
 /// A register of AVX2.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(pub(crate) __m256);
+
+/// Rounds to bf16 as [`Element::from_f32`](crate::Element::from_f32) does.
+#[inline(always)]
+unsafe fn round_256(x: __m256) -> __m128i {
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+        let high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1))
+    }
+}
 
 impl Avx2 {
     /// The lanes below `count`, as a mask for `maskload`.
@@ -66,10 +80,14 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
         unsafe {
-            let mut lanes = [0f32; 8];
-            _mm256_storeu_ps(lanes.as_mut_ptr(), self.0);
-            let rounded = lanes.map(<bf16 as Element>::from_f32);
-            std::ptr::copy_nonoverlapping(rounded.as_ptr(), to, count);
+            let half = round_256(self.0);
+            if count == 8 {
+                _mm_storeu_si128(to.cast(), half);
+            } else {
+                let mut lanes = [bf16::ZERO; 8];
+                _mm_storeu_si128(lanes.as_mut_ptr().cast(), half);
+                std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+            }
         }
     }
     #[inline(always)]
