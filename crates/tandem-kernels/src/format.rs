@@ -5,12 +5,13 @@
 //!
 //! * f32 and bf16 are plain. A unit is 64 bytes.
 //! * int8: a unit is a row, its codes followed by the row's largest magnitude (f32). A weight is `code·absmax / 127`.
-//! * nf4 (arXiv 2305.14314): the matrix as one row, in blocks of 64 weights. A weight is one of sixteen numbers times the block's
-//!   scale. The scales, less their mean over the matrix, are bytes into a table of 256 numbers times the largest of
-//!   256 neighbours. A unit is such 256 blocks: 8192 bytes of codes (the first weight of a pair in the high half), 256 bytes of scales, then the scales'
-//!   factor and mean (f32). The last unit may be partly used; what is not used is zero.
+//! * nf4 (arXiv 2305.14314): the matrix as one row, in blocks of 64 weights. A weight is one of sixteen numbers times
+//!   the block's scale. The scales, less their mean over the matrix, are bytes into a table of 256 numbers, times the
+//!   largest of 256 neighbours. A unit is such 256 blocks: 8192 bytes of codes (the first weight of a pair in the high
+//!   half), 256 bytes of scales, then the scales' factor and mean (f32). The last unit may be partly used.
 //!
-//! int8 and nf4 are those of bitsandbytes (`int8_vectorwise_quant`, and `quantize_4bit` with `compress_statistics`).
+//! What is not used of a unit is zero. int8 and nf4 are those of bitsandbytes (`int8_vectorwise_quant`, and
+//! `quantize_4bit` with `compress_statistics`).
 
 use crate::DType;
 use crate::bytes::ALIGNMENT;

@@ -283,8 +283,8 @@ fn the_bits_depend_neither_on_threads_nor_on_the_level() {
     }
 }
 
-/// Weights stay what they are when they are packed again: exactly where the format is plain; in int8 and nf4 the codes do, while
-/// scales, which are quantised or rounded again, move by what that costs.
+/// Weights stay what they are when they are packed again: exactly where the format is plain; in int8 and nf4 the codes
+/// do, while scales, which are quantised or rounded again, move by what that costs.
 #[test]
 fn packing_again_keeps_the_codes() {
     for (isa, device) in devices(2) {

@@ -1,10 +1,10 @@
-//! The scales of nf4, quantised themselves: the mean is taken off, and 256 neighbours are bytes into one table, times the
-//! largest of them. In the arithmetic order of bitsandbytes 0.50 and torch 2 on the CPU.
+//! The scales of nf4, quantised themselves: the mean is taken off, and 256 neighbours are bytes into one table, times
+//! the largest of them. In the arithmetic order of bitsandbytes 0.50 and torch 2 on the CPU.
 
 use std::sync::LazyLock;
 
-/// The numbers that a byte may stand for, ascending: bitsandbytes' `create_dynamic_map(signed=True)`. Of each of seven decades down
-/// from 1, 1, 2, … 64 numbers (more in the larger ones) and their negatives, then 0 and 1.
+/// The numbers that a byte may stand for, ascending: bitsandbytes' `create_dynamic_map(signed=True)`. They are 1, 2, 4, … 64
+/// numbers of seven decades, the last of which ends at 1, their negatives, 0 and 1.
 pub(crate) static TABLE: LazyLock<[f32; 256]> = LazyLock::new(|| {
     let mut numbers = vec![0.0, 1.0];
     for decade in 0..7 {
@@ -77,8 +77,8 @@ pub(super) fn mean(x: &[f32]) -> f32 {
     sum / x.len() as f32
 }
 
-/// The sum of each lane: four sums of every fourth register. Each adds up runs, then runs of runs, at four levels, so that large sums
-/// do not swallow small numbers.
+/// The sum of each lane: four sums of every fourth register. Each adds up runs, then runs of runs, at four levels, so
+/// that large sums do not swallow small numbers.
 fn lane_sums<const N: usize>(registers: &[[f32; N]]) -> [f32; N] {
     const LEVELS: usize = 4;
     let add = |sums: &mut [f32; N], x: &[f32; N]| {
@@ -119,4 +119,33 @@ fn lane_sums<const N: usize>(registers: &[[f32; N]]) -> [f32; N] {
     rest.iter().for_each(|x| add(&mut first, x));
     others.iter().for_each(|x| add(&mut first, x));
     first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of `i = torch.arange(n); x = (i * i * 7919 % 16_777_213).float() / 2**24; x = x * x * 3.0` the bits of `x.mean()`
+    /// with torch 2.15.0 on one thread. Where the number of scales grows, sums go up more levels.
+    #[test]
+    fn the_mean_has_the_bits_of_torch() {
+        let expected = [
+            (1, 0),
+            (7, 0x3963_c650),
+            (8, 0x39cc_d26e),
+            (100, 0x3f46_8412),
+            (4097, 0x3f7d_01e4),
+            (32_768, 0x3f7e_8021),
+            (200_003, 0x3f7f_7f5e),
+            (1_500_000, 0x3f80_01ba),
+        ];
+        for (count, bits) in expected {
+            let number = |i: u64| {
+                let x = (i * i * 7919 % 16_777_213) as f32 / (1 << 24) as f32;
+                x * x * 3.0
+            };
+            let x: Vec<f32> = (0..count).map(number).collect();
+            assert_eq!(mean(&x).to_bits(), bits, "{count} numbers");
+        }
+    }
 }

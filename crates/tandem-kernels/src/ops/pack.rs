@@ -9,13 +9,13 @@ use crate::{DType, Device, Format, KernelError, Kind, Result, View, ViewMut};
 
 /// Packs `values` `[rows, cols]` (f32 or bf16) as a piece of [`Format::packed_len`] bytes, what is unused of them zeros.
 ///
-/// f32 and bf16 are converted, int8 and nf4 quantised to the bits of bitsandbytes 0.50 on the CPU. The mean of nf4's scales is torch's
-/// on one thread: on several, torch's last bits depend on their number where a matrix has 2²¹ weights or more. The device's
-/// arena lends f32 for a 64th of the weights to nf4 during the call.
+/// f32 and bf16 are converted, int8 and nf4 quantised to the bits of bitsandbytes 0.50 on the CPU. The mean of nf4's
+/// scales is torch's on one thread: on several, torch's last bits depend on their number where a matrix has 2²¹ weights
+/// or more. nf4 takes four bytes of scratch for each 64 weights.
 ///
 /// # Errors
-/// If shapes do not fit or `values` is not contiguous; for int8 and nf4 if a weight is not finite; for nf4 if the arena is
-/// exhausted.
+/// If shapes do not fit or `values` is not contiguous; for int8 and nf4 if a weight is not finite, and then the bytes
+/// are of no use; for nf4 if the arena is exhausted.
 pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> Result<()> {
     const OP: &str = "pack";
     let (rows, cols) = values.shape();
@@ -154,8 +154,8 @@ pub fn pack_stored_nf4(
     Ok(())
 }
 
-/// Packs what a checkpoint of bitsandbytes holds of a `rows × cols` matrix: `W.weight` (int8) and `W.SCB`, the largest magnitude
-/// of each row.
+/// Packs what a checkpoint of bitsandbytes holds of a `rows × cols` matrix: `W.weight` (int8) and `W.SCB`, the largest
+/// magnitude of each row.
 ///
 /// # Errors
 /// If lengths do not fit the matrix.
