@@ -309,7 +309,7 @@ fn tables_norms_and_heads_train_too() {
 }
 
 #[test]
-fn a_fresh_adapter_changes_no_bit_and_the_base_goes_along() {
+fn a_fresh_adapter_changes_nothing_and_the_base_goes_along() {
     for name in ["llama", "llama-tied", "phi", "gpt2", "qwen3"] {
         for kind in [AdapterKind::Lora, AdapterKind::Dora] {
             for dtype in [DType::F32, DType::Bf16] {
@@ -349,7 +349,15 @@ fn a_fresh_adapter_changes_no_bit_and_the_base_goes_along() {
                 let streams = Streams { policy: &mut scores, reference: Some(&mut reference) };
                 walk.stage_forward(&mut source, &forest, None, streams, false).unwrap();
                 assert_eq!(reference, expected, "{name} {dtype}: the base by itself");
-                assert_eq!(scores, expected, "{name} {kind:?} {dtype}: a fresh adapter");
+                match kind {
+                    AdapterKind::Lora => assert_eq!(scores, expected, "{name} {dtype}: fresh LoRA"),
+                    // The residual is added after the scaling, not within the product.
+                    AdapterKind::Dora => {
+                        let error = relative_error(&scores.log_prob, &expected.log_prob);
+                        let most = if dtype == DType::F32 { 1e-6 } else { 5e-3 };
+                        assert!(error < most, "{name} {dtype}: fresh DoRA {error:.1e}");
+                    }
+                }
                 // Each layer once for both; the head's norm, and its matrix wherever that is.
                 let num_blocks = decoder.spec().num_layers;
                 assert_eq!(source.fetched.len(), num_blocks + 3, "{name}: {:?}", source.fetched);
