@@ -90,7 +90,7 @@ impl<'a> Layer<'a> {
     }
 
     /// What DoRA adds: norms of the rows of the weight with its low-rank term, a factor for each column of the output, and the
-    /// gradient of the factors.
+    /// gradient of the factors. And dropout.
     fn run_magnitudes(&self, name: &str) {
         let Self { bench, dtype, width, factors: [a, b, _], .. } = self;
         let device = &bench.device;
@@ -100,6 +100,9 @@ impl<'a> Layer<'a> {
         });
         self.line(&format!("{name}: column dots"), *dtype, 2, |[x, y]| {
             ops::column_dots(device, x.view(), y.view(), dots.view_mut(), true).expect("fits");
+        });
+        self.line(&format!("{name}: dropout"), *dtype, 2, |[x, y]| {
+            ops::dropout(device, x.view(), y.view_mut(), 1, 0.1).expect("fits");
         });
         let w = bench.matrix(*width, *width, *dtype);
         let mut copy = bench.matrix(*width, *width, *dtype);

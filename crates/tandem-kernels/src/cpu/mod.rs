@@ -7,6 +7,7 @@ pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod columns;
 mod convert;
+pub(crate) mod dropout;
 pub(crate) mod elementary;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;

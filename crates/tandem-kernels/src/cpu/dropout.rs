@@ -1,0 +1,81 @@
+//! Dropout: the mask is hashed from the key and each element's index while rows pass.
+
+use super::Cpu;
+use super::rows::RowsMut;
+use super::vector::{for_lanes, vector_kernel};
+use crate::{Element, View, ViewMut, with_element};
+
+/// Elements whose mask is made at once.
+const RUN: usize = 256;
+
+/// The increment of SplitMix64 (Steele, Lea and Flood, 2014).
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finaliser of SplitMix64: each bit of the result depends on every bit of `x`.
+#[inline(always)]
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// `y = x ⊙ mask / (1 − p)`, or `+=` if `add`.
+pub(crate) fn dropout(cpu: &Cpu, x: View, y: ViewMut, key: u64, p: f32, add: bool) {
+    let (shape, width) = (x.shape(), x.cols());
+    // Keys that follow one another start far apart.
+    let mask = Mask {
+        start: mix(key.wrapping_add(STEP)),
+        // p < 1, so this is at most 2³² − 2⁸.
+        bound: (f64::from(p) * 4_294_967_296.0) as u32,
+        factor: (1.0 / (1.0 - f64::from(p))) as f32,
+    };
+    with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
+        let y = RowsMut::<Y>::new(y);
+        cpu.for_parts(shape, |row, cols| {
+            let first = row as u64 * width as u64 + cols.start as u64;
+            let x = &x.row::<X>(row)[cols.clone()];
+            // SAFETY: parts are disjoint; the slices are of one length.
+            unsafe { drop_row(cpu.isa(), x, first, mask, add, y.part(row, cols.start, cols.len())) };
+        });
+    }));
+}
+
+/// What the mask is made of.
+#[derive(Clone, Copy)]
+struct Mask {
+    start: u64,
+    /// An element is dropped if its 32 bits are below it.
+    bound: u32,
+    /// Of kept elements.
+    factor: f32,
+}
+
+vector_kernel! {
+    /// The slices are of one length; `first` is the index of their first element.
+    unsafe fn drop_row<V: Vector, X: Element, Y: Element>(x: &[X], first: u64, mask: Mask, add: bool, y: &mut [Y]) {
+        let mut factors = [0.0f32; RUN + 2];
+        for start in (0..x.len()).step_by(RUN) {
+            let (index, count) = (first + start as u64, RUN.min(x.len() - start));
+            // A number of 64 bits decides about two neighbours, the first of which has an even index.
+            for (pair, factors) in factors.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let bits = mix(mask.start.wrapping_add((index / 2 + pair as u64).wrapping_mul(STEP)));
+                for (factor, bits) in factors.iter_mut().zip([bits as u32, (bits >> 32) as u32]) {
+                    *factor = if bits < mask.bound { 0.0 } else { mask.factor };
+                }
+            }
+            // SAFETY: the lanes lie inside the slices, and `RUN` and one factors are enough.
+            unsafe {
+                let factors = factors.as_ptr().add((index % 2) as usize);
+                let (x, y) = (x.as_ptr().add(start), y.as_mut_ptr().add(start));
+                for_lanes!(V, count, |i, n| {
+                    let mut value = V::get(x.add(i), n).mul(V::load(factors.add(i), n));
+                    if add {
+                        // Not fused, so that levels without such an instruction give the same bits.
+                        value = V::get(y.add(i), n).add(value);
+                    }
+                    value.put(y.add(i), n);
+                });
+            }
+        }
+    }
+}
