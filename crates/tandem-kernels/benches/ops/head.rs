@@ -1,6 +1,6 @@
 //! The head: logits and their statistics, and the gradient.
 
-use tandem_kernels::ops::{self, HeadScores, HeadShape, Targets};
+use tandem_kernels::ops::{self, HeadGradients, HeadScores, HeadShape, HeadWeights, Targets};
 use tandem_kernels::{DType, Device};
 
 use crate::harness::{Bench, Work};
@@ -35,25 +35,30 @@ fn one(
     let (shape, mut scores) = (HeadShape::default(), HeadScores::default());
     let product = 2.0 * (rows * vocabulary * width) as f64;
     bench.line(&format!("{name} forward"), Work::Flops(product, dtype), || {
-        ops::head(device, hidden.view(), w.view(), None, targets, &shape, &mut scores).expect("fits");
+        ops::head(device, hidden.view(), HeadWeights::new(w.view(), None), targets, &shape, &mut scores)
+            .expect("fits");
     });
     let d_log_prob = vec![1e-2; rows];
     // Three products: the logits again, and the two gradients.
     bench.line(&format!("{name} backward"), Work::Flops(3.0 * product, dtype), || {
-        let (dhidden, dw) = (dhidden.view_mut(), Some(dw.view_mut()));
+        let gradients = HeadGradients {
+            hidden: dhidden.view_mut(),
+            weight: Some(dw.view_mut()),
+            bias: None,
+            h: None,
+            b: None,
+        };
+        let weights = HeadWeights::new(w.view(), None);
         ops::head_backward(
             device,
             hidden.view(),
-            w.view(),
-            None,
+            weights,
             targets,
             &shape,
             &scores,
             &d_log_prob,
             None,
-            dhidden,
-            dw,
-            None,
+            gradients,
         )
         .expect("fits");
     });

@@ -6,7 +6,10 @@ use super::elementary::{exp, softcap};
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
 use super::{Cpu, Operand, Product, scratch};
-use crate::ops::{ELSEWHERE, FIRST, HeadParts, HeadShape, NOT_HERE, PASSED_OVER, Targets};
+use crate::ops::{
+    ELSEWHERE, FIRST, HeadGradients, HeadParts, HeadShape, HeadWeights, LowRank, NOT_HERE, PASSED_OVER,
+    Targets,
+};
 use crate::{DType, Element, View, ViewMut, with_element};
 
 /// Logits that are summed in f32 before the sum is carried in f64.
@@ -18,10 +21,15 @@ fn predictions_of(targets: &Targets, rows: Range<usize>) -> Range<usize> {
     before(rows.start)..before(rows.end)
 }
 
-/// `hidden wᵀ + bias`, before scale and softcap.
-fn multiply(cpu: &Cpu, hidden: View, w: View, bias: Option<View>, logits: ViewMut) {
-    let (a, b) = (Operand::rows_of(hidden), Operand::rows_of(w));
-    Product { a, b, c: logits, accumulate: false, bias, residual: None }.run(cpu);
+/// `hidden weightᵀ + bias + h bᵀ` of a range of rows, before scale and softcap.
+fn multiply(cpu: &Cpu, hidden: View, weights: &HeadWeights, rows: Range<usize>, mut logits: ViewMut) {
+    let HeadWeights { weight, bias, low_rank } = *weights;
+    let (a, b) = (Operand::rows_of(hidden.row_range(rows.clone())), Operand::rows_of(weight));
+    Product { a, b, c: logits.reborrow(), accumulate: false, bias, residual: None }.run(cpu);
+    if let Some(LowRank { h, b }) = low_rank {
+        let (a, b) = (Operand::rows_of(h.row_range(rows)), Operand::rows_of(b));
+        Product { a, b, c: logits, accumulate: true, bias: None, residual: None }.run(cpu);
+    }
 }
 
 /// Where the logits of a chunk of rows go: among the kept ones if all of them are to be kept, else into the buffer that
@@ -38,8 +46,7 @@ fn place<'a>(kept: &'a mut ViewMut, spare: &'a mut ViewMut, rows: Range<usize>) 
 pub(crate) fn forward(
     cpu: &Cpu,
     hidden: View,
-    w: View,
-    bias: Option<View>,
+    weights: HeadWeights,
     targets: Targets,
     shape: &HeadShape,
     parts: &mut HeadParts,
@@ -53,7 +60,7 @@ pub(crate) fn forward(
     for start in (0..rows).step_by(chunk.max(1)) {
         let range = start..rows.min(start + chunk);
         let mut logits = place(&mut kept, &mut spare, range.clone());
-        multiply(cpu, hidden.row_range(range.clone()), w, bias, logits.reborrow());
+        multiply(cpu, hidden, &weights, range.clone(), logits.reborrow());
         let logits = RowsMut::<f32>::new(logits);
         cpu.parallel_for(range.len(), |r| {
             let row = start + r;
@@ -155,15 +162,12 @@ vector_kernel! {
 pub(crate) fn backward(
     cpu: &Cpu,
     hidden: View,
-    w: View,
-    bias: Option<View>,
+    weights: HeadWeights,
     targets: Targets,
     shape: &HeadShape,
     log_sum_exp: &[f32],
     d_log_prob: &[f32],
-    mut dhidden: ViewMut,
-    mut dw: Option<ViewMut>,
-    mut dbias: Option<ViewMut>,
+    mut gradients: HeadGradients,
     chunk: usize,
     mut kept: ViewMut,
     mut spare: ViewMut,
@@ -173,9 +177,8 @@ pub(crate) fn backward(
         let range = start..rows.min(start + chunk);
         let is_kept = range.end <= kept.rows();
         let mut logits = place(&mut kept, &mut spare, range.clone());
-        let hidden = hidden.row_range(range.clone());
         if !is_kept {
-            multiply(cpu, hidden, w, bias, logits.reborrow());
+            multiply(cpu, hidden, &weights, range.clone(), logits.reborrow());
         }
         let rows_of_logits = RowsMut::<f32>::new(logits.reborrow());
         cpu.parallel_for(range.len(), |r| {
@@ -183,22 +186,42 @@ pub(crate) fn backward(
             let logits = unsafe { rows_of_logits.row(r) };
             let predictions = predictions_of(&targets, start + r..start + r + 1);
             let (targets, d) = (&targets.targets[predictions.clone()], &d_log_prob[predictions]);
-            differentiate(cpu, logits, shape, log_sum_exp[start + r], targets, d, w.dtype());
+            differentiate(cpu, logits, shape, log_sum_exp[start + r], targets, d, weights.weight.dtype());
         });
-        let gradient = match w.dtype() {
+        let gradient = match weights.weight.dtype() {
             DType::F32 => logits.view(),
             DType::Bf16 => logits.front_half(),
         };
-        let product =
-            |a, b, c, accumulate| Product { a, b, c, accumulate, bias: None, residual: None }.run(cpu);
-        let dhidden = dhidden.reborrow().row_range(range);
-        product(Operand::rows_of(gradient), Operand::columns_of(w), dhidden, false);
-        if let Some(dw) = &mut dw {
-            product(Operand::columns_of(gradient), Operand::columns_of(hidden), dw.reborrow(), true);
-        }
-        if let Some(dbias) = &mut dbias {
-            cpu.bias_backward(gradient, dbias.reborrow());
-        }
+        back_from_logits(cpu, gradient, hidden, &weights, range, &mut gradients);
+    }
+}
+
+/// Carries the gradient of the logits of a range of rows on.
+fn back_from_logits(
+    cpu: &Cpu,
+    gradient: View,
+    hidden: View,
+    weights: &HeadWeights,
+    rows: Range<usize>,
+    gradients: &mut HeadGradients,
+) {
+    let product = |a, b, c, accumulate| Product { a, b, c, accumulate, bias: None, residual: None }.run(cpu);
+    let dhidden = gradients.hidden.reborrow().row_range(rows.clone());
+    product(Operand::rows_of(gradient), Operand::columns_of(weights.weight), dhidden, false);
+    if let Some(weight) = &mut gradients.weight {
+        let hidden = hidden.row_range(rows.clone());
+        product(Operand::columns_of(gradient), Operand::columns_of(hidden), weight.reborrow(), true);
+    }
+    if let Some(bias) = &mut gradients.bias {
+        cpu.bias_backward(gradient, bias.reborrow());
+    }
+    let Some(LowRank { h, b }) = weights.low_rank else { return };
+    if let Some(dh) = &mut gradients.h {
+        let dh = dh.reborrow().row_range(rows.clone());
+        product(Operand::rows_of(gradient), Operand::columns_of(b), dh, false);
+    }
+    if let Some(db) = &mut gradients.b {
+        product(Operand::columns_of(gradient), Operand::columns_of(h.row_range(rows)), db.reborrow(), true);
     }
 }
 

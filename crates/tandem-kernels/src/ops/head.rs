@@ -14,18 +14,19 @@ fn chunk_rows(rows: usize, vocabulary: usize) -> usize {
     ((32 << 20) / vocabulary.max(1)).clamp(64, 1024).min(rows)
 }
 
-fn check_operands(
-    op: &'static str,
-    hidden: &View,
-    w: &View,
-    bias: Option<&View>,
-    targets: &Targets,
-) -> Result<()> {
-    let (rows, vocabulary) = (hidden.rows(), w.rows());
-    check::shape(op, "w", w, vocabulary, hidden.cols())?;
-    check::same_type(op, "w", w, hidden)?;
+fn check_operands(op: &'static str, hidden: &View, weights: &HeadWeights, targets: &Targets) -> Result<()> {
+    let HeadWeights { weight, bias, low_rank } = weights;
+    let (rows, vocabulary) = (hidden.rows(), weight.rows());
+    check::shape(op, "weight", weight, vocabulary, hidden.cols())?;
+    check::same_type(op, "weight", weight, hidden)?;
     if let Some(bias) = bias {
         check::f32_shape(op, "bias", bias, 1, vocabulary)?;
+    }
+    if let Some(LowRank { h, b }) = low_rank {
+        check::shape(op, "h", h, rows, b.cols())?;
+        check::same_type(op, "h", h, hidden)?;
+        check::shape(op, "b", b, vocabulary, b.cols())?;
+        check::same_type(op, "b", b, hidden)?;
     }
     if vocabulary == 0 || targets.rows.len() != targets.targets.len() || !targets.rows.is_sorted() {
         return Err(KernelError::invalid(
@@ -47,6 +48,80 @@ fn check_operands(
         ));
     }
     Ok(())
+}
+
+/// The head's weights: `logits = hidden · weightᵀ (+ bias) (+ h · bᵀ)`.
+#[derive(Clone, Copy)]
+pub struct HeadWeights<'a> {
+    /// `[V,D]`, of the type of the hidden rows.
+    pub weight: View<'a>,
+    /// `[1,V]` f32.
+    pub bias: Option<View<'a>>,
+    /// An adapter's term.
+    pub low_rank: Option<LowRank<'a>>,
+}
+
+impl<'a> HeadWeights<'a> {
+    /// Without a low-rank term.
+    pub fn new(weight: View<'a>, bias: Option<View<'a>>) -> Self {
+        Self { weight, bias, low_rank: None }
+    }
+
+    /// Multiply-adds and bytes of the low-rank term, of one product with each row.
+    fn low_rank_cost(&self) -> (f64, f64) {
+        self.low_rank.map_or((0.0, 0.0), |term| {
+            (term.h.rows() as f64 * term.b.len() as f64, check::bytes(&[&term.h, &term.b]))
+        })
+    }
+}
+
+/// A low-rank term of the logits, `h · bᵀ`; both of the type of the hidden rows.
+#[derive(Clone, Copy)]
+pub struct LowRank<'a> {
+    /// `[R,r]`: what the adapter's first factor, and its scale, made of the hidden rows.
+    pub h: View<'a>,
+    /// `[V,r]`: the adapter's second factor.
+    pub b: View<'a>,
+}
+
+/// Where [`head_backward`] puts gradients. All but `hidden` are skipped if `None`.
+pub struct HeadGradients<'a> {
+    /// `[R,D]`, either type, overwritten.
+    pub hidden: ViewMut<'a>,
+    /// `[V,D]` f32, added to.
+    pub weight: Option<ViewMut<'a>>,
+    /// `[1,V]` f32, added to.
+    pub bias: Option<ViewMut<'a>>,
+    /// Of [`LowRank::h`]: `[R,r]` f32, overwritten.
+    pub h: Option<ViewMut<'a>>,
+    /// Of [`LowRank::b`]: `[V,r]` f32, added to.
+    pub b: Option<ViewMut<'a>>,
+}
+
+impl HeadGradients<'_> {
+    fn check(&self, op: &'static str, hidden: &View, weights: &HeadWeights) -> Result<()> {
+        let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
+        check::shape(op, "dhidden", &self.hidden, rows, hidden.cols())?;
+        if let Some(weight) = &self.weight {
+            check::f32_shape(op, "dweight", weight, vocabulary, hidden.cols())?;
+        }
+        if let Some(bias) = &self.bias {
+            check::f32_shape(op, "dbias", bias, 1, vocabulary)?;
+        }
+        let Some(LowRank { b, .. }) = weights.low_rank else {
+            if self.h.is_some() || self.b.is_some() {
+                return Err(KernelError::invalid(op, "gradients of a low-rank term that the head lacks"));
+            }
+            return Ok(());
+        };
+        if let Some(dh) = &self.h {
+            check::f32_shape(op, "dh", dh, rows, b.cols())?;
+        }
+        if let Some(db) = &self.b {
+            check::f32_shape(op, "db", db, vocabulary, b.cols())?;
+        }
+        Ok(())
+    }
 }
 
 /// What the head does to the logits.
@@ -95,7 +170,7 @@ impl HeadScores {
 /// Logits that forward left for backward: those of the first rows, `[≤ R, V]` f32.
 pub struct KeptLogits(Tensor);
 
-/// Scores `hidden` `[R,D]` against `w` `[V,D]` (one type) and `bias` `[1,V]` f32.
+/// Scores `hidden` `[R,D]` against the weights of `V` tokens.
 /// `scores` is overwritten; its vectors are reused, so that a steady state allocates nothing.
 ///
 /// # Errors
@@ -103,13 +178,12 @@ pub struct KeptLogits(Tensor);
 pub fn head(
     device: &Device,
     hidden: View,
-    w: View,
-    bias: Option<View>,
+    weights: HeadWeights,
     targets: Targets,
     shape: &HeadShape,
     scores: &mut HeadScores,
 ) -> Result<()> {
-    head_keeping(device, hidden, w, bias, targets, shape, scores, 0).map(drop)
+    head_keeping(device, hidden, weights, targets, shape, scores, 0).map(drop)
 }
 
 /// As [`head`], and keeps logits of up to `budget` bytes for [`head_backward`]. With a scale or softcap nothing is kept:
@@ -120,8 +194,7 @@ pub fn head(
 pub fn head_keeping(
     device: &Device,
     hidden: View,
-    w: View,
-    bias: Option<View>,
+    weights: HeadWeights,
     targets: Targets,
     shape: &HeadShape,
     scores: &mut HeadScores,
@@ -131,12 +204,12 @@ pub fn head_keeping(
         return Err(KernelError::invalid("head", "a target is outside the whole vocabulary".to_owned()));
     }
     let mut parts = HeadParts::new(0, 1, hidden.rows(), targets.rows.len());
-    let kept = head_part(device, hidden, w, bias, targets, shape, &mut parts, budget)?;
-    parts.join(targets.rows, w.rows(), scores);
+    let kept = head_part(device, hidden, weights, targets, shape, &mut parts, budget)?;
+    parts.join(targets.rows, weights.weight.rows(), scores);
     Ok(kept)
 }
 
-/// As [`head_keeping`], of a head that holds the weights `w` `[V′,D]` of some tokens: writes what this part tells into
+/// As [`head_keeping`], of a head that holds the weights of some tokens: writes what this part tells into
 /// `parts`, of which scores can be made when every part's are there.
 ///
 /// # Errors
@@ -144,16 +217,15 @@ pub fn head_keeping(
 pub fn head_part(
     device: &Device,
     hidden: View,
-    w: View,
-    bias: Option<View>,
+    weights: HeadWeights,
     targets: Targets,
     shape: &HeadShape,
     parts: &mut HeadParts,
     budget: usize,
 ) -> Result<KeptLogits> {
     const OP: &str = "head";
-    check_operands(OP, &hidden, &w, bias.as_ref(), &targets)?;
-    let (rows, vocabulary) = (hidden.rows(), w.rows());
+    check_operands(OP, &hidden, &weights, &targets)?;
+    let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     if parts.shape() != (rows, targets.rows.len()) {
         return Err(KernelError::invalid(OP, format!("parts of {:?} rows and predictions", parts.shape())));
     }
@@ -167,49 +239,40 @@ pub fn head_part(
     match device {
         Device::Cpu(cpu) => {
             let (kept, spare) = (kept.view_mut(), spare.view_mut());
-            kernel::forward(cpu, hidden, w, bias, targets, shape, parts, chunk, kept, spare);
+            kernel::forward(cpu, hidden, weights, targets, shape, parts, chunk, kept, spare);
         }
         Device::Meta(ledger) => {
             // Numbers of which scores can be made.
             let (of_rows, of_predictions) = parts.own_mut();
             of_rows.fill([0.0, 1.0, 0.0, 0.0]);
             of_predictions.fill([PASSED_OVER, 0.0]);
-            let products = 2.0 * rows as f64 * w.len() as f64;
-            ledger.record(OP, products, check::bytes(&[&hidden, &w]));
+            let (multiply_adds, bytes) = weights.low_rank_cost();
+            let products = 2.0 * (rows as f64 * weights.weight.len() as f64 + multiply_adds);
+            ledger.record(OP, products, bytes + check::bytes(&[&hidden, &weights.weight]));
         }
     }
     Ok(KeptLogits(kept))
 }
 
-/// Gradient of `Σ_i d_log_prob[i] · log_prob[i]`: `dhidden` `[R,D]` is overwritten (either type), `dw` `[V,D]` f32 and
-/// `dbias` `[1,V]` f32 are added to (skipped if `None`). `kept` is what [`head_keeping`] returned for the same operands.
+/// Gradient of `Σ_i d_log_prob[i] · log_prob[i]`. `kept` is what [`head_keeping`] returned for the same operands.
 ///
 /// # Errors
 /// If shapes or types do not fit.
 pub fn head_backward(
     device: &Device,
     hidden: View,
-    w: View,
-    bias: Option<View>,
+    weights: HeadWeights,
     targets: Targets,
     shape: &HeadShape,
     scores: &HeadScores,
     d_log_prob: &[f32],
     kept: Option<KeptLogits>,
-    dhidden: ViewMut,
-    dw: Option<ViewMut>,
-    dbias: Option<ViewMut>,
+    gradients: HeadGradients,
 ) -> Result<()> {
     const OP: &str = "head_backward";
-    check_operands(OP, &hidden, &w, bias.as_ref(), &targets)?;
-    let (rows, vocabulary) = (hidden.rows(), w.rows());
-    check::shape(OP, "dhidden", &dhidden, rows, hidden.cols())?;
-    if let Some(dw) = &dw {
-        check::f32_shape(OP, "dw", dw, vocabulary, w.cols())?;
-    }
-    if let Some(dbias) = &dbias {
-        check::f32_shape(OP, "dbias", dbias, 1, vocabulary)?;
-    }
+    check_operands(OP, &hidden, &weights, &targets)?;
+    gradients.check(OP, &hidden, &weights)?;
+    let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     let predictions = targets.rows.len();
     if scores.log_sum_exp.len() != rows || d_log_prob.len() != predictions {
         return Err(KernelError::invalid(
@@ -239,14 +302,22 @@ pub fn head_backward(
             let (kept, spare) = (kept.view_mut(), spare.view_mut());
             let lse = &scores.log_sum_exp;
             kernel::backward(
-                cpu, hidden, w, bias, targets, shape, lse, d_log_prob, dhidden, dw, dbias, chunk, kept, spare,
+                cpu, hidden, weights, targets, shape, lse, d_log_prob, gradients, chunk, kept, spare,
             );
         }
         Device::Meta(ledger) => {
-            let gradients = if dw.is_some() { 4.0 } else { 2.0 } * rows as f64;
-            let products = (gradients + 2.0 * again as f64) * w.len() as f64;
-            let gradient = dw.map_or(0.0, |dw| 2.0 * check::bytes(&[&dw]));
-            ledger.record(OP, products, gradient + check::bytes(&[&hidden, &w, &dhidden]));
+            let HeadGradients { hidden: dhidden, weight, h, b, .. } = &gradients;
+            let share = again as f64 / rows.max(1) as f64;
+            let count = |wanted: [bool; 2]| {
+                share + wanted.map(|wanted| f64::from(u8::from(wanted))).iter().sum::<f64>()
+            };
+            let (multiply_adds, bytes) = weights.low_rank_cost();
+            let products = 2.0 * rows as f64 * weights.weight.len() as f64 * count([true, weight.is_some()])
+                + 2.0 * multiply_adds * count([h.is_some(), b.is_some()]);
+            let added = [weight, b].into_iter().flatten().map(|sum| 2.0 * check::bytes(&[sum])).sum::<f64>();
+            let written = h.as_ref().map_or(0.0, |h| check::bytes(&[h]));
+            let read = bytes + check::bytes(&[&hidden, &weights.weight, dhidden]);
+            ledger.record(OP, products, added + written + read);
         }
     }
     Ok(())

@@ -28,7 +28,10 @@ pub use elementwise::{divide, fill, mix};
 pub use dropout::{dropout, dropout_backward_add};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum};
-pub use head::{HeadScores, HeadShape, KeptLogits, Targets, head, head_backward, head_keeping, head_part};
+pub use head::{
+    HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, LowRank, Targets, head, head_backward,
+    head_keeping, head_part,
+};
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
 pub use linear::{bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight};

@@ -1,5 +1,7 @@
-use tandem_kernels::ops::{self, ELSEWHERE, HeadParts, HeadScores, HeadShape, Targets};
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::ops::{
+    self, ELSEWHERE, HeadGradients, HeadParts, HeadScores, HeadShape, HeadWeights, LowRank, Targets,
+};
+use tandem_kernels::{DType, Device, Kind, Tensor};
 
 use crate::matrix::{Matrix, Random, TYPES, cases, device, poison, same_at_every_thread_count};
 
@@ -14,7 +16,12 @@ struct Case {
     /// What the gradients are added to.
     dw: Matrix,
     dbias: Matrix,
+    /// `h`, `b`, and what the gradient of `b` is added to.
+    low_rank: Option<[Matrix; 3]>,
 }
+
+/// Gradients of the hidden rows, the weights, the bias, and of `h` and `b` where there is a low-rank term.
+type Gradients = Vec<Matrix>;
 
 impl Case {
     fn new(rows: usize, vocabulary: usize, width: usize, dtype: DType, shape: HeadShape, bias: bool) -> Self {
@@ -33,10 +40,23 @@ impl Case {
             shape,
             dw: random.matrix(vocabulary, width, DType::F32),
             dbias: random.matrix(1, vocabulary, DType::F32),
+            low_rank: None,
         }
     }
 
-    fn run(&self, device: &Device, dtype: DType, dhidden: DType) -> (HeadScores, [Matrix; 3]) {
+    /// With a low-rank term.
+    fn adapted(mut self, rank: usize, dtype: DType) -> Self {
+        let mut random = Random(31);
+        let (rows, vocabulary) = (self.hidden.rows, self.w.rows);
+        self.low_rank = Some([
+            random.matrix(rows, rank, dtype),
+            random.matrix(vocabulary, rank, dtype),
+            random.matrix(vocabulary, rank, DType::F32),
+        ]);
+        self
+    }
+
+    fn run(&self, device: &Device, dtype: DType, dhidden: DType) -> (HeadScores, Gradients) {
         self.run_keeping(device, dtype, dhidden, 0)
     }
 
@@ -46,52 +66,61 @@ impl Case {
         dtype: DType,
         dhidden: DType,
         budget: usize,
-    ) -> (HeadScores, [Matrix; 3]) {
+    ) -> (HeadScores, Gradients) {
         let (hidden, w) = (self.hidden.tensor(device, dtype), self.w.tensor(device, dtype));
         let bias = self.bias.as_ref().map(|b| b.tensor(device, DType::F32));
-        let bias = bias.as_ref().map(tandem_kernels::Tensor::view);
+        let term = self.low_rank.as_ref().map(|[h, b, _]| [h, b].map(|m| m.tensor(device, dtype)));
+        let weights = HeadWeights {
+            weight: w.view(),
+            bias: bias.as_ref().map(Tensor::view),
+            low_rank: term.as_ref().map(|[h, b]| LowRank { h: h.view(), b: b.view() }),
+        };
         let targets = Targets { rows: &self.rows, targets: &self.targets };
         let mut scores = HeadScores::default();
-        let kept = ops::head_keeping(
-            device,
-            hidden.view(),
-            w.view(),
-            bias,
-            targets,
-            &self.shape,
-            &mut scores,
-            budget,
-        )
-        .unwrap();
+        let kept =
+            ops::head_keeping(device, hidden.view(), weights, targets, &self.shape, &mut scores, budget)
+                .unwrap();
         let mut dh = poison(device, self.hidden.rows, self.hidden.cols, dhidden);
         let (mut dw, mut db) = (self.dw.tensor(device, DType::F32), self.dbias.tensor(device, DType::F32));
+        let mut dterm = self
+            .low_rank
+            .as_ref()
+            .map(|[h, _, db]| [poison(device, h.rows, h.cols, DType::F32), db.tensor(device, DType::F32)]);
+        let [dterm_h, dterm_b] = match &mut dterm {
+            Some(both) => both.each_mut().map(|t| Some(t.view_mut())),
+            None => [None, None],
+        };
+        let gradients = HeadGradients {
+            hidden: dh.view_mut(),
+            weight: Some(dw.view_mut()),
+            bias: Some(db.view_mut()),
+            h: dterm_h,
+            b: dterm_b,
+        };
         ops::head_backward(
             device,
             hidden.view(),
-            w.view(),
-            bias,
+            weights,
             targets,
             &self.shape,
             &scores,
             &self.d_log_prob,
             Some(kept),
-            dh.view_mut(),
-            Some(dw.view_mut()),
-            Some(db.view_mut()),
+            gradients,
         )
         .unwrap();
-        (scores, [dh, dw, db].map(|t| Matrix::read(t.view())))
+        let all = [dh, dw, db].into_iter().chain(dterm.into_iter().flatten());
+        (scores, all.map(|t| Matrix::read(t.view())).collect())
     }
 
     /// With the vocabulary cut at `cuts`: each part alone, then joined. Gradients of the hidden rows are added up in f64.
-    fn run_in_parts(&self, device: &Device, dtype: DType, cuts: &[usize]) -> (HeadScores, [Matrix; 3]) {
+    fn run_in_parts(&self, device: &Device, dtype: DType, cuts: &[usize]) -> (HeadScores, Gradients) {
         let hidden = self.hidden.tensor(device, dtype);
         let part = |tokens: &std::ops::Range<usize>| {
-            let width = self.w.cols;
-            let rows = |m: &Matrix| m.data[tokens.start * width..tokens.end * width].to_vec();
+            let rows = |m: &Matrix| m.data[tokens.start * m.cols..tokens.end * m.cols].to_vec();
             let cols =
                 |m: &Matrix| Matrix { rows: 1, cols: tokens.len(), data: m.data[tokens.clone()].to_vec() };
-            let matrix = |m: &Matrix| Matrix { rows: tokens.len(), cols: width, data: rows(m) };
+            let matrix = |m: &Matrix| Matrix { rows: tokens.len(), cols: m.cols, data: rows(m) };
             let place = |&t: &u32| {
                 let here = tokens.contains(&(t as usize));
                 if here { t - tokens.start as u32 } else { ELSEWHERE }
@@ -99,18 +128,27 @@ impl Case {
             let targets: Vec<u32> = self.targets.iter().map(place).collect();
             let bias = self.bias.as_ref().map(|b| cols(b).tensor(device, DType::F32));
             let gradients = [matrix(&self.dw), cols(&self.dbias)].map(|m| m.tensor(device, DType::F32));
-            (matrix(&self.w).tensor(device, dtype), bias, targets, gradients)
+            let term = self.low_rank.as_ref().map(|[h, b, db]| {
+                let [h, b] = [h.tensor(device, dtype), matrix(b).tensor(device, dtype)];
+                (h, b, matrix(db).tensor(device, DType::F32))
+            });
+            (matrix(&self.w).tensor(device, dtype), bias, targets, gradients, term)
         };
+
         let ends = cuts.iter().copied().chain([self.w.rows]);
         let starts = [0].into_iter().chain(cuts.iter().copied());
         let mut parts: Vec<_> = starts.zip(ends).map(|(a, b)| part(&(a..b))).collect();
         let (count, rows, predictions) = (parts.len(), self.hidden.rows, self.rows.len());
         let mut told = Vec::new();
-        for (index, (w, bias, targets, _)) in parts.iter().enumerate() {
+        for (index, (w, bias, targets, _, term)) in parts.iter().enumerate() {
             let targets = Targets { rows: &self.rows, targets };
-            let bias = bias.as_ref().map(tandem_kernels::Tensor::view);
+            let weights = HeadWeights {
+                weight: w.view(),
+                bias: bias.as_ref().map(Tensor::view),
+                low_rank: term.as_ref().map(|(h, b, _)| LowRank { h: h.view(), b: b.view() }),
+            };
             let mut own = HeadParts::new(index, count, rows, predictions);
-            ops::head_part(device, hidden.view(), w.view(), bias, targets, &self.shape, &mut own, 0).unwrap();
+            ops::head_part(device, hidden.view(), weights, targets, &self.shape, &mut own, 0).unwrap();
             let len = own.numbers_mut().len() / count;
             told.extend_from_slice(&own.numbers_mut()[index * len..(index + 1) * len]);
         }
@@ -119,34 +157,55 @@ impl Case {
         let mut scores = HeadScores::default();
         all.join(&self.rows, self.w.rows, &mut scores);
         let mut dhidden = Matrix::zeros(rows, self.hidden.cols);
-        let (mut dw, mut dbias) = (Vec::new(), Vec::new());
-        for (w, bias, targets, [own_dw, own_dbias]) in &mut parts {
+        let mut dterm_h = self.low_rank.as_ref().map(|[h, ..]| Matrix::zeros(rows, h.cols));
+        let (mut dw, mut dbias, mut dterm_b) = (Vec::new(), Vec::new(), Vec::new());
+        for (w, bias, targets, [own_dw, own_dbias], term) in &mut parts {
             let mut own = poison(device, rows, self.hidden.cols, DType::F32);
+            let mut own_h = term.as_ref().map(|(h, ..)| poison(device, rows, h.cols(), DType::F32));
+            let (low_rank, own_b) = match term {
+                Some((h, b, db)) => (Some(LowRank { h: h.view(), b: b.view() }), Some(db)),
+                None => (None, None),
+            };
+            let gradients = HeadGradients {
+                hidden: own.view_mut(),
+                weight: Some(own_dw.view_mut()),
+                bias: Some(own_dbias.view_mut()),
+                h: own_h.as_mut().map(Tensor::view_mut),
+                b: own_b.map(|db| db.view_mut()),
+            };
+            let bias = bias.as_ref().map(Tensor::view);
             ops::head_backward(
                 device,
                 hidden.view(),
-                w.view(),
-                bias.as_ref().map(tandem_kernels::Tensor::view),
+                HeadWeights { weight: w.view(), bias, low_rank },
                 Targets { rows: &self.rows, targets },
                 &self.shape,
                 &scores,
                 &self.d_log_prob,
                 None,
-                own.view_mut(),
-                Some(own_dw.view_mut()),
-                Some(own_dbias.view_mut()),
+                gradients,
             )
             .unwrap();
-            dhidden.data.iter_mut().zip(Matrix::read(own.view()).data).for_each(|(sum, x)| *sum += x);
+            let add = |sum: &mut Matrix, own: &Tensor| {
+                sum.data.iter_mut().zip(Matrix::read(own.view()).data).for_each(|(sum, x)| *sum += x);
+            };
+            add(&mut dhidden, &own);
+            if let (Some(sum), Some(own)) = (&mut dterm_h, &own_h) {
+                add(sum, own);
+            }
             dw.extend(Matrix::read(own_dw.view()).data);
             dbias.extend(Matrix::read(own_dbias.view()).data);
+            if let Some((_, _, db)) = term {
+                dterm_b.extend(Matrix::read(db.view()).data);
+            }
         }
         let dw = Matrix { data: dw, ..self.dw };
         let dbias = Matrix { data: dbias, ..self.dbias };
-        (scores, [dhidden, dw, dbias])
+        let dterm_b = self.low_rank.as_ref().map(|[_, _, db]| Matrix { data: dterm_b, ..*db });
+        (scores, [dhidden, dw, dbias].into_iter().chain(dterm_h).chain(dterm_b).collect())
     }
 
-    fn reference(&self) -> (Scores, [Matrix; 3]) {
+    fn reference(&self) -> (Scores, Gradients) {
         let (rows, vocabulary) = (self.hidden.rows, self.w.rows);
         let scale = f64::from(self.shape.logit_scale.unwrap_or(1.0));
         let cap = self.shape.softcap.map(f64::from);
@@ -158,11 +217,15 @@ impl Case {
         };
         let mut dh = Matrix::zeros(rows, self.hidden.cols);
         let (mut dw, mut db) = (self.dw.clone(), self.dbias.clone());
+        let mut dterm =
+            self.low_rank.as_ref().map(|[h, b, db]| (h, b, [Matrix::zeros(h.rows, h.cols), db.clone()]));
         for r in 0..rows {
             let raw: Vec<f64> = (0..vocabulary)
                 .map(|v| {
-                    let product: f64 = self.hidden.row(r).iter().zip(self.w.row(v)).map(|(h, w)| h * w).sum();
-                    scale * (product + self.bias.as_ref().map_or(0.0, |b| b.data[v]))
+                    let dot = |x: &[f64], y: &[f64]| -> f64 { x.iter().zip(y).map(|(x, y)| x * y).sum() };
+                    let product = dot(self.hidden.row(r), self.w.row(v));
+                    let term = self.low_rank.as_ref().map_or(0.0, |[h, b, _]| dot(h.row(r), b.row(v)));
+                    scale * (product + term + self.bias.as_ref().map_or(0.0, |b| b.data[v]))
                 })
                 .collect();
             let logits: Vec<f64> = raw.iter().map(|&l| cap.map_or(l, |cap| cap * (l / cap).tanh())).collect();
@@ -182,13 +245,20 @@ impl Case {
             for v in 0..vocabulary {
                 let d = d[v] * scale * cap.map_or(1.0, |cap| 1.0 - (raw[v] / cap).tanh().powi(2));
                 db.data[v] += d;
+                if let Some((h, b, [dh, db])) = &mut dterm {
+                    for c in 0..h.cols {
+                        *dh.at(r, c) += d * b.row(v)[c];
+                        *db.at(v, c) += d * h.row(r)[c];
+                    }
+                }
                 for c in 0..self.hidden.cols {
                     *dh.at(r, c) += d * self.w.row(v)[c];
                     *dw.at(v, c) += d * self.hidden.row(r)[c];
                 }
             }
         }
-        (scores, [dh, dw, db])
+        let dterm = dterm.into_iter().flat_map(|(_, _, both)| both);
+        (scores, [dh, dw, db].into_iter().chain(dterm).collect())
     }
 }
 
@@ -301,14 +371,86 @@ fn parts_of_a_vocabulary_are_joined() {
     }
 }
 
+/// A low-rank term: whole, kept and recomputed logits over several chunks, and a vocabulary in parts.
+#[test]
+fn a_low_rank_term() {
+    const NAMES: [&str; 5] = ["dhidden", "dw", "dbias", "dh", "db"];
+    let plain = HeadShape::default();
+    let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
+    let check = |what: &str, tolerance: f64, (scores, found): (HeadScores, Gradients), case: &Case| {
+        let (expected, gradients) = case.reference();
+        row(&scores.log_prob).assert_close(&expected.log_prob, 4e-6, &format!("log_prob {what}"));
+        row(&scores.entropy).assert_close(&expected.entropy, 4e-6, &format!("entropy {what}"));
+        assert_eq!(scores.hit, expected.hit, "hit {what}");
+        assert_eq!(found.len(), NAMES.len(), "{what}");
+        for ((found, expected), name) in found.iter().zip(&gradients).zip(NAMES) {
+            found.assert_close(expected, tolerance, &format!("{name} {what}"));
+        }
+    };
+    for (isa, dtype, tolerance) in cases() {
+        for (rows, vocabulary, rank) in [(1, 97, 4), (23, 101, 8), (70, 257, 40)] {
+            for (shape, bias) in [(plain, false), (shaped, true)] {
+                let what = format!("{dtype} {isa:?} {rows}x{vocabulary}, rank {rank}, bias {bias} {shape:?}");
+                let case = Case::new(rows, vocabulary, 16, dtype, shape, bias).adapted(rank, dtype);
+                let found = same_at_every_thread_count(isa, |device| case.run(device, dtype, dtype));
+                check(&what, tolerance, found, &case);
+                let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
+                let found = case.run_in_parts(&device, dtype, &[1, 64]);
+                check(&format!("{what}, in parts"), tolerance, found, &case);
+            }
+        }
+    }
+    let device = device(2);
+    for (dtype, tolerance) in TYPES {
+        let case = Case::new(2100, 101, 16, dtype, plain, true).adapted(8, dtype);
+        let (scores, gradients) = case.run_keeping(&device, dtype, DType::F32, 0);
+        for rows in [1024, 2100] {
+            let kept = case.run_keeping(&device, dtype, DType::F32, rows * 101 * 4);
+            assert!(kept == (scores.clone(), gradients.clone()), "{rows} rows kept in {dtype}");
+        }
+        check(&format!("{dtype}, several chunks"), tolerance, (scores, gradients), &case);
+    }
+}
+
+/// Gradients of a term that is not there are refused, and so is a term of other rows.
+#[test]
+fn a_low_rank_term_must_fit() {
+    let device = Device::meta();
+    let alloc = |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::F32).unwrap();
+    let (hidden, w, h, b) = (alloc(3, 4), alloc(7, 4), alloc(2, 2), alloc(7, 2));
+    let targets = Targets { rows: &[0], targets: &[5] };
+    let mut scores = HeadScores::default();
+    let weights = HeadWeights {
+        low_rank: Some(LowRank { h: h.view(), b: b.view() }),
+        ..HeadWeights::new(w.view(), None)
+    };
+    let shape = HeadShape::default();
+    let error = ops::head(&device, hidden.view(), weights, targets, &shape, &mut scores).unwrap_err();
+    assert_eq!(error.to_string(), "head: h is 2x2, expected 3x2");
+    let weights = HeadWeights::new(w.view(), None);
+    ops::head(&device, hidden.view(), weights, targets, &shape, &mut scores).unwrap();
+    let (mut dhidden, mut db) = (alloc(3, 4), alloc(7, 2));
+    let gradients = HeadGradients {
+        hidden: dhidden.view_mut(),
+        weight: None,
+        bias: None,
+        h: None,
+        b: Some(db.view_mut()),
+    };
+    let (hidden, d) = (hidden.view(), [1.0]);
+    let error = ops::head_backward(&device, hidden, weights, targets, &shape, &scores, &d, None, gradients);
+    let found = error.unwrap_err().to_string();
+    assert_eq!(found, "head_backward: gradients of a low-rank term that the head lacks");
+}
+
 /// A tied table receives the head's gradient on top of another's: two calls add up.
 #[test]
 fn gradients_of_the_weights_accumulate() {
     let device = device(2);
     let mut case = Case::new(9, 101, 16, DType::F32, HeadShape::default(), false);
-    let (_, [_, once, _]) = case.run(&device, DType::F32, DType::F32);
+    let once = case.run(&device, DType::F32, DType::F32).1.swap_remove(1);
     let first = std::mem::replace(&mut case.dw, once.clone());
-    let (_, [_, twice, _]) = case.run(&device, DType::F32, DType::F32);
+    let twice = case.run(&device, DType::F32, DType::F32).1.swap_remove(1);
     let data = once.data.iter().zip(&first.data).map(|(once, first)| 2.0 * once - first).collect();
     twice.assert_close(&Matrix { data, ..once }, 1e-6, "twice");
 }
@@ -326,7 +468,15 @@ fn ties_go_to_the_first() {
         let (h, w) = (hidden.tensor(&device, DType::F32), w.tensor(&device, DType::F32));
         let mut scores = HeadScores::default();
         let targets = Targets { rows: &[0, 0, 0], targets: &[0, first as u32, second as u32] };
-        ops::head(&device, h.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
+        ops::head(
+            &device,
+            h.view(),
+            HeadWeights::new(w.view(), None),
+            targets,
+            &HeadShape::default(),
+            &mut scores,
+        )
+        .unwrap();
         assert_eq!(scores.hit, [false, true, false], "vocabulary {vocabulary}");
         // The first of equals stays the first when the other is in another part, whichever part it is in.
         let mut case = Case::new(1, vocabulary, 2, DType::F32, HeadShape::default(), false);
@@ -349,7 +499,15 @@ fn large_logits() {
     let (h, w) = (hidden.tensor(&device, DType::F32), w.tensor(&device, DType::F32));
     let mut scores = HeadScores::default();
     let targets = Targets { rows: &[0, 0], targets: &[0, 1] };
-    ops::head(&device, h.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
+    ops::head(
+        &device,
+        h.view(),
+        HeadWeights::new(w.view(), None),
+        targets,
+        &HeadShape::default(),
+        &mut scores,
+    )
+    .unwrap();
     assert_eq!(scores.log_prob, [0.0, -2e4]);
     assert_eq!(scores.entropy, [0.0]);
 }
@@ -360,7 +518,8 @@ fn not_a_number_stays_one() {
         let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
         let mut case = Case::new(3, 101, 16, dtype, HeadShape::default(), false);
         *case.hidden.at(1, 3) = f64::NAN;
-        let (scores, [dhidden, _, _]) = case.run(&device, dtype, dtype);
+        let (scores, gradients) = case.run(&device, dtype, dtype);
+        let dhidden = &gradients[0];
         assert!(scores.log_sum_exp[1].is_nan() && scores.log_sum_exp[0].is_finite(), "{dtype} {isa:?}");
         for (row, log_prob) in case.rows.iter().zip(&scores.log_prob) {
             assert_eq!(log_prob.is_nan(), *row == 1, "{dtype} {isa:?}");
@@ -377,7 +536,15 @@ fn nothing_to_score() {
     let w = Matrix::zeros(7, 4).tensor(&device, DType::F32);
     let mut scores = HeadScores::default();
     let targets = Targets { rows: &[], targets: &[] };
-    ops::head(&device, hidden.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
+    ops::head(
+        &device,
+        hidden.view(),
+        HeadWeights::new(w.view(), None),
+        targets,
+        &HeadShape::default(),
+        &mut scores,
+    )
+    .unwrap();
     assert_eq!(scores, HeadScores::default());
 }
 
@@ -388,9 +555,15 @@ fn a_target_outside_the_vocabulary_is_refused() {
     let w = device.alloc(Kind::Weights, 7, 4, DType::F32).unwrap();
     let targets = Targets { rows: &[0], targets: &[7] };
     let mut scores = HeadScores::default();
-    let error =
-        ops::head(&device, hidden.view(), w.view(), None, targets, &HeadShape::default(), &mut scores)
-            .unwrap_err();
+    let error = ops::head(
+        &device,
+        hidden.view(),
+        HeadWeights::new(w.view(), None),
+        targets,
+        &HeadShape::default(),
+        &mut scores,
+    )
+    .unwrap_err();
     assert_eq!(error.to_string(), "head: target 7 is outside the vocabulary of 7");
 }
 
@@ -403,7 +576,15 @@ fn a_dry_run_counts_the_chunk() {
     let before = device.memory().total();
     let mut scores = HeadScores::default();
     let targets = Targets { rows: &[3], targets: &[5] };
-    ops::head(&device, hidden.view(), w.view(), None, targets, &HeadShape::default(), &mut scores).unwrap();
+    ops::head(
+        &device,
+        hidden.view(),
+        HeadWeights::new(w.view(), None),
+        targets,
+        &HeadShape::default(),
+        &mut scores,
+    )
+    .unwrap();
     let head = Kind::ALL.iter().position(|k| *k == Kind::Head).unwrap();
     let chunk = device.memory().at_peak[head];
     assert!(chunk > 1 << 26 && chunk < 1 << 28, "{chunk} bytes of logits");

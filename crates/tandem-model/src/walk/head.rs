@@ -1,6 +1,6 @@
 //! The end of the walk: final norm and language-model head, over the scored rows only.
 
-use tandem_kernels::ops::{HeadParts, HeadScores, KeptLogits, Targets};
+use tandem_kernels::ops::{HeadGradients, HeadParts, HeadScores, HeadWeights, KeptLogits, Targets};
 use tandem_kernels::{DType, Forest, Kind, Tensor, View, ops};
 
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
@@ -10,7 +10,7 @@ use super::{Checkpointing, Streams, Walk};
 use crate::Result;
 use crate::layout::{LayerId, Part};
 use crate::slice::Slice;
-use crate::weights::{GradientSink, LayerWeights, WeightSource};
+use crate::weights::{GradientSink, LayerWeights, LowRank, WeightSource};
 
 /// The rows of the token axis that predict something, ascending, and each prediction's index among them.
 pub(super) struct ScoredRows {
@@ -107,7 +107,7 @@ impl Walk<'_> {
         let head = StreamWeights::fetch(weights, layer, reference.is_some())?;
         let targets = Targets { rows: &index, targets: &targets };
         if let Some((normed, scores)) = reference.zip(scores.reference) {
-            self.score(head.of(true), normed.output(), targets, scores, 0)?;
+            self.of_stream(true).score(head.of(true), normed.output(), targets, scores, 0)?;
         }
         let keeps = keep && self.checkpointing == Checkpointing::None;
         let budget = if keeps { LOGITS_BUDGET } else { 0 };
@@ -131,11 +131,13 @@ impl Walk<'_> {
         let (_, part) = self.head_weight();
         let Slice { index, count } = self.decoder.slice();
         let mut parts = HeadParts::new(index, count, hidden.rows(), targets.targets.len());
+        let term = head.low_rank(part).filter(|_| part == Part::HeadWeight);
+        let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
+        let low_rank = h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
         let logits = ops::head_part(
             self.device,
             hidden,
-            head.require(part)?,
-            head.get(Part::HeadBias),
+            HeadWeights { weight: head.require(part)?, bias: head.get(Part::HeadBias), low_rank },
             targets,
             &self.decoder.spec().head.shape,
             &mut parts,
@@ -178,21 +180,48 @@ impl Walk<'_> {
         {
             let head = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
-            let (dw, db) = gradients.each_mut(part, Part::HeadBias);
+            let term = head.low_rank(part).filter(|_| part == Part::HeadWeight);
+            let hidden = normed.output();
+            let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
+            let low_rank =
+                h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
+            let mut dh = match &term {
+                Some(term) => Some(self.alloc(hidden.rows(), term.rank, DType::F32)?),
+                None => None,
+            };
+            let d_low = dh.as_mut().map(Tensor::view_mut);
+            let of_head = match &term {
+                // An adapter's own factor, or the head's weight and bias: never both.
+                Some(_) => {
+                    let b = gradients.get_mut(Part::HeadLoraB);
+                    HeadGradients { hidden: dn.view_mut(), weight: None, bias: None, h: d_low, b }
+                }
+                None => {
+                    let (weight, bias) = gradients.each_mut(part, Part::HeadBias);
+                    HeadGradients { hidden: dn.view_mut(), weight, bias, h: None, b: None }
+                }
+            };
             ops::head_backward(
                 self.device,
-                normed.output(),
-                head.require(part)?,
-                head.get(Part::HeadBias),
+                hidden,
+                HeadWeights { weight: head.require(part)?, bias: head.get(Part::HeadBias), low_rank },
                 Targets { rows: &index, targets: &targets },
                 &self.decoder.spec().head.shape,
                 scores,
                 d_log_prob,
                 logits,
-                dn.view_mut(),
-                dw,
-                db,
+                of_head,
             )?;
+            if let Some(((term, (dropped, _)), dh)) = term.as_ref().zip(h.as_ref()).zip(dh) {
+                let x = dropped.as_ref().map_or(hidden, Tensor::view);
+                let mut in_dtype = self.alloc(dh.rows(), dh.cols(), self.dtype)?;
+                ops::cast(self.device, dh.view(), in_dtype.view_mut())?;
+                ops::scale(self.device, in_dtype.view_mut(), term.scale)?;
+                if let Some(da) = gradients.get_mut(Part::HeadLoraA) {
+                    ops::linear_backward_weight(self.device, in_dtype.view(), x, da, true)?;
+                }
+                self.low_rank_input(term, in_dtype.view(), dn.view_mut())?;
+            }
             weights.release(layer);
         }
         self.sum_rows(&mut dn, &shares)?;
@@ -213,6 +242,13 @@ impl Walk<'_> {
         Ok(d_hidden)
     }
 
+    /// `x̃`, if it is not `x`, and `s · x̃ Aᵀ`.
+    fn terms_hidden(&self, term: &LowRank, x: View) -> Result<(Option<Tensor>, Tensor)> {
+        let dropped = self.dropped(term, x)?;
+        let hidden = self.low_rank_hidden(term, dropped.as_ref().map_or(x, Tensor::view))?;
+        Ok((dropped, hidden))
+    }
+
     /// Logits `[R,V]` f32 of rows of the residual stream, before the head's scale and softcap.
     pub(crate) fn head_logits(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Tensor> {
         let shares = self.shares(hidden.rows());
@@ -222,8 +258,7 @@ impl Walk<'_> {
         let head = weights.fetch(layer)?;
         let vocab = self.decoder.spec().vocab_size;
         let mut logits = self.device.alloc(Kind::Head, hidden.rows(), vocab, DType::F32)?;
-        let (weight, bias) = (head.require(part)?, head.get(Part::HeadBias));
-        ops::linear(self.device, normed.output(), weight, bias, None, logits.view_mut())?;
+        self.linear_into(&head, (part, head.get(Part::HeadBias)), normed.output(), None, &mut logits)?;
         weights.release(layer);
         Ok(logits)
     }

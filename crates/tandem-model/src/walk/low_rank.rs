@@ -55,7 +55,7 @@ impl Walk<'_> {
     }
 
     /// `x̃`, if it is not `x`.
-    fn dropped(&self, term: &LowRank, x: View) -> Result<Option<Tensor>> {
+    pub(super) fn dropped(&self, term: &LowRank, x: View) -> Result<Option<Tensor>> {
         let Some(key) = self.dropout.filter(|_| term.dropout > 0.0) else { return Ok(None) };
         let mut dropped = self.alloc(x.rows(), x.cols(), x.dtype())?;
         ops::dropout(self.device, x, dropped.view_mut(), key ^ term.place, term.dropout)?;
@@ -63,7 +63,7 @@ impl Walk<'_> {
     }
 
     /// `s · x̃ Aᵀ` `[T, S·r]`.
-    fn low_rank_hidden(&self, term: &LowRank, x: View) -> Result<Tensor> {
+    pub(super) fn low_rank_hidden(&self, term: &LowRank, x: View) -> Result<Tensor> {
         let mut hidden = self.alloc(x.rows(), term.a.rows(), self.dtype)?;
         ops::linear(self.device, x, term.a, None, None, hidden.view_mut())?;
         ops::scale(self.device, hidden.view_mut(), term.scale)?;
@@ -208,14 +208,16 @@ impl Walk<'_> {
         let dy = dz.as_ref().map_or(dy, Tensor::view);
         ops::linear_backward_input(self.device, dy, weights.require(weight)?, dx.reborrow(), accumulate)?;
         let Some((term, dh)) = weights.low_rank(weight).zip(dh) else { return Ok(()) };
-        match self.dropout.filter(|_| term.dropout > 0.0) {
-            None => ops::linear_backward_input(self.device, dh.view(), term.a, dx, true)?,
-            Some(key) => {
-                let mut dropped = self.alloc(dx.rows(), dx.cols(), self.dtype)?;
-                ops::linear_backward_input(self.device, dh.view(), term.a, dropped.view_mut(), false)?;
-                ops::dropout_backward_add(self.device, dropped.view(), dx, key ^ term.place, term.dropout)?;
-            }
-        }
-        Ok(())
+        self.low_rank_input(&term, dh.view(), dx)
+    }
+
+    /// Adds to `dx` what terms give, from `dh` in the compute type.
+    pub(super) fn low_rank_input(&self, term: &LowRank, dh: View, dx: ViewMut) -> Result<()> {
+        let Some(key) = self.dropout.filter(|_| term.dropout > 0.0) else {
+            return Ok(ops::linear_backward_input(self.device, dh, term.a, dx, true)?);
+        };
+        let mut dropped = self.alloc(dx.rows(), dx.cols(), self.dtype)?;
+        ops::linear_backward_input(self.device, dh, term.a, dropped.view_mut(), false)?;
+        Ok(ops::dropout_backward_add(self.device, dropped.view(), dx, key ^ term.place, term.dropout)?)
     }
 }
