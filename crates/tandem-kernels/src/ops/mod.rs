@@ -7,8 +7,8 @@ mod attention;
 mod check;
 mod columns;
 mod convert;
-mod elementwise;
 mod dropout;
+mod elementwise;
 mod embedding;
 mod exact;
 mod head;
@@ -24,8 +24,8 @@ pub use activation::{Activation, activate, activate_backward, gated, gated_backw
 pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
-pub use elementwise::{divide, fill, mix};
 pub use dropout::{dropout, dropout_backward_add};
+pub use elementwise::{divide, fill, mix};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum};
 pub use head::{

@@ -133,7 +133,8 @@ impl Walk<'_> {
         let mut parts = HeadParts::new(index, count, hidden.rows(), targets.targets.len());
         let term = head.low_rank(part).filter(|_| part == Part::HeadWeight);
         let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
-        let low_rank = h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
+        let low_rank =
+            h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
         let logits = ops::head_part(
             self.device,
             hidden,
