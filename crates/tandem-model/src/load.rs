@@ -26,12 +26,18 @@ pub struct WeightFiles {
 }
 
 /// A tensor in the files, and what of it goes where.
-struct Source {
+pub(crate) struct Source {
     piece: Piece,
     /// What is read of it; all, if absent.
     block: Option<Block>,
     /// Elements of the layer's flat buffer.
     range: Range<usize>,
+}
+
+impl From<Piece> for Source {
+    fn from(piece: Piece) -> Self {
+        Self { block: None, range: piece.range.clone(), piece }
+    }
 }
 
 /// Ends of names of tensors that are no parameters: rotary tables and causal masks that older versions stored.
@@ -90,29 +96,7 @@ impl WeightFiles {
     /// # Panics
     /// If the range cuts a tensor, or the buffer is not of its length.
     pub fn read_range(&self, index: usize, range: Range<usize>, flat: &mut [f32]) {
-        assert_eq!(flat.len(), range.len(), "a buffer of another length");
-        let mut rest = flat;
-        let mut at = range.start;
-        let mut jobs = Vec::new();
-        let is_inside = |source: &&Source| {
-            let inside = range.start <= source.range.start && source.range.end <= range.end;
-            let outside = source.range.end <= range.start || range.end <= source.range.start;
-            assert!(inside || outside, "{:?} cuts {}", range, source.piece.name);
-            inside
-        };
-        for source in self.layers[index].iter().filter(is_inside) {
-            let (padding, after) = rest.split_at_mut(source.range.start - at);
-            padding.fill(0.0);
-            let (place, after) = after.split_at_mut(source.range.len());
-            at = source.range.end;
-            rest = after;
-            jobs.push((source, place));
-        }
-        rest.fill(0.0);
-        jobs.into_par_iter().for_each(|(Source { piece, block, .. }, place)| {
-            let stored = self.archive.get(&piece.name).expect("the constructor found it");
-            order::read(piece, self.heads, block.as_ref(), &stored.dtype, stored.bytes, place);
-        });
+        read_sources(&*self.archive, &self.layers[index], self.heads, range, flat);
     }
 
     /// Reads every layer into device memory of the given kind. On a dry run only the memory is counted.
@@ -134,12 +118,45 @@ impl WeightFiles {
     }
 }
 
+/// Fills some neighbouring elements of a layer's flat buffer from its tensors, which come by their places: see
+/// [`WeightFiles::read_range`].
+pub(crate) fn read_sources(
+    archive: &dyn TensorArchive,
+    sources: &[Source],
+    heads: usize,
+    range: Range<usize>,
+    flat: &mut [f32],
+) {
+    assert_eq!(flat.len(), range.len(), "a buffer of another length");
+    let mut rest = flat;
+    let mut at = range.start;
+    let mut jobs = Vec::new();
+    let is_inside = |source: &&Source| {
+        let inside = range.start <= source.range.start && source.range.end <= range.end;
+        let outside = source.range.end <= range.start || range.end <= source.range.start;
+        assert!(inside || outside, "{:?} cuts {}", range, source.piece.name);
+        inside
+    };
+    for source in sources.iter().filter(is_inside) {
+        let (padding, after) = rest.split_at_mut(source.range.start - at);
+        padding.fill(0.0);
+        let (place, after) = after.split_at_mut(source.range.len());
+        at = source.range.end;
+        rest = after;
+        jobs.push((source, place));
+    }
+    rest.fill(0.0);
+    jobs.into_par_iter().for_each(|(Source { piece, block, .. }, place)| {
+        let stored = archive.get(&piece.name).expect("the constructor found it");
+        order::read(piece, heads, block.as_ref(), &stored.dtype, stored.bytes, place);
+    });
+}
+
 /// What a decoder, or a slice of one, reads of a layer's tensors.
 fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source> {
     let (whole, slice) = (decoder.whole(), decoder.slice());
     if slice.count == 1 {
-        let all = |piece: Piece| Source { block: None, range: piece.range.clone(), piece };
-        return pieces.into_iter().map(all).collect();
+        return pieces.into_iter().map(Source::from).collect();
     }
     let mut sources: Vec<Source> = Vec::with_capacity(pieces.len());
     for piece in pieces {
