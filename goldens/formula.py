@@ -7,7 +7,8 @@ Element i of the tensor called NAME is
     unit = (x >> 8) * 2^-23 - 1                            in [-1, 1), exact in f32
     w    = centre + spread * unit                          in f32, each operation rounded once
 
-centre and spread follow from the name: norm weights 1 and 0.1, biases 0 and 0.05, everything else 0 and 0.15.
+centre and spread follow from the name: norm weights 1 and 0.1, DoRA's magnitudes 0.5 and 0.1, biases 0 and 0.05,
+everything else 0 and 0.15.
 """
 
 import numpy as np
@@ -36,6 +37,8 @@ def scale(name: str) -> tuple[float, float]:
     """(centre, spread) of a tensor."""
     if name.endswith(".bias"):
         return 0.0, 0.05
+    if name.endswith(".lora_magnitude_vector"):
+        return 0.5, 0.1
     parent = name.split(".")[-2]
     if "norm" in parent or parent.startswith("ln_"):
         return 1.0, 0.1

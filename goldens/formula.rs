@@ -26,6 +26,8 @@ fn scale(name: &str) -> (f32, f32) {
     let parent = parts.next().unwrap_or_default();
     if last == "bias" {
         (0.0, 0.05)
+    } else if last == "lora_magnitude_vector" {
+        (0.5, 0.1)
     } else if parent.contains("norm") || parent.starts_with("ln_") {
         (1.0, 0.1)
     } else {
@@ -49,7 +51,16 @@ pub fn perturbed(name: &str, count: usize) -> Vec<f32> {
 pub fn write_safetensors(
     folder: &Path,
     tensors: &[(String, Vec<usize>)],
-    make: fn(&str, usize) -> Vec<f32>,
+    make: impl Fn(&str, usize) -> Vec<f32>,
+) -> std::io::Result<()> {
+    write_tensors(&folder.join("model.safetensors"), tensors, make)
+}
+
+/// As [`write_safetensors`], a file of any name.
+pub fn write_tensors(
+    path: &Path,
+    tensors: &[(String, Vec<usize>)],
+    make: impl Fn(&str, usize) -> Vec<f32>,
 ) -> std::io::Result<()> {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, shape) in tensors {
@@ -66,5 +77,5 @@ pub fn write_safetensors(
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
     file.extend_from_slice(&data);
-    std::fs::write(folder.join("model.safetensors"), file)
+    std::fs::write(path, file)
 }

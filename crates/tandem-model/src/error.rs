@@ -35,10 +35,12 @@ pub enum ModelError {
         reason: String,
     },
     /// The folder's tensors are not the ones that its config asks for.
-    #[error("{path}: {} of the tensors do not fit config.json:\n  {}", problems.len(), problems.join("\n  "))]
+    #[error("{path}: {} of the tensors do not fit {config}:\n  {}", problems.len(), problems.join("\n  "))]
     Tensors {
         /// The folder or file.
         path: PathBuf,
+        /// The name of the config.
+        config: &'static str,
         /// One line per tensor: what was expected and what was found.
         problems: Vec<String>,
     },

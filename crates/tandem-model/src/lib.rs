@@ -43,7 +43,7 @@ pub mod torch;
 pub mod walk;
 pub mod weights;
 
-pub use adapter::{Adapter, AdapterConfig, AdapterKind, Targets};
+pub use adapter::{Adapter, AdapterConfig, AdapterFiles, AdapterKind, Merged, PeftFolder, Targets};
 pub use config::Config;
 pub use decode::{Generator, GeneratorOptions, Sampling};
 pub use decoder::Decoder;

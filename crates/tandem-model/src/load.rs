@@ -79,7 +79,7 @@ impl WeightFiles {
             let layers = decoder.layers().into_iter().map(held).collect();
             Ok(Self { archive, layers, heads })
         } else {
-            Err(ModelError::Tensors { path: archive.path().to_owned(), problems })
+            Err(ModelError::Tensors { path: archive.path().to_owned(), config: "config.json", problems })
         }
     }
 
@@ -97,6 +97,11 @@ impl WeightFiles {
     /// If the range cuts a tensor, or the buffer is not of its length.
     pub fn read_range(&self, index: usize, range: Range<usize>, flat: &mut [f32]) {
         read_sources(&*self.archive, &self.layers[index], self.heads, range, flat);
+    }
+
+    /// The tensors, under the names that they have in the files.
+    pub(crate) fn archive(&self) -> &dyn TensorArchive {
+        &*self.archive
     }
 
     /// Reads every layer into device memory of the given kind. On a dry run only the memory is counted.

@@ -35,6 +35,23 @@ pub(crate) fn read(
     }
 }
 
+/// Some elements of a stored tensor.
+///
+/// # Panics
+/// If there are not so many, or the type is not one of weights.
+pub(crate) fn widened(dtype: &StoredType, bytes: &[u8], range: std::ops::Range<usize>) -> Vec<f32> {
+    match dtype {
+        StoredType::F32 => bytes.as_chunks::<4>().0[range].iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        StoredType::F16 => {
+            bytes.as_chunks::<2>().0[range].iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect()
+        }
+        StoredType::Bf16 => {
+            bytes.as_chunks::<2>().0[range].iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect()
+        }
+        StoredType::Other(name) => unreachable!("type {name} passed the check"),
+    }
+}
+
 fn read_as<const W: usize>(
     piece: &Piece,
     heads: usize,

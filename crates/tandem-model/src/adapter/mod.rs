@@ -9,16 +9,24 @@
 //! of its own. Their `A` stand below one another in one parameter, so that one product serves them all; so do their `B`.
 
 mod begin;
+mod files;
 mod init;
+mod merge;
+mod peft;
+mod peft_config;
+mod pieces;
+mod save;
 mod targets;
-mod temp;
 
 use std::ops::Range;
 
 pub use begin::copy_base;
+pub use files::AdapterFiles;
 pub use init::init_layer;
+pub use merge::Merged;
+pub use peft::PeftFolder;
+pub use save::save_adapter;
 pub use targets::Targets;
-pub use temp::*;
 
 use crate::layout::{LayerId, LayerLayout, Part};
 use crate::spec::DecoderSpec;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use regex::Regex;
 
+use super::Adapter;
 use crate::families::{family_named, pieces};
 use crate::layout::{LayerId, LayerLayout, Part};
 use crate::spec::DecoderSpec;
@@ -89,6 +90,30 @@ impl Module {
     fn count(&self, num_layers: usize, is_meant: impl Fn(&str) -> bool) -> usize {
         (0..num_layers).filter(|&index| self.names(index).any(|name| is_meant(&name))).count()
     }
+}
+
+/// The names by which `peft` finds what an adapter is for and what it trains whole: the last word of a name where that means
+/// nothing else, else as much of it as all blocks share.
+pub(super) fn peft_names(adapter: &Adapter, spec: &DecoderSpec) -> (Vec<String>, Vec<String>) {
+    let modules = modules(spec);
+    let sites = || adapter.matrices().iter().flat_map(|adapted| &adapted.sites);
+    let is_target = |module: &Module| sites().any(|site| site.module == module.name);
+    let end = |name: &'static str| name.split_once("{}.").map_or(name, |(_, end)| end);
+    let mut targets: Vec<String> = Vec::new();
+    for module in modules.iter().filter(|module| is_target(module)) {
+        let name = module.known_name();
+        let word = name.rsplit('.').next().unwrap_or(name);
+        let is_unmistakable =
+            modules.iter().filter(|other| is_meant(other.known_name(), word)).all(is_target);
+        let name = if is_unmistakable { word } else { end(name) };
+        if !targets.iter().any(|known| known == name) {
+            targets.push(name.to_owned());
+        }
+    }
+    let saved = adapter.saved();
+    let is_copied = |part| part == Part::HeadWeight && spec.head.tied && saved.contains(&Part::TokenTable);
+    let is_saved = |module: &&Module| saved.contains(&module.part) || is_copied(module.part);
+    (targets, modules.iter().filter(is_saved).map(|module| end(module.known_name()).to_owned()).collect())
 }
 
 fn unknown(key: &str, name: &str, modules: &[Module]) -> ModelError {

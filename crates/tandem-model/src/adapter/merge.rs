@@ -1,0 +1,171 @@
+//! A base and an adapter as one ordinary model, merged layer by layer: `W + s · B A`, of DoRA each row at its own length.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+use tandem_kernels::{DType, Device, Kind};
+
+use super::files::AdapterFiles;
+use super::{Adapted, Adapter, PeftFolder};
+use crate::Result;
+use crate::decoder::Decoder;
+use crate::folder::ModelFolder;
+use crate::layout::{LayerId, LayerLayout, Part};
+use crate::load::WeightFiles;
+use crate::resident::FlatWeights;
+
+/// A base model with an adapter merged into it, ready to be read layer by layer; never more than that is in memory.
+///
+/// Where the base's head is its token table and the adapter adds to one of the two, they part: the merged model has a head of its own.
+pub struct Merged {
+    /// The base, with the adapter.
+    parts: Decoder,
+    base: WeightFiles,
+    adapter: AdapterFiles,
+    /// What comes of it.
+    decoder: Decoder,
+}
+
+impl Merged {
+    /// Opens the weights of both. `positions` is that of [`Decoder::new`].
+    ///
+    /// # Errors
+    /// If the adapter does not fit the model, or tensors of either are not as they should be.
+    pub fn open(model: &ModelFolder, folder: &PeftFolder, positions: usize) -> Result<Self> {
+        let spec = model.spec();
+        let adapter = Adapter::new(folder.config().clone(), spec)?;
+        let parted = spec.head.tied
+            && [Part::TokenTable, Part::HeadWeight].into_iter().any(|part| adapter.of(part).is_some());
+        let mut merged = spec.clone();
+        merged.head.tied &= !parted;
+        let parts = Decoder::new(spec.clone(), positions)?.with_adapter(adapter);
+        let (base, adapter) = (model.weights(&parts)?, folder.weights(&parts)?);
+        adapter.check_base(&base)?;
+        Ok(Self { parts, base, adapter, decoder: Decoder::new(merged, positions)? })
+    }
+
+    /// The merged model.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// Fills the flat f32 buffer of a layer of the merged model (`decoder().layout(layer).len` elements).
+    ///
+    /// # Panics
+    /// If the buffer is not of that length.
+    pub fn read_layer(&self, layer: LayerId, flat: &mut [f32]) {
+        let (parts, layout) = (&self.parts, self.decoder.layout(layer));
+        let (base, trained) = (parts.layout(layer), parts.trained(layer));
+        let index = parts.index(layer);
+        if base.params == layout.params {
+            self.base.read_layer(index, flat);
+        } else {
+            // A head that gets a matrix of its own.
+            flat.fill(0.0);
+            let mut values = vec![0.0; base.len];
+            self.base.read_layer(index, &mut values);
+            copy(base, &values, layout, flat);
+            self.read_table(&mut flat[layout.param(Part::HeadWeight).expect("it is parted").range()]);
+        }
+        let mut values = vec![0.0; trained.len];
+        self.adapter.read_layer(index, &mut values);
+        copy(trained, &values, layout, flat);
+        let adapter = parts.adapter().expect("it was made with one");
+        for adapted in adapter.matrices() {
+            if let Some(param) = layout.param(adapted.part) {
+                let (cols, range) = (param.cols, param.range());
+                merge(adapter, adapted, trained, &values, cols, &mut flat[range]);
+            }
+        }
+    }
+
+    /// The token table, before anything is added to it.
+    fn read_table(&self, out: &mut [f32]) {
+        let (base, trained) = (self.parts.layout(LayerId::Embedding), self.parts.trained(LayerId::Embedding));
+        let index = self.parts.index(LayerId::Embedding);
+        let (layout, is_own) = match trained.param(Part::TokenTable) {
+            Some(_) => (trained, true),
+            None => (base, false),
+        };
+        let mut values = vec![0.0; layout.len];
+        match is_own {
+            true => self.adapter.read_layer(index, &mut values),
+            false => self.base.read_layer(index, &mut values),
+        }
+        out.copy_from_slice(&values[layout.param(Part::TokenTable).expect("every model has one").range()]);
+    }
+
+    /// Reads every layer into device memory of the given kind.
+    ///
+    /// # Errors
+    /// If the device's memory does not suffice.
+    pub fn load(&self, device: &Device, kind: Kind) -> Result<FlatWeights> {
+        let mut layers = Vec::new();
+        for layer in self.decoder.layers() {
+            let mut flat = device.alloc(kind, 1, self.decoder.layout(layer).len, DType::F32)?;
+            if !device.is_meta() {
+                self.read_layer(layer, flat.view_mut().into_slice());
+            }
+            layers.push(flat);
+        }
+        Ok(FlatWeights { layers })
+    }
+}
+
+/// Copies the parameters that both layouts have.
+fn copy(from: &LayerLayout, values: &[f32], to: &LayerLayout, out: &mut [f32]) {
+    for param in &from.params {
+        if let Some(place) = to.param(param.part) {
+            out[place.range()].copy_from_slice(&values[param.range()]);
+        }
+    }
+}
+
+/// Adds its terms to a matrix of rows of `cols`.
+fn merge(
+    adapter: &Adapter,
+    adapted: &Adapted,
+    layout: &LayerLayout,
+    values: &[f32],
+    cols: usize,
+    matrix: &mut [f32],
+) {
+    let (rank, scale) = (adapter.config().rank, adapter.scale());
+    let parts = adapted.part.low_rank().expect("it has terms");
+    let of = |part: Part| layout.param(part).map(|param| &values[param.range()]);
+    let (a, b) = of(parts.a).zip(of(parts.b)).expect("every term has two factors");
+    if adapted.part == Part::TokenTable {
+        // A row of the table is looked up in A: `s · B a`.
+        matrix.par_chunks_mut(cols).zip(a.par_chunks(rank)).for_each(|(row, a)| {
+            for (value, b) in row.iter_mut().zip(b.chunks(rank)) {
+                let delta: f32 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+                *value += scale * delta;
+            }
+        });
+        return;
+    }
+    let magnitudes = parts.magnitude.and_then(of);
+    for (index, site) in adapted.sites.iter().enumerate() {
+        let a = &a[index * rank * cols..(index + 1) * rank * cols];
+        let elements = |rows: &Range<usize>, width: usize| rows.start * width..rows.end * width;
+        let b = &b[elements(&site.b_rows, rank)];
+        let magnitudes = magnitudes.map(|all| &all[site.b_rows.clone()]);
+        let rows =
+            matrix[elements(&site.rows, cols)].par_chunks_mut(cols).zip(b.par_chunks(rank)).enumerate();
+        rows.for_each_init(
+            || vec![0.0; cols],
+            |delta, (index, (row, b))| {
+                delta.fill(0.0);
+                for (b, a) in b.iter().zip(a.chunks(cols)) {
+                    delta.iter_mut().zip(a).for_each(|(delta, a)| *delta += b * a);
+                }
+                row.iter_mut().zip(&*delta).for_each(|(value, delta)| *value += scale * delta);
+                if let Some(magnitudes) = magnitudes {
+                    let square: f64 = row.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+                    let factor = (f64::from(magnitudes[index]) / square.sqrt()) as f32;
+                    row.iter_mut().for_each(|value| *value *= factor);
+                }
+            },
+        );
+    }
+}

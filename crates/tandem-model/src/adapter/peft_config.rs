@@ -1,0 +1,185 @@
+//! `adapter_config.json`, as the `peft` library has it.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::{Adapter, AdapterConfig, AdapterKind, Targets, targets};
+use crate::Result;
+use crate::config::Config;
+use crate::families::family_named;
+use crate::spec::DecoderSpec;
+
+/// Options that are read.
+const READ: [&str; 11] = [
+    "peft_type",
+    "task_type",
+    "base_model_name_or_path",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "use_rslora",
+    "use_dora",
+    "target_modules",
+    "modules_to_save",
+    "init_lora_weights",
+];
+
+/// Options that say how an adapter was made or is handled, not what it computes. `fan_in_fan_out` is set right by `peft` itself, by
+/// the kind of each module; whether tied weights stayed one is seen in the tensors.
+const HARMLESS: [&str; 14] = [
+    "auto_mapping",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "loftq_config",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+];
+
+/// Initialisations that leave the base as it was.
+const PLAIN_BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// What an `adapter_config.json` says.
+pub(super) struct PeftConfig {
+    pub(super) adapter: AdapterConfig,
+    /// Name or path of the base model.
+    pub(super) base: Option<String>,
+}
+
+impl PeftConfig {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, a value is not of its type, or an option is set that changes what the adapter computes and is not
+    /// there.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let config = Config::read(path)?;
+        let kind = config.word("peft_type", "LORA")?;
+        if kind != "LORA" {
+            return Err(config.error(format!("peft_type is {kind:?}; only \"LORA\" is supported")));
+        }
+        let task = config.word("task_type", "CAUSAL_LM")?;
+        if task != "CAUSAL_LM" {
+            return Err(config.error(format!("task_type is {task:?}; only \"CAUSAL_LM\" is supported")));
+        }
+        refuse_unknown(&config)?;
+        refuse_changed_base(&config)?;
+        let dropout = config.number("lora_dropout", 0.0)?;
+        if !(0.0..1.0).contains(&dropout) {
+            return Err(
+                config.error(format!("lora_dropout is {dropout}, expected a number from 0 to below 1"))
+            );
+        }
+        let adapter = AdapterConfig {
+            kind: if config.flag("use_dora", false)? { AdapterKind::Dora } else { AdapterKind::Lora },
+            rank: config.count("r")?,
+            alpha: config.number("lora_alpha", 8.0)?,
+            rank_stabilized: config.flag("use_rslora", false)?,
+            dropout,
+            targets: read_targets(&config)?,
+            modules_to_save: names(&config, "modules_to_save")?.unwrap_or_default(),
+        };
+        let base = config.word("base_model_name_or_path", "")?;
+        Ok(Self { adapter, base: (!base.is_empty()).then(|| base.to_owned()) })
+    }
+}
+
+/// Refuses options that are set and that we do not know: each may change what the adapter computes.
+fn refuse_unknown(config: &Config) -> Result<()> {
+    for (key, value) in config.as_map() {
+        let is_off = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(list) => list.is_empty(),
+            Value::Object(map) => map.is_empty(),
+            Value::String(word) => word.is_empty() || key == "bias" && word == "none",
+            _ => false,
+        };
+        if !is_off && !READ.contains(&key.as_str()) && !HARMLESS.contains(&key.as_str()) {
+            return Err(config.error(format!("{key} is {value}, which is not supported")));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses adapters that belong to a changed base, which `peft` makes anew when it loads them.
+fn refuse_changed_base(config: &Config) -> Result<()> {
+    let beginning = match config.as_map().get("init_lora_weights") {
+        Some(Value::String(word)) => word,
+        _ => return Ok(()),
+    };
+    if PLAIN_BEGINNINGS.contains(&beginning.as_str()) {
+        return Ok(());
+    }
+    Err(config.error(format!(
+        "init_lora_weights is {beginning:?}: such an adapter belongs to a base whose weights were changed when it was made; \
+         save it in peft with path_initial_model_for_weight_conversion, which makes it an ordinary one"
+    )))
+}
+
+fn read_targets(config: &Config) -> Result<Targets> {
+    match config.as_map().get("target_modules") {
+        Some(Value::String(word)) if word.eq_ignore_ascii_case("all-linear") => Ok(Targets::AllLinear),
+        Some(Value::String(pattern)) => Ok(Targets::Pattern(pattern.clone())),
+        _ => {
+            let names = names(config, "target_modules")?;
+            let names =
+                names.ok_or_else(|| config.error("target_modules is missing: it names what is adapted"))?;
+            Ok(Targets::Names(names))
+        }
+    }
+}
+
+/// A list of names, if the key is there.
+fn names(config: &Config, key: &str) -> Result<Option<Vec<String>>> {
+    let Some(value) = config.as_map().get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+    let words = value.as_array().map(|list| list.iter().map(|v| v.as_str().map(str::to_owned)).collect());
+    match words {
+        Some(Some(words)) => Ok(Some(words)),
+        _ => Err(config.error(format!("{key} is {value}, expected a list of names"))),
+    }
+}
+
+/// The text of an `adapter_config.json` that `peft` reads as this adapter. Options that an older version would not know are left
+/// out: they have their defaults.
+pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Value {
+    let AdapterConfig { kind, rank, alpha, rank_stabilized, dropout, .. } = *adapter.config();
+    let family = family_named(spec.family).expect("specs come from families");
+    let (targets, saved) = targets::peft_names(adapter, spec);
+    let transposed = adapter
+        .matrices()
+        .iter()
+        .any(|adapted| family.order(adapted.part) == crate::families::Order::Transposed);
+    // peft holds it as an integer, and takes others.
+    let alpha = if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
+    let entries = [
+        ("alpha_pattern", json!({})),
+        ("auto_mapping", Value::Null),
+        ("base_model_name_or_path", base.into()),
+        ("bias", "none".into()),
+        ("fan_in_fan_out", transposed.into()),
+        ("inference_mode", true.into()),
+        ("init_lora_weights", true.into()),
+        ("layers_pattern", Value::Null),
+        ("layers_to_transform", Value::Null),
+        ("lora_alpha", alpha),
+        ("lora_dropout", dropout.into()),
+        ("modules_to_save", if saved.is_empty() { Value::Null } else { saved.into() }),
+        ("peft_type", "LORA".into()),
+        ("r", rank.into()),
+        ("rank_pattern", json!({})),
+        ("revision", Value::Null),
+        ("target_modules", targets.into()),
+        ("task_type", "CAUSAL_LM".into()),
+        ("use_dora", (kind == AdapterKind::Dora).into()),
+        ("use_rslora", rank_stabilized.into()),
+    ];
+    Value::Object(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
+}

@@ -1,0 +1,117 @@
+//! What the `peft` library calls the tensors of an adapter, and where they lie in our buffers.
+
+use super::{Adapted, Adapter};
+use crate::decoder::Decoder;
+use crate::families::{self, Family, Order, Piece};
+use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
+
+/// What stands before the name of every module.
+pub(super) const PREFIX: &str = "base_model.model.";
+
+/// The name in an adapter of a module or tensor that is called `name` in a model's files.
+pub(super) fn adapter_name(family: &dyn Family, name: &str) -> String {
+    let renamed = family.renamed().and_then(|(file, memory)| Some((memory, name.strip_prefix(file)?)));
+    match renamed {
+        Some((memory, rest)) if rest.is_empty() || rest.starts_with('.') => format!("{PREFIX}{memory}{rest}"),
+        _ => format!("{PREFIX}{name}"),
+    }
+}
+
+/// Every tensor of what an adapter trains of a layer, by its place in the layer's flat buffer.
+///
+/// # Panics
+/// If the decoder has no adapter.
+pub(super) fn pieces(family: &dyn Family, decoder: &Decoder, layer: LayerId) -> Vec<Piece> {
+    let adapter = decoder.adapter().expect("a decoder with an adapter");
+    let layout = decoder.trained(layer);
+    let mut all = Vec::new();
+    for param in &layout.params {
+        match term_of(adapter, param.part) {
+            Some((adapted, role)) => {
+                all.extend(factors(family, adapter.config().rank, adapted, role, param, layer));
+            }
+            None => {
+                let one = LayerLayout { params: vec![*param], ..layout.clone() };
+                let mut whole = families::pieces(family, decoder.spec(), layer, &one);
+                for piece in &mut whole {
+                    piece.name = adapter_name(family, &piece.name);
+                }
+                all.extend(whole);
+            }
+        }
+    }
+    all
+}
+
+/// The head's tensor that goes beside a token table which trains whole, where the two are one: `peft` has them apart.
+pub(super) fn tied_copy(family: &dyn Family, decoder: &Decoder) -> Option<Piece> {
+    let adapter = decoder.adapter()?;
+    let is_copied = decoder.spec().head.tied && adapter.saved().contains(&Part::TokenTable);
+    let table = pieces(family, decoder, LayerId::Embedding).into_iter().find(|p| p.part == Part::TokenTable);
+    let mut copy = table.filter(|_| is_copied)?;
+    copy.name = adapter_name(family, family.names(Part::HeadWeight).first()?);
+    Some(copy)
+}
+
+/// Which tensor of a term a parameter holds.
+#[derive(Clone, Copy)]
+enum Role {
+    A,
+    B,
+    Magnitude,
+}
+
+fn term_of(adapter: &Adapter, part: Part) -> Option<(&Adapted, Role)> {
+    adapter.matrices().iter().find_map(|adapted| {
+        let parts = adapted.part.low_rank()?;
+        let role = match part {
+            _ if part == parts.a => Role::A,
+            _ if part == parts.b => Role::B,
+            _ if parts.magnitude == Some(part) => Role::Magnitude,
+            _ => return None,
+        };
+        Some((adapted, role))
+    })
+}
+
+/// The tensors of a parameter that holds one factor of all sites of a matrix.
+fn factors(
+    family: &dyn Family,
+    rank: usize,
+    adapted: &Adapted,
+    role: Role,
+    param: &ParamSpec,
+    layer: LayerId,
+) -> Vec<Piece> {
+    // Outputs come in the order of the matrix's rows.
+    let outputs = match family.order(adapted.part) {
+        Order::HeadInterleaved => Order::HeadInterleaved,
+        Order::Rows | Order::Transposed => Order::Rows,
+    };
+    let is_table = adapted.part == Part::TokenTable;
+    let piece = |(index, site): (usize, &super::Site)| {
+        let module = match layer {
+            LayerId::Block(index) => site.module.replace("{}", &index.to_string()),
+            _ => site.module.to_owned(),
+        };
+        let (outs, cols) = (site.b_rows.clone(), param.cols);
+        let (end, start, rows, cols, order) = match role {
+            _ if is_table && matches!(role, Role::A) => {
+                ("lora_embedding_A", 0, param.rows, cols, Order::Transposed)
+            }
+            _ if is_table => ("lora_embedding_B", 0, param.rows, cols, Order::Rows),
+            Role::A => ("lora_A.weight", index * rank * cols, rank, cols, Order::Rows),
+            Role::B => ("lora_B.weight", outs.start * cols, outs.len(), cols, outputs),
+            Role::Magnitude => ("lora_magnitude_vector", outs.start, 1, outs.len(), outputs),
+        };
+        let shape = match (role, order) {
+            (Role::Magnitude, _) => vec![cols],
+            (_, Order::Transposed) => vec![cols, rows],
+            _ => vec![rows, cols],
+        };
+        let name = format!("{}.{end}", adapter_name(family, &module));
+        let start = param.offset + start;
+        Piece { name, shape, part: param.part, range: start..start + rows * cols, rows, cols, order }
+    };
+    adapted.sites.iter().enumerate().map(piece).collect()
+}

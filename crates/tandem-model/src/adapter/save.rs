@@ -1,0 +1,56 @@
+//! Writing an adapter as a folder that the `peft` library loads.
+
+use std::path::Path;
+
+use tandem_kernels::DType;
+
+use super::peft::{CONFIG, WEIGHTS};
+use super::peft_config;
+use super::pieces::{pieces, tied_copy};
+use crate::decoder::Decoder;
+use crate::families::family_named;
+use crate::folder::ModelFolder;
+use crate::layout::LayerId;
+use crate::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
+use crate::tensor_file::{LayerReader, Tensor, write_tensors};
+use crate::{ModelError, Result};
+
+/// Writes what trains of `decoder` in f32 to `destination`, replacing a folder of that name with all that is in it. The adapter's
+/// config says where the folder of the `base` is, whose tokenizer and chat template are copied. `read` fills the flat buffer of what
+/// trains of a layer (`trained(layer).len` elements); it is asked for layers in which something trains, in their order.
+///
+/// # Errors
+/// If the decoder has no adapter, the disk refuses (nothing is left behind and an older folder stays whole) or `read` fails.
+pub fn save_adapter(
+    destination: &Path,
+    base: &ModelFolder,
+    decoder: &Decoder,
+    read: &mut dyn FnMut(LayerId, &mut [f32]) -> Result<()>,
+) -> Result<()> {
+    let adapter =
+        decoder.adapter().ok_or_else(|| ModelError::Invalid("the model has no adapter to write".into()))?;
+    let family = family_named(decoder.spec().family).expect("specs come from families");
+    let mut tensors = Vec::new();
+    for layer in decoder.layers() {
+        let tensor = |piece| Tensor { layer, len: decoder.trained(layer).len, piece };
+        tensors.extend(pieces(family, decoder, layer).into_iter().map(tensor));
+        if layer == LayerId::Embedding {
+            tensors.extend(tied_copy(family, decoder).into_iter().map(tensor));
+        }
+    }
+    // Absolute: whoever loads the adapter looks for its base from a folder of their own.
+    let place = std::path::absolute(base.path()).map_err(|e| ModelError::io(base.path(), e))?;
+    let config = peft_config::to_json(adapter, decoder.spec(), &place.to_string_lossy());
+    write_folder(destination, &mut |folder| {
+        write_json(&folder.join(CONFIG), &config)?;
+        copy_files(base.path(), &TOKENIZER_FILES, folder)?;
+        let mut layers = LayerReader::new(read);
+        write_tensors(
+            &folder.join(WEIGHTS),
+            &tensors,
+            DType::F32,
+            decoder.spec().attention.heads,
+            &mut layers,
+        )
+    })
+}
