@@ -44,7 +44,6 @@ const OF_THE_HEAD: [&str; 3] = ["llama-tables", "neox-head", "tied-head"];
 
 /// A golden model and an adapter of it in a folder.
 struct Adapted {
-    name: &'static str,
     base: Golden,
     folder: TempDir,
     golden: Value,
@@ -56,7 +55,7 @@ impl Adapted {
         let golden: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
         let model = golden["model"].as_str().unwrap();
         let base = Golden::new(support::ALL.into_iter().find(|name| *name == model).unwrap());
-        let adapted = Self { name, base, folder: TempDir::new().unwrap(), golden };
+        let adapted = Self { base, folder: TempDir::new().unwrap(), golden };
         fs::write(adapted.path().join("adapter_config.json"), adapted.golden["adapter_config"].to_string())
             .unwrap();
         adapted.write(&adapted.tensors());

@@ -34,7 +34,7 @@ impl AdapterFiles {
         let mut tied_name = None;
         for layer in whole.layers() {
             let mut found = pieces(family, whole, layer);
-            for piece in found.iter_mut() {
+            for piece in &mut found {
                 match locate(&*archive, family, piece) {
                     Ok(name) => piece.name = name,
                     Err(problem) => problems.push(problem),

@@ -71,7 +71,7 @@ impl PeftFolder {
         let Some(base) = self.base_model() else {
             return Err(ModelError::format(
                 &self.path.join(CONFIG),
-                "names no base_model_name_or_path; name the base model",
+                "names no base_model_name_or_path; say where the base model is (--base)",
             ));
         };
         let above = self.path.parent().filter(|parent| parent.join(CONFIG).is_file());
@@ -84,7 +84,7 @@ impl PeftFolder {
         found.ok_or_else(|| {
             ModelError::format(
                 &self.path.join(CONFIG),
-                format!("says that the base model is {base:?}, and no model folder is there; name the folder that it is in"),
+                format!("says that the base model is {base:?}, and no model folder is there; say where it is (--base)"),
             )
         })
     }
