@@ -26,6 +26,7 @@ pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<
         let models = folder.join("models");
         let settings = Settings {
             model: models.join("llama-tiny-tied"),
+            adapter: None,
             reference: format!("kind = \"model\"\nmodel = {:?}", models.join("llama-tiny-tied-ref")),
             data: rows.clone(),
             eval: Some(rows.clone()),

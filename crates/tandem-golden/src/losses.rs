@@ -26,6 +26,7 @@ fn settings(folder: &Path, model: &str, data: &str, objective: String) -> Settin
     let models = folder.join("models");
     Settings {
         model: models.join(model),
+        adapter: None,
         reference: format!("kind = \"model\"\nmodel = {:?}", models.join(format!("{model}-ref"))),
         data: data_file(folder, data),
         eval: None,

@@ -10,6 +10,8 @@ use serde_json::Value;
 pub struct Settings {
     /// The policy's folder.
     pub model: PathBuf,
+    /// The `[adapter]` table's lines, if an adapter trains.
+    pub adapter: Option<String>,
     /// The `[reference]` table's lines.
     pub reference: String,
     /// A JSONL file.
@@ -40,9 +42,10 @@ impl Settings {
     /// The file, for a run that writes to `output` and caches in `cache`.
     pub fn toml(&self, output: &Path, cache: &Path) -> String {
         let eval = self.eval.as_ref().map_or(String::new(), |path| format!("eval = {path:?}\n"));
+        let adapter = self.adapter.as_ref().map_or(String::new(), |lines| format!("[adapter]\n{lines}\n"));
         format!(
             "method = \"dpo\"\nmodel = {:?}\noutput = {:?}\nseed = 42\n\
-             [reference]\n{}\n\
+             {adapter}[reference]\n{}\n\
              [data]\ntrain = {:?}\n{eval}cache = {cache:?}\nmax_length = 1024\norder = \"sequential\"\n\
              [objective]\n{}\n\
              [train]\nbatch_size = {}\nmicro_batch_size = {}\nsteps = {}\noptimizer = {:?}\nlearning_rate = {:e}\n\

@@ -1,4 +1,4 @@
-//! Tensors of a `model.safetensors`, as numbers.
+//! Tensors of a `model.safetensors` or an `adapter_model.safetensors`, as numbers.
 
 use std::path::Path;
 
@@ -14,12 +14,14 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads a folder's `model.safetensors`.
+    /// Reads the weights of a model's folder, or of an adapter's.
     ///
     /// # Errors
     /// If it cannot be read or is not f32 throughout.
     pub fn read(folder: &Path) -> Result<Self> {
-        let path = folder.join("model.safetensors");
+        let [model, adapter] =
+            ["model.safetensors", "adapter_model.safetensors"].map(|name| folder.join(name));
+        let path = if adapter.exists() { adapter } else { model };
         let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
         let file = SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
         let wrong = file.iter().find(|(_, tensor)| tensor.dtype() != safetensors::Dtype::F32);
