@@ -22,6 +22,7 @@ pub mod forest;
 pub mod format;
 pub mod meta;
 pub mod ops;
+pub mod states;
 pub mod tensor;
 
 pub use arena::{Kind, MemoryUse};
@@ -32,6 +33,7 @@ pub use error::KernelError;
 pub use forest::{Forest, Prediction, Segment};
 pub use format::Format;
 pub use half::bf16;
+pub use states::{Dither, Moment, STATE_BLOCK, StateForm, States, StatesMut, StatesView};
 pub use tensor::{Tensor, View, ViewMut};
 
 /// The result of a kernel operation.

@@ -131,6 +131,12 @@ impl<'a> View<'a> {
         Self { pointer, rows, cols, stride: cols, dtype, lifetime: PhantomData }
     }
 
+    /// Host memory as one row.
+    pub fn of_slice(values: &'a [f32]) -> Self {
+        let (pointer, cols) = (values.as_ptr().cast(), values.len());
+        Self { pointer, rows: 1, cols, stride: cols, dtype: DType::F32, lifetime: PhantomData }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

@@ -24,6 +24,7 @@ mod product;
 pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod scratch;
+pub(crate) mod states;
 mod team;
 pub(crate) mod tile;
 pub(crate) mod vector;

@@ -1,20 +1,25 @@
-//! Optimiser steps over flat buffers: one pass over memory, with the compute copy written at once.
+//! Optimiser steps over flat buffers: one pass over memory, with the compute copy written at once. States that are not kept in
+//! f32 become it, and are rounded again, chunk by chunk in the first-level cache.
 
 use std::ops::Range;
 
 use super::convert::convert;
 use super::exact::to_f32;
 use super::rows::RowsMut;
+use super::states::{Kept, flat};
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, Isa};
 use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK};
-use crate::{DType, ViewMut, bf16};
+use crate::{DType, STATE_BLOCK, StatesMut, ViewMut, bf16};
 
 /// Elements per block.
 const BLOCK: usize = SQUARES_BLOCK;
 
 /// Elements per chunk of a block: the copy of the new weights is made while they are in the first-level cache.
 const CHUNK: usize = 1 << 10;
+
+// A chunk begins with a block of states.
+const _: () = assert!(CHUNK.is_multiple_of(STATE_BLOCK) && BLOCK.is_multiple_of(CHUNK));
 
 impl Cpu {
     pub(crate) fn adamw(
@@ -23,19 +28,25 @@ impl Cpu {
         grad_scale: f32,
         grad: Gradient,
         master: ViewMut,
-        m: ViewMut,
-        v: ViewMut,
+        m: StatesMut,
+        v: StatesMut,
         copy: Option<ViewMut>,
     ) {
         let step = AdamStep::new(config, grad_scale);
-        let [master, m, v] = [master, m, v].map(flat);
-        let copy = Copy::new(copy);
+        let (master, m, v) = (flat(master), Kept::new(m), Kept::new(v));
+        let (copy, isa) = (Copy::new(copy), self.isa());
         self.for_chunks(grad, |range, grad| {
-            // SAFETY: chunks are disjoint.
-            let [master, m, v] = unsafe { [&master, &m, &v].map(|x| x.part(0, range.start, range.len())) };
-            // SAFETY: all four are the length of the chunk.
-            unsafe { adam(self.isa(), &step, grad, master, m, v) };
-            copy.write(self.isa(), range, master);
+            let mut room = [[0.0; CHUNK]; 2];
+            let [m_room, v_room] = &mut room;
+            // SAFETY: chunks are disjoint, and of whole blocks of states but for the last; all slices are the length of the chunk.
+            unsafe {
+                let master = master.part(0, range.start, range.len());
+                let (m_now, v_now) = (m.open(isa, &range, m_room), v.open(isa, &range, v_room));
+                adam(isa, &step, grad, master, m_now, v_now);
+                m.close(isa, &range, m_now);
+                v.close(isa, &range, v_now);
+                copy.write(isa, range, master);
+            }
         });
     }
 
@@ -45,18 +56,22 @@ impl Cpu {
         grad_scale: f32,
         grad: Gradient,
         master: ViewMut,
-        v: ViewMut,
+        v: StatesMut,
         copy: Option<ViewMut>,
     ) {
         let step = RmsStep::new(config, grad_scale);
-        let [master, v] = [master, v].map(flat);
-        let copy = Copy::new(copy);
+        let (master, v) = (flat(master), Kept::new(v));
+        let (copy, isa) = (Copy::new(copy), self.isa());
         self.for_chunks(grad, |range, grad| {
-            // SAFETY: chunks are disjoint.
-            let [master, v] = unsafe { [&master, &v].map(|x| x.part(0, range.start, range.len())) };
-            // SAFETY: all three are the length of the chunk.
-            unsafe { rms(self.isa(), &step, grad, master, v) };
-            copy.write(self.isa(), range, master);
+            let mut room = [0.0; CHUNK];
+            // SAFETY: as above.
+            unsafe {
+                let master = master.part(0, range.start, range.len());
+                let v_now = v.open(isa, &range, &mut room);
+                rms(isa, &step, grad, master, v_now);
+                v.close(isa, &range, v_now);
+                copy.write(isa, range, master);
+            }
         });
     }
 
@@ -98,11 +113,6 @@ fn for_chunks_of(isa: Isa, grad: Gradient, block: Range<usize>, mut chunk: impl 
     }
 }
 
-fn flat(x: ViewMut<'_>) -> RowsMut<'_, f32> {
-    let len = x.len();
-    RowsMut::new(x.reshape(1, len))
-}
-
 /// Where the new weights are copied to.
 enum Copy<'a> {
     None,
@@ -113,11 +123,9 @@ enum Copy<'a> {
 impl<'a> Copy<'a> {
     fn new(copy: Option<ViewMut<'a>>) -> Self {
         let Some(copy) = copy else { return Self::None };
-        let len = copy.len();
-        let copy = copy.reshape(1, len);
         match copy.dtype() {
-            DType::F32 => Self::F32(RowsMut::new(copy)),
-            DType::Bf16 => Self::Bf16(RowsMut::new(copy)),
+            DType::F32 => Self::F32(flat(copy)),
+            DType::Bf16 => Self::Bf16(flat(copy)),
         }
     }
 

@@ -38,6 +38,8 @@ pub use linear::{bias_backward, linear, linear_add, linear_backward_input, linea
 pub use low_rank::low_rank_row_norms;
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
-pub use optimizer::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, rmsprop, sum_of_squares};
+pub use optimizer::{
+    AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, copy_states, rmsprop, sum_of_squares,
+};
 pub use pack::{StoredNf4, pack, pack_stored_int8, pack_stored_nf4, unpack};
 pub use rope::{RopeTable, rope};

@@ -1,8 +1,9 @@
-//! Optimisers, fused over flat f32 buffers: one pass over memory, with the compute copy written at once.
+//! Optimisers, fused over flat buffers: one pass over memory, with the compute copy written at once.
 
 use super::check;
 use crate::exact::ExactView;
-use crate::{Device, KernelError, Result, View, ViewMut};
+use crate::states::CodesMut;
+use crate::{DType, Device, KernelError, Moment, Result, StatesMut, StatesView, View, ViewMut};
 
 /// A gradient as a row of numbers, in either form that it is summed in.
 #[derive(Clone, Copy)]
@@ -97,8 +98,9 @@ pub struct RmsProp {
     pub weight_decay: f64,
 }
 
-/// One step on `master`, `m`, `v` (f32, all `[1,N]`). The gradient is `grad · grad_scale` (clipping and averaging).
-/// `copy`, where given, receives the new weights in its type.
+/// One step on `master` (f32 `[1,N]`) and the states `m` and `v`, in any form. The gradient is `grad · grad_scale` (clipping and
+/// averaging). `copy`, where given, receives the new weights in its type. The weights move by the states as they are before
+/// these are rounded.
 ///
 /// # Errors
 /// If shapes or types do not fit, or an operand is not contiguous.
@@ -108,27 +110,29 @@ pub fn adamw<'a>(
     grad_scale: f32,
     grad: impl Into<Gradient<'a>>,
     master: ViewMut,
-    m: ViewMut,
-    v: ViewMut,
+    m: impl Into<StatesMut<'a>>,
+    v: impl Into<StatesMut<'a>>,
     copy: Option<ViewMut>,
 ) -> Result<()> {
     const OP: &str = "adamw";
-    let grad = grad.into();
-    check_flat(OP, &grad, &[("master", &master), ("m", &m), ("v", &v)], copy.as_ref())?;
+    let (grad, m, v) = (grad.into(), m.into(), v.into());
+    let states = [("m", &m, Moment::First), ("v", &v, Moment::Second)];
+    check_flat(OP, &grad, &master, &states, copy.as_ref())?;
     if config.step == 0 {
         return Err(KernelError::invalid(OP, "steps count from 1"));
     }
     match device {
         Device::Cpu(cpu) => cpu.adamw(config, grad_scale, grad, master, m, v, copy),
         Device::Meta(ledger) => {
-            let moved = grad.num_bytes() + 6 * master.num_bytes() + copy.map_or(0, |c| c.num_bytes());
+            let kept = master.num_bytes() + m.num_bytes() + v.num_bytes();
+            let moved = grad.num_bytes() + 2 * kept + copy.map_or(0, |c| c.num_bytes());
             ledger.record(OP, 14.0 * grad.len() as f64, moved as f64);
         }
     }
     Ok(())
 }
 
-/// One step on `master` and `v` (f32, both `[1,N]`); `grad_scale` and `copy` as in [`adamw`].
+/// One step on `master` and `v`; they, `grad_scale` and `copy` as in [`adamw`].
 ///
 /// # Errors
 /// If shapes or types do not fit, or an operand is not contiguous.
@@ -138,16 +142,17 @@ pub fn rmsprop<'a>(
     grad_scale: f32,
     grad: impl Into<Gradient<'a>>,
     master: ViewMut,
-    v: ViewMut,
+    v: impl Into<StatesMut<'a>>,
     copy: Option<ViewMut>,
 ) -> Result<()> {
     const OP: &str = "rmsprop";
-    let grad = grad.into();
-    check_flat(OP, &grad, &[("master", &master), ("v", &v)], copy.as_ref())?;
+    let (grad, v) = (grad.into(), v.into());
+    check_flat(OP, &grad, &master, &[("v", &v, Moment::Second)], copy.as_ref())?;
     match device {
         Device::Cpu(cpu) => cpu.rmsprop(config, grad_scale, grad, master, v, copy),
         Device::Meta(ledger) => {
-            let moved = grad.num_bytes() + 4 * master.num_bytes() + copy.map_or(0, |c| c.num_bytes());
+            let kept = master.num_bytes() + v.num_bytes();
+            let moved = grad.num_bytes() + 2 * kept + copy.map_or(0, |c| c.num_bytes());
             ledger.record(OP, 10.0 * grad.len() as f64, moved as f64);
         }
     }
@@ -188,22 +193,66 @@ pub fn block_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>, blocks: &m
     Ok(())
 }
 
-/// All operands are contiguous and of the gradient's shape; gradient and states are f32.
+/// Copies states as they are kept.
+///
+/// # Errors
+/// If form or length differ.
+pub fn copy_states(device: &Device, src: StatesView, dst: StatesMut) -> Result<()> {
+    const OP: &str = "copy_states";
+    if src.len() != dst.len() {
+        return Err(KernelError::invalid(OP, format!("{} states into room for {}", src.len(), dst.len())));
+    }
+    match (src, dst) {
+        (StatesView::F32(src), StatesMut::F32(dst)) | (StatesView::Bf16(src), StatesMut::Bf16(dst, _)) => {
+            check::same_type(OP, "dst", &dst, &src)?;
+            super::cast(device, src, dst)
+        }
+        (StatesView::EightBit(src), StatesMut::EightBit(dst)) => {
+            let Some((src_codes, src_scales)) = src.tensors().filter(|_| src.moment() == dst.moment()) else {
+                return Err(KernelError::invalid(OP, "blocks begin elsewhere, or are of another moment"));
+            };
+            let (dst_codes, dst_scales) = dst.into_tensors();
+            // Words that hold codes are moved, not computed with.
+            super::cast(device, src_codes, dst_codes)?;
+            super::cast(device, src_scales, dst_scales)
+        }
+        _ => Err(KernelError::invalid(OP, "states of one form into another")),
+    }
+}
+
+/// All operands are contiguous and of the gradient's shape, and states are of the moment that they are taken for.
 fn check_flat(
     op: &'static str,
     grad: &Gradient,
-    states: &[(&'static str, &ViewMut)],
+    master: &ViewMut,
+    states: &[(&'static str, &StatesMut, Moment)],
     copy: Option<&ViewMut>,
 ) -> Result<()> {
     grad.check(op, "grad")?;
-    for (name, state) in states {
-        check::is_f32(op, name, *state)?;
-        check::shape(op, name, *state, 1, grad.len())?;
-        check::contiguous(op, name, state.is_contiguous())?;
+    let flat = |name, view: &ViewMut, dtype: Option<DType>| {
+        if dtype == Some(DType::F32) {
+            check::is_f32(op, name, view)?;
+        }
+        check::shape(op, name, view, 1, grad.len())?;
+        check::contiguous(op, name, view.is_contiguous())
+    };
+    flat("master", master, Some(DType::F32))?;
+    for (name, state, moment) in states {
+        match state {
+            StatesMut::F32(view) => flat(name, view, Some(DType::F32))?,
+            StatesMut::Bf16(view, _) => flat(name, view, None)?,
+            StatesMut::EightBit(codes) => check_codes(op, name, codes, *moment, grad.len())?,
+        }
     }
-    if let Some(copy) = copy {
-        check::shape(op, "copy", copy, 1, grad.len())?;
-        check::contiguous(op, "copy", copy.is_contiguous())?;
+    copy.map_or(Ok(()), |copy| flat("copy", copy, None))
+}
+
+fn check_codes(op: &'static str, name: &str, codes: &CodesMut, moment: Moment, len: usize) -> Result<()> {
+    if codes.len() != len {
+        return Err(KernelError::invalid(op, format!("{name} has {} elements, expected {len}", codes.len())));
+    }
+    if codes.moment() != moment {
+        return Err(KernelError::invalid(op, format!("{name} is kept as another moment")));
     }
     Ok(())
 }

@@ -1,0 +1,304 @@
+//! Optimiser states in bf16 and 8 bits: to f32 for an update, and back.
+
+use std::ops::Range;
+
+use super::Isa;
+use super::convert::convert;
+use super::rows::RowsMut;
+use super::vector::{for_lanes, vector_kernel};
+use crate::states::{Dither, Moment, STATE_BLOCK, StatesMut, StatesView};
+use crate::{ViewMut, bf16};
+
+/// States that threads take in chunks, each its own.
+pub(super) enum Kept<'a> {
+    F32(RowsMut<'a, f32>),
+    Bf16(RowsMut<'a, bf16>, Dither),
+    EightBit { map: &'static Map, codes: RowsMut<'a, u8>, scales: RowsMut<'a, f32> },
+}
+
+impl<'a> Kept<'a> {
+    pub(super) fn new(states: StatesMut<'a>) -> Self {
+        match states {
+            StatesMut::F32(view) => Self::F32(flat(view)),
+            StatesMut::Bf16(view, dither) => Self::Bf16(flat(view), dither),
+            StatesMut::EightBit(view) => {
+                let map = Map::of(view.moment());
+                let (codes, scales) = view.into_parts();
+                Self::EightBit { map, codes: RowsMut::from_slice(codes), scales: RowsMut::from_slice(scales) }
+            }
+        }
+    }
+
+    /// A chunk as f32: where it lies, or in `room`. Then [`Self::close`].
+    ///
+    /// # Safety
+    /// While the result lives, no other part that overlaps it may exist. In 8 bits the chunk begins with a block.
+    pub(super) unsafe fn open<'b>(
+        &'b self,
+        isa: Isa,
+        chunk: &Range<usize>,
+        room: &'b mut [f32],
+    ) -> &'b mut [f32] {
+        let room = &mut room[..chunk.len()];
+        // SAFETY: the caller's promise; slices are of one length, and there is a scale for each block.
+        unsafe {
+            match self {
+                Self::F32(states) => return states.part(0, chunk.start, chunk.len()),
+                Self::Bf16(states, _) => convert(isa, states.part(0, chunk.start, chunk.len()), room),
+                Self::EightBit { map, codes, scales } => {
+                    decode(isa, map, codes.part(0, chunk.start, chunk.len()), blocks(scales, chunk), room);
+                }
+            }
+        }
+        room
+    }
+
+    /// Keeps what has become of an opened chunk.
+    ///
+    /// # Safety
+    /// No other part that overlaps the chunk may exist. In 8 bits the chunk begins with a block.
+    pub(super) unsafe fn close(&self, isa: Isa, chunk: &Range<usize>, values: &[f32]) {
+        debug_assert_eq!(values.len(), chunk.len());
+        // SAFETY: the caller's promise; slices are of one length, and there is a scale for each block.
+        unsafe {
+            match self {
+                Self::F32(_) => {}
+                Self::Bf16(states, dither) => {
+                    round(isa, dither.after(chunk.start), values, states.part(0, chunk.start, chunk.len()));
+                }
+                Self::EightBit { map, codes, scales } => {
+                    encode(isa, map, values, codes.part(0, chunk.start, chunk.len()), blocks(scales, chunk));
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn flat<E: crate::Element>(x: ViewMut<'_>) -> RowsMut<'_, E> {
+    let len = x.len();
+    RowsMut::new(x.reshape(1, len))
+}
+
+/// The scales of a chunk's blocks.
+#[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+unsafe fn blocks<'b>(scales: &'b RowsMut<'_, f32>, chunk: &Range<usize>) -> &'b mut [f32] {
+    let first = chunk.start / STATE_BLOCK;
+    // SAFETY: the caller's promise.
+    unsafe { scales.part(0, first, chunk.end.div_ceil(STATE_BLOCK) - first) }
+}
+
+/// As f32, on the calling thread.
+pub(crate) fn read(states: StatesView<'_>, out: &mut [f32]) {
+    match states {
+        StatesView::F32(view) => out.copy_from_slice(view.as_slice()),
+        StatesView::Bf16(view) => {
+            out.iter_mut().zip(view.as_slice::<bf16>()).for_each(|(out, x)| *out = x.to_f32());
+        }
+        StatesView::EightBit(view) => {
+            let (mut codes, scales, skipped) = view.parts();
+            let (map, mut out, mut room) = (Map::of(view.moment()), out, STATE_BLOCK - skipped);
+            for scale in scales {
+                let count = room.min(codes.len());
+                let (mine, rest) = codes.split_at(count);
+                let (values, after) = out.split_at_mut(count);
+                for (value, &code) in values.iter_mut().zip(mine) {
+                    *value = map.values[usize::from(code)] * scale;
+                }
+                (codes, out, room) = (rest, after, STATE_BLOCK);
+            }
+        }
+    }
+}
+
+/// From f32, to the nearest, on the calling thread.
+pub(crate) fn write(isa: Isa, values: &[f32], states: StatesMut<'_>) {
+    match states {
+        StatesMut::F32(view) => view.into_slice().copy_from_slice(values),
+        StatesMut::Bf16(view, _) => convert(isa, values, view.into_slice::<bf16>()),
+        StatesMut::EightBit(view) => {
+            let map = Map::of(view.moment());
+            let (codes, scales) = view.into_parts();
+            assert_eq!(values.len(), codes.len());
+            // SAFETY: slices are of one length, and there is a scale for each block.
+            unsafe { encode(isa, map, values, codes, scales) };
+        }
+    }
+}
+
+vector_kernel! {
+    /// `to = values`, rounded up with the probability of what would be cut off. The slices are of one length.
+    unsafe fn round<V: Vector>(dither: Dither, values: &[f32], to: &mut [bf16]) {
+        for (index, (to, value)) in to.iter_mut().zip(values).enumerate() {
+            *to = rounded(*value, drawn(dither.key, dither.first.wrapping_add(index as u32)));
+        }
+    }
+}
+
+/// A number for a place: Ellis's `lowbias32` finaliser (public domain) of key and place.
+#[inline(always)]
+fn drawn(key: u32, place: u32) -> u32 {
+    let x = place ^ key;
+    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+/// Adds half a word of what was drawn to the half that bf16 lacks. What is not finite stays that.
+#[inline(always)]
+fn rounded(value: f32, drawn: u32) -> bf16 {
+    let bits = value.to_bits();
+    let up = bits.wrapping_add(drawn >> 16) >> 16;
+    let kept = (bits >> 16) | if value.is_nan() { 0x40 } else { 0 };
+    bf16::from_bits(if value.is_finite() { up as u16 } else { kept as u16 })
+}
+
+/// One decade of a map: its codes are the middles of `1 / slope` wide steps.
+#[derive(Clone, Copy)]
+struct Decade {
+    /// Where it begins: half-way between the last code below and its first.
+    bound: f32,
+    /// A magnitude's step, counted from the map's zero, is `slope · magnitude + offset` rounded to the nearest.
+    slope: f32,
+    offset: f32,
+    /// Its last step.
+    last: f32,
+}
+
+/// A dynamic map of 256 codes: numbers in [-1, 1] or [0, 1].
+///
+/// Code 0 is zero. Of the signed map codes 1 to 127 are the steps of the seven decades in their order, 128 + n is the
+/// negative of n, and 128, which that would waste on a second zero, is 1. Of the unsigned one 1 to 254 are the steps and 255 is 1.
+pub(super) struct Map {
+    values: [f32; 256],
+    decades: [Decade; DECADES],
+    /// What is smaller becomes zero, or `least` if it is not zero.
+    smallest: f32,
+    least: f32,
+    /// Added to the code of what is negative.
+    negative: f32,
+    /// What is not below becomes 1, which is this code.
+    top: f32,
+    one: f32,
+}
+
+const DECADES: usize = 7;
+
+static SIGNED: Map = Map::new(true);
+static UNSIGNED: Map = Map::new(false);
+
+/// Scales below this are zero: the smallest code times a scale is always a normal number.
+const SMALLEST_SCALE: f32 = 1.0 / (1u128 << 100) as f32;
+
+impl Map {
+    fn of(moment: Moment) -> &'static Self {
+        match moment {
+            Moment::First => &SIGNED,
+            Moment::Second => &UNSIGNED,
+        }
+    }
+
+    const fn new(signed: bool) -> Self {
+        let mut map = Self {
+            values: [0.0; 256],
+            decades: [Decade { bound: 0.0, slope: 0.0, offset: 0.0, last: 0.0 }; DECADES],
+            smallest: 0.0,
+            least: if signed { 0.0 } else { 1.0 },
+            negative: if signed { 128.0 } else { 0.0 },
+            top: 0.0,
+            one: if signed { 128.0 } else { 255.0 },
+        };
+        // The decade is from a tenth of `unit` to `unit`, cut into `steps`.
+        let (mut unit, mut steps) = (1e-6, if signed { 1 } else { 2 });
+        let (mut decade, mut code, mut before) = (0, 1, 0.0);
+        while decade < DECADES {
+            let width = 0.9 * unit / steps as f64;
+            let (start, first) = (0.1 * unit, code);
+            let mut step = 0;
+            while step < steps {
+                let value = start + (step as f64 + 0.5) * width;
+                if step == 0 {
+                    map.decades[decade].bound = (0.5 * (before + value)) as f32;
+                }
+                map.values[code] = value as f32;
+                if signed {
+                    map.values[128 + code] = -value as f32;
+                }
+                (before, code, step) = (value, code + 1, step + 1);
+            }
+            map.decades[decade].slope = (1.0 / width) as f32;
+            map.decades[decade].offset = (first as f64 - 0.5 - start / width) as f32;
+            map.decades[decade].last = (code - 1) as f32;
+            (unit, steps, decade) = (10.0 * unit, 2 * steps, decade + 1);
+        }
+        map.values[if signed { 128 } else { 255 }] = 1.0;
+        map.smallest = map.decades[0].bound;
+        map.top = (0.5 * (before + 1.0)) as f32;
+        map
+    }
+}
+
+vector_kernel! {
+    /// `codes` and `values` are of one length, and each block of them has a scale.
+    unsafe fn decode<V: Vector>(map: &Map, codes: &[u8], scales: &[f32], values: &mut [f32]) {
+        let blocks = codes.chunks(STATE_BLOCK).zip(values.chunks_mut(STATE_BLOCK));
+        for ((codes, values), scale) in blocks.zip(scales) {
+            for (value, &code) in values.iter_mut().zip(codes) {
+                *value = map.values[usize::from(code)] * scale;
+            }
+        }
+    }
+}
+
+vector_kernel! {
+    /// `codes` and `values` are of one length, and each block of them has a scale.
+    unsafe fn encode<V: Vector>(map: &Map, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
+        let blocks = values.chunks(STATE_BLOCK).zip(codes.chunks_mut(STATE_BLOCK));
+        for ((values, codes), scale) in blocks.zip(scales) {
+            let (from, mut steps) = (values.as_ptr(), [0.0f32; STATE_BLOCK]);
+            // SAFETY: the lanes lie inside the block; the caller runs where V exists.
+            unsafe {
+                let zero = V::splat(0.0);
+                let (mut highest, mut lowest) = (zero, zero);
+                for_lanes!(V, values.len(), |start, count| {
+                    let x = V::load(from.add(start), count);
+                    highest = highest.max(x);
+                    lowest = lowest.max(zero.sub(x));
+                });
+                let (highest, lowest) = (highest.largest(), lowest.largest());
+                let largest = if highest >= lowest { highest } else { -lowest };
+                if largest.abs() < SMALLEST_SCALE {
+                    *scale = 0.0;
+                    codes.fill(0);
+                    continue;
+                }
+                *scale = largest;
+                let inverse = V::splat(1.0 / largest);
+                let to = steps.as_mut_ptr();
+                for_lanes!(V, values.len(), |start, count| {
+                    let y = V::load(from.add(start), count).mul(inverse);
+                    let magnitude = y.max(zero.sub(y));
+                    let lowest = &map.decades[0];
+                    let (mut slope, mut offset) = (V::splat(lowest.slope), V::splat(lowest.offset));
+                    let mut last = V::splat(lowest.last);
+                    for decade in &map.decades[1..] {
+                        let bound = V::splat(decade.bound);
+                        slope = magnitude.if_less(bound, slope, V::splat(decade.slope));
+                        offset = magnitude.if_less(bound, offset, V::splat(decade.offset));
+                        last = magnitude.if_less(bound, last, V::splat(decade.last));
+                    }
+                    // A decade's last step reaches a little beyond its end, for the next one's are wider.
+                    let step = last.min(magnitude.mul_add(slope, offset).round());
+                    let step = step.add(y.if_less(zero, V::splat(map.negative), zero));
+                    let small = zero.if_less(magnitude, V::splat(map.least), zero);
+                    let step = magnitude.if_less(V::splat(map.smallest), small, step);
+                    let step = y.if_less(V::splat(map.top), step, V::splat(map.one));
+                    step.store(to.add(start), count);
+                });
+                for (code, step) in codes.iter_mut().zip(&steps) {
+                    // A step is a whole number in 0..=255: what is not a number is not below the top.
+                    *code = step.to_int_unchecked::<i32>() as u8;
+                }
+            }
+        }
+    }
+}
