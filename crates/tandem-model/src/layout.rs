@@ -1,5 +1,7 @@
 //! Where each parameter of a layer lies in the layer's flat buffer.
 
+use tandem_kernels::STATE_BLOCK;
+
 use crate::spec::{DecoderSpec, NormKind, Residual};
 
 /// A layer: the unit in which weights are fetched and gradients are handed over.
@@ -225,8 +227,9 @@ impl Part {
     }
 }
 
-/// Offsets are multiples of this many elements, so that every parameter starts on a 64-byte line in f32 and in bf16.
-const ALIGNMENT: usize = 32;
+/// Offsets are multiples of this many elements, so that every parameter starts on a 64-byte line in f32 and in bf16, and no
+/// block of optimiser states has elements of two: what all slices of a model hold stays the same on each of them.
+const ALIGNMENT: usize = STATE_BLOCK;
 
 /// One parameter and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,7 +240,7 @@ pub struct ParamSpec {
     pub rows: usize,
     /// Columns.
     pub cols: usize,
-    /// First element in the layer's flat buffer; on a 64-byte line in either type.
+    /// First element in the layer's flat buffer; on a 64-byte line in either type, and with a block of optimiser states.
     pub offset: usize,
     /// Whether weight decay applies.
     pub decay: bool,

@@ -4,31 +4,49 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_kernels::ops::{self, AdamW, RmsProp};
-use tandem_kernels::{DType, Device, Kind};
-use tandem_model::{Decoder, FlatWeights, LayerLayout};
+use tandem_kernels::{Device, Dither, Kind, Moment, States};
+use tandem_model::{Decoder, LayerId, LayerLayout, ParamSpec, Part};
 
 use crate::Result;
 use crate::config::{self, TrainConfig};
 use crate::store::{Accumulator, Partition, Policy};
 
-/// Optimiser states: flat f32 buffers laid out like this rank's part of the masters.
+/// Optimiser states: laid out like this rank's part of the masters, in the form that the config asks for.
 pub struct Optimizer {
     partition: Arc<Partition>,
     rule: config::Optimizer,
     weight_decay: f64,
-    /// First moments (AdamW only).
-    first: Option<FlatWeights>,
-    /// Second moments.
-    second: FlatWeights,
+    /// First moments by layer (AdamW only).
+    first: Option<Vec<States>>,
+    /// Second moments by layer.
+    second: Vec<States>,
     /// Per layer, the runs of this rank's part that are updated alike.
     runs: Vec<Vec<Run>>,
 }
 
-/// A run of a layer's flat buffer: all of it decays or none, all of it has a compute copy or none.
+/// What this rank has of a parameter. So what is drawn for an element depends on its place in the parameter alone, wherever
+/// that lies: what all slices hold stays the same on each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
+    /// Elements of the layer's flat buffer.
     range: Range<usize>,
+    layer: LayerId,
+    part: Part,
+    /// The first one's place in the parameter.
+    first: usize,
     decays: bool,
+}
+
+impl Run {
+    /// What an update draws to round one of the states.
+    fn dither(&self, update: u64, moment: Moment) -> Dither {
+        let layer = match self.layer {
+            LayerId::Embedding => 0,
+            LayerId::Head => 1,
+            LayerId::Block(index) => 2 + index as u64,
+        };
+        Dither::new(&[update, layer, self.part as u64, moment as u64], self.first)
+    }
 }
 
 impl Optimizer {
@@ -42,21 +60,23 @@ impl Optimizer {
         partition: Arc<Partition>,
         config: &TrainConfig,
     ) -> Result<Self> {
-        let zeros = || -> Result<FlatWeights> {
+        let zeros = |moment| -> Result<Vec<States>> {
             let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
-            let layers = owned.map(|len| device.zeros(Kind::Optimizer, 1, len, DType::F32));
-            Ok(FlatWeights { layers: layers.collect::<Result<_, _>>()? })
+            let of = |len| States::zeros(device, Kind::Optimizer, moment, config.optimizer_state, len);
+            Ok(owned.map(of).collect::<Result<_, _>>()?)
         };
-        let layouts = decoder.layers().into_iter().map(|layer| decoder.trained(layer));
+        let layers = decoder.layers().into_iter().enumerate();
         Ok(Self {
             rule: config.optimizer,
             weight_decay: config.weight_decay,
             first: match config.optimizer {
-                config::Optimizer::AdamW { .. } => Some(zeros()?),
+                config::Optimizer::AdamW { .. } => Some(zeros(Moment::First)?),
                 config::Optimizer::RmsProp { .. } => None,
             },
-            second: zeros()?,
-            runs: layouts.zip(0..).map(|(layout, layer)| runs(layout, partition.owned(layer))).collect(),
+            second: zeros(Moment::Second)?,
+            runs: layers
+                .map(|(index, layer)| runs(layer, decoder.trained(layer), &partition.owned(index)))
+                .collect(),
             partition,
         })
     }
@@ -66,16 +86,16 @@ impl Optimizer {
         &self.partition
     }
 
-    /// The states by name.
-    pub fn states(&self) -> Vec<(&'static str, &FlatWeights)> {
-        let first = self.first.iter().map(|first| ("first_moment", first));
-        first.chain([("second_moment", &self.second)]).collect()
+    /// The states by name, then by layer.
+    pub fn states(&self) -> Vec<(&'static str, &[States])> {
+        let first = self.first.iter().map(|first| ("first_moment", &first[..]));
+        first.chain([("second_moment", &self.second[..])]).collect()
     }
 
     /// As [`Optimizer::states`], to be restored.
-    pub fn states_mut(&mut self) -> Vec<(&'static str, &mut FlatWeights)> {
-        let first = self.first.iter_mut().map(|first| ("first_moment", first));
-        first.chain([("second_moment", &mut self.second)]).collect()
+    pub fn states_mut(&mut self) -> Vec<(&'static str, &mut [States])> {
+        let first = self.first.iter_mut().map(|first| ("first_moment", &mut first[..]));
+        first.chain([("second_moment", &mut self.second[..])]).collect()
     }
 
     /// One update with the accumulated gradient times `grad_scale`; `update` is the 1-based count of updates, for
@@ -97,11 +117,12 @@ impl Optimizer {
             (0..self.runs.len()).map(|index| weights.masters().1.owned(index).start).collect();
         for (index, (master, mut copy)) in weights.layers_mut().into_iter().enumerate() {
             let start = self.partition.owned(index).start;
-            for Run { range, decays } in &self.runs[index] {
-                let weight_decay = if *decays { self.weight_decay } else { 0.0 };
+            for run in &self.runs[index] {
+                let range = &run.range;
+                let weight_decay = if run.decays { self.weight_decay } else { 0.0 };
                 let own = range.start - start..range.end - start;
                 let grad = gradients.owned(index).range(own.clone());
-                let second = self.second.layers[index].view_mut().col_range(own.clone());
+                let second = self.second[index].range_mut(own.clone(), run.dither(update, Moment::Second));
                 let copy = copy
                     .as_mut()
                     .filter(|copy| range.end <= copy.cols())
@@ -111,7 +132,7 @@ impl Optimizer {
                 match (self.rule, &mut self.first) {
                     (config::Optimizer::AdamW { beta1, beta2, eps }, Some(first)) => {
                         let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step: update };
-                        let first = first.layers[index].view_mut().col_range(own);
+                        let first = first[index].range_mut(own, run.dither(update, Moment::First));
                         ops::adamw(device, &rule, grad_scale, grad, master, first, second, copy)?;
                     }
                     (config::Optimizer::RmsProp { alpha, eps }, _) => {
@@ -128,10 +149,17 @@ impl Optimizer {
     }
 }
 
-/// The layout puts matrices with a compute copy first, then what else decays, then the rest.
-fn runs(layout: &LayerLayout, owned: Range<usize>) -> Vec<Run> {
-    let cuts =
-        [0, layout.compute_len, layout.decay_len, layout.len].map(|at| at.clamp(owned.start, owned.end));
-    let run = |i: usize| Run { range: cuts[i]..cuts[i + 1], decays: i < 2 };
-    (0..3).map(run).filter(|run| !run.range.is_empty()).collect()
+/// What is owned of each parameter, with a whole number of blocks of states before it.
+fn runs(layer: LayerId, layout: &LayerLayout, owned: &Range<usize>) -> Vec<Run> {
+    let run = |param: &ParamSpec| {
+        let (start, end) = (param.offset.max(owned.start), param.range().end.min(owned.end));
+        (start < end).then(|| Run {
+            range: start..end,
+            layer,
+            part: param.part,
+            first: start - param.offset,
+            decays: param.decay,
+        })
+    };
+    layout.params.iter().filter_map(run).collect()
 }

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kernels::{DType, Device, Kind, Tensor, View, ops};
+use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, ParamSpec};
 
 use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
@@ -91,26 +91,28 @@ impl Share {
     }
 
     /// By group and layer, the part that is to be written.
-    fn parts<'a>(&self, policy: &'a Policy, optimizer: &'a Optimizer) -> Vec<(&'static str, Vec<View<'a>>)> {
+    fn parts<'a>(&self, policy: &'a Policy, optimizer: &'a Optimizer) -> Vec<(&'static str, Parts<'a>)> {
         let (masters, held) = policy.masters();
-        let states = optimizer.states().into_iter().map(|(name, state)| (name, state, optimizer.partition()));
+        let masters = masters.layers.iter().map(|flat| flat.view().into()).collect();
+        let views = |states: &'a [States]| states.iter().map(States::view).collect();
+        let states = optimizer.states().into_iter();
+        let states = states.map(|(name, states)| (name, views(states), optimizer.partition()));
         let groups = std::iter::once((POLICY, masters, held)).chain(states);
-        let parts = |weights: &'a FlatWeights, held: &Partition| {
-            let part = |(index, flat): (usize, &'a Tensor)| {
+        let parts = |layers: Parts<'a>, held: &Partition| {
+            let part = |(index, flat): (usize, StatesView<'a>)| {
                 let (start, owned) = (held.owned(index).start, &self.written[index]);
-                flat.view().col_range(owned.start - start..owned.end - start)
+                flat.range(owned.start - start..owned.end - start)
             };
-            weights.layers.iter().enumerate().map(part).collect()
+            layers.into_iter().enumerate().map(part).collect()
         };
-        groups.map(|(name, weights, held)| (name, parts(weights, held))).collect()
+        groups.map(|(name, layers, held)| (name, parts(layers, held))).collect()
     }
 
     /// The parts of the layers of one group, by tensor.
-    fn pieces<'a>(&self, group: &str, parts: &[View<'a>]) -> Vec<Piece<'a>> {
+    fn pieces<'a>(&self, group: &str, parts: &[StatesView<'a>]) -> Vec<Piece<'a>> {
         let (decoder, slice) = (&self.decoder, self.decoder.slice());
         let mut pieces = Vec::new();
         for ((layer, owned), part) in decoder.layers().into_iter().zip(&self.written).zip(parts) {
-            let elements = part.as_slice::<f32>();
             let params = decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params);
             for (whole, param) in params {
                 if slice.index > 0 && !slice.splits(whole.part) {
@@ -119,7 +121,7 @@ impl Share {
                 let mut add = |columns: Range<usize>, place: Range<usize>, first: usize| {
                     let (start, end) = (place.start.max(owned.start), place.end.min(owned.end));
                     if start < end {
-                        let data = &elements[start - owned.start..end - owned.start];
+                        let data = part.range(start - owned.start..end - owned.start);
                         let tensor = spec(group, layer, whole);
                         pieces.push(Piece { tensor, columns, start: first + start - place.start, data });
                     }
@@ -139,22 +141,29 @@ impl Share {
     }
 }
 
+/// Of each layer, what is kept of it here.
+type Parts<'a> = Vec<StatesView<'a>>;
+
 /// A copy of what a rank writes, made once and filled anew for each checkpoint, so that training can go on.
 pub struct Snapshot {
     share: Share,
-    groups: Vec<(&'static str, Vec<Tensor>)>,
+    groups: Vec<(&'static str, Vec<States>)>,
 }
 
 impl Snapshot {
-    /// Memory for a copy.
+    /// Memory for a copy, in the form of what is copied.
     ///
     /// # Errors
     /// If memory runs out.
     pub fn new(device: &Device, share: Share, optimizer: &Optimizer) -> Result<Self> {
-        let names = std::iter::once(POLICY).chain(optimizer.states().into_iter().map(|(name, _)| name));
-        let copy = |written: &Range<usize>| device.alloc(Kind::Checkpoint, 1, written.len(), DType::F32);
-        let group = |name| Ok((name, share.written.iter().map(copy).collect::<Result<_, _>>()?));
-        let groups = names.map(group).collect::<Result<_>>()?;
+        let lengths = || share.written.iter().map(Range::len);
+        // Masters are f32, which has no moments.
+        let master = |len| States::zeros(device, Kind::Checkpoint, Moment::First, StateForm::F32, len);
+        let mut groups = vec![(POLICY, lengths().map(master).collect::<Result<_, _>>()?)];
+        for (name, states) in optimizer.states() {
+            let copy = |(states, len): (&States, usize)| states.zeros_like(device, Kind::Checkpoint, len);
+            groups.push((name, states.iter().zip(lengths()).map(copy).collect::<Result<_, _>>()?));
+        }
         Ok(Self { share, groups })
     }
 
@@ -166,7 +175,8 @@ impl Snapshot {
         let parts = self.share.parts(policy, optimizer);
         for ((_, copies), (_, parts)) in self.groups.iter_mut().zip(parts) {
             for (copy, part) in copies.iter_mut().zip(parts) {
-                ops::cast(device, part, copy.view_mut())?;
+                let all = 0..copy.len();
+                ops::copy_states(device, part, copy.range_mut(all, Dither::default()))?;
             }
         }
         Ok(())
@@ -176,7 +186,7 @@ impl Snapshot {
     pub fn pieces(&self) -> Vec<Piece<'_>> {
         let mut pieces = Vec::new();
         for (name, copies) in &self.groups {
-            let views: Vec<View<'_>> = copies.iter().map(Tensor::view).collect();
+            let views: Parts<'_> = copies.iter().map(States::view).collect();
             pieces.append(&mut self.share.pieces(name, &views));
         }
         pieces
@@ -203,10 +213,10 @@ pub fn restore(
         });
     }
     let partition = policy.masters().1.clone();
-    let mut num_known = read_group(checkpoint, POLICY, decoder, policy.masters_mut(), &partition)?;
+    let mut num_known = read_masters(checkpoint, decoder, policy.masters_mut(), &partition)?;
     let partition = optimizer.partition().clone();
-    for (group, weights) in optimizer.states_mut() {
-        num_known += read_group(checkpoint, group, decoder, weights, &partition)?;
+    for (group, states) in optimizer.states_mut() {
+        num_known += read_states(checkpoint, group, decoder, states, &partition)?;
     }
     let num_stored = checkpoint.tensors().len();
     if num_known != num_stored {
@@ -226,18 +236,51 @@ pub fn restore(
 /// # Errors
 /// If the checkpoint is of another model.
 pub fn restore_policy(checkpoint: &Checkpoint, decoder: &Decoder, masters: &mut FlatWeights) -> Result<()> {
-    read_group(checkpoint, POLICY, decoder, masters, &Partition::whole(decoder)).map(|_| ())
+    read_masters(checkpoint, decoder, masters, &Partition::whole(decoder)).map(|_| ())
 }
 
-/// Reads this rank's part of what it holds of one group, checks that the others' is there too, and returns the number of the
-/// group's tensors.
-fn read_group(
+/// Reads this rank's part of the masters that it holds, and returns the number of tensors that all ranks hold.
+fn read_masters(
+    checkpoint: &Checkpoint,
+    decoder: &Decoder,
+    masters: &mut FlatWeights,
+    partition: &Partition,
+) -> Result<usize> {
+    let num_tensors = check_group(checkpoint, POLICY, decoder)?;
+    for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut masters.layers).enumerate() {
+        read_layer(checkpoint, POLICY, decoder, layer, partition.owned(index), flat.view_mut().into_slice())?;
+    }
+    Ok(num_tensors)
+}
+
+/// Elements of states that are f32 at once while they are read.
+const CHUNK: usize = 1 << 18;
+
+/// The same of optimiser states, which take the form that this run keeps them in.
+fn read_states(
     checkpoint: &Checkpoint,
     group: &str,
     decoder: &Decoder,
-    weights: &mut FlatWeights,
+    states: &mut [States],
     partition: &Partition,
 ) -> Result<usize> {
+    let num_tensors = check_group(checkpoint, group, decoder)?;
+    let mut room = Vec::new();
+    for (index, (layer, states)) in decoder.layers().into_iter().zip(states).enumerate() {
+        let owned = partition.owned(index);
+        for start in owned.clone().step_by(CHUNK) {
+            let chunk = start..owned.end.min(start + CHUNK);
+            room.clear();
+            room.resize(chunk.len(), 0.0);
+            read_layer(checkpoint, group, decoder, layer, chunk, &mut room)?;
+            states.write(start - owned.start, &room);
+        }
+    }
+    Ok(num_tensors)
+}
+
+/// Checks that all of a group is there, the other ranks' too, and returns the number of its tensors.
+fn check_group(checkpoint: &Checkpoint, group: &str, decoder: &Decoder) -> Result<usize> {
     let mut num_tensors = 0;
     for layer in decoder.whole().layers() {
         for param in &decoder.whole().trained(layer).params {
@@ -245,23 +288,32 @@ fn read_group(
             num_tensors += 1;
         }
     }
-    for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut weights.layers).enumerate() {
-        let owned = partition.owned(index);
-        let params = decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params);
-        for (whole, param) in params {
-            let spec = spec(group, layer, whole);
-            for run in decoder.runs(whole) {
-                let start = param.offset + run.start;
-                let wanted = start.max(owned.start)..(start + run.whole.len()).min(owned.end);
-                if !wanted.is_empty() {
-                    let place = wanted.start - owned.start..wanted.end - owned.start;
-                    let out = flat.view_mut().col_range(place).into_slice();
-                    checkpoint.read(&spec.name, run.whole.start + wanted.start - start, out)?;
-                }
+    Ok(num_tensors)
+}
+
+/// Reads elements `owned` of a layer of this rank's slice. Padding stays as it is.
+fn read_layer(
+    checkpoint: &Checkpoint,
+    group: &str,
+    decoder: &Decoder,
+    layer: LayerId,
+    owned: Range<usize>,
+    out: &mut [f32],
+) -> Result<()> {
+    let params = decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params);
+    let is_owned = |param: &ParamSpec| param.offset < owned.end && owned.start < param.range().end;
+    for (whole, param) in params.filter(|(_, param)| is_owned(param)) {
+        let spec = spec(group, layer, whole);
+        for run in decoder.runs(whole) {
+            let start = param.offset + run.start;
+            let wanted = start.max(owned.start)..(start + run.whole.len()).min(owned.end);
+            if !wanted.is_empty() {
+                let out = &mut out[wanted.start - owned.start..wanted.end - owned.start];
+                checkpoint.read(&spec.name, run.whole.start + wanted.start - start, out)?;
             }
         }
     }
-    Ok(num_tensors)
+    Ok(())
 }
 
 fn spec(group: &str, layer: LayerId, param: &ParamSpec) -> TensorSpec {

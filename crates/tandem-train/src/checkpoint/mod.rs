@@ -13,7 +13,8 @@
 //! named `policy/block.3.qkv_weight[4096..8192]` after its elements (row-major), and the shape of the tensor stands in the
 //! file's metadata under the tensor's name. A rank that holds only some columns of a matrix names them too:
 //! `policy/block.3.out_weight[0..8192|64..128]` are elements of the matrix that columns 64 to 127 make. So a checkpoint can
-//! be read by any number of ranks, each of which reads what it needs. Values are copied bit by bit, NaN payloads included.
+//! be read by any number of ranks, each of which reads what it needs. Values are copied bit by bit, NaN payloads included; optimiser
+//! states that are kept in fewer bits are written as f32, from which they become again what they were.
 //!
 //! The first rank makes a folder of a temporary name ([`Checkpoints::begin`]); each rank writes its file there, makes it
 //! durable and reads it back ([`Checkpoints::write_part`]); when all have, the first writes the manifest and only then
@@ -34,6 +35,8 @@ pub use load::Checkpoint;
 pub use save::Part;
 
 use std::ops::Range;
+
+use tandem_kernels::StatesView;
 
 /// Elements moved at once between memory and a file.
 const CHUNK: usize = 1 << 18;
@@ -68,7 +71,7 @@ impl TensorSpec {
 }
 
 /// A run of a tensor's elements, or of the matrix that some of its columns make, in host memory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Piece<'a> {
     /// The whole tensor.
     pub tensor: TensorSpec,
@@ -76,14 +79,14 @@ pub struct Piece<'a> {
     pub columns: Range<usize>,
     /// The element (row-major) of these columns with which the piece begins.
     pub start: usize,
-    /// The elements.
-    pub data: &'a [f32],
+    /// The elements. What is kept in fewer bits is written as the f32 that it stands for.
+    pub data: StatesView<'a>,
 }
 
 impl<'a> Piece<'a> {
     /// A run of the tensor itself.
     pub fn of(tensor: TensorSpec, start: usize, data: &'a [f32]) -> Self {
-        Self { columns: 0..tensor.columns(), tensor, start, data }
+        Self { columns: 0..tensor.columns(), tensor, start, data: data.into() }
     }
 
     /// Its place in its columns.

@@ -55,11 +55,20 @@ pub(super) fn write_part(
 ) -> Result<Part> {
     let mut out = Hashed::create(disk, folder, name.clone())?;
     out.write(&shard::header(pieces))?;
-    for chunk in pieces.iter().flat_map(|piece| piece.data.chunks(CHUNK)) {
-        if give_up.load(Ordering::Relaxed) {
-            return Err(TrainError::io("write", &out.path)(io::ErrorKind::Interrupted.into()));
+    let mut room = Vec::new();
+    for piece in pieces {
+        for start in (0..piece.data.len()).step_by(CHUNK) {
+            if give_up.load(Ordering::Relaxed) {
+                return Err(TrainError::io("write", &out.path)(io::ErrorKind::Interrupted.into()));
+            }
+            let chunk = piece.data.range(start..piece.data.len().min(start + CHUNK));
+            let values = chunk.as_f32().unwrap_or_else(|| {
+                room.resize(chunk.len(), 0.0);
+                chunk.read(&mut room);
+                &room
+            });
+            out.write(bytemuck::cast_slice(values))?;
         }
-        out.write(bytemuck::cast_slice(chunk))?;
     }
     let part = out.finish()?;
     part.entry(name).verify(folder)?;

@@ -34,7 +34,7 @@ pub(super) fn header(pieces: &[Piece<'_>]) -> Vec<u8> {
     for piece in pieces {
         let TensorSpec { name, shape } = &piece.tensor;
         let Range { start, end } = piece.range();
-        let data_end = offset + size_of_val(piece.data);
+        let data_end = offset + size_of::<f32>() * piece.data.len();
         let Range { start: left, end: right } = piece.columns;
         let is_wide = (left, right) == (0, piece.tensor.columns());
         let (name, shape) = if is_wide && start == 0 && end == piece.tensor.len() {

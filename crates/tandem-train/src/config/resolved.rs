@@ -6,6 +6,7 @@ use std::path::Path;
 use toml::Value;
 
 use tandem_data::row::{LossOn, Truncation};
+use tandem_kernels::StateForm;
 
 use super::{
     AdapterSection, AdapterStart, Config, DataSource, Length, MicroBatch, Optimizer, ReferenceKind, Sync,
@@ -177,6 +178,7 @@ impl Config {
             }
         }
         out.extend([
+            ("optimizer_state", name(&StateForm::NAMES, train.optimizer_state)),
             ("schedule", name(&Shape::NAMES, train.schedule)),
             match train.warmup {
                 Warmup::Steps(n) => ("warmup_steps", integer(n)),

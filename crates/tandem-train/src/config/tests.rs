@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tandem_kernels::StateForm;
 use tempfile::TempDir;
 
 use super::*;
@@ -124,6 +125,7 @@ fn the_example_arrives_whole() {
             micro_batch: MicroBatch::Tokens(4096),
             length: Length::Steps(20),
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+            optimizer_state: StateForm::F32,
             learning_rate: 1e-4,
             schedule: Shape::Linear,
             warmup: Warmup::Steps(4),
@@ -193,6 +195,8 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "train.eps=1e-6",
             "train.checkpointing=full",
         ]),
+        set(&["train.optimizer_state=bf16"]),
+        set(&["train.optimizer=rmsprop", "train.optimizer_state=8bit"]),
     ];
     for config in configs {
         let text = config.to_toml();
@@ -285,8 +289,8 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
     assert_eq!(
         refusal(EXAMPLE, &["train.lr=1e-3"]),
         "--set train.lr=1e-3: unknown key `train.lr`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
-         steps, epochs, optimizer, betas, alpha, eps, learning_rate, schedule, warmup_steps, warmup_ratio, \
-         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows, \
+         steps, epochs, optimizer, betas, alpha, eps, optimizer_state, learning_rate, schedule, warmup_steps, \
+         warmup_ratio, max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows, \
          checkpointing"
     );
 }
@@ -372,6 +376,11 @@ fn an_unknown_choice_lists_the_known_ones() {
         refusal(EXAMPLE, &["train.schedule=linaer"]),
         "--set train.schedule=linaer: `train.schedule`: expected one of \"linear\", \"cosine\", \"constant\" (did you \
          mean \"linear\"?), found the string \"linaer\""
+    );
+    assert_eq!(
+        refusal(EXAMPLE, &["train.optimizer_state=int8"]),
+        "--set train.optimizer_state=int8: `train.optimizer_state`: expected one of \"f32\", \"bf16\", \"8bit\", found the \
+         string \"int8\""
     );
     let loss = refusal(EXAMPLE, &["objective.loss={sigmod=1}"]);
     assert!(loss.contains("`objective.loss.sigmod`") && loss.contains("did you mean \"sigmoid\"?"), "{loss}");
@@ -493,8 +502,9 @@ fn changes_since_a_saved_run_are_listed_by_key() {
     let (folder, saved) = load_with(EXAMPLE, &[]);
     let saved = saved.unwrap_or_else(|e| panic!("{e}"));
     let path = folder.path().join("run.toml");
-    let now = Config::load(&path, &["train.learning_rate=2e-4", "compute.threads=1", "train.epochs=1"])
-        .expect("valid");
+    let changed =
+        ["train.learning_rate=2e-4", "compute.threads=1", "train.epochs=1", "train.optimizer_state=8bit"];
+    let now = Config::load(&path, &changed).expect("valid");
     assert_eq!(saved.changes_since(&saved), []);
     let changes = now.changes_since(&saved);
     let found: Vec<_> =
@@ -505,6 +515,7 @@ fn changes_since_a_saved_run_are_listed_by_key() {
             ("compute.threads", Some("2"), Some("1"), false),
             ("train.epochs", None, Some("1.0"), true),
             ("train.learning_rate", Some("0.0001"), Some("0.0002"), true),
+            ("train.optimizer_state", Some("\"f32\""), Some("\"8bit\""), true),
             ("train.steps", Some("20"), None, true),
         ]
     );

@@ -1,5 +1,7 @@
 //! `[train]`: batches, steps, optimiser, evaluation and checkpoints.
 
+use tandem_kernels::StateForm;
+
 use super::error::ConfigError;
 use super::reader::{Either, Section};
 use crate::schedule::{Schedule, Shape};
@@ -15,6 +17,8 @@ pub struct TrainConfig {
     pub length: Length,
     /// The optimiser and its constants.
     pub optimizer: Optimizer,
+    /// What the optimiser's states are kept in.
+    pub optimizer_state: StateForm,
     /// Peak learning rate.
     pub learning_rate: f64,
     /// What the learning rate does after the warm-up.
@@ -153,6 +157,9 @@ pub(super) fn parse(mut section: Section) -> Result<TrainConfig, ConfigError> {
         micro_batch: micro_batch(&mut section)?,
         length: length(&mut section)?,
         optimizer: optimizer(&mut section)?,
+        optimizer_state: section
+            .take("optimizer_state")
+            .map_or(Ok(StateForm::F32), |e| e.one_of(&StateForm::NAMES))?,
         learning_rate: section
             .required("learning_rate", "the peak learning rate, for example 1e-6 for full DPO")?
             .number("a number of at least 0", |x| x >= 0.0)?,

@@ -9,4 +9,5 @@ mod ranks;
 mod resume;
 mod safety;
 mod small;
+mod states;
 mod tensor;
