@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Isa;
 use super::convert::convert;
 use super::rows::RowsMut;
-use super::vector::{for_lanes, vector_kernel};
+use super::vector::{Vector, for_lanes, vector_kernel};
 use crate::states::{Dither, Moment, STATE_BLOCK, StatesMut, StatesView};
 use crate::{ViewMut, bf16};
 
@@ -157,28 +157,24 @@ fn rounded(value: f32, drawn: u32) -> bf16 {
 struct Decade {
     /// Where it begins: half-way between the last code below and its first.
     bound: f32,
-    /// A magnitude's step, counted from the map's zero, is `slope · magnitude + offset` rounded to the nearest.
     slope: f32,
-    offset: f32,
-    /// Its last step.
-    last: f32,
+    /// How many steps it has.
+    steps: f32,
 }
 
 /// A dynamic map of 256 codes: numbers in [-1, 1] or [0, 1].
 ///
 /// Code 0 is zero. Of the signed map codes 1 to 127 are the steps of the seven decades in their order, 128 + n is the
-/// negative of n, and 128, which that would waste on a second zero, is 1. Of the unsigned one 1 to 254 are the steps and 255 is 1.
+/// negative of n, and 128, which that would waste on a second zero, is 1. Of the unsigned one 1 to 254 are the steps and 255
+/// is 1.
 pub(super) struct Map {
+    is_signed: bool,
     values: [f32; 256],
     decades: [Decade; DECADES],
-    /// What is smaller becomes zero, or `least` if it is not zero.
-    smallest: f32,
-    least: f32,
-    /// Added to the code of what is negative.
-    negative: f32,
-    /// What is not below becomes 1, which is this code.
+    /// The first code of a decade is that many more than its steps, for each has twice as many as the one below.
+    shift: f32,
+    /// What is not below becomes 1.
     top: f32,
-    one: f32,
 }
 
 const DECADES: usize = 7;
@@ -197,43 +193,71 @@ impl Map {
         }
     }
 
-    const fn new(signed: bool) -> Self {
+    const fn new(is_signed: bool) -> Self {
         let mut map = Self {
+            is_signed,
             values: [0.0; 256],
-            decades: [Decade { bound: 0.0, slope: 0.0, offset: 0.0, last: 0.0 }; DECADES],
-            smallest: 0.0,
-            least: if signed { 0.0 } else { 1.0 },
-            negative: if signed { 128.0 } else { 0.0 },
+            decades: [Decade { bound: 0.0, slope: 0.0, steps: 0.0 }; DECADES],
+            shift: if is_signed { 0.0 } else { -1.0 },
             top: 0.0,
-            one: if signed { 128.0 } else { 255.0 },
         };
         // The decade is from a tenth of `unit` to `unit`, cut into `steps`.
-        let (mut unit, mut steps) = (1e-6, if signed { 1 } else { 2 });
+        let (mut unit, mut steps) = (1e-6, if is_signed { 1 } else { 2 });
         let (mut decade, mut code, mut before) = (0, 1, 0.0);
         while decade < DECADES {
             let width = 0.9 * unit / steps as f64;
-            let (start, first) = (0.1 * unit, code);
             let mut step = 0;
             while step < steps {
-                let value = start + (step as f64 + 0.5) * width;
+                let value = 0.1 * unit + (step as f64 + 0.5) * width;
                 if step == 0 {
-                    map.decades[decade].bound = (0.5 * (before + value)) as f32;
+                    let (bound, slope) = ((0.5 * (before + value)) as f32, (1.0 / width) as f32);
+                    map.decades[decade] = Decade { bound, slope, steps: steps as f32 };
                 }
                 map.values[code] = value as f32;
-                if signed {
+                if is_signed {
                     map.values[128 + code] = -value as f32;
                 }
                 (before, code, step) = (value, code + 1, step + 1);
             }
-            map.decades[decade].slope = (1.0 / width) as f32;
-            map.decades[decade].offset = (first as f64 - 0.5 - start / width) as f32;
-            map.decades[decade].last = (code - 1) as f32;
             (unit, steps, decade) = (10.0 * unit, 2 * steps, decade + 1);
         }
-        map.values[if signed { 128 } else { 255 }] = 1.0;
-        map.smallest = map.decades[0].bound;
+        map.values[if is_signed { 128 } else { 255 }] = 1.0;
         map.top = (0.5 * (before + 1.0)) as f32;
         map
+    }
+
+    /// The codes of numbers of [-1, 1] (or [0, 1]), as f32: whole numbers in 0..=255, whatever the lanes hold.
+    ///
+    /// # Safety
+    /// The processor has V.
+    #[inline(always)]
+    unsafe fn codes<V: Vector, const IS_SIGNED: bool>(&self, y: V) -> V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let zero = V::splat(0.0);
+            let magnitude = if IS_SIGNED { y.max(zero.sub(y)) } else { y };
+            let lowest = &self.decades[0];
+            let (mut slope, mut steps) = (V::splat(lowest.slope), V::splat(lowest.steps));
+            for decade in &self.decades[1..] {
+                let bound = V::splat(decade.bound);
+                slope = magnitude.if_less(bound, slope, V::splat(decade.slope));
+                steps = magnitude.if_less(bound, steps, V::splat(decade.steps));
+            }
+            // A decade begins at a tenth of its end, which is a ninth of its steps' width; what lies between two whole
+            // numbers is the lower one's.
+            let offset = steps.mul_add(V::splat(8.0 / 9.0), V::splat(self.shift - 0.5));
+            let code = magnitude.mul_add(slope, offset).round();
+            // The last step reaches a little beyond the decade's end, for the next one's are wider.
+            let code = steps.mul_add(V::splat(2.0), V::splat(self.shift - 1.0)).min(code);
+            let (signed, small, one) = if IS_SIGNED {
+                (code.add(y.if_less(zero, V::splat(128.0), zero)), zero, 128.0)
+            } else {
+                // What is not zero does not become it.
+                (code, zero.if_less(y, V::splat(1.0), zero), 255.0)
+            };
+            let code = magnitude.if_less(V::splat(lowest.bound), small, signed);
+            y.if_less(V::splat(self.top), code, V::splat(one))
+        }
     }
 }
 
@@ -262,9 +286,9 @@ vector_kernel! {
                 for_lanes!(V, values.len(), |start, count| {
                     let x = V::load(from.add(start), count);
                     highest = highest.max(x);
-                    lowest = lowest.max(zero.sub(x));
+                    lowest = lowest.min(x);
                 });
-                let (highest, lowest) = (highest.largest(), lowest.largest());
+                let (highest, lowest) = (highest.largest(), zero.sub(lowest).largest());
                 let largest = if highest >= lowest { highest } else { -lowest };
                 if largest.abs() < SMALLEST_SCALE {
                     *scale = 0.0;
@@ -272,30 +296,20 @@ vector_kernel! {
                     continue;
                 }
                 *scale = largest;
-                let inverse = V::splat(1.0 / largest);
-                let to = steps.as_mut_ptr();
-                for_lanes!(V, values.len(), |start, count| {
-                    let y = V::load(from.add(start), count).mul(inverse);
-                    let magnitude = y.max(zero.sub(y));
-                    let lowest = &map.decades[0];
-                    let (mut slope, mut offset) = (V::splat(lowest.slope), V::splat(lowest.offset));
-                    let mut last = V::splat(lowest.last);
-                    for decade in &map.decades[1..] {
-                        let bound = V::splat(decade.bound);
-                        slope = magnitude.if_less(bound, slope, V::splat(decade.slope));
-                        offset = magnitude.if_less(bound, offset, V::splat(decade.offset));
-                        last = magnitude.if_less(bound, last, V::splat(decade.last));
-                    }
-                    // A decade's last step reaches a little beyond its end, for the next one's are wider.
-                    let step = last.min(magnitude.mul_add(slope, offset).round());
-                    let step = step.add(y.if_less(zero, V::splat(map.negative), zero));
-                    let small = zero.if_less(magnitude, V::splat(map.least), zero);
-                    let step = magnitude.if_less(V::splat(map.smallest), small, step);
-                    let step = y.if_less(V::splat(map.top), step, V::splat(map.one));
-                    step.store(to.add(start), count);
-                });
+                let (inverse, to) = (V::splat(1.0 / largest), steps.as_mut_ptr());
+                if map.is_signed {
+                    for_lanes!(V, values.len(), |start, count| {
+                        let y = V::load(from.add(start), count).mul(inverse);
+                        map.codes::<V, true>(y).store(to.add(start), count);
+                    });
+                } else {
+                    for_lanes!(V, values.len(), |start, count| {
+                        let y = V::load(from.add(start), count).mul(inverse);
+                        map.codes::<V, false>(y).store(to.add(start), count);
+                    });
+                }
                 for (code, step) in codes.iter_mut().zip(&steps) {
-                    // A step is a whole number in 0..=255: what is not a number is not below the top.
+                    // Not a number is not below the top.
                     *code = step.to_int_unchecked::<i32>() as u8;
                 }
             }
