@@ -177,8 +177,12 @@ fn columns_of_several_writers_are_one_matrix() {
     let write = |step: u64, parts: &[(Range<usize>, usize, &[f32])]| {
         checkpoints.begin(step)?;
         let written = parts.iter().enumerate().map(|(rank, (columns, start, data))| {
-            let piece =
-                Piece { tensor: tensor.clone(), columns: columns.clone(), start: *start, data: data.into() };
+            let piece = Piece {
+                tensor: tensor.clone(),
+                columns: columns.clone(),
+                start: *start,
+                data: (*data).into(),
+            };
             checkpoints.write_part(step, rank, parts.len(), &[piece], &AtomicBool::new(false))
         });
         checkpoints.publish(&cursor(step), &written.collect::<Result<Vec<_>>>()?)
