@@ -188,11 +188,6 @@ impl States {
         self.len == 0
     }
 
-    /// What they are kept in.
-    pub fn form(&self) -> StateForm {
-        self.form
-    }
-
     /// All of them.
     pub fn view(&self) -> StatesView<'_> {
         match (self.form, &self.scales) {

@@ -63,18 +63,18 @@ fn map(moment: Moment) -> Vec<f64> {
     map
 }
 
-/// What bitsandbytes 0.48 prints:
+/// What bitsandbytes 0.50.2 prints:
 /// ```python
 /// for signed in (True, False):
 ///     m = bitsandbytes.functional.create_dynamic_map(signed).double()
-///     print(len(m), m.abs().sum().item(), m[3].item(), m[100].item(), m[-2].item())
+///     print(len(m), m.abs().sum().item(), m[3].item(), m[-2].item())
 /// ```
 #[test]
 fn the_codes_are_those_of_bitsandbytes() {
     let device = Device::cpu(1, 1 << 24).unwrap();
     for (moment, sum, places) in [
-        (Moment::First, 75.105_263_172_000_26, [-0.950_781_226_158_142_1, 0.0, 0.992_968_738_079_071]),
-        (Moment::Second, 75.105_263_243_386_9, [2.124_999_809_893_779_5e-6, 0.0, 0.996_484_398_841_857_9]),
+        (Moment::First, 75.105_263_172_000_26, [-0.950_781_226_158_142_1, 0.992_968_738_079_071]),
+        (Moment::Second, 75.105_263_243_386_9, [2.124_999_809_893_779_5e-6, 0.996_484_398_841_857_9]),
     ] {
         // Every code's value is in a block that holds 1.
         let wanted: Vec<f32> = map(moment).iter().map(|x| *x as f32).collect();
@@ -86,7 +86,7 @@ fn the_codes_are_those_of_bitsandbytes() {
         assert_eq!(found.len(), 256, "all are different");
         let total: f64 = found.iter().map(|x| f64::from(x.abs())).sum();
         assert!((total - sum).abs() < 1e-6, "{moment:?}: {total}");
-        for (place, expected) in [3, 254].into_iter().zip([places[0], places[2]]) {
+        for (place, expected) in [3, 254].into_iter().zip(places) {
             let x = f64::from(found[place]);
             assert!(
                 (x - expected).abs() < 2e-7 * expected.abs(),
