@@ -188,7 +188,7 @@ fn check(name: &'static str, config: AdapterConfig) {
     let d_log_prob = golden.forest_weights(&forest);
     let (scores, gradients) =
         train(&device, &golden.decoder, &merged, DType::F32, Checkpointing::None, &forest, &d_log_prob);
-    for mode in [Checkpointing::None, Checkpointing::Full] {
+    for mode in [Checkpointing::None, Checkpointing::Block] {
         let (found_scores, found) =
             run(&device, &decoder, &base, &weights, DType::F32, mode, &forest, &d_log_prob);
         let error = relative_error(&found_scores.log_prob, &scores.log_prob);

@@ -222,7 +222,7 @@ fn tokens_need_not_divide_evenly() {
             let mut forest = Forest::sequence(text[..len].to_vec()).unwrap();
             forest.predictions.retain(|p| scored.contains(&p.hidden_row));
             let d_log_prob: Vec<f32> = (1..=forest.predictions.len()).map(|i| 0.3 * i as f32 - 0.5).collect();
-            for mode in [Checkpointing::None, Checkpointing::Full] {
+            for mode in [Checkpointing::None, Checkpointing::Block] {
                 let (expected, gradients) =
                     train(&device, decoder, &weights, DType::F32, mode, &forest, &d_log_prob);
                 for &count in &counts {
@@ -284,7 +284,7 @@ fn what_is_kept_for_backward_is_divided() {
         drop(saved);
         kept
     };
-    for mode in [Checkpointing::Selective, Checkpointing::Full] {
+    for mode in [Checkpointing::Selective, Checkpointing::Block] {
         assert_eq!(2 * kept(2, mode), kept(1, mode), "{mode:?}");
     }
     // The outputs of blocks' norms are not kept at all; what the head reads, each rank keeps.
@@ -301,7 +301,7 @@ fn checkpointing_changes_no_bit_of_a_split_decoder() {
         let golden = Golden::new(name);
         for dtype in [DType::F32, DType::Bf16] {
             let (scores, gradients) = split(&golden, 2, dtype, Checkpointing::None);
-            for mode in [Checkpointing::Selective, Checkpointing::Full] {
+            for mode in [Checkpointing::Selective, Checkpointing::Block] {
                 let (other, others) = split(&golden, 2, dtype, mode);
                 assert_eq!(scores, other, "{name} {dtype} {mode:?}");
                 assert!(bits(&gradients) == bits(&others), "{name} {dtype} {mode:?}: gradients differ");

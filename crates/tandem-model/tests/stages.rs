@@ -55,7 +55,7 @@ fn stages_score_and_differentiate_as_the_whole_does() {
         let (whole, count) = (&golden.decoder, golden.decoder.spec().num_layers);
         for (dtype, mode) in [
             (DType::F32, Checkpointing::None),
-            (DType::F32, Checkpointing::Full),
+            (DType::F32, Checkpointing::Block),
             (DType::Bf16, Checkpointing::Selective),
         ] {
             let expected = train(&device, whole, &golden.load(&device), dtype, mode, &forest, &d_log_prob);

@@ -62,7 +62,7 @@ fn checkpointing_changes_no_bit() {
         for dtype in DTYPES {
             let run = |mode| train(&device, &golden.decoder, &weights, dtype, mode, &forest, &d_log_prob);
             let (scores, gradients) = run(Checkpointing::None);
-            for mode in [Checkpointing::Selective, Checkpointing::Full] {
+            for mode in [Checkpointing::Selective, Checkpointing::Block] {
                 let (other_scores, other) = run(mode);
                 assert_eq!(scores, other_scores, "{name} {dtype} {mode:?}");
                 assert!(bits(&gradients) == bits(&other), "{name} {dtype} {mode:?}: gradients differ");
@@ -87,7 +87,7 @@ fn evaluation_scores_as_training_does() {
         &forest,
         &golden.forest_weights(&forest),
     );
-    let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::Full);
+    let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::Block);
     let mut scores = HeadScores::default();
     walk.forward(&mut ResidentWeights::new(decoder, &weights, None), &forest, &mut scores).unwrap();
     assert_eq!(scores, kept);
@@ -224,7 +224,7 @@ fn a_dry_run_counts_the_memory_that_a_run_takes() {
     for name in ALL {
         let golden = Golden::new(name);
         let forest = golden.forest();
-        for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full] {
+        for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block] {
             let usage = |device: Device| {
                 let weights = init::init(&golden.decoder, &device, Kind::Master, 1).unwrap();
                 step(&device, &golden.decoder, &weights, mode, &forest);
@@ -252,6 +252,6 @@ fn checkpointing_takes_less_memory_and_steps_leave_none() {
         assert_eq!(device.high_water(), high_water, "{mode:?}");
         after_one.at_peak[Kind::Activations as usize]
     };
-    let peaks = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full].map(peak);
+    let peaks = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block].map(peak);
     assert!(peaks.is_sorted_by(|a, b| a > b), "{peaks:?}");
 }

@@ -234,10 +234,10 @@ pub fn frozen_format(config: &Config) -> Format {
 
 /// What the walk keeps for backward.
 pub fn checkpointing(config: &Config) -> Checkpointing {
-    match config.train.checkpointing {
+    match config.compute.checkpointing {
         config::Checkpointing::None => Checkpointing::None,
         config::Checkpointing::Selective => Checkpointing::Selective,
-        config::Checkpointing::Full => Checkpointing::Full,
+        config::Checkpointing::Block => Checkpointing::Block,
     }
 }
 

@@ -54,7 +54,7 @@ pub enum Checkpointing {
     /// All but the outputs of norms and activations, which cost little to compute again.
     Selective,
     /// The block's input alone; backward runs the block's forward once more.
-    Full,
+    Block,
 }
 
 impl Checkpointing {
@@ -63,7 +63,7 @@ impl Checkpointing {
             Self::None if is_split => Keep::AllButNorms,
             Self::None => Keep::All,
             Self::Selective => Keep::Selective,
-            Self::Full => Keep::Input,
+            Self::Block => Keep::Input,
         }
     }
 }

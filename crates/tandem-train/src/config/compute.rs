@@ -33,10 +33,29 @@ pub struct ComputeConfig {
     pub tensor: usize,
     /// Times as many ranks hold one model in stages, front to back; 1 divides no layers.
     pub pipeline: usize,
+    /// What backward recomputes.
+    pub checkpointing: Checkpointing,
     /// What carries numbers between ranks.
     pub engine: Engine,
     /// Seconds that a rank waits for another process before it gives it up.
     pub deadline: u64,
+}
+
+/// What is kept from forward for backward, per block; the rest is computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checkpointing {
+    /// Keep everything.
+    None,
+    /// Drop what is cheap to recompute: outputs of norms and activations.
+    Selective,
+    /// Keep the blocks' inputs only.
+    Block,
+}
+
+impl Checkpointing {
+    /// Every choice with its name in the config.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("none", Self::None), ("selective", Self::Selective), ("block", Self::Block)];
 }
 
 /// What carries numbers between ranks.
@@ -102,6 +121,9 @@ pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig,
         replicate: section.take("replicate").map_or(Ok(1), |e| e.integer(1..=MAX_REPLICAS))? as usize,
         tensor: section.take("tensor").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
         pipeline: section.take("pipeline").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
+        checkpointing: section
+            .take("checkpointing")
+            .map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?,
         engine: section.take("engine").map_or(Ok(Engine::Auto), |e| engine(&e, devices))?,
         deadline: section.take("deadline").map_or(Ok(1800), |e| e.integer(1..=1 << 24))?,
     };

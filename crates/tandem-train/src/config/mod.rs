@@ -24,12 +24,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use adapter::{AdapterSection, AdapterStart};
-pub use compute::{ComputeConfig, Devices, Engine};
+pub use compute::{Checkpointing, ComputeConfig, Devices, Engine};
 pub use data::{DataConfig, DataSource, Order};
 pub use error::{ConfigError, Place, Problem};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
-pub use train::{Checkpointing, Length, MicroBatch, Optimizer, TrainConfig, Warmup};
+pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
 
 pub use crate::objective::ObjectiveConfig;
 use reader::Section;

@@ -107,6 +107,14 @@ impl Section {
             .collect()
     }
 
+    /// Refuses a key that stands elsewhere by now; it is not among those known.
+    pub fn moved(&self, key: &str, now: &str) -> Result<(), ConfigError> {
+        let Some((_, node)) = self.entries.iter().find(|(k, _)| k == key) else { return Ok(()) };
+        let reason = format!("it is `{now}` now; write it there");
+        let problem = Problem::Conflict { key: self.full(key), reason };
+        Err(ConfigError { place: node.place.clone(), problem })
+    }
+
     /// Refuses what was not taken.
     pub fn finish(self) -> Result<(), ConfigError> {
         let Some((key, node)) = self.entries.first() else { return Ok(()) };

@@ -192,7 +192,6 @@ impl Config {
             ("keep", or_zero(train.keep.map(|n| n as u64))),
             ("max_skipped", integer(train.max_skipped)),
             ("record_rows", train.record_rows.into()),
-            ("checkpointing", name(&super::Checkpointing::NAMES, train.checkpointing)),
         ]);
         out
     }
@@ -209,6 +208,7 @@ impl Config {
             ("replicate", integer(compute.replicate as u64)),
             ("tensor", integer(compute.tensor as u64)),
             ("pipeline", integer(compute.pipeline as u64)),
+            ("checkpointing", name(&super::Checkpointing::NAMES, compute.checkpointing)),
             ("engine", name(&super::compute::Engine::NAMES, compute.engine)),
             ("deadline", integer(compute.deadline)),
         ]

@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 16] = [
+const FREE: [&str; 17] = [
     "output",
     "data.cache",
     "data.eval",
@@ -33,6 +33,7 @@ const FREE: [&str; 16] = [
     "compute.sharding",
     "compute.replicate",
     "compute.pipeline",
+    "compute.checkpointing",
     "compute.engine",
     "compute.deadline",
 ];

@@ -137,7 +137,6 @@ fn the_example_arrives_whole() {
             keep: Some(2),
             max_skipped: 3,
             record_rows: false,
-            checkpointing: Checkpointing::None,
         },
         compute: ComputeConfig {
             format: None,
@@ -149,6 +148,7 @@ fn the_example_arrives_whole() {
             replicate: 1,
             tensor: 1,
             pipeline: 1,
+            checkpointing: Checkpointing::None,
             engine: Engine::Auto,
             deadline: 1800,
         },
@@ -183,7 +183,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "train.keep=0",
             "train.save_every=0",
             "train.async_checkpoints=false",
-            "train.checkpointing=selective",
+            "compute.checkpointing=selective",
         ]),
         set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
         set(&["compute.deadline=60", "compute.tensor=4", "compute.replicate=2", "compute.pipeline=3"]),
@@ -193,7 +193,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "reference.kind=precompute",
             "train.betas=[0.8, 0.95]",
             "train.eps=1e-6",
-            "train.checkpointing=full",
+            "compute.checkpointing=block",
         ]),
         set(&["train.optimizer_state=bf16"]),
         set(&["train.optimizer=rmsprop", "train.optimizer_state=8bit"]),
@@ -289,9 +289,16 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
     assert_eq!(
         refusal(EXAMPLE, &["train.lr=1e-3"]),
         "--set train.lr=1e-3: unknown key `train.lr`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
-         steps, epochs, optimizer, betas, alpha, eps, optimizer_state, learning_rate, schedule, warmup_steps, \
-         warmup_ratio, max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows, \
-         checkpointing"
+         steps, epochs, optimizer, betas, alpha, eps, optimizer_state, learning_rate, schedule, warmup_steps, warmup_ratio, \
+         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows"
+    );
+}
+
+#[test]
+fn a_key_that_has_moved_is_refused_with_its_new_name() {
+    assert_eq!(
+        refusal(EXAMPLE, &["train.checkpointing=none"]),
+        "--set train.checkpointing=none: `train.checkpointing`: it is `compute.checkpointing` now; write it there"
     );
 }
 

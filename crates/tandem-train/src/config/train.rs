@@ -41,8 +41,6 @@ pub struct TrainConfig {
     pub max_skipped: u64,
     /// Whether the rows of every step are written down.
     pub record_rows: bool,
-    /// What backward recomputes.
-    pub checkpointing: Checkpointing,
 }
 
 /// How a global batch is cut into what is computed at once.
@@ -114,23 +112,6 @@ impl Optimizer {
     }
 }
 
-/// What is kept from forward for backward, per block; the rest is computed again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checkpointing {
-    /// Keep everything.
-    None,
-    /// Drop what is cheap to recompute: outputs of norms and activations.
-    Selective,
-    /// Keep the blocks' inputs only.
-    Full,
-}
-
-impl Checkpointing {
-    /// Every choice with its name in the config.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("none", Self::None), ("selective", Self::Selective), ("full", Self::Full)];
-}
-
 impl TrainConfig {
     /// The learning rates of a run of `total_steps`.
     pub fn schedule(&self, total_steps: u64) -> Schedule {
@@ -178,10 +159,8 @@ pub(super) fn parse(mut section: Section) -> Result<TrainConfig, ConfigError> {
         keep: every(&mut section, "keep", 2)?.map(|x| x as usize),
         max_skipped: section.take("max_skipped").map_or(Ok(3), |e| e.integer(COUNT))?,
         record_rows: section.take("record_rows").map_or(Ok(false), |e| e.boolean())?,
-        checkpointing: section
-            .take("checkpointing")
-            .map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?,
     };
+    section.moved("checkpointing", "compute.checkpointing")?;
     section.finish()?;
     Ok(config)
 }

@@ -22,8 +22,8 @@ fn threads_do_not_change_a_bit() {
 fn recomputing_activations_does_not_change_a_bit() {
     let small = Small::new("dpo");
     let none = small.finish("none", Start::Fresh, &[]);
-    for policy in ["selective", "full"] {
-        let setting = format!("train.checkpointing={policy}");
+    for policy in ["selective", "block"] {
+        let setting = format!("compute.checkpointing={policy}");
         assert_eq!(small.finish(policy, Start::Fresh, &[&setting]).steps, none.steps, "{policy}");
         assert!(small.weights(policy) == small.weights("none"), "{policy}");
     }

@@ -68,8 +68,8 @@ fn every_family_trains_as_on_one_rank() {
     for (family, overrides) in [
         ("llama", &["reference.kind=model"][..]),
         ("qwen3, tied", &["reference.kind=model", "train.optimizer=rmsprop"]),
-        ("phi", &["reference.kind=precompute", "train.checkpointing=full"]),
-        ("gpt2", &["reference.kind=model", "train.checkpointing=selective", "compute.dtype=bf16"]),
+        ("phi", &["reference.kind=precompute", "compute.checkpointing=block"]),
+        ("gpt2", &["reference.kind=model", "compute.checkpointing=selective", "compute.dtype=bf16"]),
         ("gpt-neox", &["reference.kind=none", "objective.reference_free=true"]),
     ] {
         let small = Small::new("dpo");

@@ -54,10 +54,10 @@ fn dpo_is_the_same_on_any_number_of_ranks() {
         &["reference.kind=model"][..],
         &["reference.kind=model", "compute.sharding=zero2"],
         &["reference.kind=model", "compute.sharding=zero3"],
-        &["reference.kind=precompute", "compute.sharding=zero3", "train.checkpointing=selective"],
+        &["reference.kind=precompute", "compute.sharding=zero3", "compute.checkpointing=selective"],
         &["reference.kind=none", "objective.reference_free=true", "compute.sharding=zero1"],
         &["reference.kind=model", "objective.loss=ipo", "train.optimizer=rmsprop", "compute.sharding=zero1"],
-        &["reference.kind=model", "objective.loss={ sigmoid = 1, sft = 0.5 }", "train.checkpointing=full"],
+        &["reference.kind=model", "objective.loss={ sigmoid = 1, sft = 0.5 }", "compute.checkpointing=block"],
         &["reference.kind=model", "compute.sharding=zero3", "compute.dtype=bf16"],
     ] {
         same_on_every_number_of_ranks(&small, &[overrides, &[eval.as_str()]].concat());

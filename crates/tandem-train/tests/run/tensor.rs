@@ -161,8 +161,8 @@ fn every_family_trains_as_on_one_rank() {
 fn the_data_axis_changes_no_bit() {
     for (family, overrides) in [
         ("llama", &["reference.kind=model"][..]),
-        ("phi", &["reference.kind=precompute", "train.checkpointing=full"]),
-        ("gpt2", &["reference.kind=model", "train.checkpointing=selective", "compute.dtype=bf16"]),
+        ("phi", &["reference.kind=precompute", "compute.checkpointing=block"]),
+        ("gpt2", &["reference.kind=model", "compute.checkpointing=selective", "compute.dtype=bf16"]),
         ("qwen3, tied", &["reference.kind=none", "objective.reference_free=true", "train.optimizer=rmsprop"]),
     ] {
         let small = Small::new("dpo");
@@ -184,8 +184,8 @@ fn checkpointing_precompute_and_sft_train_as_on_one_rank() {
     let dpo = Small::new("dpo");
     let model_dpo = model(&dpo, "llama");
     for overrides in [
-        &["reference.kind=precompute", "train.checkpointing=full"][..],
-        &["reference.kind=precompute", "compute.sharding=zero2", "train.checkpointing=selective"],
+        &["reference.kind=precompute", "compute.checkpointing=block"][..],
+        &["reference.kind=precompute", "compute.sharding=zero2", "compute.checkpointing=selective"],
         &["reference.kind=model", "objective.loss={ sigmoid = 1, sft = 0.5 }", "compute.reduction=fast"],
         &[
             "reference.kind=model",
@@ -347,13 +347,13 @@ fn slices_send_what_the_documentation_says() {
     let small = Small::new("dpo");
     let families = ["llama", "phi", "gpt2", "gpt-neox"].map(|family| (family, model(&small, family)));
     let dtypes = [DType::F32, DType::Bf16];
-    let modes = ["none", "selective", "full"];
+    let modes = ["none", "selective", "block"];
     let cases = dtypes.into_iter().flat_map(|d| modes.map(|m| (d, m)));
     for ((dtype, mode), (family, model)) in cases.flat_map(|c| families.iter().map(move |f| (c, f))) {
         let overrides = [
             model.clone(),
             format!("compute.dtype={dtype}"),
-            format!("train.checkpointing={mode}"),
+            format!("compute.checkpointing={mode}"),
             "train.micro_batch_size=8".to_owned(),
         ];
         let settings = [&on(4, 4, "ddp")[..], &overrides].concat();
@@ -371,7 +371,7 @@ fn slices_send_what_the_documentation_says() {
         };
         let gathered = gathered + if mode == "none" { 0 } else { r };
         let is_sequential = ["llama", "gpt2"].contains(family);
-        let summed = summed + if mode == "full" && is_sequential { (layers - 1) * t + r } else { 0 };
+        let summed = summed + if mode == "block" && is_sequential { (layers - 1) * t + r } else { 0 };
         let norms = match *family {
             "phi" => 2 * layers + 2,
             "llama" => 2 * layers + 1,
