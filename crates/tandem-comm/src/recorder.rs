@@ -16,8 +16,8 @@ pub struct Log(Arc<Mutex<Entries>>);
 #[derive(Debug, Default)]
 struct Entries {
     calls: Vec<(usize, Call)>,
-    /// Ranks of each group.
-    sizes: Vec<usize>,
+    /// Of each group, which of the first group's ranks are in it, and whether it was split off with [`Group::split`].
+    groups: Vec<(Vec<usize>, bool)>,
 }
 
 impl Log {
@@ -36,20 +36,36 @@ impl Log {
     /// # Panics
     /// If there is no such group.
     pub fn size(&self, group: usize) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).sizes[group]
+        self.members(group).len()
     }
 
-    fn new_group(&self, size: usize) -> usize {
+    /// Which of the first group's ranks are in a group, in its order.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn members(&self, group: usize) -> Vec<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).groups[group].0.clone()
+    }
+
+    /// Whether a group was split off with [`Group::split`]: one more group of the same ranks, for calls beside theirs.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn is_apart(&self, group: usize) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).groups[group].1
+    }
+
+    fn new_group(&self, members: Vec<usize>, apart: bool) -> usize {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.sizes.push(size);
-        entries.sizes.len() - 1
+        entries.groups.push((members, apart));
+        entries.groups.len() - 1
     }
 }
 
 /// Rank `rank` of `size`, and what it calls.
 pub fn group(rank: usize, size: usize) -> (Group, Log) {
     let log = Log::default();
-    let recorder = Recorder { rank, size, id: log.new_group(size), log: log.clone() };
+    let recorder = Recorder { rank, size, id: log.new_group((0..size).collect(), false), log: log.clone() };
     (Group::new(Box::new(recorder)), log)
 }
 
@@ -64,6 +80,12 @@ impl Recorder {
     fn write(&self, call: Call) -> Result<()> {
         self.log.write(self.id, call);
         Ok(())
+    }
+
+    /// This rank, in a group of these.
+    fn of(&self, members: Vec<usize>, rank: usize, apart: bool) -> Box<dyn Engine> {
+        let (size, log) = (members.len(), self.log.clone());
+        Box::new(Self { rank, size, id: log.new_group(members, apart), log })
     }
 }
 
@@ -110,16 +132,18 @@ impl Engine for Recorder {
 
     /// As if every rank gave the same colour.
     fn split(&mut self, call: Call, _: usize) -> Result<Box<dyn Engine>> {
-        self.split_by(call, &vec![0; self.size])
+        self.write(call)?;
+        Ok(self.of(self.log.members(self.id), self.rank, true))
     }
 
     fn split_by(&mut self, call: Call, colors: &[usize]) -> Result<Box<dyn Engine>> {
         self.write(call)?;
         let own = colors[self.rank];
-        let members = |colors: &[usize]| colors.iter().filter(|&&color| color == own).count();
-        let (rank, size) = (members(&colors[..self.rank]), members(colors));
-        let (id, log) = (self.log.new_group(size), self.log.clone());
-        Ok(Box::new(Self { rank, size, id, log }))
+        let parent = self.log.members(self.id);
+        let is_own = |&(_, &color): &(usize, &usize)| color == own;
+        let members = |colors: &[usize]| colors.iter().enumerate().filter(is_own).map(|(i, _)| parent[i]).collect();
+        let rank = Vec::len(&members(&colors[..self.rank]));
+        Ok(self.of(members(colors), rank, false))
     }
 
     fn abort(&mut self, _: &str) {}
@@ -150,7 +174,7 @@ mod tests {
         ];
         assert_eq!(calls, expected);
         assert_eq!(group.volume().bytes_sent, 2048 * 8 * 1023 / 1024);
-        assert_eq!((log.size(0), log.size(1)), (1024, 1024));
+        assert_eq!((log.size(0), log.size(1), log.is_apart(1)), (1024, 1024, true));
         assert!(log.take().is_empty());
     }
 
@@ -172,5 +196,7 @@ mod tests {
         let columns = group.split_by(|rank| rank % 4).unwrap();
         assert_eq!((rows.rank(), rows.size(), log.size(1)), (1, 4, 4));
         assert_eq!((columns.rank(), columns.size(), log.size(2)), (1, 2, 2));
+        assert_eq!((log.members(1), log.members(2)), (vec![4, 5, 6, 7], vec![1, 5]));
+        assert_eq!((log.is_apart(2), log.is_apart(0)), (false, false));
     }
 }

@@ -16,6 +16,8 @@ pub enum Kind {
     Master,
     /// Compute copies of the weights.
     Weights,
+    /// Whole layers that are there for a while: gathered from ranks, fetched from elsewhere, or unpacked.
+    Gathered,
     /// Gradient accumulators.
     Gradients,
     /// Optimiser states.
@@ -36,9 +38,10 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, in display order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Master,
         Self::Weights,
+        Self::Gathered,
         Self::Gradients,
         Self::Optimizer,
         Self::Activations,
@@ -54,6 +57,7 @@ impl Kind {
         match self {
             Self::Master => "master weights",
             Self::Weights => "compute weights",
+            Self::Gathered => "gathered layers",
             Self::Gradients => "gradients",
             Self::Optimizer => "optimizer",
             Self::Activations => "activations",
@@ -61,7 +65,7 @@ impl Kind {
             Self::Reference => "reference",
             Self::Cache => "kv cache",
             Self::Checkpoint => "checkpoint copy",
-            Self::Scratch => "scratch",
+            Self::Scratch => "buffers",
         }
     }
 }
@@ -81,6 +85,11 @@ impl MemoryUse {
     /// Total bytes now.
     pub fn total(&self) -> usize {
         self.current.iter().sum()
+    }
+
+    /// Forgets the peak so far: what is in use now is the largest total.
+    pub(crate) fn begin(&mut self) {
+        (self.peak, self.at_peak) = (self.total(), self.current);
     }
 
     pub(crate) fn add(&mut self, kind: Kind, bytes: usize) {
@@ -176,6 +185,11 @@ impl FreeList {
         &self.usage
     }
 
+    /// Counts the peak anew.
+    pub(crate) fn begin(&mut self) {
+        self.usage.begin();
+    }
+
     pub(crate) fn high_water(&self) -> usize {
         self.high_water
     }
@@ -184,7 +198,10 @@ impl FreeList {
 /// The region. Shared by the device and all its tensors.
 pub(crate) struct Arena {
     base: *mut u8,
+    /// What may be handed out.
     capacity: usize,
+    /// The length of the mapping, of whole huge pages.
+    mapped: usize,
     state: Mutex<FreeList>,
 }
 
@@ -203,12 +220,12 @@ pub(crate) struct Block {
 impl Arena {
     /// Reserves address space; no page is touched.
     pub(crate) fn new(capacity: usize) -> Result<Arc<Self>> {
-        let capacity = capacity.next_multiple_of(LARGE);
+        let mapped = capacity.next_multiple_of(LARGE);
         // SAFETY: an anonymous private mapping with no address hint has no preconditions; the result is checked.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                capacity,
+                mapped,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -225,9 +242,10 @@ impl Arena {
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the mapping made above.
         unsafe {
-            libc::madvise(base, capacity, libc::MADV_HUGEPAGE);
+            libc::madvise(base, mapped, libc::MADV_HUGEPAGE);
         }
-        Ok(Arc::new(Self { base: base.cast(), capacity, state: Mutex::new(FreeList::new(capacity)) }))
+        let state = Mutex::new(FreeList::new(capacity));
+        Ok(Arc::new(Self { base: base.cast(), capacity, mapped, state }))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, FreeList> {
@@ -272,7 +290,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `new` with this length and nothing borrows it any more.
         unsafe {
-            libc::munmap(self.base.cast(), self.capacity);
+            libc::munmap(self.base.cast(), self.mapped);
         }
     }
 }
@@ -351,6 +369,15 @@ mod tests {
         );
         drop(weights);
         assert!(device.alloc(Kind::Head, 1, 1 << 19, DType::F32).is_ok());
+    }
+
+    #[test]
+    fn no_more_is_handed_out_than_was_said() {
+        let device = Device::cpu(1, 4096).unwrap();
+        let whole = device.alloc(Kind::Scratch, 1, 1024, DType::F32).unwrap();
+        assert!(device.alloc(Kind::Scratch, 1, 1, DType::F32).is_err(), "the huge page has room, the cap has not");
+        drop(whole);
+        assert_eq!(device.high_water(), 4096);
     }
 
     #[test]

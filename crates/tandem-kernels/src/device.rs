@@ -87,6 +87,13 @@ impl Device {
         }
     }
 
+    /// Says what is going on from here on, so that a dry run can tell when memory was fullest. Nothing is done elsewhere.
+    pub fn note(&self, place: std::fmt::Arguments<'_>) {
+        if let Self::Meta(ledger) = self {
+            ledger.note(place);
+        }
+    }
+
     /// Whether this device only records.
     pub fn is_meta(&self) -> bool {
         matches!(self, Self::Meta(_))

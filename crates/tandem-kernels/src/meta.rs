@@ -1,9 +1,13 @@
 //! A device that computes nothing: it records allocations and operations. The plan is a dry run on it.
 
 use std::collections::BTreeMap;
+use std::fmt::{Arguments, Write};
 use std::sync::{Arc, Mutex};
 
 use crate::arena::{Cut, FreeList, Kind, MemoryUse};
+
+/// The operation under which bytes are recorded that travel between a device and the memory or disk of its host.
+pub const TRANSFER: &str = "transfer";
 
 /// What an operation would cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -16,6 +20,15 @@ pub struct Cost {
     pub bytes: f64,
 }
 
+/// When memory was fullest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// What was going on, as [`crate::Device::note`] was told; empty if it was told nothing.
+    pub place: String,
+    /// The first operation that ran with that much in memory; empty if none did.
+    pub operation: &'static str,
+}
+
 /// The record of a dry run.
 #[derive(Debug)]
 pub struct Ledger {
@@ -25,13 +38,21 @@ pub struct Ledger {
 #[derive(Debug)]
 struct LedgerState {
     memory: FreeList,
-    costs: BTreeMap<&'static str, Cost>,
+    /// Calls that cost the same are counted together: operation, bits of operations and bytes.
+    calls: BTreeMap<(&'static str, u64, u64), u64>,
+    /// What is going on.
+    place: String,
+    peak: Moment,
+    /// Whether no operation has run since memory was fullest.
+    at_peak: bool,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
-        let memory = FreeList::new(usize::MAX / 2);
-        Self { state: Mutex::new(LedgerState { memory, costs: BTreeMap::new() }) }
+        let (memory, calls) = (FreeList::new(usize::MAX / 2), BTreeMap::new());
+        let state =
+            LedgerState { memory, calls, place: String::new(), peak: Moment::default(), at_peak: false };
+        Self { state: Mutex::new(state) }
     }
 }
 
@@ -43,20 +64,57 @@ impl Ledger {
     /// Adds one call of `op`.
     pub fn record(&self, op: &'static str, flops: f64, bytes: f64) {
         let mut state = self.lock();
-        let cost = state.costs.entry(op).or_default();
-        cost.calls += 1;
-        cost.flops += flops;
-        cost.bytes += bytes;
+        *state.calls.entry((op, flops.to_bits(), bytes.to_bits())).or_default() += 1;
+        if std::mem::take(&mut state.at_peak) {
+            state.peak.operation = op;
+        }
+    }
+
+    /// Says what is going on from here on.
+    pub fn note(&self, place: Arguments<'_>) {
+        let mut state = self.lock();
+        state.place.clear();
+        // A string takes everything.
+        let _ = state.place.write_fmt(place);
+    }
+
+    /// Begins a phase: costs so far are forgotten, and the peak is counted from what is in use now.
+    pub fn begin(&self) {
+        let mut state = self.lock();
+        state.memory.begin();
+        state.calls.clear();
+        state.peak = Moment { place: state.place.clone(), operation: "" };
+        state.at_peak = true;
     }
 
     /// Cost by operation so far.
     pub fn costs(&self) -> BTreeMap<&'static str, Cost> {
-        self.lock().costs.clone()
+        let mut costs: BTreeMap<_, Cost> = BTreeMap::new();
+        for (op, call) in self.calls() {
+            let cost = costs.entry(op).or_default();
+            cost.calls += call.calls;
+            cost.flops += call.calls as f64 * call.flops;
+            cost.bytes += call.calls as f64 * call.bytes;
+        }
+        costs
+    }
+
+    /// Every operation so far with the cost of one call; calls that cost the same are counted together.
+    pub fn calls(&self) -> Vec<(&'static str, Cost)> {
+        let call = |(&(op, flops, bytes), &calls): (&(_, u64, u64), &u64)| {
+            (op, Cost { calls, flops: f64::from_bits(flops), bytes: f64::from_bits(bytes) })
+        };
+        self.lock().calls.iter().map(call).collect()
     }
 
     /// Memory so far.
     pub fn usage(&self) -> MemoryUse {
         self.lock().memory.usage().clone()
+    }
+
+    /// When memory was fullest.
+    pub fn moment(&self) -> Moment {
+        self.lock().peak.clone()
     }
 
     /// One past the highest address that the same requests would reach in an arena.
@@ -74,8 +132,15 @@ pub(crate) struct MetaBlock {
 
 impl MetaBlock {
     pub(crate) fn new(ledger: &Arc<Ledger>, kind: Kind, bytes: usize) -> Self {
-        let cut =
-            ledger.lock().memory.cut(kind, bytes).expect("half the address space is enough for a dry run");
+        let mut state = ledger.lock();
+        let before = state.memory.usage().peak;
+        let cut = state.memory.cut(kind, bytes).expect("half the address space is enough for a dry run");
+        if state.memory.usage().peak > before {
+            let LedgerState { peak, place, at_peak, .. } = &mut *state;
+            peak.place.clone_from(place);
+            (peak.operation, *at_peak) = ("", true);
+        }
+        drop(state);
         Self { ledger: Arc::clone(ledger), cut }
     }
 }
@@ -83,5 +148,40 @@ impl MetaBlock {
 impl Drop for MetaBlock {
     fn drop(&mut self) {
         self.ledger.lock().memory.give_back(self.cut);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device};
+
+    #[test]
+    fn the_moment_of_the_peak_is_the_operation_that_its_memory_was_for() {
+        let device = Device::meta();
+        let Device::Meta(ledger) = &device else { unreachable!() };
+        let alloc = |cols| device.alloc(Kind::Scratch, 1, cols, DType::F32).unwrap();
+        let kept = alloc(16);
+        ledger.record("first", 1.0, 2.0);
+        device.note(format_args!("layer {}", 7));
+        let large = alloc(160);
+        ledger.record("second", 3.0, 4.0);
+        drop(large);
+        device.note(format_args!("layer 8"));
+        drop(alloc(32));
+        ledger.record("second", 3.0, 4.0);
+        let moment = |place: &str, operation| Moment { place: place.to_owned(), operation };
+        assert_eq!(ledger.moment(), moment("layer 7", "second"));
+        assert_eq!(ledger.usage().peak, 64 + 640);
+        let second = Cost { calls: 2, flops: 3.0, bytes: 4.0 };
+        assert_eq!(ledger.calls()[1], ("second", second));
+        assert_eq!(ledger.costs()["second"], Cost { calls: 2, flops: 6.0, bytes: 8.0 });
+
+        ledger.begin();
+        assert!(ledger.calls().is_empty());
+        ledger.record("third", 0.0, 0.0);
+        assert_eq!(ledger.moment(), moment("layer 8", "third"));
+        assert_eq!((ledger.usage().peak, ledger.high_water()), (64, 64 + 640));
+        drop(kept);
     }
 }

@@ -150,6 +150,7 @@ impl Scorer {
         update: u64,
     ) -> Result<StepOutcome> {
         self.progress.enter(Phase::Forward);
+        self.device.note(format_args!("beginning of a step"));
         let mut reports = Reports::new(share.cuts.len());
         learner.gradients.begin(share.cuts.len())?;
         let mut under_way = VecDeque::new();
@@ -182,6 +183,7 @@ impl Scorer {
             }
         }
         self.progress.enter(Phase::Reduce);
+        self.device.note(format_args!("reduction of gradients"));
         reports.exchange(mesh.world())?;
         let whole = reports.together();
         let mut suspects: Vec<u32> = Vec::new();
@@ -198,6 +200,7 @@ impl Scorer {
         let updated = is_dry || (suspects.is_empty() && grad_norm.is_finite());
         if updated {
             self.progress.enter(Phase::Update);
+            self.device.note(format_args!("update"));
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
             optimizer.update(&self.device, learning_rate, scale, update, gradients, &mut self.policy)?;

@@ -98,6 +98,7 @@ impl Walk<'_> {
             self.idle_head_forward(weights)?;
             return Ok(SavedHead { index, scored: None, logits: None });
         }
+        self.device.note(format_args!("forward {}", LayerId::Head));
         let shares = self.shares_of(&rows, forest.num_tokens());
         let Streams { policy: mut normed, reference } = self.final_norm(weights, &hidden, &shares)?;
         let Streams { policy: hidden, reference: of_reference } = hidden;
@@ -176,6 +177,7 @@ impl Walk<'_> {
             restore(self, &final_norm, FINAL_NORM, hidden.view(), &shares, &mut normed)?;
             weights.release(LayerId::Head);
         }
+        self.device.note(format_args!("backward {}", LayerId::Head));
         let targets = self.targets(forest)?;
         let mut dn = self.alloc(shares.num_rows(), hidden_size, DType::F32)?;
         {

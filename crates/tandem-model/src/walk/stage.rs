@@ -116,6 +116,7 @@ impl Walk<'_> {
         while let Some(saved) = blocks.pop() {
             let index = first + blocks.len();
             let layer = LayerId::Block(index);
+            self.device.note(format_args!("backward {layer}"));
             // The embedding's backward reads no weights.
             if index > first {
                 weights.prefetch(LayerId::Block(index - 1))?;

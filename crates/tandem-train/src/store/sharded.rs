@@ -130,9 +130,9 @@ impl Bring<Gathered> for Parts {
             let part = masters.layers[index].view().col_range(piece.own.clone());
             ops::cast(device, part, whole.view_mut().col_range(piece.place.clone()))
         };
-        let mut flat = device.alloc(Kind::Weights, 1, piece.range.len(), DType::F32)?;
+        let mut flat = device.alloc(Kind::Gathered, 1, piece.range.len(), DType::F32)?;
         place(piece, &mut flat)?;
-        let in_dtype = |len: &usize| device.alloc(Kind::Weights, 1, *len, *dtype);
+        let in_dtype = |len: &usize| device.alloc(Kind::Gathered, 1, *len, *dtype);
         let mut whole = compute_len.as_ref().map(in_dtype).transpose()?;
         if let (Some(piece), Some(whole)) = (matrices, &mut whole) {
             place(piece, whole)?;

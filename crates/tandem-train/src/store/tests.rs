@@ -148,7 +148,7 @@ fn a_layer_is_whole_whatever_was_announced() {
 #[test]
 fn two_gathered_layers_are_in_memory_and_one_on_one_rank() {
     let decoder = decoder();
-    let gathered = |device: &Device| device.memory().current[Kind::Weights as usize];
+    let gathered = |device: &Device| device.memory().current[Kind::Gathered as usize];
     for dtype in DTYPES {
         let alone = |layer| {
             let device = cpu();
