@@ -5,6 +5,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::{Value, json};
 use support::{Golden, by_sequence, cpu, formula, relative_error};
@@ -471,4 +472,26 @@ fn the_kind_is_read() {
         (rslora.kind, rslora.rank, rslora.alpha, rslora.rank_stabilized),
         (AdapterKind::Lora, 4, 40.0, true)
     );
+}
+
+/// `goldens/check_adapters.py`, with the interpreter that `TANDEM_TEST_PYTHON` names.
+#[test]
+fn peft_loads_what_is_written() {
+    let Some(python) = std::env::var_os("TANDEM_TEST_PYTHON") else {
+        eprintln!("skipped: TANDEM_TEST_PYTHON names no interpreter with peft to compare with");
+        return;
+    };
+    let has = Command::new(&python).args(["-c", "import peft, transformers"]).output();
+    if !has.expect("TANDEM_TEST_PYTHON starts").status.success() {
+        eprintln!("skipped: the interpreter of TANDEM_TEST_PYTHON has no peft");
+        return;
+    }
+    let tests = std::env::current_exe().unwrap();
+    let binary = tests.ancestors().nth(2).unwrap().join("examples/adapter");
+    assert!(binary.is_file(), "build it first: cargo build --release -p tandem-model --example adapter");
+    let script = support::goldens().join("../check_adapters.py");
+    let output = Command::new(&python).arg(script).arg(binary).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert_eq!(text(&output.stdout).lines().count(), ALL.len());
 }
