@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use tandem_comm::Launch;
 
 /// Preference optimisation for language models: SFT, then DPO.
@@ -33,6 +33,8 @@ pub enum Command {
     Eval(EvalArguments),
     /// Continue prompts with a model.
     Generate(GenerateArguments),
+    /// Make one model of a base model and an adapter.
+    Merge(MergeArguments),
     /// Make a model of random weights from a config.json.
     Init(InitArguments),
     /// Start several ranks of a run on this machine, one process each.
@@ -130,6 +132,9 @@ pub struct GenerateArguments {
     /// Prompts. Without any, each line of standard input is one.
     #[arg(value_name = "PROMPT")]
     pub prompts: Vec<String>,
+    /// The folder of an adapter, to be merged into the model in memory.
+    #[arg(long, value_name = "FOLDER")]
+    pub adapter: Option<PathBuf>,
     /// Continue the prompt as it is, without the chat template.
     #[arg(long)]
     pub raw: bool,
@@ -160,6 +165,29 @@ pub struct SamplingArguments {
     /// Seed of the sampling.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct MergeArguments {
+    /// The adapter's folder, as the peft library or a run of ours wrote it.
+    #[arg(value_name = "ADAPTER")]
+    pub adapter: PathBuf,
+    /// The folder to make.
+    #[arg(value_name = "OUTPUT")]
+    pub output: PathBuf,
+    /// The base model's folder; by default, what base_model_name_or_path of the adapter says.
+    #[arg(long, value_name = "MODEL")]
+    pub base: Option<PathBuf>,
+    /// Type of the stored weights; by default, the base model's.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredType>,
+}
+
+/// A type to store weights in.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum StoredType {
+    F32,
+    Bf16,
 }
 
 #[derive(Debug, Args)]

@@ -42,6 +42,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Data(arguments) => commands::data::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),
+        Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Init(arguments) => commands::init::run(&arguments),
         Command::Launch(arguments) => commands::launch::run(&arguments),
         Command::Quickstart(arguments) => quickstart::run(&arguments),

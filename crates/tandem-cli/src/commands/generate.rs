@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use tandem_data::chat_template::RenderOptions;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::{DType, Device, Kind};
-use tandem_model::{Decoder, Generator, GeneratorOptions, ModelFolder, ResidentWeights, Sampling};
+use tandem_model::{
+    Decoder, Generator, GeneratorOptions, Merged, ModelFolder, PeftFolder, ResidentWeights, Sampling,
+};
 
 use crate::args::{GenerateArguments, SamplingArguments};
 use crate::exit::{Exit, mistake};
@@ -17,6 +19,15 @@ use crate::output::print_lines;
 
 /// Answers under way at once, at most; it bounds the memory of the cache.
 const MAX_BATCH: usize = 64;
+
+/// What generates.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    /// The model.
+    pub folder: &'a Path,
+    /// An adapter of it, to be merged into it.
+    pub adapter: Option<&'a Path>,
+}
 
 /// What stands around a prompt.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +42,8 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let prompts = if arguments.prompts.is_empty() { read_prompts()? } else { arguments.prompts.clone() };
     let framing = if arguments.raw { Framing::Raw } else { Framing::Chat(arguments.system.as_deref()) };
     let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
-    let answers = answers(&arguments.model, &texts, framing, &arguments.sampling, arguments.threads)?;
+    let weights = Weights { folder: &arguments.model, adapter: arguments.adapter.as_deref() };
+    let answers = answers(weights, &texts, framing, &arguments.sampling, arguments.threads)?;
     // Several answers are told apart by their prompts; a single one stands alone, ready to be piped.
     let lines: Vec<String> = match &answers[..] {
         [answer] => vec![answer.clone()],
@@ -56,12 +68,12 @@ fn read_prompts() -> anyhow::Result<Vec<String>> {
     Ok(prompts)
 }
 
-/// The text that the model in `folder` answers to each prompt, computed in f32.
+/// The text that the model answers to each prompt, computed in f32.
 ///
 /// # Errors
-/// If the model or its tokenizer cannot be read, or a prompt does not fit.
+/// If the model, its adapter or its tokenizer cannot be read, or a prompt does not fit.
 pub fn answers(
-    folder: &Path,
+    Weights { folder, adapter }: Weights<'_>,
     prompts: &[&str],
     framing: Framing<'_>,
     sampling: &SamplingArguments,
@@ -86,10 +98,18 @@ pub fn answers(
         max_batch: MAX_BATCH,
         cache_tokens: longest * prompts.len().clamp(1, MAX_BATCH),
     };
-    let decoder = Decoder::new(model.spec().clone(), longest)?;
+    let adapter = adapter.map(PeftFolder::open).transpose()?;
+    let merged = adapter.map(|adapter| Merged::open(&model, &adapter, longest)).transpose()?;
+    let decoder = match &merged {
+        Some(merged) => merged.decoder().clone(),
+        None => Decoder::new(model.spec().clone(), longest)?,
+    };
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let device = Device::cpu(threads, address_space(&decoder, options.cache_tokens))?;
-    let weights = model.weights(&decoder)?.load(&decoder, &device, Kind::Master)?;
+    let weights = match &merged {
+        Some(merged) => merged.load(&device, Kind::Master)?,
+        None => model.weights(&decoder)?.load(&decoder, &device, Kind::Master)?,
+    };
     let mut source = ResidentWeights::new(&decoder, &weights, None);
     let mut generator = Generator::new(&decoder, &device, DType::F32, options)?;
     let answers = generator.generate(&mut source, &prompts, &mut |_| ControlFlow::Continue(()))?;

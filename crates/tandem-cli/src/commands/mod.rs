@@ -5,6 +5,7 @@ pub mod eval;
 pub mod generate;
 pub mod init;
 pub mod launch;
+pub mod merge;
 pub mod plan;
 pub mod train;
 

@@ -26,7 +26,7 @@ use tandem_train::run_dir::Start;
 use self::corpus::Corpus;
 use self::samples::{Sample, side_by_side};
 use crate::args::{QuickstartArguments, SamplingArguments};
-use crate::commands::generate::{self, Framing};
+use crate::commands::generate::{self, Framing, Weights};
 use crate::commands::train;
 use crate::exit::{Exit, mistake};
 use crate::signals;
@@ -120,7 +120,13 @@ fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<S
     let sampling =
         SamplingArguments { max_new_tokens: 48, temperature: 1.0, top_k: None, top_p: None, seed: 11 };
     let prompts: Vec<&str> = corpus.held_out.iter().map(|(prompt, _)| prompt.as_str()).collect();
-    Ok(generate::answers(model, &prompts, Framing::Chat(None), &sampling, Some(threads))?)
+    Ok(generate::answers(
+        Weights { folder: model, adapter: None },
+        &prompts,
+        Framing::Chat(None),
+        &sampling,
+        Some(threads),
+    )?)
 }
 
 /// Prints what the judge says, and returns the share of held-out prompts that the last model answers as preferred.

@@ -1,0 +1,45 @@
+//! `tandem merge`: an ordinary model folder of a base model and an adapter.
+
+use std::path::Path;
+
+use tandem_kernels::DType;
+use tandem_model::save::SHARD_BYTES;
+use tandem_model::{Merged, ModelFolder, PeftFolder, Save};
+
+use crate::args::{MergeArguments, StoredType};
+use crate::exit::{Exit, mistake};
+use crate::output::print_lines;
+
+pub fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
+    let MergeArguments { adapter, output, base, dtype } = arguments;
+    if output.exists() {
+        return Err(mistake(format!("{} is there already; merge writes a new folder", output.display())));
+    }
+    let dtype = dtype.map(|dtype| match dtype {
+        StoredType::F32 => DType::F32,
+        StoredType::Bf16 => DType::Bf16,
+    });
+    let num_parameters = merge(adapter, output, base.as_deref(), dtype)?;
+    print_lines(&[format!("{}: {num_parameters} parameters", output.display())])?;
+    Ok(Exit::Done)
+}
+
+/// Writes `output` and returns the number of parameters.
+fn merge(
+    adapter: &Path,
+    output: &Path,
+    base: Option<&Path>,
+    dtype: Option<DType>,
+) -> tandem_train::Result<usize> {
+    let folder = PeftFolder::open(adapter)?;
+    let base = base.map_or_else(|| folder.base_folder(), |base| Ok(base.to_owned()))?;
+    let template = ModelFolder::open(&base)?;
+    let merged = Merged::open(&template, &folder, 1)?;
+    let (decoder, dtype) = (merged.decoder(), dtype.unwrap_or(template.stored_type()));
+    let save = Save { template: &template, decoder, dtype, shard_bytes: SHARD_BYTES };
+    save.write(output, &mut |layer, flat| {
+        merged.read_layer(layer, flat);
+        Ok(())
+    })?;
+    Ok(decoder.num_parameters())
+}
