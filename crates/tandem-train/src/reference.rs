@@ -285,7 +285,9 @@ pub fn kept(
         ReferenceKind::Sync if decoder.adapter().is_none() => {
             let shard = mesh.shard();
             let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
-            Reference::Followed(Box::new(start()?.policy(config, decoder, device, shard, &partition, None)?))
+            let start = start()?;
+            let weights = start.trained(config, decoder, device, shard, &partition, Kind::Reference, None)?;
+            Reference::Followed(Box::new(Policy::full(weights)))
         }
         ReferenceKind::Base | ReferenceKind::Adapter | ReferenceKind::Sync => {
             share_base(config, prepared, device, mesh, policy)?;
@@ -311,12 +313,7 @@ fn share_base(
     let masters = match &config.reference.adapter {
         Some(folder) => {
             let folder = Some(folder.as_path()).filter(|_| !device.is_meta());
-            let nothing_to_copy = policy;
-            let masters =
-                adapter_masters(config, &decoder, device, Kind::Reference, folder, nothing_to_copy)?;
-            let weights = ReplicatedWeights::new(device, decoder, masters, compute_type(config))?;
-            nothing_to_copy.share_base(Some(weights));
-            return Ok(());
+            adapter_masters(config, &decoder, device, Kind::Reference, folder, policy)?
         }
         // A copy of what the policy starts from.
         None => {
@@ -329,7 +326,11 @@ fn share_base(
             FlatWeights { layers }
         }
     };
-    policy.share_base(Some(ReplicatedWeights::new(device, decoder, masters, compute_type(config))?));
+    let copy = ReplicatedWeights::new(device, decoder, masters, compute_type(config))?;
+    match config.reference.kind {
+        ReferenceKind::Sync => policy.lead(copy),
+        _ => policy.share_base(Some(copy)),
+    }
     Ok(())
 }
 

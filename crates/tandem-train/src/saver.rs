@@ -28,9 +28,7 @@ use tandem_model::Decoder;
 use crate::checkpoint::{Checkpoints, Cursor, Part};
 use crate::config::Config;
 use crate::mesh::Mesh;
-use crate::optimizer::Optimizer;
-use crate::snapshot::{Share, Snapshot};
-use crate::store::Policy;
+use crate::snapshot::{Share, Snapshot, State};
 use crate::{Result, TrainError, run_dir};
 
 /// One rank's side of saving.
@@ -102,8 +100,7 @@ impl Saver {
         cursor: &Cursor,
         group: &mut Group,
         device: &Device,
-        policy: &Policy,
-        optimizer: &Optimizer,
+        state: State<'_>,
     ) -> Result<()> {
         assert!(matches!(self.stage, Stage::Idle), "a checkpoint was begun before the last one was finished");
         let (step, rank, num_ranks) = (cursor.step, self.rank, self.num_ranks);
@@ -115,12 +112,12 @@ impl Saver {
         group.barrier()?;
         let (checkpoints, cursor) = (self.checkpoints.clone(), cursor.clone());
         let Some(mut snapshot) = self.snapshot.take() else {
-            let pieces = self.share.of_run(policy, optimizer);
+            let pieces = self.share.of_run(state);
             let part = checkpoints.write_part(step, rank, num_ranks, &pieces, &self.give_up)?;
             self.stage = Stage::Written { cursor, part };
             return Ok(());
         };
-        snapshot.fill(device, policy, optimizer)?;
+        snapshot.fill(device, state)?;
         let give_up = self.give_up.clone();
         let thread = spawn(move || {
             let part = checkpoints.write_part(step, rank, num_ranks, &snapshot.pieces(), &give_up);

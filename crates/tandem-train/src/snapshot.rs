@@ -23,6 +23,20 @@ use crate::{Result, TrainError};
 /// The name of the masters' group.
 const POLICY: &str = "policy";
 
+/// And of a reference's that follows the policy.
+const REFERENCE: &str = "reference";
+
+/// What a checkpoint holds of a run.
+#[derive(Clone, Copy)]
+pub struct State<'a> {
+    /// The weights that train.
+    pub policy: &'a Policy,
+    /// The optimiser's states.
+    pub optimizer: &'a Optimizer,
+    /// The masters of a reference that follows the policy, and whose part they are.
+    pub follower: Option<(&'a FlatWeights, &'a Partition)>,
+}
+
 /// A whole layer's masters, on the first rank; the others [`hand_over`].
 ///
 /// # Errors
@@ -85,19 +99,21 @@ impl Share {
     }
 
     /// The state of a run where it lies, to be written before training goes on.
-    pub fn of_run<'a>(&self, policy: &'a Policy, optimizer: &'a Optimizer) -> Vec<Piece<'a>> {
-        let groups = self.parts(policy, optimizer);
+    pub fn of_run<'a>(&self, state: State<'a>) -> Vec<Piece<'a>> {
+        let groups = self.parts(state);
         groups.iter().flat_map(|(name, parts)| self.pieces(name, parts)).collect()
     }
 
     /// By group and layer, the part that is to be written.
-    fn parts<'a>(&self, policy: &'a Policy, optimizer: &'a Optimizer) -> Vec<(&'static str, Parts<'a>)> {
+    fn parts<'a>(&self, state: State<'a>) -> Vec<(&'static str, Parts<'a>)> {
+        let State { policy, optimizer, follower } = state;
+        let flat = |weights: &'a FlatWeights| weights.layers.iter().map(|flat| flat.view().into()).collect();
         let (masters, held) = policy.masters();
-        let masters = masters.layers.iter().map(|flat| flat.view().into()).collect();
+        let follower = follower.map(|(weights, held)| (REFERENCE, flat(weights), held));
         let views = |states: &'a [States]| states.iter().map(States::view).collect();
         let states = optimizer.states().into_iter();
         let states = states.map(|(name, states)| (name, views(states), optimizer.partition()));
-        let groups = std::iter::once((POLICY, masters, held)).chain(states);
+        let groups = std::iter::once((POLICY, flat(masters), held)).chain(states).chain(follower);
         let parts = |layers: Parts<'a>, held: &Partition| {
             let part = |(index, flat): (usize, StatesView<'a>)| {
                 let (start, owned) = (held.owned(index).start, &self.written[index]);
@@ -151,11 +167,11 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Memory for a copy, in the form of what is copied.
+    /// Memory for a copy, in the form of what is copied; `follows` if a reference follows the policy.
     ///
     /// # Errors
     /// If memory runs out.
-    pub fn new(device: &Device, share: Share, optimizer: &Optimizer) -> Result<Self> {
+    pub fn new(device: &Device, share: Share, optimizer: &Optimizer, follows: bool) -> Result<Self> {
         let lengths = || share.written.iter().map(Range::len);
         // Masters are f32, which has no moments.
         let master = |len| States::zeros(device, Kind::Checkpoint, Moment::First, StateForm::F32, len);
@@ -164,6 +180,9 @@ impl Snapshot {
             let copy = |(states, len): (&States, usize)| states.zeros_like(device, Kind::Checkpoint, len);
             groups.push((name, states.iter().zip(lengths()).map(copy).collect::<Result<_, _>>()?));
         }
+        if follows {
+            groups.push((REFERENCE, lengths().map(master).collect::<Result<_, _>>()?));
+        }
         Ok(Self { share, groups })
     }
 
@@ -171,8 +190,8 @@ impl Snapshot {
     ///
     /// # Errors
     /// If it is not the state of the run that this was made for.
-    pub fn fill(&mut self, device: &Device, policy: &Policy, optimizer: &Optimizer) -> Result<()> {
-        let parts = self.share.parts(policy, optimizer);
+    pub fn fill(&mut self, device: &Device, state: State<'_>) -> Result<()> {
+        let parts = self.share.parts(state);
         for ((_, copies), (_, parts)) in self.groups.iter_mut().zip(parts) {
             for (copy, part) in copies.iter_mut().zip(parts) {
                 let all = 0..copy.len();
@@ -203,6 +222,7 @@ pub fn restore(
     decoder: &Decoder,
     policy: &mut Policy,
     optimizer: &mut Optimizer,
+    follower: Option<&mut Policy>,
 ) -> Result<()> {
     if checkpoint.cursor().data_hash != data_hash {
         return Err(TrainError::BrokenCheckpoint {
@@ -213,7 +233,14 @@ pub fn restore(
         });
     }
     let partition = policy.masters().1.clone();
-    let mut num_known = read_masters(checkpoint, decoder, policy.masters_mut(), &partition)?;
+    let mut num_known = read_masters(checkpoint, POLICY, decoder, policy.masters_mut(), &partition)?;
+    if let Some(follower) = follower {
+        let partition = follower.masters().1.clone();
+        num_known += read_masters(checkpoint, REFERENCE, decoder, follower.masters_mut(), &partition)?;
+    } else if let Some(follower) = policy.follower_mut() {
+        let partition = follower.partition().clone();
+        num_known += read_masters(checkpoint, REFERENCE, decoder, follower.masters_mut(), &partition)?;
+    }
     let partition = optimizer.partition().clone();
     for (group, states) in optimizer.states_mut() {
         num_known += read_states(checkpoint, group, decoder, states, &partition)?;
@@ -236,19 +263,20 @@ pub fn restore(
 /// # Errors
 /// If the checkpoint is of another model.
 pub fn restore_policy(checkpoint: &Checkpoint, decoder: &Decoder, masters: &mut FlatWeights) -> Result<()> {
-    read_masters(checkpoint, decoder, masters, &Partition::whole(decoder)).map(|_| ())
+    read_masters(checkpoint, POLICY, decoder, masters, &Partition::whole(decoder)).map(|_| ())
 }
 
 /// Reads this rank's part of the masters that it holds, and returns the number of tensors that all ranks hold.
 fn read_masters(
     checkpoint: &Checkpoint,
+    group: &str,
     decoder: &Decoder,
     masters: &mut FlatWeights,
     partition: &Partition,
 ) -> Result<usize> {
-    let num_tensors = check_group(checkpoint, POLICY, decoder)?;
+    let num_tensors = check_group(checkpoint, group, decoder)?;
     for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut masters.layers).enumerate() {
-        read_layer(checkpoint, POLICY, decoder, layer, partition.owned(index), flat.view_mut().into_slice())?;
+        read_layer(checkpoint, group, decoder, layer, partition.owned(index), flat.view_mut().into_slice())?;
     }
     Ok(num_tensors)
 }

@@ -62,7 +62,8 @@ impl Start {
         see: Option<See<'_>>,
     ) -> Result<Policy> {
         if decoder.adapter().is_none() {
-            return Ok(Policy::full(self.trained(config, decoder, device, shard, partition, see)?));
+            let kind = Kind::Master;
+            return Ok(Policy::full(self.trained(config, decoder, device, shard, partition, kind, see)?));
         }
         let nothing = &mut |_: LayerId, _: &[f32]| {};
         let see = see.unwrap_or(nothing);
@@ -85,24 +86,28 @@ impl Start {
         Ok(Policy::adapted(adapter, base))
     }
 
-    /// Weights that train, which are the model's own.
-    fn trained(
+    /// Weights that change, which are the model's own.
+    ///
+    /// # Errors
+    /// As [`Start::policy`].
+    pub fn trained(
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
         device: &Device,
         shard: &mut Group,
         partition: &Arc<Partition>,
+        kind: Kind,
         see: Option<See<'_>>,
     ) -> Result<Trained> {
         let dtype = compute_type(config);
         if config.compute.sharding == Sharding::Zero3 {
-            let parts = self.load_parts(decoder, device, Kind::Master, partition, see)?;
+            let parts = self.load_parts(decoder, device, kind, partition, see)?;
             let (decoder, partition, own) = (decoder.clone(), partition.clone(), shard.split(0)?);
             let weights = ShardedWeights::new(device, decoder, partition, own, parts, dtype)?;
             return Ok(Trained::Sharded(Box::new(weights)));
         }
-        let masters = self.load(decoder, device, Kind::Master, see)?;
+        let masters = self.load(decoder, device, kind, see)?;
         Ok(Trained::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?))
     }
 

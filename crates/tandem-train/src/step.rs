@@ -9,10 +9,10 @@ use std::sync::Arc;
 use tandem_comm::{Phase, Progress};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device};
-use tandem_model::{Checkpointing, Decoder, SavedWalk, Streams, Walk};
+use tandem_model::{Checkpointing, Decoder, FlatWeights, SavedWalk, Streams, Walk};
 
 use crate::Result;
-use crate::config::{Config, Method};
+use crate::config::{Config, Method, ReferenceKind};
 use crate::mesh::Mesh;
 use crate::metrics::{MetricSums, Sides, Split};
 use crate::micro_batch::{MicroBatch, Share};
@@ -212,6 +212,26 @@ impl Scorer {
         Ok(StepOutcome { sums: whole.sums, grad_norm, updated, suspects, log_ratio })
     }
 
+    /// The masters of a reference that follows the policy, and whose part they are.
+    pub fn follower(&self) -> Option<(&FlatWeights, &Partition)> {
+        match &self.reference {
+            Reference::Followed(weights) => Some(weights.masters()),
+            _ => self.policy.follower().map(|weights| (weights.masters(), weights.partition())),
+        }
+    }
+
+    /// Pulls such a reference towards the policy: `weight · policy + (1 − weight) · reference`.
+    ///
+    /// # Errors
+    /// If they are of different shapes.
+    pub fn pull_follower(&mut self, weight: f32) -> Result<()> {
+        let Self { device, policy, reference, .. } = self;
+        match reference {
+            Reference::Followed(weights) => weights.follow(device, policy, weight),
+            _ => policy.pull_follower(device, weight),
+        }
+    }
+
     /// How often this rank walks: also where it has nothing to compute, if others need it in their walk.
     fn rounds(&self, share: &Share) -> usize {
         if self.sharding.meets_in_walk() { share.rounds } else { share.mine.len() }
@@ -342,7 +362,8 @@ impl Learner {
         // The last checkpoint is waited for: one that is all there will be needs no copy.
         let snapshot = if config.train.async_checkpoints && config.train.save_every.is_some() {
             let share = snapshot::Share::new(decoder, mesh.share());
-            Some(Snapshot::new(device, share, &optimizer)?)
+            let follows = config.reference.kind == ReferenceKind::Sync;
+            Some(Snapshot::new(device, share, &optimizer, follows)?)
         } else {
             None
         };

@@ -13,7 +13,7 @@ use tandem_model::adapter::save_adapter;
 use tandem_model::save::{SHARD_BYTES, Save};
 
 use crate::checkpoint::Cursor;
-use crate::config::{Config, ReferenceKind};
+use crate::config::{Config, ReferenceKind, Sync};
 use crate::evaluation::evaluation_record;
 use crate::events::{Event, Observer};
 use crate::mesh::Mesh;
@@ -22,10 +22,11 @@ use crate::micro_batch::MicroBatcher;
 use crate::objective::exact_at_start;
 use crate::plan::Plan;
 use crate::prepare::{Prepared, compute_type, partition, threads};
+use crate::reference::Reference;
 use crate::run_dir::{self, RunDir, Start};
 use crate::saver::Saver;
 use crate::schedule::Schedule;
-use crate::snapshot;
+use crate::snapshot::{self, State};
 use crate::step::{Learner, Scorer, StepOutcome};
 use crate::{Result, TrainError, reference, resume};
 
@@ -124,9 +125,15 @@ impl Trainer {
         };
         if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
-            let (policy, optimizer) = (&mut scorer.policy, &mut learner.optimizer);
-            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer)?;
-            scorer.policy.refresh(&scorer.device)?;
+            let Scorer { policy, reference, device, .. } = &mut scorer;
+            let mut follower = match reference {
+                Reference::Followed(weights) => Some(weights.as_mut()),
+                _ => None,
+            };
+            let optimizer = &mut learner.optimizer;
+            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
+            policy.refresh(device)?;
+            follower.map_or(Ok(()), |follower| follower.refresh(device))?;
             cursor = checkpoint.cursor().clone();
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(&config, earlier.as_ref(), observer);
@@ -285,6 +292,10 @@ impl Trainer {
             self.check_start(&outcome, observer)?;
         }
         self.cursor.step += 1;
+        let Sync { steps, alpha } = self.config.reference.sync;
+        if self.config.reference.kind == ReferenceKind::Sync && self.cursor.step.is_multiple_of(steps) {
+            self.scorer.pull_follower(alpha as f32)?;
+        }
         let tokens = share.sequence_tokens;
         self.cursor.num_tokens += tokens;
         self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
@@ -381,7 +392,8 @@ impl Trainer {
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let (scorer, optimizer) = (&self.scorer, &self.learner.optimizer);
-        self.saver.begin(&self.cursor, self.mesh.world(), &scorer.device, &scorer.policy, optimizer)?;
+        let state = State { policy: &scorer.policy, optimizer, follower: scorer.follower() };
+        self.saver.begin(&self.cursor, self.mesh.world(), &scorer.device, state)?;
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));
         Ok(())

@@ -99,7 +99,7 @@ impl Bring<Layer> for Parts {
         let Some((rank, size)) = self.divided else { return Ok(Layer { id, bytes: None, unpacked: None }) };
         let packing = self.packings.of(id);
         let counts = packing.counts(size);
-        let mut bytes = Bytes::new(&self.device, Kind::Weights, packing.len())?;
+        let mut bytes = Bytes::new(&self.device, Kind::Gathered, packing.len())?;
         if !bytes.is_meta() {
             let start: usize = counts[..rank].iter().sum();
             let own = &self.bytes[self.decoder.index(id)];
@@ -113,7 +113,7 @@ impl Bring<Layer> for Parts {
         if packing.unpacked_len() == 0 {
             return Ok(());
         }
-        let mut unpacked = self.device.alloc(Kind::Weights, 1, packing.unpacked_len(), self.dtype)?;
+        let mut unpacked = self.device.alloc(Kind::Gathered, 1, packing.unpacked_len(), self.dtype)?;
         let bytes = layer.bytes.as_ref().unwrap_or(&self.bytes[self.decoder.index(id)]);
         packing.unpack(&self.device, bytes.view(), unpacked.view_mut())?;
         layer.unpacked = Some(unpacked);

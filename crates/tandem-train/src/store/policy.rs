@@ -1,7 +1,7 @@
 //! The policy's weights, wherever they live: what trains, and the base that it stands on if that is frozen.
 
 use tandem_comm::Group;
-use tandem_kernels::{Device, Tensor};
+use tandem_kernels::{Device, Tensor, ops};
 use tandem_model::{
     AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
 };
@@ -28,6 +28,8 @@ struct Frozen {
     base: Box<dyn WeightSource + Send>,
     /// The reference's adapter on the same base.
     reference: Option<ReplicatedWeights>,
+    /// Whether that one follows the policy's.
+    follows: bool,
 }
 
 impl Policy {
@@ -38,7 +40,10 @@ impl Policy {
 
     /// An adapter, whole on every rank, on a base.
     pub fn adapted(adapter: ReplicatedWeights, base: Box<dyn WeightSource + Send>) -> Self {
-        Self { trained: Trained::Replicated(adapter), frozen: Some(Frozen { base, reference: None }) }
+        Self {
+            trained: Trained::Replicated(adapter),
+            frozen: Some(Frozen { base, reference: None, follows: false }),
+        }
     }
 
     /// Lets a reference with this adapter share the base; `None` for one with none.
@@ -46,17 +51,54 @@ impl Policy {
     /// # Panics
     /// If the policy has no base.
     pub fn share_base(&mut self, adapter: Option<ReplicatedWeights>) {
-        self.frozen.as_mut().expect("only an adapter leaves a base to share").reference = adapter;
+        self.frozen.as_mut().expect(SHARES).reference = adapter;
+    }
+
+    /// Lets a reference with a copy of this adapter share the base and follow the policy.
+    ///
+    /// # Panics
+    /// As [`Policy::share_base`].
+    pub fn lead(&mut self, copy: ReplicatedWeights) {
+        let frozen = self.frozen.as_mut().expect(SHARES);
+        (frozen.reference, frozen.follows) = (Some(copy), true);
+    }
+
+    /// The adapter of a reference that shares the base and follows.
+    pub fn follower(&self) -> Option<&ReplicatedWeights> {
+        self.frozen.as_ref().filter(|frozen| frozen.follows)?.reference.as_ref()
+    }
+
+    /// The same, to be written from outside; then [`Policy::refresh`].
+    pub fn follower_mut(&mut self) -> Option<&mut ReplicatedWeights> {
+        self.frozen.as_mut().filter(|frozen| frozen.follows)?.reference.as_mut()
+    }
+
+    /// Pulls a reference that shares the base towards the policy: `weight · policy + (1 − weight) · reference`.
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn pull_follower(&mut self, device: &Device, weight: f32) -> Result<()> {
+        let Self { trained: Trained::Replicated(own), frozen: Some(Frozen { reference: Some(theirs), .. }) } =
+            self
+        else {
+            return Ok(());
+        };
+        mix(device, own.masters(), weight, theirs.masters_mut())?;
+        theirs.refresh(device)
+    }
+
+    /// Pulls these weights towards another policy's, of which this rank holds the same parts.
+    ///
+    /// # Errors
+    /// If they are of another shape.
+    pub fn follow(&mut self, device: &Device, leader: &Self, weight: f32) -> Result<()> {
+        mix(device, leader.masters().0, weight, self.masters_mut())?;
+        self.refresh(device)
     }
 
     /// The adapter of the reference that shares the base, if it has one.
     pub fn reference(&self) -> Option<&ReplicatedWeights> {
         self.frozen.as_ref()?.reference.as_ref()
-    }
-
-    /// The same, to be written.
-    pub fn reference_mut(&mut self) -> Option<&mut ReplicatedWeights> {
-        self.frozen.as_mut()?.reference.as_mut()
     }
 
     /// The masters that this rank holds, and whose part they are.
@@ -102,6 +144,7 @@ impl Policy {
     /// # Errors
     /// If a copy does not fit its master.
     pub fn refresh(&mut self, device: &Device) -> Result<()> {
+        self.follower_mut().map_or(Ok(()), |follower| follower.refresh(device))?;
         match &mut self.trained {
             Trained::Replicated(weights) => weights.refresh(device),
             Trained::Sharded(_) => Ok(()),
@@ -141,6 +184,15 @@ impl Policy {
     }
 }
 
+const SHARES: &str = "only an adapter leaves a base to share";
+
+fn mix(device: &Device, leader: &FlatWeights, weight: f32, follower: &mut FlatWeights) -> Result<()> {
+    for (own, theirs) in leader.layers.iter().zip(&mut follower.layers) {
+        ops::mix(device, own.view(), weight, theirs.view_mut())?;
+    }
+    Ok(())
+}
+
 /// A layer of an adapter.
 fn adapter_layer(weights: &ReplicatedWeights, layer: LayerId) -> Option<AdapterWeights<'_>> {
     let adapter = weights.decoder().adapter()?;
@@ -164,10 +216,10 @@ impl WeightSource for Policy {
     }
 
     fn fetch_both(&mut self, layer: LayerId) -> ModelResult<(LayerWeights<'_>, LayerWeights<'_>)> {
-        let (Some(Frozen { base, reference }), Trained::Replicated(weights)) =
+        let (Some(Frozen { base, reference, .. }), Trained::Replicated(weights)) =
             (&mut self.frozen, &self.trained)
         else {
-            return Err(ModelError::Invalid("only an adapter leaves a base to share".to_owned()));
+            return Err(ModelError::Invalid(SHARES.to_owned()));
         };
         let base = base.fetch(layer)?;
         let of_reference = reference.as_ref().and_then(|weights| adapter_layer(weights, layer));
