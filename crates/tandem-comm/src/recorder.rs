@@ -141,7 +141,8 @@ impl Engine for Recorder {
         let own = colors[self.rank];
         let parent = self.log.members(self.id);
         let is_own = |&(_, &color): &(usize, &usize)| color == own;
-        let members = |colors: &[usize]| colors.iter().enumerate().filter(is_own).map(|(i, _)| parent[i]).collect();
+        let members =
+            |colors: &[usize]| colors.iter().enumerate().filter(is_own).map(|(i, _)| parent[i]).collect();
         let rank = Vec::len(&members(&colors[..self.rank]));
         Ok(self.of(members(colors), rank, false))
     }

@@ -375,7 +375,10 @@ mod tests {
     fn no_more_is_handed_out_than_was_said() {
         let device = Device::cpu(1, 4096).unwrap();
         let whole = device.alloc(Kind::Scratch, 1, 1024, DType::F32).unwrap();
-        assert!(device.alloc(Kind::Scratch, 1, 1, DType::F32).is_err(), "the huge page has room, the cap has not");
+        assert!(
+            device.alloc(Kind::Scratch, 1, 1, DType::F32).is_err(),
+            "the huge page has room, the cap has not"
+        );
         drop(whole);
         assert_eq!(device.high_water(), 4096);
     }

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod collectives;
+mod combinations;
 mod equivalence;
 mod exactness;
 mod pipeline;

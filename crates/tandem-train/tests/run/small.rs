@@ -70,6 +70,11 @@ impl Small {
     }
 
     pub fn config(&self, name: &str, overrides: &[&str]) -> Config {
+        Config::load(&self.file(name), overrides).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The config file of a run.
+    pub fn file(&self, name: &str) -> PathBuf {
         let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
         let data = if self.method == "sft" { "sft_completion.jsonl" } else { "pref_conv.jsonl" };
         let text = format!(
@@ -84,7 +89,7 @@ impl Small {
         );
         let path = self.path(&format!("{name}.toml"));
         std::fs::write(&path, text).expect("the temporary folder is writable");
-        Config::load(&path, overrides).unwrap_or_else(|e| panic!("{e}"))
+        path
     }
 
     /// Runs to the end, or until `stop_after` steps are done.
@@ -111,8 +116,10 @@ impl Small {
         heard
     }
 
-    /// The bytes of the final weights.
+    /// The bytes of the final weights, or adapter.
     pub fn weights(&self, name: &str) -> Vec<u8> {
-        std::fs::read(self.path(name).join("final/model.safetensors")).expect("the run finished")
+        let [model, adapter] =
+            ["model", "adapter_model"].map(|file| self.path(name).join(format!("final/{file}.safetensors")));
+        std::fs::read(if adapter.exists() { adapter } else { model }).expect("the run finished")
     }
 }
