@@ -543,7 +543,7 @@ fn the_documentation_lists_exactly_the_known_keys() {
             .map(|(key, _)| key)
             .collect();
         if prefix.is_empty() {
-            documented.extend(["reference", "data", "objective", "train", "compute"]);
+            documented.extend(["adapter", "reference", "data", "objective", "train", "compute"]);
         }
         let (_folder, config) = load_with(EXAMPLE, &[&format!("{prefix}qqqqqqqq=1")]);
         let Problem::UnknownKey { mut known, .. } = config.expect_err("an unknown key").problem else {
