@@ -26,7 +26,7 @@ pub enum Command {
     /// Train a model as run.toml says.
     Train(TrainArguments),
     /// Show what a run would put where, without running it.
-    Plan(RunArguments),
+    Plan(PlanArguments),
     /// Show the data as the model will see it: tokens, with those in the loss in colour.
     Data(DataArguments),
     /// Evaluate the model of run.toml on its held-out data.
@@ -64,6 +64,49 @@ pub struct TrainArguments {
     /// Delete what an earlier run left in the output folder.
     #[arg(long)]
     pub overwrite: bool,
+    /// The most memory that each rank may take, for example 24GiB: short for --set compute.memory=24GiB.
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArguments {
+    /// The run's configuration. Paths in it are relative to it.
+    #[arg(value_name = "RUN.TOML", required_unless_present = "measure")]
+    pub config: Option<PathBuf>,
+    /// Change a key of the configuration, for example --set compute.sharding=zero3. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+    /// Plan for other devices than the configuration's, one a rank: 2xA10, 8xH100, 64xH100-80GB, 4xcpu. Products are in bf16 there
+    /// unless compute.dtype says f32.
+    #[arg(long, value_name = "NxNAME")]
+    pub devices: Option<String>,
+    /// A table of devices of your own; its rows come before the built-in ones of the same name.
+    #[arg(long, value_name = "FILE")]
+    pub device_table: Option<PathBuf>,
+    /// Measure this machine's processor in a few seconds, write it as a table of devices, and stop there.
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    pub measure: Option<PathBuf>,
+    /// The most memory that each rank may take, for example 24GiB: short for --set compute.memory=24GiB.
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+    /// Plan without data and tokenizer: of the model's folder only config.json is read, and every micro-batch has so many
+    /// tokens. Its rows are as long as data.max_length allows: a pair is a prompt and two answers of the same length, the prompt
+    /// computed once; a row of SFT is a prompt and an answer.
+    #[arg(long, value_name = "TOKENS")]
+    pub assume_tokens: Option<usize>,
+    /// How many of these the answers have. By default two thirds of a pair, half of another row.
+    #[arg(long, value_name = "TOKENS", requires = "assume_tokens")]
+    pub assume_scored: Option<usize>,
+    /// Look for the fastest plans that fit: ways to divide the ranks, and changes that save memory.
+    #[arg(long)]
+    pub search: bool,
+    /// Print the plan as JSON.
+    #[arg(long, conflicts_with = "search")]
+    pub json: bool,
+    /// Write the plan as a page for a browser, too.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

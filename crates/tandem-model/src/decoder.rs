@@ -89,6 +89,16 @@ impl Decoder {
         Self { adapter: Some(Arc::new(adapted)), ..self }
     }
 
+    /// The same, of which everything trains.
+    ///
+    /// # Panics
+    /// If it is a part of a decoder.
+    #[must_use]
+    pub fn without_adapter(&self) -> Self {
+        assert!(self.whole.is_none(), "a part of a decoder keeps its adapter");
+        Self { adapter: None, ..self.clone() }
+    }
+
     /// What trains, if it is not the weights themselves.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref().map(|adapted| &adapted.adapter)

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use tandem_comm::{Call, recorder};
-use tandem_data::token_cache::TokenCache;
 use tandem_kernels::{Device, Kind};
 use tandem_model::{Streams, WeightSource};
 
@@ -11,24 +10,26 @@ use crate::Result;
 use crate::config::{Config, ReferenceKind};
 use crate::mesh::Mesh;
 use crate::micro_batch::MicroBatch;
-use crate::prepare::{Prepared, partition, to_walk};
+use crate::plan::Outline;
+use crate::prepare::{Decoders, Prepared, partition, to_walk};
 use crate::reference::{Reference, RowScores, kept};
 use crate::stages::StagedWalk;
 use crate::start::Start;
 use crate::step::{Learner, Scorer};
 
-/// The pass that precomputes the reference, over one micro-batch.
+/// The pass that precomputes the reference, over some micro-batches.
 ///
 /// # Errors
 /// If the model does not fit its config.
 pub fn reference_pass(
     config: &Config,
-    prepared: &Prepared,
+    outline: &Outline,
     device: &Device,
     mesh: &mut Mesh,
-    batch: &MicroBatch,
+    batches: &[&MicroBatch],
 ) -> Result<()> {
-    let decoder = mesh.part(&prepared.decoder)?;
+    let decoder = mesh.part(&Decoders::of(config, &outline.decoder)?.policy)?;
+    device.note(format_args!("loading of the reference"));
     let mut frozen;
     let mut policy;
     let weights: &mut dyn WeightSource = if config.reference.model.is_some() {
@@ -42,7 +43,9 @@ pub fn reference_pass(
     };
     let walk = to_walk(config, &decoder, device, mesh.split());
     let walk = StagedWalk { walk, stages: mesh.stages() };
-    walk.forward(weights, &batch.forest, Streams::one(&mut Default::default()), false)?;
+    for batch in batches {
+        walk.forward(weights, &batch.forest, Streams::one(&mut Default::default()), false)?;
+    }
     Ok(())
 }
 
@@ -66,7 +69,7 @@ pub fn calls(
     let mut batches = prepared.batches(config);
     let share = batcher.share(&prepared.train, batches.rows(0), data_rank, data_size);
     let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
-    let (mut scorer, mut learner) = load(config, prepared, &Device::meta(), &mut mesh)?;
+    let (mut scorer, mut learner) = load(config, &Outline::of(prepared), &Device::meta(), &mut mesh)?;
     scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
     Ok(log.take())
 }
@@ -77,20 +80,22 @@ pub fn calls(
 /// If the model does not fit its config.
 pub fn load(
     config: &Config,
-    prepared: &Prepared,
+    outline: &Outline,
     device: &Device,
     mesh: &mut Mesh,
 ) -> Result<(Scorer, Learner)> {
-    let decoder = &mesh.part(&prepared.decoder)?;
+    device.note(format_args!("loading"));
+    let decoders = Decoders::of(config, &outline.decoder)?;
+    let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();
     let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
     let mut policy = START.policy(config, decoder, device, shard, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {
-        let rows = prepared.train.num_rows().max(prepared.eval.as_ref().map_or(0, TokenCache::num_rows));
+        let rows = outline.train_rows.max(outline.eval_rows.unwrap_or(0));
         let scores = RowScores(vec![[0.0; 2]; rows]);
         Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
     } else {
-        kept(config, prepared, device, mesh, &mut policy)?
+        kept(config, &decoders, device, mesh, &mut policy, &|_| Ok(START))?
     };
     let learner = Learner::new(config, decoder, device, mesh, partition)?;
     Ok((Scorer::new(config, device.clone(), decoder.clone(), policy, reference), learner))

@@ -85,6 +85,12 @@ pub enum TrainError {
         /// What differs, where, and what to do.
         reason: String,
     },
+    /// The plan needs more than `compute.memory` allows.
+    #[error("{story}")]
+    TooLarge {
+        /// How much which rank needs, and what to change.
+        story: String,
+    },
     /// Policy and reference are the same weights, but the first loss says otherwise.
     #[error(
         "the first loss is {found:.6}, but policy and reference start from the same weights, where it is exactly \
@@ -180,6 +186,7 @@ impl TrainError {
             | Self::BrokenCheckpoint { .. }
             | Self::NotShared { .. }
             | Self::Mismatch { .. }
+            | Self::TooLarge { .. }
             | Self::WrongStart { .. }
             | Self::NotFinite { .. } => Fault::User,
             Self::Io { source, .. }

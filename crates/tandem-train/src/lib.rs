@@ -37,6 +37,7 @@ mod resume;
 pub mod run_dir;
 pub mod saver;
 pub mod schedule;
+mod size;
 pub mod snapshot;
 pub mod stages;
 pub mod start;

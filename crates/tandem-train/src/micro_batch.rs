@@ -159,7 +159,7 @@ impl MicroBatcher {
 
 /// Which micro-batches each rank computes: the largest first, each to the rank that has the least to do so far. In rounds, no
 /// rank gets another before all have as many, so that the ones that ranks compute at the same time are of similar size.
-fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<Vec<usize>> {
+pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(tokens[index]));
     let (mut load, mut dealt) = (vec![0; num_ranks], vec![Vec::new(); num_ranks]);

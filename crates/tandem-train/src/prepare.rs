@@ -37,6 +37,40 @@ pub struct Prepared {
     pub eval: Option<TokenCache>,
 }
 
+/// The models of a run, described.
+#[derive(Clone)]
+pub struct Decoders {
+    /// The policy's, with the adapter that trains, if one does.
+    pub policy: Arc<Decoder>,
+    /// The same with the reference's adapter, if it has one from elsewhere.
+    pub reference: Option<Arc<Decoder>>,
+}
+
+impl Decoders {
+    /// What the config makes of a model.
+    ///
+    /// # Errors
+    /// If an adapter's folder cannot be read, or it does not fit the model.
+    pub fn of(config: &Config, plain: &Decoder) -> Result<Self> {
+        let adapted = |adapter: AdapterConfig| -> Result<_> {
+            let adapter = Adapter::new(adapter, plain.spec())?;
+            Ok(Arc::new(plain.clone().with_adapter(adapter)))
+        };
+        let reference = match &config.reference.adapter {
+            Some(path) => Some(adapted(PeftFolder::open(path)?.config().clone())?),
+            None => None,
+        };
+        let policy = match &config.adapter {
+            None => Arc::new(plain.clone()),
+            Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => adapted(adapter.clone())?,
+            Some(AdapterSection { start: AdapterStart::Folder(path), dropout }) => {
+                adapted(AdapterConfig { dropout: *dropout, ..PeftFolder::open(path)?.config().clone() })?
+            }
+        };
+        Ok(Self { policy, reference })
+    }
+}
+
 impl Prepared {
     /// Opens the model folder, checks the reference's against it, and tokenises what is not in the cache yet.
     ///
@@ -63,22 +97,13 @@ impl Prepared {
         }
         let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
         let decoder = Decoder::new(spec, longest.max(1))?;
-        let adapted = |adapter: AdapterConfig| -> Result<_> {
-            let adapter = Adapter::new(adapter, decoder.spec())?;
-            Ok(Arc::new(decoder.clone().with_adapter(adapter)))
-        };
-        let reference_decoder = match &config.reference.adapter {
-            Some(path) => Some(adapted(PeftFolder::open(path)?.config().clone())?),
-            None => None,
-        };
-        let decoder = match &config.adapter {
-            None => Arc::new(decoder.clone()),
-            Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => adapted(adapter.clone())?,
-            Some(AdapterSection { start: AdapterStart::Folder(path), dropout }) => {
-                adapted(AdapterConfig { dropout: *dropout, ..PeftFolder::open(path)?.config().clone() })?
-            }
-        };
+        let Decoders { policy: decoder, reference: reference_decoder } = Decoders::of(config, &decoder)?;
         Ok(Self { folder, decoder, reference_decoder, tokenizer, train, eval })
+    }
+
+    /// The models, described.
+    pub fn decoders(&self) -> Decoders {
+        Decoders { policy: self.decoder.clone(), reference: self.reference_decoder.clone() }
     }
 
     /// What cuts this run's batches.

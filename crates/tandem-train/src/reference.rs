@@ -20,7 +20,7 @@ use crate::events::{Event, Observer};
 use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
-use crate::prepare::{Prepared, cache_folder, compute_type, frozen_format, partition, to_walk};
+use crate::prepare::{Decoders, Prepared, cache_folder, compute_type, frozen_format, partition, to_walk};
 use crate::stages::StagedWalk;
 use crate::start::{See, Start, adapter_masters};
 use crate::store::{Policy, ReplicatedWeights, Sharding, SharedReference};
@@ -242,7 +242,7 @@ pub fn load(
     if precomputes && precomputed.is_none() {
         precomputed = Some(match prepared.reference_decoder {
             Some(_) => {
-                share_base(config, prepared, device, mesh, &mut policy)?;
+                share_base(config, &prepared.decoders(), device, mesh, &mut policy)?;
                 let adapter = policy.reference().expect("just put there").masters();
                 let layers = decoder.layers().into_iter().zip(&adapter.layers);
                 layers.for_each(|(layer, flat)| print.see(layer, flat.view().as_slice()));
@@ -255,42 +255,49 @@ pub fn load(
     }
     let reference = match precomputed {
         Some(precomputed) => precomputed,
-        None => kept(config, prepared, device, mesh, &mut policy)?,
+        None => {
+            let start = &|decoder: &Decoder| match &wanted.model {
+                Some(path) => Start::of_folder(path, decoder),
+                None => Start::of_policy(config, prepared, decoder),
+            };
+            kept(config, &prepared.decoders(), device, mesh, &mut policy, start)?
+        }
     };
     Ok((policy, reference))
 }
 
-/// A reference that is kept in memory, or none.
+/// A reference that is kept in memory, or none. `start` tells where weights of its own begin.
 ///
 /// # Errors
 /// If weights cannot be read, or memory runs out.
 pub fn kept(
     config: &Config,
-    prepared: &Prepared,
+    decoders: &Decoders,
     device: &Device,
     mesh: &mut Mesh,
     policy: &mut Policy,
+    start: &dyn Fn(&Decoder) -> Result<Start>,
 ) -> Result<Reference> {
-    let decoder = &mesh.part(&prepared.decoder)?;
-    let start = || match &config.reference.model {
-        Some(path) if !device.is_meta() => Start::of_folder(path, decoder),
-        _ if device.is_meta() => Ok(Start::Random(0)),
-        _ => Start::of_policy(config, prepared, decoder),
-    };
+    let decoder = &mesh.part(&decoders.policy)?;
     Ok(match config.reference.kind {
         ReferenceKind::None | ReferenceKind::Precompute => Reference::None,
-        ReferenceKind::Model => {
-            Reference::Model(start()?.frozen(config, decoder, device, mesh.shard(), Kind::Reference, None)?)
-        }
+        ReferenceKind::Model => Reference::Model(start(decoder)?.frozen(
+            config,
+            decoder,
+            device,
+            mesh.shard(),
+            Kind::Reference,
+            None,
+        )?),
         ReferenceKind::Sync if decoder.adapter().is_none() => {
             let shard = mesh.shard();
             let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
-            let start = start()?;
+            let start = start(decoder)?;
             let weights = start.trained(config, decoder, device, shard, &partition, Kind::Reference, None)?;
             Reference::Followed(Box::new(Policy::full(weights)))
         }
         ReferenceKind::Base | ReferenceKind::Adapter | ReferenceKind::Sync => {
-            share_base(config, prepared, device, mesh, policy)?;
+            share_base(config, decoders, device, mesh, policy)?;
             Reference::Shared
         }
     })
@@ -299,7 +306,7 @@ pub fn kept(
 /// Lets the reference share the policy's base: with the adapter that the config gives it, or with none.
 fn share_base(
     config: &Config,
-    prepared: &Prepared,
+    decoders: &Decoders,
     device: &Device,
     mesh: &mut Mesh,
     policy: &mut Policy,
@@ -308,8 +315,8 @@ fn share_base(
         policy.share_base(None);
         return Ok(());
     }
-    let own = prepared.reference_decoder.as_ref().filter(|_| config.reference.adapter.is_some());
-    let decoder = mesh.part(own.unwrap_or(&prepared.decoder))?;
+    let own = decoders.reference.as_ref().unwrap_or(&decoders.policy);
+    let decoder = mesh.part(own)?;
     let masters = match &config.reference.adapter {
         Some(folder) => {
             let folder = Some(folder.as_path()).filter(|_| !device.is_meta());

@@ -20,7 +20,8 @@ use crate::mesh::Mesh;
 use crate::metrics::{MetricsFile, Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::objective::exact_at_start;
-use crate::plan::Plan;
+use crate::plan::device::DeviceTable;
+use crate::plan::{self, Outline, Plan};
 use crate::prepare::{Prepared, compute_type, partition, threads};
 use crate::reference::Reference;
 use crate::run_dir::{self, RunDir, Start};
@@ -28,7 +29,7 @@ use crate::saver::Saver;
 use crate::schedule::Schedule;
 use crate::snapshot::{self, State};
 use crate::step::{Learner, Scorer, StepOutcome};
-use crate::{Result, TrainError, reference, resume};
+use crate::{Result, TrainError, reference, resume, size};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
 pub struct Trainer {
@@ -105,8 +106,12 @@ impl Trainer {
             _ => None,
         };
 
+        refuse_too_large(&config, &prepared, &plan, group)?;
+
         progress.enter(Phase::Reference);
-        let device = Device::cpu(threads(&config), plan.arena_capacity())?;
+        // With a cap there is no room for what the plan does not foresee.
+        let capacity = config.compute.memory.map_or(plan.arena_capacity(), |cap| cap as usize);
+        let device = Device::cpu(threads(&config), capacity)?;
         device.reserve(plan.arena_bytes());
         let splits = [Split::Train, Split::Eval];
         let (policy, reference) = reference::load(&config, &prepared, &device, &mut mesh, &splits, observer)?;
@@ -421,6 +426,25 @@ impl Trainer {
     pub fn output(&self) -> &Path {
         &self.config.output
     }
+}
+
+/// Refuses a run of which a rank needs more than `compute.memory`: all ranks alike, before anything is loaded.
+fn refuse_too_large(config: &Config, prepared: &Prepared, plan: &Plan, group: &mut Group) -> Result<()> {
+    let Some(cap) = config.compute.memory else { return Ok(()) };
+    let mut needed = [plan.arena_bytes() as f64];
+    if group.size() > 1 {
+        group.all_reduce(&mut needed, Reduction::Max)?;
+    }
+    if needed[0] <= cap as f64 {
+        return Ok(());
+    }
+    let (needed, cap) = (size::in_words(needed[0] as u64), size::in_words(cap));
+    let mut story = format!("a rank needs {needed}, and compute.memory allows {cap}; nothing was loaded");
+    if group.rank() == 0 {
+        let table = DeviceTable::built_in();
+        story += &plan::story(config, &Outline::of(prepared), group.size(), table.find("cpu")?)?;
+    }
+    Err(TrainError::TooLarge { story })
 }
 
 /// The largest resident size of this process so far, in bytes; 0 where the system does not tell.

@@ -21,7 +21,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     {
         return super::launch::run(&LaunchArguments::of(&launch, ranks, std::env::args().skip(1).collect()));
     }
-    let config = Config::load(&arguments.run.config, &arguments.run.overrides)?;
+    let mut overrides = arguments.run.overrides.clone();
+    overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));
+    let config = Config::load(&arguments.run.config, &overrides)?;
     let start = match (arguments.resume, arguments.overwrite) {
         (true, _) => Start::Resume,
         (_, true) => Start::Overwrite,

@@ -4,6 +4,7 @@ use tandem_kernels::{DType, Format};
 
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
+use crate::size;
 use crate::store::{Sharding, SumForm};
 
 /// Ranks in one process: beyond any machine, and few enough that a slip of the finger starts no million threads.
@@ -35,6 +36,8 @@ pub struct ComputeConfig {
     pub pipeline: usize,
     /// What backward recomputes.
     pub checkpointing: Checkpointing,
+    /// The most memory that each rank may take on its device, in bytes; `None` for what there is.
+    pub memory: Option<u64>,
     /// What carries numbers between ranks.
     pub engine: Engine,
     /// Seconds that a rank waits for another process before it gives it up.
@@ -124,6 +127,7 @@ pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig,
         checkpointing: section
             .take("checkpointing")
             .map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?,
+        memory: section.take("memory").map(|e| memory(&e)).transpose()?,
         engine: section.take("engine").map_or(Ok(Engine::Auto), |e| engine(&e, devices))?,
         deadline: section.take("deadline").map_or(Ok(1800), |e| e.integer(1..=1 << 24))?,
     };
@@ -157,6 +161,11 @@ fn engine(entry: &Entry, devices: Devices) -> Result<Engine, ConfigError> {
         ))),
         engine => Ok(engine),
     }
+}
+
+fn memory(entry: &Entry) -> Result<u64, ConfigError> {
+    size::parse(entry.string()?)
+        .ok_or_else(|| entry.wrong("a size with its unit, for example \"24GiB\" or \"800MB\""))
 }
 
 fn devices(entry: &Entry) -> Result<Devices, ConfigError> {

@@ -114,6 +114,19 @@ impl Config {
         Self::from_tree(tree, path)
     }
 
+    /// This config with `overrides`, as [`Config::load`] takes them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with<S: AsRef<str>>(&self, overrides: &[S]) -> Result<Self, ConfigError> {
+        let path = self.output.join("config.toml");
+        let mut tree = tree::Node::parse(&self.to_toml(), &path)?;
+        for text in overrides {
+            tree.set(text.as_ref())?;
+        }
+        Self::from_tree(tree, &path)
+    }
+
     fn from_tree(tree: tree::Node, path: &Path) -> Result<Self, ConfigError> {
         let mut root = Section::root(tree, path)?;
         let method = root.required("method", "how to train: \"sft\" or \"dpo\"")?.one_of_with(

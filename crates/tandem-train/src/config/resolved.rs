@@ -14,6 +14,7 @@ use super::{
 };
 use crate::objective::Divergence;
 use crate::schedule::Shape;
+use crate::size;
 use crate::store::{Sharding, SumForm};
 use tandem_model::{AdapterKind, Targets};
 
@@ -198,7 +199,7 @@ impl Config {
 
     fn compute_entries(&self) -> Entries {
         let compute = &self.compute;
-        vec![
+        let mut out: Entries = vec![
             ("devices", compute.devices.name().into()),
             ("dtype", compute.dtype.map_or("auto", tandem_kernels::DType::name).into()),
             ("format", compute.format.map_or("auto", tandem_kernels::Format::name).into()),
@@ -211,7 +212,9 @@ impl Config {
             ("checkpointing", name(&super::Checkpointing::NAMES, compute.checkpointing)),
             ("engine", name(&super::compute::Engine::NAMES, compute.engine)),
             ("deadline", integer(compute.deadline)),
-        ]
+        ];
+        out.extend(compute.memory.map(|bytes| ("memory", size::exact(bytes).into())));
+        out
     }
 }
 

@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 17] = [
+const FREE: [&str; 18] = [
     "output",
     "data.cache",
     "data.eval",
@@ -34,6 +34,7 @@ const FREE: [&str; 17] = [
     "compute.replicate",
     "compute.pipeline",
     "compute.checkpointing",
+    "compute.memory",
     "compute.engine",
     "compute.deadline",
 ];

@@ -149,6 +149,7 @@ fn the_example_arrives_whole() {
             tensor: 1,
             pipeline: 1,
             checkpointing: Checkpointing::None,
+            memory: None,
             engine: Engine::Auto,
             deadline: 1800,
         },
@@ -187,7 +188,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         ]),
         set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
         set(&["compute.deadline=60", "compute.tensor=4", "compute.replicate=2", "compute.pipeline=3"]),
-        set(&["compute.deadline=60", "compute.engine=nccl"]),
+        set(&["compute.deadline=60", "compute.engine=nccl", "compute.memory=1.5GiB"]),
         set(&["compute.devices=auto", "compute.dtype=auto", "compute.threads=0", "train.schedule=constant"]),
         set(&[
             "reference.kind=precompute",
@@ -202,6 +203,18 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         let text = config.to_toml();
         assert_eq!(load(&text), config, "{text}");
     }
+}
+
+#[test]
+fn a_config_takes_overrides_after_it_was_read() {
+    let config = set(&["train.micro_batch_size=4"]);
+    assert_eq!(config.with::<&str>(&[]).expect("valid"), config);
+    let changed = config.with(&["train.micro_batch_tokens=99", "compute.memory=2GiB"]).expect("valid");
+    assert_eq!((changed.train.micro_batch, changed.compute.memory), (MicroBatch::Tokens(99), Some(2 << 30)));
+    assert!(matches!(
+        config.with(&["compute.nothing=1"]).expect_err("unknown").problem,
+        Problem::UnknownKey { .. }
+    ));
 }
 
 #[test]

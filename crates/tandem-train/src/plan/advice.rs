@@ -1,0 +1,111 @@
+//! The cheapest change with which a run fits.
+//!
+//! Changes are tried in the order of the registry by planning again: first each alone, then the first with the second, with the
+//! third, and so on; of such a heap those that it fits without are taken out again, the last ones first kept.
+
+use super::change::{CHANGES, Change, overrides_of};
+use super::device::DeviceKind;
+use super::{Outline, RunPlan};
+use crate::config::Config;
+use crate::size;
+
+/// What to change.
+#[derive(Clone, Debug)]
+pub struct Advice {
+    /// The changes.
+    pub changes: Vec<&'static Change>,
+    /// The same as `--set` takes them.
+    pub overrides: Vec<&'static str>,
+    /// The plan with them.
+    pub plan: RunPlan,
+}
+
+/// The changes of the registry that a config can take; such as divide what ranks hold only if they `may_divide`.
+pub fn possible(config: &Config, may_divide: bool) -> Vec<&'static Change> {
+    let divides = |change: &Change| change.keys().any(|key| key == "compute.sharding");
+    let goes_on = |change: &&Change| !is_step_back(config, change) && change.applies(config);
+    CHANGES.iter().filter(|change| (may_divide || !divides(change)) && goes_on(change)).collect()
+}
+
+/// Whether a change would undo a part of what the config says already: less sharding, larger micro-batches.
+fn is_step_back(config: &Config, change: &Change) -> bool {
+    let Ok(changed) = config.with(change.overrides) else { return false };
+    let size = |config: &Config| match config.train.micro_batch {
+        crate::config::MicroBatch::Tokens(tokens) => tokens,
+        crate::config::MicroBatch::Rows(_) => 0,
+    };
+    let kept = |config: &Config| {
+        let checkpointing = crate::config::Checkpointing::NAMES;
+        checkpointing.iter().position(|(_, mode)| *mode == config.compute.checkpointing)
+    };
+    changed.compute.sharding < config.compute.sharding
+        || size(&changed) > size(config)
+        || kept(&changed) < kept(config)
+}
+
+/// The cheapest of these changes, or heap of them, with which every rank fits; `None` if there is none.
+pub fn advise(
+    config: &Config,
+    outline: &Outline,
+    num_ranks: usize,
+    device: &DeviceKind,
+    possible: &[&'static Change],
+) -> Option<Advice> {
+    let plan_with = |changes: &[&'static Change]| -> Option<Advice> {
+        let overrides = overrides_of(changes);
+        let config = config.with(&overrides).ok()?;
+        // What does not suit the model or the ranks is no advice.
+        let plan = RunPlan::sketch(&config, outline, num_ranks, device).ok()?;
+        Some(Advice { changes: changes.to_vec(), overrides, plan })
+    };
+    let fitting = |advice: &Advice| advice.plan.fit().fits();
+    if let Some(single) = possible.iter().find_map(|change| plan_with(&[change]).filter(fitting)) {
+        return Some(single);
+    }
+    for count in 2..=possible.len() {
+        let Some(mut found) = plan_with(&possible[..count]).filter(fitting) else { continue };
+        // The last one is needed: without it the heap did not fit.
+        for index in (0..count - 1).rev() {
+            let rest: Vec<_> = found.changes.iter().filter(|c| **c != possible[index]).copied().collect();
+            if let Some(without) = plan_with(&rest).filter(fitting) {
+                found = without;
+            }
+        }
+        found.changes.retain(|change| change.overrides.iter().any(|text| found.overrides.contains(text)));
+        return Some(found);
+    }
+    None
+}
+
+/// The plan with all of these changes.
+pub fn with_all(
+    config: &Config,
+    outline: &Outline,
+    num_ranks: usize,
+    device: &DeviceKind,
+    changes: &[&'static Change],
+) -> Option<RunPlan> {
+    let config = config.with(&overrides_of(changes)).ok()?;
+    RunPlan::sketch(&config, outline, num_ranks, device).ok()
+}
+
+/// What to change for a run that does not fit, or what is missing with every change there is.
+pub fn in_words(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> String {
+    let possible = possible(config, num_ranks > 1);
+    if let Some(advice) = advise(config, outline, num_ranks, device, &possible) {
+        return advice.to_string();
+    }
+    let overrides = overrides_of(&possible);
+    match with_all(config, outline, num_ranks, device, &possible) {
+        Some(plan) if !overrides.is_empty() => format!(
+            "no change makes it fit; with {} it needs {} a rank: take more ranks, shorter sequences (data.max_length) or a \
+             smaller model",
+            overrides.join(", "),
+            size::in_words(plan.fit().needed)
+        ),
+        _ => {
+            "no change makes it fit: take more ranks, shorter sequences (data.max_length) or a smaller model"
+                .to_owned()
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What can be changed in a run so that it takes less memory: the registry that advice and search go through.
+
+use crate::config::{Config, Problem};
+
+/// A change of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// What it does, in words.
+    pub name: &'static str,
+    /// The keys that it sets, as `--set` takes them.
+    pub overrides: &'static [&'static str],
+    /// What else changes with it; empty if the run computes the same.
+    pub effect: &'static str,
+}
+
+const fn change(name: &'static str, overrides: &'static [&'static str], effect: &'static str) -> Change {
+    Change { name, overrides, effect }
+}
+
+/// Every change, the cheapest first: what costs no time or little, then what costs messages, then what changes the arithmetic,
+/// then what changes what is trained. One that sets a key that this version does not know is passed over.
+pub const CHANGES: &[Change] = &[
+    change("keep fewer activations", &["compute.checkpointing=selective"], ""),
+    change("keep the blocks' inputs alone", &["compute.checkpointing=block"], ""),
+    change("precompute the reference", &["reference.kind=precompute"], ""),
+    change("divide optimiser states", &["compute.sharding=zero1"], ""),
+    change("divide gradients too", &["compute.sharding=zero2"], ""),
+    change("divide weights too", &["compute.sharding=zero3"], ""),
+    change("micro-batches of 2048 tokens", &["train.micro_batch_tokens=2048"], ROUNDING),
+    change("micro-batches of 1024 tokens", &["train.micro_batch_tokens=1024"], ROUNDING),
+    change("micro-batches of one row", &["train.micro_batch_size=1"], ROUNDING),
+    change("optimiser states in 8 bits", &["train.optimizer_state=8bit"], "moments are rounded"),
+    change("keep states and weights in host memory", &["compute.offload=host"], ""),
+    change("keep states and weights on disk", &["compute.offload=nvme"], "needs compute.offload_dir"),
+    change(
+        "train an adapter (LoRA)",
+        &["adapter.kind=lora", "adapter.rank=16"],
+        "an adapter is trained, not the model",
+    ),
+    change(
+        "frozen weights in 4 bits (QLoRA)",
+        &["adapter.kind=lora", "adapter.rank=16", "compute.format=nf4"],
+        "an adapter is trained, frozen weights are rounded",
+    ),
+];
+
+/// Another cut of a batch is another order of sums.
+const ROUNDING: &str = "the last bits of sums";
+
+impl Change {
+    /// The keys that it sets.
+    pub fn keys(&self) -> impl Iterator<Item = &'static str> {
+        self.overrides.iter().map(|text| key(text))
+    }
+
+    /// Whether the change can be made and makes a difference: its keys are known, its values are there, they do not contradict
+    /// the rest, and another value stands there now.
+    pub fn applies(&self, config: &Config) -> bool {
+        config.with(self.overrides).is_ok_and(|changed| changed != *config)
+    }
+
+    /// Whether this version knows its keys and values.
+    pub fn is_known(&self, config: &Config) -> bool {
+        !matches!(
+            config.with(self.overrides).map_err(|error| error.problem),
+            Err(Problem::UnknownKey { .. } | Problem::NotYet { .. })
+        )
+    }
+}
+
+/// The overrides of several changes, of which a later one wins; each key once, in the order of tables.
+pub fn overrides_of(changes: &[&Change]) -> Vec<&'static str> {
+    let mut all: Vec<&'static str> = Vec::new();
+    for text in changes.iter().flat_map(|change| change.overrides) {
+        let is_other = |old: &&'static str| !replaces(key(text), key(old));
+        all.retain(is_other);
+        all.push(text);
+    }
+    all.sort_by_key(|text| key(text));
+    all
+}
+
+/// Whether of two keys the first, given later, puts the second out of force.
+fn replaces(new: &str, old: &str) -> bool {
+    let of_cut = |key: &str| key.starts_with("train.micro_batch_");
+    new == old || (of_cut(new) && of_cut(old))
+}
+
+/// The key of `key=value`.
+fn key(text: &str) -> &str {
+    text.split('=').next().unwrap_or(text)
+}
+
+/// Overrides as a piece of a configuration file.
+pub fn as_toml<S: AsRef<str>>(overrides: &[S]) -> String {
+    let mut text = String::new();
+    let mut current = "";
+    for item in overrides {
+        let (key, value) = item.as_ref().split_once('=').unwrap_or((item.as_ref(), ""));
+        let (table, key) = key.rsplit_once('.').unwrap_or(("", key));
+        if table != current {
+            text += &format!("[{table}]\n");
+            current = table;
+        }
+        let is_plain = value.parse::<f64>().is_ok() || ["true", "false"].contains(&value);
+        text += &if is_plain { format!("{key} = {value}\n") } else { format!("{key} = {value:?}\n") };
+    }
+    text
+}
+
+/// Overrides as flags of the command.
+pub fn as_flags<S: AsRef<str>>(overrides: &[S]) -> String {
+    overrides.iter().map(|text| format!("--set {}", text.as_ref())).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_change_of_a_key_wins_and_each_is_written_once() {
+        let named = |name: &str| CHANGES.iter().find(|c| c.overrides.contains(&name)).unwrap();
+        let all = overrides_of(&[
+            named("train.micro_batch_tokens=1024"),
+            named("compute.sharding=zero1"),
+            named("compute.checkpointing=selective"),
+            named("compute.sharding=zero3"),
+            named("train.micro_batch_size=1"),
+        ]);
+        assert_eq!(
+            all,
+            ["compute.checkpointing=selective", "compute.sharding=zero3", "train.micro_batch_size=1"]
+        );
+        let toml =
+            "[compute]\ncheckpointing = \"selective\"\nsharding = \"zero3\"\n[train]\nmicro_batch_size = 1\n";
+        assert_eq!(as_toml(&all), toml);
+        assert_eq!(as_flags(&all[1..]), "--set compute.sharding=zero3 --set train.micro_batch_size=1");
+    }
+}

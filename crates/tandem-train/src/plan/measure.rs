@@ -1,0 +1,152 @@
+//! A row of the table of devices for this machine's processor, measured in a few seconds.
+
+use std::time::{Duration, Instant};
+
+use tandem_comm::{Reduction, threads};
+use tandem_kernels::ops::AttentionShape;
+use tandem_kernels::{DType, Device, Forest, Kind, Segment, ops};
+
+use super::device::{DeviceKind, DeviceTable, host_memory};
+use crate::Result;
+
+/// How long each thing is measured.
+const PATIENCE: Duration = Duration::from_millis(600);
+
+/// Rows, columns and depth of the products: tokens and widths of a small model, where rates are lower than at their best.
+const SHAPE: (usize, usize, usize) = (2048, 1024, 512);
+
+/// Sequences of the attention, and tokens of each.
+const SEQUENCES: (usize, usize) = (4, 512);
+
+/// Its heads, as a small model has them.
+const HEADS: AttentionShape =
+    AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125, window: None, softcap: None };
+
+/// Numbers that are copied at once: more than caches hold.
+const COPIED: usize = 1 << 26;
+
+/// Numbers that two ranks add up.
+const EXCHANGED: usize = 1 << 22;
+
+/// Measures the product rates, the copy bandwidth and what threads exchange, with every core.
+///
+/// # Errors
+/// If memory runs out.
+pub fn processor() -> Result<DeviceTable> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let device = Device::cpu(cores, 4 * COPIED * 4)?;
+    let [bf16_tflops, f32_tflops] = [DType::Bf16, DType::F32].map(|dtype| product_rate(&device, dtype));
+    let attention = attention_rate(&device)?;
+    let bandwidth = copy_rate(&device)?;
+    let link = exchange_rate();
+    let gbs = |rate: f64| (rate / 1e8).round() / 10.0;
+    let tflops = |rate: f64| (rate / 1e9).round() / 1000.0;
+    Ok(DeviceTable {
+        device: vec![DeviceKind {
+            name: "cpu".to_owned(),
+            memory_gib: host_memory().map(|bytes| (bytes as f64 / f64::from(1 << 30) * 10.0).floor() / 10.0),
+            cores: Some(cores),
+            bf16_tflops: tflops(bf16_tflops?),
+            f32_tflops: tflops(f32_tflops?),
+            attention_tflops: Some(tflops(attention)),
+            bandwidth_gbs: gbs(bandwidth),
+            link_gbs: gbs(link),
+            // Host memory is its memory; what another machine gives is not measured.
+            host_link_gbs: gbs(bandwidth / 2.0),
+            network_gbs: 1.2,
+            devices_per_box: 1,
+            achievable_product: 1.0,
+            achievable_bandwidth: 1.0,
+            achievable_link: 1.0,
+        }],
+    })
+}
+
+/// The best of several runs of `work`, a second's worth of `amount`.
+fn best(amount: f64, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    let (began, mut best) = (Instant::now(), 0.0f64);
+    let mut rounds = 0;
+    while rounds < 3 || began.elapsed() < PATIENCE {
+        let start = Instant::now();
+        work()?;
+        best = best.max(amount / start.elapsed().as_secs_f64());
+        rounds += 1;
+    }
+    Ok(best)
+}
+
+fn product_rate(device: &Device, dtype: DType) -> Result<f64> {
+    let (m, n, k) = SHAPE;
+    let zeros = |rows, cols| device.zeros(Kind::Scratch, rows, cols, dtype);
+    let (x, w, mut y) = (zeros(m, k)?, zeros(n, k)?, zeros(m, n)?);
+    best(2.0 * (m * n * k) as f64, || Ok(ops::linear(device, x.view(), w.view(), None, None, y.view_mut())?))
+}
+
+/// Operations of attention forward and backward, as a dry run counts them, a second.
+fn attention_rate(device: &Device) -> Result<f64> {
+    let (sequences, length) = SEQUENCES;
+    let mut segments = Vec::with_capacity(sequences);
+    for index in 0..sequences as u32 {
+        let start = index * length as u32;
+        segments.push(Segment { range: start..start + length as u32, parent: None, first_position: 0 });
+    }
+    let tokens = sequences * length;
+    let forest = Forest::new(vec![0; tokens], segments, Vec::new(), 0)?;
+    let both = |device: &Device| -> Result<()> {
+        let zeros = |cols| device.zeros(Kind::Scratch, tokens, cols, DType::F32);
+        let (wide, narrow) = (HEADS.heads * HEADS.head_dim, HEADS.kv_heads * HEADS.head_dim);
+        let (q, k, v) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
+        let (mut out, mut sum, d_out) = (zeros(wide)?, zeros(HEADS.heads)?, zeros(wide)?);
+        let (mut dq, mut dk, mut dv) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
+        let (q, k, v) = (q.view(), k.view(), v.view());
+        ops::attention(device, q, k, v, &forest, &HEADS, out.view_mut(), sum.view_mut())?;
+        let (out, sum, d_out) = (out.view(), sum.view(), d_out.view());
+        let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+        Ok(ops::attention_backward(device, q, k, v, out, sum, d_out, &forest, &HEADS, dq, dk, dv)?)
+    };
+    let dry = Device::meta();
+    both(&dry)?;
+    let Device::Meta(ledger) = &dry else { unreachable!("made by Device::meta") };
+    let flops = ledger.costs().values().map(|cost| cost.flops).sum();
+    best(flops, || both(device))
+}
+
+/// Bytes read and written.
+fn copy_rate(device: &Device) -> Result<f64> {
+    let source = device.zeros(Kind::Scratch, 1, COPIED, DType::F32)?;
+    let mut copy = device.zeros(Kind::Scratch, 1, COPIED, DType::F32)?;
+    best(2.0 * (COPIED * 4) as f64, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
+}
+
+/// Bytes that each of two ranks sends in a second.
+fn exchange_rate() -> f64 {
+    let groups = threads::groups(2, Duration::from_secs(60));
+    let rates = std::thread::scope(|scope| {
+        let ranks: Vec<_> = groups
+            .into_iter()
+            .map(|mut group| {
+                scope.spawn(move || {
+                    let mut numbers = vec![0f32; EXCHANGED];
+                    let mut best = 0.0f64;
+                    for _ in 0..12 {
+                        let start = Instant::now();
+                        group.all_reduce(&mut numbers, Reduction::Sum).expect("two threads of this process");
+                        // Each of two ranks sends half of twice the numbers.
+                        best = best.max((EXCHANGED * 4) as f64 / start.elapsed().as_secs_f64());
+                    }
+                    best
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().expect("it measures")).collect::<Vec<_>>()
+    });
+    rates.into_iter().fold(f64::MAX, f64::min)
+}
+
+impl DeviceTable {
+    /// The table as a file.
+    pub fn to_toml(&self) -> String {
+        let rows = toml::to_string(self).expect("a table of numbers and names");
+        format!("# Measured by `tandem plan --measure`. docs/plan.md says what the fields mean.\n{rows}")
+    }
+}

@@ -1,0 +1,342 @@
+//! What a run will hold in memory, when, and how long its steps will take: known before a byte is allocated.
+//!
+//! The plan is a dry run of the very code that trains, on [`Device::Meta`]: the same stores, the same walk, the same
+//! step, over the run's own micro-batches. Nothing is estimated that can be counted; time is, from a table of devices.
+//!
+//! * [`Plan`]: one rank's. [`RunPlan`]: all ranks', on a device, and whether it fits.
+//! * [`survey`]: what the batches look like, or are assumed to. [`work`]: what a rank computes and sends.
+//! * [`device`]: the table, [`measure`]: a row of it for this machine, [`estimate`]: time from work and device.
+//! * [`change`]: what can be changed so that a run fits, [`advice`]: the cheapest that does, [`search`]: the fastest plans.
+//! * [`text`], [`picture`], [`page`], [`json`]: a plan for a terminal, a browser, a program.
+
+pub mod advice;
+pub mod change;
+pub mod device;
+pub mod estimate;
+pub mod json;
+pub mod measure;
+pub mod page;
+pub mod picture;
+mod run;
+pub mod search;
+pub mod survey;
+pub mod text;
+pub mod work;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use tandem_comm::recorder;
+use tandem_kernels::meta::{Ledger, Moment};
+use tandem_kernels::{DType, Device, MemoryUse};
+use tandem_model::Stage;
+
+pub use run::{Fit, RunPlan};
+pub use survey::{Assumed, Outline};
+
+use crate::config::{ComputeConfig, Config, ReferenceKind};
+use crate::mesh::{self, Mesh};
+use crate::micro_batch::{MicroBatch, Share};
+use crate::pipeline::most_under_way;
+use crate::prepare::{Prepared, compute_type, threads};
+use crate::step::{Learner, Scorer};
+use crate::{Result, dry_run};
+use device::DeviceKind;
+use survey::{Load, Survey};
+use work::{Peers, Work};
+
+/// What is known of one rank before a run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What is trained, in words.
+    pub model: String,
+    /// Parameters of the model; a tied table counts once.
+    pub num_parameters: usize,
+    /// Compute type.
+    pub dtype: DType,
+    /// Ranks; everything below is of one of them.
+    pub ranks: usize,
+    /// How many of them hold the slices of one stage of a model.
+    pub tensor: usize,
+    /// Which stage this rank holds, of how many.
+    pub stage: Stage,
+    /// The blocks of that stage.
+    pub blocks: Range<usize>,
+    /// Micro-batches of which something is kept at a time.
+    pub under_way: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Optimiser steps; 0 where there is no data yet and the run's length is given in epochs.
+    pub steps: u64,
+    /// Rows in a step.
+    pub batch_size: usize,
+    /// Whether rows are pairs.
+    pub pairs: bool,
+    /// What is known of the data.
+    pub data: DataShape,
+    /// The phases in order.
+    pub phases: Vec<Phase>,
+    /// A step in which each rank has one typical micro-batch.
+    pub work: Work,
+    /// The same with two of them.
+    pub work_of_two: Work,
+    /// What this rank has to do in a step.
+    pub load: Load,
+    /// Bytes beside the arena, about: see [`outside_arena`].
+    pub outside: usize,
+}
+
+/// Counts of a run's data.
+#[derive(Clone, Copy, Debug)]
+pub struct DataShape {
+    /// What was assumed, where there is no data yet.
+    pub assumed: Option<Assumed>,
+    /// Training rows.
+    pub train_rows: usize,
+    /// Evaluation rows.
+    pub eval_rows: usize,
+    /// Tokens of the largest micro-batch.
+    pub max_micro_batch_tokens: usize,
+    /// Rows that the head scores in the micro-batch that scores most.
+    pub max_scored_rows: usize,
+    /// Tokens of the typical micro-batch.
+    pub micro_batch_tokens: usize,
+    /// Tokens of a step, each answer with its own copy of the prompt: the mean.
+    pub sequence_tokens: f64,
+    /// Rows of a step: the mean.
+    pub rows: f64,
+}
+
+/// A part of a run during which one set of things is in memory.
+#[derive(Clone, Debug)]
+pub struct Phase {
+    /// Its name.
+    pub name: &'static str,
+    /// Bytes by kind at its peak.
+    pub memory: MemoryUse,
+    /// When that is.
+    pub moment: Moment,
+    /// One past the highest address used until its end: what is resident by then.
+    pub high_water: usize,
+    /// Floating-point operations of the largest micro-batch, if it computes any.
+    pub flops: f64,
+}
+
+impl Plan {
+    /// Plans a run, as rank `rank` of `num_ranks` sees it.
+    ///
+    /// # Errors
+    /// If the model does not fit its config, the data does not fit the model, or the ranks cannot be divided as the config
+    /// asks.
+    pub fn make(config: &Config, prepared: &Prepared, rank: usize, num_ranks: usize) -> Result<Self> {
+        Self::of(config, &Outline::of(prepared), rank, num_ranks)
+    }
+
+    /// The same, of what may be no more than assumed.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of(config: &Config, outline: &Outline, rank: usize, num_ranks: usize) -> Result<Self> {
+        mesh::check(config, num_ranks)?;
+        let ComputeConfig { tensor, pipeline, sharding, .. } = config.compute;
+        let survey = outline.survey(config)?;
+        let load = survey.load(num_ranks / (tensor * pipeline), sharding.meets_in_walk());
+        let mut rehearsal =
+            Rehearsal { config, outline, survey: &survey, rank, num_ranks, phases: Vec::new() };
+        if config.reference.kind == ReferenceKind::Precompute {
+            rehearsal.reference()?;
+        }
+        let mesh = Mesh::new(recorder::group(rank, num_ranks).0, &config.compute)?;
+        let stage = mesh.stage();
+        let blocks = stage.blocks(outline.decoder.spec())?;
+        let under_way = most_under_way(stage, load.most_rounds);
+        let (work, work_of_two) = rehearsal.run(under_way)?;
+        let Rehearsal { phases, .. } = rehearsal;
+        let most = |count: &dyn Fn(&MicroBatch) -> usize| survey.largest.iter().map(count).max().unwrap_or(0);
+        let data = DataShape {
+            assumed: outline.assumed(),
+            train_rows: outline.train_rows,
+            eval_rows: outline.eval_rows.unwrap_or(0),
+            max_micro_batch_tokens: most(&|b| b.forest.num_tokens()),
+            max_scored_rows: most(&|b| b.forest.scored_rows().0.len()),
+            micro_batch_tokens: survey.typical.forest.num_tokens(),
+            sequence_tokens: survey.sequence_tokens,
+            rows: survey.rows,
+        };
+        Ok(Self {
+            model: config.model.display().to_string(),
+            num_parameters: outline.decoder.num_parameters(),
+            dtype: compute_type(config),
+            ranks: num_ranks,
+            tensor,
+            stage,
+            blocks,
+            under_way,
+            threads: threads(config),
+            steps: match (config.train.length, data.assumed) {
+                (crate::config::Length::Epochs(_), Some(_)) => 0,
+                (length, _) => length.total_steps(data.train_rows, config.train.batch_size),
+            },
+            batch_size: config.train.batch_size,
+            pairs: config.method == crate::config::Method::Dpo,
+            outside: outside_arena(outline, threads(config)),
+            data,
+            phases,
+            work,
+            work_of_two,
+            load,
+        })
+    }
+
+    /// Bytes of the device's arena that the run will touch.
+    pub fn arena_bytes(&self) -> usize {
+        self.phases.iter().map(|p| p.high_water).max().unwrap_or(0)
+    }
+
+    /// Bytes of address space for the arena: what is touched is what the plan says, the rest is room for what it does not foresee.
+    pub fn arena_capacity(&self) -> usize {
+        2 * self.arena_bytes() + (1 << 30)
+    }
+
+    /// The phase that needs most.
+    pub fn fullest(&self) -> &Phase {
+        self.phases.iter().max_by_key(|phase| phase.memory.peak).expect("every run has a phase")
+    }
+
+    /// Bytes that this rank sends in a step in which each rank has one micro-batch.
+    pub fn bytes_sent(&self, to: Option<Peers>) -> u64 {
+        self.work.bytes_sent(to)
+    }
+}
+
+/// The picture of a run that does not fit, and what to change, in words that go on after a sentence.
+///
+/// # Errors
+/// As [`Plan::of`].
+pub fn story(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<String> {
+    let plan = RunPlan::make(config, outline, num_ranks, device)?;
+    let advice = advice::in_words(config, outline, num_ranks, device);
+    Ok(format!("\n\n{}\n\n{}\n{advice}", plan.picture(false), plan.verdict()))
+}
+
+/// A run's code, on devices that compute nothing.
+struct Rehearsal<'a> {
+    config: &'a Config,
+    outline: &'a Outline<'a>,
+    survey: &'a Survey,
+    rank: usize,
+    num_ranks: usize,
+    phases: Vec<Phase>,
+}
+
+impl Rehearsal<'_> {
+    /// The pass that precomputes the reference. What it had in memory is gone when the run loads its weights.
+    fn reference(&mut self) -> Result<()> {
+        let (device, ledger) = dry_device();
+        let batches: Vec<_> = self.survey.largest.iter().collect();
+        let mut mesh = Mesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
+        dry_run::reference_pass(self.config, self.outline, &device, &mut mesh, &batches)?;
+        let flops = total_flops(&ledger) / batches.len() as f64;
+        self.phases.push(Phase::of("reference", &ledger, flops));
+        Ok(())
+    }
+
+    /// Loading, steps, a checkpoint and an evaluation, all in one arena; then what a step of one and of two micro-batches
+    /// costs.
+    fn run(&mut self, under_way: usize) -> Result<(Work, Work)> {
+        let Self { config, outline, survey, .. } = *self;
+        let (device, ledger) = dry_device();
+        let (group, log) = recorder::group(self.rank, self.num_ranks);
+        let mut mesh = Mesh::new(group, &config.compute)?;
+        let (mut scorer, mut learner) = dry_run::load(config, outline, &device, &mut mesh)?;
+        self.phases.push(Phase::of("load", &ledger, 0.0));
+
+        ledger.begin();
+        let mut flops: f64 = 0.0;
+        // Micro-batches of different sizes leave gaps in the arena that those of one size do not.
+        if !survey.is_uniform() {
+            let all: Vec<_> =
+                [&survey.smallest, &survey.typical].into_iter().chain(&survey.largest).collect();
+            let rounds = all.len().max(under_way);
+            step(&mut scorer, &mut learner, &mut mesh, &all, rounds)?;
+        }
+        for batch in &survey.largest {
+            let before = total_flops(&ledger);
+            step(&mut scorer, &mut learner, &mut mesh, &[batch], under_way)?;
+            flops = flops.max((total_flops(&ledger) - before) / under_way as f64);
+        }
+        self.phases.push(Phase::of("train", &ledger, flops));
+
+        device.note(format_args!("between steps"));
+        ledger.begin();
+        self.phases.push(Phase::of("save", &ledger, 0.0));
+
+        if self.outline.eval_rows.is_some() {
+            for batch in &survey.largest {
+                device.note(format_args!("evaluation"));
+                let share = Share::of(batch, 1);
+                scorer.evaluate(&mut mesh, &share, &mut |_| Ok((*batch).clone()))?;
+            }
+            let flops = total_flops(&ledger) / survey.largest.len() as f64;
+            self.phases.push(Phase::of("evaluate", &ledger, flops));
+        }
+
+        let mut cost = |count: usize| -> Result<Work> {
+            log.take();
+            ledger.begin();
+            step(&mut scorer, &mut learner, &mut mesh, &[&survey.typical], count)?;
+            Ok(Work::of(&ledger, &log, self.rank, config.compute.tensor > 1))
+        };
+        Ok((cost(1)?, cost(2)?))
+    }
+}
+
+/// A step of `rounds` micro-batches, the given ones again and again.
+fn step(
+    scorer: &mut Scorer,
+    learner: &mut Learner,
+    mesh: &mut Mesh,
+    batches: &[&MicroBatch],
+    rounds: usize,
+) -> Result<()> {
+    let share = Share::of(batches[0], rounds);
+    let mut next: VecDeque<_> = batches.iter().copied().collect();
+    let build = &mut |_: &[u32]| {
+        next.rotate_left(1);
+        Ok(next[next.len() - 1].clone())
+    };
+    scorer.step(learner, mesh, &share, build, 0.0, None, 1)?;
+    Ok(())
+}
+
+fn dry_device() -> (Device, std::sync::Arc<Ledger>) {
+    let device = Device::meta();
+    let Device::Meta(ledger) = &device else { unreachable!("made by Device::meta") };
+    let ledger = ledger.clone();
+    (device, ledger)
+}
+
+fn total_flops(ledger: &Ledger) -> f64 {
+    ledger.calls().iter().map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
+}
+
+impl Phase {
+    fn of(name: &'static str, ledger: &Ledger, flops: f64) -> Self {
+        let (memory, moment, high_water) = (ledger.usage(), ledger.moment(), ledger.high_water());
+        Self { name, memory, moment, high_water, flops }
+    }
+}
+
+/// What a process takes beside the arena, in bytes, about. Measured: the program and its heap, and for each thread of a rank the
+/// buffers that products pack their factors into. Counted: the longest layer in f32, which passes through host memory when it is
+/// read or written.
+fn outside_arena(outline: &Outline, threads: usize) -> usize {
+    let decoder = &outline.decoder;
+    let longest = decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).max().unwrap_or(0);
+    PROGRAM_BYTES + threads * THREAD_BYTES + longest * DType::F32.size()
+}
+
+/// Program, heap and what products of a rank share.
+const PROGRAM_BYTES: usize = 40 << 20;
+/// A thread's packing buffers and stack.
+const THREAD_BYTES: usize = 4 << 20;

@@ -1,0 +1,112 @@
+//! The plans of all ranks, on a kind of device.
+
+use super::device::DeviceKind;
+use super::estimate::Estimate;
+use super::{Outline, Plan};
+use crate::Result;
+use crate::config::Config;
+
+/// A run: what each rank needs, how long a step takes, and whether it fits.
+#[derive(Clone, Debug)]
+pub struct RunPlan {
+    /// Ranks that need the same, and what.
+    pub ranks: Vec<(Vec<usize>, Plan)>,
+    /// What each rank drives.
+    pub device: DeviceKind,
+    /// What `compute.memory` allows each rank, in bytes.
+    pub cap: Option<u64>,
+    /// Of the slowest rank.
+    pub estimate: Estimate,
+}
+
+/// Whether a rank's arena fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// What it needs at most, in bytes.
+    pub needed: u64,
+    /// What there is; `None` if that is not known.
+    pub limit: Option<u64>,
+}
+
+impl Fit {
+    /// Whether it does.
+    pub fn fits(&self) -> bool {
+        self.limit.is_none_or(|limit| self.needed <= limit)
+    }
+}
+
+impl RunPlan {
+    /// Plans every rank.
+    ///
+    /// # Errors
+    /// As [`Plan::of`].
+    pub fn make(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<Self> {
+        let all: Vec<usize> = (0..num_ranks).collect();
+        Self::of(config, outline, num_ranks, device, &all)
+    }
+
+    /// Plans one rank of each stage, the first, which holds as much as any other of it, up to a few cache lines.
+    ///
+    /// # Errors
+    /// As [`Plan::of`].
+    pub fn sketch(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<Self> {
+        let first: Vec<usize> =
+            (0..config.compute.pipeline).map(|stage| stage * config.compute.tensor).collect();
+        Self::of(config, outline, num_ranks, device, &first)
+    }
+
+    fn of(
+        config: &Config,
+        outline: &Outline,
+        num_ranks: usize,
+        device: &DeviceKind,
+        ranks: &[usize],
+    ) -> Result<Self> {
+        let mut groups: Vec<(Vec<usize>, Plan)> = Vec::new();
+        for &rank in ranks {
+            let plan = Plan::of(config, outline, rank, num_ranks)?;
+            match groups.iter_mut().find(|(_, other)| is_alike(other, &plan)) {
+                Some((members, of_all)) => {
+                    members.push(rank);
+                    if plan.arena_bytes() > of_all.arena_bytes() {
+                        *of_all = plan;
+                    }
+                }
+                None => groups.push((vec![rank], plan)),
+            }
+        }
+        let estimates = groups.iter().map(|(_, plan)| Estimate::of(plan, device));
+        let slowest = estimates.max_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
+        let estimate = slowest.expect("a run has a rank");
+        Ok(Self { ranks: groups, device: device.clone(), cap: config.compute.memory, estimate })
+    }
+
+    /// The plan of the rank that needs most.
+    pub fn fullest(&self) -> &Plan {
+        let plans = self.ranks.iter().map(|(_, plan)| plan);
+        plans.max_by_key(|plan| plan.arena_bytes()).expect("a run has a rank")
+    }
+
+    /// Whether it fits the cap, if there is one, and the device.
+    pub fn fit(&self) -> Fit {
+        let plan = self.fullest();
+        let needed = plan.arena_bytes() as u64;
+        let outside = if self.device.is_processor() { plan.outside as u64 } else { 0 };
+        // What lies beside the arena needs memory too, but is not what is capped.
+        let memory = self.device.memory(plan.ranks).map(|memory| memory.saturating_sub(outside));
+        Fit { needed, limit: self.cap.into_iter().chain(memory).min() }
+    }
+}
+
+/// Whether two ranks need the same: the bytes of every kind in every phase, at the same moment, up to half a percent, which
+/// dividing layers leaves uneven.
+fn is_alike(a: &Plan, b: &Plan) -> bool {
+    let near = |a: usize, b: usize| a.abs_diff(b) <= (a / 200).max(1 << 16);
+    let phases = || a.phases.iter().zip(&b.phases);
+    a.stage == b.stage
+        && near(a.arena_bytes(), b.arena_bytes())
+        && phases().all(|(a, b)| {
+            let kinds = a.memory.at_peak.iter().zip(&b.memory.at_peak);
+            a.moment == b.moment && kinds.into_iter().all(|(a, b)| near(*a, *b))
+        })
+}

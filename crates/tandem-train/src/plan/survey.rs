@@ -1,0 +1,293 @@
+//! What a run's batches look like: the micro-batches that decide memory, a typical one, and how many there are.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
+use tandem_data::token_cache::TokenCache;
+use tandem_model::{Decoder, ModelFolder};
+
+use crate::config::{Config, Method, MicroBatch as Size};
+use crate::micro_batch::{MicroBatch, deal};
+use crate::prepare::Prepared;
+use crate::{Result, TrainError};
+
+/// What a plan has to know of the model and of the data.
+pub struct Outline<'a> {
+    /// The model, whole, without any adapter.
+    pub decoder: Decoder,
+    /// Training rows.
+    pub train_rows: usize,
+    /// Held-out rows; `None` if there are none.
+    pub eval_rows: Option<usize>,
+    rows: Rows<'a>,
+    /// By what the cut of a batch depends on.
+    surveys: Mutex<HashMap<String, Arc<Survey>>>,
+}
+
+enum Rows<'a> {
+    Known(&'a Prepared),
+    Assumed(Assumed),
+}
+
+/// Micro-batches that are all alike, where there is no data yet. A row has the longest sequences that `data.max_length` allows
+/// or, if that is less, all of the micro-batch: a pair is a prompt and two answers of the same length, its prompt computed
+/// once; a row of SFT a prompt and an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assumed {
+    /// Tokens of a micro-batch; fewer if `train.micro_batch_tokens` or `micro_batch_size` says so.
+    pub tokens: usize,
+    /// How many of them the answers have; by default two thirds of a pair, half of another row.
+    pub scored: Option<usize>,
+}
+
+/// What was found.
+#[derive(Debug)]
+pub struct Survey {
+    /// The micro-batch with most tokens, and the one that the head scores most rows of.
+    pub largest: Vec<MicroBatch>,
+    /// One of the mean number of tokens.
+    pub typical: MicroBatch,
+    /// The one with fewest tokens.
+    pub smallest: MicroBatch,
+    /// Tokens of each micro-batch of the steps that were looked at.
+    steps: Vec<Vec<usize>>,
+    /// Tokens of a step, each answer with its own copy of the prompt: the mean.
+    pub sequence_tokens: f64,
+    /// Rows of a step: the mean.
+    pub rows: f64,
+}
+
+/// What a data rank has to do in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Micro-batches of the rank that has most of them, in the step where that is most.
+    pub most_rounds: usize,
+    /// The same, the mean over steps.
+    pub rounds: f64,
+    /// Tokens of the rank that has most of them, the mean over steps.
+    pub tokens: f64,
+}
+
+/// Steps whose micro-batches are looked at, at least.
+const LOOK_AHEAD: u64 = 1000;
+
+impl<'a> Outline<'a> {
+    /// Of inputs that have been opened.
+    pub fn of(prepared: &'a Prepared) -> Self {
+        Self {
+            decoder: prepared.decoder.without_adapter(),
+            train_rows: prepared.train.num_rows(),
+            eval_rows: prepared.eval.as_ref().map(TokenCache::num_rows),
+            rows: Rows::Known(prepared),
+            surveys: Mutex::default(),
+        }
+    }
+
+    /// Without data, tokenizer or weights: of the model folder only `config.json` is read.
+    ///
+    /// # Errors
+    /// If there is no such config, or the assumption makes no sense.
+    pub fn assume(config: &Config, assumed: Assumed) -> Result<Self> {
+        let refused = |reason: String| Err(TrainError::Mismatch { reason });
+        if assumed.tokens < 4 {
+            return refused(format!(
+                "a micro-batch of {} tokens is no row: assume 4 at least",
+                assumed.tokens
+            ));
+        }
+        if let Some(scored) = assumed.scored.filter(|&scored| scored < 2 || scored > assumed.tokens) {
+            let tokens = assumed.tokens;
+            return refused(format!(
+                "of {tokens} tokens of a micro-batch, {scored} cannot be scored: 2 to {tokens} can"
+            ));
+        }
+        let spec = ModelFolder::open(&config.model)?.spec().clone();
+        let rows = config.train.batch_size;
+        Ok(Self {
+            decoder: Decoder::new(spec, config.data.max_length)?,
+            train_rows: rows,
+            eval_rows: (!config.data.eval.is_empty()).then_some(rows),
+            rows: Rows::Assumed(assumed),
+            surveys: Mutex::default(),
+        })
+    }
+
+    /// What was assumed, if there is no data.
+    pub fn assumed(&self) -> Option<Assumed> {
+        match self.rows {
+            Rows::Known(_) => None,
+            Rows::Assumed(assumed) => Some(assumed),
+        }
+    }
+
+    /// The batches of a run. The same cut is looked at once.
+    ///
+    /// # Errors
+    /// If a row cannot form a forest.
+    pub fn survey(&self, config: &Config) -> Result<Arc<Survey>> {
+        let key = format!("{:?} {}", config.train.micro_batch, config.data.share_prefix);
+        let mut surveys = self.surveys.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(survey) = surveys.get(&key) {
+            return Ok(survey.clone());
+        }
+        let survey = Arc::new(match &self.rows {
+            Rows::Known(prepared) => look(config, prepared)?,
+            Rows::Assumed(assumed) => assumed.survey(config)?,
+        });
+        surveys.insert(key, survey.clone());
+        Ok(survey)
+    }
+}
+
+/// Builds the micro-batches of a run's steps, one after another.
+fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
+    let mut batcher = prepared.batcher(config);
+    let (mut by_tokens, mut by_scored, mut smallest) = (None, None, None);
+    let scored = |batch: &MicroBatch| batch.forest.scored_rows().0.len();
+    let mut consider = |batch: &MicroBatch| {
+        keep_if(&mut by_scored, batch, scored(batch));
+        keep_if(&mut by_tokens, batch, batch.forest.num_tokens());
+        keep_if(&mut smallest, batch, usize::MAX - batch.forest.num_tokens());
+    };
+    let mut batches = prepared.batches(config);
+    let total = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
+    let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
+    // Shuffled epochs are cut differently; looking at every step of a long run would cost more than it tells.
+    let looked_at = total.min(batches.steps_per_epoch().max(LOOK_AHEAD));
+    for step in 0..looked_at {
+        let rows = batches.rows(step);
+        num_rows += rows.len();
+        let mut tokens = Vec::new();
+        for cut in batcher.cut(&prepared.train, rows) {
+            let batch = batcher.build(&prepared.train, &rows[cut])?;
+            tokens.push(batch.forest.num_tokens());
+            sequence_tokens += batch.sequence_tokens;
+            consider(&batch);
+        }
+        steps.push(tokens);
+    }
+    if let Some(eval) = &prepared.eval {
+        let rows: Vec<u32> = (0..eval.num_rows() as u32).collect();
+        for range in batcher.cut(eval, &rows) {
+            consider(&batcher.build(eval, &rows[range])?);
+        }
+    }
+    let typical = typical(&steps);
+    let rows = batches.rows(typical.0 as u64);
+    let cut = batcher.cut(&prepared.train, rows)[typical.1].clone();
+    let typical = batcher.build(&prepared.train, &rows[cut])?;
+    let found = |best: Option<(usize, MicroBatch)>| best.expect("a data set has at least one micro-batch").1;
+    let per_step = |count: f64| count / looked_at as f64;
+    Ok(Survey {
+        largest: vec![found(by_tokens), found(by_scored)],
+        typical,
+        smallest: found(smallest),
+        steps,
+        sequence_tokens: per_step(sequence_tokens as f64),
+        rows: per_step(num_rows as f64),
+    })
+}
+
+fn keep_if(best: &mut Option<(usize, MicroBatch)>, batch: &MicroBatch, rank: usize) {
+    if best.as_ref().is_none_or(|(other, _)| rank > *other) {
+        *best = Some((rank, batch.clone()));
+    }
+}
+
+/// Step and place of a micro-batch of about the mean number of tokens.
+fn typical(steps: &[Vec<usize>]) -> (usize, usize) {
+    let all = || {
+        steps.iter().enumerate().flat_map(|(s, cuts)| cuts.iter().enumerate().map(move |(c, &n)| (s, c, n)))
+    };
+    let (sum, count) = all().fold((0, 0), |(sum, count), (_, _, n)| (sum + n, count + 1));
+    let mean = sum / count.max(1);
+    all().min_by_key(|(_, _, n)| n.abs_diff(mean)).map_or((0, 0), |(step, cut, _)| (step, cut))
+}
+
+impl Assumed {
+    /// Tokens of the prompt and of an answer of each row, and how many rows there are.
+    fn shape(self, config: &Config) -> (usize, usize, usize) {
+        let answers = if config.method == Method::Dpo { 2 } else { 1 };
+        let tokens = match config.train.micro_batch {
+            Size::Tokens(most) => self.tokens.min(most),
+            Size::Rows(_) => self.tokens,
+        };
+        // Of a pair one part of three, of another row one part of two.
+        let answer = |tokens: usize| match self.scored {
+            Some(scored) => tokens * scored / self.tokens / answers,
+            None => tokens / (answers + 1),
+        };
+        let sequence = |tokens: usize| tokens - (answers - 1) * answer(tokens);
+        let rows =
+            (1..=tokens / 4).find(|rows| sequence(tokens / rows) <= config.data.max_length).unwrap_or(1);
+        let row = tokens / rows;
+        let answer = answer(row).max(1);
+        let rows = match config.train.micro_batch {
+            Size::Tokens(_) => rows,
+            Size::Rows(most) => rows.min(most),
+        };
+        (row.saturating_sub(answers * answer), answer, rows.min(config.train.batch_size))
+    }
+
+    fn survey(self, config: &Config) -> Result<Survey> {
+        let (prompt, answer, rows) = self.shape(config);
+        let mut builder = ForestBuilder::new(config.data.share_prefix);
+        let (prompt_tokens, chosen, rejected) = (vec![0; prompt], vec![0; answer], vec![1; answer]);
+        let whole = [&prompt_tokens[..], &chosen].concat();
+        let scored: Vec<u8> = (0..whole.len()).map(|t| u8::from(t >= prompt)).collect();
+        for _ in 0..rows {
+            match config.method {
+                Method::Sft => builder.push_scored(&ScoredTokens { tokens: &whole, scored: &scored }),
+                Method::Dpo => builder.push_pair(&PairTokens {
+                    prompt: &prompt_tokens,
+                    unseen: [0, 0],
+                    chosen: &chosen,
+                    rejected: &rejected,
+                }),
+            }
+        }
+        let forest = builder.finish()?;
+        let sequences = forest.num_sequences as usize;
+        let sequence_tokens = (sequences * whole.len()) as u64;
+        let counts = vec![answer as u32; sequences];
+        let num_tokens = forest.num_tokens();
+        let batch = MicroBatch {
+            rows: (0..rows as u32).collect(),
+            forest,
+            scored_tokens: counts.clone(),
+            answer_tokens: counts,
+            sequence_tokens,
+        };
+        let in_step = config.train.batch_size.div_ceil(rows);
+        Ok(Survey {
+            largest: vec![batch.clone()],
+            typical: batch.clone(),
+            smallest: batch,
+            steps: vec![vec![num_tokens; in_step]],
+            sequence_tokens: sequence_tokens as f64 * config.train.batch_size as f64 / rows as f64,
+            rows: config.train.batch_size as f64,
+        })
+    }
+}
+
+impl Survey {
+    /// Whether micro-batches are all alike.
+    pub fn is_uniform(&self) -> bool {
+        self.smallest.forest.num_tokens() == self.largest[0].forest.num_tokens()
+    }
+
+    /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
+    pub fn load(&self, num_data: usize, in_rounds: bool) -> Load {
+        let mut load = Load { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
+        for cuts in &self.steps {
+            let dealt = deal(cuts, num_data, in_rounds);
+            let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
+            let tokens = |mine: &Vec<usize>| mine.iter().map(|&index| cuts[index]).sum::<usize>();
+            load.most_rounds = load.most_rounds.max(rounds);
+            load.rounds += rounds as f64 / self.steps.len() as f64;
+            load.tokens += dealt.iter().map(tokens).max().unwrap_or(0) as f64 / self.steps.len() as f64;
+        }
+        load
+    }
+}

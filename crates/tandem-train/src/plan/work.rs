@@ -1,0 +1,68 @@
+//! What a rank computes and sends, as a dry run wrote it down.
+
+use tandem_comm::recorder::Log;
+use tandem_comm::{Call, Operation};
+use tandem_kernels::meta::{Cost, Ledger};
+
+use crate::dry_run::TENSOR_GROUP;
+
+/// Operations and messages.
+#[derive(Clone, Debug, Default)]
+pub struct Work {
+    /// Every operation with the cost of one call; calls that cost the same are counted together.
+    pub operations: Vec<(&'static str, Cost)>,
+    /// What goes to other ranks.
+    pub sent: Vec<Sent>,
+}
+
+/// What a rank sends in one call.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    /// Bytes.
+    pub bytes: u64,
+    /// The first and the last of the ranks that meet in the call.
+    pub span: (usize, usize),
+    /// Whether it goes while the rank computes.
+    pub beside: bool,
+    /// To whom.
+    pub to: Peers,
+}
+
+/// With whom a rank speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// Those that compute other micro-batches.
+    Data,
+    /// Those that hold the other slices.
+    Slices,
+    /// Those that hold the other stages.
+    Stages,
+}
+
+impl Work {
+    /// What was written down; `rank` is this one, `has_slices` whether there is a tensor axis.
+    pub fn of(ledger: &Ledger, log: &Log, rank: usize, has_slices: bool) -> Self {
+        let sent = |(group, call): (usize, Call)| {
+            let members = log.members(group);
+            let (first, last) = (members[0], members[members.len() - 1]);
+            let (span, to) = match call.operation {
+                Operation::Send { to } => ((rank.min(members[to]), rank.max(members[to])), Peers::Stages),
+                _ if has_slices && group == TENSOR_GROUP => ((first, last), Peers::Slices),
+                _ => ((first, last), Peers::Data),
+            };
+            Sent { bytes: call.bytes_sent(members.len()), span, beside: log.is_apart(group), to }
+        };
+        let sent = log.take().into_iter().map(sent).filter(|sent| sent.bytes > 0).collect();
+        Self { operations: ledger.calls(), sent }
+    }
+
+    /// Floating-point operations.
+    pub fn flops(&self) -> f64 {
+        self.operations.iter().map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
+    }
+
+    /// Bytes sent to some ranks, or to all.
+    pub fn bytes_sent(&self, to: Option<Peers>) -> u64 {
+        self.sent.iter().filter(|sent| to.is_none_or(|to| sent.to == to)).map(|sent| sent.bytes).sum()
+    }
+}

@@ -1,0 +1,7 @@
+//! Plans of models that are no more than a config.json: pictures, advice, devices, caps.
+
+mod advice;
+mod cap;
+mod large;
+mod show;
+mod sketch;
