@@ -37,6 +37,9 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     if !devices.kind.is_processor() {
         config.compute.dtype.get_or_insert(DType::Bf16);
     }
+    if let (Some(cores), Some(_)) = (devices.kind.cores, &arguments.devices) {
+        config.compute.threads.get_or_insert((cores / devices.count).max(1));
+    }
     if let Some(tokens) = arguments.assume_tokens {
         let outline = Outline::assume(&config, Assumed { tokens, scored: arguments.assume_scored })?;
         return show(arguments, &config, &outline, &devices);

@@ -1,6 +1,6 @@
 //! What can be changed in a run so that it takes less memory: the registry that advice and search go through.
 
-use crate::config::{Config, Problem};
+use crate::config::Config;
 
 /// A change of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,14 +57,6 @@ impl Change {
     /// the rest, and another value stands there now.
     pub fn applies(&self, config: &Config) -> bool {
         config.with(self.overrides).is_ok_and(|changed| changed != *config)
-    }
-
-    /// Whether this version knows its keys and values.
-    pub fn is_known(&self, config: &Config) -> bool {
-        !matches!(
-            config.with(self.overrides).map_err(|error| error.problem),
-            Err(Problem::UnknownKey { .. } | Problem::NotYet { .. })
-        )
     }
 }
 

@@ -1,0 +1,80 @@
+//! `tandem plan`, and the cap that it tells of.
+
+mod workshop;
+
+use std::fs;
+
+use serde_json::Value;
+use workshop::Workshop;
+
+/// A folder in which nothing is but a config.json, and a run of it.
+fn bare(shop: &Workshop) {
+    shop.write_config("bare");
+    let toml =
+        shop.dpo_toml("run").replace("\"model\"", "\"bare\"").replace("preferences.jsonl", "nowhere.jsonl");
+    shop.write("bare.toml", &toml);
+}
+
+#[test]
+fn a_config_json_is_enough_to_plan_for_devices_that_are_not_here() {
+    let shop = Workshop::new();
+    bare(&shop);
+    let wanted = ["plan", "bare.toml", "--devices", "4xA10", "--assume-tokens", "200"];
+    let outcome = shop.run(&[&wanted[..], &["--json", "--html", "plan.html"]].concat()).expect(0);
+    let plan: Value =
+        serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {}", outcome.stdout));
+    let rank = &plan["ranks"][0];
+    assert_eq!((plan["device"].as_str(), plan["fits"].as_bool()), (Some("A10"), Some(true)));
+    assert_eq!((rank["plan"]["ranks"].as_u64(), rank["plan"]["dtype"].as_str()), (Some(4), Some("f32")));
+    let page = shop.read("plan.html");
+    assert!(page.contains("<svg") && page.contains("master weights"), "{page}");
+    let text =
+        shop.run(&[&wanted[..], &["--search", "--set", "compute.dtype=auto"]].concat()).expect(0).stdout;
+    for part in
+        ["compute in bf16", "are assumed", "it fits", "plans of this search fit", "compute.sharding=zero3"]
+    {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+    assert!(!text.contains('\x1b'), "no colours where nobody looks");
+    assert!(!shop.path("run").exists() && !shop.path("cache").exists());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_does() {
+    let shop = Workshop::new();
+    bare(&shop);
+    let refused =
+        |more: &[&str]| shop.run(&[&["plan", "bare.toml", "--assume-tokens", "64"], more].concat()).expect(2);
+    refused(&["--devices", "2xA9"]).says(&["no device is called \"A9\"", "H200-141GB"]);
+    refused(&["--device-table", "bare.toml"]).says(&["bare.toml is not a table of devices"]);
+    refused(&["--device-table", "nowhere.toml"]).says(&["cannot read nowhere.toml"]);
+    refused(&["--memory", "lots"]).says(&["`compute.memory`: expected a size with its unit"]);
+    refused(&["--assume-scored", "65"]).says(&["of 64 tokens of a micro-batch, 65 cannot be scored"]);
+    shop.run(&["plan", "bare.toml"]).expect(2);
+    shop.run(&["plan"]).expect(2);
+}
+
+#[test]
+fn a_run_beyond_its_cap_is_refused_with_the_picture_and_what_to_change() {
+    let shop = Workshop::new();
+    let plan = shop.run(&["plan", "dpo.toml", "--json"]).expect(0).stdout;
+    let needed = serde_json::from_str::<Value>(&plan).unwrap()["needed_bytes"].as_u64().unwrap();
+    let cap = format!("{}B", needed - 1);
+    let planned = shop.run(&["plan", "dpo.toml", "--memory", &cap]).expect(0).stdout;
+    let advice =
+        planned.split("or on the command line: ").nth(1).unwrap_or_else(|| panic!("{planned}")).trim();
+    shop.run(&["train", "dpo.toml", "--memory", &cap]).expect(2).says(&[
+        "nothing was loaded",
+        "it does not fit",
+        "train is fullest in",
+        "█",
+        advice,
+    ]);
+    let left = fs::read_dir(shop.path("run"))
+        .map_or(0, |files| files.filter(|f| f.as_ref().unwrap().file_name() != ".lock").count());
+    assert_eq!(left, 0, "nothing is written");
+    let mut changed = vec!["train", "dpo.toml", "--memory", &cap];
+    changed.extend(advice.split_whitespace());
+    shop.run(&changed).expect(0);
+    shop.run(&["train", "dpo.toml", "--overwrite", "--memory", &format!("{needed}B")]).expect(0);
+}
