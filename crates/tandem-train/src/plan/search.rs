@@ -63,8 +63,7 @@ fn meshes(outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Vec<Vec<S
                     continue;
                 }
                 // Everything once, or once in each box.
-                let in_box =
-                    divisors(data).filter(|shard| shard * tensor <= device.devices_per_box).next_back();
+                let in_box = divisors(data).rfind(|shard| shard * tensor <= device.devices_per_box);
                 let boxes = data / in_box.unwrap_or(data);
                 for replicate in divisors(data).filter(|&r| r == 1 || (is_divided && r == boxes && r < data))
                 {
