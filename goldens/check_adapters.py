@@ -7,13 +7,16 @@ log-probs of base and adapter, and, where the head is a matrix of its own, the t
     python goldens/check_adapters.py target/release/examples/adapter
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
+from pathlib import Path
 
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -39,6 +42,15 @@ def check(name: str, binary: str, folder: str) -> str:
     expected, expected_tensors = log_probs(model), tensors(model)
     for what, destination in (("rewrite", ours), ("merge", merged)):
         subprocess.run([binary, what, base, theirs, destination], check=True)
+
+    # As older versions saved them.
+    old = Path(folder, "old")
+    old.mkdir()
+    shutil.copy(f"{theirs}/adapter_config.json", old)
+    torch.save(load_file(f"{theirs}/adapter_model.safetensors"), old / "adapter_model.bin")
+    subprocess.run([binary, "rewrite", base, old, f"{folder}/again"], check=True)
+    weights = [Path(folder, part, "adapter_model.safetensors").read_bytes() for part in ("ours", "again")]
+    assert weights[0] == weights[1], "adapter_model.bin"
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
