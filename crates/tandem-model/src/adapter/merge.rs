@@ -70,28 +70,32 @@ impl Merged {
         let mut values = vec![0.0; trained.len];
         self.adapter.read_layer(index, &mut values);
         copy(trained, &values, layout, flat);
-        let adapter = parts.adapter().expect("it was made with one");
+        self.add(trained, &values, layout, flat);
+        if base.params != layout.params {
+            // Its term lies with the table that it was.
+            let trained = parts.trained(LayerId::Embedding);
+            let mut values = vec![0.0; trained.len];
+            self.adapter.read_layer(parts.index(LayerId::Embedding), &mut values);
+            self.add(trained, &values, layout, flat);
+        }
+    }
+
+    /// Adds the terms in `values` to the matrices that a layer has.
+    fn add(&self, trained: &LayerLayout, values: &[f32], layout: &LayerLayout, flat: &mut [f32]) {
+        let adapter = self.parts.adapter().expect("it was made with one");
         for adapted in adapter.matrices() {
-            if let Some(param) = layout.param(adapted.part) {
-                let (cols, range) = (param.cols, param.range());
-                merge(adapter, adapted, trained, &values, cols, &mut flat[range]);
+            let has_term = adapted.part.low_rank().is_some_and(|parts| trained.param(parts.a).is_some());
+            if let Some(param) = layout.param(adapted.part).filter(|_| has_term) {
+                merge(adapter, adapted, trained, values, param.cols, &mut flat[param.range()]);
             }
         }
     }
 
     /// The token table, before anything is added to it.
     fn read_table(&self, out: &mut [f32]) {
-        let (base, trained) = (self.parts.layout(LayerId::Embedding), self.parts.trained(LayerId::Embedding));
-        let index = self.parts.index(LayerId::Embedding);
-        let (layout, is_own) = match trained.param(Part::TokenTable) {
-            Some(_) => (trained, true),
-            None => (base, false),
-        };
+        let layout = self.parts.layout(LayerId::Embedding);
         let mut values = vec![0.0; layout.len];
-        match is_own {
-            true => self.adapter.read_layer(index, &mut values),
-            false => self.base.read_layer(index, &mut values),
-        }
+        self.base.read_layer(self.parts.index(LayerId::Embedding), &mut values);
         out.copy_from_slice(&values[layout.param(Part::TokenTable).expect("every model has one").range()]);
     }
 

@@ -113,7 +113,8 @@ impl Adapter {
         let mut matrices: Vec<Adapted> = Vec::new();
         for module in targets {
             let Module { name, part, ref rows, .. } = *module;
-            if saved.contains(&part) {
+            let is_table = part == Part::HeadWeight && spec.head.tied && saved.contains(&Part::TokenTable);
+            if saved.contains(&part) || is_table {
                 return Err(ModelError::Invalid(format!(
                     "adapter.targets and adapter.modules_to_save both name {name}; it trains whole or by a low-rank term, not both"
                 )));
@@ -169,7 +170,8 @@ impl Adapter {
     /// What trains of a layer, whose base is laid out as `base`.
     pub(crate) fn layout(&self, spec: &DecoderSpec, layer: LayerId, base: &LayerLayout) -> LayerLayout {
         let mut parts = Vec::new();
-        let tied_head = (layer == LayerId::Head && spec.head.tied).then_some((
+        // A tied head is multiplied with the embedding layer's table, and its term lies there.
+        let tied_head = (layer == LayerId::Embedding && spec.head.tied).then_some((
             Part::HeadWeight,
             spec.vocab_size,
             spec.hidden_size,

@@ -132,7 +132,7 @@ impl Walk<'_> {
         let (_, part) = self.head_weight();
         let Slice { index, count } = self.decoder.slice();
         let mut parts = HeadParts::new(index, count, hidden.rows(), targets.targets.len());
-        let term = head.low_rank(part).filter(|_| part == Part::HeadWeight);
+        let term = head.low_rank(Part::HeadWeight);
         let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
         let low_rank =
             h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
@@ -183,7 +183,7 @@ impl Walk<'_> {
         {
             let head = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
-            let term = head.low_rank(part).filter(|_| part == Part::HeadWeight);
+            let term = head.low_rank(Part::HeadWeight);
             let hidden = normed.output();
             let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
             let low_rank =
@@ -261,7 +261,11 @@ impl Walk<'_> {
         let head = weights.fetch(layer)?;
         let vocab = self.decoder.spec().vocab_size;
         let mut logits = self.device.alloc(Kind::Head, hidden.rows(), vocab, DType::F32)?;
-        self.linear_into(&head, (part, head.get(Part::HeadBias)), normed.output(), None, &mut logits)?;
+        let (x, bias) = (normed.output(), head.get(Part::HeadBias));
+        ops::linear(self.device, x, head.require(part)?, bias, None, logits.view_mut())?;
+        if let Some(term) = head.low_rank(Part::HeadWeight) {
+            self.add_low_rank(&term, x, logits.view_mut())?;
+        }
         weights.release(layer);
         Ok(logits)
     }

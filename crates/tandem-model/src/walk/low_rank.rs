@@ -70,7 +70,7 @@ impl Walk<'_> {
         Ok(hidden)
     }
 
-    fn add_low_rank(&self, term: &LowRank, x: View, mut y: ViewMut) -> Result<()> {
+    pub(super) fn add_low_rank(&self, term: &LowRank, x: View, mut y: ViewMut) -> Result<()> {
         let dropped = self.dropped(term, x)?;
         let hidden = self.low_rank_hidden(term, dropped.as_ref().map_or(x, Tensor::view))?;
         for (columns, b, out) in term.each() {
