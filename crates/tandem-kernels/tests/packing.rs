@@ -5,7 +5,7 @@ mod support;
 use safetensors::{Dtype, SafeTensors};
 use support::{Matrix, devices, numbers};
 use tandem_kernels::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
-use tandem_kernels::ops::{self, StoredNf4};
+use tandem_kernels::ops::{self, StoredInt8, StoredNf4};
 use tandem_kernels::{Bytes, DType, Device, Format, Kind, bf16};
 
 /// Made by `packing.py` beside it.
@@ -34,10 +34,6 @@ impl<'a> Golden<'a> {
 
     fn bytes(&self, name: &str) -> &'a [u8] {
         self.0.tensor(name).unwrap().data()
-    }
-
-    fn i8(&self, name: &str) -> Vec<i8> {
-        self.bytes(name).iter().map(|b| b.cast_signed()).collect()
     }
 
     fn shape(&self, case: &str) -> (usize, usize) {
@@ -180,15 +176,34 @@ fn stored_weights_become_the_same_bytes() {
             found.as_mut_slice().fill(0xa5);
             ops::pack_stored_nf4(&device, &stored, rows, cols, found.view_mut()).unwrap();
             assert!(found.as_slice() == expected.as_slice(), "{case} on {}", isa.name());
+            let unpack = |packed: &Bytes, format| unpacked(&device, packed, (rows, cols), format, DType::F32);
+            let nf4 = unpack(&expected, Format::Nf4);
+            for (first, len) in parts_of(rows * cols) {
+                let mut values = vec![f32::NAN; len];
+                stored.read(first, &mut values);
+                assert_eq!(bits(&values), bits(&nf4[first..first + len]), "{case}: {len} from {first}");
+            }
 
             let expected = packed(&device, &values, (rows, cols), Format::Int8);
             let mut found = Bytes::new(&device, Kind::Weights, expected.len()).unwrap();
             found.as_mut_slice().fill(0xa5);
-            let (codes, scb) = (golden.i8(&format!("{case}.int8")), golden.f32(&format!("{case}.scb")));
-            ops::pack_stored_int8(&device, &codes, &scb, rows, cols, found.view_mut()).unwrap();
+            let scb = golden.f32(&format!("{case}.scb"));
+            let stored = StoredInt8 { weight: golden.bytes(&format!("{case}.int8")), scb: &scb };
+            ops::pack_stored_int8(&device, &stored, rows, cols, found.view_mut()).unwrap();
             assert!(found.as_slice() == expected.as_slice(), "{case} on {}", isa.name());
+            let int8 = unpack(&expected, Format::Int8);
+            for (first, len) in parts_of(rows * cols) {
+                let mut values = vec![f32::NAN; len];
+                stored.read(first, &mut values);
+                assert_eq!(bits(&values), bits(&int8[first..first + len]), "{case}: {len} from {first}");
+            }
         }
     }
+}
+
+/// All of a matrix, and a part that begins and ends inside a pair, a block and a row.
+fn parts_of(len: usize) -> [(usize, usize); 2] {
+    [(0, len), (len / 3 | 1, len / 2)]
 }
 
 #[test]
@@ -241,7 +256,10 @@ fn stored_weights_that_do_not_fit_are_refused() {
         "pack_stored_nf4: nested_quant_map[255] is NaN, expected 1: another quantisation than nf4's"
     );
     let mut packed = Bytes::new(&device, Kind::Weights, Format::Int8.packed_len(2, 3)).unwrap();
-    let error = ops::pack_stored_int8(&device, &[1; 6], &[1.0; 3], 2, 3, packed.view_mut()).unwrap_err();
+    let error = {
+        let stored = StoredInt8 { weight: &[1; 6], scb: &[1.0; 3] };
+        ops::pack_stored_int8(&device, &stored, 2, 3, packed.view_mut()).unwrap_err()
+    };
     assert_eq!(error.to_string(), "pack_stored_int8: SCB has 3 elements, expected 2 for a 2x3 matrix");
 }
 

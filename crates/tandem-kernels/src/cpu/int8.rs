@@ -9,7 +9,7 @@ use crate::bytes::{BytesMut, BytesView};
 use crate::{Element, Format, View, ViewMut, with_element};
 
 /// The largest code.
-const LARGEST: f32 = 127.0;
+pub(crate) const LARGEST: f32 = 127.0;
 
 impl Cpu {
     /// Packs a contiguous matrix. Answers which row is the first that holds a weight that is not finite, if one is.
@@ -39,7 +39,7 @@ impl Cpu {
     }
 
     /// Packs codes and scales that are there already.
-    pub(crate) fn pack_stored_int8(&self, codes: &[i8], scales: &[f32], packed: BytesMut) {
+    pub(crate) fn pack_stored_int8(&self, codes: &[u8], scales: &[f32], packed: BytesMut) {
         let cols = codes.len() / scales.len();
         let unit_len = Format::Int8.unit_len(cols);
         let packed = RowsMut::from_slice(packed.into_slice());
@@ -48,9 +48,7 @@ impl Cpu {
                 // SAFETY: rows are disjoint.
                 let unit = unsafe { packed.part(0, row * unit_len, unit_len) };
                 let (to, rest) = unit.split_at_mut(cols);
-                for (to, code) in to.iter_mut().zip(&codes[row * cols..]) {
-                    *to = code.cast_unsigned();
-                }
+                to.copy_from_slice(&codes[row * cols..(row + 1) * cols]);
                 rest.fill(0);
                 rest[..4].copy_from_slice(&scales[row].to_le_bytes());
             }

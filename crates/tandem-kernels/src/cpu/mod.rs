@@ -37,6 +37,7 @@ use crate::arena::Arena;
 use crate::{KernelError, Result};
 use team::Team;
 
+pub(crate) use int8::LARGEST as INT8_LARGEST;
 pub(crate) use nested::TABLE as NESTED_TABLE;
 pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
 pub(crate) use product::{Operand, Product};

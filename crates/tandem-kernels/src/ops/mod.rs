@@ -19,6 +19,7 @@ mod norm;
 mod optimizer;
 mod pack;
 mod rope;
+mod stored;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
 pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};
@@ -41,5 +42,6 @@ pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optimizer::{
     AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, copy_states, rmsprop, sum_of_squares,
 };
-pub use pack::{StoredNf4, pack, pack_stored_int8, pack_stored_nf4, unpack};
+pub use pack::{pack, unpack};
 pub use rope::{RopeTable, rope};
+pub use stored::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};
