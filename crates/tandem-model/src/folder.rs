@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use tandem_kernels::DType;
+use serde_json::Value;
+use tandem_kernels::{DType, Format};
 
 use crate::archive::{SafetensorsArchive, TensorArchive};
 use crate::config::Config;
@@ -21,6 +22,9 @@ pub struct ModelFolder {
     spec: DecoderSpec,
     weights: Option<PathBuf>,
 }
+
+/// The key of `config.json` about how the weights beside it are quantised.
+pub(crate) const QUANTISATION: &str = "quantization_config";
 
 /// Where weights may lie, in the order of preference.
 const WEIGHT_FILES: [&str; 4] =
@@ -86,6 +90,18 @@ impl ModelFolder {
         }
     }
 
+    /// The format that its matrices are quantised in, if its config says that bitsandbytes has done so. Weights from
+    /// another file than the folder's are not.
+    pub fn quantised(&self) -> Option<Format> {
+        let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none())?;
+        let is = |key: &str| how.get(key).and_then(Value::as_bool) == Some(true);
+        if is("load_in_8bit") {
+            return Some(Format::Int8);
+        }
+        let is_nf4 = how.get("bnb_4bit_quant_type").and_then(Value::as_str) == Some("nf4");
+        (is("load_in_4bit") && is_nf4).then_some(Format::Nf4)
+    }
+
     /// The file that weights are read from, if the folder has one.
     pub fn weight_file(&self) -> Option<PathBuf> {
         let usual = || WEIGHT_FILES.iter().map(|name| self.path.join(name)).find(|file| file.is_file());
@@ -99,6 +115,15 @@ impl ModelFolder {
     /// If there are none, a file is malformed, or tensors are missing, left over, or of another shape or type: one
     /// error lists all of them.
     pub fn weights(&self, decoder: &Decoder) -> Result<WeightFiles> {
+        let method = self.config.as_map().get(QUANTISATION).and_then(|how| how.get("quant_method"));
+        if let Some(method) = method.and_then(Value::as_str).filter(|_| self.weights.is_none())
+            && method != "bitsandbytes"
+        {
+            return Err(self.config.error(format!(
+                "{QUANTISATION}.quant_method is \"{method}\", and only weights that bitsandbytes has quantised can be read; \
+                 take the model as it was before it was quantised"
+            )));
+        }
         let file = self.weight_file().ok_or_else(|| {
             ModelError::format(
                 &self.path,

@@ -31,6 +31,7 @@ pub mod load;
 mod new_folder;
 mod order;
 pub mod packing;
+mod quantised;
 mod random;
 pub mod resident;
 pub mod rotary;

@@ -1,17 +1,18 @@
 //! From HF tensors to flat f32 buffers, one layer at a time, in parallel, straight from the mapped files.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::mem::take;
 use std::ops::Range;
 
 use rayon::prelude::*;
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{BytesMut, DType, Device, Format, Kind};
 
 use crate::archive::{StoredType, TensorArchive};
 use crate::decoder::Decoder;
 use crate::families::{Family, Piece, family_named, pieces};
 use crate::layout::{LayerId, Part};
 use crate::order;
+use crate::quantised::{Quantised, companions};
 use crate::resident::FlatWeights;
 use crate::slice::Block;
 use crate::{ModelError, Result};
@@ -32,11 +33,13 @@ pub(crate) struct Source {
     block: Option<Block>,
     /// Elements of the layer's flat buffer.
     range: Range<usize>,
+    /// How it is quantised, if it is.
+    quantised: Option<Quantised>,
 }
 
 impl From<Piece> for Source {
     fn from(piece: Piece) -> Self {
-        Self { block: None, range: piece.range.clone(), piece }
+        Self { block: None, range: piece.range.clone(), piece, quantised: None }
     }
 }
 
@@ -45,7 +48,7 @@ const HARMLESS: [&str; 4] =
     ["rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias", "attention.bias"];
 
 impl WeightFiles {
-    /// Finds every tensor of the decoder.
+    /// Finds every tensor of the decoder; what bitsandbytes has quantised, with what belongs to it.
     ///
     /// # Errors
     /// If any is missing, left over, or of another shape or type: one error lists all of them.
@@ -53,16 +56,26 @@ impl WeightFiles {
         let whole = decoder.whole();
         let spec = whole.spec();
         let mut problems = Vec::new();
-        let mut used = HashSet::new();
+        let (mut used, mut quantised) = (HashSet::new(), HashMap::new());
         let mut layers = Vec::new();
         for layer in whole.layers() {
             let mut found = pieces(family, spec, layer, whole.layout(layer));
             for piece in &mut found {
-                match locate(&*archive, family, piece) {
-                    Ok(name) => piece.name = name,
+                let Some(name) = locate(&*archive, family, piece) else {
+                    problems.push(format!("missing: {} {:?}", piece.name, piece.shape));
+                    continue;
+                };
+                let found = check(&*archive, &name, piece);
+                if !matches!(found, Ok(None)) {
+                    used.extend(companions(&name));
+                }
+                match found {
+                    Ok(Some(how)) => _ = quantised.insert(name.clone(), how),
+                    Ok(None) => {}
                     Err(problem) => problems.push(problem),
                 }
-                used.insert(piece.name.clone());
+                used.insert(name.clone());
+                piece.name = name;
             }
             layers.push(found);
         }
@@ -75,7 +88,11 @@ impl WeightFiles {
         }
         if problems.is_empty() {
             let heads = spec.attention.heads;
-            let held = |layer: LayerId| sources(decoder, layer, take(&mut layers[whole.index(layer)]));
+            let held = |layer: LayerId| {
+                let mut held = sources(decoder, layer, take(&mut layers[whole.index(layer)]));
+                held.iter_mut().for_each(|s| s.quantised = quantised.get(&s.piece.name).copied());
+                held
+            };
             let layers = decoder.layers().into_iter().map(held).collect();
             Ok(Self { archive, layers, heads })
         } else {
@@ -102,6 +119,33 @@ impl WeightFiles {
     /// The tensors, under the names that they have in the files.
     pub(crate) fn archive(&self) -> &dyn TensorArchive {
         &*self.archive
+    }
+
+    /// Whether the elements of a layer's flat buffer are one tensor that is stored in this format.
+    pub fn is_stored(&self, index: usize, range: &Range<usize>, format: Format) -> bool {
+        self.stored(index, range).is_some_and(|(_, quantised)| quantised.format() == format)
+    }
+
+    /// Packs a tensor as it is stored, of which [`WeightFiles::is_stored`] says that it can be.
+    ///
+    /// # Errors
+    /// If the bytes are of another length, or the tensor is not stored in a format.
+    pub fn pack_stored(
+        &self,
+        device: &Device,
+        index: usize,
+        range: &Range<usize>,
+        packed: BytesMut,
+    ) -> Result<()> {
+        let (piece, quantised) = self.stored(index, range).ok_or_else(|| {
+            ModelError::Invalid(format!("elements {range:?} of layer {index} are not stored in a format"))
+        })?;
+        quantised.pack(device, &*self.archive, piece, packed)
+    }
+
+    fn stored(&self, index: usize, range: &Range<usize>) -> Option<(&Piece, Quantised)> {
+        let source = self.layers[index].iter().find(|source| source.range == *range)?;
+        source.quantised.filter(|_| source.block.is_none()).map(|quantised| (&source.piece, quantised))
     }
 
     /// Reads every layer into device memory of the given kind. On a dry run only the memory is counted.
@@ -151,7 +195,10 @@ pub(crate) fn read_sources(
         jobs.push((source, place));
     }
     rest.fill(0.0);
-    jobs.into_par_iter().for_each(|(Source { piece, block, .. }, place)| {
+    jobs.into_par_iter().for_each(|(Source { piece, block, quantised, .. }, place)| {
+        if let Some(quantised) = quantised {
+            return quantised.read(archive, piece, block.as_ref(), place);
+        }
         let stored = archive.get(&piece.name).expect("the constructor found it");
         order::read(piece, heads, block.as_ref(), &stored.dtype, stored.bytes, place);
     });
@@ -179,26 +226,35 @@ fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source>
             Some(last) if last.piece.part == piece.part => last.range.end,
             _ => own.offset,
         };
-        sources.push(Source { range: start..start + block.len(), block: Some(block), piece });
+        sources.push(Source {
+            range: start..start + block.len(),
+            block: Some(block),
+            piece,
+            quantised: None,
+        });
     }
     sources
 }
 
-/// The name under which a tensor is stored, or what is wrong with it.
-fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Result<String, String> {
+/// The name under which a tensor is stored.
+fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Option<String> {
     // A folder saved from the bare model leaves the prefix off.
     let short = piece.name.strip_prefix(family.base_prefix());
-    let names = std::iter::once(piece.name.as_str()).chain(short);
-    let Some((name, stored)) = names.into_iter().find_map(|n| Some((n, archive.get(n)?))) else {
-        return Err(format!("missing: {} {:?}", piece.name, piece.shape));
-    };
+    let mut names = std::iter::once(piece.name.as_str()).chain(short);
+    names.find(|name| archive.get(name).is_some()).map(str::to_owned)
+}
+
+/// How a stored tensor is quantised, if it is, or what is wrong with it.
+fn check(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Option<Quantised>, String> {
+    let quantised = Quantised::find(archive, name, piece)?;
+    let Some(stored) = archive.get(name).filter(|_| quantised.is_none()) else { return Ok(quantised) };
     if let StoredType::Other(dtype) = &stored.dtype {
         return Err(format!("wrong type: {name} is {dtype}, expected f32, bf16 or f16"));
     }
     if stored.shape != piece.shape {
         return Err(format!("wrong shape: {name} is {:?}, expected {:?}", stored.shape, piece.shape));
     }
-    Ok(name.to_owned())
+    Ok(None)
 }
 
 /// What is wrong with a tensor that no parameter uses; `None` if it is harmless.

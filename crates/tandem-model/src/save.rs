@@ -10,7 +10,7 @@ use tandem_kernels::DType;
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::families::{family_named, pieces};
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, QUANTISATION};
 use crate::layout::LayerId;
 use crate::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
 use crate::order;
@@ -65,6 +65,8 @@ impl Save<'_> {
 
     fn write_config(&self, folder: &Path) -> Result<()> {
         let mut config = self.template.config().as_map().clone();
+        // What is written is not quantised, whatever the template's own weights are.
+        config.remove(QUANTISATION);
         let dtype = match self.dtype {
             DType::F32 => "float32",
             DType::Bf16 => "bfloat16",
