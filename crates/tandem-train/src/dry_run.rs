@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tandem_comm::{Call, recorder};
 use tandem_kernels::{Device, Kind};
-use tandem_model::{Streams, WeightSource};
+use tandem_model::{ModelFolder, Streams, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
@@ -33,12 +33,14 @@ pub fn reference_pass(
     let mut frozen;
     let mut policy;
     let weights: &mut dyn WeightSource = if config.reference.model.is_some() {
-        frozen = START.frozen(config, &decoder, device, mesh.shard(), Kind::Reference, None)?;
+        let start = reference_start(config, outline)?;
+        frozen = start.frozen(config, &decoder, device, mesh.shard(), Kind::Reference, None)?;
         frozen.as_mut()
     } else {
         let shard = mesh.shard();
         let partition = Arc::new(partition(config, &decoder, shard.rank(), shard.size()));
-        policy = START.policy(config, &decoder, device, shard, &partition, None)?;
+        let start = Start::dry(outline.quantised);
+        policy = start.policy(config, &decoder, device, shard, &partition, None)?;
         &mut policy
     };
     let walk = to_walk(config, &decoder, device, mesh.split());
@@ -89,20 +91,26 @@ pub fn load(
     let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();
     let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
-    let mut policy = START.policy(config, decoder, device, shard, &partition, None)?;
+    let start = Start::dry(outline.quantised);
+    let mut policy = start.policy(config, decoder, device, shard, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {
         let rows = outline.train_rows.max(outline.eval_rows.unwrap_or(0));
         let scores = RowScores(vec![[0.0; 2]; rows]);
         Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
     } else {
-        kept(config, &decoders, device, mesh, &mut policy, &|_| Ok(START))?
+        kept(config, &decoders, device, mesh, &mut policy, &|_| reference_start(config, outline))?
     };
     let learner = Learner::new(config, decoder, device, mesh, partition)?;
     Ok((Scorer::new(config, device.clone(), decoder.clone(), policy, reference), learner))
 }
 
+/// Where a reference with weights of its own starts.
+fn reference_start(config: &Config, outline: &Outline) -> Result<Start> {
+    Ok(Start::dry(match &config.reference.model {
+        Some(path) => ModelFolder::open(path)?.quantised(),
+        None => outline.quantised,
+    }))
+}
+
 /// The number that [`calls`] gives the group of the ranks that hold the slices of one stage.
 pub const TENSOR_GROUP: usize = 2;
-
-/// No file is opened: a device that computes nothing takes no content.
-const START: Start = Start::Random(0);

@@ -81,6 +81,15 @@ impl Prepared {
         if let Weights::File(path) = &config.weights {
             folder = folder.with_weights(path);
         }
+        if let (Some(format), None, false) =
+            (folder.quantised(), &config.adapter, config.weights == Weights::Random)
+        {
+            observer.event(&Event::Warning(&format!(
+                "{} holds {format} weights, and every weight trains: training starts from what they stand for, and the model \
+                 that it writes is not quantised",
+                config.model.display(),
+            )));
+        }
         let spec = folder.spec().clone();
         if let Some(path) = &config.reference.model {
             let reference = ModelFolder::open(path)?;
@@ -249,9 +258,11 @@ pub fn compute_type(config: &Config) -> DType {
     config.compute.dtype.unwrap_or_else(native)
 }
 
-/// How frozen matrices are kept: as configured, else in the compute type.
-pub fn frozen_format(config: &Config) -> Format {
-    config.compute.format.unwrap_or(match compute_type(config) {
+/// How frozen matrices are kept: as configured; else, where an adapter trains, as they are `quantised` already; else in the
+/// compute type.
+pub fn frozen_format(config: &Config, quantised: Option<Format>) -> Format {
+    let stored = quantised.filter(|_| config.adapter.is_some());
+    config.compute.format.or(stored).unwrap_or(match compute_type(config) {
         DType::F32 => Format::F32,
         DType::Bf16 => Format::Bf16,
     })

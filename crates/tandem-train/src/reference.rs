@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tandem_comm::{Group, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, ops};
+use tandem_kernels::{DType, Device, Forest, Format, Kind, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, Streams, Walk, WeightSource};
 
 use crate::config::{Config, ReferenceKind};
@@ -20,7 +20,7 @@ use crate::events::{Event, Observer};
 use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
-use crate::prepare::{Decoders, Prepared, cache_folder, compute_type, frozen_format, partition, to_walk};
+use crate::prepare::{Decoders, Prepared, cache_folder, compute_type, partition, to_walk};
 use crate::stages::StagedWalk;
 use crate::start::{See, Start, adapter_masters};
 use crate::store::{Policy, ReplicatedWeights, Sharding, SharedReference};
@@ -220,24 +220,25 @@ pub fn load(
     let mut pass = Precompute { config, prepared, device, decoder, splits, observer };
     // Another model's weights are gone before the policy's come.
     let mut precomputed = match &wanted.model {
-        Some(path) if precomputes => {
+        Some(_) if precomputes => {
             let mut print = Fingerprint::new(decoder);
-            let start = Start::of_folder(path, decoder)?;
+            let start = Start::of_reference(config, prepared, decoder)?;
             let see: See = &mut |layer, flat| print.see(layer, flat);
             let mut weights =
                 start.frozen(config, decoder, device, mesh.shard(), Kind::Reference, Some(see))?;
-            Some(pass.run(mesh, weights.as_mut(), &print)?)
+            Some(pass.run(mesh, weights.as_mut(), &print, start.frozen_format(config))?)
         }
         _ => None,
     };
     let mut print = Fingerprint::new(decoder);
-    let mut policy = {
+    let (mut policy, format) = {
+        let start = Start::of_policy(config, prepared, decoder)?;
         let shard = mesh.shard();
         let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
         let see: See = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
-        Start::of_policy(config, prepared, decoder)?
-            .policy(config, decoder, device, shard, &partition, see)?
+        let policy = start.policy(config, decoder, device, shard, &partition, see)?;
+        (policy, start.frozen_format(config))
     };
     if precomputes && precomputed.is_none() {
         precomputed = Some(match prepared.reference_decoder {
@@ -246,20 +247,17 @@ pub fn load(
                 let adapter = policy.reference().expect("just put there").masters();
                 let layers = decoder.layers().into_iter().zip(&adapter.layers);
                 layers.for_each(|(layer, flat)| print.see(layer, flat.view().as_slice()));
-                let scores = pass.run(mesh, &mut SharedReference(&mut policy), &print)?;
+                let scores = pass.run(mesh, &mut SharedReference(&mut policy), &print, format)?;
                 policy.share_base(None);
                 scores
             }
-            None => pass.run(mesh, &mut policy, &print)?,
+            None => pass.run(mesh, &mut policy, &print, format)?,
         });
     }
     let reference = match precomputed {
         Some(precomputed) => precomputed,
         None => {
-            let start = &|decoder: &Decoder| match &wanted.model {
-                Some(path) => Start::of_folder(path, decoder),
-                None => Start::of_policy(config, prepared, decoder),
-            };
+            let start = &|decoder: &Decoder| Start::of_reference(config, prepared, decoder);
             kept(config, &prepared.decoders(), device, mesh, &mut policy, start)?
         }
     };
@@ -380,6 +378,7 @@ impl Precompute<'_> {
         mesh: &mut Mesh,
         weights: &mut dyn WeightSource,
         print: &Fingerprint,
+        format: Format,
     ) -> Result<Reference> {
         // A model in slices has a fingerprint of its own: its arithmetic differs.
         let fingerprint = mesh.whole_fingerprint(self.decoder, &print.layers())?;
@@ -387,7 +386,7 @@ impl Precompute<'_> {
             Some(cache) if self.splits.contains(&split) => {
                 let mut key = blake3::Hasher::new();
                 key.update(fingerprint.as_bytes());
-                key.update(frozen_format(self.config).name().as_bytes());
+                key.update(format.name().as_bytes());
                 key.update(cache.content_hash().as_bytes());
                 key.update(compute_type(self.config).name().as_bytes());
                 self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)

@@ -4,8 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tandem_comm::Group;
-use tandem_kernels::bytes::Bytes;
-use tandem_kernels::{DType, Device, Kind, ops};
+use tandem_kernels::{Bytes, BytesMut, DType, Device, Format, Kind, ops};
 use tandem_model::adapter::{self, PeftFolder};
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
 
@@ -17,7 +16,13 @@ use crate::store::{
 };
 
 /// Where weights come from, before a layer of them is in memory.
-pub enum Start {
+pub struct Start {
+    source: Source,
+    /// The format that they are quantised in already, if they are.
+    quantised: Option<Format>,
+}
+
+enum Source {
     /// Files on disk.
     Files(WeightFiles),
     /// A seed.
@@ -28,23 +33,40 @@ pub enum Start {
 pub type See<'a> = &'a mut dyn FnMut(LayerId, &[f32]);
 
 impl Start {
-    /// What the policy (and, by default, the reference) starts from: of `decoder`, which may be a slice.
+    /// For a device that computes nothing: of no content, but `quantised` as the files are.
+    pub fn dry(quantised: Option<Format>) -> Self {
+        Self { source: Source::Random(0), quantised }
+    }
+
+    /// What the policy starts from: of `decoder`, which may be a slice.
     ///
     /// # Errors
     /// If the files cannot be read or do not fit.
     pub fn of_policy(config: &Config, prepared: &Prepared, decoder: &Decoder) -> Result<Self> {
-        Ok(match &config.weights {
-            Weights::Folder | Weights::File(_) => Self::Files(prepared.folder.weights(decoder)?),
-            Weights::Random => Self::Random(config.seed),
-        })
+        match &config.weights {
+            Weights::Folder | Weights::File(_) => Self::of_folder(&prepared.folder, decoder),
+            Weights::Random => Ok(Self { source: Source::Random(config.seed), quantised: None }),
+        }
     }
 
-    /// The weights of a model folder.
+    /// What the reference starts from: its own folder, or what the policy does.
     ///
     /// # Errors
-    /// If the files cannot be read or do not fit.
-    pub fn of_folder(path: &Path, decoder: &Decoder) -> Result<Self> {
-        Ok(Self::Files(ModelFolder::open(path)?.weights(decoder)?))
+    /// As [`Start::of_policy`].
+    pub fn of_reference(config: &Config, prepared: &Prepared, decoder: &Decoder) -> Result<Self> {
+        match &config.reference.model {
+            Some(path) => Self::of_folder(&ModelFolder::open(path)?, decoder),
+            None => Self::of_policy(config, prepared, decoder),
+        }
+    }
+
+    fn of_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
+        Ok(Self { source: Source::Files(folder.weights(decoder)?), quantised: folder.quantised() })
+    }
+
+    /// The format that [`Start::frozen`] keeps matrices in.
+    pub fn frozen_format(&self, config: &Config) -> Format {
+        frozen_format(config, self.quantised)
     }
 
     /// The policy: the weights themselves, or an adapter on them. `shard` are the ranks among which it is divided, as
@@ -125,7 +147,7 @@ impl Start {
         see: Option<See<'_>>,
     ) -> Result<Box<dyn WeightSource + Send>> {
         let dtype = compute_type(config);
-        let packings = Packings::new(decoder, frozen_format(config), dtype);
+        let packings = Packings::new(decoder, self.frozen_format(config), dtype);
         let divides = config.compute.sharding == Sharding::Zero3 && shard.size() > 1;
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
@@ -155,7 +177,7 @@ impl Start {
             let start: usize = counts[..rank].iter().sum();
             let own = start..start + counts[rank];
             let mut bytes = Bytes::new(device, kind, own.len())?;
-            if let (Self::Random(seed), false) = (self, device.is_meta()) {
+            if let (Source::Random(seed), false) = (&self.source, device.is_meta()) {
                 drawn.resize(decoder.layout(layer).len, 0.0);
                 init::init_layer(decoder, layer, *seed, &mut drawn);
             }
@@ -164,22 +186,32 @@ impl Start {
                 if part.is_empty() && see.is_none() {
                     continue;
                 }
+                // Codes and scales that the files hold are taken as they are.
+                let stored = match &self.source {
+                    Source::Files(files) if files.is_stored(index, &piece.flat, piece.format) => Some(files),
+                    _ => None,
+                };
                 let mut values = values.view_mut().col_range(0..piece.flat.len());
-                if !device.is_meta() {
+                if !device.is_meta() && (stored.is_none() || see.is_some()) {
                     let values = values.reborrow().into_slice();
-                    match self {
-                        Self::Files(files) => files.read_range(index, piece.flat.clone(), values),
-                        Self::Random(_) => values.copy_from_slice(&drawn[piece.flat.clone()]),
+                    match &self.source {
+                        Source::Files(files) => files.read_range(index, piece.flat.clone(), values),
+                        Source::Random(_) => values.copy_from_slice(&drawn[piece.flat.clone()]),
                     }
                     see.iter_mut().for_each(|see| see(layer, values));
                 }
                 let values = values.view().reshape(piece.rows, piece.cols);
+                let pack = |packed: BytesMut| -> Result<()> {
+                    match stored {
+                        Some(files) => Ok(files.pack_stored(device, index, &piece.flat, packed)?),
+                        None => Ok(ops::pack(device, values, piece.format, packed)?),
+                    }
+                };
                 if part == piece.bytes {
-                    let place = part.start - own.start..part.end - own.start;
-                    ops::pack(device, values, piece.format, bytes.range_mut(place))?;
+                    pack(bytes.range_mut(part.start - own.start..part.end - own.start))?;
                 } else if !part.is_empty() {
                     let mut whole = Bytes::new(device, Kind::Scratch, piece.bytes.len())?;
-                    ops::pack(device, values, piece.format, whole.view_mut())?;
+                    pack(whole.view_mut())?;
                     if !device.is_meta() {
                         let of_piece = part.start - piece.bytes.start..part.end - piece.bytes.start;
                         let place = part.start - own.start..part.end - own.start;
@@ -203,9 +235,9 @@ impl Start {
         kind: Kind,
         see: Option<See<'_>>,
     ) -> Result<FlatWeights> {
-        let whole = match self {
-            Self::Files(files) => files.load(decoder, device, kind)?,
-            Self::Random(seed) => init::init(decoder, device, kind, *seed)?,
+        let whole = match &self.source {
+            Source::Files(files) => files.load(decoder, device, kind)?,
+            Source::Random(seed) => init::init(decoder, device, kind, *seed)?,
         };
         if let Some(see) = see.filter(|_| !device.is_meta()) {
             let layers = decoder.layers().into_iter().zip(&whole.layers);
@@ -233,9 +265,9 @@ impl Start {
             if !device.is_meta() {
                 flat.clear();
                 flat.resize(partition.len(index), 0.0);
-                match self {
-                    Self::Files(files) => files.read_layer(index, &mut flat),
-                    Self::Random(seed) => init::init_layer(decoder, layer, *seed, &mut flat),
+                match &self.source {
+                    Source::Files(files) => files.read_layer(index, &mut flat),
+                    Source::Random(seed) => init::init_layer(decoder, layer, *seed, &mut flat),
                 }
                 see.iter_mut().for_each(|see| see(layer, &flat));
                 part.view_mut().into_slice().copy_from_slice(&flat[owned]);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
 use tandem_data::token_cache::TokenCache;
+use tandem_kernels::Format;
 use tandem_model::{Decoder, ModelFolder};
 
 use crate::config::{Config, Method, MicroBatch as Size};
@@ -16,6 +17,8 @@ use crate::{Result, TrainError};
 pub struct Outline<'a> {
     /// The model, whole, without any adapter.
     pub decoder: Decoder,
+    /// The format that its files are quantised in already, if they are.
+    pub quantised: Option<Format>,
     /// Training rows.
     pub train_rows: usize,
     /// Held-out rows; `None` if there are none.
@@ -77,6 +80,7 @@ impl<'a> Outline<'a> {
     pub fn of(prepared: &'a Prepared) -> Self {
         Self {
             decoder: prepared.decoder.without_adapter(),
+            quantised: prepared.folder.quantised(),
             train_rows: prepared.train.num_rows(),
             eval_rows: prepared.eval.as_ref().map(TokenCache::num_rows),
             rows: Rows::Known(prepared),
@@ -102,10 +106,12 @@ impl<'a> Outline<'a> {
                 "of {tokens} tokens of a micro-batch, {scored} cannot be scored: 2 to {tokens} can"
             ));
         }
-        let spec = ModelFolder::open(&config.model)?.spec().clone();
+        let folder = ModelFolder::open(&config.model)?;
+        let spec = folder.spec().clone();
         let rows = config.train.batch_size;
         Ok(Self {
             decoder: Decoder::new(spec, config.data.max_length)?,
+            quantised: folder.quantised(),
             train_rows: rows,
             eval_rows: (!config.data.eval.is_empty()).then_some(rows),
             rows: Rows::Assumed(assumed),
