@@ -82,7 +82,7 @@ pub struct Plan {
     pub work_of_two: Work,
     /// What this rank has to do in a step.
     pub load: Load,
-    /// Bytes beside the arena, about: see [`outside_arena`].
+    /// Bytes that a process takes beside the arena, about.
     pub outside: usize,
 }
 
