@@ -203,7 +203,7 @@ fn stored_weights_become_the_same_bytes() {
 
 /// All of a matrix, and a part that begins and ends inside a pair, a block and a row.
 fn parts_of(len: usize) -> [(usize, usize); 2] {
-    [(0, len), (len / 3 | 1, len / 2)]
+    [(0, len), ((len / 3) | 1, len / 2)]
 }
 
 #[test]

@@ -97,7 +97,7 @@ impl Start {
             decoder,
             device,
             Kind::Master,
-            folder.map(|f| f.as_path()),
+            folder.map(std::path::PathBuf::as_path),
             base.as_mut(),
         )?;
         if !device.is_meta() {
