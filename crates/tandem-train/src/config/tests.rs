@@ -43,6 +43,8 @@ dtype = "f32"                         # compute type; masters are f32
 threads = 2
 "#;
 
+mod adapters;
+
 const SMALL_SFT: &str = r#"
 method = "sft"
 model = "m"
