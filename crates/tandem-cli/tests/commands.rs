@@ -7,6 +7,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use serde_json::json;
+use tandem_model::{Adapter, AdapterConfig, AdapterKind, Decoder, ModelFolder, Targets, adapter};
 use workshop::{Workshop, entries};
 
 #[test]
@@ -170,4 +171,65 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// An adapter of `model` in `folder`, none of whose factors is zero.
+fn write_adapter(shop: &Workshop, model: &str, folder: &str) {
+    let base = ModelFolder::open(&shop.path(model)).unwrap();
+    let config = AdapterConfig {
+        kind: AdapterKind::Lora,
+        rank: 4,
+        alpha: 64.0,
+        rank_stabilized: false,
+        dropout: 0.0,
+        targets: Targets::AllLinear,
+        modules_to_save: Vec::new(),
+    };
+    let adapter = Adapter::new(config, base.spec()).unwrap();
+    let decoder = Decoder::new(base.spec().clone(), 1).unwrap().with_adapter(adapter);
+    let write = &mut |layer, flat: &mut [f32]| {
+        adapter::init_layer(&decoder, layer, 5, flat);
+        for param in &decoder.trained(layer).params {
+            let values = flat[param.range()].iter_mut().enumerate();
+            values.filter(|(_, value)| **value == 0.0).for_each(|(i, value)| *value = (i as f32).sin());
+        }
+        Ok(())
+    };
+    adapter::save_adapter(&shop.path(folder), &base, &decoder, write).unwrap();
+}
+
+#[test]
+fn a_merged_model_answers_as_model_and_adapter() {
+    let shop = Workshop::new();
+    write_adapter(&shop, "model", "adapter");
+    let ask = |arguments: &[&str]| {
+        let tail = ["Count to 3:", "--raw", "--max-new-tokens", "12"];
+        shop.run(&[&["generate"], arguments, &tail].concat()).expect(0).stdout
+    };
+    shop.run(&["merge", "adapter", "merged"]).expect(0).says(&[]);
+    let answer = ask(&["merged"]);
+    assert_eq!(answer, ask(&["model", "--adapter", "adapter"]));
+    assert_ne!(answer, ask(&["model"]));
+    shop.run(&["merge", "adapter", "half", "--base", "model", "--dtype", "bf16"]).expect(0);
+    let size = |name: &str| shop.bytes(&format!("{name}/model.safetensors")).len();
+    assert!(size("half") * 100 < size("merged") * 55, "{} of {}", size("half"), size("merged"));
+    assert!(entries(&shop.path("half")).contains(&"tokenizer.json".to_owned()));
+}
+
+#[test]
+fn merge_says_what_it_lacks() {
+    let shop = Workshop::new();
+    write_adapter(&shop, "model", "adapter");
+    shop.run(&["merge", "adapter", "model"]).expect(2).says(&["model is there already"]);
+    shop.run(&["merge", "model", "merged"]).expect(2).says(&["model", "holds no adapter_config.json"]);
+    let mut config: serde_json::Value =
+        serde_json::from_str(&shop.read("adapter/adapter_config.json")).unwrap();
+    config["base_model_name_or_path"] = "somebody/base".into();
+    shop.write("adapter/adapter_config.json", &config.to_string());
+    shop.run(&["merge", "adapter", "merged"]).expect(2).says(&["somebody/base", "--base"]);
+    shop.run(&["merge", "adapter", "merged", "--base", "model"]).expect(0);
+    fs::create_dir(shop.path("tree")).unwrap();
+    fs::rename(shop.path("adapter"), shop.path("tree/ref")).unwrap();
+    shop.run(&["merge", "tree", "other", "--base", "model"]).expect(2).says(&["ref; name one"]);
+    assert!(!shop.path("other").exists());
 }
