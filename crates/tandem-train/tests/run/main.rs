@@ -5,6 +5,7 @@ mod collectives;
 mod combinations;
 mod equivalence;
 mod exactness;
+mod formats;
 mod pipeline;
 mod ranks;
 mod resume;
