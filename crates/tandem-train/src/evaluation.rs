@@ -40,13 +40,15 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let plan = Plan::make(config, &prepared, 0, 1)?;
     let device = Device::cpu(threads(config), plan.arena_capacity())?;
     let mut mesh = Mesh::alone();
-    let (mut policy, reference) =
+    let (mut policy, mut reference) =
         reference::load(config, &prepared, &device, &mut mesh, &[Split::Eval], observer)?;
     let mut step = 0;
     if let Some(path) = checkpoint {
         let checkpoint = Checkpoint::open(path)?;
-        snapshot::restore_policy(&checkpoint, &prepared.decoder, policy.masters_mut())?;
+        let mut follower = reference.follower();
+        snapshot::restore_weights(&checkpoint, &prepared.decoder, &mut policy, follower.as_deref_mut())?;
         policy.refresh(&device)?;
+        follower.map_or(Ok(()), |follower| follower.refresh(&device))?;
         step = checkpoint.cursor().step;
     }
     let mut scorer = Scorer::new(config, device, prepared.decoder.clone(), policy, reference);

@@ -55,6 +55,14 @@ impl Reference {
         matches!(self, Self::Shared)
     }
 
+    /// Weights of its own that follow the policy.
+    pub fn follower(&mut self) -> Option<&mut Policy> {
+        match self {
+            Self::Followed(weights) => Some(weights.as_mut()),
+            _ => None,
+        }
+    }
+
     /// Weights of its own.
     fn weights(&mut self) -> Option<&mut dyn WeightSource> {
         match self {

@@ -232,15 +232,7 @@ pub fn restore(
                 .to_owned(),
         });
     }
-    let partition = policy.masters().1.clone();
-    let mut num_known = read_masters(checkpoint, POLICY, decoder, policy.masters_mut(), &partition)?;
-    if let Some(follower) = follower {
-        let partition = follower.masters().1.clone();
-        num_known += read_masters(checkpoint, REFERENCE, decoder, follower.masters_mut(), &partition)?;
-    } else if let Some(follower) = policy.follower_mut() {
-        let partition = follower.partition().clone();
-        num_known += read_masters(checkpoint, REFERENCE, decoder, follower.masters_mut(), &partition)?;
-    }
+    let mut num_known = restore_weights(checkpoint, decoder, policy, follower)?;
     let partition = optimizer.partition().clone();
     for (group, states) in optimizer.states_mut() {
         num_known += read_states(checkpoint, group, decoder, states, &partition)?;
@@ -258,12 +250,27 @@ pub fn restore(
     Ok(())
 }
 
-/// Reads the policy's masters alone, for evaluation.
+/// Reads the masters of the policy, and of a reference that follows it, and returns the number of their tensors; the caller
+/// refreshes the compute copies. A follower that shares the policy's base is in the policy.
 ///
 /// # Errors
 /// If the checkpoint is of another model.
-pub fn restore_policy(checkpoint: &Checkpoint, decoder: &Decoder, masters: &mut FlatWeights) -> Result<()> {
-    read_masters(checkpoint, POLICY, decoder, masters, &Partition::whole(decoder)).map(|_| ())
+pub fn restore_weights(
+    checkpoint: &Checkpoint,
+    decoder: &Decoder,
+    policy: &mut Policy,
+    follower: Option<&mut Policy>,
+) -> Result<usize> {
+    let partition = policy.masters().1.clone();
+    let mut num_known = read_masters(checkpoint, POLICY, decoder, policy.masters_mut(), &partition)?;
+    if let Some(follower) = follower {
+        let partition = follower.masters().1.clone();
+        num_known += read_masters(checkpoint, REFERENCE, decoder, follower.masters_mut(), &partition)?;
+    } else if let Some(follower) = policy.follower_mut() {
+        let partition = follower.partition().clone();
+        num_known += read_masters(checkpoint, REFERENCE, decoder, follower.masters_mut(), &partition)?;
+    }
+    Ok(num_known)
 }
 
 /// Reads this rank's part of the masters that it holds, and returns the number of tensors that all ranks hold.

@@ -23,7 +23,6 @@ use crate::objective::exact_at_start;
 use crate::plan::device::DeviceTable;
 use crate::plan::{self, Outline, Plan};
 use crate::prepare::{Prepared, compute_type, partition, threads};
-use crate::reference::Reference;
 use crate::run_dir::{self, RunDir, Start};
 use crate::saver::Saver;
 use crate::schedule::Schedule;
@@ -131,10 +130,7 @@ impl Trainer {
         if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
             let Scorer { policy, reference, device, .. } = &mut scorer;
-            let mut follower = match reference {
-                Reference::Followed(weights) => Some(weights.as_mut()),
-                _ => None,
-            };
+            let mut follower = reference.follower();
             let optimizer = &mut learner.optimizer;
             snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
             policy.refresh(device)?;

@@ -1,5 +1,6 @@
 //! Whole runs of a two-layer model on the committed small data: what must hold whatever happens in between.
 
+mod adapters;
 mod checkpoints;
 mod collectives;
 mod combinations;

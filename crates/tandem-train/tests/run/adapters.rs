@@ -1,0 +1,169 @@
+//! Runs that train an adapter: stopped and resumed, dropped inputs, stages, and what they leave behind.
+
+use std::sync::atomic::AtomicBool;
+
+use tandem_train::events::Silent;
+use tandem_train::run_dir::Start;
+use tandem_train::{evaluation, ranks};
+
+use crate::small::Small;
+
+const LORA: [&str; 4] =
+    ["adapter.rank=4", "train.learning_rate=1e-2", "train.micro_batch_size=2", "compute.threads=1"];
+
+fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&LORA[..], more].concat()
+}
+
+#[test]
+fn a_stopped_run_goes_on_as_if_it_had_not_been() {
+    for (method, own) in [
+        ("sft", &["adapter.dropout=0.2"][..]),
+        ("dpo", &["reference.kind=base", "compute.format=nf4"]),
+        ("dpo", &["reference.kind=sync", "reference.sync_steps=2", "adapter.kind=dora"]),
+        ("dpo", &["reference.kind=sync", "reference.sync_steps=2", "adapter.modules_to_save=[\"norm\"]"]),
+    ] {
+        let small = Small::new(method);
+        let settings = with(own);
+        let whole = small.finish("whole", Start::Fresh, &settings);
+        let divided = [&settings[..], &["compute.devices=cpu:2", "compute.sharding=zero3"]].concat();
+        let (first, _) = small.run("stopped", Start::Fresh, Some(3), &divided);
+        let rest = small.finish("stopped", Start::Resume, &settings);
+        assert_eq!([first.steps, rest.steps].concat(), whole.steps, "{own:?}");
+        assert!(small.weights("stopped") == small.weights("whole"), "{own:?}");
+    }
+}
+
+#[test]
+fn a_model_that_follows_the_policy_is_resumed_too() {
+    let small = Small::new("dpo");
+    let settings = ["reference.kind=sync", "reference.sync_steps=2", "reference.sync_alpha=0.5"];
+    let whole = small.finish("whole", Start::Fresh, &settings);
+    let divided = [&settings[..], &["compute.devices=cpu:2", "compute.sharding=zero3"]].concat();
+    let (first, _) = small.run("stopped", Start::Fresh, Some(3), &divided);
+    let rest = small.finish("stopped", Start::Resume, &settings);
+    assert_eq!([first.steps, rest.steps].concat(), whole.steps);
+    assert!(small.weights("stopped") == small.weights("whole"));
+    let still = small.finish("still", Start::Fresh, &["reference.kind=model"]);
+    assert_eq!(still.losses[..2], whole.losses[..2], "nothing was pulled yet");
+    assert!(still.losses[2..] != whole.losses[2..], "the reference has moved");
+}
+
+#[test]
+fn dropped_inputs_are_the_same_on_any_number_of_ranks_and_not_twice() {
+    let small = Small::new("dpo");
+    let settings = with(&["reference.kind=base", "adapter.dropout=0.3"]);
+    let one = small.finish("one", Start::Fresh, &settings);
+    for ranks in ["cpu:2", "cpu:4"] {
+        let devices = format!("compute.devices={ranks}");
+        let several = small.finish("several", Start::Overwrite, &[&settings[..], &[&devices]].concat());
+        assert_eq!(several.steps, one.steps, "{ranks}");
+        assert!(small.weights("several") == small.weights("one"), "{ranks}");
+    }
+    let kept = small.finish("kept", Start::Fresh, &with(&["reference.kind=base"]));
+    assert!(kept.losses[1..] != one.losses[1..], "something is dropped");
+    let other =
+        small.finish("other", Start::Fresh, &[&settings[..], &["seed=43", "data.order=sequential"]].concat());
+    let same =
+        small.finish("same", Start::Fresh, &[&settings[..], &["seed=44", "data.order=sequential"]].concat());
+    assert!(other.losses[1..] != same.losses[1..], "the seed decides what");
+}
+
+#[test]
+fn stages_of_an_adapted_model_give_the_bits_of_one() {
+    for own in [
+        &["reference.kind=base"][..],
+        &["reference.kind=sync", "reference.sync_steps=2", "compute.format=nf4"],
+        &["reference.kind=precompute", "compute.format=int8", "adapter.kind=dora"],
+    ] {
+        let small = Small::new("dpo");
+        let settings = with(own);
+        let one = small.finish("one", Start::Fresh, &settings);
+        for mesh in [&["compute.devices=cpu:2"][..], &["compute.devices=cpu:4", "compute.sharding=zero3"]] {
+            let staged = [&settings[..], mesh, &["compute.pipeline=2"]].concat();
+            let found = small.finish("staged", Start::Overwrite, &staged);
+            assert_eq!(found.steps, one.steps, "{own:?} {mesh:?}");
+            assert!(small.weights("staged") == small.weights("one"), "{own:?} {mesh:?}");
+        }
+    }
+}
+
+#[test]
+fn formats_are_near_one_another_and_not_the_same() {
+    let small = Small::new("dpo");
+    let losses = ["f32", "bf16", "int8", "nf4"].map(|format| {
+        let format = format!("compute.format={format}");
+        small.finish("run", Start::Overwrite, &with(&["reference.kind=base", &format])).losses
+    });
+    for (index, one) in losses.iter().enumerate() {
+        for other in &losses[index + 1..] {
+            assert_eq!(one[0], other[0], "the first loss is ln 2 in any format");
+            assert!(one[1..] != other[1..], "the format is used");
+            let apart = one.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(apart < 0.1, "{one:?} and {other:?}");
+        }
+    }
+}
+
+#[test]
+fn checkpointing_changes_no_bit() {
+    let small = Small::new("dpo");
+    let settings = with(&["reference.kind=base", "adapter.kind=dora", "adapter.dropout=0.1"]);
+    let all = small.finish("all", Start::Fresh, &settings);
+    for mode in ["selective", "block"] {
+        let mode = format!("compute.checkpointing={mode}");
+        let less = small.finish("less", Start::Overwrite, &[&settings[..], &[&mode]].concat());
+        assert_eq!(less.steps, all.steps, "{mode}");
+    }
+}
+
+#[test]
+fn a_trained_adapter_starts_the_next_run_where_it_ended() {
+    let small = Small::new("sft");
+    small.finish("first", Start::Fresh, &with(&["train.eval_every=6", &eval(&small)]));
+    let start = format!("adapter.start={}", small.path("first/final").display());
+    let own = ["train.learning_rate=0", "train.steps=1", "train.micro_batch_size=2", &start, &eval(&small)];
+    let again = small.finish("again", Start::Fresh, &own);
+    let first = small.run("first", Start::Resume, None, &with(&["train.eval_every=6", &eval(&small)])).0;
+    assert!(first.steps.is_empty(), "it is finished");
+    assert_eq!(small.weights("again"), small.weights("first"));
+    assert_eq!(again.eval_losses.len(), 1);
+}
+
+/// The training rows, held out as well.
+fn eval(small: &Small) -> String {
+    format!("data.eval={}", small.config("any", &[]).data.train[0].path.display())
+}
+
+#[test]
+fn a_checkpoint_is_evaluated_with_the_reference_that_it_holds() {
+    let small = Small::new("dpo");
+    for kind in ["full", "lora"] {
+        let mut own = vec![
+            "reference.kind=sync",
+            "reference.sync_steps=2",
+            "train.eval_every=6",
+            "train.micro_batch_size=2",
+        ];
+        if kind == "lora" {
+            own.push("adapter.rank=4");
+        }
+        let held_out = eval(&small);
+        own.push(&held_out);
+        let heard = small.finish(kind, Start::Fresh, &own);
+        let checkpoint = small.path(kind).join("checkpoints/step-000006");
+        let record = evaluation::evaluate(&small.config(kind, &own), Some(&checkpoint), &mut Silent).unwrap();
+        assert_eq!(record.get("loss"), heard.eval_losses.last().copied(), "{kind}");
+    }
+}
+
+#[test]
+fn slices_of_an_adapted_model_are_refused_before_any_rank_starts() {
+    let small = Small::new("dpo");
+    let config =
+        small.config("run", &with(&["reference.kind=base", "compute.devices=cpu:2", "compute.tensor=2"]));
+    let error =
+        ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(error.contains("adapters of a model in slices are not there yet"), "{error}");
+    assert!(!small.path("run").exists(), "nothing is written");
+}
