@@ -76,7 +76,7 @@ fn largest_piece(packings: &Packings, decoder: &Decoder) -> [usize; 3] {
 /// What loading frozen weights takes at its peak, and what stays.
 fn load(config: &Config, prepared: &Prepared, device: &Device, group: &mut Group) -> (MemoryUse, usize) {
     let decoder = &prepared.decoder;
-    let start = Start::of_policy(config, prepared, decoder, device).unwrap();
+    let start = Start::of_policy(config, prepared, decoder).unwrap();
     let weights = start.frozen(config, decoder, device, group, Kind::Weights, None).unwrap();
     let memory = device.memory();
     drop(weights);
@@ -182,7 +182,7 @@ const MATRICES: [Part; 4] = [Part::QkvWeight, Part::OutWeight, Part::UpWeight, P
 /// Every matrix of the blocks, as a fetch brings it, and its bits as f32.
 fn fetched(config: &Config, prepared: &Prepared) -> Vec<u32> {
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = Start::of_policy(config, prepared, decoder, &device).unwrap();
+    let start = Start::of_policy(config, prepared, decoder).unwrap();
     let mut source =
         start.frozen(config, decoder, &device, &mut Group::alone(), Kind::Weights, None).unwrap();
     let blocks = decoder.layers().into_iter().filter(|layer| matches!(layer, LayerId::Block(_)));
@@ -224,9 +224,7 @@ fn a_quantised_base_keeps_its_format() {
         let (config, prepared) = quantised(&small, name, &ADAPTER);
         let expected = read(&prepared);
         let start = |config: &Config| {
-            Start::of_policy(config, &prepared, &prepared.decoder, &Device::meta())
-                .unwrap()
-                .frozen_format(config)
+            Start::of_policy(config, &prepared, &prepared.decoder).unwrap().frozen_format(config)
         };
         assert_eq!(start(&config), format, "{name}");
         assert!(fetched(&config, &prepared) == expected, "{name}");
@@ -259,7 +257,7 @@ fn what_is_seen_is_what_stored_weights_stand_for() {
     let small = Small::new("dpo");
     let (config, prepared) = quantised(&small, "llama-nf4", &ADAPTER);
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = Start::of_policy(&config, &prepared, decoder, &device).unwrap();
+    let start = Start::of_policy(&config, &prepared, decoder).unwrap();
     let mut seen = 0.0;
     let see =
         &mut |_: LayerId, values: &[f32]| seen += values.iter().map(|x| f64::from(x.abs())).sum::<f64>();
