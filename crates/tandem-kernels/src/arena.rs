@@ -5,9 +5,11 @@
 //! high-water mark does not move and no system call is made.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
-use crate::{KernelError, Result};
+use crate::{KernelError, Result, file};
 
 /// What memory is used for. The plan reports bytes by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -120,6 +122,9 @@ impl std::fmt::Display for MemoryUse {
 /// Offsets are multiples of this: a cache line, and the widest vector register.
 const ALIGNMENT: usize = 64;
 
+/// What the system maps at a time.
+const PAGE: usize = 4096;
+
 /// The mapping is made of whole huge pages.
 const LARGE: usize = 1 << 21;
 
@@ -200,8 +205,10 @@ pub(crate) struct Arena {
     base: *mut u8,
     /// What may be handed out.
     capacity: usize,
-    /// The length of the mapping, of whole huge pages.
+    /// The length of the mapping, of whole pages: huge ones in memory.
     mapped: usize,
+    /// Whether the bytes are a file's: then memory only holds what was used lately.
+    in_file: bool,
     state: Mutex<FreeList>,
 }
 
@@ -217,35 +224,42 @@ pub(crate) struct Block {
     cut: Cut,
 }
 
+/// Address space of `capacity` bytes: of a file, or with -1 of memory.
+fn map(capacity: usize, flags: libc::c_int, file: libc::c_int) -> std::io::Result<*mut u8> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a mapping with no address hint has no preconditions; the result is checked.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), capacity, access, flags, file, 0) };
+    if base == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(base.cast()) }
+}
+
 impl Arena {
     /// Reserves address space; no page is touched.
     pub(crate) fn new(capacity: usize) -> Result<Arc<Self>> {
         let mapped = capacity.next_multiple_of(LARGE);
-        // SAFETY: an anonymous private mapping with no address hint has no preconditions; the result is checked.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(KernelError::System {
-                what: "reserving the arena's address space",
-                source: std::io::Error::last_os_error(),
-            });
-        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let base = map(mapped, flags, -1)
+            .map_err(|source| KernelError::System { what: "reserving the arena's address space", source })?;
         // Huge pages spare page faults, which are expensive on virtual machines. Refusal changes nothing but speed.
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the mapping made above.
         unsafe {
-            libc::madvise(base, mapped, libc::MADV_HUGEPAGE);
+            libc::madvise(base.cast(), mapped, libc::MADV_HUGEPAGE);
         }
-        let state = Mutex::new(FreeList::new(capacity));
-        Ok(Arc::new(Self { base: base.cast(), capacity, mapped, state }))
+        Ok(Self::over(base, capacity, mapped, false))
+    }
+
+    /// Over an empty file, which is made `capacity` bytes long. Its disk sets them aside now: a page that is written later has
+    /// its place there.
+    pub(crate) fn in_file(file: &File, capacity: usize) -> Result<Arc<Self>> {
+        let mapped = capacity.max(1).next_multiple_of(PAGE);
+        let system = |what| move |source| KernelError::System { what, source };
+        file::set_aside(file, mapped as u64).map_err(system("setting a file's bytes aside"))?;
+        let base = map(mapped, libc::MAP_SHARED, file.as_raw_fd()).map_err(system("mapping a file"))?;
+        Ok(Self::over(base, capacity, mapped, true))
+    }
+
+    fn over(base: *mut u8, capacity: usize, mapped: usize, in_file: bool) -> Arc<Self> {
+        Arc::new(Self { base, capacity, mapped, in_file, state: Mutex::new(FreeList::new(capacity)) })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, FreeList> {
@@ -268,9 +282,12 @@ impl Arena {
 
     /// Makes the first `bytes` resident now, so that no later step pays page faults or moves the mark.
     pub(crate) fn reserve(&self, bytes: usize) {
+        if self.in_file {
+            return;
+        }
         let mut state = self.lock();
         let bytes = bytes.min(self.capacity);
-        for offset in (state.high_water()..bytes).step_by(4096) {
+        for offset in (state.high_water()..bytes).step_by(PAGE) {
             // SAFETY: the byte lies inside the mapping and beyond everything handed out so far; the lock keeps it so.
             unsafe { self.base.add(offset).write_volatile(0) };
         }
@@ -299,6 +316,31 @@ impl Block {
     pub(crate) fn pointer(&self) -> *mut u8 {
         // SAFETY: the cut lies inside the mapping.
         unsafe { self.arena.base.add(self.cut.offset) }
+    }
+
+    /// In a file: has the system begin to read it.
+    pub(crate) fn announce(&self) {
+        self.advise(libc::MADV_WILLNEED);
+    }
+
+    /// In a file: takes it out of this process's memory. What was written stays the file's.
+    pub(crate) fn let_go(&self) {
+        self.advise(libc::MADV_DONTNEED);
+    }
+
+    fn advise(&self, advice: libc::c_int) {
+        let Arena { base, in_file, .. } = *self.arena;
+        if !in_file {
+            return;
+        }
+        let start = self.cut.offset / PAGE * PAGE;
+        let length = (self.cut.offset + self.cut.length).next_multiple_of(PAGE) - start;
+        // SAFETY: the pages lie inside the mapping, which is whole pages long. It is a file's and shared, so that dropping
+        // pages loses nothing: whoever reads them again, also the neighbours on the same page, finds what was written.
+        // Refusal changes nothing but speed.
+        unsafe {
+            libc::madvise(base.add(start).cast(), length, advice);
+        }
     }
 }
 
@@ -381,6 +423,37 @@ mod tests {
         );
         drop(whole);
         assert_eq!(device.high_water(), 4096);
+    }
+
+    #[test]
+    fn a_file_holds_what_memory_lets_go_of() {
+        let device = Device::cpu(1, 1 << 21).unwrap();
+        let path = std::env::temp_dir().join(format!("tandem-arena-{}", std::process::id()));
+        let options = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
+        let file = options.unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let home = device.in_file(&file, 100_000).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 102_400, "whole pages");
+        // Not at the ends of pages.
+        let mut tensors = [3000, 5000, 12_000].map(|n| home.alloc(Kind::Master, 1, n, DType::F32).unwrap());
+        for (i, tensor) in tensors.iter_mut().enumerate() {
+            tensor.view_mut().into_slice::<f32>().fill(i as f32);
+        }
+        tensors[1].let_go();
+        tensors[1].announce();
+        for (i, tensor) in tensors.iter().enumerate() {
+            assert!(tensor.view().as_slice::<f32>().iter().all(|&x| x == i as f32), "{i}");
+        }
+        let error = home.alloc(Kind::Master, 1, 6000, DType::F32).err().unwrap().to_string();
+        assert!(error.contains("100000 bytes in the arena"), "{error}");
+        assert_eq!((device.memory().total(), home.memory().total()), (0, 80_064), "in cache lines");
+        // Elsewhere nothing is let go of.
+        let mut here = device.with_memory(1 << 21).unwrap().zeros(Kind::Master, 1, 5000, DType::F32).unwrap();
+        here.view_mut().into_slice::<f32>().fill(7.0);
+        here.let_go();
+        assert!(here.view().as_slice::<f32>().iter().all(|&x| x == 7.0));
+        // More than any disk has: refused, and nothing is mapped.
+        assert!(matches!(device.in_file(&file, 1 << 60), Err(KernelError::System { .. })));
     }
 
     #[test]

@@ -67,6 +67,16 @@ impl Bytes {
         self.words.is_meta()
     }
 
+    /// As [`Tensor::announce`].
+    pub fn announce(&self) {
+        self.words.announce();
+    }
+
+    /// As [`Tensor::let_go`].
+    pub fn let_go(&self) {
+        self.words.let_go();
+    }
+
     /// All of them.
     pub fn view(&self) -> BytesView<'_> {
         let pointer = self.words.view().pointer_of::<f32>().cast();

@@ -1,5 +1,6 @@
 //! Where things are computed.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use crate::arena::{Kind, MemoryUse};
@@ -39,6 +40,40 @@ impl Device {
     /// A device for dry runs.
     pub fn meta() -> Self {
         Self::Meta(Arc::new(Ledger::default()))
+    }
+
+    /// The same device with a memory of its own that may grow to `capacity` bytes.
+    ///
+    /// # Errors
+    /// If the operating system refuses the address space.
+    pub fn with_memory(&self, capacity: usize) -> Result<Self> {
+        Ok(match self {
+            Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.over(Arena::new(capacity)?))),
+            Self::Meta(_) => Self::meta(),
+        })
+    }
+
+    /// The same device with `capacity` bytes of an empty file for memory. They are set aside on its disk, so that none is
+    /// missing later; the file may be removed and closed, and is gone with the last tensor.
+    ///
+    /// # Errors
+    /// If the disk has not so many, or the operating system refuses the address space.
+    pub fn in_file(&self, file: &File, capacity: usize) -> Result<Self> {
+        Ok(match self {
+            Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.over(Arena::in_file(file, capacity)?))),
+            Self::Meta(_) => Self::meta(),
+        })
+    }
+
+    /// The same memory, where whoever calls computes alone: for a thread that works beside another, and is not to wait for it.
+    ///
+    /// # Errors
+    /// None on the CPU.
+    pub fn on_one_thread(&self) -> Result<Self> {
+        Ok(match self {
+            Self::Cpu(cpu) => Self::Cpu(Arc::new(Cpu::new(1, cpu.arena.clone(), cpu.isa())?)),
+            Self::Meta(ledger) => Self::Meta(ledger.clone()),
+        })
     }
 
     /// A matrix of unspecified content.

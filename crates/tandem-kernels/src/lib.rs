@@ -2,6 +2,8 @@
 //!
 //! * [`Device`] is where things are computed: [`Device::cpu`], or [`Device::meta`], which computes nothing and
 //!   only records what would be allocated and how many operations would run. The plan is a dry run on it.
+//! * [`Device::with_memory`] and [`Device::in_file`] give a device more memory, for what is kept elsewhere than where it is
+//!   computed with.
 //! * [`Tensor`] owns device memory from the device's arena; [`View`] and [`ViewMut`] borrow it.
 //! * [`Bytes`] owns device memory counted in bytes, for what is kept in a [`Format`].
 //! * [`ops`] holds the operations, one file each: shapes are checked there, then the device's kernel is called.
@@ -18,6 +20,7 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod exact;
+pub mod file;
 pub mod forest;
 pub mod format;
 pub mod meta;

@@ -112,6 +112,21 @@ impl Tensor {
         matches!(self.storage, Storage::Meta(_))
     }
 
+    /// Tells that it will be read soon. Where it lies in a file, the system begins to read it; elsewhere this does nothing.
+    pub fn announce(&self) {
+        if let Storage::Cpu(block) = &self.storage {
+            block.announce();
+        }
+    }
+
+    /// Tells that it is not needed for now. Where it lies in a file, it leaves this process's memory, and is read from there
+    /// when it is used again; elsewhere this does nothing.
+    pub fn let_go(&self) {
+        if let Storage::Cpu(block) = &self.storage {
+            block.let_go();
+        }
+    }
+
     /// Makes the tensor smaller without returning memory: the first `rows` rows remain visible.
     ///
     /// # Panics

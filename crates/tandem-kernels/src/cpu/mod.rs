@@ -45,7 +45,7 @@ pub(crate) use product::{Operand, Product};
 /// The host's processor: its threads, its memory and its instructions.
 pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
-    team: Team,
+    team: Arc<Team>,
     isa: Isa,
 }
 
@@ -53,7 +53,12 @@ impl Cpu {
     pub(crate) fn new(threads: usize, arena: Arc<Arena>, isa: Isa) -> Result<Self> {
         let team = Team::new(threads)
             .map_err(|source| KernelError::System { what: "starting compute threads", source })?;
-        Ok(Self { arena, team, isa })
+        Ok(Self { arena, team: Arc::new(team), isa })
+    }
+
+    /// The same threads with another memory.
+    pub(crate) fn over(&self, arena: Arc<Arena>) -> Self {
+        Self { arena, team: self.team.clone(), isa: self.isa }
     }
 
     /// Number of compute threads, the calling one included.
