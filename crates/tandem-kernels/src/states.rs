@@ -152,6 +152,18 @@ impl<'a> From<&'a [f32]> for StatesView<'a> {
 }
 
 impl States {
+    /// As [`Tensor::announce`].
+    pub fn announce(&self) {
+        self.values.announce();
+        self.scales.iter().for_each(Tensor::announce);
+    }
+
+    /// As [`Tensor::let_go`].
+    pub fn let_go(&self) {
+        self.values.let_go();
+        self.scales.iter().for_each(Tensor::let_go);
+    }
+
     /// `len` zeros.
     ///
     /// # Errors

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use tandem_comm::{Call, recorder};
-use tandem_kernels::{Device, Kind};
+use tandem_kernels::Kind;
 use tandem_model::{ModelFolder, Streams, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
+use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::micro_batch::MicroBatch;
 use crate::plan::Outline;
@@ -24,26 +25,26 @@ use crate::step::{Learner, Scorer};
 pub fn reference_pass(
     config: &Config,
     outline: &Outline,
-    device: &Device,
+    homes: &Homes,
     mesh: &mut Mesh,
     batches: &[&MicroBatch],
 ) -> Result<()> {
     let decoder = mesh.part(&Decoders::of(config, &outline.decoder)?.policy)?;
-    device.note(format_args!("loading of the reference"));
+    homes.device.note(format_args!("loading of the reference"));
     let mut frozen;
     let mut policy;
     let weights: &mut dyn WeightSource = if config.reference.model.is_some() {
         let start = reference_start(config, outline)?;
-        frozen = start.frozen(config, &decoder, device, mesh.shard(), Kind::Reference, None)?;
+        frozen = start.frozen(config, &decoder, homes, mesh.shard(), Kind::Reference, None)?;
         frozen.as_mut()
     } else {
         let shard = mesh.shard();
         let partition = Arc::new(partition(config, &decoder, shard.rank(), shard.size()));
         let start = Start::dry(outline.quantised);
-        policy = start.policy(config, &decoder, device, shard, &partition, None)?;
+        policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
         &mut policy
     };
-    let walk = to_walk(config, &decoder, device, mesh.split());
+    let walk = to_walk(config, &decoder, &homes.device, mesh.split());
     let walk = StagedWalk { walk, stages: mesh.stages() };
     for batch in batches {
         walk.forward(weights, &batch.forest, Streams::one(&mut Default::default()), false)?;
@@ -71,7 +72,8 @@ pub fn calls(
     let mut batches = prepared.batches(config);
     let share = batcher.share(&prepared.train, batches.rows(0), data_rank, data_size);
     let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
-    let (mut scorer, mut learner) = load(config, &Outline::of(prepared), &Device::meta(), &mut mesh)?;
+    let (mut scorer, mut learner) =
+        load(config, &Outline::of(prepared), &Homes::meta(&config.compute), &mut mesh)?;
     scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
     Ok(log.take())
 }
@@ -80,28 +82,23 @@ pub fn calls(
 ///
 /// # Errors
 /// If the model does not fit its config.
-pub fn load(
-    config: &Config,
-    outline: &Outline,
-    device: &Device,
-    mesh: &mut Mesh,
-) -> Result<(Scorer, Learner)> {
-    device.note(format_args!("loading"));
+pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<(Scorer, Learner)> {
+    homes.device.note(format_args!("loading"));
     let decoders = Decoders::of(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();
     let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
     let start = Start::dry(outline.quantised);
-    let mut policy = start.policy(config, decoder, device, shard, &partition, None)?;
+    let mut policy = start.policy(config, decoder, homes, shard, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {
         let rows = outline.train_rows.max(outline.eval_rows.unwrap_or(0));
         let scores = RowScores(vec![[0.0; 2]; rows]);
         Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
     } else {
-        kept(config, &decoders, device, mesh, &mut policy, &|_| reference_start(config, outline))?
+        kept(config, &decoders, homes, mesh, &mut policy, &|_| reference_start(config, outline))?
     };
-    let learner = Learner::new(config, decoder, device, mesh, partition)?;
-    Ok((Scorer::new(config, device.clone(), decoder.clone(), policy, reference), learner))
+    let learner = Learner::new(config, decoder, homes, mesh, partition)?;
+    Ok((Scorer::new(config, homes.clone(), decoder.clone(), policy, reference), learner))
 }
 
 /// Where a reference with weights of its own starts.

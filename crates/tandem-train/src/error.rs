@@ -79,6 +79,20 @@ pub enum TrainError {
         /// The system's answer.
         source: io::Error,
     },
+    /// The folder of what is offloaded has not enough room.
+    #[error(
+        "what is offloaded to {} takes {needed} bytes, and {free} are free there: make room, or give compute.offload_dir \
+         another folder",
+        folder.display()
+    )]
+    NoRoom {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes that this rank puts there.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
     /// Model folders, tokenizers or references that do not belong together.
     #[error("{reason}")]
     Mismatch {
@@ -197,7 +211,8 @@ impl TrainError {
             Self::Model(ModelError::Store(error)) if error.is::<CommError>() => {
                 error.downcast_ref().map_or(Fault::Own, Self::comm_fault)
             }
-            Self::Model(ModelError::Kernel(_) | ModelError::Store(_))
+            Self::NoRoom { .. }
+            | Self::Model(ModelError::Kernel(_) | ModelError::Store(_))
             | Self::Data(DataError::Forest(_))
             | Self::Kernel(_) => Fault::Own,
             Self::Model(_) | Self::Data(_) => Fault::User,

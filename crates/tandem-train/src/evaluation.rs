@@ -4,16 +4,16 @@ use std::path::Path;
 use std::time::Instant;
 
 use tandem_data::token_cache::TokenCache;
-use tandem_kernels::Device;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{ComputeConfig, Config, Devices};
 use crate::events::{Event, Observer};
+use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::plan::Plan;
-use crate::prepare::{Prepared, threads};
+use crate::prepare::Prepared;
 use crate::step::Scorer;
 use crate::{Result, TrainError, reference, snapshot};
 
@@ -38,20 +38,20 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let config = &Config { compute, ..config.clone() };
     let prepared = Prepared::open(config, observer)?;
     let plan = Plan::make(config, &prepared, 0, 1)?;
-    let device = Device::cpu(threads(config), plan.arena_capacity())?;
+    let homes = Homes::open(config, &plan, 0)?;
     let mut mesh = Mesh::alone();
     let (mut policy, mut reference) =
-        reference::load(config, &prepared, &device, &mut mesh, &[Split::Eval], observer)?;
+        reference::load(config, &prepared, &homes, &mut mesh, &[Split::Eval], observer)?;
     let mut step = 0;
     if let Some(path) = checkpoint {
         let checkpoint = Checkpoint::open(path)?;
         let mut follower = reference.follower();
         snapshot::restore_weights(&checkpoint, &prepared.decoder, &mut policy, follower.as_deref_mut())?;
-        policy.refresh(&device)?;
-        follower.map_or(Ok(()), |follower| follower.refresh(&device))?;
+        policy.refresh(&homes.device)?;
+        follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
         step = checkpoint.cursor().step;
     }
-    let mut scorer = Scorer::new(config, device, prepared.decoder.clone(), policy, reference);
+    let mut scorer = Scorer::new(config, homes, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
     let record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
     observer.event(&Event::Record(&record));

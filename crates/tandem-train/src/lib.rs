@@ -7,6 +7,7 @@
 //! * [`ranks`]: one trainer on each rank; [`mesh`]: which ranks hold the same, and which hold the slices of one model, or
 //!   its [`stages`]; [`pipeline`]: in which order a stage computes its micro-batches.
 //! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
+//! * [`homes`]: the memories of a rank, and what is offloaded to which.
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
@@ -21,6 +22,7 @@ pub mod dry_run;
 pub mod error;
 pub mod evaluation;
 pub mod events;
+pub mod homes;
 pub mod mesh;
 pub mod metrics;
 pub mod micro_batch;

@@ -50,20 +50,21 @@ impl Run {
 }
 
 impl Optimizer {
-    /// Zero states.
+    /// Zero states in the memory of `home`.
     ///
     /// # Errors
     /// If memory runs out.
     pub fn new(
-        device: &Device,
+        home: &Device,
         decoder: &Decoder,
         partition: Arc<Partition>,
         config: &TrainConfig,
     ) -> Result<Self> {
         let zeros = |moment| -> Result<Vec<States>> {
             let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
-            let of = |len| States::zeros(device, Kind::Optimizer, moment, config.optimizer_state, len);
-            Ok(owned.map(of).collect::<Result<_, _>>()?)
+            let of = |len| States::zeros(home, Kind::Optimizer, moment, config.optimizer_state, len);
+            let layers = owned.map(of).inspect(|layer| layer.iter().for_each(States::let_go));
+            Ok(layers.collect::<Result<_, _>>()?)
         };
         let layers = decoder.layers().into_iter().enumerate();
         Ok(Self {
@@ -99,7 +100,8 @@ impl Optimizer {
     }
 
     /// One update with the accumulated gradient times `grad_scale`; `update` is the 1-based count of updates, for
-    /// Adam's bias correction. Masters and compute copies are written in the same pass.
+    /// Adam's bias correction. Masters and compute copies are written in the same pass. Of what lies in a file, one layer is
+    /// read while the one before it is updated.
     ///
     /// # Errors
     /// If buffers do not fit one another.
@@ -115,7 +117,13 @@ impl Optimizer {
         // Masters may be held whole while the states are in parts.
         let starts: Vec<usize> =
             (0..self.runs.len()).map(|index| weights.masters().1.owned(index).start).collect();
-        for (index, (master, mut copy)) in weights.layers_mut().into_iter().enumerate() {
+        let mut layers = weights.layers_mut();
+        for index in 0..layers.len() {
+            if let Some((next, _)) = layers.get(index + 1) {
+                next.announce();
+                self.of_layer(index + 1).for_each(States::announce);
+            }
+            let (master, copy) = &mut layers[index];
             let start = self.partition.owned(index).start;
             for run in &self.runs[index] {
                 let range = &run.range;
@@ -144,8 +152,15 @@ impl Optimizer {
                     }
                 }
             }
+            layers[index].0.let_go();
+            self.of_layer(index).for_each(States::let_go);
         }
         Ok(())
+    }
+
+    /// The states of a layer.
+    fn of_layer(&self, index: usize) -> impl Iterator<Item = &States> {
+        self.first.iter().chain([&self.second]).map(move |states| &states[index])
     }
 }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tandem_comm::{Group, threads};
 
 use crate::config::Config;
-use crate::events::{Observer, Silent};
+use crate::events::{Event, Observer, Silent};
 use crate::run_dir::Start;
 use crate::trainer::{Outcome, Trainer};
-use crate::{Fault, Result, TrainError, mesh};
+use crate::{Fault, Result, TrainError, homes, mesh};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
 /// while the others wait: this is a last resort.
@@ -18,7 +18,8 @@ const DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Trains on as many ranks as `compute.devices` says, each a thread with a device of its own. The observer watches the first.
 ///
 /// # Errors
-/// What the rank that failed first has to say; before any starts, if the ranks cannot be divided as the config asks.
+/// What the rank that failed first has to say; before any starts, if the ranks cannot be divided as the config asks,
+/// or the folder of what is offloaded will not do.
 pub fn train(
     config: &Config,
     start: Start,
@@ -27,6 +28,9 @@ pub fn train(
 ) -> Result<Outcome> {
     let num_ranks = config.compute.devices.num_ranks();
     mesh::check(config, num_ranks)?;
+    if let Some(warning) = homes::check(&config.compute)? {
+        observer.event(&Event::Warning(&warning));
+    }
     let mut groups = threads::groups(num_ranks, DEADLINE).into_iter();
     let first = groups.next().expect("there is a rank at least");
     if groups.len() == 0 {

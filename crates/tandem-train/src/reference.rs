@@ -17,6 +17,7 @@ use tandem_model::{Decoder, FlatWeights, LayerId, Streams, Walk, WeightSource};
 
 use crate::config::{Config, ReferenceKind};
 use crate::events::{Event, Observer};
+use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
@@ -217,7 +218,7 @@ impl RowScores {
 pub fn load(
     config: &Config,
     prepared: &Prepared,
-    device: &Device,
+    homes: &Homes,
     mesh: &mut Mesh,
     splits: &[Split],
     observer: &mut dyn Observer,
@@ -225,7 +226,7 @@ pub fn load(
     let decoder = &mesh.part(&prepared.decoder)?;
     let wanted = &config.reference;
     let precomputes = wanted.kind == ReferenceKind::Precompute;
-    let mut pass = Precompute { config, prepared, device, decoder, splits, observer };
+    let mut pass = Precompute { config, prepared, device: &homes.device, decoder, splits, observer };
     // Another model's weights are gone before the policy's come.
     let mut precomputed = match &wanted.model {
         Some(_) if precomputes => {
@@ -233,7 +234,7 @@ pub fn load(
             let start = Start::of_reference(config, prepared, decoder)?;
             let see: See = &mut |layer, flat| print.see(layer, flat);
             let mut weights =
-                start.frozen(config, decoder, device, mesh.shard(), Kind::Reference, Some(see))?;
+                start.frozen(config, decoder, homes, mesh.shard(), Kind::Reference, Some(see))?;
             Some(pass.run(mesh, weights.as_mut(), &print, start.frozen_format(config))?)
         }
         _ => None,
@@ -245,13 +246,13 @@ pub fn load(
         let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
         let see: See = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
-        let policy = start.policy(config, decoder, device, shard, &partition, see)?;
+        let policy = start.policy(config, decoder, homes, shard, &partition, see)?;
         (policy, start.frozen_format(config))
     };
     if precomputes && precomputed.is_none() {
         precomputed = Some(match prepared.reference_decoder {
             Some(_) => {
-                share_base(config, &prepared.decoders(), device, mesh, &mut policy)?;
+                share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy)?;
                 let adapter = policy.reference().expect("just put there").masters();
                 let layers = decoder.layers().into_iter().zip(&adapter.layers);
                 layers.for_each(|(layer, flat)| print.see(layer, flat.view().as_slice()));
@@ -266,7 +267,7 @@ pub fn load(
         Some(precomputed) => precomputed,
         None => {
             let start = &|decoder: &Decoder| Start::of_reference(config, prepared, decoder);
-            kept(config, &prepared.decoders(), device, mesh, &mut policy, start)?
+            kept(config, &prepared.decoders(), homes, mesh, &mut policy, start)?
         }
     };
     Ok((policy, reference))
@@ -279,7 +280,7 @@ pub fn load(
 pub fn kept(
     config: &Config,
     decoders: &Decoders,
-    device: &Device,
+    homes: &Homes,
     mesh: &mut Mesh,
     policy: &mut Policy,
     start: &dyn Fn(&Decoder) -> Result<Start>,
@@ -290,7 +291,7 @@ pub fn kept(
         ReferenceKind::Model => Reference::Model(start(decoder)?.frozen(
             config,
             decoder,
-            device,
+            homes,
             mesh.shard(),
             Kind::Reference,
             None,
@@ -299,11 +300,11 @@ pub fn kept(
             let shard = mesh.shard();
             let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
             let start = start(decoder)?;
-            let weights = start.trained(config, decoder, device, shard, &partition, Kind::Reference, None)?;
+            let weights = start.trained(config, decoder, homes, shard, &partition, Kind::Reference, None)?;
             Reference::Followed(Box::new(Policy::full(weights)))
         }
         ReferenceKind::Base | ReferenceKind::Adapter | ReferenceKind::Sync => {
-            share_base(config, decoders, device, mesh, policy)?;
+            share_base(config, decoders, &homes.device, mesh, policy)?;
             Reference::Shared
         }
     })

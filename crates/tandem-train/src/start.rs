@@ -10,6 +10,7 @@ use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, Weig
 
 use crate::Result;
 use crate::config::{Config, Weights};
+use crate::homes::Homes;
 use crate::prepare::{Prepared, compute_type, frozen_format};
 use crate::store::{
     FrozenWeights, Packings, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding, Trained,
@@ -78,18 +79,19 @@ impl Start {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        device: &Device,
+        homes: &Homes,
         shard: &mut Group,
         partition: &Arc<Partition>,
         see: Option<See<'_>>,
     ) -> Result<Policy> {
         if decoder.adapter().is_none() {
             let kind = Kind::Master;
-            return Ok(Policy::full(self.trained(config, decoder, device, shard, partition, kind, see)?));
+            return Ok(Policy::full(self.trained(config, decoder, homes, shard, partition, kind, see)?));
         }
+        let device = &homes.device;
         let nothing = &mut |_: LayerId, _: &[f32]| {};
         let see = see.unwrap_or(nothing);
-        let mut base = self.frozen(config, decoder, device, shard, Kind::Weights, Some(&mut *see))?;
+        let mut base = self.frozen(config, decoder, homes, shard, Kind::Weights, Some(&mut *see))?;
         let folder = config.adapter.as_ref().and_then(|adapter| adapter.folder());
         let folder = folder.filter(|_| !device.is_meta());
         let masters = adapter_masters(
@@ -116,21 +118,27 @@ impl Start {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        device: &Device,
+        homes: &Homes,
         shard: &mut Group,
         partition: &Arc<Partition>,
         kind: Kind,
         see: Option<See<'_>>,
     ) -> Result<Trained> {
-        let dtype = compute_type(config);
+        let (dtype, is_away) = (compute_type(config), homes.is_offloaded());
+        let in_parts = |partition: Arc<Partition>, group, see: Option<See<'_>>| {
+            let (device, decoder) = (&homes.device, decoder.clone());
+            let parts = self.load_parts(&decoder, homes.state(), kind, &partition, see)?;
+            let weights = ShardedWeights::new(device, decoder, partition, group, parts, is_away, dtype)?;
+            Ok(Trained::Sharded(Box::new(weights)))
+        };
         if config.compute.sharding == Sharding::Zero3 {
-            let parts = self.load_parts(decoder, device, kind, partition, see)?;
-            let (decoder, partition, own) = (decoder.clone(), partition.clone(), shard.split(0)?);
-            let weights = ShardedWeights::new(device, decoder, partition, own, parts, dtype)?;
-            return Ok(Trained::Sharded(Box::new(weights)));
+            return in_parts(partition.clone(), shard.split(0)?, see);
         }
-        let masters = self.load(decoder, device, kind, see)?;
-        Ok(Trained::Replicated(ReplicatedWeights::new(device, decoder.clone(), masters, dtype)?))
+        if is_away {
+            return in_parts(Arc::new(Partition::whole(decoder)), Group::alone(), see);
+        }
+        let masters = self.load(decoder, &homes.device, kind, see)?;
+        Ok(Trained::Replicated(ReplicatedWeights::new(&homes.device, decoder.clone(), masters, dtype)?))
     }
 
     /// Weights that never change, whole or this rank's part of them.
@@ -141,7 +149,7 @@ impl Start {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        device: &Device,
+        homes: &Homes,
         shard: &mut Group,
         kind: Kind,
         see: Option<See<'_>>,
@@ -151,15 +159,16 @@ impl Start {
         let divides = config.compute.sharding == Sharding::Zero3 && shard.size() > 1;
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
-        let bytes = self.pack(decoder, device, kind, &packings, place, see)?;
-        Ok(Box::new(FrozenWeights::new(device, decoder.clone(), packings, bytes, group, dtype)?))
+        let bytes = self.pack(decoder, homes, kind, &packings, place, see)?;
+        let (device, decoder, is_away) = (&homes.device, decoder.clone(), homes.is_offloaded());
+        Ok(Box::new(FrozenWeights::new(device, decoder, packings, bytes, group, is_away, dtype)?))
     }
 
     /// This rank's part of every packed layer. One piece at a time is in memory as f32.
     fn pack(
         &self,
         decoder: &Decoder,
-        device: &Device,
+        homes: &Homes,
         kind: Kind,
         packings: &Packings,
         (rank, num_ranks): (usize, usize),
@@ -168,6 +177,7 @@ impl Start {
         let layers = decoder.layers();
         let lengths =
             layers.iter().flat_map(|&layer| packings.of(layer).pieces().map(|piece| piece.flat.len()));
+        let (device, home) = (homes.sums(), homes.state());
         let mut values = device.alloc(Kind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
         let mut drawn = Vec::new();
         let mut packed = Vec::with_capacity(layers.len());
@@ -176,7 +186,7 @@ impl Start {
             let counts = packing.counts(num_ranks);
             let start: usize = counts[..rank].iter().sum();
             let own = start..start + counts[rank];
-            let mut bytes = Bytes::new(device, kind, own.len())?;
+            let mut bytes = Bytes::new(home, kind, own.len())?;
             if let (Source::Random(seed), false) = (&self.source, device.is_meta()) {
                 drawn.resize(decoder.layout(layer).len, 0.0);
                 init::init_layer(decoder, layer, *seed, &mut drawn);
@@ -219,6 +229,7 @@ impl Start {
                     }
                 }
             }
+            bytes.let_go();
             packed.push(bytes);
         }
         Ok(packed)
@@ -246,7 +257,7 @@ impl Start {
         Ok(whole)
     }
 
-    /// This rank's part of every layer in device memory. One whole layer at a time is in host memory.
+    /// This rank's part of every layer in the memory of `device`. One whole layer at a time is in host memory.
     ///
     /// # Errors
     /// If memory runs out.
@@ -271,6 +282,7 @@ impl Start {
                 }
                 see.iter_mut().for_each(|see| see(layer, &flat));
                 part.view_mut().into_slice().copy_from_slice(&flat[owned]);
+                part.let_go();
             }
             layers.push(part);
         }

@@ -7,12 +7,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tandem_comm::{Phase, Progress};
+use tandem_kernels::DType;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device};
 use tandem_model::{Checkpointing, Decoder, FlatWeights, SavedWalk, Streams, Walk};
 
 use crate::Result;
 use crate::config::{Config, Method, ReferenceKind};
+use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{MetricSums, Sides, Split};
 use crate::micro_batch::{MicroBatch, Share};
@@ -29,8 +30,8 @@ use crate::store::{Accumulator, Partition, Policy, Sharding};
 
 /// What is needed to score a batch: a policy, what it is compared with, and the loss.
 pub struct Scorer {
-    /// Where to compute.
-    pub device: Device,
+    /// Where to compute, and where what is not computed with lies.
+    pub homes: Homes,
     /// The model both policy and reference are.
     pub decoder: Arc<Decoder>,
     /// Compute type.
@@ -86,13 +87,13 @@ impl Scorer {
     /// A scorer as the config asks for; buffers grow with the first batch.
     pub fn new(
         config: &Config,
-        device: Device,
+        homes: Homes,
         decoder: Arc<Decoder>,
         policy: Policy,
         reference: Reference,
     ) -> Self {
         Self {
-            device,
+            homes,
             decoder,
             dtype: compute_type(config),
             checkpointing: checkpointing(config),
@@ -150,7 +151,7 @@ impl Scorer {
         update: u64,
     ) -> Result<StepOutcome> {
         self.progress.enter(Phase::Forward);
-        self.device.note(format_args!("beginning of a step"));
+        self.homes.device.note(format_args!("beginning of a step"));
         let mut reports = Reports::new(share.cuts.len());
         learner.gradients.begin(share.cuts.len())?;
         let mut under_way = VecDeque::new();
@@ -183,7 +184,7 @@ impl Scorer {
             }
         }
         self.progress.enter(Phase::Reduce);
-        self.device.note(format_args!("reduction of gradients"));
+        self.homes.device.note(format_args!("reduction of gradients"));
         reports.exchange(mesh.world())?;
         let whole = reports.together();
         let mut suspects: Vec<u32> = Vec::new();
@@ -196,15 +197,15 @@ impl Scorer {
         learner.gradients.join_tied(mesh.stages())?;
         let grad_norm = if whole.in_range { learner.gradients.norm(mesh)? } else { f64::INFINITY };
         // A dry run has no numbers, and takes the way of a good step.
-        let is_dry = matches!(self.device, Device::Meta(_));
+        let is_dry = self.homes.device.is_meta();
         let updated = is_dry || (suspects.is_empty() && grad_norm.is_finite());
         if updated {
             self.progress.enter(Phase::Update);
-            self.device.note(format_args!("update"));
+            self.homes.device.note(format_args!("update"));
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
-            optimizer.update(&self.device, learning_rate, scale, update, gradients, &mut self.policy)?;
-            self.policy.gather(&self.device, optimizer.partition(), mesh.shard())?;
+            optimizer.update(self.homes.sums(), learning_rate, scale, update, gradients, &mut self.policy)?;
+            self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())?;
         } else if suspects.is_empty() {
             suspects.clone_from(&share.rows);
         }
@@ -225,10 +226,10 @@ impl Scorer {
     /// # Errors
     /// If they are of different shapes.
     pub fn pull_follower(&mut self, weight: f32) -> Result<()> {
-        let Self { device, policy, reference, .. } = self;
+        let Self { homes, policy, reference, .. } = self;
         match reference {
-            Reference::Followed(weights) => weights.follow(device, policy, weight),
-            _ => policy.pull_follower(device, weight),
+            Reference::Followed(weights) => weights.follow(&homes.device, policy, weight),
+            _ => policy.pull_follower(&homes.device, weight),
         }
     }
 
@@ -240,16 +241,16 @@ impl Scorer {
     /// Walks along forward with the ranks that have more micro-batches than this one, where they meet in the walk. The ranks
     /// of one model do so together, and have nothing to sum or to send.
     fn idle_forward(&mut self) -> Result<()> {
-        let Self { device, decoder, dtype, checkpointing, policy, reference, .. } = self;
-        let walk = Walk::new(decoder, device, *dtype, *checkpointing);
+        let Self { homes, decoder, dtype, checkpointing, policy, reference, .. } = self;
+        let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
         reference.idle(&walk)?;
         Ok(walk.idle_forward(policy)?)
     }
 
     /// The same backward.
     fn idle_backward(&mut self, learner: &mut Learner) -> Result<()> {
-        let Self { device, decoder, dtype, checkpointing, policy, .. } = self;
-        let walk = Walk::new(decoder, device, *dtype, *checkpointing);
+        let Self { homes, decoder, dtype, checkpointing, policy, .. } = self;
+        let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
         Ok(walk.idle_backward(policy, &mut learner.gradients)?)
     }
 
@@ -265,9 +266,13 @@ impl Scorer {
         dropout: Option<u64>,
     ) -> Result<(SavedWalk, Report)> {
         let mut report = Report { in_range: true, ..Report::default() };
-        let Self { device, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
+        let Self { homes, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
         let of_reference = &mut self.reference_scores;
-        let walk = Walk { split: mesh.split(), ..Walk::new(decoder, device, *dtype, *checkpointing) };
+        let walk = Walk {
+            split: mesh.split(),
+            host: homes.activations(),
+            ..Walk::new(decoder, &homes.device, *dtype, *checkpointing)
+        };
         let walk = StagedWalk { walk, stages: mesh.stages() };
         let forest = &micro.forest;
         let is_shared = reference.is_shared();
@@ -322,8 +327,12 @@ impl Scorer {
         mesh: &Mesh,
         dropout: u64,
     ) -> Result<()> {
-        let Self { device, decoder, dtype, checkpointing, policy, scores, .. } = self;
-        let walk = Walk { split: mesh.split(), ..Walk::new(decoder, device, *dtype, *checkpointing) };
+        let Self { homes, decoder, dtype, checkpointing, policy, scores, .. } = self;
+        let walk = Walk {
+            split: mesh.split(),
+            host: homes.activations(),
+            ..Walk::new(decoder, &homes.device, *dtype, *checkpointing)
+        };
         let walk = Walk { dropout: Some(dropout), ..walk };
         let walk = StagedWalk { walk, stages: mesh.stages() };
         // The last stage goes back before it goes forward again: scores and derivative are this micro-batch's.
@@ -350,20 +359,20 @@ impl Learner {
     pub fn new(
         config: &Config,
         decoder: &Arc<Decoder>,
-        device: &Device,
+        homes: &Homes,
         mesh: &mut Mesh,
         partition: Arc<Partition>,
     ) -> Result<Self> {
         let own =
             if config.compute.sharding >= Sharding::Zero2 { Some(mesh.shard().split(0)?) } else { None };
         let form = config.compute.reduction;
-        let gradients = Accumulator::new(device, decoder.clone(), partition.clone(), own, form)?;
-        let optimizer = Optimizer::new(device, decoder, partition, &config.train)?;
+        let gradients = Accumulator::new(homes, decoder.clone(), partition.clone(), own, form)?;
+        let optimizer = Optimizer::new(homes.state(), decoder, partition, &config.train)?;
         // The last checkpoint is waited for: one that is all there will be needs no copy.
         let snapshot = if config.train.async_checkpoints && config.train.save_every.is_some() {
             let share = snapshot::Share::new(decoder, mesh.share());
             let follows = config.reference.kind == ReferenceKind::Sync;
-            Some(Snapshot::new(device, share, &optimizer, follows)?)
+            Some(Snapshot::new(homes.sums(), share, &optimizer, follows)?)
         } else {
             None
         };

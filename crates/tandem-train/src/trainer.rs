@@ -16,13 +16,14 @@ use crate::checkpoint::Cursor;
 use crate::config::{Config, ReferenceKind, Sync};
 use crate::evaluation::evaluation_record;
 use crate::events::{Event, Observer};
+use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{MetricsFile, Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::objective::exact_at_start;
 use crate::plan::device::DeviceTable;
 use crate::plan::{self, Outline, Plan};
-use crate::prepare::{Prepared, compute_type, partition, threads};
+use crate::prepare::{Prepared, compute_type, partition};
 use crate::run_dir::{self, RunDir, Start};
 use crate::saver::Saver;
 use crate::schedule::Schedule;
@@ -108,18 +109,15 @@ impl Trainer {
         refuse_too_large(&config, &prepared, &plan, group)?;
 
         progress.enter(Phase::Reference);
-        // With a cap there is no room for what the plan does not foresee.
-        let capacity = config.compute.memory.map_or(plan.arena_capacity(), |cap| cap as usize);
-        let device = Device::cpu(threads(&config), capacity)?;
-        device.reserve(plan.arena_bytes());
+        let homes = Homes::open(&config, &plan, mesh.world().rank())?;
         let splits = [Split::Train, Split::Eval];
-        let (policy, reference) = reference::load(&config, &prepared, &device, &mut mesh, &splits, observer)?;
+        let (policy, reference) = reference::load(&config, &prepared, &homes, &mut mesh, &splits, observer)?;
         progress.enter(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
         let partition = Arc::new(partition(&config, decoder, shard.rank(), shard.size()));
-        let mut learner = Learner::new(&config, decoder, &device, &mut mesh, partition)?;
-        let mut scorer = Scorer::new(&config, device, decoder.clone(), policy, reference);
+        let mut learner = Learner::new(&config, decoder, &homes, &mut mesh, partition)?;
+        let mut scorer = Scorer::new(&config, homes, decoder.clone(), policy, reference);
         scorer.progress = progress;
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
@@ -129,12 +127,12 @@ impl Trainer {
         };
         if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
-            let Scorer { policy, reference, device, .. } = &mut scorer;
+            let Scorer { policy, reference, homes, .. } = &mut scorer;
             let mut follower = reference.follower();
             let optimizer = &mut learner.optimizer;
             snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
-            policy.refresh(device)?;
-            follower.map_or(Ok(()), |follower| follower.refresh(device))?;
+            policy.refresh(&homes.device)?;
+            follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
             cursor = checkpoint.cursor().clone();
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(&config, earlier.as_ref(), observer);
@@ -394,7 +392,7 @@ impl Trainer {
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let (scorer, optimizer) = (&self.scorer, &self.learner.optimizer);
         let state = State { policy: &scorer.policy, optimizer, follower: scorer.follower() };
-        self.saver.begin(&self.cursor, self.mesh.world(), &scorer.device, state)?;
+        self.saver.begin(&self.cursor, self.mesh.world(), &scorer.homes.device, state)?;
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));
         Ok(())
@@ -415,7 +413,12 @@ impl Trainer {
 
     /// The device, to look at its memory.
     pub fn device(&self) -> &Device {
-        &self.scorer.device
+        &self.scorer.homes.device
+    }
+
+    /// All of its memories.
+    pub fn homes(&self) -> &Homes {
+        &self.scorer.homes
     }
 
     /// The run folder.
@@ -427,7 +430,7 @@ impl Trainer {
 /// Refuses a run of which a rank needs more than `compute.memory`: all ranks alike, before anything is loaded.
 fn refuse_too_large(config: &Config, prepared: &Prepared, plan: &Plan, group: &mut Group) -> Result<()> {
     let Some(cap) = config.compute.memory else { return Ok(()) };
-    let mut needed = [plan.arena_bytes() as f64];
+    let mut needed = [plan.ram_bytes() as f64];
     if group.size() > 1 {
         group.all_reduce(&mut needed, Reduction::Max)?;
     }

@@ -1,6 +1,6 @@
 //! One transformer block, forward and backward, for every arrangement of its two halves.
 
-use tandem_kernels::{DType, Forest, Tensor, View};
+use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ops};
 
 use super::attention::{self, Attend, Attended, ForestAttention};
 use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
@@ -32,6 +32,18 @@ pub(crate) struct SavedBlock {
     input: Option<Tensor>,
     rows: BlockRows,
     inner: Option<Inner>,
+}
+
+impl SavedBlock {
+    /// Moves the input to the memory of a device, if one is given.
+    pub(super) fn leave(mut self, to: Option<&Device>) -> Result<Self> {
+        if let (Some(to), Some(input)) = (to, &mut self.input) {
+            let mut moved = to.alloc(Kind::Activations, input.rows(), input.cols(), input.dtype())?;
+            ops::cast(to, input.view(), moved.view_mut())?;
+            *input = moved;
+        }
+        Ok(self)
+    }
 }
 
 /// What happens between a block's input and its last product. `R` is `T` unless only some rows went on after attention. A slice

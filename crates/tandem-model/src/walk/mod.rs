@@ -90,12 +90,14 @@ pub struct Walk<'a> {
     pub split: Option<&'a dyn Split>,
     /// What decides which inputs of an adapter are dropped: another number for each micro-batch. `None` drops none.
     pub dropout: Option<u64>,
+    /// Where the inputs of blocks wait for backward, if not where they were computed; with [`Checkpointing::Block`] alone.
+    pub host: Option<&'a Device>,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk over a whole decoder, or a stage of one, that drops nothing.
+    /// A walk over a whole decoder, or a stage of one, that drops nothing and computes where everything lies.
     pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
-        Self { decoder, device, dtype, checkpointing, split: None, dropout: None }
+        Self { decoder, device, dtype, checkpointing, split: None, dropout: None, host: None }
     }
 }
 
@@ -207,7 +209,7 @@ impl Walk<'_> {
                 let keep = if is_reference { Keep::Nothing } else { keep };
                 let (y, kept) = block.forward(x, attend, rows, keep)?;
                 if keep != Keep::Nothing {
-                    saved.push(kept);
+                    saved.push(kept.leave(self.host)?);
                 }
                 Ok(y)
             })?;

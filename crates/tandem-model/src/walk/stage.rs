@@ -124,6 +124,7 @@ impl Walk<'_> {
             let layer_weights = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
             let block = Block { walk: self, weights: &layer_weights, index };
+            let saved = saved.leave(self.host.and(Some(self.device)))?;
             block.backward(saved, forest, &mut dx, &mut gradients)?;
             weights.release(layer);
             grads.emit(layer)?;

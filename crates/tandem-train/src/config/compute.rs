@@ -1,9 +1,12 @@
 //! `[compute]`: where and in which arithmetic.
 
+use std::path::PathBuf;
+
 use tandem_kernels::{DType, Format};
 
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
+use crate::homes::Offload;
 use crate::size;
 use crate::store::{Sharding, SumForm};
 
@@ -42,6 +45,12 @@ pub struct ComputeConfig {
     pub engine: Engine,
     /// Seconds that a rank waits for another process before it gives it up.
     pub deadline: u64,
+    /// What leaves the device.
+    pub offload: Offload,
+    /// The folder of what is offloaded to a disk; given exactly then.
+    pub offload_dir: Option<PathBuf>,
+    /// Whether the inputs of blocks wait in host memory for backward.
+    pub offload_activations: bool,
 }
 
 /// What is kept from forward for backward, per block; the rest is computed again.
@@ -109,6 +118,9 @@ impl Devices {
 
 pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig, ConfigError> {
     let devices = section.take("devices").map_or(Ok(Devices::Auto), |e| devices(&e))?;
+    let checkpointing =
+        section.take("checkpointing").map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?;
+    let (offload, offload_dir) = offload(&mut section)?;
     let config = ComputeConfig {
         devices,
         dtype: section.take("dtype").map_or(Ok(None), |e| {
@@ -124,15 +136,47 @@ pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig,
         replicate: section.take("replicate").map_or(Ok(1), |e| e.integer(1..=MAX_REPLICAS))? as usize,
         tensor: section.take("tensor").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
         pipeline: section.take("pipeline").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
-        checkpointing: section
-            .take("checkpointing")
-            .map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?,
+        checkpointing,
         memory: section.take("memory").map(|e| memory(&e)).transpose()?,
         engine: section.take("engine").map_or(Ok(Engine::Auto), |e| engine(&e, devices))?,
         deadline: section.take("deadline").map_or(Ok(1800), |e| e.integer(1..=1 << 24))?,
+        offload,
+        offload_dir,
+        offload_activations: section
+            .take("offload_activations")
+            .map_or(Ok(false), |e| activations(&e, checkpointing))?,
     };
     section.finish()?;
     Ok(config)
+}
+
+/// What leaves the device, and the folder for it.
+fn offload(section: &mut Section) -> Result<(Offload, Option<PathBuf>), ConfigError> {
+    let offload = section.take("offload");
+    let kind = offload.as_ref().map_or(Ok(Offload::None), |e| e.one_of(&Offload::NAMES))?;
+    match (kind, section.take("offload_dir")) {
+        (Offload::Nvme, Some(folder)) => Ok((kind, Some(folder.path()?))),
+        (Offload::Nvme, None) => {
+            Err(section
+                .missing("offload_dir", "a folder on the disk that weights and states are offloaded to"))
+        }
+        (_, Some(folder)) => Err(folder.conflict(
+            "it is for what is offloaded to a disk; set compute.offload to \"nvme\", or leave it out",
+        )),
+        (_, None) => Ok((kind, None)),
+    }
+}
+
+/// Whether the inputs of blocks leave the device.
+fn activations(entry: &Entry, checkpointing: Checkpointing) -> Result<bool, ConfigError> {
+    let offloads = entry.boolean()?;
+    if offloads && checkpointing != Checkpointing::Block {
+        return Err(entry.conflict(
+            "only the inputs of blocks can wait in host memory; set compute.checkpointing to \"block\", which keeps nothing \
+             else, or leave this out",
+        ));
+    }
+    Ok(offloads)
 }
 
 /// How frozen matrices are kept; `adapts` if there are some.

@@ -12,6 +12,7 @@ use super::{
     AdapterSection, AdapterStart, Config, DataSource, Length, MicroBatch, Optimizer, ReferenceKind, Sync,
     Warmup, Weights,
 };
+use crate::homes::Offload;
 use crate::objective::Divergence;
 use crate::schedule::Shape;
 use crate::size;
@@ -212,7 +213,10 @@ impl Config {
             ("checkpointing", name(&super::Checkpointing::NAMES, compute.checkpointing)),
             ("engine", name(&super::compute::Engine::NAMES, compute.engine)),
             ("deadline", integer(compute.deadline)),
+            ("offload", name(&Offload::NAMES, compute.offload)),
+            ("offload_activations", compute.offload_activations.into()),
         ];
+        out.extend(compute.offload_dir.as_deref().map(|folder| ("offload_dir", path(folder))));
         out.extend(compute.memory.map(|bytes| ("memory", size::exact(bytes).into())));
         out
     }

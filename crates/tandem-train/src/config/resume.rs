@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 18] = [
+const FREE: [&str; 21] = [
     "output",
     "data.cache",
     "data.eval",
@@ -37,6 +37,9 @@ const FREE: [&str; 18] = [
     "compute.memory",
     "compute.engine",
     "compute.deadline",
+    "compute.offload",
+    "compute.offload_dir",
+    "compute.offload_activations",
 ];
 
 impl Config {

@@ -154,6 +154,9 @@ fn the_example_arrives_whole() {
             memory: None,
             engine: Engine::Auto,
             deadline: 1800,
+            offload: crate::homes::Offload::None,
+            offload_dir: None,
+            offload_activations: false,
         },
     };
     assert_eq!(config, expected);
@@ -191,6 +194,8 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
         set(&["compute.deadline=60", "compute.tensor=4", "compute.replicate=2", "compute.pipeline=3"]),
         set(&["compute.deadline=60", "compute.engine=nccl", "compute.memory=1.5GiB"]),
+        set(&["compute.offload=host", "compute.offload_activations=true", "compute.checkpointing=block"]),
+        set(&["compute.offload=nvme", "compute.offload_dir=scratch"]),
         set(&["compute.devices=auto", "compute.dtype=auto", "compute.threads=0", "train.schedule=constant"]),
         set(&[
             "reference.kind=precompute",
@@ -315,6 +320,24 @@ fn a_key_that_has_moved_is_refused_with_its_new_name() {
         refusal(EXAMPLE, &["train.checkpointing=none"]),
         "--set train.checkpointing=none: `train.checkpointing`: it is `compute.checkpointing` now; write it there"
     );
+}
+
+#[test]
+fn offloading_says_where_to_and_what_it_goes_with() {
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.offload=nvme"]),
+        "run.toml:28: `compute.offload_dir` is missing; give a folder on the disk that weights and states are offloaded to"
+    );
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.offload=host", "compute.offload_dir=/scratch"]),
+        "--set compute.offload_dir=/scratch: `compute.offload_dir`: it is for what is offloaded to a disk; set \
+         compute.offload to \"nvme\", or leave it out"
+    );
+    for checkpointing in ["none", "selective"] {
+        let checkpointing = format!("compute.checkpointing={checkpointing}");
+        let text = refusal(EXAMPLE, &["compute.offload_activations=true", &checkpointing]);
+        assert!(text.contains("set compute.checkpointing to \"block\""), "{text}");
+    }
 }
 
 #[test]

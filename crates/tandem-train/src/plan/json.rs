@@ -1,7 +1,7 @@
 //! A plan for programs: `plan.json`.
 
 use serde_json::{Value, json};
-use tandem_kernels::Kind;
+use tandem_kernels::{Kind, MemoryUse};
 
 use super::work::Peers;
 use super::{Plan, RunPlan};
@@ -10,12 +10,12 @@ impl Plan {
     /// The plan of one rank as it is written to `plan.json`.
     pub fn to_json(&self) -> Value {
         let phases = self.phases.iter().map(|phase| {
-            let kinds =
-                Kind::ALL.iter().map(|&k| (k.name().to_owned(), json!(phase.memory.at_peak[k as usize])));
             json!({
                 "name": phase.name,
                 "peak_bytes": phase.memory.peak,
-                "bytes_at_peak": Value::Object(kinds.collect()),
+                "bytes_at_peak": by_kind(&phase.memory),
+                "host_bytes_at_peak": by_kind(&phase.host.memory),
+                "file_bytes_at_peak": by_kind(&phase.file.memory),
                 "moment": { "place": phase.moment.place, "operation": phase.moment.operation },
                 "high_water_bytes": phase.high_water,
                 "flops_of_largest_micro_batch": phase.flops,
@@ -43,10 +43,17 @@ impl Plan {
             "max_scored_rows": self.data.max_scored_rows,
             "micro_batches_in_a_step": self.load.rounds,
             "arena_bytes": self.arena_bytes(),
+            "host_bytes": self.host_bytes(),
+            "file_bytes": self.file_bytes(),
             "bytes_outside_the_arena": self.outside,
             "phases": phases.collect::<Vec<_>>(),
         })
     }
+}
+
+fn by_kind(memory: &MemoryUse) -> Value {
+    let kinds = Kind::ALL.iter().map(|&kind| (kind.name().to_owned(), json!(memory.at_peak[kind as usize])));
+    Value::Object(kinds.collect())
 }
 
 impl RunPlan {

@@ -28,13 +28,14 @@ use std::ops::Range;
 
 use tandem_comm::recorder;
 use tandem_kernels::meta::{Ledger, Moment};
-use tandem_kernels::{DType, Device, MemoryUse};
+use tandem_kernels::{DType, MemoryUse};
 use tandem_model::Stage;
 
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
 
 use crate::config::{ComputeConfig, Config, ReferenceKind};
+use crate::homes::Homes;
 use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::pipeline::most_under_way;
@@ -118,8 +119,21 @@ pub struct Phase {
     pub moment: Moment,
     /// One past the highest address used until its end: what is resident by then.
     pub high_water: usize,
+    /// What is offloaded to host memory.
+    pub host: Offloaded,
+    /// What is offloaded to a file.
+    pub file: Offloaded,
     /// Floating-point operations of the largest micro-batch, if it computes any.
     pub flops: f64,
+}
+
+/// What a memory beside the device's holds.
+#[derive(Clone, Debug, Default)]
+pub struct Offloaded {
+    /// Bytes by kind at its peak.
+    pub memory: MemoryUse,
+    /// One past the highest address used until the phase's end.
+    pub high_water: usize,
 }
 
 impl Plan {
@@ -198,6 +212,27 @@ impl Plan {
         2 * self.arena_bytes() + (1 << 30)
     }
 
+    /// Bytes of host memory beside the device's arena that the run will touch: what is offloaded there.
+    pub fn host_bytes(&self) -> usize {
+        self.phases.iter().map(|p| p.host.high_water).max().unwrap_or(0)
+    }
+
+    /// Bytes of address space for it, as [`Plan::arena_capacity`].
+    pub fn host_capacity(&self) -> usize {
+        2 * self.host_bytes() + (1 << 30)
+    }
+
+    /// Bytes of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be
+    /// taken from its disk.
+    pub fn file_bytes(&self) -> usize {
+        self.phases.iter().map(|p| p.file.high_water).max().unwrap_or(0)
+    }
+
+    /// Bytes of this machine's memory where the device is its processor: the arena's, and what is offloaded to host memory.
+    pub fn ram_bytes(&self) -> usize {
+        self.arena_bytes() + self.host_bytes()
+    }
+
     /// The phase that needs most.
     pub fn fullest(&self) -> &Phase {
         self.phases.iter().max_by_key(|phase| phase.memory.peak).expect("every run has a phase")
@@ -232,12 +267,12 @@ struct Rehearsal<'a> {
 impl Rehearsal<'_> {
     /// The pass that precomputes the reference. What it had in memory is gone when the run loads its weights.
     fn reference(&mut self) -> Result<()> {
-        let (device, ledger) = dry_device();
+        let homes = Homes::meta(&self.config.compute);
         let batches: Vec<_> = self.survey.largest.iter().collect();
         let mut mesh = Mesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
-        dry_run::reference_pass(self.config, self.outline, &device, &mut mesh, &batches)?;
-        let flops = total_flops(&ledger) / batches.len() as f64;
-        self.phases.push(Phase::of("reference", &ledger, flops));
+        dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, &batches)?;
+        let flops = total_flops(&homes) / batches.len() as f64;
+        self.phases.push(Phase::of("reference", &homes, flops));
         Ok(())
     }
 
@@ -245,13 +280,13 @@ impl Rehearsal<'_> {
     /// costs.
     fn run(&mut self, under_way: usize) -> Result<(Work, Work)> {
         let Self { config, outline, survey, .. } = *self;
-        let (device, ledger) = dry_device();
+        let homes = Homes::meta(&config.compute);
         let (group, log) = recorder::group(self.rank, self.num_ranks);
         let mut mesh = Mesh::new(group, &config.compute)?;
-        let (mut scorer, mut learner) = dry_run::load(config, outline, &device, &mut mesh)?;
-        self.phases.push(Phase::of("load", &ledger, 0.0));
+        let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
+        self.phases.push(Phase::of("load", &homes, 0.0));
 
-        ledger.begin();
+        begin(&homes);
         let mut flops: f64 = 0.0;
         // Micro-batches of different sizes leave gaps in the arena that those of one size do not.
         if !survey.is_uniform() {
@@ -261,31 +296,31 @@ impl Rehearsal<'_> {
             step(&mut scorer, &mut learner, &mut mesh, &all, rounds)?;
         }
         for batch in &survey.largest {
-            let before = total_flops(&ledger);
+            let before = total_flops(&homes);
             step(&mut scorer, &mut learner, &mut mesh, &[batch], under_way)?;
-            flops = flops.max((total_flops(&ledger) - before) / under_way as f64);
+            flops = flops.max((total_flops(&homes) - before) / under_way as f64);
         }
-        self.phases.push(Phase::of("train", &ledger, flops));
+        self.phases.push(Phase::of("train", &homes, flops));
 
-        device.note(format_args!("between steps"));
-        ledger.begin();
-        self.phases.push(Phase::of("save", &ledger, 0.0));
+        homes.device.note(format_args!("between steps"));
+        begin(&homes);
+        self.phases.push(Phase::of("save", &homes, 0.0));
 
         if self.outline.eval_rows.is_some() {
             for batch in &survey.largest {
-                device.note(format_args!("evaluation"));
+                homes.device.note(format_args!("evaluation"));
                 let share = Share::of(batch, 1);
                 scorer.evaluate(&mut mesh, &share, &mut |_| Ok((*batch).clone()))?;
             }
-            let flops = total_flops(&ledger) / survey.largest.len() as f64;
-            self.phases.push(Phase::of("evaluate", &ledger, flops));
+            let flops = total_flops(&homes) / survey.largest.len() as f64;
+            self.phases.push(Phase::of("evaluate", &homes, flops));
         }
 
         let mut cost = |count: usize| -> Result<Work> {
             log.take();
-            ledger.begin();
+            begin(&homes);
             step(&mut scorer, &mut learner, &mut mesh, &[&survey.typical], count)?;
-            Ok(Work::of(&ledger, &log, self.rank, config.compute.tensor > 1))
+            Ok(Work::of(&homes, &log, self.rank, config.compute.tensor > 1))
         };
         Ok((cost(1)?, cost(2)?))
     }
@@ -309,21 +344,27 @@ fn step(
     Ok(())
 }
 
-fn dry_device() -> (Device, std::sync::Arc<Ledger>) {
-    let device = Device::meta();
-    let Device::Meta(ledger) = &device else { unreachable!("made by Device::meta") };
-    let ledger = ledger.clone();
-    (device, ledger)
+/// Begins the records of a dry run anew.
+fn begin(homes: &Homes) {
+    homes.ledgers().into_iter().flatten().for_each(Ledger::begin);
 }
 
-fn total_flops(ledger: &Ledger) -> f64 {
-    ledger.calls().iter().map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
+fn total_flops(homes: &Homes) -> f64 {
+    let calls = homes.ledgers().into_iter().flatten().flat_map(Ledger::calls);
+    calls.map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
 }
 
 impl Phase {
-    fn of(name: &'static str, ledger: &Ledger, flops: f64) -> Self {
-        let (memory, moment, high_water) = (ledger.usage(), ledger.moment(), ledger.high_water());
-        Self { name, memory, moment, high_water, flops }
+    fn of(name: &'static str, homes: &Homes, flops: f64) -> Self {
+        let [device, host, file] = homes.ledgers();
+        let device = device.expect("there is a device");
+        let (memory, moment, high_water) = (device.usage(), device.moment(), device.high_water());
+        let offloaded = |ledger: Option<&Ledger>| {
+            let of = |ledger: &Ledger| Offloaded { memory: ledger.usage(), high_water: ledger.high_water() };
+            ledger.map(of).unwrap_or_default()
+        };
+        let (host, file) = (offloaded(host), offloaded(file));
+        Self { name, memory, moment, high_water, host, file, flops }
     }
 }
 

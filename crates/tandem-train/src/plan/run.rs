@@ -90,8 +90,11 @@ impl RunPlan {
     /// Whether it fits the cap, if there is one, and the device.
     pub fn fit(&self) -> Fit {
         let plan = self.fullest();
-        let needed = plan.arena_bytes() as u64;
-        let outside = if self.device.is_processor() { plan.outside as u64 } else { 0 };
+        // What is offloaded to host memory is of the same memory where the device is the host's processor.
+        let (needed, outside) = match self.device.is_processor() {
+            true => (plan.ram_bytes() as u64, plan.outside as u64),
+            false => (plan.arena_bytes() as u64, 0),
+        };
         // What lies beside the arena needs memory too, but is not what is capped.
         let memory = self.device.memory(plan.ranks).map(|memory| memory.saturating_sub(outside));
         Fit { needed, limit: self.cap.into_iter().chain(memory).min() }

@@ -91,6 +91,19 @@ impl Plan {
         }
         row("together", &|phase| unit.show(phase.memory.peak));
         row("arena", &|phase| unit.show(phase.high_water));
+        for (place, offloaded) in PLACES {
+            if self.phases.iter().all(|phase| offloaded(phase).memory.peak == 0) {
+                continue;
+            }
+            row(place, &|_| String::new());
+            let is_used = |kind: &Kind| {
+                self.phases.iter().any(|phase| offloaded(phase).memory.at_peak[*kind as usize] > 0)
+            };
+            for kind in Kind::ALL.into_iter().filter(is_used) {
+                row(kind.name(), &|phase| unit.show(offloaded(phase).memory.at_peak[kind as usize]));
+            }
+            row("together", &|phase| unit.show(offloaded(phase).high_water));
+        }
         row("GFLOP", &|phase| format!("{:.1}", phase.flops / 1e9));
         text += "\n(arena: with the gaps between tensors, from the run's beginning; GFLOP: of the largest micro-batch)";
         for phase in &self.phases {
@@ -105,6 +118,13 @@ impl Plan {
         Kind::ALL.into_iter().filter(is_used).collect()
     }
 }
+
+/// Of a phase, what one memory beside the device's holds.
+type At = fn(&super::Phase) -> &super::Offloaded;
+
+/// These memories, as a table calls them.
+const PLACES: [(&str, At); 2] =
+    [("in host memory:", |phase| &phase.host), ("in the file:", |phase| &phase.file)];
 
 impl super::Phase {
     /// When it is fullest.

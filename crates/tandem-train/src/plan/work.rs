@@ -5,6 +5,7 @@ use tandem_comm::{Call, Operation};
 use tandem_kernels::meta::{Cost, Ledger};
 
 use crate::dry_run::TENSOR_GROUP;
+use crate::homes::Homes;
 
 /// Operations and messages.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +42,7 @@ pub enum Peers {
 
 impl Work {
     /// What was written down; `rank` is this one, `has_slices` whether there is a tensor axis.
-    pub fn of(ledger: &Ledger, log: &Log, rank: usize, has_slices: bool) -> Self {
+    pub fn of(homes: &Homes, log: &Log, rank: usize, has_slices: bool) -> Self {
         let sent = |(group, call): (usize, Call)| {
             let members = log.members(group);
             let (first, last) = (members[0], members[members.len() - 1]);
@@ -53,7 +54,7 @@ impl Work {
             Sent { bytes: call.bytes_sent(members.len()), span, beside: log.is_apart(group), to }
         };
         let sent = log.take().into_iter().map(sent).filter(|sent| sent.bytes > 0).collect();
-        Self { operations: ledger.calls(), sent }
+        Self { operations: homes.ledgers().into_iter().flatten().flat_map(Ledger::calls).collect(), sent }
     }
 
     /// Floating-point operations.

@@ -1,4 +1,5 @@
-//! A group whose calls are made by a thread of its own, so that layers travel while the walk computes.
+//! A group whose calls are made by a thread of its own, so that layers travel while the walk computes: from other ranks, from
+//! where they are offloaded to, or both.
 //!
 //! One call is under way at a time: the group and its cargo go to the thread and come back. So calls are made in the order in
 //! which they were begun, the same on every rank; and while nothing is under way the group is at hand.
@@ -25,7 +26,7 @@ pub(super) struct Courier<C> {
 }
 
 enum Carrier<C> {
-    /// Whoever begins the call, at once: where there is nobody to wait for.
+    /// Whoever begins the call, at once: where there is nothing to wait for.
     Here { call: Call<C>, done: Option<(C, Outcome)> },
     /// Another thread.
     There(Option<There<C>>),
@@ -38,7 +39,8 @@ struct There<C> {
 }
 
 impl<C: Send + 'static> Courier<C> {
-    /// Starts a thread of that name which makes `call` with the group, where there are other ranks and numbers.
+    /// Starts a thread of that name which makes `call` with the group, if a call may take a while: else whoever begins it makes
+    /// it. So it is on a device that computes nothing.
     ///
     /// # Errors
     /// If the system refuses the thread.
@@ -46,9 +48,10 @@ impl<C: Send + 'static> Courier<C> {
         device: &Device,
         name: &str,
         group: Group,
+        takes_a_while: bool,
         mut call: impl FnMut(&mut Group, &mut C) -> Outcome + Send + 'static,
     ) -> Result<Self> {
-        if group.size() == 1 || device.is_meta() {
+        if !takes_a_while || device.is_meta() {
             return Ok(Self {
                 group: Some(group),
                 carrier: Carrier::Here { call: Box::new(call), done: None },
@@ -165,7 +168,7 @@ mod tests {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let groups = threads::groups(2, PATIENCE).into_iter();
         let couriers = groups.map(|group| {
-            Courier::new(&device, "sum", group, |group, cargo: &mut [f32; 2]| {
+            Courier::new(&device, "sum", group, true, |group, cargo: &mut [f32; 2]| {
                 group.all_reduce(cargo, Reduction::Sum)
             })
         });
@@ -214,11 +217,11 @@ mod tests {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let (told, hears) = channel();
         let mut groups = threads::groups(2, PATIENCE).into_iter();
-        let mut courier = Courier::new(&device, "panic", groups.next().unwrap(), move |_, (): &mut ()| {
+        let call = move |_: &mut Group, (): &mut ()| {
             told.send(thread::current().name().map(str::to_owned)).unwrap();
             panic!("in the thread")
-        })
-        .unwrap();
+        };
+        let mut courier = Courier::new(&device, "panic", groups.next().unwrap(), true, call).unwrap();
         courier.begin(());
         assert_eq!(hears.recv().unwrap().as_deref(), Some("panic"));
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| courier.end()));
@@ -226,17 +229,18 @@ mod tests {
     }
 
     #[test]
-    fn alone_a_call_is_made_at_once() {
-        let device = Device::meta();
+    fn a_call_that_takes_no_time_is_made_at_once() {
         let here = thread::current().id();
-        let mut courier = Courier::new(&device, "none", Group::alone(), move |_, cargo: &mut u8| {
-            assert_eq!(thread::current().id(), here);
-            *cargo += 1;
-            Ok(())
-        })
-        .unwrap();
-        courier.begin(1);
-        assert_eq!(courier.end().map(|(cargo, outcome)| (cargo, outcome.is_ok())), Some((2, true)));
-        assert!(courier.end().is_none());
+        for (device, takes_a_while) in [(Device::meta(), true), (Device::cpu(1, 1 << 21).unwrap(), false)] {
+            let call = move |_: &mut Group, cargo: &mut u8| {
+                assert_eq!(thread::current().id(), here);
+                *cargo += 1;
+                Ok(())
+            };
+            let mut courier = Courier::new(&device, "none", Group::alone(), takes_a_while, call).unwrap();
+            courier.begin(1);
+            assert_eq!(courier.end().map(|(cargo, outcome)| (cargo, outcome.is_ok())), Some((2, true)));
+            assert!(courier.end().is_none());
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Weights that do not train: each layer one buffer of bytes, whole on every rank or in parts.
+//! Weights that do not train: each layer one buffer of bytes, whole on every rank or in parts, on the device or elsewhere.
 //!
 //! What products read in another type than it is kept in is unpacked when a layer is fetched, and stays so until another is.
 
@@ -28,9 +28,9 @@ struct Parts {
     dtype: DType,
     packings: Packings,
     /// By layer.
-    bytes: Vec<Bytes>,
-    /// Whether other ranks keep the rest.
-    divided: Option<(usize, usize)>,
+    bytes: Arc<Vec<Bytes>>,
+    /// Whether a layer is brought when it runs: from other ranks, or from where this one keeps it.
+    travels: bool,
 }
 
 /// How the layers of a decoder are packed: all blocks alike.
@@ -61,14 +61,14 @@ impl Packings {
 /// A layer that is here, or on its way.
 struct Layer {
     id: LayerId,
-    /// All of it, if parts were put together.
+    /// All of it, if it was brought.
     bytes: Option<Bytes>,
     unpacked: Option<Tensor>,
 }
 
 impl FrozenWeights {
     /// Over the bytes that this rank keeps of each layer: with a `group`, used for nothing else, its part as
-    /// [`Packing::counts`] divides it; else all.
+    /// [`Packing::counts`] divides it; else all. With `is_away` they are not in the device's memory.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -78,34 +78,40 @@ impl FrozenWeights {
         packings: Packings,
         bytes: Vec<Bytes>,
         group: Option<Group>,
+        is_away: bool,
         dtype: DType,
     ) -> Result<Self> {
-        let divided = group.as_ref().map(|group| (group.rank(), group.size()));
+        let travels = is_away || group.is_some();
         let group = group.unwrap_or_else(Group::alone);
-        let (name, size) = (format!("rank {} frozen", group.rank()), group.size());
-        let all = packings.clone();
-        let courier = Courier::new(device, &name, group, move |group, layer: &mut Layer| {
+        let (name, rank, size) = (format!("rank {} frozen", group.rank()), group.rank(), group.size());
+        let bytes = Arc::new(bytes);
+        let (all, kept, of) = (packings.clone(), bytes.clone(), decoder.clone());
+        let courier = Courier::new(device, &name, group, travels, move |group, layer: &mut Layer| {
             let Some(bytes) = &mut layer.bytes else { return Ok(()) };
-            group.all_gather_numbers(numbers::bytes(bytes), &all.of(layer.id).counts(size))
+            let counts = all.of(layer.id).counts(size);
+            let own = &kept[of.index(layer.id)];
+            if !bytes.is_meta() {
+                let start: usize = counts[..rank].iter().sum();
+                bytes.as_mut_slice()[start..start + counts[rank]].copy_from_slice(own.as_slice());
+            }
+            own.let_go();
+            group.all_gather_numbers(numbers::bytes(bytes), &counts)
         })?;
-        let slots = Slots::new(courier, size > 1);
+        let slots = Slots::new(courier, travels);
         let device = device.clone();
-        Ok(Self { parts: Parts { device, decoder, dtype, packings, bytes, divided }, slots })
+        Ok(Self { parts: Parts { device, decoder, dtype, packings, bytes, travels }, slots })
     }
 }
 
 impl Bring<Layer> for Parts {
+    fn announce(&self, id: LayerId) {
+        self.bytes[self.decoder.index(id)].announce();
+    }
+
     fn begin(&self, id: LayerId) -> ModelResult<Layer> {
-        let Some((rank, size)) = self.divided else { return Ok(Layer { id, bytes: None, unpacked: None }) };
-        let packing = self.packings.of(id);
-        let counts = packing.counts(size);
-        let mut bytes = Bytes::new(&self.device, Kind::Gathered, packing.len())?;
-        if !bytes.is_meta() {
-            let start: usize = counts[..rank].iter().sum();
-            let own = &self.bytes[self.decoder.index(id)];
-            bytes.as_mut_slice()[start..start + counts[rank]].copy_from_slice(own.as_slice());
-        }
-        Ok(Layer { id, bytes: Some(bytes), unpacked: None })
+        let room = || Bytes::new(&self.device, Kind::Gathered, self.packings.of(id).len());
+        let bytes = if self.travels { Some(room()?) } else { None };
+        Ok(Layer { id, bytes, unpacked: None })
     }
 
     fn arrive(&self, id: LayerId, layer: &mut Layer) -> ModelResult<()> {

@@ -21,6 +21,7 @@ use tandem_model::{Decoder, GradientSink, LayerGradients, LayerId, ParamSpec, Re
 
 use super::Partition;
 use super::reducer::{Buffer, Reducer, Terms};
+use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::{Result, numbers};
 
@@ -41,7 +42,10 @@ impl SumForm {
 
 /// Gradient sums, laid out like the weights.
 pub struct Accumulator {
+    /// Where gradients form.
     device: Device,
+    /// Where their sums lie.
+    home: Device,
     decoder: Arc<Decoder>,
     partition: Arc<Partition>,
     /// Present if only this rank's part of the sums is held.
@@ -67,7 +71,7 @@ enum Sums {
         sums: Vec<ExactSum>,
     },
     Fast {
-        /// As above; absent where gradients are added where they lie.
+        /// As above; absent where gradients are added where they lie, in parts and elsewhere they are not.
         layer: Option<Tensor>,
         sums: Vec<Tensor>,
     },
@@ -93,13 +97,13 @@ impl Sums {
 }
 
 impl Accumulator {
-    /// Memory for the sums. Once they are reduced, this rank holds those of its part; with `sharded`, a group for nothing
+    /// Memory for the sums, where `homes` has it for them. Once they are reduced, this rank holds those of its part; with `sharded`, a group for nothing
     /// else, it never holds others.
     ///
     /// # Errors
     /// If memory runs out, or the system refuses a thread.
     pub fn new(
-        device: &Device,
+        homes: &Homes,
         decoder: Arc<Decoder>,
         partition: Arc<Partition>,
         sharded: Option<Group>,
@@ -113,31 +117,35 @@ impl Accumulator {
             Some(_) => partition.owned(layer).len(),
             None => partition.len(layer),
         });
-        let floats = |len| device.alloc(Kind::Gradients, 1, len, DType::F32);
-        let fixed = |len| ExactSum::new(device, Kind::Gradients, len);
+        let (device, home) = (&homes.device, homes.sums());
+        let floats = |device: &Device, len| device.alloc(Kind::Gradients, 1, len, DType::F32);
+        let fixed = |device: &Device, len| ExactSum::new(device, Kind::Gradients, len);
+        let forms_apart = sharded.is_some() || homes.is_offloaded();
         let sums = match form {
             SumForm::Fast => Sums::Fast {
-                layer: sharded.is_some().then(|| floats(longest)).transpose()?,
-                sums: held.map(floats).collect::<Result<_, _>>()?,
+                layer: forms_apart.then(|| floats(device, longest)).transpose()?,
+                sums: held.map(|len| floats(home, len)).collect::<Result<_, _>>()?,
             },
-            SumForm::Exact => {
-                Sums::Exact { layer: floats(longest)?, sums: held.map(fixed).collect::<Result<_, _>>()? }
-            }
+            SumForm::Exact => Sums::Exact {
+                layer: floats(device, longest)?,
+                sums: held.map(|len| fixed(home, len)).collect::<Result<_, _>>()?,
+            },
         };
         let reducer = |group| {
             let room = match form {
-                SumForm::Fast => Buffer::Floats(floats(longest)?),
-                SumForm::Exact => Buffer::Fixed(fixed(longest)?),
+                SumForm::Fast => Buffer::Floats(floats(device, longest)?),
+                SumForm::Exact => Buffer::Fixed(fixed(device, longest)?),
             };
             Reducer::new(device, partition.clone(), group, room)
         };
         let sharded = sharded.map(reducer).transpose()?;
         let begun = vec![false; partition.num_layers()];
         let squares = vec![0.0; lengths.map(|len| len.div_ceil(SQUARES_BLOCK)).sum()];
-        let device = device.clone();
+        let (device, home) = (device.clone(), home.clone());
         let counted = decoder.layers().into_iter().map(|layer| counted(&decoder, layer)).collect();
         Ok(Self {
             device,
+            home,
             decoder,
             partition,
             sharded,
@@ -164,7 +172,7 @@ impl Accumulator {
         self.in_range = true;
         if let Sums::Fast { sums, .. } = &mut self.sums {
             for layer in sums {
-                ops::fill_zero(&self.device, layer.view_mut())?;
+                ops::fill_zero(&self.home, layer.view_mut())?;
             }
         }
         Ok(())
@@ -253,10 +261,10 @@ impl Accumulator {
             let stop = if is_whole { whole_blocks } else { end.min((block + 1) * SQUARES_BLOCK) };
             let part = gradient.range(start - owned.start..stop - owned.start);
             if is_whole {
-                ops::block_squares(&self.device, part, &mut blocks[block..stop / SQUARES_BLOCK])?;
+                ops::block_squares(&self.home, part, &mut blocks[block..stop / SQUARES_BLOCK])?;
             } else {
                 let mut squares = [0.0];
-                ops::block_squares(&self.device, part, &mut squares)?;
+                ops::block_squares(&self.home, part, &mut squares)?;
                 blocks[block] += squares[0];
             }
             start = stop;
@@ -298,16 +306,16 @@ impl Accumulator {
 
     /// Waits for what [`Accumulator::emit_sharded`] began, and adds this rank's part.
     fn settle(&mut self) -> ModelResult<()> {
-        let Self { device, partition, sharded: Some(reducer), sums, begun, .. } = self else { return Ok(()) };
+        let Self { home, partition, sharded: Some(reducer), sums, begun, .. } = self else { return Ok(()) };
         reducer.end(|Terms { index, buffer }| {
             let owned = partition.owned(*index);
             let add = std::mem::replace(&mut begun[*index], true);
             match (sums, buffer) {
                 (Sums::Exact { sums, .. }, Buffer::Fixed(terms)) => {
-                    ops::exact_merge(device, terms.view().range(owned), &mut sums[*index], add)?;
+                    ops::exact_merge(home, terms.view().range(owned), &mut sums[*index], add)?;
                 }
                 (Sums::Fast { sums, .. }, Buffer::Floats(terms)) => {
-                    ops::add(device, terms.view().col_range(owned), sums[*index].view_mut())?;
+                    ops::add(home, terms.view().col_range(owned), sums[*index].view_mut())?;
                 }
                 _ => unreachable!("{FORMS}"),
             }
@@ -341,10 +349,17 @@ impl GradientSink for Accumulator {
         if self.sharded.is_some() {
             return self.emit_sharded(index);
         }
-        if let Sums::Exact { layer: buffer, sums } = &mut self.sums {
-            let terms = buffer.view().col_range(0..sums[index].len());
-            self.in_range &=
-                ops::exact_sum(&self.device, terms, &mut sums[index], self.begun[index], self.limit)?;
+        match &mut self.sums {
+            Sums::Exact { layer: buffer, sums } => {
+                let terms = buffer.view().col_range(0..sums[index].len());
+                self.in_range &=
+                    ops::exact_sum(&self.home, terms, &mut sums[index], self.begun[index], self.limit)?;
+            }
+            Sums::Fast { layer: Some(buffer), sums } => {
+                let terms = buffer.view().col_range(0..sums[index].cols());
+                ops::add(&self.home, terms, sums[index].view_mut())?;
+            }
+            Sums::Fast { layer: None, .. } => {}
         }
         self.begun[index] = true;
         Ok(())

@@ -19,7 +19,7 @@ pub struct Policy {
 pub enum Trained {
     /// Whole on every rank.
     Replicated(ReplicatedWeights),
-    /// In parts.
+    /// In parts, or offloaded.
     Sharded(Box<ShardedWeights>),
 }
 
@@ -135,7 +135,7 @@ impl Policy {
     pub fn gather(&mut self, device: &Device, updated: &Partition, group: &mut Group) -> Result<()> {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.gather(device, updated, group),
-            Trained::Sharded(_) => Ok(()),
+            Trained::Sharded(weights) => weights.gather(updated, group),
         }
     }
 
@@ -171,6 +171,9 @@ impl Policy {
     /// If a rank is lost.
     pub fn hand_over(&mut self, index: usize) -> Result<()> {
         let Trained::Sharded(weights) = &mut self.trained else { return Ok(()) };
+        if !weights.partition().is_divided() {
+            return Ok(());
+        }
         let mut flat = vec![0.0; weights.partition().len(index)];
         weights.read_layer(index, &mut flat)
     }

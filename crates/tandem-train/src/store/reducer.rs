@@ -44,7 +44,8 @@ impl Reducer {
         room: Buffer,
     ) -> Result<Self> {
         let name = format!("rank {} reduce", group.rank());
-        let courier = Courier::new(device, &name, group, move |group, terms: &mut Terms| {
+        let has_peers = group.size() > 1;
+        let courier = Courier::new(device, &name, group, has_peers, move |group, terms: &mut Terms| {
             terms.reduce(group, partition.counts(terms.index))
         })?;
         Ok(Self { courier, room: Some(room) })

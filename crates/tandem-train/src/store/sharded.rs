@@ -1,4 +1,5 @@
-//! Weights that train, of which each rank holds a part: a layer is gathered from all ranks before it runs.
+//! Weights that train and are not all on the device: a layer is brought there before it runs. A rank holds a part of each, and
+//! the others the rest; or it holds them whole, but offloaded; or both.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,11 +11,11 @@ use tandem_model::{
 };
 
 use super::Partition;
-use super::courier::Courier;
+use super::courier::{Courier, Outcome};
 use super::slots::{Bring, Slots};
 use crate::{Result, numbers};
 
-/// Sharded masters.
+/// Masters that are divided, offloaded, or both.
 pub struct ShardedWeights {
     parts: Parts,
     slots: Slots<Gathered>,
@@ -26,8 +27,8 @@ struct Parts {
     decoder: Arc<Decoder>,
     partition: Arc<Partition>,
     dtype: DType,
-    /// f32.
-    masters: FlatWeights,
+    /// f32. What is under way shares them, and nothing is when they are written.
+    masters: Arc<FlatWeights>,
     /// By layer.
     pieces: Arc<Vec<Pieces>>,
 }
@@ -56,6 +57,8 @@ struct Piece {
 /// A whole layer, or one on its way.
 struct Gathered {
     index: usize,
+    /// What it is made of, until it has arrived.
+    masters: Option<Arc<FlatWeights>>,
     /// Matrices in the compute type `[1, compute_len]`.
     matrices: Option<Tensor>,
     /// f32: what follows the matrices, or all of the layer.
@@ -63,7 +66,8 @@ struct Gathered {
 }
 
 impl ShardedWeights {
-    /// Weights that train, from this rank's part of each layer. `group` is used for nothing else.
+    /// Weights that train, from this rank's part of each layer. `group` is used for nothing else. With `is_away` they are not
+    /// in the device's memory.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -73,22 +77,24 @@ impl ShardedWeights {
         partition: Arc<Partition>,
         group: Group,
         masters: FlatWeights,
+        is_away: bool,
         dtype: DType,
     ) -> Result<Self> {
+        let travels = is_away || partition.is_divided();
         let layers = decoder.layers().into_iter();
         let pieces = layers.map(|layer| Pieces::new(&decoder, &partition, layer, dtype));
         let pieces: Arc<Vec<_>> = Arc::new(pieces.collect());
         let (name, all) = (format!("rank {} gather", group.rank()), pieces.clone());
-        let courier = Courier::new(device, &name, group, move |group, gathered: &mut Gathered| {
-            let Pieces { flat, matrices, .. } = &all[gathered.index];
-            group.all_gather_numbers(numbers::tensor(&mut gathered.flat), &flat.counts)?;
-            match (&mut gathered.matrices, matrices) {
-                (Some(whole), Some(piece)) => group.all_gather_numbers(numbers::tensor(whole), &piece.counts),
-                _ => Ok(()),
-            }
-        })?;
-        let slots = Slots::new(courier, partition.is_divided());
-        let device = device.clone();
+        // A thread that works beside the walk does not wait for its turn among the walk's.
+        let by = if travels { device.on_one_thread()? } else { device.clone() };
+        let takes_a_while = is_away || group.size() > 1;
+        let courier =
+            Courier::new(device, &name, group, takes_a_while, move |group, gathered: &mut Gathered| {
+                gathered.put_own(&by, &all[gathered.index]);
+                gathered.gather(group, &all[gathered.index])
+            })?;
+        let slots = Slots::new(courier, travels);
+        let (device, masters) = (device.clone(), Arc::new(masters));
         Ok(Self { parts: Parts { device, decoder, partition, dtype, masters, pieces }, slots })
     }
 
@@ -100,12 +106,27 @@ impl ShardedWeights {
     /// As [`ShardedWeights::parts`], to be written. What was gathered before is forgotten.
     pub fn parts_mut(&mut self) -> &mut FlatWeights {
         self.slots.forget();
-        &mut self.parts.masters
+        Arc::get_mut(&mut self.parts.masters).expect("nothing is under way that shares them")
     }
 
     /// Whose the parts are.
     pub fn partition(&self) -> &Partition {
         &self.parts.partition
+    }
+
+    /// After this rank has updated what `updated` says is its own: where it holds masters whole, brings the others' parts.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn gather(&mut self, updated: &Partition, group: &mut Group) -> Result<()> {
+        if self.partition().is_divided() || !updated.is_divided() || group.size() == 1 {
+            return Ok(());
+        }
+        for (index, master) in self.parts_mut().layers.iter_mut().enumerate() {
+            group.all_gather_numbers(numbers::tensor(master), updated.counts(index))?;
+            master.let_go();
+        }
+        Ok(())
     }
 
     /// Copies a whole layer's masters into host memory. All ranks call this.
@@ -120,28 +141,50 @@ impl ShardedWeights {
     }
 }
 
+impl Gathered {
+    /// Puts this rank's part at its place among all, converted to what it travels in.
+    fn put_own(&mut self, by: &Device, Pieces { flat, matrices, .. }: &Pieces) {
+        let masters = self.masters.take().expect("it sets out with them");
+        let master = &masters.layers[self.index];
+        let put = |piece: &Piece, whole: &mut Tensor| {
+            let part = master.view().col_range(piece.own.clone());
+            ops::cast(by, part, whole.view_mut().col_range(piece.place.clone()))
+                .expect("a piece fits its place");
+        };
+        put(flat, &mut self.flat);
+        if let (Some(piece), Some(whole)) = (matrices, &mut self.matrices) {
+            put(piece, whole);
+        }
+        master.let_go();
+    }
+
+    /// Brings the others' parts.
+    fn gather(&mut self, group: &mut Group, Pieces { flat, matrices, .. }: &Pieces) -> Outcome {
+        group.all_gather_numbers(numbers::tensor(&mut self.flat), &flat.counts)?;
+        match (&mut self.matrices, matrices) {
+            (Some(whole), Some(piece)) => group.all_gather_numbers(numbers::tensor(whole), &piece.counts),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Bring<Gathered> for Parts {
-    /// This rank's part, converted to what it travels in, at its place among all.
+    fn announce(&self, layer: LayerId) {
+        self.masters.layers[self.decoder.index(layer)].announce();
+    }
+
     fn begin(&self, layer: LayerId) -> ModelResult<Gathered> {
         let Self { device, decoder, dtype, masters, pieces, .. } = self;
         let index = decoder.index(layer);
-        let Pieces { flat: piece, matrices, compute_len } = &pieces[index];
-        let place = |piece: &Piece, whole: &mut Tensor| {
-            let part = masters.layers[index].view().col_range(piece.own.clone());
-            ops::cast(device, part, whole.view_mut().col_range(piece.place.clone()))
-        };
-        let mut flat = device.alloc(Kind::Gathered, 1, piece.range.len(), DType::F32)?;
-        place(piece, &mut flat)?;
+        let Pieces { flat, compute_len, .. } = &pieces[index];
+        let flat = device.alloc(Kind::Gathered, 1, flat.range.len(), DType::F32)?;
         let in_dtype = |len: &usize| device.alloc(Kind::Gathered, 1, *len, *dtype);
-        let mut whole = compute_len.as_ref().map(in_dtype).transpose()?;
-        if let (Some(piece), Some(whole)) = (matrices, &mut whole) {
-            place(piece, whole)?;
-        }
-        Ok(Gathered { index, matrices: whole, flat })
+        let matrices = compute_len.as_ref().map(in_dtype).transpose()?;
+        Ok(Gathered { index, masters: Some(masters.clone()), matrices, flat })
     }
 
     fn arrive(&self, _: LayerId, gathered: &mut Gathered) -> ModelResult<()> {
-        if let Gathered { index, matrices: Some(whole), flat } = gathered
+        if let Gathered { index, matrices: Some(whole), flat, .. } = gathered
             && self.pieces[*index].matrices.is_none()
         {
             ops::cast(&self.device, flat.view().col_range(0..whole.cols()), whole.view_mut())?;
@@ -190,7 +233,7 @@ impl WeightSource for ShardedWeights {
     }
 
     fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
-        let Gathered { index, matrices, flat } = self.slots.fetch(layer, &self.parts)?;
+        let Gathered { index, matrices, flat, .. } = self.slots.fetch(layer, &self.parts)?;
         let layout = self.parts.decoder.layout(layer);
         let matrices = matrices.as_ref().map(Tensor::view);
         Ok(LayerWeights::new(match matrices {

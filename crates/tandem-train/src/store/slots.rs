@@ -12,7 +12,10 @@ use super::courier::Courier;
 
 /// Who knows what a layer is made of.
 pub(super) trait Bring<C> {
-    /// A layer as it sets out: this rank's part of it.
+    /// Tells where this rank keeps its part of a layer that it will be read.
+    fn announce(&self, layer: LayerId);
+
+    /// A layer as it sets out: room for it.
     ///
     /// # Errors
     /// If memory runs out.
@@ -70,6 +73,7 @@ impl<C: Send + 'static> Slots<C> {
             return Ok(());
         }
         self.announced = Some(layer);
+        bring.announce(layer);
         self.go_ahead(bring)
     }
 

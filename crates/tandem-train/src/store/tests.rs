@@ -13,6 +13,7 @@ use tandem_model::{
 
 use super::*;
 use crate::TrainError;
+use crate::homes::Homes;
 use crate::mesh::Mesh;
 
 /// Longer than anything here takes.
@@ -41,7 +42,7 @@ fn sharded(device: &Device, decoder: &Arc<Decoder>, group: Group, dtype: DType) 
         part
     };
     let parts = FlatWeights { layers: whole.into_iter().enumerate().map(part).collect() };
-    ShardedWeights::new(device, decoder.clone(), partition, group, parts, dtype).unwrap()
+    ShardedWeights::new(device, decoder.clone(), partition, group, parts, false, dtype).unwrap()
 }
 
 /// What a layer reads, as bytes: products and look-ups.
@@ -208,12 +209,13 @@ fn a_rank_that_is_lost_while_a_layer_is_on_its_way_is_missed_when_it_is_fetched(
 #[test]
 fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there() {
     let (decoder, device) = (decoder(), cpu());
+    let homes = Homes::all_in(device.clone());
     for form in [SumForm::Exact, SumForm::Fast] {
         let pair = || {
             let both = threads::groups(2, PATIENCE).into_iter().map(|group| {
                 let partition = Arc::new(Partition::new(&decoder, group.rank(), 2));
                 let mut sums =
-                    Accumulator::new(&device, decoder.clone(), partition, Some(group), form).unwrap();
+                    Accumulator::new(&homes, decoder.clone(), partition, Some(group), form).unwrap();
                 sums.begin(2).unwrap();
                 sums
             });

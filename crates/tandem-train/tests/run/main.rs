@@ -7,6 +7,7 @@ mod combinations;
 mod equivalence;
 mod exactness;
 mod formats;
+mod offload;
 mod pipeline;
 mod ranks;
 mod resume;

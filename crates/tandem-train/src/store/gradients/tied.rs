@@ -36,14 +36,14 @@ impl Accumulator {
         let is_dry = matches!(self.device, Device::Meta(_));
         match &mut self.sums {
             Sums::Exact { sums, .. } => {
-                let mut room = ExactSum::new(&self.device, Kind::Gradients, piece)?;
+                let mut room = ExactSum::new(&self.home, Kind::Gradients, piece)?;
                 if is_dry {
                     return stages.dry_add_up(other, ElementKind::I64, held.len(), piece);
                 }
                 stages.add_up(other, &mut sums[index].as_mut_slice()[held], room.as_mut_slice())
             }
             Sums::Fast { sums, .. } => {
-                let mut room = self.device.alloc(Kind::Gradients, 1, piece, DType::F32)?;
+                let mut room = self.home.alloc(Kind::Gradients, 1, piece, DType::F32)?;
                 if is_dry {
                     return stages.dry_add_up(other, ElementKind::F32, held.len(), piece);
                 }

@@ -1,0 +1,230 @@
+//! Where things lie that are not there where layers are computed: in host memory, or in a file.
+//!
+//! | what | `offload = "host"` | `offload = "nvme"` |
+//! |---|---|---|
+//! | masters of full training, frozen weights, optimiser states | host | file |
+//! | gradient sums, a checkpoint's copy | host | host |
+//! | an adapter, layers while they run, activations | device | device |
+//!
+//! With `offload_activations` the inputs of blocks wait in host memory for backward.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tandem_kernels::file::FileSystem;
+use tandem_kernels::meta::Ledger;
+use tandem_kernels::{Device, KernelError};
+
+use crate::config::{ComputeConfig, Config};
+use crate::{Plan, Result, TrainError};
+
+/// What leaves the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// Weights, states and gradient sums, to host memory.
+    Host,
+    /// Weights and states to a file, gradient sums to host memory.
+    Nvme,
+}
+
+impl Offload {
+    /// Every choice with its name in the config.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("none", Self::None), ("host", Self::Host), ("nvme", Self::Nvme)];
+}
+
+/// The memories of a rank.
+#[derive(Clone)]
+pub struct Homes {
+    /// Where layers are computed.
+    pub device: Device,
+    /// Host memory beside the device's, if something is kept there.
+    host: Option<Device>,
+    /// A file, if something is kept there.
+    file: Option<Device>,
+    offload: Offload,
+    offloads_activations: bool,
+}
+
+impl Homes {
+    /// The memories that a plan asks for; `rank` and the run's folder name the file, which has no name any more when this
+    /// returns.
+    ///
+    /// # Errors
+    /// If the operating system refuses threads, address space or the file, or the disk has no room.
+    pub fn open(config: &Config, plan: &Plan, rank: usize) -> Result<Self> {
+        let compute = &config.compute;
+        // With a cap there is no room for what the plan does not foresee, wherever it lies.
+        let capped = |own: usize, capacity| match compute.memory {
+            Some(cap) => own + (cap as usize).saturating_sub(plan.ram_bytes()),
+            None => capacity,
+        };
+        let capacity = capped(plan.arena_bytes(), plan.arena_capacity());
+        let device = Device::cpu(crate::prepare::threads(config), capacity)?;
+        device.reserve(plan.arena_bytes());
+        let mut homes = Self::new(device, compute);
+        if uses_host(compute) {
+            let host = homes.device.with_memory(capped(plan.host_bytes(), plan.host_capacity()))?;
+            host.reserve(plan.host_bytes());
+            homes.host = Some(host);
+        }
+        if let Some(folder) = &compute.offload_dir {
+            homes.file = Some(in_file(&homes.device, folder, &config.output, rank, plan.file_bytes())?);
+        }
+        Ok(homes)
+    }
+
+    /// Memories of a dry run.
+    pub fn meta(compute: &ComputeConfig) -> Self {
+        let mut homes = Self::new(Device::meta(), compute);
+        homes.host = uses_host(compute).then(Device::meta);
+        homes.file = (compute.offload == Offload::Nvme).then(Device::meta);
+        homes
+    }
+
+    /// One memory for everything.
+    pub fn all_in(device: Device) -> Self {
+        Self { device, host: None, file: None, offload: Offload::None, offloads_activations: false }
+    }
+
+    fn new(device: Device, compute: &ComputeConfig) -> Self {
+        let (offload, offloads_activations) = (compute.offload, compute.offload_activations);
+        Self { offload, offloads_activations, ..Self::all_in(device) }
+    }
+
+    /// Whether weights and states lie elsewhere than where layers are computed.
+    pub fn is_offloaded(&self) -> bool {
+        self.offload != Offload::None
+    }
+
+    /// Where masters of full training, frozen weights and optimiser states lie.
+    pub fn state(&self) -> &Device {
+        self.file.as_ref().unwrap_or_else(|| self.sums())
+    }
+
+    /// Where gradient sums lie, and the copy that a checkpoint is written from.
+    pub fn sums(&self) -> &Device {
+        self.host.as_ref().filter(|_| self.is_offloaded()).unwrap_or(&self.device)
+    }
+
+    /// Where the inputs of blocks wait for backward, if not where they were computed.
+    pub fn activations(&self) -> Option<&Device> {
+        self.host.as_ref().filter(|_| self.offloads_activations)
+    }
+
+    /// Host memory beside the device's.
+    pub fn host(&self) -> Option<&Device> {
+        self.host.as_ref()
+    }
+
+    /// The records of a dry run: of the device, host memory and the file.
+    ///
+    /// # Panics
+    /// If this is no dry run.
+    pub fn ledgers(&self) -> [Option<&Ledger>; 3] {
+        [Some(&self.device), self.host(), self.file()].map(|device| device.map(ledger))
+    }
+
+    /// Memory in a file.
+    pub fn file(&self) -> Option<&Device> {
+        self.file.as_ref()
+    }
+}
+
+fn ledger(device: &Device) -> &Ledger {
+    let Device::Meta(ledger) = device else { panic!("a dry run is on devices that compute nothing") };
+    ledger
+}
+
+fn uses_host(compute: &ComputeConfig) -> bool {
+    compute.offload != Offload::None || compute.offload_activations
+}
+
+/// Looks at the folder of offloaded state before a rank starts: `None` if it will do, else what to mind.
+///
+/// # Errors
+/// If it is not there, is no folder, or cannot be written.
+pub fn check(compute: &ComputeConfig) -> Result<Option<String>> {
+    let Some(folder) = &compute.offload_dir else { return Ok(None) };
+    let refused = |source| unusable(folder, source);
+    let (path, file) = create(folder, "check", 0).map_err(refused)?;
+    fs::remove_file(&path).map_err(refused)?;
+    let is_memory = FileSystem::of(&file).map_err(refused)?.is_memory;
+    Ok(is_memory.then(|| {
+        format!(
+            "compute.offload_dir = {} is a folder in memory, so that what is offloaded stays in memory: name one on a disk",
+            folder.display()
+        )
+    }))
+}
+
+/// A folder that a file cannot be made in.
+fn unusable(folder: &Path, source: io::Error) -> TrainError {
+    let reason = match source.kind() {
+        io::ErrorKind::NotFound => "it does not exist: make it, or name another".to_owned(),
+        io::ErrorKind::NotADirectory => "it is not a folder: name one".to_owned(),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            format!("no file can be made in it ({source}): name a folder that you may write")
+        }
+        _ => return TrainError::io("make a file in", folder)(source),
+    };
+    TrainError::Mismatch { reason: format!("compute.offload_dir = {}: {reason}", folder.display()) }
+}
+
+/// A new file of a name that no other run has.
+fn create(folder: &Path, run: &str, rank: usize) -> io::Result<(PathBuf, File)> {
+    let process = std::process::id();
+    // A process of another machine may have the same number, and one that was killed may have left its file.
+    for turn in 0.. {
+        let path = folder.join(format!("tandem-offload-{run}-rank{rank}-{process}-{turn}"));
+        match File::options().read(true).write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => return opened.map(|file| (path, file)),
+        }
+    }
+    unreachable!("some number is free")
+}
+
+/// Memory in a file of `folder` that nothing is left of however the run ends.
+fn in_file(device: &Device, folder: &Path, output: &Path, rank: usize, bytes: usize) -> Result<Device> {
+    let run = output.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
+    let (path, file) = create(folder, &run, rank).map_err(|source| unusable(folder, source))?;
+    fs::remove_file(&path).map_err(TrainError::io("remove", &path))?;
+    let free = FileSystem::of(&file).map_err(TrainError::io("look at the disk of", folder))?.free;
+    let full = |free| TrainError::NoRoom { folder: folder.to_path_buf(), needed: bytes as u64, free };
+    // Asked first: setting aside more than there is may fill the disk before it fails.
+    if free < bytes as u64 {
+        return Err(full(free));
+    }
+    device.in_file(&file, bytes).map_err(|error| match error {
+        KernelError::System { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            full(FileSystem::of(&file).map_or(0, |disk| disk.free))
+        }
+        error => error.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_room_is_named_with_what_is_needed_and_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = Device::cpu(1, 1 << 21).unwrap();
+        let open = |bytes| in_file(&device, folder.path(), Path::new("runs/first"), 3, bytes);
+        let error = open(1 << 60).err().unwrap();
+        assert!(matches!(&error, TrainError::NoRoom { free, .. } if *free > 0), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(&folder.path().display().to_string()), "{text}");
+        assert!(text.contains("1152921504606846976 bytes"), "{text}");
+        assert_eq!(error.exit_code(), 1);
+        // Two at once, and nothing is left of either.
+        let _both = [open(5000).unwrap(), open(5000).unwrap()];
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
