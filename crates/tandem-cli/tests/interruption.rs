@@ -36,7 +36,12 @@ fn newest_step(shop: &Workshop, run: &str) -> u64 {
 
 /// Starts a run of [`STEPS`], sends it a signal when the first checkpoint is there, and waits for its end.
 fn stopped_by(shop: &Workshop, name: &str) -> ExitStatus {
-    let mut child = shop.start(&["train", "dpo.toml", "--set", STEPS]);
+    stopped_with(shop, name, &[])
+}
+
+/// The same with more arguments.
+fn stopped_with(shop: &Workshop, name: &str, more: &[&str]) -> ExitStatus {
+    let mut child = shop.start(&[&["train", "dpo.toml", "--set", STEPS], more].concat());
     wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
     signal(&child, name);
     let status = child.wait().unwrap();
@@ -69,6 +74,21 @@ fn sigterm_saves_and_exits_with_143() {
     assert_eq!(status.code(), Some(143), "{status}");
     let last = shop.metrics("run").last().unwrap()["step"].as_u64();
     assert_eq!(Some(newest_step(&shop, "run")), last);
+}
+
+#[test]
+fn killed_while_its_state_lies_in_a_file_a_run_leaves_no_file_and_resumes_bit_for_bit() {
+    let shop = Workshop::new();
+    fs::create_dir(shop.path("scratch")).unwrap();
+    let folder = format!("compute.offload_dir={}", shop.path("scratch").display());
+    let offload = ["--set", "compute.offload=nvme", "--set", &folder];
+    let status = stopped_with(&shop, "-KILL", &offload);
+    assert_eq!(status.signal(), Some(9), "{status}");
+    assert_eq!(entries(&shop.path("scratch")), [""; 0]);
+    shop.run(&[&["train", "dpo.toml", "--set", STEPS, "--resume"], &offload[..]].concat()).expect(0);
+    shop.run(&["train", "dpo.toml", "--set", STEPS, "--set", "output=whole"]).expect(0);
+    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
+    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
 }
 
 #[test]

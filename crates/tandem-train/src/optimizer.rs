@@ -158,6 +158,11 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Tells that the states are not needed for now, as [`States::let_go`].
+    pub fn let_go(&self) {
+        self.states().into_iter().flat_map(|(_, layers)| layers).for_each(States::let_go);
+    }
+
     /// The states of a layer.
     fn of_layer(&self, index: usize) -> impl Iterator<Item = &States> {
         self.first.iter().chain([&self.second]).map(move |states| &states[index])

@@ -115,9 +115,11 @@ impl Saver {
             let pieces = self.share.of_run(state);
             let part = checkpoints.write_part(step, rank, num_ranks, &pieces, &self.give_up)?;
             self.stage = Stage::Written { cursor, part };
+            state.let_go();
             return Ok(());
         };
         snapshot.fill(device, state)?;
+        state.let_go();
         let give_up = self.give_up.clone();
         let thread = spawn(move || {
             let part = checkpoints.write_part(step, rank, num_ranks, &snapshot.pieces(), &give_up);

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, ops};
+use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, Tensor, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, ParamSpec};
 
 use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
@@ -35,6 +35,16 @@ pub struct State<'a> {
     pub optimizer: &'a Optimizer,
     /// The masters of a reference that follows the policy, and whose part they are.
     pub follower: Option<(&'a FlatWeights, &'a Partition)>,
+}
+
+impl State<'_> {
+    /// Tells that it is not needed for now: what lies in a file leaves this process's memory.
+    pub fn let_go(&self) {
+        self.policy.let_go();
+        self.optimizer.let_go();
+        let follower = self.follower.into_iter().flat_map(|(masters, _)| &masters.layers);
+        follower.for_each(Tensor::let_go);
+    }
 }
 
 /// A whole layer's masters, on the first rank; the others [`hand_over`].

@@ -326,7 +326,7 @@ fn a_key_that_has_moved_is_refused_with_its_new_name() {
 fn offloading_says_where_to_and_what_it_goes_with() {
     assert_eq!(
         refusal(EXAMPLE, &["compute.offload=nvme"]),
-        "run.toml:28: `compute.offload_dir` is missing; give a folder on the disk that weights and states are offloaded to"
+        "run.toml:28: `compute.offload_dir` is missing: give a folder on the disk that weights and states are offloaded to"
     );
     assert_eq!(
         refusal(EXAMPLE, &["compute.offload=host", "compute.offload_dir=/scratch"]),

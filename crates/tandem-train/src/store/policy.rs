@@ -117,6 +117,11 @@ impl Policy {
         }
     }
 
+    /// Tells that the masters are not needed for now, as [`Tensor::let_go`].
+    pub fn let_go(&self) {
+        self.masters().0.layers.iter().for_each(Tensor::let_go);
+    }
+
     /// Masters that this rank holds of each layer, and the compute copy of their first elements where there is one.
     pub fn layers_mut(&mut self) -> Vec<(&mut Tensor, Option<&mut Tensor>)> {
         match &mut self.trained {
@@ -192,6 +197,8 @@ const SHARES: &str = "only an adapter leaves a base to share";
 fn mix(device: &Device, leader: &FlatWeights, weight: f32, follower: &mut FlatWeights) -> Result<()> {
     for (own, theirs) in leader.layers.iter().zip(&mut follower.layers) {
         ops::mix(device, own.view(), weight, theirs.view_mut())?;
+        own.let_go();
+        theirs.let_go();
     }
     Ok(())
 }

@@ -31,18 +31,30 @@ fn decoder() -> Arc<Decoder> {
 
 /// One rank's source.
 fn sharded(device: &Device, decoder: &Arc<Decoder>, group: Group, dtype: DType) -> ShardedWeights {
+    placed(device, device, decoder, group, dtype)
+}
+
+/// One rank's source that keeps its part in the memory of `home`.
+fn placed(
+    device: &Device,
+    home: &Device,
+    decoder: &Arc<Decoder>,
+    group: Group,
+    dtype: DType,
+) -> ShardedWeights {
     let partition = Arc::new(Partition::new(decoder, group.rank(), group.size()));
     let whole = init::init(decoder, device, Kind::Master, 7).unwrap().layers;
     let part = |(index, whole): (usize, tandem_kernels::Tensor)| {
         let owned = partition.owned(index);
-        let mut part = device.alloc(Kind::Master, 1, owned.len(), DType::F32).unwrap();
+        let mut part = home.alloc(Kind::Master, 1, owned.len(), DType::F32).unwrap();
         if !device.is_meta() {
             part.view_mut().into_slice::<f32>().copy_from_slice(&whole.view().as_slice()[owned]);
         }
         part
     };
     let parts = FlatWeights { layers: whole.into_iter().enumerate().map(part).collect() };
-    ShardedWeights::new(device, decoder.clone(), partition, group, parts, false, dtype).unwrap()
+    let is_away = device.memory() != home.memory();
+    ShardedWeights::new(device, decoder.clone(), partition, group, parts, is_away, dtype).unwrap()
 }
 
 /// What a layer reads, as bytes: products and look-ups.
@@ -143,6 +155,39 @@ fn a_layer_is_whole_whatever_was_announced() {
         std::thread::scope(|scope| {
             threads::groups(3, PATIENCE).into_iter().for_each(|group| drop(scope.spawn(move || rank(group))));
         });
+    }
+}
+
+#[test]
+fn one_rank_brings_layers_from_where_they_are_offloaded_to() {
+    let decoder = decoder();
+    let gathered = |device: &Device| device.memory().current[Kind::Gathered as usize];
+    for dtype in DTYPES {
+        let (device, file) = (cpu(), tempfile::tempfile().unwrap());
+        let home = device.in_file(&file, 16 << 20).unwrap();
+        let mut source = placed(&device, &home, &decoder, Group::alone(), dtype);
+        assert_eq!((device.memory().total(), gathered(&home)), (0, 0));
+        for (announced, layer) in WALK {
+            announced.iter().for_each(|layer| source.prefetch(*layer).unwrap());
+            let found = content(&decoder, layer, &source.fetch(layer).unwrap());
+            assert!(found == expected(&decoder, layer, dtype), "{layer} in {dtype}");
+        }
+        // One is under way, and waited for before masters change.
+        source.parts_mut();
+        source.fetch(Head).unwrap();
+        let one = gathered(&device);
+        source.prefetch(Block(0)).unwrap();
+        assert!(gathered(&device) > one, "there is room for two");
+        source.parts_mut().layers[1].view_mut().into_slice::<f32>().fill(2.0);
+        assert_eq!(gathered(&device), 0);
+        let changed = source.fetch(Block(0)).unwrap();
+        let part = decoder.layout(Block(0)).params[0].part;
+        let bytes = changed.get(part).unwrap().as_bytes();
+        let two = match dtype {
+            DType::F32 => 2.0f32.to_ne_bytes().to_vec(),
+            DType::Bf16 => tandem_kernels::bf16::from_f32(2.0).to_ne_bytes().to_vec(),
+        };
+        assert!(bytes.chunks_exact(two.len()).all(|bytes| bytes == two));
     }
 }
 

@@ -87,6 +87,14 @@ fn an_adapter_on_offloaded_weights_is_the_same() {
 }
 
 #[test]
+fn a_reference_that_follows_is_the_same() {
+    let sync = ["reference.kind=sync", "reference.sync_steps=2", "reference.sync_alpha=0.5"];
+    let small = Small::new("dpo");
+    same_wherever_it_lies(&small, &sync, &["ddp", "zero3"], &[1, 2]);
+    same_wherever_it_lies(&small, &[&sync[..], &ADAPTER].concat(), &["ddp"], &[1]);
+}
+
+#[test]
 fn stages_of_a_model_offload_what_they_hold() {
     let small = Small::new("dpo");
     let settings = ["reference.kind=model", "compute.pipeline=2"];
