@@ -13,6 +13,7 @@ use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, LayerId, ModelFolder, Part, Save, init};
 use tandem_train::config::{Config, Weights};
 use tandem_train::events::Silent;
+use tandem_train::homes::Homes;
 use tandem_train::plan::Plan;
 use tandem_train::prepare::Prepared;
 use tandem_train::run_dir;
@@ -77,7 +78,8 @@ fn largest_piece(packings: &Packings, decoder: &Decoder) -> [usize; 3] {
 fn load(config: &Config, prepared: &Prepared, device: &Device, group: &mut Group) -> (MemoryUse, usize) {
     let decoder = &prepared.decoder;
     let start = Start::of_policy(config, prepared, decoder).unwrap();
-    let weights = start.frozen(config, decoder, device, group, Kind::Weights, None).unwrap();
+    let weights =
+        start.frozen(config, decoder, &Homes::all_in(device.clone()), group, Kind::Weights, None).unwrap();
     let memory = device.memory();
     drop(weights);
     let stays = memory.current[Kind::Weights as usize];
@@ -183,8 +185,9 @@ const MATRICES: [Part; 4] = [Part::QkvWeight, Part::OutWeight, Part::UpWeight, P
 fn fetched(config: &Config, prepared: &Prepared) -> Vec<u32> {
     let (device, decoder) = (device(), &prepared.decoder);
     let start = Start::of_policy(config, prepared, decoder).unwrap();
-    let mut source =
-        start.frozen(config, decoder, &device, &mut Group::alone(), Kind::Weights, None).unwrap();
+    let mut source = start
+        .frozen(config, decoder, &Homes::all_in(device), &mut Group::alone(), Kind::Weights, None)
+        .unwrap();
     let blocks = decoder.layers().into_iter().filter(|layer| matches!(layer, LayerId::Block(_)));
     let mut bits = Vec::new();
     for layer in blocks {
@@ -261,7 +264,9 @@ fn what_is_seen_is_what_stored_weights_stand_for() {
     let mut seen = 0.0;
     let see =
         &mut |_: LayerId, values: &[f32]| seen += values.iter().map(|x| f64::from(x.abs())).sum::<f64>();
-    start.frozen(&config, decoder, &device, &mut Group::alone(), Kind::Weights, Some(see)).unwrap();
+    start
+        .frozen(&config, decoder, &Homes::all_in(device), &mut Group::alone(), Kind::Weights, Some(see))
+        .unwrap();
     let files = prepared.folder.weights(decoder).unwrap();
     let mut expected = 0.0;
     for (index, layer) in decoder.layers().into_iter().enumerate() {
