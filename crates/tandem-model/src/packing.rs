@@ -4,6 +4,10 @@
 //! tensor has by itself. It is kept in a [`Format`]: what is multiplied in the one that is asked for, tables and head in bf16 at the
 //! least, as QLoRA does (<https://arxiv.org/abs/2305.14314>), norms, biases and learned positions in f32. What is read by
 //! products in another type than it is kept in is unpacked into a buffer of its own first.
+//!
+//! A piece takes whole units, so one of less than 4256 weights takes more bytes in nf4 than in bf16 (8512), and one of a single
+//! weight as many. That is left so: matrices of real models are hundreds of times larger, the plan counts units as they are, and
+//! a format that depended on a matrix's size would make tiny models another computation than the large ones they are tests of.
 
 use std::ops::Range;
 

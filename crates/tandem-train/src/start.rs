@@ -46,7 +46,10 @@ impl Start {
     pub fn of_policy(config: &Config, prepared: &Prepared, decoder: &Decoder) -> Result<Self> {
         match &config.weights {
             Weights::Folder | Weights::File(_) => Self::of_folder(&prepared.folder, decoder),
-            Weights::Random => Ok(Self { source: Source::Random(config.seed), quantised: None }),
+            // Drawn weights are kept as the folder keeps its own, so that they take the same memory.
+            Weights::Random => {
+                Ok(Self { source: Source::Random(config.seed), quantised: prepared.folder.quantised() })
+            }
         }
     }
 
