@@ -17,7 +17,7 @@ use tandem_kernels::{DType, Device, Format, View, ViewMut, ops};
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::families::{family_named, pieces};
-use crate::layout::{LayerId, ParamSpec, Part};
+use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
 
 /// The plan of a frozen layer's buffer.
 #[derive(Clone, Debug)]
@@ -62,8 +62,13 @@ impl Packing {
         let family = family_named(spec.family).expect("specs come from families");
         let mut packing = Self { params: Vec::new(), len: 0, unpacked_len: 0, dtype };
         let tensors = pieces(family, spec, layer, layout);
+        let is_shared = decoder.adapter().is_some();
         for &param in &layout.params {
-            let format = format_of(param.part, format);
+            let format = match format_of(param.part, format) {
+                // Beside a policy of which everything trains it is looked up in f32, as the policy's masters are.
+                Format::Bf16 if !is_shared && looks_up(param.part, layout) => Format::F32,
+                format => format,
+            };
             let is_multiplied = param.offset < layout.compute_len;
             let add = |packing: &mut Self, rows: usize, flat: Range<usize>| {
                 let len = format.packed_len(rows, param.cols);
@@ -141,6 +146,12 @@ impl Packing {
     fn find(&self, part: Part) -> Option<&Packed> {
         self.params.iter().find(|packed| packed.param.part == part)
     }
+}
+
+/// Whether it is a table that nothing is multiplied with.
+fn looks_up(part: Part, layout: &LayerLayout) -> bool {
+    let is_multiplied = |param: &ParamSpec| param.offset < layout.compute_len;
+    part == Part::TokenTable && !layout.param(part).is_some_and(is_multiplied)
 }
 
 /// In what a parameter is kept, where block matrices are in `format`.

@@ -67,7 +67,9 @@ pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: La
 /// # Errors
 /// If a rank is lost.
 pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
-    for layer in decoder.layers().into_iter().filter(|&layer| decoder.owns(layer)) {
+    // Of a layer of which nothing trains nothing is asked.
+    let is_asked = |layer: &LayerId| decoder.owns(*layer) && decoder.trained(*layer).len > 0;
+    for layer in decoder.layers().into_iter().filter(is_asked) {
         if !mesh.serves_first() {
             policy.hand_over(decoder.index(layer))?;
             continue;

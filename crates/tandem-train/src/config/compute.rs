@@ -134,7 +134,7 @@ pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig,
         reduction: section.take("reduction").map_or(Ok(SumForm::Exact), |e| e.one_of(&SumForm::NAMES))?,
         sharding: section.take("sharding").map_or(Ok(Sharding::Ddp), |e| e.one_of(&Sharding::NAMES))?,
         replicate: section.take("replicate").map_or(Ok(1), |e| e.integer(1..=MAX_REPLICAS))? as usize,
-        tensor: section.take("tensor").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
+        tensor: section.take("tensor").map_or(Ok(1), |e| tensor(&e, adapts))?,
         pipeline: section.take("pipeline").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
         checkpointing,
         memory: section.take("memory").map(|e| memory(&e)).transpose()?,
@@ -177,6 +177,16 @@ fn activations(entry: &Entry, checkpointing: Checkpointing) -> Result<bool, Conf
         ));
     }
     Ok(offloads)
+}
+
+/// How many ranks hold the slices of a model.
+fn tensor(entry: &Entry, adapts: bool) -> Result<usize, ConfigError> {
+    match entry.integer(1..=MAX_RANKS as u64)? {
+        2.. if adapts => Err(entry.conflict(
+            "adapters of a model in slices are not there yet; divide it by compute.sharding or compute.pipeline",
+        )),
+        slices => Ok(slices as usize),
+    }
 }
 
 /// How frozen matrices are kept; `adapts` if there are some.

@@ -1,10 +1,8 @@
 //! Runs that train an adapter: stopped and resumed, dropped inputs, stages, and what they leave behind.
 
-use std::sync::atomic::AtomicBool;
-
 use tandem_train::events::Silent;
 use tandem_train::run_dir::Start;
-use tandem_train::{evaluation, ranks};
+use tandem_train::{Config, evaluation};
 
 use crate::small::Small;
 
@@ -160,10 +158,7 @@ fn a_checkpoint_is_evaluated_with_the_reference_that_it_holds() {
 #[test]
 fn slices_of_an_adapted_model_are_refused_before_any_rank_starts() {
     let small = Small::new("dpo");
-    let config =
-        small.config("run", &with(&["reference.kind=base", "compute.devices=cpu:2", "compute.tensor=2"]));
-    let error =
-        ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
-    assert!(error.contains("adapters of a model in slices are not there yet"), "{error}");
-    assert!(!small.path("run").exists(), "nothing is written");
+    let settings = with(&["reference.kind=base", "compute.devices=cpu:2", "compute.tensor=2"]);
+    let error = Config::load(&small.file("run"), &settings).unwrap_err().to_string();
+    assert!(error.contains("divide it by compute.sharding or compute.pipeline"), "{error}");
 }

@@ -1,7 +1,8 @@
 //! What ranks call, from dry runs: the same everywhere, and as much as the documentation says.
 
 use tandem_comm::{Call, Operation};
-use tandem_model::LayerId;
+use tandem_kernels::{DType, Format};
+use tandem_model::{Decoder, LayerId, Packing};
 use tandem_train::dry_run;
 use tandem_train::events::Silent;
 use tandem_train::prepare::Prepared;
@@ -65,10 +66,10 @@ fn ranks_send_what_the_documentation_says() {
         ("zero1", 2, "exact", 8.0 + 4.0 + 2.0 * 8.0 / 2.0),
         ("zero2", 2, "exact", 8.0 + 4.0 + 2.0 * 8.0 / 2.0),
         ("zero2", 2, "fast", 4.0 + 4.0 + 2.0 * 4.0 / 2.0),
-        // Forward and for the reference; the blocks, backward, below.
-        ("zero3", 1, "exact", 8.0 + 4.0 + 4.0),
-        ("zero3", 1, "fast", 4.0 + 4.0 + 4.0),
-        ("zero3", 2, "exact", 8.0 + 4.0 + 4.0 + 2.0 * 8.0 / 2.0),
+        // Forward; the blocks, backward, and the reference below.
+        ("zero3", 1, "exact", 8.0 + 4.0),
+        ("zero3", 1, "fast", 4.0 + 4.0),
+        ("zero3", 2, "exact", 8.0 + 4.0 + 2.0 * 8.0 / 2.0),
     ] {
         let [sharding, replicas, reduction] = [
             format!("compute.sharding={sharding}"),
@@ -86,8 +87,9 @@ fn ranks_send_what_the_documentation_says() {
         let elements: usize = decoder.layers().iter().map(len).sum();
         let in_blocks: usize =
             decoder.layers().iter().filter(|layer| matches!(layer, LayerId::Block(_))).map(len).sum();
-        let backward = if sharding.ends_with("zero3") { 4.0 } else { 0.0 };
-        let expected = expected + backward * in_blocks as f64 / elements as f64;
+        let reference: usize = decoder.layers().iter().map(|&layer| packed(decoder, layer)).sum();
+        let gathered = (4 * in_blocks + reference) as f64 / elements as f64;
+        let expected = expected + if sharding.ends_with("zero3") { gathered } else { 0.0 };
         // Metrics and norms are all-reduced in f64 and do not grow with the model.
         let large = calls.map(|(_, call)| call).filter(|call| call.kind != tandem_comm::ElementKind::F64);
         let sent: u64 = large.map(|call| call.bytes_sent(2)).sum();
@@ -98,6 +100,11 @@ fn ranks_send_what_the_documentation_says() {
             "{sharding} {replicas} {reduction}: {found} bytes, expected {expected}"
         );
     }
+}
+
+/// Bytes of a frozen layer in f32.
+fn packed(decoder: &Decoder, layer: LayerId) -> usize {
+    Packing::new(decoder, layer, Format::F32, DType::F32).len()
 }
 
 #[test]
@@ -133,9 +140,13 @@ fn gathers_run_ahead_and_reductions_behind() {
         _ => None,
     });
     let layers: Vec<_> = layers.collect();
-    // In the order in which they are made: the world, and split off it the reference's group, the policy's, the sums'.
-    let (reference, policy, sums) = (1, 2, 3);
-    let forward = |group| [embedding, block, block, head].map(|len| (group, "gather", len));
+    // In the order in which they are made: the world, and split off it the policy's group, the reference's, the sums'.
+    let (policy, reference, sums) = (1, 2, 3);
+    let forward = [embedding, block, block, head].map(|len| (policy, "gather", len));
+    // Frozen layers travel as bytes.
+    let [first, middle, last] =
+        [LayerId::Embedding, LayerId::Block(0), LayerId::Head].map(|layer| packed(decoder, layer));
+    let of_reference = [first, middle, middle, last].map(|len| (reference, "gather", len));
     let backward = [
         (policy, "gather", block),
         (sums, "reduce", head),
@@ -144,5 +155,5 @@ fn gathers_run_ahead_and_reductions_behind() {
         (sums, "reduce", block),
         (sums, "reduce", embedding),
     ];
-    assert_eq!(layers, [&forward(reference)[..], &forward(policy), &backward].concat());
+    assert_eq!(layers, [&of_reference[..], &forward, &backward].concat());
 }

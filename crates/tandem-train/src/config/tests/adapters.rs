@@ -98,7 +98,7 @@ fn values_out_of_range_are_refused() {
         ("adapter.targets=[]", "names of modules"),
         ("adapter.targets=[1]", "names of modules"),
         ("compute.format=int4", "\"f32\", \"bf16\", \"int8\", \"nf4\""),
-        ("adapter.ranks=3", "known here"),
+        ("adapter.ranks=3", "did you mean `adapter.rank`?"),
     ] {
         let error = refusal(EXAMPLE, &[text]);
         assert!(error.contains(expected), "{text}: {error}");
