@@ -13,7 +13,7 @@ use crate::small::Small;
 const FORMATS: [&str; 4] = ["f32", "bf16", "int8", "nf4"];
 const TRAINED: [&str; 3] = ["full", "lora", "dora"];
 const REFERENCES: [&str; 6] = ["precompute", "base", "adapter", "model", "sync", "none"];
-const PLACEMENTS: [&str; 3] = ["replicated", "zero2", "zero3"];
+const PLACEMENTS: [&str; 5] = ["replicated", "zero2", "zero3", "host", "nvme"];
 const RANKS: [usize; 3] = [1, 2, 4];
 
 /// Three steps of eight rows, in micro-batches of two.
@@ -54,9 +54,22 @@ fn refusal(format: &str, trained: &str, reference: &str) -> Option<&'static str>
     }
 }
 
-fn place(placement: &str, ranks: usize) -> Vec<String> {
-    let sharding = if placement == "replicated" { "ddp" } else { placement };
-    vec![format!("compute.devices=cpu:{ranks}"), format!("compute.sharding={sharding}")]
+fn place(small: &Small, placement: &str, ranks: usize) -> Vec<String> {
+    let mut place = vec![format!("compute.devices=cpu:{ranks}")];
+    match placement {
+        "replicated" => {}
+        "host" => place.push("compute.offload=host".to_owned()),
+        "nvme" => {
+            let folder = small.path("offloaded");
+            std::fs::create_dir_all(&folder).unwrap();
+            place.extend([
+                "compute.offload=nvme".to_owned(),
+                format!("compute.offload_dir={}", folder.display()),
+            ]);
+        }
+        sharding => place.push(format!("compute.sharding={sharding}")),
+    }
+    place
 }
 
 /// An adapter that was trained before, of each kind.
@@ -98,7 +111,7 @@ fn every_combination(format: &str) {
             let mut expected: Option<Run> = None;
             for placement in PLACEMENTS {
                 for ranks in RANKS {
-                    let found = run(&small, &[own.clone(), place(placement, ranks)].concat());
+                    let found = run(&small, &[own.clone(), place(&small, placement, ranks)].concat());
                     assert_eq!(found.0.len(), 3);
                     let what = format!("{format} {trained} {reference} {placement} on {ranks}");
                     match &expected {
