@@ -3,29 +3,30 @@
 //! `precompute` runs the reference over all rows once, keeps two numbers a row on disk, keyed by the content of
 //! weights and tokens, and is then gone. `model` keeps a second set of weights and scores each micro-batch.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+mod precompute;
+mod row_scores;
+
 use std::sync::Arc;
 
-use tandem_comm::{Group, Reduction};
-use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Format, Kind, ops};
-use tandem_model::{Decoder, FlatWeights, LayerId, Streams, Walk, WeightSource};
+use tandem_kernels::{DType, Device, Forest, Kind, ops};
+use tandem_model::{Decoder, FlatWeights, Streams, Walk, WeightSource};
 
+use crate::Result;
 use crate::config::{Config, ReferenceKind};
-use crate::events::{Event, Observer};
+use crate::events::Observer;
 use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
-use crate::prepare::{Decoders, Prepared, cache_folder, compute_type, partition, to_walk};
+use crate::prepare::{Decoders, Prepared, compute_type, partition};
 use crate::stages::StagedWalk;
 use crate::start::{See, Start, adapter_masters};
-use crate::store::{Policy, ReplicatedWeights, Sharding, SharedReference};
-use crate::{Result, TrainError};
+use crate::store::{Policy, ReplicatedWeights, SharedReference};
+
+pub use row_scores::RowScores;
+
+use precompute::{Fingerprint, Precompute};
 
 /// Where reference log-probabilities come from.
 pub enum Reference {
@@ -45,10 +46,6 @@ pub enum Reference {
     /// The policy's base, with another adapter or none: it goes along with the policy.
     Shared,
 }
-
-/// Summed log-probabilities of the answers of each row: `[chosen, rejected]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RowScores(pub Vec<[f64; 2]>);
 
 impl Reference {
     /// Whether it goes along with the policy, through the same layers.
@@ -121,93 +118,6 @@ pub fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
         sums[prediction.sequence as usize] += f64::from(log_prob);
     }
     sums
-}
-
-/// First bytes of a file of row scores: format name and version.
-const MAGIC: &[u8; 16] = b"tandem-ref-v1\0\0\0";
-
-impl RowScores {
-    /// The file for the given content key.
-    pub fn path(folder: &Path, key: &str) -> PathBuf {
-        folder.join(format!("reference-{key}.bin"))
-    }
-
-    /// Reads scores; `None` if the file is absent, incomplete or damaged, in which case they are computed again.
-    pub fn read(path: &Path, num_rows: usize) -> Option<Self> {
-        let bytes = fs::read(path).ok()?;
-        let body = bytes.strip_prefix(MAGIC)?;
-        let (body, checksum) = body.split_at_checked(num_rows * 16)?;
-        if blake3::hash(body).as_bytes() != checksum {
-            return None;
-        }
-        let number = |b: &[u8]| f64::from_le_bytes(b.try_into().expect("eight bytes"));
-        Some(Self(body.chunks_exact(16).map(|row| [number(&row[..8]), number(&row[8..])]).collect()))
-    }
-
-    /// Writes scores under a temporary name and renames.
-    ///
-    /// # Errors
-    /// If the file cannot be written; nothing half-written stays behind.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let folder = path.parent().expect("a path inside the cache folder");
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-        let body: Vec<u8> = self.0.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
-        let write = || {
-            fs::create_dir_all(folder)?;
-            let mut file = fs::File::create(&temporary)?;
-            file.write_all(MAGIC)?;
-            file.write_all(&body)?;
-            file.write_all(blake3::hash(&body).as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&temporary, path)
-        };
-        write().map_err(|source| {
-            let _ = fs::remove_file(&temporary);
-            TrainError::io("write", path)(source)
-        })
-    }
-
-    /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
-    /// of the data group computed is added, and every stage gets what the last one has. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
-    ///
-    /// # Errors
-    /// If a forward pass fails, or a rank is lost.
-    pub fn compute(
-        walk: &StagedWalk<'_>,
-        weights: &mut dyn WeightSource,
-        cache: &TokenCache,
-        group: &mut Group,
-        batches: impl Iterator<Item = Result<MicroBatch>>,
-        idle_rounds: usize,
-        mut progress: impl FnMut(u64),
-    ) -> Result<Self> {
-        let mut rows = vec![[0.0; 2]; cache.num_rows()];
-        let mut scores = HeadScores::default();
-        let mut done = 0;
-        for batch in batches {
-            let batch = batch?;
-            walk.forward(weights, &batch.forest, Streams::one(&mut scores), false)?;
-            if walk.is_last() {
-                let sums = sequence_log_probs(&batch.forest, &scores);
-                for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
-                    rows[row as usize] = [pair[0], pair[1]];
-                }
-            }
-            // As if all ranks were as far.
-            done += (batch.rows.len() * group.size()) as u64;
-            progress(done.min(rows.len() as u64));
-        }
-        for _ in 0..idle_rounds {
-            walk.walk.idle_forward(weights)?;
-        }
-        if group.size() > 1 {
-            group.all_reduce(rows.as_flattened_mut(), Reduction::Sum)?;
-        }
-        if let Some(stages) = walk.stages {
-            stages.broadcast_from_last(rows.as_flattened_mut())?;
-        }
-        Ok(Self(rows))
-    }
 }
 
 /// The policy as it starts, and the configured reference, ready for the splits that will be scored: loads weights, and reads
@@ -346,99 +256,4 @@ fn share_base(
         _ => policy.share_base(Some(copy)),
     }
     Ok(())
-}
-
-/// Hashes of what weights were loaded.
-struct Fingerprint<'a> {
-    decoder: &'a Decoder,
-    /// By layer that this rank owns, of its weights and those of adapters.
-    layers: BTreeMap<LayerId, blake3::Hasher>,
-}
-
-impl<'a> Fingerprint<'a> {
-    fn new(decoder: &'a Decoder) -> Self {
-        Self { decoder, layers: BTreeMap::new() }
-    }
-
-    fn see(&mut self, layer: LayerId, weights: &[f32]) {
-        if self.decoder.owns(layer) {
-            self.layers.entry(layer).or_default().update(bytemuck::cast_slice(weights));
-        }
-    }
-
-    fn layers(&self) -> Vec<blake3::Hash> {
-        self.layers.values().map(blake3::Hasher::finalize).collect()
-    }
-}
-
-/// The pass that computes the reference's log-probabilities once.
-struct Precompute<'a> {
-    config: &'a Config,
-    prepared: &'a Prepared,
-    device: &'a Device,
-    decoder: &'a Decoder,
-    splits: &'a [Split],
-    observer: &'a mut dyn Observer,
-}
-
-impl Precompute<'_> {
-    fn run(
-        &mut self,
-        mesh: &mut Mesh,
-        weights: &mut dyn WeightSource,
-        print: &Fingerprint,
-        format: Format,
-    ) -> Result<Reference> {
-        // A model in slices has a fingerprint of its own: its arithmetic differs.
-        let fingerprint = mesh.whole_fingerprint(self.decoder, &print.layers())?;
-        let mut scores = |split: Split| match self.prepared.tokens(split) {
-            Some(cache) if self.splits.contains(&split) => {
-                let mut key = blake3::Hasher::new();
-                key.update(fingerprint.as_bytes());
-                key.update(format.name().as_bytes());
-                key.update(cache.content_hash().as_bytes());
-                key.update(compute_type(self.config).name().as_bytes());
-                self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)
-            }
-            _ => Ok(None),
-        };
-        Ok(Reference::Precomputed { train: scores(Split::Train)?, eval: scores(Split::Eval)? })
-    }
-
-    fn of_split(
-        &mut self,
-        mesh: &mut Mesh,
-        weights: &mut dyn WeightSource,
-        split: Split,
-        cache: &TokenCache,
-        key: &blake3::Hash,
-    ) -> Result<RowScores> {
-        let Self { config, prepared, device, decoder, observer, .. } = self;
-        let path = RowScores::path(&cache_folder(config), &key.to_hex()[..32]);
-        // The first rank looks, for the others may not see its disk.
-        let world = mesh.world();
-        let mut found = if world.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
-        let mut is_there = [u8::from(found.is_some())];
-        world.broadcast(&mut is_there, 0)?;
-        if is_there == [1] {
-            let scores = found.get_or_insert_with(|| RowScores(vec![[0.0; 2]; cache.num_rows()]));
-            world.broadcast(scores.0.as_flattened_mut(), 0)?;
-            return Ok(found.expect("just put there"));
-        }
-        let (data, split_over, stages) = mesh.in_walk();
-        let walk = StagedWalk { walk: to_walk(config, decoder, device, split_over), stages };
-        let mut batcher = prepared.batcher(config);
-        let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
-        let share = batcher.share(cache, &rows, data.rank(), data.size());
-        let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
-        let total = cache.num_rows() as u64;
-        let progress = |done| observer.event(&Event::Reference { split, done, total });
-        let is_sharded = config.compute.sharding == Sharding::Zero3;
-        let idle = if is_sharded { share.rounds - share.mine.len() } else { 0 };
-        let scores = RowScores::compute(&walk, weights, cache, data, batches, idle, progress)?;
-        if mesh.world().rank() == 0 {
-            scores.write(&path)?;
-        }
-        Ok(scores)
-    }
 }

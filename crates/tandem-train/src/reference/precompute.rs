@@ -1,0 +1,112 @@
+//! The pass that computes the reference's log-probabilities once, before training.
+
+use std::collections::BTreeMap;
+
+use tandem_data::token_cache::TokenCache;
+use tandem_kernels::{Device, Format};
+use tandem_model::{Decoder, LayerId, WeightSource};
+
+use super::{Reference, RowScores};
+use crate::Result;
+use crate::config::Config;
+use crate::events::{Event, Observer};
+use crate::mesh::Mesh;
+use crate::metrics::Split;
+use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
+use crate::stages::StagedWalk;
+use crate::store::Sharding;
+
+/// Hashes of what weights were loaded.
+pub(super) struct Fingerprint<'a> {
+    decoder: &'a Decoder,
+    /// By layer that this rank owns, of its weights and those of adapters.
+    layers: BTreeMap<LayerId, blake3::Hasher>,
+}
+
+impl<'a> Fingerprint<'a> {
+    pub(super) fn new(decoder: &'a Decoder) -> Self {
+        Self { decoder, layers: BTreeMap::new() }
+    }
+
+    pub(super) fn see(&mut self, layer: LayerId, weights: &[f32]) {
+        if self.decoder.owns(layer) {
+            self.layers.entry(layer).or_default().update(bytemuck::cast_slice(weights));
+        }
+    }
+
+    fn layers(&self) -> Vec<blake3::Hash> {
+        self.layers.values().map(blake3::Hasher::finalize).collect()
+    }
+}
+
+/// The pass that computes the reference's log-probabilities once.
+pub(super) struct Precompute<'a> {
+    pub(super) config: &'a Config,
+    pub(super) prepared: &'a Prepared,
+    pub(super) device: &'a Device,
+    pub(super) decoder: &'a Decoder,
+    pub(super) splits: &'a [Split],
+    pub(super) observer: &'a mut dyn Observer,
+}
+
+impl Precompute<'_> {
+    pub(super) fn run(
+        &mut self,
+        mesh: &mut Mesh,
+        weights: &mut dyn WeightSource,
+        print: &Fingerprint,
+        format: Format,
+    ) -> Result<Reference> {
+        // A model in slices has a fingerprint of its own: its arithmetic differs.
+        let fingerprint = mesh.whole_fingerprint(self.decoder, &print.layers())?;
+        let mut scores = |split: Split| match self.prepared.tokens(split) {
+            Some(cache) if self.splits.contains(&split) => {
+                let mut key = blake3::Hasher::new();
+                key.update(fingerprint.as_bytes());
+                key.update(format.name().as_bytes());
+                key.update(cache.content_hash().as_bytes());
+                key.update(compute_type(self.config).name().as_bytes());
+                self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)
+            }
+            _ => Ok(None),
+        };
+        Ok(Reference::Precomputed { train: scores(Split::Train)?, eval: scores(Split::Eval)? })
+    }
+
+    fn of_split(
+        &mut self,
+        mesh: &mut Mesh,
+        weights: &mut dyn WeightSource,
+        split: Split,
+        cache: &TokenCache,
+        key: &blake3::Hash,
+    ) -> Result<RowScores> {
+        let Self { config, prepared, device, decoder, observer, .. } = self;
+        let path = RowScores::path(&cache_folder(config), &key.to_hex()[..32]);
+        // The first rank looks, for the others may not see its disk.
+        let world = mesh.world();
+        let mut found = if world.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
+        let mut is_there = [u8::from(found.is_some())];
+        world.broadcast(&mut is_there, 0)?;
+        if is_there == [1] {
+            let scores = found.get_or_insert_with(|| RowScores(vec![[0.0; 2]; cache.num_rows()]));
+            world.broadcast(scores.0.as_flattened_mut(), 0)?;
+            return Ok(found.expect("just put there"));
+        }
+        let (data, split_over, stages) = mesh.in_walk();
+        let walk = StagedWalk { walk: to_walk(config, decoder, device, split_over), stages };
+        let mut batcher = prepared.batcher(config);
+        let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
+        let share = batcher.share(cache, &rows, data.rank(), data.size());
+        let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
+        let total = cache.num_rows() as u64;
+        let progress = |done| observer.event(&Event::Reference { split, done, total });
+        let is_sharded = config.compute.sharding == Sharding::Zero3;
+        let idle = if is_sharded { share.rounds - share.mine.len() } else { 0 };
+        let scores = RowScores::compute(&walk, weights, cache, data, batches, idle, progress)?;
+        if mesh.world().rank() == 0 {
+            scores.write(&path)?;
+        }
+        Ok(scores)
+    }
+}

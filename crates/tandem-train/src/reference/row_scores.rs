@@ -1,0 +1,106 @@
+//! The reference's log-probabilities of all rows, on disk and computed.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use tandem_comm::{Group, Reduction};
+use tandem_data::token_cache::TokenCache;
+use tandem_kernels::ops::HeadScores;
+use tandem_model::{Streams, WeightSource};
+
+use super::sequence_log_probs;
+use crate::micro_batch::MicroBatch;
+use crate::stages::StagedWalk;
+use crate::{Result, TrainError};
+
+/// Summed log-probabilities of the answers of each row: `[chosen, rejected]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowScores(pub Vec<[f64; 2]>);
+
+/// First bytes of a file of row scores: format name and version.
+const MAGIC: &[u8; 16] = b"tandem-ref-v1\0\0\0";
+
+impl RowScores {
+    /// The file for the given content key.
+    pub fn path(folder: &Path, key: &str) -> PathBuf {
+        folder.join(format!("reference-{key}.bin"))
+    }
+
+    /// Reads scores; `None` if the file is absent, incomplete or damaged, in which case they are computed again.
+    pub fn read(path: &Path, num_rows: usize) -> Option<Self> {
+        let bytes = fs::read(path).ok()?;
+        let body = bytes.strip_prefix(MAGIC)?;
+        let (body, checksum) = body.split_at_checked(num_rows * 16)?;
+        if blake3::hash(body).as_bytes() != checksum {
+            return None;
+        }
+        let number = |b: &[u8]| f64::from_le_bytes(b.try_into().expect("eight bytes"));
+        Some(Self(body.chunks_exact(16).map(|row| [number(&row[..8]), number(&row[8..])]).collect()))
+    }
+
+    /// Writes scores under a temporary name and renames.
+    ///
+    /// # Errors
+    /// If the file cannot be written; nothing half-written stays behind.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let folder = path.parent().expect("a path inside the cache folder");
+        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        let body: Vec<u8> = self.0.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+        let write = || {
+            fs::create_dir_all(folder)?;
+            let mut file = fs::File::create(&temporary)?;
+            file.write_all(MAGIC)?;
+            file.write_all(&body)?;
+            file.write_all(blake3::hash(&body).as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&temporary, path)
+        };
+        write().map_err(|source| {
+            let _ = fs::remove_file(&temporary);
+            TrainError::io("write", path)(source)
+        })
+    }
+
+    /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
+    /// of the data group computed is added, and every stage gets what the last one has. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
+    ///
+    /// # Errors
+    /// If a forward pass fails, or a rank is lost.
+    pub fn compute(
+        walk: &StagedWalk<'_>,
+        weights: &mut dyn WeightSource,
+        cache: &TokenCache,
+        group: &mut Group,
+        batches: impl Iterator<Item = Result<MicroBatch>>,
+        idle_rounds: usize,
+        mut progress: impl FnMut(u64),
+    ) -> Result<Self> {
+        let mut rows = vec![[0.0; 2]; cache.num_rows()];
+        let mut scores = HeadScores::default();
+        let mut done = 0;
+        for batch in batches {
+            let batch = batch?;
+            walk.forward(weights, &batch.forest, Streams::one(&mut scores), false)?;
+            if walk.is_last() {
+                let sums = sequence_log_probs(&batch.forest, &scores);
+                for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
+                    rows[row as usize] = [pair[0], pair[1]];
+                }
+            }
+            // As if all ranks were as far.
+            done += (batch.rows.len() * group.size()) as u64;
+            progress(done.min(rows.len() as u64));
+        }
+        for _ in 0..idle_rounds {
+            walk.walk.idle_forward(weights)?;
+        }
+        if group.size() > 1 {
+            group.all_reduce(rows.as_flattened_mut(), Reduction::Sum)?;
+        }
+        if let Some(stages) = walk.stages {
+            stages.broadcast_from_last(rows.as_flattened_mut())?;
+        }
+        Ok(Self(rows))
+    }
+}
