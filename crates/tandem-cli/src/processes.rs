@@ -3,10 +3,10 @@
 use std::sync::atomic::AtomicBool;
 
 use tandem_comm::Launch;
-use tandem_train::Config;
 use tandem_train::config::Engine;
 use tandem_train::run_dir::Start;
 use tandem_train::trainer::Outcome;
+use tandem_train::{Config, Observer as _};
 
 use crate::exit::mistake;
 use crate::watcher::Watcher;
