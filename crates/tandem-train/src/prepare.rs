@@ -95,6 +95,8 @@ impl Prepared {
             let reference = ModelFolder::open(path)?;
             check_reference(config, &folder, &reference)?;
         }
+        // An adapter that does not fit is found before any row is read.
+        Decoders::of(config, &Decoder::new(spec.clone(), 1)?)?;
         let tokenizer = Tokenizer::from_folder(&config.model)?;
         let train = tokens(config, &tokenizer, &config.data.train, Split::Train, observer)?;
         let eval = match config.data.eval.as_slice() {
