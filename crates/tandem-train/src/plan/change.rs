@@ -31,7 +31,11 @@ pub const CHANGES: &[Change] = &[
     change("micro-batches of one row", &["train.micro_batch_size=1"], ROUNDING),
     change("optimiser states in 8 bits", &["train.optimizer_state=8bit"], "moments are rounded"),
     change("keep states and weights in host memory", &["compute.offload=host"], ""),
-    change("keep states and weights on disk", &["compute.offload=nvme"], "needs compute.offload_dir"),
+    change(
+        "keep states and weights on disk",
+        &["compute.offload=nvme", "compute.offload_dir=offload"],
+        "offload_dir is to be a folder on a disk",
+    ),
     change(
         "train an adapter (LoRA)",
         &["adapter.kind=lora", "adapter.rank=16"],

@@ -59,7 +59,8 @@ fn the_first_change_that_suffices_is_advised() {
 fn several_changes_are_advised_where_one_does_not_suffice_and_none_of_them_in_vain() {
     let sketch = Sketch::small();
     let single = needed(&sketch, &["compute.sharding=zero3"], 2);
-    let both = needed(&sketch, &["compute.sharding=zero3", "compute.checkpointing=block"], 2);
+    let all = ["compute.sharding=zero3", "compute.checkpointing=block", "compute.offload=host"];
+    let both = needed(&sketch, &all, 2);
     assert!(both < single);
     let found = advice(&sketch, both, 2).expect("two changes suffice");
     assert!(found.len() > 1, "{found:?}");
