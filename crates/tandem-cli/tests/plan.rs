@@ -78,3 +78,26 @@ fn a_run_beyond_its_cap_is_refused_with_the_picture_and_what_to_change() {
     shop.run(&changed).expect(0);
     shop.run(&["train", "dpo.toml", "--overwrite", "--memory", &format!("{needed}B")]).expect(0);
 }
+
+/// `plan.json` is what `tandem plan --json` had said of the first rank, and the configuration that a run saves has the same plan.
+#[test]
+fn what_runs_is_what_was_planned() {
+    let shop = Workshop::new();
+    for (ranks, settings) in [
+        (1, &["reference.kind=model", "compute.checkpointing=block"][..]),
+        (1, &["adapter.rank=4", "reference.kind=base", "compute.format=nf4"]),
+        (2, &["reference.kind=model", "train.optimizer_state=8bit"]),
+        (2, &["adapter.kind=dora", "compute.format=int8"]),
+    ] {
+        let devices = format!("compute.devices=cpu:{ranks}");
+        let mut changed = vec!["dpo.toml", "--set", &devices];
+        changed.extend(settings.iter().flat_map(|setting| ["--set", setting]));
+        let told = shop.run(&[&["plan", "--json"], &changed[..]].concat()).expect(0).stdout;
+        shop.run(&[&["train", "--overwrite"], &changed[..]].concat()).expect(0);
+        let json = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        assert_eq!(json(&shop.read("run/plan.json")), json(&told)["ranks"][0]["plan"], "{settings:?}");
+        fs::copy(shop.path("run/config.toml"), shop.path("saved.toml")).unwrap();
+        let again = shop.run(&["plan", "--json", "saved.toml"]).expect(0).stdout;
+        assert_eq!(json(&again), json(&told), "{settings:?}");
+    }
+}

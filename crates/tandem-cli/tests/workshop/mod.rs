@@ -172,7 +172,7 @@ threads = 1
         let strip = |line: &str| {
             let mut value: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
             let object = value.as_object_mut().expect("a line is an object");
-            for name in ["time", "tokens_per_second", "memory"] {
+            for name in ["time", "tokens_per_second", "memory", "arena"] {
                 object.remove(name);
             }
             value

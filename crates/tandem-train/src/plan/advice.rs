@@ -1,7 +1,8 @@
 //! The cheapest change with which a run fits.
 //!
 //! Changes are tried in the order of the registry by planning again: first each alone, then the first with the second, with the
-//! third, and so on; of such a heap those that it fits without are taken out again, the last ones first kept.
+//! third, and so on; of such a heap those that it fits without are taken out again, the last ones first kept. What would train
+//! something else is tried when all others together do not help.
 
 use super::change::{CHANGES, Change, overrides_of};
 use super::device::DeviceKind;
@@ -59,11 +60,9 @@ pub fn advise(
         Some(Advice { changes: changes.to_vec(), overrides, plan })
     };
     let fitting = |advice: &Advice| advice.plan.fit().fits();
-    if let Some(single) = possible.iter().find_map(|change| plan_with(&[change]).filter(fitting)) {
-        return Some(single);
-    }
-    for count in 2..=possible.len() {
-        let Some(mut found) = plan_with(&possible[..count]).filter(fitting) else { continue };
+    let alone = |some: &[&'static Change]| some.iter().find_map(|c| plan_with(&[c]).filter(fitting));
+    let heaped = |count: usize| {
+        let mut found = plan_with(&possible[..count]).filter(fitting)?;
         // The last one is needed: without it the heap did not fit.
         for index in (0..count - 1).rev() {
             let rest: Vec<_> = found.changes.iter().filter(|c| **c != possible[index]).copied().collect();
@@ -72,9 +71,15 @@ pub fn advise(
             }
         }
         found.changes.retain(|change| change.overrides.iter().any(|text| found.overrides.contains(text)));
-        return Some(found);
-    }
-    None
+        Some(found)
+    };
+    // Nobody who trains a model wants to be told to train an adapter while anything else helps.
+    let kept = possible.partition_point(|change| !change.alters_what_trains());
+    let (keeping, altering) = possible.split_at(kept);
+    alone(keeping)
+        .or_else(|| (2..=kept).find_map(heaped))
+        .or_else(|| alone(altering))
+        .or_else(|| (kept.max(1) + 1..=possible.len()).find_map(heaped))
 }
 
 /// The plan with all of these changes.

@@ -32,17 +32,23 @@ pub const CHANGES: &[Change] = &[
     change("optimiser states in 8 bits", &["train.optimizer_state=8bit"], "moments are rounded"),
     change("keep states and weights in host memory", &["compute.offload=host"], ""),
     change(
+        "keep the blocks' inputs in host memory",
+        &["compute.checkpointing=block", "compute.offload_activations=true"],
+        "",
+    ),
+    change(
         "keep states and weights on disk",
         &["compute.offload=nvme", "compute.offload_dir=offload"],
         "offload_dir is to be a folder on a disk",
     ),
+    change("frozen weights in 4 bits", &["compute.format=nf4"], "frozen weights are rounded"),
     change(
         "train an adapter (LoRA)",
         &["adapter.kind=lora", "adapter.rank=16"],
         "an adapter is trained, not the model",
     ),
     change(
-        "frozen weights in 4 bits (QLoRA)",
+        "train an adapter on weights in 4 bits (QLoRA)",
         &["adapter.kind=lora", "adapter.rank=16", "compute.format=nf4"],
         "an adapter is trained, frozen weights are rounded",
     ),
@@ -57,10 +63,16 @@ impl Change {
         self.overrides.iter().map(|text| key(text))
     }
 
+    /// Whether something else trains than before.
+    pub fn alters_what_trains(&self) -> bool {
+        self.keys().any(|key| key.starts_with("adapter."))
+    }
+
     /// Whether the change can be made and makes a difference: its keys are known, its values are there, they do not contradict
-    /// the rest, and another value stands there now.
+    /// the rest, and another value stands there now. An adapter that is there stays what it is.
     pub fn applies(&self, config: &Config) -> bool {
-        config.with(self.overrides).is_ok_and(|changed| changed != *config)
+        let is_free = config.adapter.is_none() || !self.alters_what_trains();
+        is_free && config.with(self.overrides).is_ok_and(|changed| changed != *config)
     }
 }
 

@@ -22,11 +22,10 @@ impl Plan {
     pub fn headline(&self) -> String {
         let Self { data, .. } = self;
         let mut text = format!(
-            "{}: {} parameters, compute in {} on {} threads\n",
+            "{}: {} parameters, compute in {}\n",
             self.model,
             grouped(self.num_parameters),
-            self.dtype,
-            self.threads
+            self.dtype
         );
         let (tokens, scored) = (grouped(data.max_micro_batch_tokens), grouped(data.max_scored_rows));
         text += &match data.assumed {
@@ -165,7 +164,8 @@ impl RunPlan {
             let outside = in_words(plan.outside as u64);
             let _ = write!(
                 text,
-                "\nbeside the arena about {outside} a rank: the program, and what products pack their factors into"
+                "\nbeside the arena about {outside} a rank: the program, and what products of {} threads pack their factors into",
+                plan.threads
             );
         }
         let needed = in_words(fit.needed);

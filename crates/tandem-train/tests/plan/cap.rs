@@ -2,7 +2,7 @@
 
 #[path = "../run/small.rs"]
 #[allow(dead_code, reason = "the runs of other tests need more of it")]
-mod small;
+pub mod small;
 
 use std::sync::atomic::AtomicBool;
 

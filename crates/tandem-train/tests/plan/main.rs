@@ -3,5 +3,6 @@
 mod advice;
 mod cap;
 mod large;
+mod measured;
 mod show;
 mod sketch;

@@ -41,7 +41,7 @@ impl Observer for Watcher<'_> {
     fn event(&mut self, event: &Event<'_>) {
         match event {
             Event::Record(record) if record.split() == Split::Train => {
-                let volatile = ["tokens_per_second", "time", "memory"];
+                let volatile = ["tokens_per_second", "time", "memory", "arena"];
                 let mut value: serde_json::Value =
                     serde_json::from_str(&record.to_json()).expect("a record is JSON");
                 value.as_object_mut().expect("an object").retain(|key, _| !volatile.contains(&key.as_str()));
