@@ -127,3 +127,16 @@ fn a_config_that_follows_advice_has_the_plan_that_the_advice_promised() {
     }
     assert!(followed > 0);
 }
+
+#[test]
+fn every_example_is_in_the_list_of_them() {
+    let list = fs::read_to_string(folder("README.md")).unwrap();
+    for entry in fs::read_dir(folder("")).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        if entry.path().is_dir() {
+            assert!(list.contains(&format!("[{name}]({name}/README.md)")), "{name}");
+            assert!(name == "launch" || EXAMPLES.contains(&&*name), "{name} is not tested");
+        }
+    }
+}

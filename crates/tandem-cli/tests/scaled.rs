@@ -54,7 +54,9 @@ fn shop() -> Workshop {
     let shop = Workshop::new();
     let text = fs::read_to_string(example().join("phi-2/config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
-    for name in ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"] {
+    for name in
+        ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"]
+    {
         config[name] = json!(config[name].as_u64().unwrap() / 16);
     }
     for token in ["bos_token_id", "eos_token_id"] {
@@ -69,9 +71,11 @@ fn shop() -> Workshop {
     let digits = |seed: usize, count: usize| -> String {
         (0..count).map(|i| char::from(b'0' + ((seed * 7 + i * i * 3 + i) % 10) as u8)).collect()
     };
-    shop.write_rows("pairs.jsonl", 16, |i| {
-        json!({"prompt": digits(i, 20), "chosen": digits(i + 1, 20), "rejected": digits(i + 4, 20)})
-    });
+    shop.write_rows(
+        "pairs.jsonl",
+        16,
+        |i| json!({"prompt": digits(i, 20), "chosen": digits(i + 1, 20), "rejected": digits(i + 4, 20)}),
+    );
     shop
 }
 
@@ -132,13 +136,17 @@ fn what_the_plan_accepts_runs_to_its_end_under_the_cap_and_the_rest_is_refused()
         println!("{name}: {:.2} GiB, {needed} bytes, {ratio:.3}", full.1 as f64 / f64::from(1 << 30));
         assert_eq!(fits, full.0, "{name}: {needed} bytes of {CAP}, and of the whole model {}", full.1);
         assert!(RATIO.contains(&ratio), "{name}: {ratio}");
-        let tokens = serde_json::from_str::<Value>(&plan).unwrap()["ranks"][0]["plan"]
-            ["max_micro_batch_tokens"]
-            .as_u64();
+        let tokens =
+            serde_json::from_str::<Value>(&plan).unwrap()["ranks"][0]["plan"]["max_micro_batch_tokens"]
+                .as_u64();
         assert!(tokens.is_some_and(|tokens| tokens <= 128), "{name}: {tokens:?}");
         if !fits {
             let outcome = run(&["train", &name]).expect(2);
-            outcome.says(&["nothing was loaded", "it does not fit", "the cheapest change with which it fits"]);
+            outcome.says(&[
+                "nothing was loaded",
+                "it does not fit",
+                "the cheapest change with which it fits",
+            ]);
             let left = workshop::entries(&shop.path("run"));
             assert!(left.iter().all(|file| file == ".lock"), "{name}: {left:?}");
             refused += 1;

@@ -101,10 +101,11 @@ impl RunPlan {
     }
 }
 
-/// Whether two ranks need the same: the bytes of every kind in every phase, at the same moment, up to half a percent, which
-/// dividing layers leaves uneven.
+/// Whether two ranks need the same: the same stage, fullest at the same moment in every phase, with the same bytes of every kind, up
+/// to half a percent of the whole, which dividing layers leaves uneven.
 fn is_alike(a: &Plan, b: &Plan) -> bool {
-    let near = |a: usize, b: usize| a.abs_diff(b) <= (a / 200).max(1 << 16);
+    let slack = (a.arena_bytes() / 200).max(1 << 16);
+    let near = |a: usize, b: usize| a.abs_diff(b) <= slack;
     let phases = || a.phases.iter().zip(&b.phases);
     a.stage == b.stage
         && near(a.arena_bytes(), b.arena_bytes())

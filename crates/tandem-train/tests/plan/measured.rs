@@ -34,12 +34,11 @@ const RUNS: [(&str, usize, &[&str]); 16] = [
     ("zero2", 2, &["compute.sharding=zero2", "reference.kind=model"]),
     ("zero3", 2, &["compute.sharding=zero3", "reference.kind=model", "compute.dtype=bf16"]),
     ("zero3, LoRA int8", 2, &["compute.sharding=zero3", "adapter.rank=4", "compute.format=int8"]),
-    ("zero3, two adapters on 4 bits", 2, &[
-        "compute.sharding=zero3",
-        "adapter.start=START",
-        "compute.format=nf4",
-        "reference.kind=adapter",
-    ]),
+    (
+        "zero3, two adapters on 4 bits",
+        2,
+        &["compute.sharding=zero3", "adapter.start=START", "compute.format=nf4", "reference.kind=adapter"],
+    ),
     ("two stages", 2, &["compute.pipeline=2", "reference.kind=model"]),
 ];
 
