@@ -243,6 +243,9 @@ pub trait WeightSource {
 
     /// The walk is done with this layer for now.
     fn release(&mut self, layer: LayerId);
+
+    /// Nothing is fetched for a while: what was brought need not stay. May do nothing.
+    fn rest(&mut self) {}
 }
 
 /// Where gradients go: an accumulator, a reduction, the host.

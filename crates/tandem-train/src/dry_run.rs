@@ -48,6 +48,7 @@ pub fn reference_pass(
     let walk = StagedWalk { walk, stages: mesh.stages() };
     for batch in batches {
         walk.forward(weights, &batch.forest, Streams::one(&mut Default::default()), false)?;
+        weights.rest();
     }
     Ok(())
 }

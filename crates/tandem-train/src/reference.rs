@@ -95,6 +95,7 @@ impl Reference {
             Self::Model(_) | Self::Followed(_) => {
                 let weights = self.weights().expect("it has some");
                 walk.forward(weights, &batch.forest, Streams::one(scores), false)?;
+                weights.rest();
                 Ok(walk.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
             }
         }
@@ -107,7 +108,10 @@ impl Reference {
     /// # Errors
     /// If weights cannot be had.
     pub fn idle(&mut self, walk: &Walk<'_>) -> Result<()> {
-        self.weights().map_or(Ok(()), |weights| Ok(walk.idle_forward(weights)?))
+        let Some(weights) = self.weights() else { return Ok(()) };
+        walk.idle_forward(weights)?;
+        weights.rest();
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tandem_comm::{Phase, Progress};
 use tandem_kernels::DType;
 use tandem_kernels::ops::HeadScores;
-use tandem_model::{Checkpointing, Decoder, FlatWeights, SavedWalk, Streams, Walk};
+use tandem_model::{Checkpointing, Decoder, FlatWeights, SavedWalk, Streams, Walk, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, Method, ReferenceKind};
@@ -125,10 +125,12 @@ impl Scorer {
         for round in 0..self.rounds(share) {
             let Some(&index) = share.mine.get(round) else {
                 self.idle_forward()?;
+                self.policy.rest();
                 continue;
             };
             let micro = build(share.rows_of(index))?;
             let (_, report) = self.forward(Split::Eval, &micro, &share.totals, mesh, None, None)?;
+            self.policy.rest();
             reports.set(index, &report, mesh.leads());
         }
         reports.exchange(mesh.world())?;
@@ -174,10 +176,12 @@ impl Scorer {
                     // The ranks of one model have as many micro-batches, and idle together when they are through.
                     let Some((index, micro, saved, mut report)) = under_way.pop_front() else {
                         self.idle_backward(learner)?;
+                        self.policy.rest();
                         continue;
                     };
                     self.progress.enter(Phase::Backward);
                     self.backward(learner, &micro, saved, mesh, dropout_key(self.seed, update, index))?;
+                    self.policy.rest();
                     report.in_range = learner.gradients.in_range();
                     reports.set(index, &report, mesh.leads());
                 }

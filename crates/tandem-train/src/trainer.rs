@@ -307,7 +307,7 @@ impl Trainer {
         record.set("tokens_per_second", tokens as f64 / began.elapsed().as_secs_f64());
         record.set("time", self.cursor.seconds);
         record.set_count("memory", resident_peak());
-        record.set_count("arena", self.scorer.device.high_water() as u64);
+        record.set_count("arena", self.scorer.homes.device.high_water() as u64);
         self.log(&record, observer)?;
         if !outcome.updated {
             return self.skipped(&outcome, observer);

@@ -82,6 +82,7 @@ impl RowScores {
         for batch in batches {
             let batch = batch?;
             walk.forward(weights, &batch.forest, Streams::one(&mut scores), false)?;
+            weights.rest();
             if walk.is_last() {
                 let sums = sequence_log_probs(&batch.forest, &scores);
                 for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
@@ -94,6 +95,7 @@ impl RowScores {
         }
         for _ in 0..idle_rounds {
             walk.walk.idle_forward(weights)?;
+            weights.rest();
         }
         if group.size() > 1 {
             group.all_reduce(rows.as_flattened_mut(), Reduction::Sum)?;

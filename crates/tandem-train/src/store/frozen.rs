@@ -141,4 +141,8 @@ impl WeightSource for FrozenWeights {
 
     /// It stays until another is fetched.
     fn release(&mut self, _: LayerId) {}
+
+    fn rest(&mut self) {
+        self.slots.forget();
+    }
 }

@@ -239,6 +239,10 @@ impl WeightSource for Policy {
     fn release(&mut self, layer: LayerId) {
         self.source().release(layer);
     }
+
+    fn rest(&mut self) {
+        self.source().rest();
+    }
 }
 
 /// The reference that shares a policy's base, by itself.

@@ -246,4 +246,8 @@ impl WeightSource for ShardedWeights {
 
     /// It stays until another is fetched.
     fn release(&mut self, _: LayerId) {}
+
+    fn rest(&mut self) {
+        self.slots.forget();
+    }
 }

@@ -57,7 +57,9 @@ impl<C: Send + 'static> Slots<C> {
         Ok(self.courier.group())
     }
 
-    /// Forgets every layer, because what they were made of changes.
+    /// Forgets every layer: what they were made of changes, or the memory is for others. What is left then lies where it lay
+    /// before, whatever the size of the micro-batch that layers were brought for: else its gaps would be those of the batches
+    /// that came before, and the arena would grow beyond its plan.
     pub(super) fn forget(&mut self) {
         // If a layer is under way and fails, the next one says so too.
         drop(self.courier.end());
