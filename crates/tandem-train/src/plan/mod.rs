@@ -290,8 +290,8 @@ impl Rehearsal<'_> {
         let mut flops: f64 = 0.0;
         // Micro-batches of different sizes leave gaps in the arena that those of one size do not.
         if !survey.is_uniform() {
-            let all: Vec<_> =
-                [&survey.smallest, &survey.typical].into_iter().chain(&survey.largest).collect();
+            let between = [&survey.smallest, &survey.typical].into_iter().chain(&survey.others);
+            let all: Vec<_> = between.chain(&survey.largest).collect();
             let rounds = all.len().max(under_way);
             step(&mut scorer, &mut learner, &mut mesh, &all, rounds)?;
         }

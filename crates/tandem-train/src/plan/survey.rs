@@ -53,6 +53,8 @@ pub struct Survey {
     pub typical: MicroBatch,
     /// The one with fewest tokens.
     pub smallest: MicroBatch,
+    /// Some of the sizes in between: gaps between tensors do not grow with a micro-batch.
+    pub others: Vec<MicroBatch>,
     /// Tokens of each micro-batch of the steps that were looked at.
     steps: Vec<Vec<usize>>,
     /// Tokens of a step, each answer with its own copy of the prompt: the mean.
@@ -71,6 +73,9 @@ pub struct Load {
     /// Tokens of the rank that has most of them, the mean over steps.
     pub tokens: f64,
 }
+
+/// Sizes of micro-batches that are rehearsed beside the smallest, a typical one and the largest.
+const OTHERS: usize = 16;
 
 /// Steps whose micro-batches are looked at, at least.
 const LOOK_AHEAD: u64 = 1000;
@@ -179,16 +184,20 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
             consider(&batcher.build(eval, &rows[range])?);
         }
     }
-    let typical = typical(&steps);
-    let rows = batches.rows(typical.0 as u64);
-    let cut = batcher.cut(&prepared.train, rows)[typical.1].clone();
-    let typical = batcher.build(&prepared.train, &rows[cut])?;
+    let mut again = |(step, cut): (usize, usize)| -> Result<MicroBatch> {
+        let rows = batches.rows(step as u64);
+        let cut = batcher.cut(&prepared.train, rows)[cut].clone();
+        batcher.build(&prepared.train, &rows[cut])
+    };
+    let others = others(&steps).into_iter().map(&mut again).collect::<Result<_>>()?;
+    let typical = again(typical(&steps))?;
     let found = |best: Option<(usize, MicroBatch)>| best.expect("a data set has at least one micro-batch").1;
     let per_step = |count: f64| count / looked_at as f64;
     Ok(Survey {
         largest: vec![found(by_tokens), found(by_scored)],
         typical,
         smallest: found(smallest),
+        others,
         steps,
         sequence_tokens: per_step(sequence_tokens as f64),
         rows: per_step(num_rows as f64),
@@ -199,6 +208,19 @@ fn keep_if(best: &mut Option<(usize, MicroBatch)>, batch: &MicroBatch, rank: usi
     if best.as_ref().is_none_or(|(other, _)| rank > *other) {
         *best = Some((rank, batch.clone()));
     }
+}
+
+/// Steps and places of micro-batches of different numbers of tokens, evenly from among all that there are.
+fn others(steps: &[Vec<usize>]) -> Vec<(usize, usize)> {
+    let mut all: Vec<_> = steps
+        .iter()
+        .enumerate()
+        .flat_map(|(step, cuts)| cuts.iter().enumerate().map(move |(cut, &tokens)| (tokens, step, cut)))
+        .collect();
+    all.sort_unstable();
+    all.dedup_by_key(|(tokens, _, _)| *tokens);
+    let count = all.len().min(OTHERS);
+    (0..count).map(|index| all[index * all.len() / count]).map(|(_, step, cut)| (step, cut)).collect()
 }
 
 /// Step and place of a micro-batch of about the mean number of tokens.
@@ -270,6 +292,7 @@ impl Assumed {
             largest: vec![batch.clone()],
             typical: batch.clone(),
             smallest: batch,
+            others: Vec::new(),
             steps: vec![vec![num_tokens; in_step]],
             sequence_tokens: sequence_tokens as f64 * config.train.batch_size as f64 / rows as f64,
             rows: config.train.batch_size as f64,

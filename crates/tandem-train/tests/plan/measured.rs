@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tandem_comm::threads::groups;
+use tandem_kernels::Device;
 use tandem_train::Trainer;
 use tandem_train::events::Silent;
 use tandem_train::plan::Plan;
@@ -19,7 +20,7 @@ const TOLERANCE: f64 = 0.05;
 const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Runs on so many ranks, and what tells them from a plain run.
-const RUNS: [(&str, usize, &[&str]); 16] = [
+const RUNS: [(&str, usize, &[&str]); 20] = [
     ("full f32, precomputed reference", 1, &[]),
     ("full bf16, reference model", 1, &["compute.dtype=bf16", "reference.kind=model"]),
     ("LoRA bf16, base", 1, &["adapter.rank=4", "compute.dtype=bf16", "reference.kind=base"]),
@@ -39,11 +40,35 @@ const RUNS: [(&str, usize, &[&str]); 16] = [
         2,
         &["compute.sharding=zero3", "adapter.start=START", "compute.format=nf4", "reference.kind=adapter"],
     ),
+    ("offload to the host", 1, &["compute.offload=host", "reference.kind=model", "compute.dtype=bf16"]),
+    (
+        "QLoRA, offload to the host",
+        1,
+        &[
+            "adapter.rank=4",
+            "compute.format=nf4",
+            "reference.kind=base",
+            "compute.offload=host",
+            "compute.checkpointing=block",
+            "compute.offload_activations=true",
+        ],
+    ),
+    ("offload to a file", 1, &["compute.offload=nvme", "compute.offload_dir=FOLDER"]),
+    (
+        "zero3, offload to a file",
+        2,
+        &[
+            "compute.offload=nvme",
+            "compute.offload_dir=FOLDER",
+            "compute.sharding=zero3",
+            "reference.kind=model",
+        ],
+    ),
     ("two stages", 2, &["compute.pipeline=2", "reference.kind=model"]),
 ];
 
-/// Bytes that each rank was told to take, and took.
-fn planned_and_taken(small: &Small, ranks: usize, settings: &[&str]) -> Vec<(usize, usize)> {
+/// Bytes that each rank was told to take, and took: of its arena, of host memory beside it, of its file.
+fn planned_and_taken(small: &Small, ranks: usize, settings: &[&str]) -> Vec<[(usize, usize); 3]> {
     let devices = format!("compute.devices=cpu:{ranks}");
     let settings = [&["compute.threads=1", &devices], settings].concat();
     let config = small.config("run", &settings);
@@ -57,7 +82,13 @@ fn planned_and_taken(small: &Small, ranks: usize, settings: &[&str]) -> Vec<(usi
                 trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
                 let prepared = Prepared::open(config, &mut Silent).unwrap();
                 let plan = Plan::make(config, &prepared, rank, ranks).unwrap();
-                (plan.arena_bytes(), trainer.device().high_water())
+                let homes = trainer.homes();
+                let taken = |memory: Option<&Device>| memory.map_or(0, Device::high_water);
+                [
+                    (plan.arena_bytes(), trainer.device().high_water()),
+                    (plan.host_bytes(), taken(homes.host())),
+                    (plan.file_bytes(), taken(homes.file())),
+                ]
             })
         };
         let ranks: Vec<_> = groups(ranks, DEADLINE).into_iter().map(rank).collect();
@@ -70,16 +101,27 @@ fn the_arena_takes_what_was_planned() {
     let small = Small::new("dpo");
     small.finish("start", Start::Fresh, &["adapter.rank=4", "reference.kind=base"]);
     let start = format!("adapter.start={}", small.path("start/final").display());
+    let folder = format!("compute.offload_dir={}", small.path("").display());
     let mut wrong = String::new();
     for (name, ranks, settings) in RUNS {
-        let settings: Vec<&str> =
-            settings.iter().map(|&s| if s == "adapter.start=START" { &start } else { s }).collect();
-        for (rank, (planned, taken)) in planned_and_taken(&small, ranks, &settings).into_iter().enumerate() {
-            let ratio = taken as f64 / planned as f64;
-            let line = format!("{name}, rank {rank}: {planned} planned, {taken} taken, {ratio:.4}\n");
-            print!("{line}");
-            if (ratio - 1.0).abs() > TOLERANCE {
-                wrong += &line;
+        let place = |&setting: &&'static str| match setting {
+            "adapter.start=START" => &start[..],
+            "compute.offload_dir=FOLDER" => &folder[..],
+            other => other,
+        };
+        let settings: Vec<&str> = settings.iter().map(place).collect();
+        for (rank, memories) in planned_and_taken(&small, ranks, &settings).into_iter().enumerate() {
+            for (memory, (planned, taken)) in ["arena", "host", "file"].iter().zip(memories) {
+                if (planned, taken) == (0, 0) {
+                    continue;
+                }
+                let ratio = taken as f64 / planned as f64;
+                let line =
+                    format!("{name}, rank {rank}, {memory}: {planned} planned, {taken} taken, {ratio:.4}\n");
+                print!("{line}");
+                if (ratio - 1.0).abs() > TOLERANCE {
+                    wrong += &line;
+                }
             }
         }
     }
