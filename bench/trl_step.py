@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Times TRL's DPO step on a task made by make_task.py: one process, one configuration.
 
-    python trl_step.py TASK --dtype f32|autocast|bf16 --reference model|precompute --attention sdpa|eager --steps N
+    python trl_step.py TASK --dtype f32|autocast|bf16 --reference model|base|precompute --attention sdpa|eager
+        --adapter full|lora|qlora --steps N
 
 Prints one JSON object a line: {"step", "loss", "grad_norm", "seconds", "cpu_seconds", "real_tokens", "all_tokens"}.
 A step is timed from the end of the one before to its own end, so that the batch, the optimiser and the log are in it;
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 from datasets import load_dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PrinterCallback, TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
 
@@ -46,11 +47,42 @@ class StepTimer(TrainerCallback):
                               "cpu_seconds": cpu, "real_tokens": real, "all_tokens": total}), flush=True)
 
 
+def quantization(args):
+    """NF4 with double quantisation, dequantised to the type of the products."""
+    if args.adapter != "qlora":
+        return None
+    compute = torch.float32 if args.dtype == "f32" else torch.bfloat16
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                              bnb_4bit_compute_dtype=compute)
+
+
+def adapter_config(args):
+    """What the task's adapter is. The trainer makes the adapter of it, so that its reference is the base; an adapter that
+    was there before would be its own reference, a copy of it."""
+    if args.adapter == "full":
+        return None
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(args.task / "adapter")
+    config.inference_mode = False
+    return config
+
+
+def start_adapter(model, folder: Path) -> None:
+    """Gives the trainer's adapter the numbers that Tandem's starts from."""
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    result = set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+    if result.unexpected_keys:
+        raise SystemExit(f"the adapter has {result.unexpected_keys}, which the model does not")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", type=Path)
     parser.add_argument("--dtype", choices=["f32", "autocast", "bf16"], default="f32")
-    parser.add_argument("--reference", choices=["model", "precompute"], default="model")
+    parser.add_argument("--reference", choices=["model", "base", "precompute"], default="model")
+    parser.add_argument("--adapter", choices=["full", "lora", "qlora"], default="full")
     parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
@@ -62,7 +94,8 @@ def main() -> None:
     folder = args.task / "model"
 
     def load():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=args.attention)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=args.attention,
+                                                    quantization_config=quantization(args))
 
     rows = load_dataset("json", data_files=str(args.task / "pairs.jsonl"), split="train",
                         cache_dir=os.environ.get("BENCH_CACHE"))
@@ -77,8 +110,10 @@ def main() -> None:
     )
     trainer = DPOTrainer(
         model=load(), ref_model=load() if args.reference == "model" else None, args=config, train_dataset=rows,
-        processing_class=AutoTokenizer.from_pretrained(folder),
+        processing_class=AutoTokenizer.from_pretrained(folder), peft_config=adapter_config(args),
     )
+    if args.adapter != "full":
+        start_adapter(trainer.model, args.task / "adapter")
     batches = []
     collate = trainer.data_collator
 
