@@ -2,7 +2,7 @@
 """Times TRL's DPO step on a task made by make_task.py: one process, one configuration.
 
     python trl_step.py TASK --dtype f32|autocast|bf16 --reference model|base|precompute --attention sdpa|eager
-        --adapter full|lora|qlora --steps N
+        --adapter full|lora|qlora --steps N --pairs N
 
 Prints one JSON object a line: {"step", "loss", "grad_norm", "seconds", "cpu_seconds", "real_tokens", "all_tokens"}.
 A step is timed from the end of the one before to its own end, so that the batch, the optimiser and the log are in it;
@@ -86,10 +86,10 @@ def main() -> None:
     parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pairs", type=int, required=True, help="pairs per step")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    task = json.loads((args.task / "task.json").read_text())
     dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
     folder = args.task / "model"
 
@@ -99,14 +99,14 @@ def main() -> None:
 
     rows = load_dataset("json", data_files=str(args.task / "pairs.jsonl"), split="train",
                         cache_dir=os.environ.get("BENCH_CACHE"))
-    rows = rows.select(range(args.steps * task["pairs_per_step"]))
+    rows = rows.select(range(args.steps * args.pairs))
     config = DPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="trl-bench-"), per_device_train_batch_size=task["pairs_per_step"],
+        output_dir=tempfile.mkdtemp(prefix="trl-bench-"), per_device_train_batch_size=args.pairs,
         max_steps=args.steps, learning_rate=1e-4, lr_scheduler_type="linear", warmup_steps=2, optim="adamw_torch",
         weight_decay=0.0, max_grad_norm=1.0, beta=0.1, max_length=1024, train_sampling_strategy="sequential",
         logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, seed=42,
         bf16=args.dtype == "autocast", gradient_checkpointing=False,
-        precompute_ref_log_probs=args.reference == "precompute", precompute_ref_batch_size=task["pairs_per_step"],
+        precompute_ref_log_probs=args.reference == "precompute", precompute_ref_batch_size=args.pairs,
     )
     trainer = DPOTrainer(
         model=load(), ref_model=load() if args.reference == "model" else None, args=config, train_dataset=rows,
