@@ -35,7 +35,7 @@ fn documented_keys(text: &str, heading: &str) -> BTreeSet<String> {
 #[test]
 fn every_key_is_documented_and_every_documented_key_exists() {
     let (shop, text) = (Workshop::new(), document("docs/config.md"));
-    let tables = ["reference", "data", "objective", "train", "compute"];
+    let tables = ["adapter", "reference", "data", "objective", "train", "compute"];
     for table in tables {
         assert_eq!(documented_keys(&text, &format!("`[{table}]`")), known_keys(&shop, table), "[{table}]");
     }
