@@ -201,9 +201,13 @@ impl Display for Advice {
         if !effects.is_empty() {
             writeln!(f, "(this changes the run: {})", effects.join("; "))?;
         }
+        let host = match self.plan.fullest().host_bytes() {
+            0 => String::new(),
+            bytes => format!(", {} of host memory", in_words(bytes as u64)),
+        };
         writeln!(
             f,
-            "it then needs {} a rank, and about {} a step",
+            "it then needs {} a rank{host}, and about {} a step",
             in_words(self.plan.fit().needed),
             seconds(self.plan.estimate.step_seconds)
         )?;
