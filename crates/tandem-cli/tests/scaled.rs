@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use workshop::Workshop;
 
 /// What a rank of the small model needs, times 256, to what one of Phi-2 needs.
-const RATIO: std::ops::Range<f64> = 0.98..1.1;
+const RATIO: std::ops::Range<f64> = 0.95..1.1;
 
 const CAP: u64 = (22 << 30) / 256;
 
