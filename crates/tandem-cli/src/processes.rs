@@ -38,7 +38,7 @@ pub fn train(
     }
     tandem_train::mesh::check(&config, *num_processes)?;
     if let Some(warning) = tandem_train::homes::check(&config.compute)? {
-        tandem_train::Observer::event(watcher, &tandem_train::Event::Warning(&warning));
+        watcher.event(&tandem_train::Event::Warning(&warning));
     }
     // Without a word from the user the ranks of a machine share its cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
