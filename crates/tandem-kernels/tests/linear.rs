@@ -3,6 +3,7 @@
 mod support;
 
 use support::{BF16_ROUNDOFF, F32_ROUNDOFF, Matrix, assert_close, devices};
+use tandem_kernels::ops::LowRank;
 use tandem_kernels::{DType, Device, KernelError, Kind, ops};
 
 /// Tokens, inputs, outputs: one of each, primes, around the kernels' tile and block sizes.
@@ -48,6 +49,24 @@ fn check(what: &str, found: &[f32], expected: &[f64], magnitude: &[f64], terms: 
     let rounding = if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF };
     assert_close(what, found, expected, |i| {
         (terms + 4) as f64 * F32_ROUNDOFF * magnitude[i] + rounding * expected[i].abs() + 1e-37
+    });
+}
+
+/// As [`check`], of a product of m × k and k × n with a term. Where one of these is short the term is a product of its own, and what
+/// it is added to has been rounded.
+fn check_with_term(
+    what: &str,
+    found: &[f32],
+    expected: &[f64],
+    magnitude: &[f64],
+    [n, k, rank]: [usize; 3],
+    dtype: DType,
+) {
+    let rounding = if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF };
+    let twice = if n.min(k) <= 32 { rounding } else { 0.0 };
+    assert_close(what, found, expected, |i| {
+        let terms = (k + rank + 4) as f64 * F32_ROUNDOFF;
+        (terms + twice) * magnitude[i] + rounding * expected[i].abs() + 1e-37
     });
 }
 
@@ -113,6 +132,58 @@ fn forward_added_to_what_is_there() {
     });
 }
 
+/// A low-rank term is summed with the product, and rounded once with it.
+#[test]
+fn forward_with_a_low_rank_term() {
+    for_all(|what, device, (t, k, n), dtype, out, pad| {
+        for rank in [1, 16, 70] {
+            let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, pad);
+            let (x, w, h, b) = (matrix(1, t, k), matrix(2, n, k), matrix(3, t, rank), matrix(4, n, rank));
+            let residual = Matrix::new(device, 5, (t, n), DType::F32, pad);
+            let (products, magnitudes) = reference(
+                (t, n, k + rank),
+                |i, p| if p < k { x.values[i * k + p] } else { h.values[i * rank + p - k] },
+                |p, j| if p < k { w.values[j * k + p] } else { b.values[j * rank + p - k] },
+            );
+            for with_residual in [false, true] {
+                let mut y = Matrix::new(device, 6, (t, n), out, pad);
+                let r = with_residual.then(|| residual.view());
+                let low_rank = LowRank { h: h.view(), b: b.view() };
+                ops::linear_low_rank(device, x.view(), w.view(), low_rank, None, r, y.view_mut()).unwrap();
+                let add = |i: usize| if with_residual { residual.values[i] } else { 0.0 };
+                let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + add(i)).collect();
+                let magnitude: Vec<f64> =
+                    magnitudes.iter().enumerate().map(|(i, m)| m + add(i).abs()).collect();
+                let what = format!("{what}, rank {rank}, residual {with_residual}");
+                check_with_term(&what, &y.read(device), &expected, &magnitude, [n, k, rank], out);
+                assert!(y.padding_is_intact(device), "{what}: wrote outside");
+            }
+        }
+    });
+}
+
+/// An adapter that has not learned anything leaves the bits of its base.
+#[test]
+fn a_term_of_zeros_leaves_the_bits() {
+    let rank = 24;
+    let shapes = [(137, 2100, 90), (70, 31, 40), (70, 40, 31), (9, 50, 60)];
+    for ((isa, device), (t, k, n)) in devices(2).iter().flat_map(|level| shapes.map(|shape| (level, shape))) {
+        for dtype in [DType::F32, DType::Bf16] {
+            for out in [DType::F32, DType::Bf16] {
+                let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, 0);
+                let (x, w, h) = (matrix(1, t, k), matrix(2, n, k), matrix(3, t, rank));
+                let zeros = device.zeros(Kind::Activations, n, rank, dtype).unwrap();
+                let [mut with, mut without] = [4, 5].map(|seed| Matrix::new(device, seed, (t, n), out, 0));
+                let low_rank = LowRank { h: h.view(), b: zeros.view() };
+                ops::linear_low_rank(device, x.view(), w.view(), low_rank, None, None, with.view_mut())
+                    .unwrap();
+                ops::linear(device, x.view(), w.view(), None, None, without.view_mut()).unwrap();
+                assert!(with.read(device) == without.read(device), "{} {dtype} to {out}", isa.name());
+            }
+        }
+    }
+}
+
 /// So long that the weights are packed in several ranges of outputs.
 #[test]
 fn a_very_long_sum() {
@@ -147,6 +218,35 @@ fn gradient_to_the_input() {
             let what = format!("{what}, accumulate {accumulate}");
             check(&what, &dx.read(device), &expected, &magnitude, n, out);
             assert!(dx.padding_is_intact(device), "{what}: wrote outside");
+        }
+    });
+}
+
+#[test]
+fn gradient_to_the_input_with_a_low_rank_term() {
+    for_all(|what, device, (t, k, n), dtype, out, pad| {
+        for rank in [1, 16, 70] {
+            let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, pad);
+            let (dy, w, dh, a) = (matrix(1, t, n), matrix(2, n, k), matrix(3, t, rank), matrix(4, rank, k));
+            let (products, magnitudes) = reference(
+                (t, k, n + rank),
+                |i, p| if p < n { dy.values[i * n + p] } else { dh.values[i * rank + p - n] },
+                |p, j| if p < n { w.values[p * k + j] } else { a.values[(p - n) * k + j] },
+            );
+            for accumulate in [false, true] {
+                let mut dx = Matrix::new(device, 5, (t, k), out, pad);
+                let low_rank = (dh.view(), a.view());
+                let (dy, w) = (dy.view(), w.view());
+                ops::linear_low_rank_backward_input(device, dy, w, low_rank, dx.view_mut(), accumulate)
+                    .unwrap();
+                let before = |i: usize| if accumulate { dx.values[i] } else { 0.0 };
+                let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + before(i)).collect();
+                let magnitude: Vec<f64> =
+                    magnitudes.iter().enumerate().map(|(i, m)| m + before(i).abs()).collect();
+                let what = format!("{what}, rank {rank}, accumulate {accumulate}");
+                check_with_term(&what, &dx.read(device), &expected, &magnitude, [k, n, rank], out);
+                assert!(dx.padding_is_intact(device), "{what}: wrote outside");
+            }
         }
     });
 }

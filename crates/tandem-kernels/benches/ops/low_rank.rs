@@ -18,6 +18,7 @@ pub fn run(bench: &Bench) {
             let name = format!("low_rank {dtype} {TOKENS}x{width}x{width}, r = {RANK}");
             if bench.wants(&name) {
                 let layer = Layer::new(bench, dtype, width);
+                layer.run_whole(&name);
                 layer.run(&name);
                 layer.run_magnitudes(&name);
             }
@@ -87,6 +88,45 @@ impl<'a> Layer<'a> {
         self.line(&format!("{name}: db += dyT h"), *dtype, 1, |[dy, _]| {
             ops::linear_backward_weight(device, dy.view(), h.view(), db.view_mut(), true).expect("fits");
         });
+    }
+
+    /// The layer's own products with their terms, in turns with the same without.
+    fn run_whole(&self, name: &str) {
+        let Self { bench, dtype, width, factors: [a, b, h], .. } = self;
+        let device = &bench.device;
+        let w = bench.matrix(*width, *width, *dtype);
+        let mut turns = [(); 4].map(|()| Self::turns(bench, *width, [*dtype, DType::F32]));
+        let [with, without, back_with, back_without] = &mut turns;
+        let alternatives: [&mut dyn FnMut(); 4] = [
+            &mut || {
+                let [x, y] = with.next();
+                let low_rank = ops::LowRank { h: h.view(), b: b.view() };
+                ops::linear_low_rank(device, x.view(), w.view(), low_rank, None, None, y.view_mut())
+                    .expect("fits");
+            },
+            &mut || {
+                let [x, y] = without.next();
+                ops::linear(device, x.view(), w.view(), None, None, y.view_mut()).expect("fits");
+            },
+            &mut || {
+                let [dy, dx] = back_with.next();
+                let term = (h.view(), a.view());
+                ops::linear_low_rank_backward_input(device, dy.view(), w.view(), term, dx.view_mut(), false)
+                    .expect("fits");
+            },
+            &mut || {
+                let [dy, dx] = back_without.next();
+                ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), false).expect("fits");
+            },
+        ];
+        let [with, without, back_with, back_without] = median_seconds(alternatives);
+        let work = |rank: usize| Work::Flops(2.0 * (TOKENS * width * (width + rank)) as f64, *dtype);
+        for (what, with, without) in
+            [("y = x wT + h bT", with, without), ("dx = dy w + dh a", back_with, back_without)]
+        {
+            let note = format!(", {:.3} x the same without the term", with / without);
+            bench.print(&format!("{name}: {what}"), work(RANK), with, &note);
+        }
     }
 
     /// What DoRA adds: norms of the rows of the weight with its low-rank term, a factor for each column of the output, and the

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::elementary::{exp, softcap};
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
-use super::{Cpu, Operand, Product, scratch};
+use super::{Cpu, Operand, Product, Term, scratch};
 use crate::ops::{
     ELSEWHERE, FIRST, HeadGradients, HeadParts, HeadShape, HeadWeights, LowRank, NOT_HERE, PASSED_OVER,
     Targets,
@@ -22,14 +22,14 @@ fn predictions_of(targets: &Targets, rows: Range<usize>) -> Range<usize> {
 }
 
 /// `hidden weightᵀ + bias + h bᵀ` of a range of rows, before scale and softcap.
-fn multiply(cpu: &Cpu, hidden: View, weights: &HeadWeights, rows: Range<usize>, mut logits: ViewMut) {
+fn multiply(cpu: &Cpu, hidden: View, weights: &HeadWeights, rows: Range<usize>, logits: ViewMut) {
     let HeadWeights { weight, bias, low_rank } = *weights;
     let (a, b) = (Operand::rows_of(hidden.row_range(rows.clone())), Operand::rows_of(weight));
-    Product { a, b, c: logits.reborrow(), accumulate: false, bias, residual: None }.run(cpu);
-    if let Some(LowRank { h, b }) = low_rank {
-        let (a, b) = (Operand::rows_of(h.row_range(rows)), Operand::rows_of(b));
-        Product { a, b, c: logits, accumulate: true, bias: None, residual: None }.run(cpu);
-    }
+    let term = low_rank.map(|LowRank { h, b }| Term {
+        a: Operand::rows_of(h.row_range(rows.clone())),
+        b: Operand::rows_of(b),
+    });
+    Product { a, b, term, c: logits, accumulate: false, bias, residual: None }.run(cpu);
 }
 
 /// Where the logits of a chunk of rows go: among the kept ones if all of them are to be kept, else into the buffer that
@@ -205,7 +205,9 @@ fn back_from_logits(
     rows: Range<usize>,
     gradients: &mut HeadGradients,
 ) {
-    let product = |a, b, c, accumulate| Product { a, b, c, accumulate, bias: None, residual: None }.run(cpu);
+    let product = |a, b, c, accumulate| {
+        Product { a, b, term: None, c, accumulate, bias: None, residual: None }.run(cpu)
+    };
     let dhidden = gradients.hidden.reborrow().row_range(rows.clone());
     product(Operand::rows_of(gradient), Operand::columns_of(weights.weight), dhidden, false);
     if let Some(weight) = &mut gradients.weight {

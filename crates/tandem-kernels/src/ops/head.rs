@@ -5,7 +5,7 @@
 //! others again: a product less, the same bits. Logits are computed in f32 from operands of the compute type.
 
 use crate::cpu::head as kernel;
-use crate::ops::{ELSEWHERE, HeadParts, PASSED_OVER, check};
+use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
 use crate::{DType, Device, KernelError, Kind, Result, Tensor, View, ViewMut};
 
 /// Rows whose logits are held at once: up to 128 MiB of them. Every chunk reads all weights and passes over their
@@ -73,15 +73,6 @@ impl<'a> HeadWeights<'a> {
             (term.h.rows() as f64 * term.b.len() as f64, check::bytes(&[&term.h, &term.b]))
         })
     }
-}
-
-/// A low-rank term of the logits, `h · bᵀ`; both of the type of the hidden rows.
-#[derive(Clone, Copy)]
-pub struct LowRank<'a> {
-    /// `[R,r]`: what the adapter's first factor, and its scale, made of the hidden rows.
-    pub h: View<'a>,
-    /// `[V,r]`: the adapter's second factor.
-    pub b: View<'a>,
 }
 
 /// Where [`head_backward`] puts gradients. All but `hidden` are skipped if `None`.

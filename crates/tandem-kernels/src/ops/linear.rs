@@ -4,7 +4,8 @@
 //! The bits of the result do not depend on the number of threads.
 
 use super::check;
-use crate::cpu::{Operand, Product};
+use super::low_rank::LowRank;
+use crate::cpu::{Operand, Product, Term};
 use crate::{Device, Result, View, ViewMut};
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
@@ -21,23 +22,59 @@ pub fn linear(
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    const OP: &str = "linear";
+    forward(device, "linear", x, w, None, bias, residual, y)
+}
+
+/// `y[T,N] = x[T,K] · w[N,K]ᵀ + h[T,R] · b[N,R]ᵀ (+ bias[1,N]) (+ residual[T,N])`. A term of zeros leaves the bits of [`linear`].
+///
+/// `x`, `w`, `h` and `b` share one type; `bias` and `residual` are f32; `y` is either type.
+///
+/// # Errors
+/// If shapes or types do not fit.
+pub fn linear_low_rank(
+    device: &Device,
+    x: View,
+    w: View,
+    low_rank: LowRank,
+    bias: Option<View>,
+    residual: Option<View>,
+    y: ViewMut,
+) -> Result<()> {
+    forward(device, "linear_low_rank", x, w, Some(low_rank), bias, residual, y)
+}
+
+fn forward(
+    device: &Device,
+    op: &'static str,
+    x: View,
+    w: View,
+    low_rank: Option<LowRank>,
+    bias: Option<View>,
+    residual: Option<View>,
+    y: ViewMut,
+) -> Result<()> {
     let ((t, k), n) = (x.shape(), w.rows());
-    check::shape(OP, "w", &w, n, k)?;
-    check::shape(OP, "y", &y, t, n)?;
-    check::same_type(OP, "w", &w, &x)?;
+    check::shape(op, "w", &w, n, k)?;
+    check::shape(op, "y", &y, t, n)?;
+    check::same_type(op, "w", &w, &x)?;
+    if let Some(LowRank { h, b }) = &low_rank {
+        check::shape(op, "h", h, t, b.cols())?;
+        check::shape(op, "b", b, n, h.cols())?;
+        check::same_type(op, "h", h, &x)?;
+        check::same_type(op, "b", b, &x)?;
+    }
     if let Some(bias) = bias {
-        check::shape(OP, "bias", &bias, 1, n)?;
-        check::is_f32(OP, "bias", &bias)?;
+        check::shape(op, "bias", &bias, 1, n)?;
+        check::is_f32(op, "bias", &bias)?;
     }
     if let Some(residual) = residual {
-        check::shape(OP, "residual", &residual, t, n)?;
-        check::is_f32(OP, "residual", &residual)?;
+        check::shape(op, "residual", &residual, t, n)?;
+        check::is_f32(op, "residual", &residual)?;
     }
     let extra = bias.map_or(0, |b| b.num_bytes()) + residual.map_or(0, |r| r.num_bytes());
-    let product =
-        Product { a: Operand::rows_of(x), b: Operand::rows_of(w), c: y, accumulate: false, bias, residual };
-    run(device, OP, product, (t, n, k), extra)
+    let (a, b) = (Operand::rows_of(x), Operand::rows_of(w));
+    let term = low_rank.map(|LowRank { h, b }| Term { a: Operand::rows_of(h), b: Operand::rows_of(b) });
+    run(device, op, Product { a, b, term, c: y, accumulate: false, bias, residual }, (t, n, k), extra)
 }
 
 /// `y[T,N] += x[T,K] · w[N,K]ᵀ`: a low-rank term on top of a layer's output.
@@ -53,7 +90,13 @@ pub fn linear_add(device: &Device, x: View, w: View, y: ViewMut) -> Result<()> {
     check::shape(OP, "y", &y, t, n)?;
     check::same_type(OP, "w", &w, &x)?;
     let (a, b) = (Operand::rows_of(x), Operand::rows_of(w));
-    run(device, OP, Product { a, b, c: y, accumulate: true, bias: None, residual: None }, (t, n, k), 0)
+    run(
+        device,
+        OP,
+        Product { a, b, term: None, c: y, accumulate: true, bias: None, residual: None },
+        (t, n, k),
+        0,
+    )
 }
 
 /// `dx[T,K] = dy[T,N] · w[N,K]`, or `+=` if `accumulate`.
@@ -69,20 +112,49 @@ pub fn linear_backward_input(
     dx: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    const OP: &str = "linear_backward_input";
+    backward_input(device, "linear_backward_input", dy, w, None, dx, accumulate)
+}
+
+/// `dx[T,K] = dy[T,N] · w[N,K] + dh[T,R] · a[R,K]`, or `+=` if `accumulate`.
+///
+/// All factors share one type; `dx` is either type.
+///
+/// # Errors
+/// If shapes or types do not fit.
+pub fn linear_low_rank_backward_input(
+    device: &Device,
+    dy: View,
+    w: View,
+    (dh, a): (View, View),
+    dx: ViewMut,
+    accumulate: bool,
+) -> Result<()> {
+    backward_input(device, "linear_low_rank_backward_input", dy, w, Some((dh, a)), dx, accumulate)
+}
+
+fn backward_input(
+    device: &Device,
+    op: &'static str,
+    dy: View,
+    w: View,
+    low_rank: Option<(View, View)>,
+    dx: ViewMut,
+    accumulate: bool,
+) -> Result<()> {
     let ((t, n), k) = (dy.shape(), w.cols());
-    check::shape(OP, "w", &w, n, k)?;
-    check::shape(OP, "dx", &dx, t, k)?;
-    check::same_type(OP, "w", &w, &dy)?;
-    let product = Product {
-        a: Operand::rows_of(dy),
-        b: Operand::columns_of(w),
-        c: dx,
-        accumulate,
-        bias: None,
-        residual: None,
-    };
-    run(device, OP, product, (t, k, n), 0)
+    check::shape(op, "w", &w, n, k)?;
+    check::shape(op, "dx", &dx, t, k)?;
+    check::same_type(op, "w", &w, &dy)?;
+    if let Some((dh, a)) = &low_rank {
+        check::shape(op, "dh", dh, t, a.rows())?;
+        check::shape(op, "a", a, dh.cols(), k)?;
+        check::same_type(op, "dh", dh, &dy)?;
+        check::same_type(op, "a", a, &dy)?;
+    }
+    let (a, b) = (Operand::rows_of(dy), Operand::columns_of(w));
+    let term = low_rank.map(|(dh, a)| Term { a: Operand::rows_of(dh), b: Operand::columns_of(a) });
+    let product = Product { a, b, term, c: dx, accumulate, bias: None, residual: None };
+    run(device, op, product, (t, k, n), 0)
 }
 
 /// `dw[N,K] = dy[T,N]ᵀ · x[T,K]`, or `+=` if `accumulate`. `dw` is f32; `dy` and `x` share one type.
@@ -105,6 +177,7 @@ pub fn linear_backward_weight(
     let product = Product {
         a: Operand::columns_of(dy),
         b: Operand::columns_of(x),
+        term: None,
         c: dw,
         accumulate,
         bias: None,
@@ -124,6 +197,7 @@ fn run(
     match device {
         Device::Cpu(cpu) => product.run(cpu),
         Device::Meta(ledger) => {
+            let k = k + product.term.map_or(0, |term| term.depth());
             let read = (m + n) * k * product.a.dtype().size() + extra_bytes;
             let written = m * n * product.c.dtype().size() * if product.accumulate { 2 } else { 1 };
             ledger.record(op, 2.0 * m as f64 * n as f64 * k as f64, (read + written) as f64);

@@ -30,13 +30,16 @@ pub use elementwise::{divide, fill, mix};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum};
 pub use head::{
-    HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, LowRank, Targets, head, head_backward,
+    HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
     head_keeping, head_part,
 };
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
-pub use linear::{bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight};
-pub use low_rank::low_rank_row_norms;
+pub use linear::{
+    bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, linear_low_rank,
+    linear_low_rank_backward_input,
+};
+pub use low_rank::{LowRank, low_rank_row_norms};
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optimizer::{

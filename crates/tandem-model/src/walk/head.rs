@@ -262,9 +262,14 @@ impl Walk<'_> {
         let vocab = self.decoder.spec().vocab_size;
         let mut logits = self.device.alloc(Kind::Head, hidden.rows(), vocab, DType::F32)?;
         let (x, bias) = (normed.output(), head.get(Part::HeadBias));
-        ops::linear(self.device, x, head.require(part)?, bias, None, logits.view_mut())?;
-        if let Some(term) = head.low_rank(Part::HeadWeight) {
-            self.add_low_rank(&term, x, logits.view_mut())?;
+        let weight = head.require(part)?;
+        match head.low_rank(Part::HeadWeight) {
+            None => ops::linear(self.device, x, weight, bias, None, logits.view_mut())?,
+            Some(term) => {
+                let (_, hidden) = self.terms_hidden(&term, x)?;
+                let low_rank = ops::LowRank { h: hidden.view(), b: term.b };
+                ops::linear_low_rank(self.device, x, weight, low_rank, bias, None, logits.view_mut())?;
+            }
         }
         weights.release(layer);
         Ok(logits)

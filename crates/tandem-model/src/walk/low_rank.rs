@@ -3,7 +3,7 @@
 //! With DoRA (<https://arxiv.org/abs/2402.09353>, section 4.3) what matrix and terms give, `z`, is scaled by column, `y = g ⊙ z` with
 //! `g = m / ‖W + s B A‖` by row of the matrix; the norm counts as a constant in backward, as in `peft`.
 
-use tandem_kernels::{DType, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Kind, Tensor, View, ViewMut, ops};
 
 use super::Walk;
 use crate::Result;
@@ -43,20 +43,54 @@ impl Walk<'_> {
         let Some(term) = weights.low_rank(weight) else {
             return Ok(ops::linear(self.device, x, w, bias, residual, y.view_mut())?);
         };
+        let hidden = {
+            let dropped = self.dropped(&term, x)?;
+            self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?
+        };
         if term.magnitude.is_none() {
-            ops::linear(self.device, x, w, bias, residual, y.view_mut())?;
-            return self.add_low_rank(&term, x, y.view_mut());
+            return self.with_terms(&term, x, w, hidden.view(), bias, residual, y.view_mut());
         }
         let factors = self.factors(&term, w)?;
-        ops::linear(self.device, x, w, None, None, y.view_mut())?;
-        self.add_low_rank(&term, x, y.view_mut())?;
+        self.with_terms(&term, x, w, hidden.view(), None, None, y.view_mut())?;
         ops::scale_columns(self.device, y.view_mut(), factors.view(), bias)?;
         residual.map_or(Ok(()), |residual| Ok(ops::add(self.device, residual, y.view_mut())?))
     }
 
+    /// `y = x · wᵀ + terms (+ bias) (+ residual)`, terms from `s · x̃ Aᵀ`.
+    fn with_terms(
+        &self,
+        term: &LowRank,
+        x: View,
+        w: View,
+        hidden: View,
+        bias: Option<View>,
+        residual: Option<View>,
+        y: ViewMut,
+    ) -> Result<()> {
+        let spread = self.spread_b(term, w.rows())?;
+        let b = spread.as_ref().map_or(term.b, Tensor::view);
+        let low_rank = ops::LowRank { h: hidden, b };
+        Ok(ops::linear_low_rank(self.device, x, w, low_rank, bias, residual, y)?)
+    }
+
+    /// What takes the sites' hidden columns to `rows` outputs `[N, S·r]`, if it is not `B` itself: each `B` at its site's rows
+    /// and hidden columns, zeros elsewhere. It is small, and one product then writes the output once.
+    fn spread_b(&self, term: &LowRank, rows: usize) -> Result<Option<Tensor>> {
+        if let [site] = term.sites
+            && site.rows == (0..rows)
+        {
+            return Ok(None);
+        }
+        let mut spread = self.device.zeros(Kind::Activations, rows, term.a.rows(), term.b.dtype())?;
+        for (columns, b, out) in term.each() {
+            ops::cast(self.device, b, spread.view_mut().row_range(out).col_range(columns))?;
+        }
+        Ok(Some(spread))
+    }
+
     /// `x̃`, if it is not `x`.
     pub(super) fn dropped(&self, term: &LowRank, x: View) -> Result<Option<Tensor>> {
-        let Some(key) = self.dropout.filter(|_| term.dropout > 0.0) else { return Ok(None) };
+        let Some(key) = self.drops(term) else { return Ok(None) };
         let mut dropped = self.alloc(x.rows(), x.cols(), x.dtype())?;
         ops::dropout(self.device, x, dropped.view_mut(), key ^ term.place, term.dropout)?;
         Ok(Some(dropped))
@@ -68,15 +102,6 @@ impl Walk<'_> {
         ops::linear(self.device, x, term.a, None, None, hidden.view_mut())?;
         ops::scale(self.device, hidden.view_mut(), term.scale)?;
         Ok(hidden)
-    }
-
-    pub(super) fn add_low_rank(&self, term: &LowRank, x: View, mut y: ViewMut) -> Result<()> {
-        let dropped = self.dropped(term, x)?;
-        let hidden = self.low_rank_hidden(term, dropped.as_ref().map_or(x, Tensor::view))?;
-        for (columns, b, out) in term.each() {
-            ops::linear_add(self.device, hidden.view().col_range(columns), b, y.reborrow().col_range(out))?;
-        }
-        Ok(())
     }
 
     /// `‖W + s B A‖` by row of the sites `[1, Σ rows of sites]`.
@@ -124,16 +149,17 @@ impl Walk<'_> {
         }
         let Some(term) = weights.low_rank(weight) else { return Ok(LowRankBackward::default()) };
         let parts = weight.low_rank().expect("it has terms");
+        let dropped = self.dropped(&term, x)?;
+        let hidden = self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?;
         let dz = match parts.magnitude.filter(|_| term.magnitude.is_some()) {
             Some(part) => {
-                Some(self.magnitude_backward(weights, weight, &term, x, dy, gradients.get_mut(part))?)
+                let d_magnitude = gradients.get_mut(part);
+                Some(self.magnitude_backward(weights, weight, &term, x, hidden.view(), dy, d_magnitude)?)
             }
             None => None,
         };
         let dz_view = dz.as_ref().map_or(dy, Tensor::view);
-        let dropped = self.dropped(&term, x)?;
         let x = dropped.as_ref().map_or(x, Tensor::view);
-        let hidden = self.low_rank_hidden(&term, x)?;
         let mut dh = self.alloc(x.rows(), term.a.rows(), self.dtype)?;
         let mut db = gradients.get_mut(parts.b);
         for ((columns, b, out), site) in term.each().zip(term.sites) {
@@ -164,14 +190,14 @@ impl Walk<'_> {
         weight: Part,
         term: &LowRank,
         x: View,
+        hidden: View,
         dy: View,
         d_magnitude: Option<ViewMut>,
     ) -> Result<Tensor> {
         let w = weights.require(weight)?;
         if let Some(mut d_magnitude) = d_magnitude {
             let mut z = self.alloc(x.rows(), w.rows(), self.dtype)?;
-            ops::linear(self.device, x, w, None, None, z.view_mut())?;
-            self.add_low_rank(term, x, z.view_mut())?;
+            self.with_terms(term, x, w, hidden, None, None, z.view_mut())?;
             let mut dots = self.alloc(1, w.rows(), DType::F32)?;
             ops::column_dots(self.device, dy, z.view(), dots.view_mut(), false)?;
             drop(z);
@@ -205,15 +231,26 @@ impl Walk<'_> {
         accumulate: bool,
     ) -> Result<()> {
         let LowRankBackward { dz, dh } = low_rank;
-        let dy = dz.as_ref().map_or(dy, Tensor::view);
-        ops::linear_backward_input(self.device, dy, weights.require(weight)?, dx.reborrow(), accumulate)?;
-        let Some((term, dh)) = weights.low_rank(weight).zip(dh) else { return Ok(()) };
+        let (dy, w) = (dz.as_ref().map_or(dy, Tensor::view), weights.require(weight)?);
+        let Some((term, dh)) = weights.low_rank(weight).zip(dh) else {
+            return Ok(ops::linear_backward_input(self.device, dy, w, dx, accumulate)?);
+        };
+        if self.drops(&term).is_none() {
+            let low_rank = (dh.view(), term.a);
+            return Ok(ops::linear_low_rank_backward_input(self.device, dy, w, low_rank, dx, accumulate)?);
+        }
+        ops::linear_backward_input(self.device, dy, w, dx.reborrow(), accumulate)?;
         self.low_rank_input(&term, dh.view(), dx)
+    }
+
+    /// What decides which inputs of the terms are dropped, if any are.
+    fn drops(&self, term: &LowRank) -> Option<u64> {
+        self.dropout.filter(|_| term.dropout > 0.0)
     }
 
     /// Adds to `dx` what terms give, from `dh` in the compute type.
     pub(super) fn low_rank_input(&self, term: &LowRank, dh: View, dx: ViewMut) -> Result<()> {
-        let Some(key) = self.dropout.filter(|_| term.dropout > 0.0) else {
+        let Some(key) = self.drops(term) else {
             return Ok(ops::linear_backward_input(self.device, dh, term.a, dx, true)?);
         };
         let mut dropped = self.alloc(dx.rows(), dx.cols(), self.dtype)?;

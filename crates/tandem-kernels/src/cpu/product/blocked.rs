@@ -6,13 +6,14 @@
 //! rows of the task.
 //!
 //! Each element of the result is summed along k in one order within a block, and blocks are added in order. The blocks
-//! of k depend on the length of k alone, so nothing else — threads, tasks, where a tile begins — changes the bits.
+//! of k depend on the length of k alone, so nothing else — threads, tasks, where a tile begins — changes the bits. A second
+//! pair of factors is packed behind the last block and summed with it: the result is written once.
 
 use std::ops::Range;
 
-use super::Product;
 use super::kernel::{Add, Kernel, Out, Tile};
 use super::level::Level;
+use super::{Product, Term};
 use crate::cpu::{Cpu, scratch};
 use crate::{DType, bf16};
 
@@ -28,11 +29,12 @@ const FEWEST_COLUMNS: usize = 256;
 
 /// Computes `product` with the instructions of `L`.
 pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
-    let depth = Depth::of::<L::Kernel>(product.a.depth());
+    let tail = product.term.map_or(0, |term| term.depth());
+    let depth = Depth::of::<L::Kernel>(product.a.depth(), tail);
     // A block after another passes over the result, which keeps their sums if it is f32. A bf16 result is summed by the
     // task, which then needs all blocks.
     let step = if product.c.dtype() == DType::F32 { 1 } else { depth.blocks };
-    let words = depth.lanes(0..step).len() * L::Kernel::WORDS;
+    let words = (depth.lanes(0..step).len() + depth.tail) * L::Kernel::WORDS;
     let most = (PACKED_WORDS / words.max(1)).max(FEWEST_COLUMNS);
     let n = product.b.rows();
     let width = even_part(n, most, L::Kernel::COLUMNS);
@@ -53,25 +55,33 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
     });
 }
 
-/// The lanes along k, cut into blocks of equal length (the last may have fewer). Of the length of k alone.
+/// The lanes along k, cut into blocks of equal length (the last may have fewer). Of the lengths along k alone.
 #[derive(Clone, Copy)]
 struct Depth {
     lanes: usize,
     blocks: usize,
     /// Lanes of a block.
     block: usize,
+    /// Lanes of the second pair of factors, behind those of the last block.
+    tail: usize,
 }
 
 impl Depth {
-    /// Of `elements` elements along k.
-    fn of<K: Kernel>(elements: usize) -> Self {
-        let lanes = elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
+    /// Of `elements` elements along k, and `tail` of the second pair.
+    fn of<K: Kernel>(elements: usize, tail: usize) -> Self {
+        let lanes = |elements: usize| elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
+        let (lanes, tail) = (lanes(elements), lanes(tail));
         let blocks = lanes.div_ceil(K::BLOCK).max(1);
-        Self { lanes, blocks, block: lanes.div_ceil(blocks).next_multiple_of(K::GROUP) }
+        Self { lanes, blocks, block: lanes.div_ceil(blocks).next_multiple_of(K::GROUP), tail }
     }
 
     fn lanes(&self, blocks: Range<usize>) -> Range<usize> {
         (blocks.start * self.block).min(self.lanes)..(blocks.end * self.block).min(self.lanes)
+    }
+
+    /// The second pair's lanes that are packed with these blocks.
+    fn tail(&self, blocks: &Range<usize>) -> usize {
+        if blocks.end == self.blocks { self.tail } else { 0 }
     }
 }
 
@@ -107,9 +117,14 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// The packed lanes.
+    /// The packed lanes, without those of the second pair.
     fn lanes(&self) -> Range<usize> {
         self.depth.lanes(self.blocks.clone())
+    }
+
+    /// Lanes of a packed panel.
+    fn length(&self) -> usize {
+        self.lanes().len() + self.depth.tail(&self.blocks)
     }
 
     /// Packs the second factor.
@@ -120,17 +135,27 @@ impl Part<'_> {
         const LANES: usize = 128;
         let panel = L::Kernel::COLUMNS;
         let (lanes, columns, width) = (self.lanes(), &self.columns, PANELS * panel);
-        let (blocks, pieces) = (columns.len().div_ceil(width), lanes.len().div_ceil(LANES));
+        // The lanes of the second pair are one piece more.
+        let term = self.product.term.filter(|_| self.depth.tail(&self.blocks) > 0);
+        let whole = lanes.len().div_ceil(LANES);
+        let (blocks, pieces) = (columns.len().div_ceil(width), whole + usize::from(term.is_some()));
+        let length = self.length();
         cpu.parallel_for(blocks * pieces, |block| {
-            let (column, lane) = (block / pieces * width, block % pieces * LANES);
+            let (column, piece) = (block / pieces * width, block % pieces);
             let rows = columns.start + column..columns.end.min(columns.start + column + width);
-            let piece = lanes.start + lane..lanes.end.min(lanes.start + lane + LANES);
+            let (factor, lane, piece) = match &term {
+                Some(term) if piece == whole => (&term.b, lanes.len(), 0..self.depth.tail),
+                _ => {
+                    let start = lanes.start + piece * LANES;
+                    (&self.product.b, piece * LANES, start..lanes.end.min(start + LANES))
+                }
+            };
             // SAFETY: the level was chosen for this processor; the buffer holds the lanes of all panels, and blocks
             // write disjoint parts of it.
             unsafe {
-                let offset = (column * lanes.len() + lane * panel) * L::Kernel::WORDS;
-                let stride = panel * lanes.len() * L::Kernel::WORDS;
-                L::pack_columns(&self.product.b, rows, piece, self.packed.get().add(offset), stride);
+                let offset = (column * length + lane * panel) * L::Kernel::WORDS;
+                let stride = panel * length * L::Kernel::WORDS;
+                L::pack_columns(factor, rows, piece, self.packed.get().add(offset), stride);
             }
         });
     }
@@ -232,10 +257,10 @@ pub(super) struct Task<'a> {
 impl Task<'_> {
     /// Words that [`Self::run`] needs: a block of the first factor, and the sums of a bf16 result of several blocks.
     fn buffer_len<K: Kernel>(&self) -> usize {
-        let Depth { blocks, block, .. } = self.part.depth;
+        let Depth { blocks, block, tail, .. } = self.part.depth;
         let is_summed_apart = self.part.product.c.dtype() == DType::Bf16 && blocks > 1;
         let sums = if is_summed_apart { self.columns.len() } else { 0 };
-        self.rows.len().next_multiple_of(K::ROWS) * (block * K::WORDS + sums)
+        self.rows.len().next_multiple_of(K::ROWS) * ((block + tail) * K::WORDS + sums)
     }
 
     /// Computes this task's elements of the result.
@@ -246,17 +271,22 @@ impl Task<'_> {
     #[inline(always)]
     pub(super) unsafe fn run<K: Kernel>(&self, buffer: *mut f32) {
         let Part { product, depth, ref blocks, packed, .. } = *self.part;
-        let all = self.part.lanes();
+        let (all, panel) = (self.part.lanes(), self.part.length());
         // Words of a row in the packed block.
-        let length = depth.block * K::WORDS;
+        let length = (depth.block + depth.tail) * K::WORDS;
         let sums = buffer.wrapping_add(self.rows.len().next_multiple_of(K::ROWS) * length);
         // SAFETY: the caller's promise.
         unsafe { K::begin() };
         for index in blocks.clone() {
             let lanes = depth.lanes(index..index + 1);
+            let tail = depth.tail(&(index..index + 1));
             // SAFETY: the caller's promise.
             unsafe {
                 K::pack_rows(&product.a, self.rows.clone(), lanes.clone(), buffer, K::ROWS * length);
+                if let Some(Term { a, .. }) = product.term.filter(|_| tail > 0) {
+                    let to = buffer.add(lanes.len() * K::ROWS * K::WORDS);
+                    K::pack_rows(&a, self.rows.clone(), 0..tail, to, K::ROWS * length);
+                }
             }
             for column in self.columns.clone().step_by(K::COLUMNS) {
                 for row in (0..self.rows.len()).step_by(K::ROWS) {
@@ -265,9 +295,9 @@ impl Task<'_> {
                     // the words before it; the tile is among this task's elements.
                     unsafe {
                         let a = buffer.add(row * length);
-                        let before = column * all.len() + (lanes.start - all.start) * K::COLUMNS;
+                        let before = column * panel + (lanes.start - all.start) * K::COLUMNS;
                         let b = packed.get().add(before * K::WORDS);
-                        K::multiply(lanes.len(), a, b, &tile);
+                        K::multiply(lanes.len() + tail, a, b, &tile);
                     }
                 }
             }

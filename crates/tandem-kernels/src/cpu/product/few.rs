@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use super::Product;
 use super::kernel::Add;
 use super::lanes::Lanes;
 use super::level::Level;
+use super::{Operand, Product, Term};
 use crate::cpu::Cpu;
 use crate::{DType, Element, with_element};
 
@@ -18,7 +18,10 @@ const BLOCK: usize = 1 << 14;
 
 /// Whether `product` is one of a few rows.
 pub(super) fn takes(product: &Product) -> bool {
-    product.a.rows() <= MOST_ROWS && !product.a.is_transposed() && !product.b.is_transposed()
+    let lie_along_k = |a: &Operand, b: &Operand| !a.is_transposed() && !b.is_transposed();
+    product.a.rows() <= MOST_ROWS
+        && lie_along_k(&product.a, &product.b)
+        && product.term.is_none_or(|Term { a, b }| lie_along_k(&a, &b))
 }
 
 /// Computes `product`.
@@ -78,24 +81,12 @@ unsafe fn tile<V: Lanes, E: Element, const ROWS: usize, const COLS: usize>(
     row: usize,
     column: usize,
 ) {
-    let depth = product.a.depth();
-    let whole = depth - depth % V::LANES;
     // SAFETY: the caller's promise.
     unsafe {
-        let mut a = [std::ptr::null::<E>(); ROWS];
-        for i in 0..ROWS {
-            a[i] = product.a.pointer::<E>().add((row + i) * product.a.stride());
-        }
-        let mut b = [std::ptr::null::<E>(); COLS];
-        for j in 0..COLS {
-            b[j] = product.b.pointer::<E>().add((column + j) * product.b.stride());
-        }
         let mut sums = [[V::splat(0.0); COLS]; ROWS];
-        for k in (0..whole).step_by(V::LANES) {
-            step(&a, &b, k, V::LANES, &mut sums);
-        }
-        if whole < depth {
-            step(&a, &b, whole, depth - whole, &mut sums);
+        add_products::<V, E, ROWS, COLS>(&product.a, &product.b, row, column, &mut sums);
+        if let Some(Term { a, b }) = &product.term {
+            add_products::<V, E, ROWS, COLS>(a, b, row, column, &mut sums);
         }
         let mut dots = [[0.0f32; COLS]; ROWS];
         for i in 0..ROWS {
@@ -107,6 +98,36 @@ unsafe fn tile<V: Lanes, E: Element, const ROWS: usize, const COLS: usize>(
             for j in 0..COLS {
                 put(product, row + i, column + j, dots[i][j]);
             }
+        }
+    }
+}
+
+/// Adds the products along k of rows of `a` from `row` on and of `b` from `column` on.
+#[inline(always)]
+unsafe fn add_products<V: Lanes, E: Element, const ROWS: usize, const COLS: usize>(
+    a: &Operand,
+    b: &Operand,
+    row: usize,
+    column: usize,
+    sums: &mut [[V; COLS]; ROWS],
+) {
+    let depth = a.depth();
+    let whole = depth - depth % V::LANES;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut rows = [std::ptr::null::<E>(); ROWS];
+        for i in 0..ROWS {
+            rows[i] = a.pointer::<E>().add((row + i) * a.stride());
+        }
+        let mut columns = [std::ptr::null::<E>(); COLS];
+        for j in 0..COLS {
+            columns[j] = b.pointer::<E>().add((column + j) * b.stride());
+        }
+        for k in (0..whole).step_by(V::LANES) {
+            step(&rows, &columns, k, V::LANES, sums);
+        }
+        if whole < depth {
+            step(&rows, &columns, whole, depth - whole, sums);
         }
     }
 }

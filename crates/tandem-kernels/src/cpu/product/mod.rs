@@ -70,12 +70,30 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// `c = a · bᵀ (+ bias) (+ residual)`, or `c += a · bᵀ`.
+/// Factors with the rows of a product's, and a length along k of their own.
+#[derive(Clone, Copy)]
+pub(crate) struct Term<'a> {
+    /// `[M, R]`.
+    pub a: Operand<'a>,
+    /// `[N, R]`.
+    pub b: Operand<'a>,
+}
+
+impl Term<'_> {
+    /// R.
+    pub(crate) fn depth(&self) -> usize {
+        self.a.depth()
+    }
+}
+
+/// `c = a · bᵀ (+ term) (+ bias) (+ residual)`, or `c += a · bᵀ (+ term)`.
 pub(crate) struct Product<'a> {
     /// `[M, K]`, f32 or bf16.
     pub a: Operand<'a>,
     /// `[N, K]`, of the same type.
     pub b: Operand<'a>,
+    /// Another pair of factors, of the same type, whose product is added: where the whole is [`blocked`], before it is rounded.
+    pub term: Option<Term<'a>>,
     /// `[M, N]`, f32 or bf16.
     pub c: ViewMut<'a>,
     /// Adds to what `c` holds, rounding a bf16 sum once; not together with a residual.
@@ -102,6 +120,12 @@ impl Product<'_> {
             self.b.rows(),
         );
         assert_eq!(self.a.dtype(), self.b.dtype());
+        assert!(self.term.is_none_or(|Term { a, b }| {
+            a.rows() == m
+                && b.rows() == n
+                && a.depth() == b.depth()
+                && [a, b].iter().all(|x| x.dtype() == self.a.dtype())
+        }));
         assert!(!self.accumulate || self.residual.is_none());
         assert!(
             self.bias.is_none_or(|b| b.shape() == (1, n))

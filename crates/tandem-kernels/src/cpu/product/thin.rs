@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::kernel::prefetch;
-use super::{Operand, Product};
+use super::{Operand, Product, Term};
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::Strided;
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
@@ -64,7 +64,8 @@ impl Short {
     }
 }
 
-/// Computes `product` if one of its dimensions is short; says whether it did.
+/// Computes `product` if one of its dimensions is short; says whether it did. A second pair of factors, which is a product of its
+/// own then, leaves its bits if it is zero, as everywhere.
 pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
     let Some(short) = Short::of(cpu.isa(), product) else { return false };
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
@@ -72,6 +73,10 @@ pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
         Short::Columns => project::<E, C>(cpu, product),
         Short::Rows { is_turned } => reduce::<E, C>(cpu, product, is_turned),
     }));
+    if let Some(Term { a, b }) = product.term {
+        let c = product.c.reborrow();
+        Product { a, b, term: None, c, accumulate: true, bias: None, residual: None }.run(cpu);
+    }
     true
 }
 
