@@ -4,6 +4,7 @@ use tandem_kernels::ops::AttentionShape;
 use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
 
 use super::Walk;
+use super::low_rank::Reduced;
 use crate::Result;
 use crate::layout::Part;
 use crate::spec::{AttentionSpec, NormKind};
@@ -95,16 +96,16 @@ fn query_key_value<'a>(
     (qk.col_range(0..query), qk.col_range(query..both), qkv.view().col_range(both..spec.qkv_width()))
 }
 
-/// From the normalised input `[T,D]` to the heads' outputs.
+/// From the normalised input `[T,D]` to the heads' outputs, and what the projection's low-rank terms leave for backward.
 pub(super) fn forward(
     walk: &Walk,
     weights: &LayerWeights,
     layer: usize,
     input: View,
     attend: &mut dyn Attend,
-) -> Result<Attended> {
+) -> Result<(Attended, Option<Tensor>)> {
     let spec = &walk.decoder.spec().attention;
-    let mut qkv = walk.linear(weights, Part::QkvWeight, Part::QkvBias, input)?;
+    let (mut qkv, reduced) = walk.linear(weights, Part::QkvWeight, Part::QkvBias, input)?;
     let mut normed = if spec.qk_norm { Some(norm_heads(walk, weights, qkv.view())?) } else { None };
     if let Some(table) = walk.decoder.rope() {
         let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
@@ -115,17 +116,19 @@ pub(super) fn forward(
     let mut log_sum_exp = walk.alloc(input.rows(), spec.heads, DType::F32)?;
     let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
     attend.attend(layer, q, k, v, &spec.shape(layer), output.view_mut(), log_sum_exp.view_mut())?;
-    Ok(Attended { operands: Some(Operands { qkv, normed, log_sum_exp }), output: Some(output) })
+    let operands = Some(Operands { qkv, normed, log_sum_exp });
+    Ok((Attended { operands, output: Some(output) }, reduced))
 }
 
 /// From `dy` (compute type; of `picked` rows, if the block went on with those alone) to the gradient of the half's input,
-/// added to `d_input` if `accumulate`.
+/// added to `d_input` if `accumulate`. Of `reduced` it takes what is its own.
 pub(super) fn backward(
     walk: &Walk,
     weights: &LayerWeights,
     layer: usize,
     input: View,
     attended: Attended,
+    reduced: Reduced,
     picked: Option<&[u32]>,
     forest: &Forest,
     dy: View,
@@ -141,7 +144,7 @@ pub(super) fn backward(
     let Operands { qkv, normed, log_sum_exp } = operands;
     let heads = walk.pick(output.view(), picked)?;
     let (weight, bias) = (Part::OutWeight, Part::OutBias);
-    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), dy)?;
+    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy)?;
     drop(heads);
     let mut d_heads = walk.alloc(dy.rows(), spec.query_width(), walk.dtype)?;
     walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut(), false)?;
@@ -178,7 +181,8 @@ pub(super) fn backward(
     }
     drop(qkv);
     let (weight, bias) = (Part::QkvWeight, Part::QkvBias);
-    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, input, d_qkv.view())?;
+    let low_rank =
+        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.qkv, d_qkv.view())?;
     walk.linear_input(weights, weight, d_qkv.view(), low_rank, d_input, accumulate)
 }
 

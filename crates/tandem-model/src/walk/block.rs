@@ -3,6 +3,7 @@
 use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ops};
 
 use super::attention::{self, Attend, Attended, ForestAttention};
+use super::low_rank::Reduced;
 use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
 use super::rows::{BlockRows, Shares};
 use super::{Picked, Walk, mlp};
@@ -61,6 +62,7 @@ struct Inner {
     up: Option<Tensor>,
     /// `[R,F]`.
     hidden: Option<Tensor>,
+    reduced: Reduced,
 }
 
 /// One block with its weights.
@@ -85,11 +87,12 @@ impl Block<'_> {
         // Beside a parallel feed-forward the middle is this rank's term: the block is summed over ranks once, here.
         let (walk, weight, bias) = (self.walk, Part::DownWeight, Part::DownBias);
         let (hidden, middle) = (hidden.view(), middle.view());
-        let y = walk.linear_term(self.weights, weight, bias, hidden, middle, rows.after())?;
+        let (y, reduced) = walk.linear_term(self.weights, weight, bias, hidden, middle, rows.after())?;
         let y = walk.join(y, rows.after())?;
         if keep < Keep::AllButNorms {
             inner.hidden = None;
         }
+        inner.reduced.down = reduced;
         if self.residual() != Residual::Sequential {
             inner.middle = None;
         }
@@ -111,15 +114,17 @@ impl Block<'_> {
         let (walk, weights, residual) = (self.walk, self.weights, self.residual());
         let x = input.as_ref().expect("a block starts with its input").view();
         let mut norm1 = norm(walk, weights, NORM1, x, &rows.tokens)?;
-        let mut attended = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
+        let mut reduced = Reduced::default();
+        let (mut attended, of_qkv) = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
         if keep < Keep::Selective {
             attended.drop_operands();
         }
+        reduced.qkv = of_qkv.filter(|_| keep >= Keep::Selective);
         if keep < Keep::All && residual != (Residual::Parallel { shared_norm: true }) {
             norm1.drop_output();
         }
         let x_picked = walk.pick(x, rows.own_picked())?;
-        let mut middle = {
+        let (mut middle, of_out) = {
             let heads = walk.pick(attended.output(), rows.picked())?;
             let (weight, bias) = (Part::OutWeight, Part::OutBias);
             walk.linear_term(weights, weight, bias, heads.view(), x_picked.view(), rows.after())?
@@ -130,6 +135,7 @@ impl Block<'_> {
         if keep < Keep::Selective {
             attended.drop_output();
         }
+        reduced.out = of_out.filter(|_| keep >= Keep::Selective);
         let mut norm2 = match residual {
             Residual::Sequential => Some(norm(walk, weights, NORM2, middle.view(), rows.after())?),
             Residual::Parallel { shared_norm: false } => {
@@ -141,7 +147,7 @@ impl Block<'_> {
         if keep == Keep::Nothing {
             *input = None;
         }
-        let up = {
+        let (up, of_up) = {
             let read = match &norm2 {
                 Some(norm2) => Picked::All(norm2.output()),
                 None => walk.pick(norm1.output(), rows.picked())?,
@@ -154,7 +160,8 @@ impl Block<'_> {
         }
         let hidden = mlp::activate(walk, up.view())?;
         let up = (keep >= Keep::Selective).then_some(up);
-        Ok(Inner { norm1, attended, middle: Some(middle), norm2, up, hidden: Some(hidden) })
+        reduced.up = of_up.filter(|_| keep >= Keep::Selective);
+        Ok(Inner { norm1, attended, middle: Some(middle), norm2, up, hidden: Some(hidden), reduced })
     }
 
     /// Turns `dx`, the gradient of the residual stream after the block (of the rows that went on), into the one before it
@@ -205,7 +212,7 @@ impl Block<'_> {
             let whole = walk.whole(dx.view(), shares, walk.dtype)?;
             let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
-            self.mlp_backward(up, hidden, norm2.output(), dy, &mut dn, gradients)?;
+            self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn, gradients)?;
         }
         walk.sum_rows(&mut dn, shares)?;
         norm2.drop_output();
@@ -223,7 +230,7 @@ impl Block<'_> {
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let (walk, weights) = (self.walk, self.weights);
-        let Inner { mut norm1, attended, .. } = inner;
+        let Inner { mut norm1, attended, reduced, .. } = inner;
         restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
         let mut dn = walk.alloc(rows.tokens.num_rows(), x.cols(), DType::F32)?;
         {
@@ -231,7 +238,7 @@ impl Block<'_> {
             let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
             let (n, dn, picked) = (norm1.output(), dn.view_mut(), rows.picked());
             attention::backward(
-                walk, weights, self.index, n, attended, picked, forest, dy, dn, false, gradients,
+                walk, weights, self.index, n, attended, reduced, picked, forest, dy, dn, false, gradients,
             )?;
         }
         walk.sum_rows(&mut dn, &rows.tokens)?;
@@ -260,7 +267,7 @@ impl Block<'_> {
         let (mut dn1, own) = if shared_norm {
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
             let read = walk.pick(inner.norm1.output(), rows.picked())?;
-            self.mlp_backward(up, hidden, read.view(), dy, &mut dn2, gradients)?;
+            self.mlp_backward(up, hidden, &mut inner.reduced, read.view(), dy, &mut dn2, gradients)?;
             // Attention adds its share to this one, for both read the same norm.
             (walk.spread(dn2, rows.picked(), num_tokens)?, None)
         } else {
@@ -268,15 +275,17 @@ impl Block<'_> {
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
             let x_picked = walk.pick(x, rows.own_picked())?;
             restore(walk, weights, NORM2, x_picked.view(), after, &mut norm2)?;
-            self.mlp_backward(up, hidden, norm2.output(), dy, &mut dn2, gradients)?;
+            self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn2, gradients)?;
             walk.sum_rows(&mut dn2, after)?;
             norm2.drop_output();
             (walk.alloc(num_tokens, x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
         };
-        let Inner { mut norm1, attended, .. } = inner;
+        let Inner { mut norm1, attended, reduced, .. } = inner;
         let (n, d_n) = (norm1.output(), dn1.view_mut());
         let (layer, picked, add) = (self.index, rows.picked(), shared_norm);
-        attention::backward(walk, weights, layer, n, attended, picked, forest, dy, d_n, add, gradients)?;
+        attention::backward(
+            walk, weights, layer, n, attended, reduced, picked, forest, dy, d_n, add, gradients,
+        )?;
         walk.sum_rows(&mut dn1, tokens)?;
         norm1.drop_output();
         drop(whole);
@@ -301,13 +310,14 @@ impl Block<'_> {
         &self,
         up: Option<Tensor>,
         hidden: Option<Tensor>,
+        reduced: &mut Reduced,
         read: View,
         dy: View,
         dn: &mut Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let up = up.expect("forward kept the feed-forward's input");
-        mlp::backward(self.walk, self.weights, read, up, hidden, dy, dn.view_mut(), gradients)
+        mlp::backward(self.walk, self.weights, read, up, hidden, reduced, dy, dn.view_mut(), gradients)
     }
 
     fn norm_backward(

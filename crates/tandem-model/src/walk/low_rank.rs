@@ -10,6 +10,15 @@ use crate::Result;
 use crate::layout::Part;
 use crate::weights::{LayerGradients, LayerWeights, LowRank};
 
+/// `s · x̃ Aᵀ` `[T, S·r]` of a block's matrices that have low-rank terms, kept for backward; what is missing is computed again.
+#[derive(Default)]
+pub(super) struct Reduced {
+    pub(super) qkv: Option<Tensor>,
+    pub(super) out: Option<Tensor>,
+    pub(super) up: Option<Tensor>,
+    pub(super) down: Option<Tensor>,
+}
+
 /// What backward of a matrix with low-rank terms has found out by the time the gradient of its input is asked for.
 #[derive(Default)]
 pub(super) struct LowRankBackward {
@@ -30,7 +39,7 @@ impl LowRank<'_> {
 }
 
 impl Walk<'_> {
-    /// `y = x · wᵀ` with terms (and bias); of DoRA, scaled.
+    /// `y = x · wᵀ` with terms (and bias); of DoRA, scaled. Returns `s · x̃ Aᵀ`, if there are terms.
     pub(super) fn linear_into(
         &self,
         weights: &LayerWeights,
@@ -38,22 +47,27 @@ impl Walk<'_> {
         x: View,
         residual: Option<View>,
         y: &mut Tensor,
-    ) -> Result<()> {
+    ) -> Result<Option<Tensor>> {
         let w = weights.require(weight)?;
         let Some(term) = weights.low_rank(weight) else {
-            return Ok(ops::linear(self.device, x, w, bias, residual, y.view_mut())?);
+            ops::linear(self.device, x, w, bias, residual, y.view_mut())?;
+            return Ok(None);
         };
         let hidden = {
             let dropped = self.dropped(&term, x)?;
             self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?
         };
         if term.magnitude.is_none() {
-            return self.with_terms(&term, x, w, hidden.view(), bias, residual, y.view_mut());
+            self.with_terms(&term, x, w, hidden.view(), bias, residual, y.view_mut())?;
+            return Ok(Some(hidden));
         }
         let factors = self.factors(&term, w)?;
         self.with_terms(&term, x, w, hidden.view(), None, None, y.view_mut())?;
         ops::scale_columns(self.device, y.view_mut(), factors.view(), bias)?;
-        residual.map_or(Ok(()), |residual| Ok(ops::add(self.device, residual, y.view_mut())?))
+        if let Some(residual) = residual {
+            ops::add(self.device, residual, y.view_mut())?;
+        }
+        Ok(Some(hidden))
     }
 
     /// `y = x · wᵀ + terms (+ bias) (+ residual)`, terms from `s · x̃ Aᵀ`.
@@ -131,7 +145,8 @@ impl Walk<'_> {
         Ok(factors)
     }
 
-    /// Adds the gradients of a matrix, its terms and its bias, where they train. `dy` is in the compute type.
+    /// Adds the gradients of a matrix, its terms and its bias, where they train. `dy` is in the compute type; `reduced` is
+    /// what forward returned, if it was kept.
     pub(super) fn linear_gradients(
         &self,
         weights: &LayerWeights,
@@ -139,6 +154,7 @@ impl Walk<'_> {
         weight: Part,
         bias: Part,
         x: View,
+        reduced: Option<Tensor>,
         dy: View,
     ) -> Result<LowRankBackward> {
         if let Some(dw) = gradients.get_mut(weight) {
@@ -150,7 +166,10 @@ impl Walk<'_> {
         let Some(term) = weights.low_rank(weight) else { return Ok(LowRankBackward::default()) };
         let parts = weight.low_rank().expect("it has terms");
         let dropped = self.dropped(&term, x)?;
-        let hidden = self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?;
+        let hidden = match reduced {
+            Some(hidden) => hidden,
+            None => self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?,
+        };
         let dz = match parts.magnitude.filter(|_| term.magnitude.is_some()) {
             Some(part) => {
                 let d_magnitude = gradients.get_mut(part);

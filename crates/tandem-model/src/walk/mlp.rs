@@ -3,6 +3,7 @@
 use tandem_kernels::{Tensor, View, ViewMut, ops};
 
 use super::Walk;
+use super::low_rank::Reduced;
 use crate::Result;
 use crate::layout::Part;
 use crate::weights::{LayerGradients, LayerWeights};
@@ -19,13 +20,14 @@ pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
     Ok(hidden)
 }
 
-/// From `dy` (compute type) to the gradient of the half's input, overwritten into `d_input`.
+/// From `dy` (compute type) to the gradient of the half's input, overwritten into `d_input`. Of `reduced` it takes what is its own.
 pub(super) fn backward(
     walk: &Walk,
     weights: &LayerWeights,
     input: View,
     up: Tensor,
     hidden: Option<Tensor>,
+    reduced: &mut Reduced,
     dy: View,
     d_input: ViewMut,
     gradients: &mut LayerGradients,
@@ -36,7 +38,8 @@ pub(super) fn backward(
         None => activate(walk, up.view())?,
     };
     let (weight, bias) = (Part::DownWeight, Part::DownBias);
-    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, hidden.view(), dy)?;
+    let low_rank =
+        walk.linear_gradients(weights, gradients, weight, bias, hidden.view(), reduced.down.take(), dy)?;
     // What was the activation's output becomes its gradient: same shape, same type.
     let mut d_hidden = hidden;
     walk.linear_input(weights, weight, dy, low_rank, d_hidden.view_mut(), false)?;
@@ -48,6 +51,7 @@ pub(super) fn backward(
     }
     drop((up, d_hidden));
     let (weight, bias) = (Part::UpWeight, Part::UpBias);
-    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, input, d_up.view())?;
+    let low_rank =
+        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.up.take(), d_up.view())?;
     walk.linear_input(weights, weight, d_up.view(), low_rank, d_input, false)
 }

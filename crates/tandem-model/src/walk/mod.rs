@@ -238,15 +238,21 @@ impl Walk<'_> {
         Ok(self.device.alloc(Kind::Activations, rows, cols, dtype)?)
     }
 
-    /// `x · wᵀ (+ bias)` in the compute type, for the parts of one layer.
-    fn linear(&self, weights: &LayerWeights, weight: Part, bias: Part, x: View) -> Result<Tensor> {
+    /// `x · wᵀ (+ bias)` in the compute type, for the parts of one layer; and what [`Walk::linear_into`] returns.
+    fn linear(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        bias: Part,
+        x: View,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let mut y = self.alloc(x.rows(), weights.require(weight)?.rows(), self.dtype)?;
-        self.linear_into(weights, (weight, weights.get(bias)), x, None, &mut y)?;
-        Ok(y)
+        let reduced = self.linear_into(weights, (weight, weights.get(bias)), x, None, &mut y)?;
+        Ok((y, reduced))
     }
 
     /// `x · wᵀ (+ bias) + residual` f32, back to the residual stream: this rank's term of the sum over ranks. `residual` is a
-    /// term of all rows, or this rank's rows of the stream.
+    /// term of all rows, or this rank's rows of the stream. And what [`Walk::linear_into`] returns.
     fn linear_term(
         &self,
         weights: &LayerWeights,
@@ -255,15 +261,16 @@ impl Walk<'_> {
         x: View,
         residual: View,
         shares: &Shares,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let bias = weights.get(bias).filter(|_| self.leads());
         let mut y = self.alloc(x.rows(), weights.require(weight)?.rows(), DType::F32)?;
         let has_all_rows = residual.rows() == y.rows();
-        self.linear_into(weights, (weight, bias), x, has_all_rows.then_some(residual), &mut y)?;
+        let residual_of_all = has_all_rows.then_some(residual);
+        let reduced = self.linear_into(weights, (weight, bias), x, residual_of_all, &mut y)?;
         if !has_all_rows {
             ops::add(self.device, residual, y.view_mut().row_range(shares.own()))?;
         }
-        Ok(y)
+        Ok((y, reduced))
     }
 
     /// The given rows of a matrix, or all of it.
