@@ -206,7 +206,7 @@ fn back_from_logits(
     gradients: &mut HeadGradients,
 ) {
     let product = |a, b, c, accumulate| {
-        Product { a, b, term: None, c, accumulate, bias: None, residual: None }.run(cpu)
+        Product { a, b, term: None, c, accumulate, bias: None, residual: None }.run(cpu);
     };
     let dhidden = gradients.hidden.reborrow().row_range(rows.clone());
     product(Operand::rows_of(gradient), Operand::columns_of(weights.weight), dhidden, false);

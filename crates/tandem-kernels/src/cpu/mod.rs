@@ -4,6 +4,8 @@
 //! taken in the order of the blocks. So the bits of a result do not depend on the number of threads.
 
 pub(crate) mod activation;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub(crate) mod attention;
 pub(crate) mod columns;
 mod convert;

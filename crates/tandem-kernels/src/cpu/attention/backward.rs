@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::block::{Block, KEYS, Layout, blocks, pack, take};
-use super::forward::soften;
+use super::block::{Block, KEYS, Layout, Scores, blocks, pack, take};
+use super::on_tiles;
 use crate::cpu::elementary::exp;
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
@@ -16,20 +16,20 @@ use crate::cpu::{Cpu, block_rows, scratch};
 use crate::ops::AttentionShape;
 use crate::{Element, Forest, View, ViewMut, with_element};
 
-struct Backward<'a, E> {
-    q: View<'a>,
-    k: View<'a>,
-    v: View<'a>,
+pub(super) struct Backward<'a, E> {
+    pub(super) q: View<'a>,
+    pub(super) k: View<'a>,
+    pub(super) v: View<'a>,
     out: View<'a>,
     log_sum_exp: View<'a>,
-    d_out: View<'a>,
-    forest: &'a Forest,
-    shape: &'a AttentionShape,
-    layout: Layout,
+    pub(super) d_out: View<'a>,
+    pub(super) forest: &'a Forest,
+    pub(super) shape: &'a AttentionShape,
+    pub(super) layout: Layout,
     dq: RowsMut<'a, E>,
     /// `[parts · T, K·d]` each.
-    dk: RowsMut<'a, f32>,
-    dv: RowsMut<'a, f32>,
+    pub(super) dk: RowsMut<'a, f32>,
+    pub(super) dv: RowsMut<'a, f32>,
 }
 
 /// The memory of a task.
@@ -91,7 +91,13 @@ pub(crate) fn backward(
     dv: ViewMut,
     mut sums: ViewMut,
 ) {
-    let layout = Layout::new(shape);
+    let on_tiles = on_tiles(cpu.isa(), q.dtype());
+    let layout = Layout::new(shape, on_tiles);
+    let len = match on_tiles {
+        #[cfg(target_arch = "x86_64")]
+        true => super::tiles::backward_len(&layout),
+        _ => Tiles::len(&layout),
+    };
     let tokens = forest.num_tokens();
     let parts = sums.rows() / tokens.max(1);
     let (mut groups, kv_heads, width) = (forest.groups(), shape.kv_heads, k.cols());
@@ -110,13 +116,18 @@ pub(crate) fn backward(
         cpu.parallel_for(groups.len() * parts * kv_heads, |task| {
             let (group, part, kv_head) =
                 (task / (parts * kv_heads), task / kv_heads % parts, task % kv_heads);
-            scratch::with_f32(Tiles::len(&layout), |memory| {
-                let mut tiles = Tiles::new(&layout, memory);
+            scratch::with_f32(len, |memory| {
                 call.clear(&groups[group], part, kv_head);
                 let own = blocks(forest, groups[group].clone(), shape).skip(part).step_by(parts);
                 for block in own {
                     // SAFETY: this part's sums and this block's rows of these heads belong to this task alone.
-                    unsafe { backward_block(cpu.isa(), &call, block, kv_head, part * tokens, &mut tiles) };
+                    unsafe {
+                        match on_tiles {
+                            #[cfg(target_arch = "x86_64")]
+                            true => super::tiles::backward_block(&call, block, kv_head, part * tokens, memory),
+                            _ => backward_block(cpu.isa(), &call, block, kv_head, part * tokens, memory),
+                        }
+                    }
                 }
             });
         });
@@ -145,10 +156,10 @@ vector_kernel! {
         block: Block,
         kv_head: usize,
         first_sum: usize,
-        tiles: &mut Tiles<'_>,
+        memory: &mut [f32],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { call.block::<V>(block, kv_head, first_sum, tiles) }
+        unsafe { call.block::<V>(block, kv_head, first_sum, &mut Tiles::new(&call.layout, memory)) }
     }
 }
 
@@ -173,26 +184,82 @@ impl<E: Element> Backward<'_, E> {
         let (width, (num_rows, padded_rows)) = (layout.width, layout.rows(block));
         // SAFETY: tiles are large enough for any block; the caller has V.
         unsafe {
-            for (from, factor, to, transposed) in [
-                (self.q, self.shape.scale, &mut *tiles.q, &mut *tiles.q_transposed),
-                (self.d_out, 1.0, &mut *tiles.d_out, &mut *tiles.d_out_transposed),
+            for (from, to, transposed) in [
+                (self.q, &mut *tiles.q, &mut *tiles.q_transposed),
+                (self.d_out, &mut *tiles.d_out, &mut *tiles.d_out_transposed),
             ] {
-                pack::<V, E>(from, block.query_rows(kv_head, layout), layout, factor, to.as_mut_ptr());
+                pack::<V, E>(from, block.query_rows(kv_head, layout), layout, to.as_mut_ptr());
                 to[num_rows * width..padded_rows * width].fill(0.0);
                 transpose::<V>(padded_rows, width, to.as_ptr(), transposed.as_mut_ptr());
             }
             tiles.dq[..num_rows * width].fill(0.0);
-            tiles.log_sum_exp[..padded_rows].fill(0.0);
-            tiles.mean[..padded_rows].fill(0.0);
-            for (row, (token, column)) in block.query_rows(kv_head, layout).enumerate() {
-                tiles.log_sum_exp[row] = self.log_sum_exp.row::<f32>(token)[column / layout.head_dim];
-                let out = &self.out.row::<E>(token)[column..column + layout.head_dim];
-                let d_out = tiles.d_out.as_ptr().add(row * width);
+            let (log_sum_exp, mean) = (&mut tiles.log_sum_exp[..padded_rows], &mut tiles.mean[..padded_rows]);
+            self.load_row_statistics::<V>(block, kv_head, log_sum_exp, mean);
+        }
+    }
+
+    /// Each row's log-sum-exp, and `rowsum(dO ∘ O)`; zeros for padding.
+    #[inline(always)]
+    pub(super) unsafe fn load_row_statistics<V: Vector>(
+        &self,
+        block: Block,
+        kv_head: usize,
+        log_sum_exp: &mut [f32],
+        mean: &mut [f32],
+    ) {
+        let layout = &self.layout;
+        log_sum_exp.fill(0.0);
+        mean.fill(0.0);
+        for (row, (token, column)) in block.query_rows(kv_head, layout).enumerate() {
+            log_sum_exp[row] = self.log_sum_exp.row::<f32>(token)[column / layout.head_dim];
+            let [out, d_out] =
+                [self.out, self.d_out].map(|x| x.row::<E>(token)[column..column + layout.head_dim].as_ptr());
+            // SAFETY: rows of that many elements; the caller has V.
+            unsafe {
                 let mut dot = V::splat(0.0);
                 for_lanes!(V, layout.head_dim, |c, n| {
-                    dot = V::get(out.as_ptr().add(c), n).mul_add(V::load(d_out.add(c), n), dot);
+                    dot = V::get(out.add(c), n).mul_add(V::get(d_out.add(c), n), dot);
                 });
-                tiles.mean[row] = dot.sum();
+                mean[row] = dot.sum();
+            }
+        }
+    }
+
+    /// Adds a strip's gradient of its keys or values, times `scale`, to its sums.
+    ///
+    /// # Safety
+    /// These sums belong to the calling task alone.
+    #[inline(always)]
+    pub(super) unsafe fn add_to_keys(
+        &self,
+        sum: &RowsMut<'_, f32>,
+        first_sum: usize,
+        keys: impl Iterator<Item = (usize, usize)>,
+        gradient: &[f32],
+        scale: f32,
+    ) {
+        for ((token, column), gradient) in keys.zip(gradient.chunks_exact(self.layout.width)) {
+            // SAFETY: the caller's promise.
+            let sum = unsafe { sum.part(first_sum + token, column, self.layout.head_dim) };
+            sum.iter_mut().zip(gradient).for_each(|(sum, d)| *sum += d * scale);
+        }
+    }
+
+    /// Writes the block's dQ `[rows, width]`, times the scale.
+    ///
+    /// # Safety
+    /// The block's rows of these heads belong to the calling task alone; the processor has V.
+    #[inline(always)]
+    pub(super) unsafe fn store_dq<V: Vector>(&self, block: Block, kv_head: usize, dq: &[f32]) {
+        let layout = &self.layout;
+        for (row, (token, column)) in block.query_rows(kv_head, layout).enumerate() {
+            let from = dq[row * layout.width..][..layout.width].as_ptr();
+            // SAFETY: the caller's promise.
+            unsafe {
+                let to = self.dq.part(token, column, layout.head_dim);
+                for_lanes!(V, layout.head_dim, |c, n| {
+                    V::load(from.add(c), n).mul(V::splat(self.shape.scale)).put(to.as_mut_ptr().add(c), n);
+                });
             }
         }
     }
@@ -202,15 +269,16 @@ impl<E: Element> Backward<'_, E> {
         let layout = &self.layout;
         let (width, (num_rows, padded_rows)) = (layout.width, layout.rows(block));
         let mut tokens = [0; KEYS];
+        let factor = Scores::new(self.shape);
         // SAFETY: tiles are large enough for any block; the caller has V.
         unsafe {
             self.load_block::<V>(block, kv_head, tiles);
-            for strip in block.strips(self.shape, layout.group) {
+            for strip in block.strips(self.shape, layout) {
                 let (keys, first) = (strip.keys, strip.first_row);
                 let tokens = &mut tokens[..keys];
                 self.forest.path_rows(block.segment, strip.positions(), tokens);
-                pack::<V, E>(self.k, layout.key_rows(tokens, kv_head), layout, 1.0, tiles.k.as_mut_ptr());
-                pack::<V, E>(self.v, layout.key_rows(tokens, kv_head), layout, 1.0, tiles.v.as_mut_ptr());
+                pack::<V, E>(self.k, layout.key_rows(tokens, kv_head), layout, tiles.k.as_mut_ptr());
+                pack::<V, E>(self.v, layout.key_rows(tokens, kv_head), layout, tiles.v.as_mut_ptr());
                 for (left, right, to) in [
                     (&tiles.k, &tiles.q_transposed, &mut tiles.p),
                     (&tiles.v, &tiles.d_out_transposed, &mut tiles.ds),
@@ -223,11 +291,10 @@ impl<E: Element> Backward<'_, E> {
                         false,
                     );
                 }
-                if let Some(cap) = self.shape.softcap {
-                    soften::<V>(&mut tiles.p[..keys * padded_rows], cap);
-                }
+                factor.soften::<V>(&mut tiles.p[..keys * padded_rows]);
                 block.mask(&strip, self.shape, layout, tiles.p);
-                differentiate::<V>(keys, first, padded_rows, self.shape.softcap, tiles);
+                let Tiles { p, ds, log_sum_exp, mean, .. } = &mut *tiles;
+                differentiate::<V>(keys, first, padded_rows, &factor, p, ds, log_sum_exp, mean);
                 V::multiply(
                     [num_rows - first, width, keys],
                     Strided { pointer: tiles.ds.as_ptr().add(first), row: 1, col: padded_rows },
@@ -235,9 +302,10 @@ impl<E: Element> Backward<'_, E> {
                     (tiles.dq.as_mut_ptr().add(first * width), width),
                     true,
                 );
-                for (left, right, sum) in
-                    [(&tiles.ds, &tiles.q, &self.dk), (&tiles.p, &tiles.d_out, &self.dv)]
-                {
+                for (left, right, sum, scale) in [
+                    (&tiles.ds, &tiles.q, &self.dk, self.shape.scale),
+                    (&tiles.p, &tiles.d_out, &self.dv, 1.0),
+                ] {
                     V::multiply(
                         [keys, width, num_rows - first],
                         Strided { pointer: left.as_ptr().add(first), row: padded_rows, col: 1 },
@@ -245,44 +313,38 @@ impl<E: Element> Backward<'_, E> {
                         (tiles.d_key.as_mut_ptr(), width),
                         false,
                     );
-                    for (key, (token, column)) in layout.key_rows(tokens, kv_head).enumerate() {
-                        let sum = sum.part(first_sum + token, column, layout.head_dim);
-                        sum.iter_mut().zip(&tiles.d_key[key * width..]).for_each(|(sum, d)| *sum += d);
-                    }
+                    self.add_to_keys(sum, first_sum, layout.key_rows(tokens, kv_head), tiles.d_key, scale);
                 }
             }
-            for (row, (token, column)) in block.query_rows(kv_head, layout).enumerate() {
-                let from = tiles.dq.as_ptr().add(row * width);
-                let to = self.dq.part(token, column, layout.head_dim);
-                for_lanes!(V, layout.head_dim, |c, n| {
-                    V::load(from.add(c), n).mul(V::splat(self.shape.scale)).put(to.as_mut_ptr().add(c), n);
-                });
-            }
+            self.store_dq::<V>(block, kv_head, tiles.dq);
         }
     }
 }
 
-/// `p ← exp(p − lse)` and `ds ← p · (ds − mean)`, with the slope of the softcap, from row `first` on.
+/// `p ← exp(p − lse)` and `ds ← p · (ds − mean)`, with scale and the slope of the softcap, from row `first` on.
 #[inline(always)]
-unsafe fn differentiate<V: Vector>(
+pub(super) unsafe fn differentiate<V: Vector>(
     keys: usize,
     first: usize,
     stride: usize,
-    softcap: Option<f32>,
-    tiles: &mut Tiles,
+    factor: &Scores,
+    p: &mut [f32],
+    ds: &mut [f32],
+    log_sum_exp: &[f32],
+    mean: &[f32],
 ) {
     // SAFETY: keys × stride elements are in `p` and `ds`, stride elements in the others; the caller has V.
     unsafe {
         for row in (first..stride).step_by(V::LANES) {
-            let log_sum_exp = V::load(tiles.log_sum_exp.as_ptr().add(row), V::LANES);
-            let mean = V::load(tiles.mean.as_ptr().add(row), V::LANES);
+            let log_sum_exp = V::load(log_sum_exp.as_ptr().add(row), V::LANES);
+            let mean = V::load(mean.as_ptr().add(row), V::LANES);
             for key in 0..keys {
-                let p = tiles.p.as_mut_ptr().add(key * stride + row);
-                let ds = tiles.ds.as_mut_ptr().add(key * stride + row);
-                let score = V::load(p, V::LANES);
+                let p = p.as_mut_ptr().add(key * stride + row);
+                let ds = ds.as_mut_ptr().add(key * stride + row);
+                let score = V::load(p, V::LANES).mul(V::splat(factor.scale));
                 let weight = exp(score.sub(log_sum_exp));
                 let mut gradient = weight.mul(V::load(ds, V::LANES).sub(mean));
-                if let Some(cap) = softcap {
+                if let Some(cap) = factor.cap() {
                     // A masked score is -∞, whose weight is 0: bounded, so that the product is no NaN.
                     let ratio = score.mul(V::splat(1.0 / cap)).max(V::splat(-1.0));
                     gradient = gradient.mul(V::splat(1.0).sub(ratio.mul(ratio)));

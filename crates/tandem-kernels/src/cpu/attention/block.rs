@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::cpu::elementary::softcap;
 use crate::cpu::vector::{Vector, for_lanes};
 use crate::ops::AttentionShape;
 use crate::{Element, Forest, View};
@@ -12,12 +13,20 @@ const ROWS: usize = 96;
 /// Keys of a strip that all queries of the block see.
 pub(super) const KEYS: usize = 96;
 
-/// Keys of a strip on the diagonal, where half of what a larger one would compute is masked.
-const DIAGONAL_KEYS: usize = 24;
+/// What packed rows and columns are padded to a multiple of, and keys of a strip on the diagonal, where half of what a larger
+/// one would compute is masked. Padding rows are zeros, which keeps their scores finite; what stands in padding columns
+/// reaches no result.
+#[derive(Clone, Copy)]
+struct Unit {
+    padding: usize,
+    diagonal_keys: usize,
+}
 
-/// Packed rows and columns are padded to a multiple of this, the widest register. Padding rows are zeros, which keeps
-/// their scores finite; what stands in padding columns reaches no result.
-const PADDING: usize = 16;
+/// The widest register.
+const OF_REGISTERS: Unit = Unit { padding: 16, diagonal_keys: 24 };
+
+/// The square that tile registers multiply at once.
+const OF_TILES: Unit = Unit { padding: 32, diagonal_keys: 32 };
 
 /// Consecutive queries of one segment.
 #[derive(Clone, Copy)]
@@ -40,6 +49,7 @@ pub(super) struct Layout {
     pub width: usize,
     /// Rows of the largest block, with padding.
     pub max_rows: usize,
+    unit: Unit,
 }
 
 /// Queries that a block holds at most.
@@ -48,20 +58,23 @@ fn block_queries(shape: &AttentionShape) -> usize {
 }
 
 impl Layout {
-    pub(super) fn new(shape: &AttentionShape) -> Self {
+    /// For registers, or tile registers.
+    pub(super) fn new(shape: &AttentionShape, on_tiles: bool) -> Self {
         let group = shape.heads / shape.kv_heads;
+        let unit = if on_tiles { OF_TILES } else { OF_REGISTERS };
         Self {
             group,
             head_dim: shape.head_dim,
-            width: shape.head_dim.next_multiple_of(PADDING),
-            max_rows: (block_queries(shape) * group).next_multiple_of(PADDING),
+            width: shape.head_dim.next_multiple_of(unit.padding),
+            max_rows: (block_queries(shape) * group).next_multiple_of(unit.padding),
+            unit,
         }
     }
 
     /// Rows of a block, without and with padding.
     pub(super) fn rows(&self, block: Block) -> (usize, usize) {
         let rows = block.queries * self.group;
-        (rows, rows.next_multiple_of(PADDING))
+        (rows, rows.next_multiple_of(self.unit.padding))
     }
 }
 
@@ -93,7 +106,8 @@ pub(super) struct Strip {
 
 impl Block {
     /// The strips that some query sees, ascending.
-    pub(super) fn strips(self, shape: &AttentionShape, group: usize) -> impl Iterator<Item = Strip> {
+    pub(super) fn strips(self, shape: &AttentionShape, layout: &Layout) -> impl Iterator<Item = Strip> {
+        let Layout { group, unit: Unit { padding, diagonal_keys }, .. } = *layout;
         let diagonal = self.first_position + 1;
         let end = self.first_position + self.queries;
         let mut next = shape.window.map_or(0, |window| diagonal.saturating_sub(window as usize));
@@ -103,9 +117,9 @@ impl Block {
                 return None;
             }
             let keys =
-                if first < diagonal { KEYS.min(diagonal - first) } else { DIAGONAL_KEYS.min(end - first) };
+                if first < diagonal { KEYS.min(diagonal - first) } else { diagonal_keys.min(end - first) };
             next = first + keys;
-            let first_row = (first.saturating_sub(self.first_position) * group) / PADDING * PADDING;
+            let first_row = (first.saturating_sub(self.first_position) * group) / padding * padding;
             Some(Strip { first_position: first, keys, first_row })
         })
     }
@@ -147,7 +161,39 @@ impl Layout {
     }
 }
 
-/// Packs columns `column..` of the given rows, widened and scaled, as `[rows, width]`.
+/// From products of queries and keys to scores.
+pub(super) struct Scores {
+    /// What is left to multiply by once [`Scores::soften`] has run.
+    pub scale: f32,
+    /// The scale before a softcap, and the cap.
+    softcap: Option<(f32, f32)>,
+}
+
+impl Scores {
+    pub(super) fn new(shape: &AttentionShape) -> Self {
+        let softcap = shape.softcap.map(|cap| (shape.scale, cap));
+        Self { scale: if softcap.is_some() { 1.0 } else { shape.scale }, softcap }
+    }
+
+    pub(super) fn cap(&self) -> Option<f32> {
+        self.softcap.map(|(_, cap)| cap)
+    }
+
+    /// `s ← cap · tanh(scale · s / cap)`, if there is a cap; the length is a multiple of the register's width.
+    #[inline(always)]
+    pub(super) unsafe fn soften<V: Vector>(&self, scores: &mut [f32]) {
+        let Some((scale, cap)) = self.softcap else { return };
+        for at in (0..scores.len()).step_by(V::LANES) {
+            // SAFETY: inside the slice; the caller has V.
+            unsafe {
+                let pointer = scores.as_mut_ptr().add(at);
+                softcap(V::load(pointer, V::LANES).mul(V::splat(scale)), cap).store(pointer, V::LANES);
+            }
+        }
+    }
+}
+
+/// Packs columns `column..` of the given rows, widened, as `[rows, width]`.
 ///
 /// # Safety
 /// `to` holds the packed rows; the processor has V.
@@ -156,7 +202,6 @@ pub(super) unsafe fn pack<V: Vector, E: Element>(
     from: View,
     rows: impl Iterator<Item = (usize, usize)>,
     layout: &Layout,
-    factor: f32,
     to: *mut f32,
 ) {
     for (i, (row, column)) in rows.enumerate() {
@@ -164,8 +209,7 @@ pub(super) unsafe fn pack<V: Vector, E: Element>(
         for_lanes!(V, layout.head_dim, |c, n| {
             // SAFETY: row `i` of `to` has `width` elements, padding for the last register included.
             unsafe {
-                let x = V::get(from.as_ptr().add(c), n).mul(V::splat(factor));
-                x.store(to.add(i * layout.width + c), V::LANES);
+                V::get(from.as_ptr().add(c), n).store(to.add(i * layout.width + c), V::LANES);
             }
         });
     }

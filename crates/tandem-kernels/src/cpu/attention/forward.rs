@@ -1,7 +1,8 @@
 //! The forward pass: one task a block, with a running maximum and sum over its strips.
 
-use super::block::{Block, KEYS, Layout, blocks, pack, take};
-use crate::cpu::elementary::{exp, softcap};
+use super::block::{Block, KEYS, Layout, Scores, blocks, pack, take};
+use super::on_tiles;
+use crate::cpu::elementary::exp;
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
@@ -10,15 +11,15 @@ use crate::ops::AttentionShape;
 use crate::{Element, Forest, View, ViewMut, with_element};
 
 /// Below every score, and finite, so that the difference of two of them is no NaN.
-const LOWEST: f32 = -1e30;
+pub(super) const LOWEST: f32 = -1e30;
 
-struct Forward<'a, E> {
-    q: View<'a>,
-    k: View<'a>,
-    v: View<'a>,
-    forest: &'a Forest,
-    shape: &'a AttentionShape,
-    layout: Layout,
+pub(super) struct Forward<'a, E> {
+    pub(super) q: View<'a>,
+    pub(super) k: View<'a>,
+    pub(super) v: View<'a>,
+    pub(super) forest: &'a Forest,
+    pub(super) shape: &'a AttentionShape,
+    pub(super) layout: Layout,
     out: RowsMut<'a, E>,
     log_sum_exp: RowsMut<'a, f32>,
 }
@@ -37,14 +38,25 @@ pub(crate) fn forward(
     let mut tasks: Vec<Block> = blocks(forest, 0..forest.segments.len(), shape).collect();
     // Those that see most come first, so that none of them is left for the end.
     tasks.sort_by_key(|block| std::cmp::Reverse(block.first_position));
-    let layout = Layout::new(shape);
-    let len = 2 * layout.max_rows * layout.width + 2 * KEYS * layout.width + (KEYS + 3) * layout.max_rows;
+    let on_tiles = on_tiles(cpu.isa(), q.dtype());
+    let layout = Layout::new(shape, on_tiles);
+    let len = match on_tiles {
+        #[cfg(target_arch = "x86_64")]
+        true => super::tiles::forward_len(&layout),
+        _ => 2 * layout.max_rows * layout.width + 2 * KEYS * layout.width + (KEYS + 3) * layout.max_rows,
+    };
     with_element!(q.dtype(), E => {
         let call = Forward { q, k, v, forest, shape, layout, out: RowsMut::<E>::new(out), log_sum_exp };
         cpu.parallel_for(tasks.len() * shape.kv_heads, |task| scratch::with_f32(len, |memory| {
             let (block, kv_head) = (tasks[task / shape.kv_heads], task % shape.kv_heads);
             // SAFETY: a block's rows of these heads belong to this task alone; the memory suffices for the layout.
-            unsafe { forward_block(cpu.isa(), &call, block, kv_head, memory) };
+            unsafe {
+                match on_tiles {
+                    #[cfg(target_arch = "x86_64")]
+                    true => super::tiles::forward_block(&call, block, kv_head, memory),
+                    _ => forward_block(cpu.isa(), &call, block, kv_head, memory),
+                }
+            }
         }));
     });
 }
@@ -77,25 +89,20 @@ impl<E: Element> Forward<'_, E> {
         let shrink = take(&mut memory, padded_rows);
         largest.fill(LOWEST);
         sum.fill(0.0);
+        let factor = Scores::new(self.shape);
         // SAFETY: the sizes are those just taken; the caller has V.
         unsafe {
             // The output's place holds the queries while they are turned round.
             out.fill(0.0);
-            pack::<V, E>(
-                self.q,
-                block.query_rows(kv_head, layout),
-                layout,
-                self.shape.scale,
-                out.as_mut_ptr(),
-            );
+            pack::<V, E>(self.q, block.query_rows(kv_head, layout), layout, out.as_mut_ptr());
             transpose::<V>(padded_rows, width, out.as_ptr(), q.as_mut_ptr());
             out.fill(0.0);
             let mut tokens = [0; KEYS];
-            for strip in block.strips(self.shape, layout.group) {
+            for strip in block.strips(self.shape, layout) {
                 let tokens = &mut tokens[..strip.keys];
                 self.forest.path_rows(block.segment, strip.positions(), tokens);
-                pack::<V, E>(self.k, layout.key_rows(tokens, kv_head), layout, 1.0, k.as_mut_ptr());
-                pack::<V, E>(self.v, layout.key_rows(tokens, kv_head), layout, 1.0, v.as_mut_ptr());
+                pack::<V, E>(self.k, layout.key_rows(tokens, kv_head), layout, k.as_mut_ptr());
+                pack::<V, E>(self.v, layout.key_rows(tokens, kv_head), layout, v.as_mut_ptr());
                 let first = strip.first_row;
                 V::multiply(
                     [strip.keys, padded_rows - first, layout.head_dim],
@@ -104,14 +111,12 @@ impl<E: Element> Forward<'_, E> {
                     (scores.as_mut_ptr().add(first), padded_rows),
                     false,
                 );
-                if let Some(cap) = self.shape.softcap {
-                    soften::<V>(&mut scores[..strip.keys * padded_rows], cap);
-                }
+                factor.soften::<V>(&mut scores[..strip.keys * padded_rows]);
                 block.mask(&strip, self.shape, layout, scores);
                 for row in (first..padded_rows).step_by(V::LANES) {
                     let scores = scores.as_mut_ptr().add(row);
                     let (largest, sum) = (largest.as_mut_ptr().add(row), sum.as_mut_ptr().add(row));
-                    normalize::<V>(strip.keys, padded_rows, scores, largest, sum)
+                    normalize::<V>(strip.keys, padded_rows, scores, factor.scale, largest, sum)
                         .store(shrink.as_mut_ptr().add(row), V::LANES);
                 }
                 for row in first..num_rows {
@@ -133,7 +138,7 @@ impl<E: Element> Forward<'_, E> {
 
     /// Divides by the sums and writes the results.
     #[inline(always)]
-    unsafe fn finish<V: Vector>(
+    pub(super) unsafe fn finish<V: Vector>(
         &self,
         block: Block,
         kv_head: usize,
@@ -141,11 +146,12 @@ impl<E: Element> Forward<'_, E> {
         largest: &[f32],
         sum: &[f32],
     ) {
-        let layout = &self.layout;
+        let (layout, scale) = (&self.layout, Scores::new(self.shape).scale);
         for (row, (token, column)) in block.query_rows(kv_head, layout).enumerate() {
             // SAFETY: the element and the part belong to this task alone; the caller has V.
             unsafe {
-                self.log_sum_exp.part(token, column / layout.head_dim, 1)[0] = largest[row] + sum[row].ln();
+                self.log_sum_exp.part(token, column / layout.head_dim, 1)[0] =
+                    largest[row] * scale + sum[row].ln();
                 let to = self.out.part(token, column, layout.head_dim);
                 let factor = V::splat(1.0 / sum[row]);
                 let from = out.as_ptr().add(row * layout.width);
@@ -157,40 +163,29 @@ impl<E: Element> Forward<'_, E> {
     }
 }
 
-/// `s ← cap · tanh(s / cap)`; the length is a multiple of the register's width.
+/// One register of rows: turns scores, once scaled, into exponentials below the new maximum, updates maximum (before the
+/// scale) and sum, and returns the factor by which what was summed before shrinks.
 #[inline(always)]
-pub(super) unsafe fn soften<V: Vector>(scores: &mut [f32], cap: f32) {
-    for at in (0..scores.len()).step_by(V::LANES) {
-        // SAFETY: inside the slice; the caller has V.
-        unsafe {
-            let pointer = scores.as_mut_ptr().add(at);
-            softcap(V::load(pointer, V::LANES), cap).store(pointer, V::LANES);
-        }
-    }
-}
-
-/// One register of rows: turns scores into exponentials below the new maximum, updates maximum and sum, and returns
-/// the factor by which what was summed before shrinks.
-#[inline(always)]
-unsafe fn normalize<V: Vector>(
+pub(super) unsafe fn normalize<V: Vector>(
     keys: usize,
     stride: usize,
     scores: *mut f32,
+    scale: f32,
     largest: *mut f32,
     sum: *mut f32,
 ) -> V {
     // SAFETY: the caller passes a register of each, and `keys` rows of scores.
     unsafe {
-        let before = V::load(largest, V::LANES);
+        let (before, scale) = (V::load(largest, V::LANES), V::splat(scale));
         let mut now = before;
         for key in 0..keys {
             now = now.max(V::load(scores.add(key * stride), V::LANES));
         }
-        let shrink = exp(before.sub(now));
+        let shrink = exp(before.sub(now).mul(scale));
         let mut total = V::load(sum, V::LANES).mul(shrink);
         for key in 0..keys {
             let at = scores.add(key * stride);
-            let weight = exp(V::load(at, V::LANES).sub(now));
+            let weight = exp(V::load(at, V::LANES).sub(now).mul(scale));
             total = total.add(weight);
             weight.store(at, V::LANES);
         }

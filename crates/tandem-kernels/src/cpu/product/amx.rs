@@ -20,11 +20,12 @@ use std::ops::Range;
 use super::Operand;
 use super::kernel::{Kernel, MOST_COLUMNS, Out, Tile, prefetch};
 use super::lanes::{Lanes, Rows};
+use crate::cpu::amx;
 use crate::cpu::vector::{Avx512, Vector};
 use crate::{DType, bf16};
 
 /// Rows of a tile, columns of a tile, and lanes in its rows.
-const SIDE: usize = 16;
+const SIDE: usize = amx::SIDE;
 
 /// Words in a tile.
 const WORDS: usize = SIDE * SIDE;
@@ -73,39 +74,14 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
 
     #[inline(always)]
     unsafe fn begin() {
-        /// Palette 1: eight tiles of 16 rows of 64 bytes.
-        #[repr(C, align(64))]
-        struct Configuration {
-            palette: u8,
-            start_row: u8,
-            reserved: [u8; 14],
-            bytes_per_row: [u16; 16],
-            rows: [u8; 16],
-        }
-        static EIGHT: Configuration = {
-            let mut eight = Configuration {
-                palette: 1,
-                start_row: 0,
-                reserved: [0; 14],
-                bytes_per_row: [0; 16],
-                rows: [0; 16],
-            };
-            let mut tile = 0;
-            while tile < 8 {
-                eight.bytes_per_row[tile] = 64;
-                eight.rows[tile] = 16;
-                tile += 1;
-            }
-            eight
-        };
-        // SAFETY: the process was granted tiles; the configuration is a valid one of 64 bytes.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const EIGHT, options(nostack, preserves_flags)) };
+        // SAFETY: the caller's promise.
+        unsafe { amx::begin() };
     }
 
     #[inline(always)]
     unsafe fn end() {
-        // SAFETY: the process was granted tiles.
-        unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
+        // SAFETY: the caller's promise.
+        unsafe { amx::end() };
     }
 
     #[inline(always)]
@@ -117,7 +93,7 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
         // SAFETY: the caller's promise: panels hold the groups, tiles are configured. Nothing but this function touches tile
         // registers, so the sums stay in them from one piece of assembly to the next.
         unsafe {
-            clear();
+            amx::clear();
             for group in 0..groups {
                 tile.prefetch(
                     (group * rows_at_once).min(tile.rows)..((group + 1) * rows_at_once).min(tile.rows),
@@ -125,62 +101,22 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
                 let a = a.add(group * 2 * PARTS * WORDS);
                 let b = b.add(group * 2 * PARTS * WORDS);
                 if PARTS == 1 {
-                    multiply_group(a, b);
+                    // Two tiles of rows one after the other, columns side by side.
+                    amx::multiply((a, SIDE), (b, 2 * SIDE));
                 } else {
                     multiply_parts(a, b);
                 }
             }
             match tile.out {
                 Out::F32(out) if tile.is_whole_and_alone(Self::ROWS, Self::COLUMNS) => {
-                    store(out, tile.out_stride);
+                    amx::store(out, tile.out_stride);
                 }
                 _ => {
-                    store(values.as_mut_ptr().cast(), MOST_COLUMNS);
+                    amx::store(values.as_mut_ptr().cast(), MOST_COLUMNS);
                     tile.store::<Avx512>(values.as_ptr().cast());
                 }
             }
         }
-    }
-}
-
-/// Zeroes the sums.
-#[inline(always)]
-unsafe fn clear() {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            options(nomem, nostack, preserves_flags),
-        );
-    }
-}
-
-/// Adds the products of a group of lanes of bf16.
-#[inline(always)]
-unsafe fn multiply_group(a: *const f32, b: *const f32) {
-    // SAFETY: the caller's promise: two tiles of rows at `a`, rows of 128 bytes at `b`.
-    unsafe {
-        asm!(
-            "tileloadd tmm6, [{b} + {b_row}]",
-            "tileloadd tmm4, [{a} + {a_row}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {b_row} + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {a_row} + 1024]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            a = in(reg) a,
-            b = in(reg) b,
-            a_row = in(reg) 64usize,
-            b_row = in(reg) 128usize,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(readonly, nostack, preserves_flags),
-        );
     }
 }
 
@@ -237,24 +173,6 @@ unsafe fn multiply_parts(a: *const f32, b: *const f32) {
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(readonly, nostack, preserves_flags),
-        );
-    }
-}
-
-/// Stores the sums, rows `stride` apart.
-#[inline(always)]
-unsafe fn store(to: *mut f32, stride: usize) {
-    // SAFETY: the caller's promise: 32 rows of 32 numbers at `to`.
-    unsafe {
-        asm!(
-            "tilestored [{to} + {row}], tmm0",
-            "tilestored [{to} + {row} + 64], tmm1",
-            "tilestored [{below} + {row}], tmm2",
-            "tilestored [{below} + {row} + 64], tmm3",
-            to = in(reg) to,
-            below = in(reg) to.add(SIDE * stride),
-            row = in(reg) stride * size_of::<f32>(),
-            options(nostack, preserves_flags),
         );
     }
 }

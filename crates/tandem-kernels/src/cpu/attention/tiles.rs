@@ -1,0 +1,306 @@
+//! The passes in bf16 on tile registers: the same strips, with probabilities and their gradients rounded to bf16 before they
+//! meet values, keys, queries and output gradients, as on GPUs. Scores, sums and the softmax are f32.
+//!
+//! Of the two factors of a product one has its rows along k, the other pairs of neighbours along k side by side. What a
+//! tensor is not in memory is made of it strip by strip: pairs by interleaving two rows, rows across by transposing pairs.
+//! Outputs and dQ are summed transposed, `[width, rows]`, so that scores `[keys, rows]` enter as pairs and are never turned.
+
+use std::arch::x86_64::*;
+
+use super::backward::{Backward, differentiate};
+use super::block::{Block, KEYS, Layout, Scores, take};
+use super::forward::{Forward, LOWEST, normalize};
+use crate::cpu::amx::{self, SQUARE};
+use crate::cpu::tile::transpose;
+use crate::cpu::vector::{Avx512, Vector};
+use crate::{Element, View, bf16};
+
+/// Keys of a strip with what fills up its tiles.
+fn padded(keys: usize) -> usize {
+    keys.next_multiple_of(SQUARE)
+}
+
+/// Words that [`forward_block`] needs.
+pub(super) fn forward_len(layout: &Layout) -> usize {
+    let (rows, width) = (layout.max_rows, layout.width);
+    2 * rows * width / 2 + 4 * KEYS * width / 2 + KEYS * rows + KEYS / 2 * rows + 2 * width * rows + 3 * rows
+}
+
+/// As the forward pass's own block of that name, on tiles.
+///
+/// # Safety
+/// As there; the processor has [`crate::Isa::Amx`], E is bf16, and the layout is one for tiles.
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn forward_block<E: Element>(
+    call: &Forward<'_, E>,
+    block: Block,
+    kv_head: usize,
+    mut memory: &mut [f32],
+) {
+    let layout = &call.layout;
+    let (width, (num_rows, rows)) = (layout.width, layout.rows(block));
+    let half = width / 2;
+    let mut take = |len: usize| take(&mut memory, len);
+    let (q_rows, q) = (take(rows * half), take(rows * half));
+    let [k, v, v_pairs, v_across] = [(); 4].map(|()| take(KEYS * half));
+    let (scores, p) = (take(KEYS * rows), take(KEYS / 2 * rows));
+    let (sums, out) = (take(width * rows), take(width * rows));
+    let [largest, sum, shrink] = [(); 3].map(|()| take(rows));
+    largest.fill(LOWEST);
+    sum.fill(0.0);
+    sums.fill(0.0);
+    let factor = Scores::new(call.shape);
+    // SAFETY: the sizes are those just taken; the caller's promise.
+    unsafe {
+        gather::<E>(call.q, block.query_rows(kv_head, layout), layout, rows, q_rows);
+        transpose::<Avx512>(rows, half, q_rows.as_ptr(), q.as_mut_ptr());
+        amx::begin();
+        let mut tokens = [0; KEYS];
+        for strip in block.strips(call.shape, layout) {
+            let (tokens, keys, first) = (&mut tokens[..strip.keys], padded(strip.keys), strip.first_row);
+            call.forest.path_rows(block.segment, strip.positions(), tokens);
+            gather::<E>(call.k, layout.key_rows(tokens, kv_head), layout, keys, k);
+            gather::<E>(call.v, layout.key_rows(tokens, kv_head), layout, keys, v);
+            interleave(keys, half, v, v_pairs);
+            transpose::<Avx512>(keys / 2, width, v_pairs.as_ptr(), v_across.as_mut_ptr());
+            let to = (scores.as_mut_ptr().add(first), rows);
+            amx::product(
+                [keys, rows - first, width],
+                (k.as_ptr(), half),
+                (q.as_ptr().add(first), rows),
+                to,
+                false,
+            );
+            factor.soften::<Avx512>(&mut scores[..strip.keys * rows]);
+            block.mask(&strip, call.shape, layout, scores);
+            let mut shrinks = false;
+            for row in (first..rows).step_by(Avx512::LANES) {
+                let scores = scores.as_mut_ptr().add(row);
+                let (largest, sum) = (largest.as_mut_ptr().add(row), sum.as_mut_ptr().add(row));
+                normalize::<Avx512>(strip.keys, rows, scores, factor.scale, largest, sum)
+                    .store(shrink.as_mut_ptr().add(row), Avx512::LANES);
+                shrinks |= shrink[row..row + Avx512::LANES].iter().any(|shrink| *shrink != 1.0);
+            }
+            if shrinks {
+                for sums in sums.chunks_exact_mut(rows) {
+                    sums[first..].iter_mut().zip(&shrink[first..]).for_each(|(sum, shrink)| *sum *= shrink);
+                }
+            }
+            round_pairs(strip.keys, first, rows, scores, p);
+            let (values, weights) = ((v_across.as_ptr(), keys / 2), (p.as_ptr().add(first), rows));
+            let to = (sums.as_mut_ptr().add(first), rows);
+            amx::product([width, rows - first, keys], values, weights, to, true);
+        }
+        amx::end();
+        transpose::<Avx512>(width, rows, sums.as_ptr(), out.as_mut_ptr());
+        call.finish::<Avx512>(block, kv_head, out, &largest[..num_rows], sum);
+    }
+}
+
+/// Words that [`backward_block`] needs.
+pub(super) fn backward_len(layout: &Layout) -> usize {
+    let (rows, width) = (layout.max_rows, layout.width);
+    5 * rows * width / 2
+        + 2 * width * rows
+        + 4 * KEYS * width / 2
+        + KEYS * width
+        + 2 * KEYS * rows
+        + 3 * KEYS * rows / 2
+        + 2 * rows
+}
+
+/// As the backward pass's own block of that name, on tiles.
+///
+/// # Safety
+/// As there; the processor has [`crate::Isa::Amx`], E is bf16, and the layout is one for tiles.
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn backward_block<E: Element>(
+    call: &Backward<'_, E>,
+    block: Block,
+    kv_head: usize,
+    first_sum: usize,
+    mut memory: &mut [f32],
+) {
+    let layout = &call.layout;
+    let (width, (_, rows)) = (layout.width, layout.rows(block));
+    let half = width / 2;
+    let mut take = |len: usize| take(&mut memory, len);
+    // Queries and output gradients: rows as they are (one after the other), across, and pairs of rows.
+    let as_rows = take(rows * half);
+    let [q_across, d_out_across, q_pairs, d_out_pairs] = [(); 4].map(|()| take(rows * half));
+    let (dq, dq_rows) = (take(width * rows), take(width * rows));
+    let [k, v, k_pairs, k_across] = [(); 4].map(|()| take(KEYS * half));
+    let d_key = take(KEYS * width);
+    let [p, ds] = [(); 2].map(|()| take(KEYS * rows));
+    let [p_rows, ds_rows, ds_pairs] = [(); 3].map(|()| take(KEYS * rows / 2));
+    let [log_sum_exp, mean] = [(); 2].map(|()| take(rows));
+    let factor = Scores::new(call.shape);
+    dq.fill(0.0);
+    // SAFETY: the sizes are those just taken; the caller's promise.
+    unsafe {
+        for (from, across, pairs) in
+            [(call.q, &mut *q_across, &mut *q_pairs), (call.d_out, &mut *d_out_across, &mut *d_out_pairs)]
+        {
+            gather::<E>(from, block.query_rows(kv_head, layout), layout, rows, as_rows);
+            transpose::<Avx512>(rows, half, as_rows.as_ptr(), across.as_mut_ptr());
+            interleave(rows, half, as_rows, pairs);
+        }
+        call.load_row_statistics::<Avx512>(block, kv_head, log_sum_exp, mean);
+        amx::begin();
+        let mut tokens = [0; KEYS];
+        for strip in block.strips(call.shape, layout) {
+            let (tokens, keys, first) = (&mut tokens[..strip.keys], padded(strip.keys), strip.first_row);
+            call.forest.path_rows(block.segment, strip.positions(), tokens);
+            gather::<E>(call.k, layout.key_rows(tokens, kv_head), layout, keys, k);
+            gather::<E>(call.v, layout.key_rows(tokens, kv_head), layout, keys, v);
+            interleave(keys, half, k, k_pairs);
+            transpose::<Avx512>(keys / 2, width, k_pairs.as_ptr(), k_across.as_mut_ptr());
+            for (left, right, to) in [(&*k, &*q_across, &mut *p), (&*v, &*d_out_across, &mut *ds)] {
+                let (left, right) = ((left.as_ptr(), half), (right.as_ptr().add(first), rows));
+                let to = (to.as_mut_ptr().add(first), rows);
+                amx::product([keys, rows - first, width], left, right, to, false);
+            }
+            factor.soften::<Avx512>(&mut p[..strip.keys * rows]);
+            block.mask(&strip, call.shape, layout, p);
+            differentiate::<Avx512>(strip.keys, first, rows, &factor, p, ds, log_sum_exp, mean);
+            round_pairs(strip.keys, first, rows, ds, ds_pairs);
+            let (left, right) = ((k_across.as_ptr(), keys / 2), (ds_pairs.as_ptr().add(first), rows));
+            let to = (dq.as_mut_ptr().add(first), rows);
+            amx::product([width, rows - first, keys], left, right, to, true);
+            for (scores, rounded, right, sum, scale) in [
+                (&*ds, &mut *ds_rows, &*q_pairs, &call.dk, call.shape.scale),
+                (&*p, &mut *p_rows, &*d_out_pairs, &call.dv, 1.0),
+            ] {
+                round_rows(strip.keys, first, rows, scores, rounded);
+                let left = (rounded.as_ptr().add(first / 2), rows / 2);
+                let right = (right.as_ptr().add(first / 2 * width), width);
+                let to = (d_key.as_mut_ptr(), width);
+                amx::product([keys, width, rows - first], left, right, to, false);
+                call.add_to_keys(sum, first_sum, layout.key_rows(tokens, kv_head), d_key, scale);
+            }
+        }
+        amx::end();
+        transpose::<Avx512>(width, rows, dq.as_ptr(), dq_rows.as_mut_ptr());
+        call.store_dq::<Avx512>(block, kv_head, dq_rows);
+    }
+}
+
+/// Copies columns of the given rows, filled up with zeros to the layout's width; and rows of zeros up to `rows`.
+#[inline(always)]
+unsafe fn gather<E: Element>(
+    from: View,
+    tokens: impl Iterator<Item = (usize, usize)>,
+    layout: &Layout,
+    rows: usize,
+    to: &mut [f32],
+) {
+    let half = layout.width / 2;
+    let mut count = 0;
+    for (token, column) in tokens {
+        let from = from.row::<E>(token)[column..column + layout.head_dim].as_ptr().cast::<bf16>();
+        let to = to[count * half..(count + 1) * half].as_mut_ptr();
+        for c in (0..layout.head_dim).step_by(SQUARE) {
+            let mask = u32::MAX >> (SQUARE - SQUARE.min(layout.head_dim - c));
+            // SAFETY: the masked elements are the row's; the row at `to` has a multiple of 32 elements.
+            unsafe {
+                let elements = _mm512_maskz_loadu_epi16(mask, from.add(c).cast());
+                _mm512_storeu_epi32(to.add(c / 2).cast(), elements);
+            }
+        }
+        count += 1;
+    }
+    to[count * half..rows * half].fill(0.0);
+}
+
+/// Words of the first 16 elements of two rows side by side, and of the others.
+#[inline(always)]
+unsafe fn pairs(first: __m512i, second: __m512i) -> [__m512i; 2] {
+    const fn places(start: u16) -> [u16; 32] {
+        let mut places = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            places[i] = start + i as u16 / 2 + 32 * (i as u16 % 2);
+            i += 1;
+        }
+        places
+    }
+    static PLACES: [[u16; 32]; 2] = [places(0), places(16)];
+    // SAFETY: the caller has the level; the tables are 64 bytes each.
+    unsafe {
+        PLACES.each_ref().map(|places| {
+            let places = _mm512_loadu_epi16(places.as_ptr().cast());
+            _mm512_permutex2var_epi16(first, places, second)
+        })
+    }
+}
+
+/// From rows of bf16 `[rows, 2 · half]` to words `[rows / 2, 2 · half]` of neighbours.
+#[inline(always)]
+unsafe fn interleave(rows: usize, half: usize, from: &[f32], to: &mut [f32]) {
+    for (from, to) in from[..rows * half].chunks_exact(2 * half).zip(to.chunks_exact_mut(2 * half)) {
+        let (first, second) = from.split_at(half);
+        for word in (0..half).step_by(16) {
+            // SAFETY: rows are a multiple of 16 words.
+            unsafe {
+                let first = _mm512_loadu_epi32(first.as_ptr().add(word).cast());
+                let second = _mm512_loadu_epi32(second.as_ptr().add(word).cast());
+                for (i, words) in pairs(first, second).into_iter().enumerate() {
+                    _mm512_storeu_epi32(to.as_mut_ptr().add(2 * word + 16 * i).cast(), words);
+                }
+            }
+        }
+    }
+}
+
+/// 32 numbers rounded to bf16.
+#[inline(always)]
+unsafe fn round(from: *const f32) -> __m512i {
+    // SAFETY: the caller's promise: 32 numbers at `from`, and the level.
+    unsafe {
+        std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(
+            _mm512_loadu_ps(from.add(16)),
+            _mm512_loadu_ps(from),
+        ))
+    }
+}
+
+/// From `[keys, rows]` f32 to rows of bf16, from row `first` on.
+#[inline(always)]
+unsafe fn round_rows(keys: usize, first: usize, rows: usize, from: &[f32], to: &mut [f32]) {
+    for key in 0..keys {
+        let (from, to) = (&from[key * rows..][..rows], &mut to[key * rows / 2..][..rows / 2]);
+        for row in (first..rows).step_by(SQUARE) {
+            // SAFETY: rows are a multiple of 32.
+            unsafe {
+                _mm512_storeu_epi32(to.as_mut_ptr().add(row / 2).cast(), round(from.as_ptr().add(row)));
+            };
+        }
+    }
+}
+
+/// From `[keys, rows]` f32 to words `[padded keys / 2, rows]` of neighbouring keys, from row `first` on; zeros for the keys that
+/// fill up.
+#[inline(always)]
+unsafe fn round_pairs(keys: usize, first: usize, rows: usize, from: &[f32], to: &mut [f32]) {
+    for (pair, to) in to.chunks_exact_mut(rows).take(padded(keys) / 2).enumerate() {
+        let row_of = |key: usize| from[key * rows..][..rows].as_ptr();
+        if 2 * pair >= keys {
+            to[first..].fill(0.0);
+            continue;
+        }
+        for row in (first..rows).step_by(SQUARE) {
+            // SAFETY: rows are a multiple of 32.
+            unsafe {
+                let one = round(row_of(2 * pair).add(row));
+                let other = if 2 * pair + 1 < keys {
+                    round(row_of(2 * pair + 1).add(row))
+                } else {
+                    _mm512_setzero_si512()
+                };
+                for (i, words) in pairs(one, other).into_iter().enumerate() {
+                    _mm512_storeu_epi32(to.as_mut_ptr().add(row + 16 * i).cast(), words);
+                }
+            }
+        }
+    }
+}
