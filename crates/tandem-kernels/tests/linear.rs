@@ -7,7 +7,7 @@ use tandem_kernels::ops::LowRank;
 use tandem_kernels::{DType, Device, KernelError, Kind, ops};
 
 /// Tokens, inputs, outputs: one of each, primes, around the kernels' tile and block sizes.
-const SHAPES: [(usize, usize, usize); 16] = [
+const SHAPES: [(usize, usize, usize); 17] = [
     (1, 1, 1),
     (1, 7, 5),
     (2, 64, 33),
@@ -20,6 +20,7 @@ const SHAPES: [(usize, usize, usize); 16] = [
     (17, 255, 48),
     (37, 8, 131),
     (61, 67, 71),
+    (70, 1120, 40),
     (113, 1031, 37),
     (129, 96, 257),
     (150, 2, 64),
@@ -294,7 +295,13 @@ fn gradient_to_the_bias() {
 /// for every number of threads.
 #[test]
 fn one_short_dimension() {
-    let (t, width) = (35, 1100);
+    // Several blocks of each dimension, and whole tiles.
+    for (t, width) in [(35, 1100), (135, 288)] {
+        one_short_dimension_of(t, width);
+    }
+}
+
+fn one_short_dimension_of(t: usize, width: usize) {
     let whole = |device: &Device, rank: usize, dtype: DType, what: &str| -> Vec<Vec<f32>> {
         let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, 3);
         let (x, a, b, h) =
@@ -341,7 +348,7 @@ fn one_short_dimension() {
         compare("db += dyT h", db, t, sums, DType::F32);
         results
     };
-    for rank in [8, 16, 33] {
+    for rank in [8, 16, 33, 48] {
         for dtype in [DType::F32, DType::Bf16] {
             let of_threads = [1, 3].map(|threads| {
                 let devices = devices(threads).into_iter();
@@ -411,20 +418,22 @@ fn f32_products_keep_the_precision_of_f32() {
 /// Chunks of the head, micro-batches and ranks cut the same rows differently.
 #[test]
 fn the_bits_of_a_row_do_not_depend_on_its_neighbours() {
-    let (t, k, n) = (137, 700, 90);
-    for (isa, device) in devices(2) {
+    let t = 137;
+    for ((isa, device), (k, n)) in
+        devices(2).iter().flat_map(|level| [(700, 90), (2112, 48)].map(|s| (level, s)))
+    {
         for dtype in [DType::F32, DType::Bf16] {
-            let x = Matrix::new(&device, 1, (t, k), dtype, 0);
-            let w = Matrix::new(&device, 2, (n, k), dtype, 0);
-            let mut all = Matrix::new(&device, 3, (t, n), DType::F32, 0);
-            ops::linear(&device, x.view(), w.view(), None, None, all.view_mut()).unwrap();
-            let all = all.read(&device);
+            let x = Matrix::new(device, 1, (t, k), dtype, 0);
+            let w = Matrix::new(device, 2, (n, k), dtype, 0);
+            let mut all = Matrix::new(device, 3, (t, n), DType::F32, 0);
+            ops::linear(device, x.view(), w.view(), None, None, all.view_mut()).unwrap();
+            let all = all.read(device);
             for rows in [0..17, 5..40, 31..64, 100..137] {
-                let mut some = Matrix::new(&device, 4, (rows.len(), n), DType::F32, 0);
+                let mut some = Matrix::new(device, 4, (rows.len(), n), DType::F32, 0);
                 let part = x.view().row_range(rows.clone());
-                ops::linear(&device, part, w.view(), None, None, some.view_mut()).unwrap();
+                ops::linear(device, part, w.view(), None, None, some.view_mut()).unwrap();
                 let expected = &all[rows.start * n..rows.end * n];
-                let same = some.read(&device).iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                let same = some.read(device).iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{} {dtype}: rows {rows:?}", isa.name());
             }
         }

@@ -9,6 +9,7 @@
 //! tile registers, so that sums stay in them from one piece of assembly to the next.
 
 use std::arch::asm;
+use std::arch::x86_64::*;
 
 /// Rows of a tile, and words in its rows.
 pub(super) const SIDE: usize = 16;
@@ -72,7 +73,7 @@ pub(super) unsafe fn clear() {
 
 /// Loads the sums from 32 rows of 32 numbers.
 #[inline(always)]
-unsafe fn load((from, row): (*const f32, usize)) {
+pub(super) unsafe fn load((from, row): (*const f32, usize)) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
@@ -160,5 +161,27 @@ pub(super) unsafe fn product(
                 store(to, c_row);
             }
         }
+    }
+}
+
+/// The second factor's words from 32 elements of two rows, neighbours along k: of the first 16, and of the others.
+#[inline(always)]
+pub(super) unsafe fn pairs(first: __m512i, second: __m512i) -> [__m512i; 2] {
+    const fn places(start: u16) -> [u16; 32] {
+        let mut places = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            places[i] = start + i as u16 / 2 + 32 * (i as u16 % 2);
+            i += 1;
+        }
+        places
+    }
+    static PLACES: [[u16; 32]; 2] = [places(0), places(16)];
+    // SAFETY: the caller has the level; the tables are 64 bytes each.
+    unsafe {
+        PLACES.each_ref().map(|places| {
+            let places = _mm512_loadu_epi16(places.as_ptr().cast());
+            _mm512_permutex2var_epi16(first, places, second)
+        })
     }
 }

@@ -212,28 +212,6 @@ unsafe fn gather<E: Element>(
     to[count * half..rows * half].fill(0.0);
 }
 
-/// Words of the first 16 elements of two rows side by side, and of the others.
-#[inline(always)]
-unsafe fn pairs(first: __m512i, second: __m512i) -> [__m512i; 2] {
-    const fn places(start: u16) -> [u16; 32] {
-        let mut places = [0; 32];
-        let mut i = 0;
-        while i < 32 {
-            places[i] = start + i as u16 / 2 + 32 * (i as u16 % 2);
-            i += 1;
-        }
-        places
-    }
-    static PLACES: [[u16; 32]; 2] = [places(0), places(16)];
-    // SAFETY: the caller has the level; the tables are 64 bytes each.
-    unsafe {
-        PLACES.each_ref().map(|places| {
-            let places = _mm512_loadu_epi16(places.as_ptr().cast());
-            _mm512_permutex2var_epi16(first, places, second)
-        })
-    }
-}
-
 /// From rows of bf16 `[rows, 2 · half]` to words `[rows / 2, 2 · half]` of neighbours.
 #[inline(always)]
 unsafe fn interleave(rows: usize, half: usize, from: &[f32], to: &mut [f32]) {
@@ -244,7 +222,7 @@ unsafe fn interleave(rows: usize, half: usize, from: &[f32], to: &mut [f32]) {
             unsafe {
                 let first = _mm512_loadu_epi32(first.as_ptr().add(word).cast());
                 let second = _mm512_loadu_epi32(second.as_ptr().add(word).cast());
-                for (i, words) in pairs(first, second).into_iter().enumerate() {
+                for (i, words) in amx::pairs(first, second).into_iter().enumerate() {
                     _mm512_storeu_epi32(to.as_mut_ptr().add(2 * word + 16 * i).cast(), words);
                 }
             }
@@ -297,7 +275,7 @@ unsafe fn round_pairs(keys: usize, first: usize, rows: usize, from: &[f32], to: 
                 } else {
                     _mm512_setzero_si512()
                 };
-                for (i, words) in pairs(one, other).into_iter().enumerate() {
+                for (i, words) in amx::pairs(one, other).into_iter().enumerate() {
                     _mm512_storeu_epi32(to.as_mut_ptr().add(row + 16 * i).cast(), words);
                 }
             }

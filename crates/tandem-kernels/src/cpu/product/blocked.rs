@@ -57,9 +57,9 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
 
 /// The lanes along k, cut into blocks of equal length (the last may have fewer). Of the lengths along k alone.
 #[derive(Clone, Copy)]
-struct Depth {
+pub(super) struct Depth {
     lanes: usize,
-    blocks: usize,
+    pub(super) blocks: usize,
     /// Lanes of a block.
     block: usize,
     /// Lanes of the second pair of factors, behind those of the last block.
@@ -68,14 +68,14 @@ struct Depth {
 
 impl Depth {
     /// Of `elements` elements along k, and `tail` of the second pair.
-    fn of<K: Kernel>(elements: usize, tail: usize) -> Self {
+    pub(super) fn of<K: Kernel>(elements: usize, tail: usize) -> Self {
         let lanes = |elements: usize| elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
         let (lanes, tail) = (lanes(elements), lanes(tail));
         let blocks = lanes.div_ceil(K::BLOCK).max(1);
         Self { lanes, blocks, block: lanes.div_ceil(blocks).next_multiple_of(K::GROUP), tail }
     }
 
-    fn lanes(&self, blocks: Range<usize>) -> Range<usize> {
+    pub(super) fn lanes(&self, blocks: Range<usize>) -> Range<usize> {
         (blocks.start * self.block).min(self.lanes)..(blocks.end * self.block).min(self.lanes)
     }
 

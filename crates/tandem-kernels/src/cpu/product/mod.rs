@@ -15,6 +15,8 @@ mod lanes;
 mod level;
 mod pack;
 mod thin;
+#[cfg(target_arch = "x86_64")]
+mod thin_tiles;
 
 use super::convert::accumulate;
 use super::rows::RowsMut;

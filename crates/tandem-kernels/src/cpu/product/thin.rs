@@ -8,6 +8,8 @@
 use std::ops::Range;
 
 use super::kernel::prefetch;
+#[cfg(target_arch = "x86_64")]
+use super::thin_tiles;
 use super::{Operand, Product, Term};
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::Strided;
@@ -18,8 +20,11 @@ use crate::{DType, Element, with_element};
 /// The longest short dimension. Beyond it arithmetic decides.
 const LONGEST: usize = 32;
 
-/// As [`LONGEST`], where products of bf16 do more than these.
+/// As [`LONGEST`], where pairs of bf16 are multiplied: only sums across rows are faster than packing.
 const LONGEST_OF_PAIRS: usize = 16;
+
+/// As [`LONGEST`], of bf16 on tile registers.
+const LONGEST_ON_TILES: usize = 64;
 
 /// Lanes of the widest register: packed rows are a multiple of it.
 const LANES: usize = 16;
@@ -46,11 +51,15 @@ impl Short {
         if product.bias.is_some() || product.residual.is_some() || k == 0 {
             return None;
         }
-        // Where pairs are multiplied, only the sums across rows are faster than packing (1.25 against 1.55 times a copy of
-        // the long factor at rank 16).
-        let has_pairs = product.a.dtype() == DType::Bf16 && isa >= Isa::Avx512Bf16;
-        let longest = match (a, has_pairs) {
+        let of_pairs = product.a.dtype() == DType::Bf16 && isa >= Isa::Avx512Bf16;
+        let longest = match (a, of_pairs) {
             (_, false) => LONGEST,
+            #[cfg(target_arch = "x86_64")]
+            (false, true) if on_tiles(isa, product) => {
+                let is_short = n <= LONGEST_ON_TILES && n < k && thin_tiles::projects(product);
+                return is_short.then_some(Self::Columns);
+            }
+            (true, true) if on_tiles(isa, product) => LONGEST_ON_TILES.min((m.max(n) / 2).max(1)),
             (true, true) => LONGEST_OF_PAIRS,
             (false, true) => return None,
         };
@@ -64,12 +73,19 @@ impl Short {
     }
 }
 
+/// Whether the product is one for tile registers.
+fn on_tiles(isa: Isa, product: &Product) -> bool {
+    isa == Isa::Amx && product.a.dtype() == DType::Bf16
+}
+
 /// Computes `product` if one of its dimensions is short; says whether it did. A second pair of factors, which is a product of its
 /// own then, leaves its bits if it is zero, as everywhere.
 pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
     let Some(short) = Short::of(cpu.isa(), product) else { return false };
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
         Short::Depth => expand::<E, C>(cpu, product),
+        #[cfg(target_arch = "x86_64")]
+        Short::Columns if on_tiles(cpu.isa(), product) => thin_tiles::project::<C>(cpu, product),
         Short::Columns => project::<E, C>(cpu, product),
         Short::Rows { is_turned } => reduce::<E, C>(cpu, product, is_turned),
     }));
@@ -306,18 +322,40 @@ fn reduce<E: Element, C: Element>(cpu: &Cpu, product: &mut Product, is_turned: b
     let (short, long) = if is_turned { (product.b, product.a) } else { (product.a, product.b) };
     let accumulate = product.accumulate;
     let (r, n, k) = (short.rows(), long.rows(), short.depth());
-    let width = r.next_multiple_of(LANES);
+    let on_tiles = on_tiles(cpu.isa(), product);
+    let (packed, work) = match on_tiles {
+        #[cfg(target_arch = "x86_64")]
+        true => (
+            thin_tiles::packed_len(r, k),
+            thin_tiles::pairs_len(COLUMNS) + r.next_multiple_of(crate::cpu::amx::SQUARE) * COLUMNS,
+        ),
+        _ => (k * r.next_multiple_of(LANES), (DEEP + r) * COLUMNS),
+    };
     let from = Address(long.pointer::<E>());
     let c = RowsMut::<C>::new(product.c.reborrow());
-    scratch::with_f32(k * width, |a| {
-        pack::<E>(cpu, &short, a);
+    scratch::with_f32(packed, |a| {
+        match on_tiles {
+            #[cfg(target_arch = "x86_64")]
+            true => thin_tiles::pack(cpu, &short, true, a),
+            _ => pack::<E>(cpu, &short, a),
+        }
         let a = Address(a.as_ptr());
         cpu.parallel_ranges(n, COLUMNS, |_, columns| {
-            scratch::with_f32((DEEP + r) * COLUMNS, |buffer| {
+            scratch::with_f32(work, |buffer| {
                 // SAFETY: the level is this processor's; the columns exist.
                 unsafe {
-                    let from = (from.get().add(columns.start), long.stride());
-                    reduce_columns::<E>(cpu.isa(), r, k, a.get(), from, columns.len(), buffer);
+                    let (from, stride) = (from.get().add(columns.start), long.stride());
+                    match on_tiles {
+                        #[cfg(target_arch = "x86_64")]
+                        true => {
+                            let (from, count) = ((from.cast(), stride), columns.len());
+                            thin_tiles::reduce_columns(r, k, a.get(), from, count, COLUMNS, buffer);
+                        }
+                        _ => {
+                            let (isa, count) = (cpu.isa(), columns.len());
+                            reduce_columns::<E>(isa, r, k, a.get(), (from, stride), count, buffer);
+                        }
+                    }
                 }
                 let sums = &buffer[..r * COLUMNS];
                 let count = columns.len();
