@@ -7,7 +7,7 @@ use crate::arena::{Kind, MemoryUse};
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::DType;
 use crate::meta::{Ledger, MetaBlock};
-use crate::tensor::{Storage, Tensor};
+use crate::tensor::{Extent, Storage, Tensor};
 use crate::{Result, arena::Arena};
 
 /// A compute device. Cloning is cheap and refers to the same device.
@@ -81,12 +81,20 @@ impl Device {
     /// # Errors
     /// If the arena is exhausted.
     pub fn alloc(&self, kind: Kind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
-        let bytes = rows * cols * dtype.size();
+        self.alloc_in(kind, Extent::exact(rows), Extent::exact(cols), dtype)
+    }
+
+    /// A matrix of unspecified content, in memory for as many rows and columns as there is to be room for.
+    ///
+    /// # Errors
+    /// If the arena is exhausted.
+    pub fn alloc_in(&self, kind: Kind, rows: Extent, cols: Extent, dtype: DType) -> Result<Tensor> {
+        let bytes = rows.room() * cols.room() * dtype.size();
         let storage = match self {
             Self::Cpu(cpu) => Storage::Cpu(cpu.arena.allocate(kind, bytes)?),
             Self::Meta(ledger) => Storage::Meta(MetaBlock::new(ledger, kind, bytes)),
         };
-        Ok(Tensor::new(storage, rows, cols, dtype))
+        Ok(Tensor::new(storage, rows, cols.len(), dtype))
     }
 
     /// A matrix of zeros.

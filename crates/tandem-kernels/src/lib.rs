@@ -37,7 +37,7 @@ pub use forest::{Forest, Prediction, Segment};
 pub use format::Format;
 pub use half::bf16;
 pub use states::{Dither, Moment, STATE_BLOCK, StateForm, States, StatesMut, StatesView};
-pub use tensor::{Tensor, View, ViewMut};
+pub use tensor::{Extent, Tensor, View, ViewMut};
 
 /// The result of a kernel operation.
 pub type Result<T, E = KernelError> = std::result::Result<T, E>;

@@ -25,10 +25,45 @@ impl Storage {
     }
 }
 
+/// How many rows or columns there are, and for how many memory is taken: where sizes change from one use to the next, those
+/// that take as much as the largest take the same places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    len: usize,
+    room: usize,
+}
+
+impl Extent {
+    /// `len`, with room for `room` if that is more.
+    pub const fn new(len: usize, room: usize) -> Self {
+        Self { len, room: if room > len { room } else { len } }
+    }
+
+    /// `len`, and room for no more.
+    pub const fn exact(len: usize) -> Self {
+        Self { len, room: len }
+    }
+
+    /// How many there are.
+    pub const fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// For how many there is memory.
+    pub const fn room(self) -> usize {
+        self.room
+    }
+}
+
 /// A matrix that owns its memory and returns it to the arena on drop.
 pub struct Tensor {
     storage: Storage,
-    rows: usize,
+    rows: Extent,
     cols: usize,
     dtype: DType,
 }
@@ -38,6 +73,8 @@ pub struct Tensor {
 pub struct View<'a> {
     pointer: *const u8,
     rows: usize,
+    /// Rows that there is memory for; of a range of rows, no more than it has.
+    room: usize,
     cols: usize,
     stride: usize,
     dtype: DType,
@@ -64,12 +101,17 @@ unsafe impl Send for ViewMut<'_> {}
 unsafe impl Sync for ViewMut<'_> {}
 
 impl Tensor {
-    pub(crate) fn new(storage: Storage, rows: usize, cols: usize, dtype: DType) -> Self {
+    pub(crate) fn new(storage: Storage, rows: Extent, cols: usize, dtype: DType) -> Self {
         Self { storage, rows, cols, dtype }
     }
 
     /// Number of rows.
     pub fn rows(&self) -> usize {
+        self.rows.len
+    }
+
+    /// The rows, and for how many there is memory.
+    pub fn extent(&self) -> Extent {
         self.rows
     }
 
@@ -87,7 +129,8 @@ impl Tensor {
     pub fn view(&self) -> View<'_> {
         View {
             pointer: self.storage.pointer(),
-            rows: self.rows,
+            rows: self.rows.len,
+            room: self.rows.room,
             cols: self.cols,
             stride: self.cols,
             dtype: self.dtype,
@@ -99,7 +142,7 @@ impl Tensor {
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         ViewMut {
             pointer: self.storage.pointer(),
-            rows: self.rows,
+            rows: self.rows.len,
             cols: self.cols,
             stride: self.cols,
             dtype: self.dtype,
@@ -132,8 +175,8 @@ impl Tensor {
     /// # Panics
     /// If `rows` is more than the tensor has.
     pub fn truncate_rows(&mut self, rows: usize) {
-        assert!(rows <= self.rows, "truncate_rows({rows}) of a tensor with {} rows", self.rows);
-        self.rows = rows;
+        assert!(rows <= self.rows.len, "truncate_rows({rows}) of a tensor with {} rows", self.rows.len);
+        self.rows.len = rows;
     }
 }
 
@@ -143,18 +186,23 @@ impl<'a> View<'a> {
     /// # Safety
     /// For 'a the matrix lies there, aligned for its type, and nothing writes it. On a dry run nothing need be there.
     pub(crate) unsafe fn from_pointer(pointer: *const u8, rows: usize, cols: usize, dtype: DType) -> Self {
-        Self { pointer, rows, cols, stride: cols, dtype, lifetime: PhantomData }
+        Self { pointer, rows, room: rows, cols, stride: cols, dtype, lifetime: PhantomData }
     }
 
     /// Host memory as one row.
     pub fn of_slice(values: &'a [f32]) -> Self {
         let (pointer, cols) = (values.as_ptr().cast(), values.len());
-        Self { pointer, rows: 1, cols, stride: cols, dtype: DType::F32, lifetime: PhantomData }
+        Self { pointer, rows: 1, room: 1, cols, stride: cols, dtype: DType::F32, lifetime: PhantomData }
     }
 
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// The rows, and for how many the matrix has memory; a range of rows has no more than it shows.
+    pub fn extent(&self) -> Extent {
+        Extent { len: self.rows, room: self.room }
     }
 
     /// Number of columns.
@@ -204,7 +252,7 @@ impl<'a> View<'a> {
     pub fn row_range(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         let pointer = self.pointer.wrapping_add(range.start * self.stride * self.dtype.size());
-        Self { pointer, rows: range.len(), ..self }
+        Self { pointer, rows: range.len(), room: range.len(), ..self }
     }
 
     /// A range of columns.
@@ -223,7 +271,7 @@ impl<'a> View<'a> {
     /// If the view is not contiguous or the number of elements differs.
     pub fn reshape(self, rows: usize, cols: usize) -> Self {
         assert!(self.is_contiguous() && rows * cols == self.len(), "reshape to {rows}x{cols}");
-        Self { rows, cols, stride: cols, ..self }
+        Self { rows, room: rows, cols, stride: cols, ..self }
     }
 
     /// The elements as a slice, on the CPU.
@@ -326,6 +374,7 @@ impl<'a> ViewMut<'a> {
         View {
             pointer: self.pointer,
             rows: self.rows,
+            room: self.rows,
             cols: self.cols,
             stride: self.stride,
             dtype: self.dtype,

@@ -58,7 +58,7 @@ pub use save::Save;
 pub use slice::Slice;
 pub use spec::DecoderSpec;
 pub use stage::Stage;
-pub use walk::{Checkpointing, Gradient, SavedWalk, Split, Streams, Walk};
+pub use walk::{Checkpointing, Gradient, Room, SavedWalk, Split, Streams, Walk};
 pub use weights::{AdapterWeights, FlatLayer, GradientSink, LayerGradients, LayerWeights, WeightSource};
 
 /// The result of an operation on a model.

@@ -10,7 +10,7 @@ use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, Tensor};
 use tandem_model::save::to_hf_tensors;
 use tandem_model::{
     Checkpointing, Decoder, FlatWeights, LayerId, ModelError, ResidentGradients, ResidentWeights, Result,
-    Slice, Split, Walk, init,
+    Room, Slice, Split, Walk, init,
 };
 
 /// Ranks as threads that put what they have on one table.
@@ -290,6 +290,44 @@ fn what_is_kept_for_backward_is_divided() {
     // The outputs of blocks' norms are not kept at all; what the head reads, each rank keeps.
     let norms = 4 * (2 * layers - 1) * num_tokens as usize * width;
     assert_eq!(2 * kept(2, Checkpointing::None), kept(1, Checkpointing::None) - norms);
+}
+
+/// Slices have rows of their own, of which one may have more in a smaller batch.
+#[test]
+fn a_slice_takes_the_same_memory_for_every_batch() {
+    for name in ["llama-tied", "phi", "gpt2", "gpt-neox", "qwen3"] {
+        let golden = Golden::new(name);
+        let whole = Arc::new(golden.decoder.clone());
+        let large = golden.forest();
+        let room = Room { tokens: large.num_tokens(), scored: large.scored_rows().0.len() };
+        let taken = |slice: Slice, forest: &Forest, room: Room, checkpointing| {
+            let device = Device::meta();
+            let decoder = Decoder::sliced(&whole, slice).unwrap();
+            let weights = init::init(&decoder, &device, Kind::Master, 1).unwrap();
+            let mut source = ResidentWeights::new(&decoder, &weights, None);
+            let mut sink = ResidentGradients::zeros(&decoder, &device).unwrap();
+            let split = Some(&Dry as &dyn Split);
+            let walk = Walk { split, room, ..Walk::new(&decoder, &device, DType::F32, checkpointing) };
+            let mut scores = HeadScores::default();
+            let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
+            let kept = device.memory();
+            let d_log_prob = vec![1.0; forest.predictions.len()];
+            walk.backward(&mut source, &mut sink, forest, saved, &scores, &d_log_prob).unwrap();
+            (kept, device.high_water())
+        };
+        for index in 0..2 {
+            for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block] {
+                let taken = |forest: &Forest| taken(Slice { index, count: 2 }, forest, room, mode);
+                let expected = taken(&large);
+                for len in 2..=large.num_tokens() {
+                    let forest = Forest::sequence(large.tokens[..len].to_vec()).unwrap();
+                    if forest.predictions.len() <= room.scored {
+                        assert_eq!(taken(&forest), expected, "{name} {index} {mode:?}, {len} tokens");
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -6,11 +6,11 @@ use std::cell::RefCell;
 
 use support::{ALL, Golden, by_sequence, cpu, relative_error, train};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind};
+use tandem_kernels::{DType, Device, Forest, Kind, MemoryUse};
 use tandem_model::save::to_hf_tensors;
 use tandem_model::{
     Checkpointing, Decoder, FlatWeights, GradientSink, LayerGradients, LayerId, LayerWeights,
-    ResidentGradients, ResidentWeights, Result, Walk, WeightSource, init,
+    ResidentGradients, ResidentWeights, Result, Room, Walk, WeightSource, init,
 };
 
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
@@ -254,4 +254,56 @@ fn checkpointing_takes_less_memory_and_steps_leave_none() {
     };
     let peaks = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block].map(peak);
     assert!(peaks.is_sorted_by(|a, b| a > b), "{peaks:?}");
+}
+
+/// Forward and backward with room for more: scores, gradients, what is kept between the two, and the highest address.
+fn in_room(
+    device: &Device,
+    golden: &Golden,
+    forest: &Forest,
+    room: Room,
+    (dtype, mode): (DType, Checkpointing),
+) -> (HeadScores, FlatWeights, MemoryUse, usize) {
+    let decoder = &golden.decoder;
+    let weights = init::init(decoder, device, Kind::Master, 1).unwrap();
+    let copy =
+        (dtype != DType::F32).then(|| weights.compute_copy(decoder, device, Kind::Weights, dtype).unwrap());
+    let mut source = ResidentWeights::new(decoder, &weights, copy.as_ref());
+    let mut sink = ResidentGradients::zeros(decoder, device).unwrap();
+    let walk = Walk { room, ..Walk::new(decoder, device, dtype, mode) };
+    let mut scores = HeadScores::default();
+    let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
+    let kept = device.memory();
+    let d_log_prob = vec![1.0; forest.predictions.len()];
+    walk.backward(&mut source, &mut sink, forest, saved, &scores, &d_log_prob).unwrap();
+    (scores, sink.sums, kept, device.high_water())
+}
+
+#[test]
+fn a_forest_takes_the_memory_of_the_largest_and_gives_the_same_bits() {
+    for name in ALL {
+        let golden = Golden::new(name);
+        let large = golden.forest();
+        let small = Forest::sequence(large.tokens[..3].to_vec()).unwrap();
+        let room = Room { tokens: large.num_tokens(), scored: large.scored_rows().0.len() };
+        for dtype in DTYPES {
+            for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block] {
+                let run =
+                    |device: Device, forest, room| in_room(&device, &golden, forest, room, (dtype, mode));
+                let what = format!("{name} {dtype} {mode:?}");
+                let taken = |forest, room| {
+                    let (_, _, kept, high_water) = run(Device::meta(), forest, room);
+                    (kept, high_water)
+                };
+                let (exact, own) = (taken(&large, Room::default()), taken(&small, Room::default()));
+                assert_eq!(taken(&large, room), exact, "{what}");
+                assert_eq!(taken(&small, room), exact, "{what}");
+                assert!(own.0.total() < exact.0.total() && own.1 < exact.1, "{what}");
+                let [(scores, gradients, ..), (others, other, ..)] =
+                    [Room::default(), room].map(|room| run(cpu(), &small, room));
+                assert_eq!(scores, others, "{what}");
+                assert!(bits(&gradients) == bits(&other), "{what}: gradients differ");
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tandem_comm::{Call, recorder};
 use tandem_kernels::Kind;
-use tandem_model::{ModelFolder, Streams, WeightSource};
+use tandem_model::{ModelFolder, Room, Streams, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
@@ -13,12 +13,13 @@ use crate::mesh::Mesh;
 use crate::micro_batch::MicroBatch;
 use crate::plan::Outline;
 use crate::prepare::{Decoders, Prepared, partition, to_walk};
-use crate::reference::{Reference, RowScores, kept};
+use crate::reference::{Reference, RowScores, kept, share_base};
 use crate::stages::StagedWalk;
 use crate::start::Start;
 use crate::step::{Learner, Scorer};
+use crate::store::SharedReference;
 
-/// The pass that precomputes the reference, over some micro-batches.
+/// The pass that precomputes the reference, over some micro-batches, and with `idles` over none while others have one.
 ///
 /// # Errors
 /// If the model does not fit its config.
@@ -27,12 +28,15 @@ pub fn reference_pass(
     outline: &Outline,
     homes: &Homes,
     mesh: &mut Mesh,
-    batches: &[&MicroBatch],
+    batches: &[MicroBatch],
+    idles: bool,
 ) -> Result<()> {
-    let decoder = mesh.part(&Decoders::of(config, &outline.decoder)?.policy)?;
+    let decoders = Decoders::of(config, &outline.decoder)?;
+    let decoder = mesh.part(&decoders.policy)?;
     homes.device.note(format_args!("loading of the reference"));
     let mut frozen;
     let mut policy;
+    let mut shared;
     let weights: &mut dyn WeightSource = if config.reference.model.is_some() {
         let start = reference_start(config, outline)?;
         frozen = start.frozen(config, &decoder, homes, mesh.shard(), Kind::Reference, None)?;
@@ -42,12 +46,22 @@ pub fn reference_pass(
         let partition = Arc::new(partition(config, &decoder, shard.rank(), shard.size()));
         let start = Start::dry(outline.quantised);
         policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
-        &mut policy
+        if decoders.reference.is_some() {
+            share_base(config, &decoders, &homes.device, mesh, &mut policy)?;
+            shared = SharedReference(&mut policy);
+            &mut shared
+        } else {
+            &mut policy
+        }
     };
-    let walk = to_walk(config, &decoder, &homes.device, mesh.split());
+    let walk = to_walk(config, &decoder, homes, mesh.split());
     let walk = StagedWalk { walk, stages: mesh.stages() };
     for batch in batches {
         walk.forward(weights, &batch.forest, Streams::one(&mut Default::default()), false)?;
+        weights.rest();
+    }
+    if idles {
+        walk.walk.idle_forward(weights)?;
         weights.rest();
     }
     Ok(())
@@ -74,7 +88,7 @@ pub fn calls(
     let share = batcher.share(&prepared.train, batches.rows(0), data_rank, data_size);
     let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
     let (mut scorer, mut learner) =
-        load(config, &Outline::of(prepared), &Homes::meta(&config.compute), &mut mesh)?;
+        load(config, &Outline::of(prepared), &Homes::meta(&config.compute, Room::default()), &mut mesh)?;
     scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
     Ok(log.take())
 }

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use tandem_kernels::file::FileSystem;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{Device, KernelError};
+use tandem_model::Room;
 
 use crate::config::{ComputeConfig, Config};
 use crate::{Plan, Result, TrainError};
@@ -46,6 +47,8 @@ pub struct Homes {
     host: Option<Device>,
     /// A file, if something is kept there.
     file: Option<Device>,
+    /// What every micro-batch takes memory for.
+    pub room: Room,
     offload: Offload,
     offloads_activations: bool,
 }
@@ -66,7 +69,7 @@ impl Homes {
         let capacity = capped(plan.arena_bytes(), plan.arena_capacity());
         let device = Device::cpu(crate::prepare::threads(config), capacity)?;
         device.reserve(plan.arena_bytes());
-        let mut homes = Self::new(device, compute);
+        let mut homes = Self::new(device, compute, plan.room);
         if uses_host(compute) {
             let host = homes.device.with_memory(capped(plan.host_bytes(), plan.host_capacity()))?;
             host.reserve(plan.host_bytes());
@@ -79,8 +82,8 @@ impl Homes {
     }
 
     /// Memories of a dry run.
-    pub fn meta(compute: &ComputeConfig) -> Self {
-        let mut homes = Self::new(Device::meta(), compute);
+    pub fn meta(compute: &ComputeConfig, room: Room) -> Self {
+        let mut homes = Self::new(Device::meta(), compute, room);
         homes.host = uses_host(compute).then(Device::meta);
         homes.file = (compute.offload == Offload::Nvme).then(Device::meta);
         homes
@@ -88,12 +91,13 @@ impl Homes {
 
     /// One memory for everything.
     pub fn all_in(device: Device) -> Self {
-        Self { device, host: None, file: None, offload: Offload::None, offloads_activations: false }
+        let (host, file, room) = (None, None, Room::default());
+        Self { device, host, file, room, offload: Offload::None, offloads_activations: false }
     }
 
-    fn new(device: Device, compute: &ComputeConfig) -> Self {
+    fn new(device: Device, compute: &ComputeConfig, room: Room) -> Self {
         let (offload, offloads_activations) = (compute.offload, compute.offload_activations);
-        Self { offload, offloads_activations, ..Self::all_in(device) }
+        Self { room, offload, offloads_activations, ..Self::all_in(device) }
     }
 
     /// Whether weights and states lie elsewhere than where layers are computed.

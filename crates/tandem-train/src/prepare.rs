@@ -10,12 +10,13 @@ use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::cpu::Isa;
-use tandem_kernels::{DType, Device, Format};
+use tandem_kernels::{DType, Format};
 use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Checkpointing, Decoder, ModelFolder, Walk};
 
 use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, Weights};
 use crate::events::{Event, Observer};
+use crate::homes::Homes;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatcher;
 use crate::store::{Partition, Sharding};
@@ -283,8 +284,9 @@ pub fn checkpointing(config: &Config) -> Checkpointing {
 pub fn to_walk<'a>(
     config: &Config,
     decoder: &'a Decoder,
-    device: &'a Device,
+    homes: &'a Homes,
     split: Option<&'a dyn tandem_model::Split>,
 ) -> Walk<'a> {
-    Walk { split, ..Walk::new(decoder, device, compute_type(config), checkpointing(config)) }
+    let walk = Walk::new(decoder, &homes.device, compute_type(config), checkpointing(config));
+    Walk { split, room: homes.room, ..walk }
 }

@@ -140,7 +140,7 @@ pub fn load(
     let decoder = &mesh.part(&prepared.decoder)?;
     let wanted = &config.reference;
     let precomputes = wanted.kind == ReferenceKind::Precompute;
-    let mut pass = Precompute { config, prepared, device: &homes.device, decoder, splits, observer };
+    let mut pass = Precompute { config, prepared, homes, decoder, splits, observer };
     // Another model's weights are gone before the policy's come.
     let mut precomputed = match &wanted.model {
         Some(_) if precomputes => {
@@ -225,7 +225,10 @@ pub fn kept(
 }
 
 /// Lets the reference share the policy's base: with the adapter that the config gives it, or with none.
-fn share_base(
+///
+/// # Errors
+/// If the adapter cannot be read, or memory runs out.
+pub fn share_base(
     config: &Config,
     decoders: &Decoders,
     device: &Device,
@@ -239,10 +242,7 @@ fn share_base(
     let own = decoders.reference.as_ref().unwrap_or(&decoders.policy);
     let decoder = mesh.part(own)?;
     let masters = match &config.reference.adapter {
-        Some(folder) => {
-            let folder = Some(folder.as_path()).filter(|_| !device.is_meta());
-            adapter_masters(config, &decoder, device, Kind::Reference, folder, policy)?
-        }
+        Some(folder) => adapter_masters(config, &decoder, device, Kind::Reference, Some(folder), policy)?,
         // A copy of what the policy starts from.
         None => {
             let mut layers = Vec::new();

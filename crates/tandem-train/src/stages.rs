@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 
 use tandem_comm::{Element, ElementKind, Group};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Forest, Kind, Tensor};
+use tandem_kernels::{DType, Extent, Forest, Kind, Tensor};
 use tandem_model::{Gradient, GradientSink, SavedWalk, Stage, Streams, Walk, WeightSource};
 
 use crate::Result;
@@ -43,8 +43,8 @@ impl Stages {
     /// # Errors
     /// If the rank is lost, or memory runs out.
     pub fn recv(&self, from: usize, walk: &Walk<'_>, forest: &Forest) -> Result<Tensor> {
-        let (rows, width) = (walk.num_stream_rows(forest), walk.decoder.spec().hidden_size);
-        let mut x = walk.device.alloc(Kind::Activations, rows, width, DType::F32)?;
+        let (rows, width) = (walk.stream_rows(forest), Extent::exact(walk.decoder.spec().hidden_size));
+        let mut x = walk.device.alloc_in(Kind::Activations, rows, width, DType::F32)?;
         let mut group = self.0.borrow_mut();
         if x.is_meta() {
             group.dry_recv(from, ElementKind::F32, x.view().len())?;

@@ -96,7 +96,6 @@ impl Start {
         let see = see.unwrap_or(nothing);
         let mut base = self.frozen(config, decoder, homes, shard, Kind::Weights, Some(&mut *see))?;
         let folder = config.adapter.as_ref().and_then(|adapter| adapter.folder());
-        let folder = folder.filter(|_| !device.is_meta());
         let masters = adapter_masters(
             config,
             decoder,
@@ -293,7 +292,8 @@ impl Start {
     }
 }
 
-/// What an adapter starts from: what the folder holds, or for a new one what adds nothing to the base.
+/// What an adapter starts from: what the folder holds, or for a new one what adds nothing to the base. A dry run takes the
+/// same memory, and reads nothing.
 ///
 /// # Errors
 /// If the files do not fit, or memory runs out.
@@ -305,7 +305,8 @@ pub fn adapter_masters(
     folder: Option<&Path>,
     base: &mut dyn WeightSource,
 ) -> Result<FlatWeights> {
-    let files = folder.map(|path| PeftFolder::open(path)?.weights(decoder)).transpose()?;
+    let read = folder.filter(|_| !device.is_meta());
+    let files = read.map(|path| PeftFolder::open(path)?.weights(decoder)).transpose()?;
     let mut layers = Vec::new();
     for (index, layer) in decoder.layers().into_iter().enumerate() {
         let mut flat = device.alloc(kind, 1, decoder.trained(layer).len, DType::F32)?;
@@ -315,9 +316,11 @@ pub fn adapter_masters(
                 None => adapter::init_layer(decoder, layer, config.seed, flat.view_mut().into_slice()),
             }
         }
-        if files.is_none() && flat.cols() > 0 {
+        if folder.is_none() && flat.cols() > 0 {
             adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;
             base.release(layer);
+            // What stays lies side by side.
+            base.rest();
         }
         layers.push(flat);
     }

@@ -275,6 +275,7 @@ impl Scorer {
         let walk = Walk {
             split: mesh.split(),
             host: homes.activations(),
+            room: homes.room,
             ..Walk::new(decoder, &homes.device, *dtype, *checkpointing)
         };
         let walk = StagedWalk { walk, stages: mesh.stages() };
@@ -335,6 +336,7 @@ impl Scorer {
         let walk = Walk {
             split: mesh.split(),
             host: homes.activations(),
+            room: homes.room,
             ..Walk::new(decoder, &homes.device, *dtype, *checkpointing)
         };
         let walk = Walk { dropout: Some(dropout), ..walk };

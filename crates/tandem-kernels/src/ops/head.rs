@@ -6,12 +6,19 @@
 
 use crate::cpu::head as kernel;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
-use crate::{DType, Device, KernelError, Kind, Result, Tensor, View, ViewMut};
+use crate::{DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut};
 
 /// Rows whose logits are held at once: up to 128 MiB of them. Every chunk reads all weights and passes over their
 /// gradient: a step of a 32,000-word model took 8 % longer with chunks of 32 MiB.
 fn chunk_rows(rows: usize, vocabulary: usize) -> usize {
     ((32 << 20) / vocabulary.max(1)).clamp(64, 1024).min(rows)
+}
+
+/// Of so many rows, those whose logits are kept if `fitting` may be.
+fn kept_rows(rows: usize, vocabulary: usize, fitting: usize) -> usize {
+    let chunk = chunk_rows(rows, vocabulary);
+    // Whole chunks only, so that a chunk lies in one place.
+    if fitting >= rows { rows } else { fitting / chunk * chunk }
 }
 
 fn check_operands(op: &'static str, hidden: &View, weights: &HeadWeights, targets: &Targets) -> Result<()> {
@@ -223,9 +230,10 @@ pub fn head_part(
     let chunk = chunk_rows(rows, vocabulary);
     let changed = shape.softcap.is_some() || shape.logit_scale.is_some_and(|scale| scale != 1.0);
     let fitting = if changed { 0 } else { budget / (vocabulary * DType::F32.size()) };
-    // Whole chunks only, so that a chunk lies in one place.
-    let kept_rows = if fitting >= rows { rows } else { fitting / chunk * chunk };
-    let mut kept = device.alloc(Kind::Head, kept_rows, vocabulary, DType::F32)?;
+    let room = kept_rows(hidden.extent().room(), vocabulary, fitting);
+    let kept_rows = rows.min(room);
+    let width = Extent::exact(vocabulary);
+    let mut kept = device.alloc_in(Kind::Head, Extent::new(kept_rows, room), width, DType::F32)?;
     let mut spare = device.alloc(Kind::Head, chunk.min(rows - kept_rows), vocabulary, DType::F32)?;
     match device {
         Device::Cpu(cpu) => {

@@ -2,11 +2,18 @@
 
 use crate::cpu::norm as kernel;
 use crate::ops::check;
-use crate::{DType, Device, Kind, Result, View, ViewMut};
+use crate::{DType, Device, Extent, Kind, Result, Tensor, View, ViewMut};
 
 /// Rows whose contributions to the weight gradient are summed in one go. Fixed, so that the order of the sum does
 /// not depend on the number of threads.
 pub(crate) const BLOCK_ROWS: usize = 32;
+
+/// Room for the contributions of each block of rows of `x`; none if they are not asked for.
+fn partial_sums(device: &Device, x: View, wanted: bool, width: usize) -> Result<Tensor> {
+    let blocks = |rows: usize| if wanted { rows.div_ceil(BLOCK_ROWS) } else { 0 };
+    let blocks = Extent::new(blocks(x.rows()), blocks(x.extent().room()));
+    device.alloc_in(Kind::Scratch, blocks, Extent::exact(width), DType::F32)
+}
 
 /// `y = x / rms(x) · (w + offset)`; `rms(x) = sqrt(mean(x²) + eps)`. `offset` is 0, or 1 for Gemma.
 ///
@@ -60,8 +67,7 @@ pub fn rms_norm_backward(
     if let Some(dw) = &dw {
         check::f32_shape(OP, "dw", dw, 1, width)?;
     }
-    let blocks = if dw.is_some() { tokens.div_ceil(BLOCK_ROWS) } else { 0 };
-    let mut partial = device.alloc(Kind::Scratch, blocks, width, DType::F32)?;
+    let mut partial = partial_sums(device, x, dw.is_some(), width)?;
     match device {
         Device::Cpu(cpu) => {
             kernel::rms_norm_backward(cpu, x, w, offset, inverse_rms, dy, dx, dw, partial.view_mut());
@@ -127,8 +133,7 @@ pub fn layer_norm_backward(
         check::f32_shape(OP, "dw", dw, 1, width)?;
         check::f32_shape(OP, "db", db, 1, width)?;
     }
-    let blocks = if dw_db.is_some() { tokens.div_ceil(BLOCK_ROWS) } else { 0 };
-    let mut partial = device.alloc(Kind::Scratch, blocks, 2 * width, DType::F32)?;
+    let mut partial = partial_sums(device, x, dw_db.is_some(), 2 * width)?;
     match device {
         Device::Cpu(cpu) => {
             kernel::layer_norm_backward(cpu, x, w, mean_inverse, dy, dx, dw_db, partial.view_mut());

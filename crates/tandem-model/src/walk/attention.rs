@@ -5,6 +5,7 @@ use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
 
 use super::Walk;
 use super::low_rank::Reduced;
+use super::rows::SomeRows;
 use crate::Result;
 use crate::layout::Part;
 use crate::spec::{AttentionSpec, NormKind};
@@ -112,8 +113,8 @@ pub(super) fn forward(
         let qk = qk.col_range(0..spec.query_width() + spec.kv_width());
         ops::rope(walk.device, qk, spec.head_dim, attend.positions(), table, false)?;
     }
-    let mut output = walk.alloc(input.rows(), spec.query_width(), walk.dtype)?;
-    let mut log_sum_exp = walk.alloc(input.rows(), spec.heads, DType::F32)?;
+    let mut output = walk.alloc(input.extent(), spec.query_width(), walk.dtype)?;
+    let mut log_sum_exp = walk.alloc(input.extent(), spec.heads, DType::F32)?;
     let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
     attend.attend(layer, q, k, v, &spec.shape(layer), output.view_mut(), log_sum_exp.view_mut())?;
     let operands = Some(Operands { qkv, normed, log_sum_exp });
@@ -129,7 +130,7 @@ pub(super) fn backward(
     input: View,
     attended: Attended,
     reduced: Reduced,
-    picked: Option<&[u32]>,
+    picked: Option<SomeRows>,
     forest: &Forest,
     dy: View,
     d_input: ViewMut,
@@ -137,7 +138,7 @@ pub(super) fn backward(
     gradients: &mut LayerGradients,
 ) -> Result<()> {
     let spec = &walk.decoder.spec().attention;
-    let rows = input.rows();
+    let rows = input.extent();
     let Attended { operands: Some(operands), output: Some(output) } = attended else {
         unreachable!("forward kept attention's operands and output");
     };
@@ -146,7 +147,7 @@ pub(super) fn backward(
     let (weight, bias) = (Part::OutWeight, Part::OutBias);
     let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy)?;
     drop(heads);
-    let mut d_heads = walk.alloc(dy.rows(), spec.query_width(), walk.dtype)?;
+    let mut d_heads = walk.alloc(dy.extent(), spec.query_width(), walk.dtype)?;
     walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut(), false)?;
     let d_output = walk.spread(d_heads, picked, rows)?;
     let mut d_qkv = walk.alloc(rows, spec.qkv_width(), walk.dtype)?;
@@ -203,8 +204,8 @@ fn norm_heads(walk: &Walk, weights: &LayerWeights, qkv: View) -> Result<(Tensor,
     let (spec, eps, offset) =
         (&walk.decoder.spec().attention, walk.decoder.spec().norm.eps, rms_offset(walk));
     let (heads, d) = (spec.heads + spec.kv_heads, spec.head_dim);
-    let mut qk = walk.alloc(qkv.rows(), heads * d, walk.dtype)?;
-    let mut inverse = walk.alloc(heads, qkv.rows(), DType::F32)?;
+    let mut qk = walk.alloc(qkv.extent(), heads * d, walk.dtype)?;
+    let mut inverse = walk.alloc_turned(heads, qkv.extent())?;
     for head in 0..heads {
         let weight = weights.require(head_norm(spec, head))?;
         let cols = head * d..(head + 1) * d;
@@ -225,7 +226,7 @@ fn norm_heads_backward(
 ) -> Result<()> {
     let (spec, offset) = (&walk.decoder.spec().attention, rms_offset(walk));
     let d = spec.head_dim;
-    let mut d_head = walk.alloc(qkv.rows(), d, DType::F32)?;
+    let mut d_head = walk.alloc(qkv.extent(), d, DType::F32)?;
     // One weight serves the heads of all ranks.
     let mut d_weights = match walk.split {
         Some(_) => Some(walk.device.zeros(Kind::Activations, 2, d, DType::F32)?),

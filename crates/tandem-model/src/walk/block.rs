@@ -1,11 +1,11 @@
 //! One transformer block, forward and backward, for every arrangement of its two halves.
 
-use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ops};
+use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor, View, ops};
 
 use super::attention::{self, Attend, Attended, ForestAttention};
 use super::low_rank::Reduced;
 use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
-use super::rows::{BlockRows, Shares};
+use super::rows::{BlockRows, Shares, SomeRows};
 use super::{Picked, Walk, mlp};
 use crate::Result;
 use crate::layout::Part;
@@ -39,7 +39,8 @@ impl SavedBlock {
     /// Moves the input to the memory of a device, if one is given.
     pub(super) fn leave(mut self, to: Option<&Device>) -> Result<Self> {
         if let (Some(to), Some(input)) = (to, &mut self.input) {
-            let mut moved = to.alloc(Kind::Activations, input.rows(), input.cols(), input.dtype())?;
+            let (rows, cols) = (input.extent(), Extent::exact(input.cols()));
+            let mut moved = to.alloc_in(Kind::Activations, rows, cols, input.dtype())?;
             ops::cast(to, input.view(), moved.view_mut())?;
             *input = moved;
         }
@@ -207,7 +208,7 @@ impl Block<'_> {
         let (walk, weights) = (self.walk, self.weights);
         let mut norm2 = inner.norm2.take().expect("a sequential block has a second norm");
         restore(walk, weights, NORM2, middle, shares, &mut norm2)?;
-        let mut dn = walk.alloc(shares.num_rows(), dx.cols(), DType::F32)?;
+        let mut dn = walk.alloc(shares.all(), dx.cols(), DType::F32)?;
         {
             let whole = walk.whole(dx.view(), shares, walk.dtype)?;
             let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
@@ -232,7 +233,7 @@ impl Block<'_> {
         let (walk, weights) = (self.walk, self.weights);
         let Inner { mut norm1, attended, reduced, .. } = inner;
         restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
-        let mut dn = walk.alloc(rows.tokens.num_rows(), x.cols(), DType::F32)?;
+        let mut dn = walk.alloc(rows.tokens.all(), x.cols(), DType::F32)?;
         {
             let whole = walk.whole(dx.view(), rows.after(), walk.dtype)?;
             let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
@@ -243,7 +244,7 @@ impl Block<'_> {
         }
         walk.sum_rows(&mut dn, &rows.tokens)?;
         norm1.drop_output();
-        self.spread(dx, rows.own_picked(), x.rows())?;
+        self.spread(dx, rows.own_picked(), rows.tokens.own_extent())?;
         self.norm_backward(NORM1, x, &norm1, rows.tokens.own_of(dn.view()), dx, gradients)
     }
 
@@ -259,17 +260,17 @@ impl Block<'_> {
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let (walk, weights) = (self.walk, self.weights);
-        let (tokens, after, num_tokens) = (&rows.tokens, rows.after(), rows.tokens.num_rows());
+        let (tokens, after) = (&rows.tokens, rows.after());
         let whole = walk.whole(dx.view(), after, walk.dtype)?;
         let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
         restore(walk, weights, NORM1, x, tokens, &mut inner.norm1)?;
-        let mut dn2 = walk.alloc(after.num_rows(), dx.cols(), DType::F32)?;
+        let mut dn2 = walk.alloc(after.all(), dx.cols(), DType::F32)?;
         let (mut dn1, own) = if shared_norm {
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
             let read = walk.pick(inner.norm1.output(), rows.picked())?;
             self.mlp_backward(up, hidden, &mut inner.reduced, read.view(), dy, &mut dn2, gradients)?;
             // Attention adds its share to this one, for both read the same norm.
-            (walk.spread(dn2, rows.picked(), num_tokens)?, None)
+            (walk.spread(dn2, rows.picked(), tokens.all())?, None)
         } else {
             let mut norm2 = inner.norm2.take().expect("a block without a shared norm has a second one");
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
@@ -278,7 +279,7 @@ impl Block<'_> {
             self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn2, gradients)?;
             walk.sum_rows(&mut dn2, after)?;
             norm2.drop_output();
-            (walk.alloc(num_tokens, x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
+            (walk.alloc(tokens.all(), x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
         };
         let Inner { mut norm1, attended, reduced, .. } = inner;
         let (n, d_n) = (norm1.output(), dn1.view_mut());
@@ -293,15 +294,15 @@ impl Block<'_> {
             let dn2 = after.own_of(dn2.view());
             self.norm_backward(NORM2, x_picked.view(), &norm2, dn2, dx, gradients)?;
         }
-        self.spread(dx, rows.own_picked(), x.rows())?;
+        self.spread(dx, rows.own_picked(), rows.tokens.own_extent())?;
         self.norm_backward(NORM1, x, &norm1, tokens.own_of(dn1.view()), dx, gradients)
     }
 
     /// Makes a gradient of the rows that went on one of all rows.
-    fn spread(&self, dx: &mut Tensor, rows: Option<&[u32]>, num_rows: usize) -> Result<()> {
+    fn spread(&self, dx: &mut Tensor, rows: Option<SomeRows>, all: Extent) -> Result<()> {
         if rows.is_some() {
-            let nothing = self.walk.alloc(0, dx.cols(), DType::F32)?;
-            *dx = self.walk.spread(std::mem::replace(dx, nothing), rows, num_rows)?;
+            let nothing = self.walk.alloc(Extent::exact(0), dx.cols(), DType::F32)?;
+            *dx = self.walk.spread(std::mem::replace(dx, nothing), rows, all)?;
         }
         Ok(())
     }

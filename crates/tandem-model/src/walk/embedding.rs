@@ -36,7 +36,7 @@ impl Walk<'_> {
         let spec = self.decoder.spec();
         let missing = || ModelError::Invalid("the weight source gave no token table".into());
         let table = layer.precise(Part::TokenTable).ok_or_else(missing)?;
-        let mut x = self.alloc(tokens.len(), spec.hidden_size, DType::F32)?;
+        let mut x = self.alloc(self.shares(tokens.len()).all(), spec.hidden_size, DType::F32)?;
         ops::embedding(self.device, table, tokens, spec.embedding.scale, x.view_mut(), false)?;
         if let Some(term) = layer.low_rank(Part::TokenTable) {
             let hidden = self.looked_up(&term, tokens)?;
@@ -50,13 +50,14 @@ impl Walk<'_> {
 
     /// `scale · s · A[tokens]` `[T, r]` in the compute type.
     fn looked_up(&self, term: &LowRank, tokens: &[u32]) -> Result<Tensor> {
-        let mut rows = self.alloc(tokens.len(), term.rank, DType::F32)?;
+        let all = self.shares(tokens.len()).all();
+        let mut rows = self.alloc(all, term.rank, DType::F32)?;
         let scale = self.decoder.spec().embedding.scale * term.scale;
         ops::embedding(self.device, term.a, tokens, scale, rows.view_mut(), false)?;
         if self.dtype == DType::F32 {
             return Ok(rows);
         }
-        let mut hidden = self.alloc(tokens.len(), term.rank, self.dtype)?;
+        let mut hidden = self.alloc(all, term.rank, self.dtype)?;
         ops::cast(self.device, rows.view(), hidden.view_mut())?;
         Ok(hidden)
     }
@@ -112,7 +113,7 @@ impl Walk<'_> {
             ops::linear_backward_weight(self.device, dy, hidden.view(), db, true)?;
         }
         if let Some(da) = gradients.get_mut(Part::TokenLoraA) {
-            let mut dh = self.alloc(dy.rows(), term.rank, DType::F32)?;
+            let mut dh = self.alloc(dy.extent(), term.rank, DType::F32)?;
             ops::linear_backward_input(self.device, dy, term.b, dh.view_mut(), false)?;
             let scale = self.decoder.spec().embedding.scale * term.scale;
             ops::embedding_backward(self.device, tokens, scale, dh.view(), da)?;

@@ -1,7 +1,7 @@
 //! The end of the walk: final norm and language-model head, over the scored rows only.
 
 use tandem_kernels::ops::{HeadGradients, HeadParts, HeadScores, HeadWeights, KeptLogits, Targets};
-use tandem_kernels::{DType, Forest, Kind, Tensor, View, ops};
+use tandem_kernels::{DType, Extent, Forest, Kind, Tensor, View, ops};
 
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
 use super::rows::Shares;
@@ -169,8 +169,7 @@ impl Walk<'_> {
         let Some((hidden, mut normed, shares)) = scored else {
             // Also a rank whose rows are all unscored fetches, opens and emits the same layers in the same order.
             self.idle_head_backward(weights, grads)?;
-            let own = self.shares(forest.num_tokens()).own();
-            return Ok(self.device.zeros(Kind::Activations, own.len(), hidden_size, DType::F32)?);
+            return self.zeros(self.shares(forest.num_tokens()).own_extent(), hidden_size);
         };
         {
             let final_norm = weights.fetch(LayerId::Head)?;
@@ -179,7 +178,7 @@ impl Walk<'_> {
         }
         self.device.note(format_args!("backward {}", LayerId::Head));
         let targets = self.targets(forest)?;
-        let mut dn = self.alloc(shares.num_rows(), hidden_size, DType::F32)?;
+        let mut dn = self.alloc(shares.all(), hidden_size, DType::F32)?;
         {
             let head = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
@@ -189,7 +188,7 @@ impl Walk<'_> {
             let low_rank =
                 h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
             let mut dh = match &term {
-                Some(term) => Some(self.alloc(hidden.rows(), term.rank, DType::F32)?),
+                Some(term) => Some(self.alloc(hidden.extent(), term.rank, DType::F32)?),
                 None => None,
             };
             let d_low = dh.as_mut().map(Tensor::view_mut);
@@ -217,7 +216,7 @@ impl Walk<'_> {
             )?;
             if let Some(((term, (dropped, _)), dh)) = term.as_ref().zip(h.as_ref()).zip(dh) {
                 let x = dropped.as_ref().map_or(hidden, Tensor::view);
-                let mut in_dtype = self.alloc(dh.rows(), dh.cols(), self.dtype)?;
+                let mut in_dtype = self.alloc(dh.extent(), dh.cols(), self.dtype)?;
                 ops::cast(self.device, dh.view(), in_dtype.view_mut())?;
                 ops::scale(self.device, in_dtype.view_mut(), term.scale)?;
                 if let Some(da) = gradients.get_mut(Part::HeadLoraA) {
@@ -232,7 +231,7 @@ impl Walk<'_> {
             grads.emit(layer)?;
         }
         normed.drop_output();
-        let mut d_hidden = self.device.zeros(Kind::Activations, hidden.rows(), hidden_size, DType::F32)?;
+        let mut d_hidden = self.zeros(shares.own_extent(), hidden_size)?;
         {
             let final_norm = weights.fetch(LayerId::Head)?;
             let mut gradients = grads.open(LayerId::Head)?;
@@ -243,6 +242,12 @@ impl Walk<'_> {
         }
         grads.emit(LayerId::Head)?;
         Ok(d_hidden)
+    }
+
+    fn zeros(&self, rows: Extent, cols: usize) -> Result<Tensor> {
+        let mut zeros = self.alloc(rows, cols, DType::F32)?;
+        ops::fill_zero(self.device, zeros.view_mut())?;
+        Ok(zeros)
     }
 
     /// `x̃`, if it is not `x`, and `s · x̃ Aᵀ`.

@@ -3,7 +3,7 @@
 //! With DoRA (<https://arxiv.org/abs/2402.09353>, section 4.3) what matrix and terms give, `z`, is scaled by column, `y = g ⊙ z` with
 //! `g = m / ‖W + s B A‖` by row of the matrix; the norm counts as a constant in backward, as in `peft`.
 
-use tandem_kernels::{DType, Kind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{Kind, Tensor, View, ViewMut, ops};
 
 use super::Walk;
 use crate::Result;
@@ -105,14 +105,14 @@ impl Walk<'_> {
     /// `x̃`, if it is not `x`.
     pub(super) fn dropped(&self, term: &LowRank, x: View) -> Result<Option<Tensor>> {
         let Some(key) = self.drops(term) else { return Ok(None) };
-        let mut dropped = self.alloc(x.rows(), x.cols(), x.dtype())?;
+        let mut dropped = self.alloc(x.extent(), x.cols(), x.dtype())?;
         ops::dropout(self.device, x, dropped.view_mut(), key ^ term.place, term.dropout)?;
         Ok(Some(dropped))
     }
 
     /// `s · x̃ Aᵀ` `[T, S·r]`.
     pub(super) fn low_rank_hidden(&self, term: &LowRank, x: View) -> Result<Tensor> {
-        let mut hidden = self.alloc(x.rows(), term.a.rows(), self.dtype)?;
+        let mut hidden = self.alloc(x.extent(), term.a.rows(), self.dtype)?;
         ops::linear(self.device, x, term.a, None, None, hidden.view_mut())?;
         ops::scale(self.device, hidden.view_mut(), term.scale)?;
         Ok(hidden)
@@ -120,7 +120,7 @@ impl Walk<'_> {
 
     /// `‖W + s B A‖` by row of the sites `[1, Σ rows of sites]`.
     fn norms(&self, term: &LowRank, w: View) -> Result<Tensor> {
-        let mut norms = self.alloc(1, term.b.rows(), DType::F32)?;
+        let mut norms = self.alloc_row(term.b.rows())?;
         for (index, site) in term.sites.iter().enumerate() {
             let a = term.a.row_range(index * term.rank..(index + 1) * term.rank);
             let (w, b) = (w.row_range(site.rows.clone()), term.b.row_range(site.b_rows.clone()));
@@ -134,7 +134,7 @@ impl Walk<'_> {
     fn factors(&self, term: &LowRank, w: View) -> Result<Tensor> {
         let norms = self.norms(term, w)?;
         let magnitude = term.magnitude.expect("asked for with DoRA");
-        let mut factors = self.alloc(1, w.rows(), DType::F32)?;
+        let mut factors = self.alloc_row(w.rows())?;
         ops::fill(self.device, factors.view_mut(), 1.0)?;
         for site in term.sites {
             let (magnitude, norms) =
@@ -179,7 +179,7 @@ impl Walk<'_> {
         };
         let dz_view = dz.as_ref().map_or(dy, Tensor::view);
         let x = dropped.as_ref().map_or(x, Tensor::view);
-        let mut dh = self.alloc(x.rows(), term.a.rows(), self.dtype)?;
+        let mut dh = self.alloc(x.extent(), term.a.rows(), self.dtype)?;
         let mut db = gradients.get_mut(parts.b);
         for ((columns, b, out), site) in term.each().zip(term.sites) {
             let dy = dz_view.col_range(out);
@@ -215,9 +215,9 @@ impl Walk<'_> {
     ) -> Result<Tensor> {
         let w = weights.require(weight)?;
         if let Some(mut d_magnitude) = d_magnitude {
-            let mut z = self.alloc(x.rows(), w.rows(), self.dtype)?;
+            let mut z = self.alloc(x.extent(), w.rows(), self.dtype)?;
             self.with_terms(term, x, w, hidden, None, None, z.view_mut())?;
-            let mut dots = self.alloc(1, w.rows(), DType::F32)?;
+            let mut dots = self.alloc_row(w.rows())?;
             ops::column_dots(self.device, dy, z.view(), dots.view_mut(), false)?;
             drop(z);
             let norms = self.norms(term, w)?;
@@ -234,7 +234,7 @@ impl Walk<'_> {
             }
         }
         let factors = self.factors(term, w)?;
-        let mut dz = self.alloc(dy.rows(), dy.cols(), self.dtype)?;
+        let mut dz = self.alloc(dy.extent(), dy.cols(), self.dtype)?;
         ops::scaled_columns(self.device, dy, factors.view(), None, dz.view_mut())?;
         Ok(dz)
     }
@@ -272,7 +272,7 @@ impl Walk<'_> {
         let Some(key) = self.drops(term) else {
             return Ok(ops::linear_backward_input(self.device, dh, term.a, dx, true)?);
         };
-        let mut dropped = self.alloc(dx.rows(), dx.cols(), self.dtype)?;
+        let mut dropped = self.alloc(dh.extent(), dx.cols(), self.dtype)?;
         ops::linear_backward_input(self.device, dh, term.a, dropped.view_mut(), false)?;
         Ok(ops::dropout_backward_add(self.device, dropped.view(), dx, key ^ term.place, term.dropout)?)
     }

@@ -11,7 +11,7 @@ use crate::weights::{LayerGradients, LayerWeights};
 /// `h = f(u)` `[T,F]` from `u` `[T,F]` or `[T,2F]`.
 pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
     let mlp = walk.decoder.spec().mlp;
-    let mut hidden = walk.alloc(up.rows(), mlp.width, walk.dtype)?;
+    let mut hidden = walk.alloc(up.extent(), mlp.width, walk.dtype)?;
     if mlp.gated {
         ops::gated(walk.device, mlp.activation, up, hidden.view_mut())?;
     } else {
@@ -43,7 +43,7 @@ pub(super) fn backward(
     // What was the activation's output becomes its gradient: same shape, same type.
     let mut d_hidden = hidden;
     walk.linear_input(weights, weight, dy, low_rank, d_hidden.view_mut(), false)?;
-    let mut d_up = walk.alloc(up.rows(), up.cols(), walk.dtype)?;
+    let mut d_up = walk.alloc(up.extent(), up.cols(), walk.dtype)?;
     if mlp.gated {
         ops::gated_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
     } else {

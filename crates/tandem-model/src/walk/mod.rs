@@ -25,12 +25,13 @@ mod streams;
 
 pub(crate) use attention::Attend;
 pub(crate) use block::{Block, Keep};
+pub use rows::Room;
 pub use split::Split;
 pub use stage::Gradient;
 pub use streams::Streams;
 
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ops};
+use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor, View, ops};
 
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, Part};
@@ -41,7 +42,7 @@ use attention::ForestAttention;
 use block::SavedBlock;
 use head::SavedHead;
 use picked::Picked;
-use rows::Shares;
+use rows::{Shares, SomeRows};
 use streams::StreamWeights;
 
 /// What the forward pass of a block leaves in memory for backward. Gradients are the same bits in every mode:
@@ -92,12 +93,16 @@ pub struct Walk<'a> {
     pub dropout: Option<u64>,
     /// Where the inputs of blocks wait for backward, if not where they were computed; with [`Checkpointing::Block`] alone.
     pub host: Option<&'a Device>,
+    /// What to take memory for where a forest has less.
+    pub room: Room,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk over a whole decoder, or a stage of one, that drops nothing and computes where everything lies.
+    /// A walk over a whole decoder, or a stage of one, that drops nothing, computes where everything lies, and takes memory for
+    /// each forest as it is.
     pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
-        Self { decoder, device, dtype, checkpointing, split: None, dropout: None, host: None }
+        let room = Room::default();
+        Self { decoder, device, dtype, checkpointing, split: None, dropout: None, host: None, room }
     }
 }
 
@@ -234,8 +239,18 @@ impl Walk<'_> {
         }
     }
 
-    fn alloc(&self, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
-        Ok(self.device.alloc(Kind::Activations, rows, cols, dtype)?)
+    fn alloc(&self, rows: Extent, cols: usize, dtype: DType) -> Result<Tensor> {
+        Ok(self.device.alloc_in(Kind::Activations, rows, Extent::exact(cols), dtype)?)
+    }
+
+    /// A number for each of some rows, `times` over: `[times, rows]` f32.
+    fn alloc_turned(&self, times: usize, rows: Extent) -> Result<Tensor> {
+        Ok(self.device.alloc_in(Kind::Activations, Extent::exact(times), rows, DType::F32)?)
+    }
+
+    /// What does not depend on a batch: one row, f32.
+    fn alloc_row(&self, cols: usize) -> Result<Tensor> {
+        self.alloc(Extent::exact(1), cols, DType::F32)
     }
 
     /// `x · wᵀ (+ bias)` in the compute type, for the parts of one layer; and what [`Walk::linear_into`] returns.
@@ -246,7 +261,7 @@ impl Walk<'_> {
         bias: Part,
         x: View,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let mut y = self.alloc(x.rows(), weights.require(weight)?.rows(), self.dtype)?;
+        let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), self.dtype)?;
         let reduced = self.linear_into(weights, (weight, weights.get(bias)), x, None, &mut y)?;
         Ok((y, reduced))
     }
@@ -263,7 +278,7 @@ impl Walk<'_> {
         shares: &Shares,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let bias = weights.get(bias).filter(|_| self.leads());
-        let mut y = self.alloc(x.rows(), weights.require(weight)?.rows(), DType::F32)?;
+        let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), DType::F32)?;
         let has_all_rows = residual.rows() == y.rows();
         let residual_of_all = has_all_rows.then_some(residual);
         let reduced = self.linear_into(weights, (weight, bias), x, residual_of_all, &mut y)?;
@@ -274,17 +289,17 @@ impl Walk<'_> {
     }
 
     /// The given rows of a matrix, or all of it.
-    fn pick<'x>(&self, x: View<'x>, rows: Option<&[u32]>) -> Result<Picked<'x>> {
-        let Some(rows) = rows else { return Ok(Picked::All(x)) };
-        let mut picked = self.alloc(rows.len(), x.cols(), x.dtype())?;
+    fn pick<'x>(&self, x: View<'x>, rows: Option<SomeRows>) -> Result<Picked<'x>> {
+        let Some(SomeRows { rows, extent }) = rows else { return Ok(Picked::All(x)) };
+        let mut picked = self.alloc(extent, x.cols(), x.dtype())?;
         ops::gather_rows(self.device, x, rows, picked.view_mut())?;
         Ok(Picked::Some(picked))
     }
 
-    /// The opposite: `x` as it stands, or its rows at their places among `num_rows`, of which the others are zero.
-    fn spread(&self, x: Tensor, rows: Option<&[u32]>, num_rows: usize) -> Result<Tensor> {
-        let Some(rows) = rows else { return Ok(x) };
-        let mut whole = self.alloc(num_rows, x.cols(), x.dtype())?;
+    /// The opposite: `x` as it stands, or its rows at their places among `all`, of which the others are zero.
+    fn spread(&self, x: Tensor, rows: Option<SomeRows>, all: Extent) -> Result<Tensor> {
+        let Some(SomeRows { rows, .. }) = rows else { return Ok(x) };
+        let mut whole = self.alloc(all, x.cols(), x.dtype())?;
         ops::spread_rows(self.device, x.view(), rows, whole.view_mut())?;
         Ok(whole)
     }

@@ -45,17 +45,17 @@ pub(crate) fn norm(
 ) -> Result<Normed> {
     let spec = walk.decoder.spec().norm;
     let weight = weights.require(parts.0)?;
-    let mut output = walk.alloc(shares.num_rows(), x.cols(), walk.dtype)?;
+    let mut output = walk.alloc(shares.all(), x.cols(), walk.dtype)?;
     let y = output.view_mut().row_range(shares.own());
     let statistics = match spec.kind {
         NormKind::Rms { offset } => {
-            let mut inverse = walk.alloc(1, x.rows(), DType::F32)?;
+            let mut inverse = walk.alloc_turned(1, shares.own_extent())?;
             ops::rms_norm(walk.device, x, weight, offset, spec.eps, y, inverse.view_mut())?;
             inverse
         }
         NormKind::Layer => {
             let bias = weights.require(parts.1)?;
-            let mut moments = walk.alloc(x.rows(), 2, DType::F32)?;
+            let mut moments = walk.alloc(shares.own_extent(), 2, DType::F32)?;
             ops::layer_norm(walk.device, x, weight, bias, spec.eps, y, moments.view_mut())?;
             moments
         }

@@ -79,7 +79,7 @@ impl Walk<'_> {
             return Ok(term);
         }
         self.sum_rows(&mut term, shares)?;
-        let mut own = self.alloc(shares.own().len(), term.cols(), DType::F32)?;
+        let mut own = self.alloc(shares.own_extent(), term.cols(), DType::F32)?;
         ops::cast(self.device, shares.own_of(term.view()), own.view_mut())?;
         Ok(own)
     }
@@ -89,7 +89,7 @@ impl Walk<'_> {
         if self.split.is_none() && own.dtype() == dtype {
             return Ok(None);
         }
-        let mut whole = self.alloc(shares.num_rows(), own.cols(), dtype)?;
+        let mut whole = self.alloc(shares.all(), own.cols(), dtype)?;
         ops::cast(self.device, own, whole.view_mut().row_range(shares.own()))?;
         self.gather_rows(&mut whole, shares)?;
         Ok(Some(whole))

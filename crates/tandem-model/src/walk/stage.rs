@@ -2,7 +2,7 @@
 //! whole decoder is its only stage.
 
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Forest, Tensor};
+use tandem_kernels::{DType, Extent, Forest, Tensor};
 
 use super::attention::ForestAttention;
 use super::block::Block;
@@ -136,8 +136,8 @@ impl Walk<'_> {
     }
 
     /// Rows of the residual stream, and of its gradient, that go from stage to stage: those that this rank holds.
-    pub fn num_stream_rows(&self, forest: &Forest) -> usize {
-        self.shares(forest.num_tokens()).own().len()
+    pub fn stream_rows(&self, forest: &Forest) -> Extent {
+        self.shares(forest.num_tokens()).own_extent()
     }
 
     /// One of several stages is of no use without the others.
@@ -151,7 +151,7 @@ impl Walk<'_> {
 
     /// What travels between stages is this rank's rows of the residual stream of all tokens.
     fn check_stream(&self, forest: &Forest, x: &Tensor) -> Result<()> {
-        let expected = (self.num_stream_rows(forest), self.decoder.spec().hidden_size);
+        let expected = (self.stream_rows(forest).len(), self.decoder.spec().hidden_size);
         if (x.rows(), x.cols(), x.dtype()) == (expected.0, expected.1, DType::F32) {
             return Ok(());
         }

@@ -23,13 +23,12 @@ pub mod survey;
 pub mod text;
 pub mod work;
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use tandem_comm::recorder;
 use tandem_kernels::meta::{Ledger, Moment};
 use tandem_kernels::{DType, MemoryUse};
-use tandem_model::Stage;
+use tandem_model::{Room, Stage};
 
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
@@ -41,9 +40,10 @@ use crate::micro_batch::{MicroBatch, Share};
 use crate::pipeline::most_under_way;
 use crate::prepare::{Prepared, compute_type, threads};
 use crate::step::{Learner, Scorer};
+use crate::store::Sharding;
 use crate::{Result, dry_run};
 use device::DeviceKind;
-use survey::{Load, Survey};
+use survey::{Load, Survey, Turns};
 use work::{Peers, Work};
 
 /// What is known of one rank before a run.
@@ -63,6 +63,8 @@ pub struct Plan {
     pub stage: Stage,
     /// The blocks of that stage.
     pub blocks: Range<usize>,
+    /// What every micro-batch takes memory for: the most tokens and the most scored rows of any of the run.
+    pub room: Room,
     /// Micro-batches of which something is kept at a time.
     pub under_way: usize,
     /// Threads.
@@ -160,19 +162,20 @@ impl Plan {
         if config.reference.kind == ReferenceKind::Precompute {
             rehearsal.reference()?;
         }
-        let mesh = Mesh::new(recorder::group(rank, num_ranks).0, &config.compute)?;
+        let mut mesh = Mesh::new(recorder::group(rank, num_ranks).0, &config.compute)?;
+        let data = (mesh.data().rank(), mesh.data().size());
         let stage = mesh.stage();
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
-        let (work, work_of_two) = rehearsal.run(under_way)?;
+        let turns = survey.turns(stage, data, sharding.meets_in_walk());
+        let (work, work_of_two) = rehearsal.run(&turns)?;
         let Rehearsal { phases, .. } = rehearsal;
-        let most = |count: &dyn Fn(&MicroBatch) -> usize| survey.largest.iter().map(count).max().unwrap_or(0);
         let data = DataShape {
             assumed: outline.assumed(),
             train_rows: outline.train_rows,
             eval_rows: outline.eval_rows.unwrap_or(0),
-            max_micro_batch_tokens: most(&|b| b.forest.num_tokens()),
-            max_scored_rows: most(&|b| b.forest.scored_rows().0.len()),
+            max_micro_batch_tokens: survey.room.tokens,
+            max_scored_rows: survey.room.scored,
             micro_batch_tokens: survey.typical.forest.num_tokens(),
             sequence_tokens: survey.sequence_tokens,
             rows: survey.rows,
@@ -185,6 +188,7 @@ impl Plan {
             tensor,
             stage,
             blocks,
+            room: survey.room,
             under_way,
             threads: threads(config),
             steps: match (config.train.length, data.assumed) {
@@ -267,10 +271,11 @@ struct Rehearsal<'a> {
 impl Rehearsal<'_> {
     /// The pass that precomputes the reference. What it had in memory is gone when the run loads its weights.
     fn reference(&mut self) -> Result<()> {
-        let homes = Homes::meta(&self.config.compute);
-        let batches: Vec<_> = self.survey.largest.iter().collect();
+        let homes = Homes::meta(&self.config.compute, self.survey.room);
+        let batches = &self.survey.largest;
         let mut mesh = Mesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
-        dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, &batches)?;
+        let idles = self.config.compute.sharding == Sharding::Zero3 && mesh.data().size() > 1;
+        dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, batches, idles)?;
         let flops = total_flops(&homes) / batches.len() as f64;
         self.phases.push(Phase::of("reference", &homes, flops));
         Ok(())
@@ -278,9 +283,9 @@ impl Rehearsal<'_> {
 
     /// Loading, steps, a checkpoint and an evaluation, all in one arena; then what a step of one and of two micro-batches
     /// costs.
-    fn run(&mut self, under_way: usize) -> Result<(Work, Work)> {
+    fn run(&mut self, turns: &[Turns]) -> Result<(Work, Work)> {
         let Self { config, outline, survey, .. } = *self;
-        let homes = Homes::meta(&config.compute);
+        let homes = Homes::meta(&config.compute, survey.room);
         let (group, log) = recorder::group(self.rank, self.num_ranks);
         let mut mesh = Mesh::new(group, &config.compute)?;
         let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
@@ -288,17 +293,13 @@ impl Rehearsal<'_> {
 
         begin(&homes);
         let mut flops: f64 = 0.0;
-        // Micro-batches of different sizes leave gaps in the arena that those of one size do not.
-        if !survey.is_uniform() {
-            let between = [&survey.smallest, &survey.typical].into_iter().chain(&survey.others);
-            let all: Vec<_> = between.chain(&survey.largest).collect();
-            let rounds = all.len().max(under_way);
-            step(&mut scorer, &mut learner, &mut mesh, &all, rounds)?;
-        }
+        // Every micro-batch takes the same memory in the same order, but for what an operation takes while it runs.
         for batch in &survey.largest {
-            let before = total_flops(&homes);
-            step(&mut scorer, &mut learner, &mut mesh, &[batch], under_way)?;
-            flops = flops.max((total_flops(&homes) - before) / under_way as f64);
+            for turns in turns {
+                let before = total_flops(&homes);
+                step(&mut scorer, &mut learner, &mut mesh, batch, *turns)?;
+                flops = flops.max((total_flops(&homes) - before) / turns.own.max(1) as f64);
+            }
         }
         self.phases.push(Phase::of("train", &homes, flops));
 
@@ -309,38 +310,36 @@ impl Rehearsal<'_> {
         if self.outline.eval_rows.is_some() {
             for batch in &survey.largest {
                 homes.device.note(format_args!("evaluation"));
-                let share = Share::of(batch, 1);
-                scorer.evaluate(&mut mesh, &share, &mut |_| Ok((*batch).clone()))?;
+                scorer.evaluate(&mut mesh, &Share::of(batch, 1), &mut |_| Ok(batch.clone()))?;
             }
             let flops = total_flops(&homes) / survey.largest.len() as f64;
+            if turns.iter().any(|turns| turns.own < turns.all) {
+                let share = Share { mine: Vec::new(), ..Share::of(&survey.typical, 1) };
+                scorer.evaluate(&mut mesh, &share, &mut |_| Ok(survey.typical.clone()))?;
+            }
             self.phases.push(Phase::of("evaluate", &homes, flops));
         }
 
         let mut cost = |count: usize| -> Result<Work> {
             log.take();
             begin(&homes);
-            step(&mut scorer, &mut learner, &mut mesh, &[&survey.typical], count)?;
+            step(&mut scorer, &mut learner, &mut mesh, &survey.typical, Turns { own: count, all: count })?;
             Ok(Work::of(&homes, &log, self.rank, config.compute.tensor > 1))
         };
         Ok((cost(1)?, cost(2)?))
     }
 }
 
-/// A step of `rounds` micro-batches, the given ones again and again.
+/// A step of one micro-batch again and again.
 fn step(
     scorer: &mut Scorer,
     learner: &mut Learner,
     mesh: &mut Mesh,
-    batches: &[&MicroBatch],
-    rounds: usize,
+    batch: &MicroBatch,
+    turns: Turns,
 ) -> Result<()> {
-    let share = Share::of(batches[0], rounds);
-    let mut next: VecDeque<_> = batches.iter().copied().collect();
-    let build = &mut |_: &[u32]| {
-        next.rotate_left(1);
-        Ok(next[next.len() - 1].clone())
-    };
-    scorer.step(learner, mesh, &share, build, 0.0, None, 1)?;
+    let share = Share { mine: (0..turns.own).collect(), ..Share::of(batch, turns.all.max(1)) };
+    scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), 0.0, None, 1)?;
     Ok(())
 }
 

@@ -1,15 +1,15 @@
 //! What a run's batches look like: the micro-batches that decide memory, a typical one, and how many there are.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
-use tandem_model::{Decoder, ModelFolder};
+use tandem_model::{Decoder, ModelFolder, Room, Stage};
 
-use crate::config::{Config, Method, MicroBatch as Size};
-use crate::micro_batch::{MicroBatch, deal};
+use crate::config::{Config, Method, MicroBatch as Size, Order};
+use crate::micro_batch::{MicroBatch, MicroBatcher, deal};
 use crate::prepare::Prepared;
 use crate::{Result, TrainError};
 
@@ -47,14 +47,13 @@ pub struct Assumed {
 /// What was found.
 #[derive(Debug)]
 pub struct Survey {
-    /// The micro-batch with most tokens, and the one that the head scores most rows of.
+    /// The most tokens, and the most scored rows, of any micro-batch of the run.
+    pub room: Room,
+    /// Of the micro-batches of the run those of which some operation takes more memory while it runs than of any other: the one
+    /// with most tokens first, then those with most of few trees, the one with most scored rows, the largest with none.
     pub largest: Vec<MicroBatch>,
     /// One of the mean number of tokens.
     pub typical: MicroBatch,
-    /// The one with fewest tokens.
-    pub smallest: MicroBatch,
-    /// Some of the sizes in between: gaps between tensors do not grow with a micro-batch.
-    pub others: Vec<MicroBatch>,
     /// Tokens of each micro-batch of the steps that were looked at.
     steps: Vec<Vec<usize>>,
     /// Tokens of a step, each answer with its own copy of the prompt: the mean.
@@ -74,11 +73,20 @@ pub struct Load {
     pub tokens: f64,
 }
 
-/// Sizes of micro-batches that are rehearsed beside the smallest, a typical one and the largest.
-const OTHERS: usize = 16;
+/// Micro-batches that a rank computes in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Turns {
+    /// Its own.
+    pub own: usize,
+    /// With those that it walks along with.
+    pub all: usize,
+}
 
-/// Steps whose micro-batches are looked at, at least.
+/// Steps by which a step's work is measured, at least.
 const LOOK_AHEAD: u64 = 1000;
+
+/// Attention's backward divides the work of fewer trees, and takes memory for each part.
+const MANY_TREES: usize = 16;
 
 impl<'a> Outline<'a> {
     /// Of inputs that have been opened.
@@ -151,76 +159,136 @@ impl<'a> Outline<'a> {
     }
 }
 
-/// Builds the micro-batches of a run's steps, one after another.
+/// What rows add to a micro-batch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    tokens: usize,
+    /// Rows that the head scores.
+    scored: usize,
+    trees: usize,
+    sequence_tokens: u64,
+}
+
+impl std::iter::Sum for Counts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |a, b| Self {
+            tokens: a.tokens + b.tokens,
+            scored: a.scored + b.scored,
+            trees: a.trees + b.trees,
+            sequence_tokens: a.sequence_tokens + b.sequence_tokens,
+        })
+    }
+}
+
+impl Counts {
+    /// Of every row by itself: no two of them share anything in a forest.
+    fn of(batcher: &mut MicroBatcher, cache: &TokenCache) -> Result<Vec<Self>> {
+        let of = |row: u32| {
+            let MicroBatch { forest, sequence_tokens, .. } = batcher.build(cache, &[row])?;
+            let (tokens, scored) = (forest.num_tokens(), forest.scored_rows().0.len());
+            Ok(Self { tokens, scored, trees: forest.groups().len(), sequence_tokens })
+        };
+        (0..cache.num_rows() as u32).map(of).collect()
+    }
+}
+
+/// The largest micro-batches so far: counts, and the rows of which data set.
+#[derive(Default)]
+struct Largest<'a> {
+    room: Room,
+    /// By the number of trees, up to [`MANY_TREES`] and beyond.
+    of_trees: [Option<(Counts, &'a TokenCache, Vec<u32>)>; MANY_TREES + 1],
+    scored: Option<(Counts, &'a TokenCache, Vec<u32>)>,
+    unscored: Option<(Counts, &'a TokenCache, Vec<u32>)>,
+}
+
+impl<'a> Largest<'a> {
+    fn consider(&mut self, counts: Counts, cache: &'a TokenCache, rows: &[u32]) {
+        let Room { tokens, scored } = self.room;
+        self.room = Room { tokens: tokens.max(counts.tokens), scored: scored.max(counts.scored) };
+        let keep = |best: &mut Option<(Counts, &'a TokenCache, Vec<u32>)>, size: fn(&Counts) -> usize| {
+            if best.as_ref().is_none_or(|(other, ..)| size(&counts) > size(other)) {
+                *best = Some((counts, cache, rows.to_vec()));
+            }
+        };
+        keep(&mut self.of_trees[counts.trees.min(MANY_TREES)], |counts| counts.tokens);
+        match counts.scored {
+            0 => keep(&mut self.unscored, |counts| counts.tokens),
+            _ => keep(&mut self.scored, |counts| counts.scored),
+        }
+    }
+
+    /// As [`Survey::largest`].
+    fn build(self, batcher: &mut MicroBatcher) -> Result<Vec<MicroBatch>> {
+        let Self { of_trees, scored, unscored, .. } = self;
+        let mut most = 0;
+        // One with more tokens and fewer trees takes more than this.
+        let front = of_trees.into_iter().flatten().filter(|(counts, ..)| {
+            let is_larger = counts.tokens > most;
+            most = most.max(counts.tokens);
+            is_larger
+        });
+        let mut all: Vec<_> = front.collect();
+        all.reverse();
+        all.extend(scored.into_iter().chain(unscored));
+        all.into_iter().map(|(_, cache, rows)| batcher.build(cache, &rows)).collect()
+    }
+}
+
+/// Counts what the micro-batches of a run hold, one step after another, and builds some.
 fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
     let mut batcher = prepared.batcher(config);
-    let (mut by_tokens, mut by_scored, mut smallest) = (None, None, None);
-    let scored = |batch: &MicroBatch| batch.forest.scored_rows().0.len();
-    let mut consider = |batch: &MicroBatch| {
-        keep_if(&mut by_scored, batch, scored(batch));
-        keep_if(&mut by_tokens, batch, batch.forest.num_tokens());
-        keep_if(&mut smallest, batch, usize::MAX - batch.forest.num_tokens());
-    };
+    let mut largest = Largest::default();
     let mut batches = prepared.batches(config);
     let total = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
+    let per_epoch = batches.steps_per_epoch();
+    let counts = Counts::of(&mut batcher, &prepared.train)?;
     let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
-    // Shuffled epochs are cut differently; looking at every step of a long run would cost more than it tells.
-    let looked_at = total.min(batches.steps_per_epoch().max(LOOK_AHEAD));
+    let measured = total.min(per_epoch.max(LOOK_AHEAD));
+    // Shuffled epochs are cut differently.
+    let looked_at = match config.data.order {
+        Order::Shuffled => total,
+        Order::Sequential => measured,
+    };
     for step in 0..looked_at {
         let rows = batches.rows(step);
-        num_rows += rows.len();
         let mut tokens = Vec::new();
         for cut in batcher.cut(&prepared.train, rows) {
-            let batch = batcher.build(&prepared.train, &rows[cut])?;
-            tokens.push(batch.forest.num_tokens());
-            sequence_tokens += batch.sequence_tokens;
-            consider(&batch);
+            let rows = &rows[cut];
+            let counts: Counts = rows.iter().map(|&row| counts[row as usize]).sum();
+            largest.consider(counts, &prepared.train, rows);
+            if step < measured {
+                tokens.push(counts.tokens);
+                sequence_tokens += counts.sequence_tokens;
+                num_rows += rows.len();
+            }
         }
-        steps.push(tokens);
+        if step < measured {
+            steps.push(tokens);
+        }
     }
     if let Some(eval) = &prepared.eval {
+        let counts = Counts::of(&mut batcher, eval)?;
         let rows: Vec<u32> = (0..eval.num_rows() as u32).collect();
         for range in batcher.cut(eval, &rows) {
-            consider(&batcher.build(eval, &rows[range])?);
+            largest.consider(counts[range.clone()].iter().copied().sum(), eval, &rows[range]);
         }
     }
-    let mut again = |(step, cut): (usize, usize)| -> Result<MicroBatch> {
+    let typical = {
+        let (step, cut) = typical(&steps);
         let rows = batches.rows(step as u64);
         let cut = batcher.cut(&prepared.train, rows)[cut].clone();
-        batcher.build(&prepared.train, &rows[cut])
+        batcher.build(&prepared.train, &rows[cut])?
     };
-    let others = others(&steps).into_iter().map(&mut again).collect::<Result<_>>()?;
-    let typical = again(typical(&steps))?;
-    let found = |best: Option<(usize, MicroBatch)>| best.expect("a data set has at least one micro-batch").1;
-    let per_step = |count: f64| count / looked_at as f64;
+    let per_step = |count: f64| count / measured as f64;
     Ok(Survey {
-        largest: vec![found(by_tokens), found(by_scored)],
+        room: largest.room,
+        largest: largest.build(&mut batcher)?,
         typical,
-        smallest: found(smallest),
-        others,
         steps,
         sequence_tokens: per_step(sequence_tokens as f64),
         rows: per_step(num_rows as f64),
     })
-}
-
-fn keep_if(best: &mut Option<(usize, MicroBatch)>, batch: &MicroBatch, rank: usize) {
-    if best.as_ref().is_none_or(|(other, _)| rank > *other) {
-        *best = Some((rank, batch.clone()));
-    }
-}
-
-/// Steps and places of micro-batches of different numbers of tokens, evenly from among all that there are.
-fn others(steps: &[Vec<usize>]) -> Vec<(usize, usize)> {
-    let mut all: Vec<_> = steps
-        .iter()
-        .enumerate()
-        .flat_map(|(step, cuts)| cuts.iter().enumerate().map(move |(cut, &tokens)| (tokens, step, cut)))
-        .collect();
-    all.sort_unstable();
-    all.dedup_by_key(|(tokens, _, _)| *tokens);
-    let count = all.len().min(OTHERS);
-    (0..count).map(|index| all[index * all.len() / count]).map(|(_, step, cut)| (step, cut)).collect()
 }
 
 /// Step and place of a micro-batch of about the mean number of tokens.
@@ -289,10 +357,9 @@ impl Assumed {
         };
         let in_step = config.train.batch_size.div_ceil(rows);
         Ok(Survey {
+            room: Room { tokens: num_tokens, scored: batch.forest.scored_rows().0.len() },
             largest: vec![batch.clone()],
-            typical: batch.clone(),
-            smallest: batch,
-            others: Vec::new(),
+            typical: batch,
             steps: vec![vec![num_tokens; in_step]],
             sequence_tokens: sequence_tokens as f64 * config.train.batch_size as f64 / rows as f64,
             rows: config.train.batch_size as f64,
@@ -301,9 +368,20 @@ impl Assumed {
 }
 
 impl Survey {
-    /// Whether micro-batches are all alike.
-    pub fn is_uniform(&self) -> bool {
-        self.smallest.forest.num_tokens() == self.largest[0].forest.num_tokens()
+    /// What a stage does in the steps that were looked at, as rank `data.0` of `data.1` of its data group: what leads to other
+    /// places in memory. `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
+    pub fn turns(&self, stage: Stage, data: (usize, usize), in_rounds: bool) -> Vec<Turns> {
+        if stage.count == 1 {
+            // Nothing is left of a micro-batch when the next one begins.
+            let idle = (in_rounds && data.1 > 1).then_some(Turns { own: 0, all: 1 });
+            return std::iter::once(Turns { own: 1, all: 1 }).chain(idle).collect();
+        }
+        let of = |cuts: &Vec<usize>| {
+            let dealt = deal(cuts, data.1, in_rounds);
+            let own = dealt[data.0].len();
+            Turns { own, all: if in_rounds { dealt.iter().map(Vec::len).max().unwrap_or(0) } else { own } }
+        };
+        self.steps.iter().map(of).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].

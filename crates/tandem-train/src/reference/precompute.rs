@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use tandem_data::token_cache::TokenCache;
-use tandem_kernels::{Device, Format};
+use tandem_kernels::Format;
 use tandem_model::{Decoder, LayerId, WeightSource};
 
 use super::{Reference, RowScores};
 use crate::Result;
 use crate::config::Config;
 use crate::events::{Event, Observer};
+use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
@@ -43,7 +44,7 @@ impl<'a> Fingerprint<'a> {
 pub(super) struct Precompute<'a> {
     pub(super) config: &'a Config,
     pub(super) prepared: &'a Prepared,
-    pub(super) device: &'a Device,
+    pub(super) homes: &'a Homes,
     pub(super) decoder: &'a Decoder,
     pub(super) splits: &'a [Split],
     pub(super) observer: &'a mut dyn Observer,
@@ -81,7 +82,7 @@ impl Precompute<'_> {
         cache: &TokenCache,
         key: &blake3::Hash,
     ) -> Result<RowScores> {
-        let Self { config, prepared, device, decoder, observer, .. } = self;
+        let Self { config, prepared, homes, decoder, observer, .. } = self;
         let path = RowScores::path(&cache_folder(config), &key.to_hex()[..32]);
         // The first rank looks, for the others may not see its disk.
         let world = mesh.world();
@@ -94,7 +95,7 @@ impl Precompute<'_> {
             return Ok(found.expect("just put there"));
         }
         let (data, split_over, stages) = mesh.in_walk();
-        let walk = StagedWalk { walk: to_walk(config, decoder, device, split_over), stages };
+        let walk = StagedWalk { walk: to_walk(config, decoder, homes, split_over), stages };
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, data.rank(), data.size());

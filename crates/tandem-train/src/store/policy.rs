@@ -260,4 +260,8 @@ impl WeightSource for SharedReference<'_> {
     fn release(&mut self, layer: LayerId) {
         self.0.release(layer);
     }
+
+    fn rest(&mut self) {
+        self.0.rest();
+    }
 }

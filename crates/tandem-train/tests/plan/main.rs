@@ -2,6 +2,7 @@
 
 mod advice;
 mod cap;
+mod exact;
 mod large;
 mod measured;
 mod show;
