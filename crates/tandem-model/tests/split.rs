@@ -310,7 +310,7 @@ fn a_slice_takes_the_same_memory_for_every_batch() {
             let walk = Walk { split, room, ..Walk::new(&decoder, &device, DType::F32, checkpointing) };
             let mut scores = HeadScores::default();
             let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
-            let kept = device.memory();
+            let kept = device.memory().current;
             let d_log_prob = vec![1.0; forest.predictions.len()];
             walk.backward(&mut source, &mut sink, forest, saved, &scores, &d_log_prob).unwrap();
             (kept, device.high_water())
@@ -322,7 +322,10 @@ fn a_slice_takes_the_same_memory_for_every_batch() {
                 for len in 2..=large.num_tokens() {
                     let forest = Forest::sequence(large.tokens[..len].to_vec()).unwrap();
                     if forest.predictions.len() <= room.scored {
-                        assert_eq!(taken(&forest), expected, "{name} {index} {mode:?}, {len} tokens");
+                        let (kept, high_water) = taken(&forest);
+                        assert_eq!(kept, expected.0, "{name} {index} {mode:?}, {len} tokens");
+                        // Less where an operation takes less while it runs.
+                        assert!(high_water <= expected.1, "{name} {index} {mode:?}, {len} tokens");
                     }
                 }
             }

@@ -60,14 +60,17 @@ fn check_operands(
     Ok(())
 }
 
+/// A forest of so many trees or more keeps every thread busy in backward. The queries of fewer are dealt out, and take memory for
+/// each part.
+pub const MANY_TREES: usize = 16;
+
 /// Sums of the gradient of keys and values that each tree's queries are dealt out to, so that a few long trees keep
 /// many threads busy. A function of the batch alone, since it decides the order of the sum.
 fn num_parts(forest: &Forest, shape: &AttentionShape) -> usize {
-    const TASKS: usize = 16;
     let tasks = forest.groups().len() * shape.kv_heads;
     // A part of less than some hundred rows would spend its time on its sums.
     let worthwhile = forest.num_tokens() * shape.heads / shape.kv_heads / 256;
-    TASKS.div_ceil(tasks.max(1)).min(worthwhile).max(1)
+    MANY_TREES.div_ceil(tasks.max(1)).min(worthwhile).max(1)
 }
 
 /// Which rows of a cache each query sees, for [`attention_decode`]: row ranges in order of position.

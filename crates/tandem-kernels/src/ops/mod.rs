@@ -22,7 +22,7 @@ mod rope;
 mod stored;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
-pub use attention::{AttentionShape, Visible, attention, attention_backward, attention_decode};
+pub use attention::{AttentionShape, MANY_TREES, Visible, attention, attention_backward, attention_decode};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
 pub use dropout::{dropout, dropout_backward_add};

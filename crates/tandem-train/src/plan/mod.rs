@@ -14,6 +14,7 @@ pub mod change;
 pub mod device;
 pub mod estimate;
 pub mod json;
+mod largest;
 pub mod measure;
 pub mod page;
 pub mod picture;

@@ -8,8 +8,9 @@ use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
 use tandem_model::{Decoder, ModelFolder, Room, Stage};
 
-use crate::config::{Config, Method, MicroBatch as Size, Order};
-use crate::micro_batch::{MicroBatch, MicroBatcher, deal};
+use super::largest::{Counts, Largest};
+use crate::config::{Config, Method, MicroBatch as Size, Order, ReferenceKind};
+use crate::micro_batch::{MicroBatch, deal};
 use crate::prepare::Prepared;
 use crate::{Result, TrainError};
 
@@ -54,8 +55,10 @@ pub struct Survey {
     pub largest: Vec<MicroBatch>,
     /// One of the mean number of tokens.
     pub typical: MicroBatch,
-    /// Tokens of each micro-batch of the steps that were looked at.
+    /// Tokens of each micro-batch of every step; of an epoch, if all are alike.
     steps: Vec<Vec<usize>>,
+    /// How many of the steps are what time is estimated from.
+    measured: usize,
     /// Tokens of a step, each answer with its own copy of the prompt: the mean.
     pub sequence_tokens: f64,
     /// Rows of a step: the mean.
@@ -84,9 +87,6 @@ pub struct Turns {
 
 /// Steps by which a step's work is measured, at least.
 const LOOK_AHEAD: u64 = 1000;
-
-/// Attention's backward divides the work of fewer trees, and takes memory for each part.
-const MANY_TREES: usize = 16;
 
 impl<'a> Outline<'a> {
     /// Of inputs that have been opened.
@@ -145,7 +145,8 @@ impl<'a> Outline<'a> {
     /// # Errors
     /// If a row cannot form a forest.
     pub fn survey(&self, config: &Config) -> Result<Arc<Survey>> {
-        let key = format!("{:?} {}", config.train.micro_batch, config.data.share_prefix);
+        let precomputes = config.reference.kind == ReferenceKind::Precompute;
+        let key = format!("{:?} {} {precomputes}", config.train.micro_batch, config.data.share_prefix);
         let mut surveys = self.surveys.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(survey) = surveys.get(&key) {
             return Ok(survey.clone());
@@ -159,82 +160,6 @@ impl<'a> Outline<'a> {
     }
 }
 
-/// What rows add to a micro-batch.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    tokens: usize,
-    /// Rows that the head scores.
-    scored: usize,
-    trees: usize,
-    sequence_tokens: u64,
-}
-
-impl std::iter::Sum for Counts {
-    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
-        counts.fold(Self::default(), |a, b| Self {
-            tokens: a.tokens + b.tokens,
-            scored: a.scored + b.scored,
-            trees: a.trees + b.trees,
-            sequence_tokens: a.sequence_tokens + b.sequence_tokens,
-        })
-    }
-}
-
-impl Counts {
-    /// Of every row by itself: no two of them share anything in a forest.
-    fn of(batcher: &mut MicroBatcher, cache: &TokenCache) -> Result<Vec<Self>> {
-        let of = |row: u32| {
-            let MicroBatch { forest, sequence_tokens, .. } = batcher.build(cache, &[row])?;
-            let (tokens, scored) = (forest.num_tokens(), forest.scored_rows().0.len());
-            Ok(Self { tokens, scored, trees: forest.groups().len(), sequence_tokens })
-        };
-        (0..cache.num_rows() as u32).map(of).collect()
-    }
-}
-
-/// The largest micro-batches so far: counts, and the rows of which data set.
-#[derive(Default)]
-struct Largest<'a> {
-    room: Room,
-    /// By the number of trees, up to [`MANY_TREES`] and beyond.
-    of_trees: [Option<(Counts, &'a TokenCache, Vec<u32>)>; MANY_TREES + 1],
-    scored: Option<(Counts, &'a TokenCache, Vec<u32>)>,
-    unscored: Option<(Counts, &'a TokenCache, Vec<u32>)>,
-}
-
-impl<'a> Largest<'a> {
-    fn consider(&mut self, counts: Counts, cache: &'a TokenCache, rows: &[u32]) {
-        let Room { tokens, scored } = self.room;
-        self.room = Room { tokens: tokens.max(counts.tokens), scored: scored.max(counts.scored) };
-        let keep = |best: &mut Option<(Counts, &'a TokenCache, Vec<u32>)>, size: fn(&Counts) -> usize| {
-            if best.as_ref().is_none_or(|(other, ..)| size(&counts) > size(other)) {
-                *best = Some((counts, cache, rows.to_vec()));
-            }
-        };
-        keep(&mut self.of_trees[counts.trees.min(MANY_TREES)], |counts| counts.tokens);
-        match counts.scored {
-            0 => keep(&mut self.unscored, |counts| counts.tokens),
-            _ => keep(&mut self.scored, |counts| counts.scored),
-        }
-    }
-
-    /// As [`Survey::largest`].
-    fn build(self, batcher: &mut MicroBatcher) -> Result<Vec<MicroBatch>> {
-        let Self { of_trees, scored, unscored, .. } = self;
-        let mut most = 0;
-        // One with more tokens and fewer trees takes more than this.
-        let front = of_trees.into_iter().flatten().filter(|(counts, ..)| {
-            let is_larger = counts.tokens > most;
-            most = most.max(counts.tokens);
-            is_larger
-        });
-        let mut all: Vec<_> = front.collect();
-        all.reverse();
-        all.extend(scored.into_iter().chain(unscored));
-        all.into_iter().map(|(_, cache, rows)| batcher.build(cache, &rows)).collect()
-    }
-}
-
 /// Counts what the micro-batches of a run hold, one step after another, and builds some.
 fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
     let mut batcher = prepared.batcher(config);
@@ -243,6 +168,7 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
     let total = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
     let per_epoch = batches.steps_per_epoch();
     let counts = Counts::of(&mut batcher, &prepared.train)?;
+    let of_eval = prepared.eval.as_ref().map(|eval| Counts::of(&mut batcher, eval)).transpose()?;
     let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
     let measured = total.min(per_epoch.max(LOOK_AHEAD));
     // Shuffled epochs are cut differently.
@@ -257,25 +183,29 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
             let rows = &rows[cut];
             let counts: Counts = rows.iter().map(|&row| counts[row as usize]).sum();
             largest.consider(counts, &prepared.train, rows);
+            tokens.push(counts.tokens);
             if step < measured {
-                tokens.push(counts.tokens);
                 sequence_tokens += counts.sequence_tokens;
                 num_rows += rows.len();
             }
         }
-        if step < measured {
-            steps.push(tokens);
-        }
+        steps.push(tokens);
     }
-    if let Some(eval) = &prepared.eval {
-        let counts = Counts::of(&mut batcher, eval)?;
-        let rows: Vec<u32> = (0..eval.num_rows() as u32).collect();
-        for range in batcher.cut(eval, &rows) {
-            largest.consider(counts[range.clone()].iter().copied().sum(), eval, &rows[range]);
+    // These passes go through the rows as they stand.
+    let mut pass = |cache, counts: &[Counts]| {
+        let rows: Vec<u32> = (0..counts.len() as u32).collect();
+        for range in batcher.cut(cache, &rows) {
+            largest.consider(counts[range.clone()].iter().copied().sum(), cache, &rows[range]);
         }
+    };
+    if config.reference.kind == ReferenceKind::Precompute {
+        pass(&prepared.train, &counts);
+    }
+    if let Some((eval, counts)) = prepared.eval.as_ref().zip(of_eval.as_ref()) {
+        pass(eval, counts);
     }
     let typical = {
-        let (step, cut) = typical(&steps);
+        let (step, cut) = typical(&steps[..measured as usize]);
         let rows = batches.rows(step as u64);
         let cut = batcher.cut(&prepared.train, rows)[cut].clone();
         batcher.build(&prepared.train, &rows[cut])?
@@ -286,6 +216,7 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
         largest: largest.build(&mut batcher)?,
         typical,
         steps,
+        measured: measured as usize,
         sequence_tokens: per_step(sequence_tokens as f64),
         rows: per_step(num_rows as f64),
     })
@@ -361,6 +292,7 @@ impl Assumed {
             largest: vec![batch.clone()],
             typical: batch,
             steps: vec![vec![num_tokens; in_step]],
+            measured: 1,
             sequence_tokens: sequence_tokens as f64 * config.train.batch_size as f64 / rows as f64,
             rows: config.train.batch_size as f64,
         })
@@ -368,7 +300,7 @@ impl Assumed {
 }
 
 impl Survey {
-    /// What a stage does in the steps that were looked at, as rank `data.0` of `data.1` of its data group: what leads to other
+    /// What a stage does in the steps of the run, as rank `data.0` of `data.1` of its data group: what leads to other
     /// places in memory. `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
     pub fn turns(&self, stage: Stage, data: (usize, usize), in_rounds: bool) -> Vec<Turns> {
         if stage.count == 1 {
@@ -387,13 +319,14 @@ impl Survey {
     /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
     pub fn load(&self, num_data: usize, in_rounds: bool) -> Load {
         let mut load = Load { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
-        for cuts in &self.steps {
+        let steps = &self.steps[..self.measured];
+        for cuts in steps {
             let dealt = deal(cuts, num_data, in_rounds);
             let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
             let tokens = |mine: &Vec<usize>| mine.iter().map(|&index| cuts[index]).sum::<usize>();
             load.most_rounds = load.most_rounds.max(rounds);
-            load.rounds += rounds as f64 / self.steps.len() as f64;
-            load.tokens += dealt.iter().map(tokens).max().unwrap_or(0) as f64 / self.steps.len() as f64;
+            load.rounds += rounds as f64 / steps.len() as f64;
+            load.tokens += dealt.iter().map(tokens).max().unwrap_or(0) as f64 / steps.len() as f64;
         }
         load
     }

@@ -1,0 +1,89 @@
+//! Which micro-batches of a run take most memory: found from counts of their rows, without building them.
+
+use tandem_data::token_cache::TokenCache;
+use tandem_kernels::ops::MANY_TREES;
+use tandem_model::Room;
+
+use crate::Result;
+use crate::micro_batch::{MicroBatch, MicroBatcher};
+
+/// What rows add to a micro-batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) tokens: usize,
+    /// Rows that the head scores.
+    scored: usize,
+    trees: usize,
+    /// Each answer with its own copy of the prompt.
+    pub(super) sequence_tokens: u64,
+}
+
+impl std::iter::Sum for Counts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |a, b| Self {
+            tokens: a.tokens + b.tokens,
+            scored: a.scored + b.scored,
+            trees: a.trees + b.trees,
+            sequence_tokens: a.sequence_tokens + b.sequence_tokens,
+        })
+    }
+}
+
+impl Counts {
+    /// Of every row by itself: no two of them share anything in a forest.
+    pub(super) fn of(batcher: &mut MicroBatcher, cache: &TokenCache) -> Result<Vec<Self>> {
+        let of = |row: u32| {
+            let MicroBatch { forest, sequence_tokens, .. } = batcher.build(cache, &[row])?;
+            let (tokens, scored) = (forest.num_tokens(), forest.scored_rows().0.len());
+            Ok(Self { tokens, scored, trees: forest.groups().len(), sequence_tokens })
+        };
+        (0..cache.num_rows() as u32).map(of).collect()
+    }
+}
+
+/// A micro-batch: its counts, and its rows of which data set.
+type Found<'a> = Option<(Counts, &'a TokenCache, Vec<u32>)>;
+
+/// The largest micro-batches so far.
+#[derive(Default)]
+pub(super) struct Largest<'a> {
+    pub(super) room: Room,
+    /// By the number of trees, up to [`MANY_TREES`]: with fewer, attention's backward divides the work of each, and takes memory
+    /// for each part.
+    of_trees: [Found<'a>; MANY_TREES + 1],
+    scored: Found<'a>,
+    unscored: Found<'a>,
+}
+
+impl<'a> Largest<'a> {
+    pub(super) fn consider(&mut self, counts: Counts, cache: &'a TokenCache, rows: &[u32]) {
+        let Room { tokens, scored } = self.room;
+        self.room = Room { tokens: tokens.max(counts.tokens), scored: scored.max(counts.scored) };
+        let keep = |best: &mut Found<'a>, size: fn(&Counts) -> usize| {
+            if best.as_ref().is_none_or(|(other, ..)| size(&counts) > size(other)) {
+                *best = Some((counts, cache, rows.to_vec()));
+            }
+        };
+        keep(&mut self.of_trees[counts.trees.min(MANY_TREES)], |counts| counts.tokens);
+        match counts.scored {
+            0 => keep(&mut self.unscored, |counts| counts.tokens),
+            _ => keep(&mut self.scored, |counts| counts.scored),
+        }
+    }
+
+    /// As [`super::survey::Survey::largest`].
+    pub(super) fn build(self, batcher: &mut MicroBatcher) -> Result<Vec<MicroBatch>> {
+        let Self { of_trees, scored, unscored, .. } = self;
+        let mut most = 0;
+        // One with more tokens and fewer trees takes more than this.
+        let front = of_trees.into_iter().flatten().filter(|(counts, ..)| {
+            let is_larger = counts.tokens > most;
+            most = most.max(counts.tokens);
+            is_larger
+        });
+        let mut all: Vec<_> = front.collect();
+        all.reverse();
+        all.extend(scored.into_iter().chain(unscored));
+        all.into_iter().map(|(_, cache, rows)| batcher.build(cache, &rows)).collect()
+    }
+}
