@@ -319,7 +319,7 @@ pub fn adapter_masters(
         if folder.is_none() && flat.cols() > 0 {
             adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;
             base.release(layer);
-            // What stays lies side by side.
+            // The masters lie side by side.
             base.rest();
         }
         layers.push(flat);
