@@ -47,7 +47,8 @@ pub fn reference_pass(
         let start = Start::dry(outline.quantised);
         policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
         if decoders.reference.is_some() {
-            share_base(config, &decoders, &homes.device, mesh, &mut policy)?;
+            let start = &|_: &_| Ok(Start::dry(outline.quantised));
+            share_base(config, &decoders, &homes.device, mesh, &mut policy, start)?;
             shared = SharedReference(&mut policy);
             &mut shared
         } else {

@@ -166,7 +166,8 @@ pub fn load(
     if precomputes && precomputed.is_none() {
         precomputed = Some(match prepared.reference_decoder {
             Some(_) => {
-                share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy)?;
+                let start = &|decoder: &Decoder| Start::of_policy(config, prepared, decoder);
+                share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy, start)?;
                 let adapter = policy.reference().expect("just put there").masters();
                 let layers = decoder.layers().into_iter().zip(&adapter.layers);
                 layers.for_each(|(layer, flat)| print.see(layer, flat.view().as_slice()));
@@ -187,7 +188,8 @@ pub fn load(
     Ok((policy, reference))
 }
 
-/// A reference that is kept in memory, or none. `start` tells where weights of its own begin.
+/// A reference that is kept in memory, or none. `start` tells where its weights begin, which are those of the policy's base where
+/// it shares that.
 ///
 /// # Errors
 /// If weights cannot be read, or memory runs out.
@@ -218,13 +220,13 @@ pub fn kept(
             Reference::Followed(Box::new(Policy::full(weights)))
         }
         ReferenceKind::Base | ReferenceKind::Adapter | ReferenceKind::Sync => {
-            share_base(config, decoders, &homes.device, mesh, policy)?;
+            share_base(config, decoders, &homes.device, mesh, policy, start)?;
             Reference::Shared
         }
     })
 }
 
-/// Lets the reference share the policy's base: with the adapter that the config gives it, or with none.
+/// Lets the reference share the policy's base, which begins at `start`: with the adapter that the config gives it, or with none.
 ///
 /// # Errors
 /// If the adapter cannot be read, or memory runs out.
@@ -234,6 +236,7 @@ pub fn share_base(
     device: &Device,
     mesh: &mut Mesh,
     policy: &mut Policy,
+    start: &dyn Fn(&Decoder) -> Result<Start>,
 ) -> Result<()> {
     if config.reference.kind == ReferenceKind::Base {
         policy.share_base(None);
@@ -242,7 +245,10 @@ pub fn share_base(
     let own = decoders.reference.as_ref().unwrap_or(&decoders.policy);
     let decoder = mesh.part(own)?;
     let masters = match &config.reference.adapter {
-        Some(folder) => adapter_masters(config, &decoder, device, Kind::Reference, Some(folder), policy)?,
+        Some(folder) => {
+            let from = start(&decoder)?.adapter(Some(folder), &decoder, device)?;
+            adapter_masters(config, &decoder, device, Kind::Reference, &from, policy)?
+        }
         // A copy of what the policy starts from.
         None => {
             let mut layers = Vec::new();

@@ -1,11 +1,11 @@
 //! The weights that a run starts from, and where it puts them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tandem_comm::Group;
 use tandem_kernels::{Bytes, BytesMut, DType, Device, Format, Kind, ops};
-use tandem_model::adapter::{self, PeftFolder};
+use tandem_model::adapter::{self, AdapterFiles, PeftFolder};
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
 
 use crate::Result;
@@ -94,22 +94,33 @@ impl Start {
         let device = &homes.device;
         let nothing = &mut |_: LayerId, _: &[f32]| {};
         let see = see.unwrap_or(nothing);
-        let mut base = self.frozen(config, decoder, homes, shard, Kind::Weights, Some(&mut *see))?;
         let folder = config.adapter.as_ref().and_then(|adapter| adapter.folder());
-        let masters = adapter_masters(
-            config,
-            decoder,
-            device,
-            Kind::Master,
-            folder.map(std::path::PathBuf::as_path),
-            base.as_mut(),
-        )?;
+        let from = self.adapter(folder.map(PathBuf::as_path), decoder, device)?;
+        let mut base = self.frozen(config, decoder, homes, shard, Kind::Weights, Some(&mut *see))?;
+        let masters = adapter_masters(config, decoder, device, Kind::Master, &from, base.as_mut())?;
         if !device.is_meta() {
             let layers = decoder.layers().into_iter().zip(&masters.layers);
             layers.for_each(|(layer, flat)| see(layer, flat.view().as_slice()));
         }
         let adapter = ReplicatedWeights::new(device, decoder.clone(), masters, compute_type(config))?;
         Ok(Policy::adapted(adapter, base))
+    }
+
+    /// What an adapter on these weights starts from: the one that lies in `folder`, or a new one.
+    ///
+    /// # Errors
+    /// If its files do not fit, or hold copies of tables that are another base's.
+    pub fn adapter(&self, folder: Option<&Path>, decoder: &Decoder, device: &Device) -> Result<AdapterStart> {
+        let Some(folder) = folder else { return Ok(AdapterStart::New) };
+        if device.is_meta() {
+            return Ok(AdapterStart::Unread);
+        }
+        let files = PeftFolder::open(folder)?.weights(decoder)?;
+        // Weights that are drawn are no adapter's, and who asks for them knows.
+        if let Source::Files(base) = &self.source {
+            files.check_base(base)?;
+        }
+        Ok(AdapterStart::Files(files))
     }
 
     /// Weights that change, which are the model's own.
@@ -292,31 +303,39 @@ impl Start {
     }
 }
 
-/// What an adapter starts from: what the folder holds, or for a new one what adds nothing to the base. A dry run takes the
-/// same memory, and reads nothing.
+/// What an adapter starts from.
+pub enum AdapterStart {
+    /// Nothing: a new one, which adds nothing to the base.
+    New,
+    /// Files of a folder.
+    Files(AdapterFiles),
+    /// Files, of which a dry run reads nothing.
+    Unread,
+}
+
+/// The weights that an adapter starts from.
 ///
 /// # Errors
-/// If the files do not fit, or memory runs out.
+/// If memory runs out, or the base's weights cannot be had.
 pub fn adapter_masters(
     config: &Config,
     decoder: &Decoder,
     device: &Device,
     kind: Kind,
-    folder: Option<&Path>,
+    from: &AdapterStart,
     base: &mut dyn WeightSource,
 ) -> Result<FlatWeights> {
-    let read = folder.filter(|_| !device.is_meta());
-    let files = read.map(|path| PeftFolder::open(path)?.weights(decoder)).transpose()?;
     let mut layers = Vec::new();
     for (index, layer) in decoder.layers().into_iter().enumerate() {
         let mut flat = device.alloc(kind, 1, decoder.trained(layer).len, DType::F32)?;
-        if !device.is_meta() {
-            match &files {
-                Some(files) => files.read_layer(index, flat.view_mut().into_slice()),
-                None => adapter::init_layer(decoder, layer, config.seed, flat.view_mut().into_slice()),
+        match from {
+            AdapterStart::Files(files) => files.read_layer(index, flat.view_mut().into_slice()),
+            AdapterStart::New if !device.is_meta() => {
+                adapter::init_layer(decoder, layer, config.seed, flat.view_mut().into_slice());
             }
+            AdapterStart::New | AdapterStart::Unread => {}
         }
-        if folder.is_none() && flat.cols() > 0 {
+        if matches!(from, AdapterStart::New) && flat.cols() > 0 {
             adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;
             base.release(layer);
             // The masters lie side by side.

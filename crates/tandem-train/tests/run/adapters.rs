@@ -1,8 +1,14 @@
 //! Runs that train an adapter: stopped and resumed, dropped inputs, stages, and what they leave behind.
 
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use tandem_train::config::Weights;
 use tandem_train::events::Silent;
 use tandem_train::run_dir::Start;
-use tandem_train::{Config, evaluation};
+use tandem_train::{Config, evaluation, ranks};
 
 use crate::small::Small;
 
@@ -161,4 +167,70 @@ fn slices_of_an_adapted_model_are_refused_before_any_rank_starts() {
     let settings = with(&["reference.kind=base", "compute.devices=cpu:2", "compute.tensor=2"]);
     let error = Config::load(&small.file("run"), &settings).unwrap_err().to_string();
     assert!(error.contains("divide it by compute.sharding or compute.pipeline"), "{error}");
+}
+
+/// Puts `table`, the tensor of a model's file, into an adapter's as `peft` puts its copy of a table that is a target.
+fn put_copy(adapter: &Path, shape: Vec<usize>, table: &[u8]) {
+    let file = adapter.join("adapter_model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let mut tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let name = "base_model.model.model.embed_tokens.base_layer.weight";
+    tensors.retain(|(other, _)| other != name);
+    tensors.push((name.to_owned(), TensorView::new(Dtype::F32, shape, table).unwrap()));
+    let bytes = safetensors::serialize(tensors, None).unwrap();
+    std::fs::write(&file, bytes).unwrap();
+}
+
+#[test]
+fn an_adapter_of_another_base_is_refused_by_file_and_tensor() {
+    let small = Small::new("dpo");
+    let own = ["train.steps=1", "train.warmup_steps=0", "compute.threads=1"];
+    small.finish("base", Start::Fresh, &own);
+    let model = format!("model={:?}", small.path("base/final").to_str().unwrap());
+    let config = |name: &str, more: &[&str]| Config {
+        weights: Weights::Folder,
+        ..small.config(name, &[&own[..], &[&model], more].concat())
+    };
+    let train =
+        |config: &Config| ranks::train(config, Start::Overwrite, &mut Silent, &AtomicBool::new(false));
+    // It has learned nothing: a run that starts from it has the loss that it must begin with.
+    let table = ["adapter.rank=2", "adapter.targets=[\"embed_tokens\"]", "train.learning_rate=0"];
+    train(&config("adapter", &table)).unwrap();
+
+    let bytes = std::fs::read(small.path("base/final/model.safetensors")).unwrap();
+    let base = SafeTensors::deserialize(&bytes).unwrap();
+    let base = base.tensor("model.embed_tokens.weight").unwrap();
+    assert_eq!(base.dtype(), Dtype::F32);
+    let mut other = base.data().to_vec();
+    other[0] ^= 1;
+    let adapter = small.path("adapter/final");
+    let start = format!("adapter.start={:?}", adapter.to_str().unwrap());
+    let second = format!("reference.adapter={:?}", adapter.to_str().unwrap());
+    let uses = [
+        &[&start[..], "reference.kind=base"][..],
+        &["adapter.rank=2", "reference.kind=adapter", &second],
+        &["adapter.rank=2", "reference.kind=precompute", &second],
+    ];
+    for (table, fits) in [(base.data(), true), (&other, false)] {
+        put_copy(&adapter, base.shape().to_vec(), table);
+        for own in uses {
+            let outcome = train(&config("next", own));
+            if fits {
+                assert!(outcome.is_ok(), "{own:?}: {outcome:?}");
+                continue;
+            }
+            let error = outcome.unwrap_err().to_string();
+            let file = adapter.join("adapter_model.safetensors");
+            for part in [
+                file.to_str().unwrap(),
+                "base_model.model.model.embed_tokens.base_layer.weight is no copy of the base's \
+                 model.embed_tokens.weight; the adapter is another base's",
+            ] {
+                assert!(error.contains(part), "{own:?}: {error}");
+            }
+        }
+    }
+    // Weights that are drawn are not compared.
+    let drawn = small.config("drawn", &[&own[..], &[&start, "reference.kind=base"]].concat());
+    train(&drawn).unwrap();
 }
