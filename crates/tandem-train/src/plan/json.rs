@@ -24,6 +24,8 @@ impl Plan {
         json!({
             "model": self.model,
             "num_parameters": self.num_parameters,
+            "num_trained_parameters": self.num_trained,
+            "num_frozen_parameters": self.num_frozen,
             "dtype": self.dtype.name(),
             "ranks": self.ranks,
             "tensor": self.tensor,

@@ -39,7 +39,7 @@ use crate::homes::Homes;
 use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::pipeline::most_under_way;
-use crate::prepare::{Prepared, compute_type, threads};
+use crate::prepare::{Decoders, Prepared, compute_type, threads};
 use crate::step::{Learner, Scorer};
 use crate::store::Sharding;
 use crate::{Result, dry_run};
@@ -54,6 +54,10 @@ pub struct Plan {
     pub model: String,
     /// Parameters of the model; a tied table counts once.
     pub num_parameters: usize,
+    /// Parameters that train: the model's, or an adapter's, under which the model's are frozen.
+    pub num_trained: usize,
+    /// Parameters of the policy that do not train.
+    pub num_frozen: usize,
     /// Compute type.
     pub dtype: DType,
     /// Ranks; everything below is of one of them.
@@ -181,9 +185,12 @@ impl Plan {
             sequence_tokens: survey.sequence_tokens,
             rows: survey.rows,
         };
+        let policy = Decoders::of(config, &outline.decoder)?.policy;
         Ok(Self {
             model: config.model.display().to_string(),
             num_parameters: outline.decoder.num_parameters(),
+            num_trained: policy.num_trained(),
+            num_frozen: if policy.adapter().is_some() { policy.num_parameters() } else { 0 },
             dtype: compute_type(config),
             ranks: num_ranks,
             tensor,

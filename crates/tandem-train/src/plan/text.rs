@@ -21,12 +21,11 @@ impl Plan {
     /// The model, the data and the ranks.
     pub fn headline(&self) -> String {
         let Self { data, .. } = self;
-        let mut text = format!(
-            "{}: {} parameters, compute in {}\n",
-            self.model,
-            grouped(self.num_parameters),
-            self.dtype
-        );
+        let trained = match (self.num_frozen, grouped(self.num_trained)) {
+            (0, all) => format!("{all} parameters train, none are frozen"),
+            (frozen, adapter) => format!("{adapter} parameters train, {} are frozen", grouped(frozen)),
+        };
+        let mut text = format!("{}: {trained}; compute in {}\n", self.model, self.dtype);
         let (tokens, scored) = (grouped(data.max_micro_batch_tokens), grouped(data.max_scored_rows));
         text += &match data.assumed {
             Some(_) => format!(

@@ -106,3 +106,43 @@ fn the_json_has_every_rank_and_adds_up() {
     assert!((parts / number("step_seconds") - 1.0).abs() < 1e-12, "{estimate}");
     assert!(number("bubble_seconds") > 0.0 && number("bytes_sent_in_a_step") > 0.0, "{estimate}");
 }
+
+#[test]
+fn what_trains_and_what_is_frozen_is_counted() {
+    let sketch = Sketch::small();
+    // Tables and head of 1000 x 64, and of each block: q, k, v, o, gate, up, down, and two norms; the last norm.
+    let matrices = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 160), (64, 160), (160, 64)];
+    let block: usize = matrices.iter().map(|(from, to)| from * to).sum::<usize>() + 2 * 64;
+    let model = 2 * 1000 * 64 + 4 * block + 64;
+    // LoRA of rank 4: two factors beside each.
+    let adapter = 4 * matrices.iter().map(|(from, to)| 4 * (from + to)).sum::<usize>();
+    let saved = ["adapter.rank=4", "adapter.modules_to_save=[\"lm_head\"]", "reference.kind=base"];
+    let stages = ["adapter.rank=4", "reference.kind=base", "compute.pipeline=2"];
+    for (settings, ranks, trained, frozen, text) in [
+        (&[][..], 1, model, 0, format!("{} parameters train, none are frozen; ", grouped(model))),
+        (
+            &saved[..],
+            1,
+            adapter + 64_000,
+            model,
+            format!("{} parameters train, {} are frozen; ", grouped(adapter + 64_000), grouped(model)),
+        ),
+        (
+            &stages[..],
+            2,
+            adapter,
+            model,
+            format!("{} parameters train, {} are frozen; ", grouped(adapter), grouped(model)),
+        ),
+    ] {
+        let plan = sketch.plan(settings, ranks, &device("A10"));
+        for (_, plan) in &plan.ranks {
+            assert_eq!((plan.num_trained, plan.num_frozen), (trained, frozen), "{settings:?}");
+            assert!(plan.headline().contains(&text), "{}", plan.headline());
+            let json = plan.to_json();
+            assert_eq!(json["num_trained_parameters"], trained, "{settings:?}");
+            assert_eq!(json["num_frozen_parameters"], frozen, "{settings:?}");
+        }
+        assert!(plan.page(None).contains(&text));
+    }
+}
