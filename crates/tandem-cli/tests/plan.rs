@@ -3,9 +3,10 @@
 mod workshop;
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::Value;
-use workshop::Workshop;
+use workshop::{Workshop, skip};
 
 /// A folder in which nothing is but a config.json, and a run of it.
 fn bare(shop: &Workshop) {
@@ -77,6 +78,72 @@ fn a_run_beyond_its_cap_is_refused_with_the_picture_and_what_to_change() {
     changed.extend(advice.split_whitespace());
     shop.run(&changed).expect(0);
     shop.run(&["train", "dpo.toml", "--overwrite", "--memory", &format!("{needed}B")]).expect(0);
+}
+
+#[test]
+fn the_folder_of_what_is_offloaded_is_looked_at_as_a_run_does() {
+    let shop = Workshop::new();
+    shop.write("file", "");
+    fs::create_dir(shop.path("there")).unwrap();
+    let with = |command: &[&str], folder: &str, more: &[&str]| {
+        let folder = format!("compute.offload_dir={}", shop.path(folder).display());
+        let settings = ["dpo.toml", "--set", "compute.offload=nvme", "--set", &folder];
+        shop.run(&[command, &settings, more].concat())
+    };
+    for (folder, expected) in [("missing", "it does not exist"), ("file", "it is not a folder")] {
+        let refused = with(&["train"], folder, &[]).expect(2).says(&[expected]);
+        let planned = with(&["plan"], folder, &[]).expect(2);
+        assert_eq!(planned.stderr, refused.stderr);
+        assert_eq!(planned.stdout, "");
+        // Elsewhere it may be another.
+        let sentence = refused.stderr.trim_end().split_once("error: ").expect("an error").1;
+        with(&["plan"], folder, &["--devices", "2xA10"])
+            .expect(0)
+            .says(&["on this machine the run would be refused", sentence]);
+    }
+    let planned = with(&["plan"], "there", &[]).expect(0);
+    assert!(planned.stdout.contains("in the file:") && !planned.stderr.contains("offload"), "{planned:?}");
+    assert_eq!(fs::read_dir(shop.path("there")).unwrap().count(), 0, "nothing is left in it");
+}
+
+#[test]
+fn a_disk_that_is_too_small_for_the_plan_is_told_after_it() {
+    let shop = Workshop::new();
+    bare(&shop);
+    let config = shop.read("bare/config.json");
+    let large = config
+        .replace("\"hidden_size\":32", "\"hidden_size\":131072")
+        .replace("\"num_attention_heads\":2", "\"num_attention_heads\":1024");
+    shop.write("bare/config.json", &large);
+    let settings = ["plan", "bare.toml", "--assume-tokens", "16", "--json", "--set", "compute.offload=nvme"];
+    let more = ["--set", "compute.devices=cpu:2", "--set", "compute.offload_dir=there"];
+    fs::create_dir(shop.path("there")).unwrap();
+    let told = shop.run(&[&settings[..], &more].concat());
+    let plan: Value = serde_json::from_str(&told.stdout).unwrap();
+    let needed = plan["ranks"].as_array().unwrap().iter().map(|rank| {
+        rank["ranks"].as_array().unwrap().len() as u64 * rank["plan"]["file_bytes"].as_u64().unwrap()
+    });
+    let needed: u64 = needed.sum();
+    let disk = Command::new("df").args(["-B1", "--output=avail"]).arg(shop.path("there")).output().unwrap();
+    let free = String::from_utf8(disk.stdout).unwrap();
+    let free: u64 = free.split_whitespace().last().unwrap().parse().unwrap();
+    if free > needed {
+        told.expect(0);
+        return skip(&format!("{free} bytes are free, more than a plan of {needed}"));
+    }
+    let sentence = format!("there takes {needed} bytes, and ");
+    told.expect(1)
+        .says(&[&sentence, "are free there: make room, or give compute.offload_dir another folder"]);
+    shop.run(&[&settings[..], &more, &["--devices", "2xA10"]].concat()).expect(0);
+}
+
+#[test]
+fn a_folder_in_memory_is_warned_of_by_the_plan() {
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return skip("there is no /dev/shm") };
+    let shop = Workshop::new();
+    let folder = format!("compute.offload_dir={}", memory.path().display());
+    let settings = ["plan", "dpo.toml", "--set", "compute.offload=nvme", "--set", &folder];
+    shop.run(&settings).expect(0).says(&["is a folder in memory, so that what is offloaded stays in memory"]);
 }
 
 /// `plan.json` is what `tandem plan --json` had said of the first rank, and the configuration that a run saves has the same plan.

@@ -88,7 +88,7 @@ pub enum TrainError {
     NoRoom {
         /// The folder.
         folder: PathBuf,
-        /// Bytes that this rank puts there.
+        /// Bytes that are to be put there.
         needed: u64,
         /// Bytes that are free.
         free: u64,

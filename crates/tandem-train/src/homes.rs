@@ -166,6 +166,24 @@ pub fn check(compute: &ComputeConfig) -> Result<Option<String>> {
     }))
 }
 
+/// Asks whether the disk of that folder has room for `needed` bytes, before a rank tries to take them.
+///
+/// # Errors
+/// If it has not, or cannot be asked.
+pub fn check_room(compute: &ComputeConfig, needed: u64) -> Result<()> {
+    let Some(folder) = &compute.offload_dir else { return Ok(()) };
+    room(folder, &File::open(folder).map_err(|source| unusable(folder, source))?, needed)
+}
+
+/// `file` is the folder itself or a file in it.
+fn room(folder: &Path, file: &File, needed: u64) -> Result<()> {
+    let free = FileSystem::of(file).map_err(TrainError::io("look at the disk of", folder))?.free;
+    if free < needed {
+        return Err(TrainError::NoRoom { folder: folder.to_path_buf(), needed, free });
+    }
+    Ok(())
+}
+
 /// A folder that a file cannot be made in.
 fn unusable(folder: &Path, source: io::Error) -> TrainError {
     let reason = match source.kind() {
@@ -198,15 +216,12 @@ fn in_file(device: &Device, folder: &Path, output: &Path, rank: usize, bytes: us
     let run = output.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
     let (path, file) = create(folder, &run, rank).map_err(|source| unusable(folder, source))?;
     fs::remove_file(&path).map_err(TrainError::io("remove", &path))?;
-    let free = FileSystem::of(&file).map_err(TrainError::io("look at the disk of", folder))?.free;
-    let full = |free| TrainError::NoRoom { folder: folder.to_path_buf(), needed: bytes as u64, free };
     // Asked first: setting aside more than there is may fill the disk before it fails.
-    if free < bytes as u64 {
-        return Err(full(free));
-    }
+    room(folder, &file, bytes as u64)?;
     device.in_file(&file, bytes).map_err(|error| match error {
         KernelError::System { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-            full(FileSystem::of(&file).map_or(0, |disk| disk.free))
+            let free = FileSystem::of(&file).map_or(0, |disk| disk.free);
+            TrainError::NoRoom { folder: folder.to_path_buf(), needed: bytes as u64, free }
         }
         error => error.into(),
     })

@@ -6,12 +6,13 @@ use std::path::Path;
 
 use anyhow::Context;
 use tandem_kernels::DType;
-use tandem_train::Config;
+use tandem_train::events::{Event, Observer};
 use tandem_train::plan::device::{DeviceTable, Devices};
 use tandem_train::plan::search::search;
 use tandem_train::plan::text::{rank_names, ranking};
 use tandem_train::plan::{Assumed, Outline, RunPlan, advice, measure};
 use tandem_train::prepare::Prepared;
+use tandem_train::{Config, TrainError, homes};
 
 use crate::args::PlanArguments;
 use crate::exit::Exit;
@@ -40,14 +41,25 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     if let (Some(cores), Some(_)) = (devices.kind.cores, &arguments.devices) {
         config.compute.threads.get_or_insert((cores / devices.count).max(1));
     }
+    let mut watcher = Watcher::every(1);
+    match homes::check(&config.compute) {
+        Ok(None) => {}
+        Ok(Some(warning)) => watcher.event(&Event::Warning(&warning)),
+        Err(error) if arguments.devices.is_none() => return Err(error.into()),
+        Err(error) => watcher.event(&Event::Warning(&elsewhere(&error))),
+    }
     if let Some(tokens) = arguments.assume_tokens {
         let outline = Outline::assume(&config, Assumed { tokens, scored: arguments.assume_scored })?;
         return show(arguments, &config, &outline, &devices);
     }
-    let mut watcher = Watcher::every(1);
     let prepared = Prepared::open(&config, &mut watcher)?;
     watcher.finish();
     show(arguments, &config, &Outline::of(&prepared), &devices)
+}
+
+/// What of this machine is wrong for a run that is planned for others.
+fn elsewhere(error: &TrainError) -> String {
+    format!("on this machine the run would be refused: {error}")
 }
 
 fn measure(file: &Path) -> anyhow::Result<Exit> {
@@ -71,7 +83,7 @@ fn show(
     }
     if arguments.json {
         print_lines(&[format!("{:#}", plan.to_json())])?;
-        return Ok(Exit::Done);
+        return room(arguments, config, &plan);
     }
     let colour =
         io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -96,5 +108,13 @@ fn show(
         });
     }
     print_lines(&lines)?;
+    room(arguments, config, &plan)
+}
+
+/// Whether this machine's disk has room for what the plan puts there, where the plan is for this machine.
+fn room(arguments: &PlanArguments, config: &Config, plan: &RunPlan) -> anyhow::Result<Exit> {
+    if arguments.devices.is_none() {
+        homes::check_room(&config.compute, plan.file_bytes())?;
+    }
     Ok(Exit::Done)
 }

@@ -16,6 +16,7 @@ const TEMPLATE: &str = "{%- for m in messages -%}{{ '<|' + m['role'] + '|>' + m[
                         {%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}";
 
 /// What a command came to.
+#[derive(Debug)]
 pub struct Outcome {
     pub code: Option<i32>,
     pub stdout: String,

@@ -87,6 +87,11 @@ impl RunPlan {
         plans.max_by_key(|plan| plan.arena_bytes()).expect("a run has a rank")
     }
 
+    /// Bytes that all ranks together offload to files.
+    pub fn file_bytes(&self) -> u64 {
+        self.ranks.iter().map(|(ranks, plan)| (ranks.len() * plan.file_bytes()) as u64).sum()
+    }
+
     /// Whether it fits the cap, if there is one, and the device.
     pub fn fit(&self) -> Fit {
         let plan = self.fullest();
