@@ -28,7 +28,7 @@ pub fn reference_pass(
     outline: &Outline,
     homes: &Homes,
     mesh: &mut Mesh,
-    batches: &[MicroBatch],
+    batches: &mut dyn Iterator<Item = Result<MicroBatch>>,
     idles: bool,
 ) -> Result<()> {
     let decoders = Decoders::of(config, &outline.decoder)?;
@@ -58,7 +58,7 @@ pub fn reference_pass(
     let walk = to_walk(config, &decoder, homes, mesh.split());
     let walk = StagedWalk { walk, stages: mesh.stages() };
     for batch in batches {
-        walk.forward(weights, &batch.forest, Streams::one(&mut Default::default()), false)?;
+        walk.forward(weights, &batch?.forest, Streams::one(&mut Default::default()), false)?;
         weights.rest();
     }
     if idles {
@@ -99,6 +99,18 @@ pub fn calls(
 /// # Errors
 /// If the model does not fit its config.
 pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<(Scorer, Learner)> {
+    let scorer = scorer(config, outline, homes, mesh)?;
+    let shard = mesh.shard();
+    let partition = Arc::new(partition(config, &scorer.decoder, shard.rank(), shard.size()));
+    let learner = Learner::new(config, &scorer.decoder, homes, mesh, partition)?;
+    Ok((scorer, learner))
+}
+
+/// What of it an evaluation needs.
+///
+/// # Errors
+/// If the model does not fit its config.
+pub fn scorer(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<Scorer> {
     homes.device.note(format_args!("loading"));
     let decoders = Decoders::of(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
@@ -113,8 +125,7 @@ pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) 
     } else {
         kept(config, &decoders, homes, mesh, &mut policy, &|_| reference_start(config, outline))?
     };
-    let learner = Learner::new(config, decoder, homes, mesh, partition)?;
-    Ok((Scorer::new(config, homes.clone(), decoder.clone(), policy, reference), learner))
+    Ok(Scorer::new(config, homes.clone(), decoder.clone(), policy, reference))
 }
 
 /// Where a reference with weights of its own starts.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use tandem_data::token_cache::TokenCache;
+use tandem_model::Room;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{ComputeConfig, Config, Devices};
@@ -12,15 +13,15 @@ use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{Record, Split};
 use crate::micro_batch::MicroBatcher;
-use crate::plan::Plan;
 use crate::prepare::Prepared;
 use crate::step::Scorer;
-use crate::{Result, TrainError, reference, snapshot};
+use crate::{Result, TrainError, plan, reference, snapshot};
 
-/// Evaluates a config's model, or a checkpoint of its run, on `data.eval`. Writes nothing but caches.
+/// Evaluates a config's model, or a checkpoint of its run, on `data.eval`, in the memory that a dry run of it takes and no more than
+/// `compute.memory`. Writes nothing but caches.
 ///
 /// # Errors
-/// If the config has no `data.eval`, an input is missing or wrong, or a pass fails.
+/// If the config has no `data.eval`, an input is missing or wrong, `compute.memory` does not suffice, or a pass fails.
 pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn Observer) -> Result<Record> {
     if config.data.eval.is_empty() {
         return Err(TrainError::Mismatch {
@@ -37,8 +38,9 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     };
     let config = &Config { compute, ..config.clone() };
     let prepared = Prepared::open(config, observer)?;
-    let plan = Plan::make(config, &prepared, 0, 1)?;
-    let homes = Homes::open(config, &plan, 0)?;
+    let needs = plan::evaluation::needs(config, &prepared)?;
+    plan::evaluation::refuse_too_large(config, needs)?;
+    let homes = Homes::open(config, needs, Room::default(), 0)?;
     let mut mesh = Mesh::alone();
     let (mut policy, mut reference) =
         reference::load(config, &prepared, &homes, &mut mesh, &[Split::Eval], observer)?;
@@ -53,7 +55,8 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     }
     let mut scorer = Scorer::new(config, homes, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
-    let record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
+    let mut record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
+    record.set_count("arena", scorer.homes.device.high_water() as u64);
     observer.event(&Event::Record(&record));
     Ok(record)
 }

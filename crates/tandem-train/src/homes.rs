@@ -18,7 +18,8 @@ use tandem_kernels::{Device, KernelError};
 use tandem_model::Room;
 
 use crate::config::{ComputeConfig, Config};
-use crate::{Plan, Result, TrainError};
+use crate::plan::Needs;
+use crate::{Result, TrainError};
 
 /// What leaves the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,29 +55,30 @@ pub struct Homes {
 }
 
 impl Homes {
-    /// The memories that a plan asks for; `rank` and the run's folder name the file, which has no name any more when this
+    /// The memories that a plan asks for, and no more where `compute.memory` is the cap; `rank` and the run's folder name the file, which has no name any more when this
     /// returns.
     ///
     /// # Errors
     /// If the operating system refuses threads, address space or the file, or the disk has no room.
-    pub fn open(config: &Config, plan: &Plan, rank: usize) -> Result<Self> {
+    pub fn open(config: &Config, needs: Needs, room: Room, rank: usize) -> Result<Self> {
         let compute = &config.compute;
-        // With a cap there is no room for what the plan does not foresee, wherever it lies.
-        let capped = |own: usize, capacity| match compute.memory {
-            Some(cap) => own + (cap as usize).saturating_sub(plan.ram_bytes()),
-            None => capacity,
+        // What is touched is what the plan says; the rest of the address space is room for what it does not foresee. With a cap
+        // there is none, wherever it lies.
+        let capacity = |own: usize| match compute.memory {
+            Some(cap) => own + (cap as usize).saturating_sub(needs.ram()),
+            None => 2 * own + (1 << 30),
         };
-        let capacity = capped(plan.arena_bytes(), plan.arena_capacity());
-        let device = Device::cpu(crate::prepare::threads(config), capacity)?;
-        device.reserve(plan.arena_bytes());
-        let mut homes = Self::new(device, compute, plan.room);
+        let device = Device::cpu(crate::prepare::threads(config), capacity(needs.arena))?;
+        device.reserve(needs.arena);
+        let mut homes = Self::new(device, compute, room);
         if uses_host(compute) {
-            let host = homes.device.with_memory(capped(plan.host_bytes(), plan.host_capacity()))?;
-            host.reserve(plan.host_bytes());
+            // An evaluation may need none, and no memory is no memory that the system gives.
+            let host = homes.device.with_memory(capacity(needs.host).max(1))?;
+            host.reserve(needs.host);
             homes.host = Some(host);
         }
         if let Some(folder) = &compute.offload_dir {
-            homes.file = Some(in_file(&homes.device, folder, &config.output, rank, plan.file_bytes())?);
+            homes.file = Some(in_file(&homes.device, folder, &config.output, rank, needs.file)?);
         }
         Ok(homes)
     }

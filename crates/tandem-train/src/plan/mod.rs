@@ -7,12 +7,14 @@
 //! * [`survey`]: what the batches look like, or are assumed to. [`work`]: what a rank computes and sends.
 //! * [`device`]: the table, [`measure`]: a row of it for this machine, [`estimate`]: time from work and device.
 //! * [`change`]: what can be changed so that a run fits, [`advice`]: the cheapest that does, [`search`]: the fastest plans.
+//! * [`evaluation`]: what an evaluation takes that is no part of a run.
 //! * [`text`], [`picture`], [`page`], [`json`]: a plan for a terminal, a browser, a program.
 
 pub mod advice;
 pub mod change;
 pub mod device;
 pub mod estimate;
+pub mod evaluation;
 pub mod json;
 mod largest;
 pub mod measure;
@@ -143,6 +145,34 @@ pub struct Offloaded {
     pub high_water: usize,
 }
 
+/// Bytes that a rank will touch of each of its memories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Of the device's arena.
+    pub arena: usize,
+    /// Of host memory beside it: what is offloaded there.
+    pub host: usize,
+    /// Of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be taken from
+    /// its disk.
+    pub file: usize,
+}
+
+impl Needs {
+    fn of(phases: &[Phase]) -> Self {
+        let most = |bytes: &dyn Fn(&Phase) -> usize| phases.iter().map(bytes).max().unwrap_or(0);
+        Self {
+            arena: most(&|phase| phase.high_water),
+            host: most(&|phase| phase.host.high_water),
+            file: most(&|phase| phase.file.high_water),
+        }
+    }
+
+    /// Of this machine's memory where the device is its processor: the arena, and what is offloaded to host memory.
+    pub fn ram(self) -> usize {
+        self.arena + self.host
+    }
+}
+
 impl Plan {
     /// Plans a run, as rank `rank` of `num_ranks` sees it.
     ///
@@ -214,35 +244,29 @@ impl Plan {
         })
     }
 
-    /// Bytes of the device's arena that the run will touch.
-    pub fn arena_bytes(&self) -> usize {
-        self.phases.iter().map(|p| p.high_water).max().unwrap_or(0)
+    /// What the run will touch of each memory.
+    pub fn needs(&self) -> Needs {
+        Needs::of(&self.phases)
     }
 
-    /// Bytes of address space for the arena: what is touched is what the plan says, the rest is room for what it does not foresee.
-    pub fn arena_capacity(&self) -> usize {
-        2 * self.arena_bytes() + (1 << 30)
+    /// Bytes of the device's arena that the run will touch.
+    pub fn arena_bytes(&self) -> usize {
+        self.needs().arena
     }
 
     /// Bytes of host memory beside the device's arena that the run will touch: what is offloaded there.
     pub fn host_bytes(&self) -> usize {
-        self.phases.iter().map(|p| p.host.high_water).max().unwrap_or(0)
+        self.needs().host
     }
 
-    /// Bytes of address space for it, as [`Plan::arena_capacity`].
-    pub fn host_capacity(&self) -> usize {
-        2 * self.host_bytes() + (1 << 30)
-    }
-
-    /// Bytes of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be
-    /// taken from its disk.
+    /// Bytes of the file that weights and states are offloaded to.
     pub fn file_bytes(&self) -> usize {
-        self.phases.iter().map(|p| p.file.high_water).max().unwrap_or(0)
+        self.needs().file
     }
 
     /// Bytes of this machine's memory where the device is its processor: the arena's, and what is offloaded to host memory.
     pub fn ram_bytes(&self) -> usize {
-        self.arena_bytes() + self.host_bytes()
+        self.needs().ram()
     }
 
     /// The phase that needs most.
@@ -283,7 +307,8 @@ impl Rehearsal<'_> {
         let batches = &self.survey.largest;
         let mut mesh = Mesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
         let idles = self.config.compute.sharding == Sharding::Zero3 && mesh.data().size() > 1;
-        dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, batches, idles)?;
+        let mut all = batches.iter().map(|batch| Ok(batch.clone()));
+        dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, &mut all, idles)?;
         let flops = total_flops(&homes) / batches.len() as f64;
         self.phases.push(Phase::of("reference", &homes, flops));
         Ok(())

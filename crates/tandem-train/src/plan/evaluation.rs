@@ -1,0 +1,56 @@
+//! What an evaluation by itself takes: a policy, a reference and forward passes over the held-out rows; no gradients, no optimiser.
+
+use tandem_model::Room;
+
+use super::{Needs, Outline, Phase};
+use crate::config::{Config, ReferenceKind};
+use crate::evaluation::evaluation_record;
+use crate::homes::Homes;
+use crate::mesh::Mesh;
+use crate::prepare::Prepared;
+use crate::{Result, TrainError, dry_run, size};
+
+/// What one rank needs for it: a dry run over every held-out row, as the evaluation takes them, so that none needs more room
+/// than its own.
+///
+/// # Errors
+/// If the model does not fit its config, or a row cannot form a forest.
+///
+/// # Panics
+/// If there are no held-out rows.
+pub fn needs(config: &Config, prepared: &Prepared) -> Result<Needs> {
+    let cache = prepared.eval.as_ref().expect("held-out rows");
+    let (outline, mut batcher) = (Outline::of(prepared), prepared.batcher(config));
+    let mut phases = Vec::new();
+    if config.reference.kind == ReferenceKind::Precompute {
+        let homes = Homes::meta(&config.compute, Room::default());
+        let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
+        let share = batcher.share(cache, &rows, 0, 1);
+        let mut batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
+        dry_run::reference_pass(config, &outline, &homes, &mut Mesh::alone(), &mut batches, false)?;
+        phases.push(Phase::of("reference", &homes, 0.0));
+    }
+    let (homes, mut mesh) = (Homes::meta(&config.compute, Room::default()), Mesh::alone());
+    let mut scorer = dry_run::scorer(config, &outline, &homes, &mut mesh)?;
+    evaluation_record(&mut scorer, &mut mesh, &mut batcher, cache, 0)?;
+    phases.push(Phase::of("evaluate", &homes, 0.0));
+    Ok(Needs::of(&phases))
+}
+
+/// Refuses an evaluation that needs more than `compute.memory`, before anything is loaded.
+///
+/// # Errors
+/// If it does.
+pub fn refuse_too_large(config: &Config, needs: Needs) -> Result<()> {
+    match config.compute.memory {
+        Some(cap) if needs.ram() as u64 > cap => Err(TrainError::TooLarge {
+            story: format!(
+                "the evaluation needs {}, and compute.memory allows {}; nothing was loaded: allow more, or make its pieces smaller \
+                 with train.micro_batch_tokens",
+                size::in_words(needs.ram() as u64),
+                size::in_words(cap)
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
