@@ -63,14 +63,19 @@ pub fn advise(
     let alone = |some: &[&'static Change]| some.iter().find_map(|c| plan_with(&[c]).filter(fitting));
     let heaped = |count: usize| {
         let mut found = plan_with(&possible[..count]).filter(fitting)?;
-        // The last one is needed: without it the heap did not fit.
-        for index in (0..count - 1).rev() {
-            let rest: Vec<_> = found.changes.iter().filter(|c| **c != possible[index]).copied().collect();
-            if let Some(without) = plan_with(&rest).filter(fitting) {
-                found = without;
+        // What one of them is needed for may be gone with another.
+        loop {
+            let before = found.changes.len();
+            for change in found.changes.clone().into_iter().rev() {
+                let rest: Vec<_> = found.changes.iter().filter(|c| **c != change).copied().collect();
+                if let Some(without) = plan_with(&rest).filter(fitting) {
+                    found = without;
+                }
+            }
+            if found.changes.len() == before {
+                break;
             }
         }
-        found.changes.retain(|change| change.overrides.iter().any(|text| found.overrides.contains(text)));
         Some(found)
     };
     // Nobody who trains a model wants to be told to train an adapter while anything else helps.

@@ -1,6 +1,6 @@
 //! What to change where a run does not fit.
 
-use tandem_train::plan::advice::{advise, in_words, possible};
+use tandem_train::plan::advice::{advise, in_words, possible, with_all};
 use tandem_train::plan::search::search;
 use tandem_train::plan::{Plan, RunPlan};
 
@@ -69,6 +69,40 @@ fn several_changes_are_advised_where_one_does_not_suffice_and_none_of_them_in_va
         rest.remove(left_out);
         assert!(needed(&sketch, &rest, 2) > both, "{found:?} without {}", found[left_out]);
     }
+}
+
+/// Whatever the cap: what is advised does not fit without any one of its changes, each of which is in force.
+#[test]
+fn nothing_is_advised_in_vain() {
+    let device = device("cpu");
+    let mut heaps = 0;
+    for (sketch, ranks) in [
+        (Sketch::small(), 1),
+        (Sketch::small(), 4),
+        (Sketch::new([128, 352, 4, 4, 2, 1000], 32, 96), 2),
+        (Sketch::new([64, 160, 6, 4, 2, 4000], 64, 640), 2),
+    ] {
+        let config = sketch.config(&[]);
+        let whole = RunPlan::sketch(&config, &sketch.outline(&config), ranks, &device).unwrap().fit().needed;
+        for share in 1..40 {
+            let config = sketch.config(&[&format!("compute.memory={}B", whole * share / 40)]);
+            let outline = sketch.outline(&config);
+            let changes = possible(&config, ranks > 1);
+            let Some(found) = advise(&config, &outline, ranks, &device, &changes) else { continue };
+            heaps += usize::from(found.changes.len() > 1);
+            for left_out in &found.changes {
+                let rest: Vec<_> =
+                    found.changes.iter().filter(|change| *change != left_out).copied().collect();
+                let plan = with_all(&config, &outline, ranks, &device, &rest).unwrap();
+                assert!(
+                    !plan.fit().fits(),
+                    "{share} of 40, {ranks} ranks: {:?} without {left_out:?}",
+                    found.overrides
+                );
+            }
+        }
+    }
+    assert!(heaps > 20, "{heaps}");
 }
 
 #[test]
