@@ -1,0 +1,270 @@
+//! What is wrong, and how it is said.
+
+use std::path::Path;
+
+use super::{EXAMPLE, SMALL_SFT, changed, refusal, set};
+use crate::config::*;
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Config::load::<&str>(Path::new("no/such/run.toml"), &[]).expect_err("no file").to_string();
+    assert!(error.starts_with("no/such/run.toml: cannot read the config file"), "{error}");
+}
+
+#[test]
+fn broken_toml_names_file_and_line() {
+    let text = refusal(&changed("seed = 42", "seed = 4 2"), &[]);
+    assert!(text.starts_with("run.toml:4: not valid TOML"), "{text}");
+}
+
+#[test]
+fn a_key_given_twice_is_refused() {
+    let text = refusal(&changed("seed = 42", "seed = 42\nseed = 43"), &[]);
+    assert!(text.starts_with("run.toml:5: not valid TOML"), "{text}");
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_the_nearest_known_one() {
+    assert_eq!(
+        refusal(&changed("seed = 42", "sed = 42"), &[]),
+        "run.toml:4: unknown key `sed`; did you mean `seed`?"
+    );
+    assert_eq!(
+        refusal(&changed("eval_every = 10", "evaluate_every = 10"), &[]),
+        "run.toml:27: unknown key `train.evaluate_every`; did you mean `train.eval_every`?"
+    );
+    assert_eq!(
+        refusal(EXAMPLE, &["train.lr=1e-3"]),
+        "--set train.lr=1e-3: unknown key `train.lr`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
+         steps, epochs, optimizer, betas, alpha, eps, optimizer_state, learning_rate, schedule, warmup_steps, warmup_ratio, \
+         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows"
+    );
+}
+
+#[test]
+fn a_key_that_has_moved_is_refused_with_its_new_name() {
+    assert_eq!(
+        refusal(EXAMPLE, &["train.checkpointing=none"]),
+        "--set train.checkpointing=none: `train.checkpointing`: it is `compute.checkpointing` now; write it there"
+    );
+}
+
+#[test]
+fn offloading_says_where_to_and_what_it_goes_with() {
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.offload=nvme"]),
+        "run.toml:28: `compute.offload_dir` is missing: give a folder on the disk that weights and states are offloaded to"
+    );
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.offload=host", "compute.offload_dir=/scratch"]),
+        "--set compute.offload_dir=/scratch: `compute.offload_dir`: it is for what is offloaded to a disk; set \
+         compute.offload to \"nvme\", or leave it out"
+    );
+    for checkpointing in ["none", "selective"] {
+        let checkpointing = format!("compute.checkpointing={checkpointing}");
+        let text = refusal(EXAMPLE, &["compute.offload_activations=true", &checkpointing]);
+        assert!(text.contains("set compute.checkpointing to \"block\""), "{text}");
+    }
+}
+
+#[test]
+fn an_unknown_table_is_refused() {
+    let text = refusal(&changed("[compute]", "[computer]"), &[]);
+    assert_eq!(text, "run.toml:28: unknown key `computer`; did you mean `compute`?");
+}
+
+#[test]
+fn an_unknown_key_in_a_nested_table_is_refused() {
+    let text = refusal(EXAMPLE, &["data.train=[{path='a', wieght=2}]"]);
+    assert!(
+        text.ends_with("unknown key `data.train[0].wieght`; did you mean `data.train[0].weight`?"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_wrong_type_is_refused_with_key_expected_and_found() {
+    assert_eq!(
+        refusal(&changed("batch_size = 8 ", "batch_size = \"8\" "), &[]),
+        "run.toml:17: `train.batch_size`: expected an integer from 1 to 16777216, found the string \"8\""
+    );
+    assert_eq!(
+        refusal(&changed("[compute]\n", "[[compute]]\n"), &[]),
+        "run.toml:28: `compute`: expected a table, found a list"
+    );
+    assert_eq!(
+        refusal(EXAMPLE, &["model=3"]),
+        "--set model=3: `model`: expected a string, found the integer 3"
+    );
+    let date = refusal(EXAMPLE, &["seed=2026-01-01"]);
+    assert_eq!(
+        date,
+        "--set seed=2026-01-01: `seed`: expected an integer of at least 0, found the date 2026-01-01"
+    );
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    let cases = [
+        ("train.batch_size=0", "an integer from 1 to 16777216, found the integer 0"),
+        ("train.steps=-1", "an integer of at least 1, found the integer -1"),
+        ("train.epochs=0.0", "a positive number, found the number 0.0"),
+        ("train.learning_rate=nan", "a number of at least 0, found the number NaN"),
+        ("train.learning_rate=inf", "a number of at least 0, found the number inf"),
+        ("train.weight_decay=-0.1", "a number of at least 0, found the number -0.1"),
+        ("train.warmup_ratio=1.5", "a number from 0 to 1, found the number 1.5"),
+        ("train.betas=[0.9]", "two numbers in [0, 1), for example [0.9, 0.999], found a list"),
+        ("train.betas=[0.9, 1.0]", "a number in [0, 1), found the number 1.0"),
+        ("objective.beta=0", "a positive number, found the integer 0"),
+        ("objective.label_smoothing=2", "a number from 0 to 1, found the integer 2"),
+        ("data.max_length=1", "an integer from 2 to 16777216, found the integer 1"),
+        ("seed=-3", "an integer of at least 0, found the integer -3"),
+        ("compute.threads=-1", "an integer from 0 to 4096, found the integer -1"),
+        (
+            "data.train=[]",
+            "a path, a list of paths, or a list of tables with `path` and `weight`, found a list",
+        ),
+        (
+            "data.train=3",
+            "a path, a list of paths, or a list of tables with `path` and `weight`, found the integer 3",
+        ),
+        ("model=''", "a path, found the string \"\""),
+    ];
+    for (set, expected) in cases {
+        let text = refusal(EXAMPLE, &[set]);
+        assert!(text.contains(&format!("expected {expected}")), "{set}: {text}");
+    }
+}
+
+#[test]
+fn an_integer_too_large_is_refused_and_not_wrapped() {
+    let text = refusal(EXAMPLE, &["seed=99999999999999999999"]);
+    assert!(text.contains("99999999999999999999"), "{text}");
+}
+
+#[test]
+fn an_unknown_choice_lists_the_known_ones() {
+    assert_eq!(
+        refusal(EXAMPLE, &["train.schedule=linaer"]),
+        "--set train.schedule=linaer: `train.schedule`: expected one of \"linear\", \"cosine\", \"constant\" (did you \
+         mean \"linear\"?), found the string \"linaer\""
+    );
+    assert_eq!(
+        refusal(EXAMPLE, &["train.optimizer_state=int8"]),
+        "--set train.optimizer_state=int8: `train.optimizer_state`: expected one of \"f32\", \"bf16\", \"8bit\", found the \
+         string \"int8\""
+    );
+    let loss = refusal(EXAMPLE, &["objective.loss={sigmod=1}"]);
+    assert!(loss.contains("`objective.loss.sigmod`") && loss.contains("did you mean \"sigmoid\"?"), "{loss}");
+}
+
+#[test]
+fn missing_keys_say_what_to_give() {
+    let cases = [
+        ("method = \"dpo\"", "`method` is missing: give how to train"),
+        ("model = \"models/llama-small\" ", "`model` is missing: give an HF model folder"),
+        ("output = \"runs/first\"", "`output` is missing"),
+        ("train = \"data/pref_conv.jsonl\"", "`data.train` is missing: give a path, a list of paths"),
+        ("batch_size = 8 ", "`train.batch_size` is missing"),
+        ("learning_rate = 1e-4", "`train.learning_rate` is missing"),
+        ("steps = 20 ", "`train.steps` is missing: give `steps` or `epochs`"),
+    ];
+    for (line, expected) in cases {
+        let text = refusal(&changed(line, "#"), &[]);
+        assert!(text.starts_with("run.toml") && text.contains(expected), "{line}: {text}");
+    }
+}
+
+#[test]
+fn what_is_not_there_yet_is_refused_and_never_ignored() {
+    let cases = [
+        ("method=online", "`method = \"online\"`: Online DPO is not there yet"),
+        ("compute.devices=cuda", "GPUs are not there yet"),
+        ("compute.devices=cuda:0,1", "GPUs are not there yet"),
+        ("objective.loss=aot", "is not there yet"),
+        ("objective.loss={sigmoid = 1, aot_unpaired = 1}", "is not there yet"),
+    ];
+    for (set, expected) in cases {
+        let text = refusal(EXAMPLE, &[set]);
+        assert!(text.contains(expected), "{set}: {text}");
+    }
+    assert_eq!(set(&["compute.devices=cpu:1"]).compute.devices, Devices::Cpu(1));
+    for nonsense in ["cuda:x", "cpu:0", "cpu:1000", "cpu:1,2"] {
+        let text = refusal(EXAMPLE, &[&format!("compute.devices={nonsense}")]);
+        assert!(text.contains("expected \"auto\", \"cpu\""), "{text}");
+    }
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let both = refusal(&changed("steps = 20 ", "epochs = 1\nsteps = 20 "), &[]);
+    assert_eq!(both, "run.toml:19: `train.epochs`: `train.steps` is given too; remove one of the two");
+    let cases: [(&[&str], &str); 14] = [
+        (
+            &["compute.devices=cpu:4", "compute.engine=nccl"],
+            "devices = \"cpu:4\" are threads, and NCCL is for ranks that are processes",
+        ),
+        (&["compute.devices=cpu:2", "compute.engine=gloo"], "Gloo is for ranks that are processes"),
+        (&["train.epochs=1", "train.steps=2"], "`train.steps` is given too"),
+        (&["method=sft"], "under method = \"sft\" the only loss is \"sft\""),
+        (&["method=sft", "objective.loss=sft"], "no meaning under method = \"sft\""),
+        (&["objective.reference_free=true"], "leaves the reference unused"),
+        (&["reference.kind=none"], "needs objective.reference_free = true"),
+        (&["objective.loss=hinge", "objective.label_smoothing=0.1"], "hinge does not use it"),
+        (&["objective.discopop_tau=0.1"], "only the loss \"discopop\" has it"),
+        (&["objective.f_alpha_divergence_coef=0.3"], "only f_divergence_type = \"alpha_divergence\" has it"),
+        (
+            &["objective.loss=bco_pair", "objective.f_divergence_type=forward_kl"],
+            "\"bco_pair\" is derived for",
+        ),
+        (&["method=sft", "objective.loss=sft", "objective.f_divergence_type=forward_kl"], "no meaning under"),
+        (&["train.alpha=0.9"], "`alpha` belongs to \"rmsprop\""),
+        (&["train.optimizer=rmsprop", "train.betas=[0.9, 0.99]"], "`betas` belong to \"adamw\""),
+    ];
+    for (overrides, expected) in cases {
+        let text = refusal(EXAMPLE, overrides);
+        assert!(text.contains(expected), "{overrides:?}: {text}");
+    }
+    let sft = refusal(&format!("{SMALL_SFT}\n[reference]\nkind = \"precompute\""), &[]);
+    assert!(sft.contains("method = \"sft\" has no reference"), "{sft}");
+    let unused = refusal(EXAMPLE, &["reference.kind=none", "objective.reference_free=true"]);
+    assert!(unused.contains("a reference model is given, but there is no reference"), "{unused}");
+}
+
+#[test]
+fn a_model_inside_the_runs_own_output_is_refused() {
+    for (key, value) in
+        [("model", "r/final"), ("reference.model", "r/final/"), ("weights", "r/checkpoints/policy.pt")]
+    {
+        let text = refusal(EXAMPLE, &["output=r", &format!("{key}={value}")]);
+        assert!(text.starts_with(&format!("run.toml: `{key}`: it lies in what this run writes")), "{text}");
+    }
+    // A sibling run's result is the ordinary case.
+    assert!(set(&["output=r", "model=r2/final"]).model.ends_with("r2/final"));
+}
+
+#[test]
+fn label_smoothing_is_held_to_what_each_loss_can_take() {
+    let half = refusal(EXAMPLE, &["objective.loss=robust", "objective.label_smoothing=0.5"]);
+    assert!(half.contains("[0, 0.5)"), "{half}");
+    let missing = refusal(EXAMPLE, &["objective.loss=exo_pair"]);
+    assert!(missing.contains("`objective.label_smoothing` is missing"), "{missing}");
+    let zero = refusal(EXAMPLE, &["objective.loss=exo_pair", "objective.label_smoothing=0"]);
+    assert!(zero.contains("(0, 1)"), "{zero}");
+    assert_eq!(set(&["objective.label_smoothing=0.5"]).objective.label_smoothing, 0.5);
+}
+
+#[test]
+fn an_override_that_is_not_key_value_is_refused() {
+    let cases = [
+        ("train", "expected key=value"),
+        ("=3", "is not a dotted key"),
+        ("train..steps=3", "is not a dotted key"),
+        ("seed.x=1", "is a value, not a table"),
+        ("train.betas=[0.9", "not valid TOML"),
+    ];
+    for (set, expected) in cases {
+        let text = refusal(EXAMPLE, &[set]);
+        assert!(text.starts_with(&format!("--set {set}: ")) && text.contains(expected), "{set}: {text}");
+    }
+}
