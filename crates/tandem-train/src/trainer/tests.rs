@@ -14,6 +14,7 @@ use super::*;
 use crate::checkpoint::Checkpoint;
 use crate::disk::{Disk, DiskFile, RealDisk};
 use crate::events::Silent;
+use crate::run_dir::Start;
 use crate::{Fault, Observer};
 
 /// Longer than anything here takes: a test that hangs fails instead.

@@ -1,0 +1,144 @@
+//! From a config to a run that is ready: everything is opened and checked, planned, and loaded.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tandem_comm::{Group, Phase, Reduction};
+
+use super::{Files, Trainer};
+use crate::checkpoint::Cursor;
+use crate::config::Config;
+use crate::events::{Event, Observer};
+use crate::homes::Homes;
+use crate::mesh::Mesh;
+use crate::metrics::{MetricsFile, Split};
+use crate::plan::device::DeviceTable;
+use crate::plan::{self, Outline, Plan};
+use crate::prepare::{Prepared, partition};
+use crate::run_dir::{RunDir, Start};
+use crate::saver::Saver;
+use crate::step::{Learner, Scorer};
+use crate::{Result, TrainError, reference, resume, size, snapshot};
+
+impl Trainer {
+    /// [`Trainer::on_rank`], alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn new(config: Config, start: Start, observer: &mut dyn Observer) -> Result<Self> {
+        Self::on_rank(config, start, Group::alone(), observer)
+    }
+
+    /// Opens everything, checks it, plans, and loads weights: from the model, or from the newest checkpoint.
+    /// Nothing is written into the run folder before all of the user's input has been checked.
+    ///
+    /// # Errors
+    /// If an input is missing or wrong, the run folder is in use, memory does not suffice, or another rank failed.
+    pub fn on_rank(config: Config, start: Start, group: Group, observer: &mut dyn Observer) -> Result<Self> {
+        let progress = group.progress().clone();
+        let mut mesh = Mesh::new(group, &config.compute)?;
+        let group = mesh.world();
+        let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
+        // The first rank tokenises; the others find the tokens in the cache.
+        if run_dir.is_none() {
+            progress.enter(Phase::Wait);
+            group.barrier()?;
+        }
+        progress.enter(Phase::Tokenize);
+        let prepared = Prepared::open(&config, observer)?;
+        if run_dir.is_some() {
+            group.barrier()?;
+        }
+        let plan = Plan::make(&config, &prepared, group.rank(), group.size())?;
+        observer.event(&Event::Plan(&plan));
+        let earlier = match &run_dir {
+            Some(run_dir) if start == Start::Resume => resume::saved_config(run_dir)?,
+            _ => None,
+        };
+
+        refuse_too_large(&config, &prepared, &plan, group)?;
+
+        progress.enter(Phase::Reference);
+        let homes = Homes::open(&config, plan.needs(), plan.room, mesh.world().rank())?;
+        let splits = [Split::Train, Split::Eval];
+        let (policy, reference) = reference::load(&config, &prepared, &homes, &mut mesh, &splits, observer)?;
+        progress.enter(Phase::Load);
+        let decoder = &mesh.part(&prepared.decoder)?;
+        let shard = mesh.shard();
+        let partition = Arc::new(partition(&config, decoder, shard.rank(), shard.size()));
+        let mut learner = Learner::new(&config, decoder, &homes, &mut mesh, partition)?;
+        let mut scorer = Scorer::new(&config, homes, decoder.clone(), policy, reference);
+        scorer.progress = progress;
+
+        let (mut cursor, mut resumed_from) = (Cursor::default(), None);
+        let newest = match &run_dir {
+            Some(run_dir) => resume::newest_checkpoint(run_dir, start, observer)?,
+            None => None,
+        };
+        if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
+            let data_hash = prepared.train.content_hash().to_string();
+            let Scorer { policy, reference, homes, .. } = &mut scorer;
+            let mut follower = reference.follower();
+            let optimizer = &mut learner.optimizer;
+            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
+            policy.refresh(&homes.device)?;
+            follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
+            cursor = checkpoint.cursor().clone();
+            resumed_from = Some(checkpoint.path().to_path_buf());
+            resume::warn_of_changes(&config, earlier.as_ref(), observer);
+        }
+        // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
+        let files = match run_dir {
+            None => None,
+            Some(run_dir) => {
+                run_dir.begin(&config, &format!("{:#}\n", plan.to_json()))?;
+                let open = |path: &Path| match &resumed_from {
+                    Some(_) => MetricsFile::resume(path, cursor.step),
+                    None => MetricsFile::create(path),
+                };
+                let metrics = open(&run_dir.metrics_path())?;
+                let rows = config.train.record_rows.then(|| open(&run_dir.rows_path())).transpose()?;
+                Some(Files { _run_dir: run_dir, metrics, rows })
+            }
+        };
+        let saver = Saver::new(&config, decoder, &mut mesh, learner.snapshot.take());
+        let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
+        Ok(Self {
+            batches: prepared.batches(&config),
+            batcher: prepared.batcher(&config),
+            schedule: config.train.schedule(total_steps),
+            saved: resumed_from.clone().map(|path| (cursor.step, Some(path))),
+            seconds_before: cursor.seconds,
+            started: Instant::now(),
+            config,
+            mesh,
+            prepared,
+            saver,
+            files,
+            scorer,
+            learner,
+            cursor,
+            resumed_from,
+        })
+    }
+}
+
+/// Refuses a run of which a rank needs more than `compute.memory`: all ranks alike, before anything is loaded.
+fn refuse_too_large(config: &Config, prepared: &Prepared, plan: &Plan, group: &mut Group) -> Result<()> {
+    let Some(cap) = config.compute.memory else { return Ok(()) };
+    let mut needed = [plan.ram_bytes() as f64];
+    if group.size() > 1 {
+        group.all_reduce(&mut needed, Reduction::Max)?;
+    }
+    if needed[0] <= cap as f64 {
+        return Ok(());
+    }
+    let (needed, cap) = (size::in_words(needed[0] as u64), size::in_words(cap));
+    let mut story = format!("a rank needs {needed}, and compute.memory allows {cap}; nothing was loaded");
+    if group.rank() == 0 {
+        let table = DeviceTable::built_in();
+        story += &plan::story(config, &Outline::of(prepared), group.size(), table.find("cpu")?)?;
+    }
+    Err(TrainError::TooLarge { story })
+}
