@@ -67,6 +67,20 @@ fn sft_trains_and_continues_into_dpo() {
     shop.run(&["train", "dpo.toml", "--set", "model=sft/final"]).expect(0);
 }
 
+/// Scores that other instructions left are not the policy's: its first margin would be the difference of roundings.
+#[test]
+fn a_precomputed_reference_is_kept_by_the_instructions_that_computed_it() {
+    let shop = Workshop::new();
+    for isa in ["portable", "highest"] {
+        let mut train = shop.command(&["train", "dpo.toml", "--set", "compute.dtype=bf16", "--overwrite"]);
+        if isa == "portable" {
+            train.env("TANDEM_ISA", isa);
+        }
+        assert!(train.output().unwrap().status.success(), "{isa}");
+        assert_eq!(shop.metrics("run")[0]["rewards/margins"], 0.0, "{isa}");
+    }
+}
+
 #[test]
 fn eval_prints_the_metrics_of_the_held_out_rows() {
     let shop = Workshop::new();

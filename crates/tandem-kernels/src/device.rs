@@ -37,6 +37,17 @@ impl Device {
         Ok(Self::Cpu(Arc::new(Cpu::new(threads, Arena::new(capacity)?, isa.require()?)?)))
     }
 
+    /// What the last bits of results depend on, beside the operands: the instructions, and what is computed with them. Numbers
+    /// that are kept to be compared with others to the bit are kept under this name.
+    pub fn arithmetic(&self) -> String {
+        /// Raised with every change of a kernel after which it rounds or sums in another way.
+        const REVISION: u32 = 2;
+        match self {
+            Self::Cpu(cpu) => format!("{} {REVISION}", cpu.isa().name()),
+            Self::Meta(_) => "none".to_owned(),
+        }
+    }
+
     /// A device for dry runs.
     pub fn meta() -> Self {
         Self::Meta(Arc::new(Ledger::default()))

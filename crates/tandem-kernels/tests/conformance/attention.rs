@@ -235,6 +235,29 @@ fn windows_cross_segment_borders() {
     check("window in a long sequence", &forest(&[(400, None)]), &shape, 1.0);
 }
 
+/// Micro-batches put trees together in any order, and rank by rank differently.
+#[test]
+fn the_bits_of_a_tree_do_not_depend_on_its_neighbours() {
+    let alone = forest(&[(150, None), (70, Some(0)), (33, Some(0))]);
+    let among = forest(&[(40, None), (7, Some(0)), (150, None), (70, Some(2)), (33, Some(2)), (100, None)]);
+    let (own, all, skip) = (alone.num_tokens(), among.num_tokens(), 47);
+    for (isa, dtype, _) in cases() {
+        for shape in [plain(4, 2, 64), plain(2, 1, 20)] {
+            let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+            let mut random = Random(5);
+            let (qkv, d_out) = (random.matrix(all, q + 2 * kv, dtype), random.matrix(all, q, dtype));
+            let rows = |m: &Matrix| m.rows(skip, own);
+            let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
+            let whole = run(&device, &qkv, &d_out, &among, &shape, dtype);
+            let part = run(&device, &rows(&qkv), &rows(&d_out), &alone, &shape, dtype);
+            // Of keys and values a few trees are summed in parts.
+            for (what, (whole, part)) in ["out", "lse", "dq"].iter().zip(whole.iter().zip(&part)) {
+                assert!(rows(whole) == *part, "{what} of {shape:?} {dtype} {isa:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn softcap() {
     let shape = AttentionShape { softcap: Some(5.0), ..plain(4, 2, 16) };

@@ -84,6 +84,12 @@ impl Matrix {
         Self { rows: self.rows, cols, data }
     }
 
+    /// Some rows.
+    pub fn rows(&self, start: usize, rows: usize) -> Self {
+        let data = self.data[start * self.cols..(start + rows) * self.cols].to_vec();
+        Self { rows, cols: self.cols, data }
+    }
+
     /// A tensor with these numbers.
     pub fn tensor(&self, device: &Device, dtype: DType) -> Tensor {
         let mut tensor = device.alloc(Kind::Scratch, self.rows, self.cols, dtype).expect("memory");

@@ -67,6 +67,8 @@ impl Precompute<'_> {
                 key.update(format.name().as_bytes());
                 key.update(cache.content_hash().as_bytes());
                 key.update(compute_type(self.config).name().as_bytes());
+                // Else the policy would differ from itself in the first step, where another machine or version left the scores.
+                key.update(self.homes.device.arithmetic().as_bytes());
                 self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)
             }
             _ => Ok(None),
