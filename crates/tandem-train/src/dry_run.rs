@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tandem_comm::{Call, recorder};
 use tandem_kernels::Kind;
-use tandem_model::{ModelFolder, Room, Streams, WeightSource};
+use tandem_model::{ModelFolder, Streams, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
-use crate::homes::Homes;
+use crate::homes::{Homes, Rooms};
 use crate::mesh::Mesh;
 use crate::micro_batch::MicroBatch;
 use crate::plan::Outline;
@@ -89,7 +89,7 @@ pub fn calls(
     let share = batcher.share(&prepared.train, batches.rows(0), data_rank, data_size);
     let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
     let (mut scorer, mut learner) =
-        load(config, &Outline::of(prepared), &Homes::meta(&config.compute, Room::default()), &mut mesh)?;
+        load(config, &Outline::of(prepared), &Homes::meta(&config.compute, Rooms::default()), &mut mesh)?;
     scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
     Ok(log.take())
 }

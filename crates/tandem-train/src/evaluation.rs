@@ -4,12 +4,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use tandem_data::token_cache::TokenCache;
-use tandem_model::Room;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{ComputeConfig, Config, Devices};
 use crate::events::{Event, Observer};
-use crate::homes::Homes;
+use crate::homes::{Homes, Rooms};
 use crate::mesh::Mesh;
 use crate::metrics::{Record, Split};
 use crate::micro_batch::MicroBatcher;
@@ -40,7 +39,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let prepared = Prepared::open(config, observer)?;
     let needs = plan::evaluation::needs(config, &prepared)?;
     plan::evaluation::refuse_too_large(config, needs)?;
-    let homes = Homes::open(config, needs, Room::default(), 0)?;
+    let homes = Homes::open(config, needs, Rooms::default(), 0)?;
     let mut mesh = Mesh::alone();
     let (mut policy, mut reference) =
         reference::load(config, &prepared, &homes, &mut mesh, &[Split::Eval], observer)?;

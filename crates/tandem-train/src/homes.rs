@@ -39,6 +39,17 @@ impl Offload {
         [("none", Self::None), ("host", Self::Host), ("nvme", Self::Nvme)];
 }
 
+/// What every micro-batch of a pass takes memory for: the most tokens and the most scored rows of any of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rooms {
+    /// Of steps.
+    pub train: Room,
+    /// Of evaluations.
+    pub evaluation: Room,
+    /// Of the pass that precomputes the reference.
+    pub reference: Room,
+}
+
 /// The memories of a rank.
 #[derive(Clone)]
 pub struct Homes {
@@ -49,7 +60,7 @@ pub struct Homes {
     /// A file, if something is kept there.
     file: Option<Device>,
     /// What every micro-batch takes memory for.
-    pub room: Room,
+    pub rooms: Rooms,
     offload: Offload,
     offloads_activations: bool,
 }
@@ -60,7 +71,7 @@ impl Homes {
     ///
     /// # Errors
     /// If the operating system refuses threads, address space or the file, or the disk has no room.
-    pub fn open(config: &Config, needs: Needs, room: Room, rank: usize) -> Result<Self> {
+    pub fn open(config: &Config, needs: Needs, rooms: Rooms, rank: usize) -> Result<Self> {
         let compute = &config.compute;
         // What is touched is what the plan says; the rest of the address space is room for what it does not foresee. With a cap
         // there is none, wherever it lies.
@@ -70,7 +81,7 @@ impl Homes {
         };
         let device = Device::cpu(crate::prepare::threads(config), capacity(needs.arena))?;
         device.reserve(needs.arena);
-        let mut homes = Self::new(device, compute, room);
+        let mut homes = Self::new(device, compute, rooms);
         if uses_host(compute) {
             // An evaluation may need none, and no memory is no memory that the system gives.
             let host = homes.device.with_memory(capacity(needs.host).max(1))?;
@@ -84,8 +95,8 @@ impl Homes {
     }
 
     /// Memories of a dry run.
-    pub fn meta(compute: &ComputeConfig, room: Room) -> Self {
-        let mut homes = Self::new(Device::meta(), compute, room);
+    pub fn meta(compute: &ComputeConfig, rooms: Rooms) -> Self {
+        let mut homes = Self::new(Device::meta(), compute, rooms);
         homes.host = uses_host(compute).then(Device::meta);
         homes.file = (compute.offload == Offload::Nvme).then(Device::meta);
         homes
@@ -93,13 +104,13 @@ impl Homes {
 
     /// One memory for everything.
     pub fn all_in(device: Device) -> Self {
-        let (host, file, room) = (None, None, Room::default());
-        Self { device, host, file, room, offload: Offload::None, offloads_activations: false }
+        let (host, file, rooms) = (None, None, Rooms::default());
+        Self { device, host, file, rooms, offload: Offload::None, offloads_activations: false }
     }
 
-    fn new(device: Device, compute: &ComputeConfig, room: Room) -> Self {
+    fn new(device: Device, compute: &ComputeConfig, rooms: Rooms) -> Self {
         let (offload, offloads_activations) = (compute.offload, compute.offload_activations);
-        Self { room, offload, offloads_activations, ..Self::all_in(device) }
+        Self { rooms, offload, offloads_activations, ..Self::all_in(device) }
     }
 
     /// Whether weights and states lie elsewhere than where layers are computed.

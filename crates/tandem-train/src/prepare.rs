@@ -280,7 +280,7 @@ pub fn checkpointing(config: &Config) -> Checkpointing {
     }
 }
 
-/// A walk as the config asks for; `split` as in [`Walk`].
+/// A walk as the config asks for, in the pass that precomputes the reference; `split` as in [`Walk`].
 pub fn to_walk<'a>(
     config: &Config,
     decoder: &'a Decoder,
@@ -288,5 +288,5 @@ pub fn to_walk<'a>(
     split: Option<&'a dyn tandem_model::Split>,
 ) -> Walk<'a> {
     let walk = Walk::new(decoder, &homes.device, compute_type(config), checkpointing(config));
-    Walk { split, room: homes.room, ..walk }
+    Walk { split, room: homes.rooms.reference, ..walk }
 }

@@ -275,7 +275,7 @@ impl Scorer {
         let walk = Walk {
             split: mesh.split(),
             host: homes.activations(),
-            room: homes.room,
+            room: if derivative.is_some() { homes.rooms.train } else { homes.rooms.evaluation },
             ..Walk::new(decoder, &homes.device, *dtype, *checkpointing)
         };
         let walk = StagedWalk { walk, stages: mesh.stages() };
@@ -336,7 +336,7 @@ impl Scorer {
         let walk = Walk {
             split: mesh.split(),
             host: homes.activations(),
-            room: homes.room,
+            room: homes.rooms.train,
             ..Walk::new(decoder, &homes.device, *dtype, *checkpointing)
         };
         let walk = Walk { dropout: Some(dropout), ..walk };

@@ -1,11 +1,9 @@
 //! What an evaluation by itself takes: a policy, a reference and forward passes over the held-out rows; no gradients, no optimiser.
 
-use tandem_model::Room;
-
 use super::{Needs, Outline, Phase};
 use crate::config::{Config, ReferenceKind};
 use crate::evaluation::evaluation_record;
-use crate::homes::Homes;
+use crate::homes::{Homes, Rooms};
 use crate::mesh::Mesh;
 use crate::prepare::Prepared;
 use crate::{Result, TrainError, dry_run, size};
@@ -23,14 +21,14 @@ pub fn needs(config: &Config, prepared: &Prepared) -> Result<Needs> {
     let (outline, mut batcher) = (Outline::of(prepared), prepared.batcher(config));
     let mut phases = Vec::new();
     if config.reference.kind == ReferenceKind::Precompute {
-        let homes = Homes::meta(&config.compute, Room::default());
+        let homes = Homes::meta(&config.compute, Rooms::default());
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, 0, 1);
         let mut batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         dry_run::reference_pass(config, &outline, &homes, &mut Mesh::alone(), &mut batches, false)?;
         phases.push(Phase::of("reference", &homes, 0.0));
     }
-    let (homes, mut mesh) = (Homes::meta(&config.compute, Room::default()), Mesh::alone());
+    let (homes, mut mesh) = (Homes::meta(&config.compute, Rooms::default()), Mesh::alone());
     let mut scorer = dry_run::scorer(config, &outline, &homes, &mut mesh)?;
     evaluation_record(&mut scorer, &mut mesh, &mut batcher, cache, 0)?;
     phases.push(Phase::of("evaluate", &homes, 0.0));

@@ -1,9 +1,10 @@
-//! Which micro-batches of a run take most memory: found from counts of their rows, without building them.
+//! Which micro-batches of a pass take most memory: found from counts of their rows, without building them.
 
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::MANY_TREES;
 use tandem_model::Room;
 
+use super::survey::Pass;
 use crate::Result;
 use crate::micro_batch::{MicroBatch, MicroBatcher};
 
@@ -47,7 +48,7 @@ type Found<'a> = Option<(Counts, &'a TokenCache, Vec<u32>)>;
 /// The largest micro-batches so far.
 #[derive(Default)]
 pub(super) struct Largest<'a> {
-    pub(super) room: Room,
+    room: Room,
     /// By the number of trees, up to [`MANY_TREES`]: with fewer, attention's backward divides the work of each, and takes memory
     /// for each part.
     of_trees: [Found<'a>; MANY_TREES + 1],
@@ -71,9 +72,21 @@ impl<'a> Largest<'a> {
         }
     }
 
-    /// As [`super::survey::Survey::largest`].
-    pub(super) fn build(self, batcher: &mut MicroBatcher) -> Result<Vec<MicroBatch>> {
-        let Self { of_trees, scored, unscored, .. } = self;
+    /// Considers the micro-batches of all rows of a data set as they stand.
+    pub(super) fn consider_all(
+        &mut self,
+        batcher: &mut MicroBatcher,
+        cache: &'a TokenCache,
+        counts: &[Counts],
+    ) {
+        let rows: Vec<u32> = (0..counts.len() as u32).collect();
+        for range in batcher.cut(cache, &rows) {
+            self.consider(counts[range.clone()].iter().copied().sum(), cache, &rows[range]);
+        }
+    }
+
+    pub(super) fn build(self, batcher: &mut MicroBatcher) -> Result<Pass> {
+        let Self { room, of_trees, scored, unscored } = self;
         let mut most = 0;
         // One with more tokens and fewer trees takes more than this.
         let front = of_trees.into_iter().flatten().filter(|(counts, ..)| {
@@ -84,6 +97,7 @@ impl<'a> Largest<'a> {
         let mut all: Vec<_> = front.collect();
         all.reverse();
         all.extend(scored.into_iter().chain(unscored));
-        all.into_iter().map(|(_, cache, rows)| batcher.build(cache, &rows)).collect()
+        let build = |(_, cache, rows): (Counts, &'a TokenCache, Vec<u32>)| batcher.build(cache, &rows);
+        Ok(Pass { room, largest: all.into_iter().map(build).collect::<Result<_>>()? })
     }
 }

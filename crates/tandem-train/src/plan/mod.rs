@@ -31,13 +31,13 @@ use std::ops::Range;
 use tandem_comm::recorder;
 use tandem_kernels::meta::{Ledger, Moment};
 use tandem_kernels::{DType, MemoryUse};
-use tandem_model::{Room, Stage};
+use tandem_model::Stage;
 
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
 
 use crate::config::{ComputeConfig, Config, ReferenceKind};
-use crate::homes::Homes;
+use crate::homes::{Homes, Rooms};
 use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::pipeline::most_under_way;
@@ -70,8 +70,8 @@ pub struct Plan {
     pub stage: Stage,
     /// The blocks of that stage.
     pub blocks: Range<usize>,
-    /// What every micro-batch takes memory for: the most tokens and the most scored rows of any of the run.
-    pub room: Room,
+    /// What every micro-batch takes memory for.
+    pub rooms: Rooms,
     /// Micro-batches of which something is kept at a time.
     pub under_way: usize,
     /// Threads.
@@ -209,8 +209,8 @@ impl Plan {
             assumed: outline.assumed(),
             train_rows: outline.train_rows,
             eval_rows: outline.eval_rows.unwrap_or(0),
-            max_micro_batch_tokens: survey.room.tokens,
-            max_scored_rows: survey.room.scored,
+            max_micro_batch_tokens: survey.train.room.tokens,
+            max_scored_rows: survey.train.room.scored,
             micro_batch_tokens: survey.typical.forest.num_tokens(),
             sequence_tokens: survey.sequence_tokens,
             rows: survey.rows,
@@ -226,7 +226,7 @@ impl Plan {
             tensor,
             stage,
             blocks,
-            room: survey.room,
+            rooms: survey.rooms(),
             under_way,
             threads: threads(config),
             steps: match (config.train.length, data.assumed) {
@@ -303,8 +303,8 @@ struct Rehearsal<'a> {
 impl Rehearsal<'_> {
     /// The pass that precomputes the reference. What it had in memory is gone when the run loads its weights.
     fn reference(&mut self) -> Result<()> {
-        let homes = Homes::meta(&self.config.compute, self.survey.room);
-        let batches = &self.survey.largest;
+        let homes = Homes::meta(&self.config.compute, self.survey.rooms());
+        let batches = &self.survey.reference.largest;
         let mut mesh = Mesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
         let idles = self.config.compute.sharding == Sharding::Zero3 && mesh.data().size() > 1;
         let mut all = batches.iter().map(|batch| Ok(batch.clone()));
@@ -318,7 +318,7 @@ impl Rehearsal<'_> {
     /// costs.
     fn run(&mut self, turns: &[Turns]) -> Result<(Work, Work)> {
         let Self { config, outline, survey, .. } = *self;
-        let homes = Homes::meta(&config.compute, survey.room);
+        let homes = Homes::meta(&config.compute, survey.rooms());
         let (group, log) = recorder::group(self.rank, self.num_ranks);
         let mut mesh = Mesh::new(group, &config.compute)?;
         let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
@@ -327,7 +327,7 @@ impl Rehearsal<'_> {
         begin(&homes);
         let mut flops: f64 = 0.0;
         // Every micro-batch takes the same memory in the same order, but for what an operation takes while it runs.
-        for batch in &survey.largest {
+        for batch in &survey.train.largest {
             for turns in turns {
                 let before = total_flops(&homes);
                 step(&mut scorer, &mut learner, &mut mesh, batch, *turns)?;
@@ -341,11 +341,11 @@ impl Rehearsal<'_> {
         self.phases.push(Phase::of("save", &homes, 0.0));
 
         if self.outline.eval_rows.is_some() {
-            for batch in &survey.largest {
+            for batch in &survey.evaluation.largest {
                 homes.device.note(format_args!("evaluation"));
                 scorer.evaluate(&mut mesh, &Share::of(batch, 1), &mut |_| Ok(batch.clone()))?;
             }
-            let flops = total_flops(&homes) / survey.largest.len() as f64;
+            let flops = total_flops(&homes) / survey.evaluation.largest.len() as f64;
             if turns.iter().any(|turns| turns.own < turns.all) {
                 let share = Share { mine: Vec::new(), ..Share::of(&survey.typical, 1) };
                 scorer.evaluate(&mut mesh, &share, &mut |_| Ok(survey.typical.clone()))?;

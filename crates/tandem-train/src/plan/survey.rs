@@ -10,6 +10,7 @@ use tandem_model::{Decoder, ModelFolder, Room, Stage};
 
 use super::largest::{Counts, Largest};
 use crate::config::{Config, Method, MicroBatch as Size, Order, ReferenceKind};
+use crate::homes::Rooms;
 use crate::micro_batch::{MicroBatch, deal};
 use crate::prepare::Prepared;
 use crate::{Result, TrainError};
@@ -45,15 +46,26 @@ pub struct Assumed {
     pub scored: Option<usize>,
 }
 
+/// What is known of the micro-batches of a pass over rows.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    /// The most tokens, and the most scored rows, of any of them.
+    pub room: Room,
+    /// Those of which some operation takes more memory while it runs than of any other: the one with most tokens first, then
+    /// those with most of few trees, the one with most scored rows, the largest with none.
+    pub largest: Vec<MicroBatch>,
+}
+
 /// What was found.
 #[derive(Debug)]
 pub struct Survey {
-    /// The most tokens, and the most scored rows, of any micro-batch of the run.
-    pub room: Room,
-    /// Of the micro-batches of the run those of which some operation takes more memory while it runs than of any other: the one
-    /// with most tokens first, then those with most of few trees, the one with most scored rows, the largest with none.
-    pub largest: Vec<MicroBatch>,
-    /// One of the mean number of tokens.
+    /// Of all steps.
+    pub train: Pass,
+    /// Of an evaluation; empty without held-out rows.
+    pub evaluation: Pass,
+    /// Of the pass that precomputes the reference; empty without it.
+    pub reference: Pass,
+    /// One of the steps' with the mean number of tokens.
     pub typical: MicroBatch,
     /// Tokens of each micro-batch of every step; of an epoch, if all are alike.
     steps: Vec<Vec<usize>>,
@@ -163,7 +175,7 @@ impl<'a> Outline<'a> {
 /// Counts what the micro-batches of a run hold, one step after another, and builds some.
 fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
     let mut batcher = prepared.batcher(config);
-    let mut largest = Largest::default();
+    let [mut of_train, mut of_evaluation, mut of_reference] = [(); 3].map(|()| Largest::default());
     let mut batches = prepared.batches(config);
     let total = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
     let per_epoch = batches.steps_per_epoch();
@@ -182,7 +194,7 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
         for cut in batcher.cut(&prepared.train, rows) {
             let rows = &rows[cut];
             let counts: Counts = rows.iter().map(|&row| counts[row as usize]).sum();
-            largest.consider(counts, &prepared.train, rows);
+            of_train.consider(counts, &prepared.train, rows);
             tokens.push(counts.tokens);
             if step < measured {
                 sequence_tokens += counts.sequence_tokens;
@@ -192,17 +204,12 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
         steps.push(tokens);
     }
     // These passes go through the rows as they stand.
-    let mut pass = |cache, counts: &[Counts]| {
-        let rows: Vec<u32> = (0..counts.len() as u32).collect();
-        for range in batcher.cut(cache, &rows) {
-            largest.consider(counts[range.clone()].iter().copied().sum(), cache, &rows[range]);
-        }
-    };
+    let with_eval = prepared.eval.as_ref().zip(of_eval.as_deref());
+    with_eval.into_iter().for_each(|(eval, counts)| of_evaluation.consider_all(&mut batcher, eval, counts));
     if config.reference.kind == ReferenceKind::Precompute {
-        pass(&prepared.train, &counts);
-    }
-    if let Some((eval, counts)) = prepared.eval.as_ref().zip(of_eval.as_ref()) {
-        pass(eval, counts);
+        for (cache, counts) in std::iter::once((&prepared.train, &counts[..])).chain(with_eval) {
+            of_reference.consider_all(&mut batcher, cache, counts);
+        }
     }
     let typical = {
         let (step, cut) = typical(&steps[..measured as usize]);
@@ -212,8 +219,9 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
     };
     let per_step = |count: f64| count / measured as f64;
     Ok(Survey {
-        room: largest.room,
-        largest: largest.build(&mut batcher)?,
+        train: of_train.build(&mut batcher)?,
+        evaluation: of_evaluation.build(&mut batcher)?,
+        reference: of_reference.build(&mut batcher)?,
         typical,
         steps,
         measured: measured as usize,
@@ -287,9 +295,14 @@ impl Assumed {
             sequence_tokens,
         };
         let in_step = config.train.batch_size.div_ceil(rows);
-        Ok(Survey {
+        let pass = Pass {
             room: Room { tokens: num_tokens, scored: batch.forest.scored_rows().0.len() },
             largest: vec![batch.clone()],
+        };
+        Ok(Survey {
+            train: pass.clone(),
+            evaluation: pass.clone(),
+            reference: pass,
             typical: batch,
             steps: vec![vec![num_tokens; in_step]],
             measured: 1,
@@ -300,6 +313,12 @@ impl Assumed {
 }
 
 impl Survey {
+    /// What every micro-batch takes memory for.
+    pub fn rooms(&self) -> Rooms {
+        let Self { train, evaluation, reference, .. } = self;
+        Rooms { train: train.room, evaluation: evaluation.room, reference: reference.room }
+    }
+
     /// What a stage does in the steps of the run, as rank `data.0` of `data.1` of its data group: what leads to other
     /// places in memory. `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
     pub fn turns(&self, stage: Stage, data: (usize, usize), in_rounds: bool) -> Vec<Turns> {

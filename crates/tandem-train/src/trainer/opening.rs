@@ -60,7 +60,7 @@ impl Trainer {
         refuse_too_large(&config, &prepared, &plan, group)?;
 
         progress.enter(Phase::Reference);
-        let homes = Homes::open(&config, plan.needs(), plan.room, mesh.world().rank())?;
+        let homes = Homes::open(&config, plan.needs(), plan.rooms, mesh.world().rank())?;
         let splits = [Split::Train, Split::Eval];
         let (policy, reference) = reference::load(&config, &prepared, &homes, &mut mesh, &splits, observer)?;
         progress.enter(Phase::Load);

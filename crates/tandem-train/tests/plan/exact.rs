@@ -114,6 +114,24 @@ fn taken(config: &Config, ranks: usize) -> Vec<Memories> {
     })
 }
 
+/// The pass that precomputes the reference, and evaluations, cut all rows into micro-batches; a step has its own rows alone.
+#[test]
+fn other_passes_do_not_make_steps_larger() {
+    let small = Small::new("dpo");
+    let train = |settings: &[&str]| {
+        let config = small.config("run", &[&["train.batch_size=1", "train.steps=3"], settings].concat());
+        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let plan = Plan::make(&config, &prepared, 0, 1).unwrap();
+        let phase = |name: &str| plan.phases.iter().find(|phase| phase.name == name).unwrap().memory.peak;
+        (phase("train"), phase("evaluate"))
+    };
+    let eval = format!("data.eval={}", small.config("any", &[]).data.train[0].path.display());
+    let (steps, evaluation) = train(&[&eval, "train.micro_batch_size=1"]);
+    let (same, larger) = train(&[&eval, "train.micro_batch_tokens=4096"]);
+    assert_eq!(same, steps);
+    assert!(larger > evaluation, "{larger} {evaluation}");
+}
+
 #[test]
 fn no_run_takes_more_than_was_planned() {
     let small = Small::new("dpo");
