@@ -1,6 +1,6 @@
 //! Which vector instructions kernels use.
 
-use crate::{KernelError, Result};
+use crate::{DType, KernelError, Result};
 
 /// A level of vector instructions; each includes the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +30,11 @@ impl Isa {
             Self::Avx512Bf16 => "avx512bf16",
             Self::Amx => "amx",
         }
+    }
+
+    /// Whether numbers of this type go into tile registers as they are.
+    pub(crate) fn has_tiles_of(self, dtype: DType) -> bool {
+        self == Self::Amx && dtype == DType::Bf16
     }
 
     /// Whether this processor has it.

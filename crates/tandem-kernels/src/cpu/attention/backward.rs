@@ -7,7 +7,6 @@
 use std::ops::Range;
 
 use super::block::{Block, KEYS, Layout, Scores, blocks, pack, take};
-use super::on_tiles;
 use crate::cpu::elementary::exp;
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
@@ -91,7 +90,7 @@ pub(crate) fn backward(
     dv: ViewMut,
     mut sums: ViewMut,
 ) {
-    let on_tiles = on_tiles(cpu.isa(), q.dtype());
+    let on_tiles = cpu.isa().has_tiles_of(q.dtype());
     let layout = Layout::new(shape, on_tiles);
     let len = match on_tiles {
         #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,6 @@
 //! The forward pass: one task a block, with a running maximum and sum over its strips.
 
 use super::block::{Block, KEYS, Layout, Scores, blocks, pack, take};
-use super::on_tiles;
 use crate::cpu::elementary::exp;
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
@@ -38,7 +37,7 @@ pub(crate) fn forward(
     let mut tasks: Vec<Block> = blocks(forest, 0..forest.segments.len(), shape).collect();
     // Those that see most come first, so that none of them is left for the end.
     tasks.sort_by_key(|block| std::cmp::Reverse(block.first_position));
-    let on_tiles = on_tiles(cpu.isa(), q.dtype());
+    let on_tiles = cpu.isa().has_tiles_of(q.dtype());
     let layout = Layout::new(shape, on_tiles);
     let len = match on_tiles {
         #[cfg(target_arch = "x86_64")]

@@ -19,11 +19,3 @@ mod tiles;
 pub(crate) use backward::backward;
 pub(crate) use decode::decode;
 pub(crate) use forward::forward;
-
-use crate::DType;
-use crate::cpu::Isa;
-
-/// Whether the passes run on tile registers.
-fn on_tiles(isa: Isa, dtype: DType) -> bool {
-    isa == Isa::Amx && dtype == DType::Bf16
-}

@@ -59,10 +59,10 @@ pub(super) unsafe fn forward_block<E: Element>(
         for strip in block.strips(call.shape, layout) {
             let (tokens, keys, first) = (&mut tokens[..strip.keys], padded(strip.keys), strip.first_row);
             call.forest.path_rows(block.segment, strip.positions(), tokens);
-            gather::<E>(call.k, layout.key_rows(tokens, kv_head), layout, keys, k);
-            gather::<E>(call.v, layout.key_rows(tokens, kv_head), layout, keys, v);
-            interleave(keys, half, v, v_pairs);
-            transpose::<Avx512>(keys / 2, width, v_pairs.as_ptr(), v_across.as_mut_ptr());
+            for (from, to) in [(call.k, &mut *k), (call.v, &mut *v)] {
+                gather::<E>(from, layout.key_rows(tokens, kv_head), layout, keys, to);
+            }
+            turn(keys, half, v, v_pairs, v_across);
             let to = (scores.as_mut_ptr().add(first), rows);
             amx::product(
                 [keys, rows - first, width],
@@ -105,7 +105,7 @@ pub(super) fn backward_len(layout: &Layout) -> usize {
         + 4 * KEYS * width / 2
         + KEYS * width
         + 2 * KEYS * rows
-        + 3 * KEYS * rows / 2
+        + 2 * KEYS * rows / 2
         + 2 * rows
 }
 
@@ -132,7 +132,7 @@ pub(super) unsafe fn backward_block<E: Element>(
     let [k, v, k_pairs, k_across] = [(); 4].map(|()| take(KEYS * half));
     let d_key = take(KEYS * width);
     let [p, ds] = [(); 2].map(|()| take(KEYS * rows));
-    let [p_rows, ds_rows, ds_pairs] = [(); 3].map(|()| take(KEYS * rows / 2));
+    let [rounded, ds_pairs] = [(); 2].map(|()| take(KEYS * rows / 2));
     let [log_sum_exp, mean] = [(); 2].map(|()| take(rows));
     let factor = Scores::new(call.shape);
     dq.fill(0.0);
@@ -151,10 +151,10 @@ pub(super) unsafe fn backward_block<E: Element>(
         for strip in block.strips(call.shape, layout) {
             let (tokens, keys, first) = (&mut tokens[..strip.keys], padded(strip.keys), strip.first_row);
             call.forest.path_rows(block.segment, strip.positions(), tokens);
-            gather::<E>(call.k, layout.key_rows(tokens, kv_head), layout, keys, k);
-            gather::<E>(call.v, layout.key_rows(tokens, kv_head), layout, keys, v);
-            interleave(keys, half, k, k_pairs);
-            transpose::<Avx512>(keys / 2, width, k_pairs.as_ptr(), k_across.as_mut_ptr());
+            for (from, to) in [(call.k, &mut *k), (call.v, &mut *v)] {
+                gather::<E>(from, layout.key_rows(tokens, kv_head), layout, keys, to);
+            }
+            turn(keys, half, k, k_pairs, k_across);
             for (left, right, to) in [(&*k, &*q_across, &mut *p), (&*v, &*d_out_across, &mut *ds)] {
                 let (left, right) = ((left.as_ptr(), half), (right.as_ptr().add(first), rows));
                 let to = (to.as_mut_ptr().add(first), rows);
@@ -167,10 +167,9 @@ pub(super) unsafe fn backward_block<E: Element>(
             let (left, right) = ((k_across.as_ptr(), keys / 2), (ds_pairs.as_ptr().add(first), rows));
             let to = (dq.as_mut_ptr().add(first), rows);
             amx::product([width, rows - first, keys], left, right, to, true);
-            for (scores, rounded, right, sum, scale) in [
-                (&*ds, &mut *ds_rows, &*q_pairs, &call.dk, call.shape.scale),
-                (&*p, &mut *p_rows, &*d_out_pairs, &call.dv, 1.0),
-            ] {
+            for (scores, right, sum, scale) in
+                [(&*ds, &*q_pairs, &call.dk, call.shape.scale), (&*p, &*d_out_pairs, &call.dv, 1.0)]
+            {
                 round_rows(strip.keys, first, rows, scores, rounded);
                 let left = (rounded.as_ptr().add(first / 2), rows / 2);
                 let right = (right.as_ptr().add(first / 2 * width), width);
@@ -227,6 +226,16 @@ unsafe fn interleave(rows: usize, half: usize, from: &[f32], to: &mut [f32]) {
                 }
             }
         }
+    }
+}
+
+/// From rows of bf16 `[rows, 2 · half]`, by way of pairs, to rows across `[2 · half, rows]`.
+#[inline(always)]
+unsafe fn turn(rows: usize, half: usize, from: &[f32], pairs: &mut [f32], across: &mut [f32]) {
+    // SAFETY: rows and columns are multiples of 32; the caller's promise.
+    unsafe {
+        interleave(rows, half, from, pairs);
+        transpose::<Avx512>(rows / 2, 2 * half, pairs.as_ptr(), across.as_mut_ptr());
     }
 }
 

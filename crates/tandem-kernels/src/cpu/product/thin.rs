@@ -55,11 +55,13 @@ impl Short {
         let longest = match (a, of_pairs) {
             (_, false) => LONGEST,
             #[cfg(target_arch = "x86_64")]
-            (false, true) if on_tiles(isa, product) => {
+            (false, true) if isa.has_tiles_of(product.a.dtype()) => {
                 let is_short = n <= LONGEST_ON_TILES && n < k && thin_tiles::projects(product);
                 return is_short.then_some(Self::Columns);
             }
-            (true, true) if on_tiles(isa, product) => LONGEST_ON_TILES.min((m.max(n) / 2).max(1)),
+            (true, true) if isa.has_tiles_of(product.a.dtype()) => {
+                LONGEST_ON_TILES.min((m.max(n) / 2).max(1))
+            }
             (true, true) => LONGEST_OF_PAIRS,
             (false, true) => return None,
         };
@@ -73,11 +75,6 @@ impl Short {
     }
 }
 
-/// Whether the product is one for tile registers.
-fn on_tiles(isa: Isa, product: &Product) -> bool {
-    isa == Isa::Amx && product.a.dtype() == DType::Bf16
-}
-
 /// Computes `product` if one of its dimensions is short; says whether it did. A second pair of factors, which is a product of its
 /// own then, leaves its bits if it is zero, as everywhere.
 pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
@@ -85,7 +82,7 @@ pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
         Short::Depth => expand::<E, C>(cpu, product),
         #[cfg(target_arch = "x86_64")]
-        Short::Columns if on_tiles(cpu.isa(), product) => thin_tiles::project::<C>(cpu, product),
+        Short::Columns if cpu.isa().has_tiles_of(product.a.dtype()) => thin_tiles::project::<C>(cpu, product),
         Short::Columns => project::<E, C>(cpu, product),
         Short::Rows { is_turned } => reduce::<E, C>(cpu, product, is_turned),
     }));
@@ -322,7 +319,7 @@ fn reduce<E: Element, C: Element>(cpu: &Cpu, product: &mut Product, is_turned: b
     let (short, long) = if is_turned { (product.b, product.a) } else { (product.a, product.b) };
     let accumulate = product.accumulate;
     let (r, n, k) = (short.rows(), long.rows(), short.depth());
-    let on_tiles = on_tiles(cpu.isa(), product);
+    let on_tiles = cpu.isa().has_tiles_of(product.a.dtype());
     let (packed, work) = match on_tiles {
         #[cfg(target_arch = "x86_64")]
         true => (
