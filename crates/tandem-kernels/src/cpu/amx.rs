@@ -90,18 +90,19 @@ pub(super) unsafe fn load((from, row): (*const f32, usize)) {
     }
 }
 
-/// Adds the products of 32 rows at `a` and 32 columns at `b`, of 32 elements each.
+/// Adds the products of 32 rows at `a` and 32 columns at `b`, of 32 elements each. Rows come past the first-level cache, which
+/// is left to the columns: a panel of both does not fit.
 #[inline(always)]
 pub(super) unsafe fn multiply((a, a_row): (*const f32, usize), (b, b_row): (*const f32, usize)) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
             "tileloadd tmm6, [{b} + {b_row}]",
-            "tileloadd tmm4, [{a} + {a_row}]",
+            "tileloaddt1 tmm4, [{a} + {a_row}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{b} + {b_row} + 64]",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{below} + {a_row}]",
+            "tileloaddt1 tmm5, [{below} + {a_row}]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
             a = in(reg) a,

@@ -18,7 +18,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::Operand;
-use super::kernel::{Kernel, MOST_COLUMNS, Out, Tile, prefetch};
+use super::kernel::{Add, Kernel, MOST_COLUMNS, Out, Tile, prefetch};
 use super::lanes::{Lanes, Rows};
 use crate::cpu::amx;
 use crate::cpu::vector::{Avx512, Vector};
@@ -42,7 +42,9 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
     const DEPTH: usize = 2;
     const WORDS: usize = PARTS;
     const GROUP: usize = SIDE;
-    const BLOCK: usize = if PARTS == 1 { 512 } else { 256 };
+    /// Of bf16, a panel of columns (32 KiB) stays in the first-level cache while rows pass it by; f32 does without passes over
+    /// the result instead.
+    const BLOCK: usize = 256;
 
     #[inline(always)]
     unsafe fn pack_rows(
@@ -111,11 +113,60 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
                 Out::F32(out) if tile.is_whole_and_alone(Self::ROWS, Self::COLUMNS) => {
                     amx::store(out, tile.out_stride);
                 }
-                _ => {
+                Out::F32(_) => {
                     amx::store(values.as_mut_ptr().cast(), MOST_COLUMNS);
                     tile.store::<Avx512>(values.as_ptr().cast());
                 }
+                Out::Bf16(out) => {
+                    amx::store(values.as_mut_ptr().cast(), MOST_COLUMNS);
+                    round(tile, values.as_ptr().cast(), out);
+                }
             }
+        }
+    }
+}
+
+/// [`Tile::store`] where the result is bf16: a row of 32 sums is rounded at once, to the nearest number, ties to even; below
+/// 2⁻¹²⁶ to zero. Every tile comes this way, whole or not, so that where tiles begin does not show in the bits.
+#[inline(always)]
+unsafe fn round(tile: &Tile, values: *const f32, out: *mut bf16) {
+    const { assert!(MOST_COLUMNS == 2 * SIDE) };
+    let cols = u32::MAX >> (2 * SIDE - tile.cols);
+    let [left, right] = [cols as u16, (cols >> SIDE) as u16];
+    // SAFETY: the caller's promise: what is masked out is not touched.
+    unsafe {
+        let bias = (!tile.bias.is_null()).then(|| {
+            (
+                _mm512_maskz_loadu_ps(left, tile.bias),
+                _mm512_maskz_loadu_ps(right, tile.bias.wrapping_add(SIDE)),
+            )
+        });
+        for row in 0..tile.rows {
+            let values = values.add(row * MOST_COLUMNS);
+            let (mut first, mut second) = (_mm512_loadu_ps(values), _mm512_loadu_ps(values.add(SIDE)));
+            let at = row * tile.add_stride;
+            match tile.add {
+                Add::Nothing => {}
+                Add::F32(add) => {
+                    let add = add.wrapping_add(at);
+                    first = _mm512_add_ps(first, _mm512_maskz_loadu_ps(left, add));
+                    second = _mm512_add_ps(second, _mm512_maskz_loadu_ps(right, add.wrapping_add(SIDE)));
+                }
+                Add::Bf16(add) => {
+                    let add = _mm512_maskz_loadu_epi16(cols, add.wrapping_add(at).cast());
+                    let [lower, upper] = [_mm512_castsi512_si256(add), _mm512_extracti64x4_epi64::<1>(add)]
+                        .map(|half| {
+                            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+                        });
+                    first = _mm512_add_ps(first, lower);
+                    second = _mm512_add_ps(second, upper);
+                }
+            }
+            if let Some((left, right)) = bias {
+                (first, second) = (_mm512_add_ps(first, left), _mm512_add_ps(second, right));
+            }
+            let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
+            _mm512_mask_storeu_epi16(out.add(row * tile.out_stride).cast(), cols, rounded);
         }
     }
 }
@@ -206,7 +257,36 @@ unsafe fn pack<const PARTS: usize>(
     unsafe {
         match source.dtype() {
             DType::F32 => pack_squares::<f32, PARTS>(source, rows, lanes, to, panel_stride, place),
+            DType::Bf16 if !source.is_transposed() && !place.by_lane => {
+                copy_rows(source, rows, lanes, to, panel_stride, place);
+            }
             DType::Bf16 => pack_squares::<bf16, PARTS>(source, rows, lanes, to, panel_stride, place),
+        }
+    }
+}
+
+/// [`pack`] where a line of a square is as it lies in memory: row by row, for memory is read fastest from one end to the other.
+#[inline(always)]
+unsafe fn copy_rows(
+    source: &Operand,
+    rows: Range<usize>,
+    lanes: Range<usize>,
+    to: *mut f32,
+    panel_stride: usize,
+    place: Place,
+) {
+    let (first, end) = (2 * lanes.start, source.depth().min(2 * lanes.end));
+    for row in 0..rows.len() {
+        let (panel, half, line) = (row / (2 * SIDE), row / SIDE % 2, row % SIDE);
+        // SAFETY: the row exists, and what is masked out is not read; the caller promises the room.
+        unsafe {
+            let from = source.pointer::<bf16>().add((rows.start + row) * source.stride());
+            let to = to.add(panel * panel_stride + half * place.half + line * place.line);
+            for (group, k) in (first..2 * lanes.end).step_by(REACH).enumerate() {
+                let there = u32::MAX >> (REACH - (end - k).min(REACH));
+                let pairs = _mm512_maskz_loadu_epi16(there, from.add(k).cast());
+                _mm512_storeu_epi32(to.add(group * place.group).cast(), pairs);
+            }
         }
     }
 }
@@ -340,12 +420,7 @@ impl Squares for bf16 {
         // SAFETY: the caller's promise.
         unsafe {
             match (is_transposed, place.by_lane) {
-                (false, false) => {
-                    for row in 0..SIDE {
-                        let pairs = _mm512_loadu_epi32(from.add(row * stride).cast());
-                        _mm512_storeu_epi32(to.add(row * place.line).cast(), pairs);
-                    }
-                }
+                (false, false) => unreachable!("such rows are copied whole"),
                 (false, true) => {
                     let rows = starts(from, stride);
                     for lane in (0..SIDE).step_by(4) {
