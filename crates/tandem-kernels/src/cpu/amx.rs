@@ -186,3 +186,10 @@ pub(super) unsafe fn pairs(first: __m512i, second: __m512i) -> [__m512i; 2] {
         })
     }
 }
+
+/// 32 numbers rounded to bf16: to the nearest one, ties to even; below 2⁻¹²⁶ to zero.
+#[inline(always)]
+pub(super) unsafe fn round([first, second]: [__m512; 2]) -> __m512i {
+    // SAFETY: the caller has the level; both types are 512 plain bits.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) }
+}

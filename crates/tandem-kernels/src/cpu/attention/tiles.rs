@@ -243,12 +243,7 @@ unsafe fn turn(rows: usize, half: usize, from: &[f32], pairs: &mut [f32], across
 #[inline(always)]
 unsafe fn round(from: *const f32) -> __m512i {
     // SAFETY: the caller's promise: 32 numbers at `from`, and the level.
-    unsafe {
-        std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(
-            _mm512_loadu_ps(from.add(16)),
-            _mm512_loadu_ps(from),
-        ))
-    }
+    unsafe { amx::round([_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16))]) }
 }
 
 /// From `[keys, rows]` f32 to rows of bf16, from row `first` on.

@@ -119,17 +119,17 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
                 }
                 Out::Bf16(out) => {
                     amx::store(values.as_mut_ptr().cast(), MOST_COLUMNS);
-                    round(tile, values.as_ptr().cast(), out);
+                    store_rounded(tile, values.as_ptr().cast(), out);
                 }
             }
         }
     }
 }
 
-/// [`Tile::store`] where the result is bf16: a row of 32 sums is rounded at once, to the nearest number, ties to even; below
-/// 2⁻¹²⁶ to zero. Every tile comes this way, whole or not, so that where tiles begin does not show in the bits.
+/// [`Tile::store`] where the result is bf16: a row of 32 sums is rounded at once, as [`amx::round`] does. Every tile comes this way,
+/// whole or not, so that where tiles begin does not show in the bits.
 #[inline(always)]
-unsafe fn round(tile: &Tile, values: *const f32, out: *mut bf16) {
+unsafe fn store_rounded(tile: &Tile, values: *const f32, out: *mut bf16) {
     const { assert!(MOST_COLUMNS == 2 * SIDE) };
     let cols = u32::MAX >> (2 * SIDE - tile.cols);
     let [left, right] = [cols as u16, (cols >> SIDE) as u16];
@@ -165,7 +165,7 @@ unsafe fn round(tile: &Tile, values: *const f32, out: *mut bf16) {
             if let Some((left, right)) = bias {
                 (first, second) = (_mm512_add_ps(first, left), _mm512_add_ps(second, right));
             }
-            let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
+            let rounded = amx::round([first, second]);
             _mm512_mask_storeu_epi16(out.add(row * tile.out_stride).cast(), cols, rounded);
         }
     }
@@ -257,36 +257,7 @@ unsafe fn pack<const PARTS: usize>(
     unsafe {
         match source.dtype() {
             DType::F32 => pack_squares::<f32, PARTS>(source, rows, lanes, to, panel_stride, place),
-            DType::Bf16 if !source.is_transposed() && !place.by_lane => {
-                copy_rows(source, rows, lanes, to, panel_stride, place);
-            }
             DType::Bf16 => pack_squares::<bf16, PARTS>(source, rows, lanes, to, panel_stride, place),
-        }
-    }
-}
-
-/// [`pack`] where a line of a square is as it lies in memory: row by row, for memory is read fastest from one end to the other.
-#[inline(always)]
-unsafe fn copy_rows(
-    source: &Operand,
-    rows: Range<usize>,
-    lanes: Range<usize>,
-    to: *mut f32,
-    panel_stride: usize,
-    place: Place,
-) {
-    let (first, end) = (2 * lanes.start, source.depth().min(2 * lanes.end));
-    for row in 0..rows.len() {
-        let (panel, half, line) = (row / (2 * SIDE), row / SIDE % 2, row % SIDE);
-        // SAFETY: the row exists, and what is masked out is not read; the caller promises the room.
-        unsafe {
-            let from = source.pointer::<bf16>().add((rows.start + row) * source.stride());
-            let to = to.add(panel * panel_stride + half * place.half + line * place.line);
-            for (group, k) in (first..2 * lanes.end).step_by(REACH).enumerate() {
-                let there = u32::MAX >> (REACH - (end - k).min(REACH));
-                let pairs = _mm512_maskz_loadu_epi16(there, from.add(k).cast());
-                _mm512_storeu_epi32(to.add(group * place.group).cast(), pairs);
-            }
         }
     }
 }
@@ -420,7 +391,12 @@ impl Squares for bf16 {
         // SAFETY: the caller's promise.
         unsafe {
             match (is_transposed, place.by_lane) {
-                (false, false) => unreachable!("such rows are copied whole"),
+                (false, false) => {
+                    for row in 0..SIDE {
+                        let pairs = _mm512_loadu_epi32(from.add(row * stride).cast());
+                        _mm512_storeu_epi32(to.add(row * place.line).cast(), pairs);
+                    }
+                }
                 (false, true) => {
                     let rows = starts(from, stride);
                     for lane in (0..SIDE).step_by(4) {
