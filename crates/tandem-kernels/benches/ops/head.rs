@@ -26,7 +26,7 @@ fn one(
     width: usize,
     dtype: DType,
 ) {
-    let [hidden, mut dhidden] = [(); 2].map(|()| bench.matrix(rows, width, dtype));
+    let [hidden, mut dhidden] = [dtype, DType::F32].map(|dtype| bench.matrix(rows, width, dtype));
     let w = bench.matrix(vocabulary, width, dtype);
     let mut dw = bench.matrix(vocabulary, width, DType::F32);
     let positions: Vec<u32> = (0..rows as u32).collect();

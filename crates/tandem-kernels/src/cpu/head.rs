@@ -1,4 +1,4 @@
-//! The head: chunks of logits, one pass over each row for its statistics or its gradient, and the products around it.
+//! The head: strips of logits, one pass over each row's part for its statistics or its gradient, and the products around it.
 
 use std::ops::Range;
 
@@ -7,13 +7,16 @@ use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
 use super::{Cpu, Operand, Product, Term, scratch};
 use crate::ops::{
-    ELSEWHERE, FIRST, HeadGradients, HeadParts, HeadShape, HeadWeights, LowRank, NOT_HERE, PASSED_OVER,
-    Targets,
+    FIRST, HeadGradients, HeadParts, HeadShape, HeadWeights, LowRank, NOT_HERE, PASSED_OVER, Targets,
 };
 use crate::{DType, Element, View, ViewMut, with_element};
 
-/// Logits that are summed in f32 before the sum is carried in f64.
-const RUN: usize = 4096;
+/// Logits that are summed in f32 before the sum is carried in f64, and columns of a strip: what a chunk's rows have of
+/// one lies in the second-level caches, from the product that writes it to the one that reads its gradient.
+const STRIP: usize = 1024;
+
+/// Rows that a thread takes of a strip at once.
+const ROWS: usize = 16;
 
 /// Indices of the predictions that rows `rows` are asked for.
 fn predictions_of(targets: &Targets, rows: Range<usize>) -> Range<usize> {
@@ -21,25 +24,56 @@ fn predictions_of(targets: &Targets, rows: Range<usize>) -> Range<usize> {
     before(rows.start)..before(rows.end)
 }
 
-/// `hidden weightᵀ + bias + h bᵀ` of a range of rows, before scale and softcap.
-fn multiply(cpu: &Cpu, hidden: View, weights: &HeadWeights, rows: Range<usize>, logits: ViewMut) {
+/// The parts that rows and tokens are walked in: chunks of rows, and of each chunk strips of the vocabulary.
+fn strips(
+    rows: usize,
+    chunk: usize,
+    vocabulary: usize,
+) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let cut = |len: usize, part: usize| {
+        (0..len).step_by(part.max(1)).map(move |start| start..len.min(start + part))
+    };
+    cut(rows, chunk).flat_map(move |rows| cut(vocabulary, STRIP).map(move |strip| (rows.clone(), strip)))
+}
+
+/// `hidden weightᵀ + bias + h bᵀ` of a range of rows and tokens, before scale and softcap.
+fn multiply(
+    cpu: &Cpu,
+    hidden: View,
+    weights: &HeadWeights,
+    rows: &Range<usize>,
+    strip: &Range<usize>,
+    logits: ViewMut,
+) {
     let HeadWeights { weight, bias, low_rank } = *weights;
-    let (a, b) = (Operand::rows_of(hidden.row_range(rows.clone())), Operand::rows_of(weight));
+    let a = Operand::rows_of(hidden.row_range(rows.clone()));
+    let b = Operand::rows_of(weight.row_range(strip.clone()));
     let term = low_rank.map(|LowRank { h, b }| Term {
         a: Operand::rows_of(h.row_range(rows.clone())),
-        b: Operand::rows_of(b),
+        b: Operand::rows_of(b.row_range(strip.clone())),
     });
+    let bias = bias.map(|bias| bias.col_range(strip.clone()));
     Product { a, b, term, c: logits, accumulate: false, bias, residual: None }.run(cpu);
 }
 
-/// Where the logits of a chunk of rows go: among the kept ones if all of them are to be kept, else into the buffer that
-/// every chunk reuses.
-fn place<'a>(kept: &'a mut ViewMut, spare: &'a mut ViewMut, rows: Range<usize>) -> ViewMut<'a> {
+/// Where the logits of a strip of a chunk go: among the kept ones if all of the chunk's are to be kept, else into the
+/// buffer that every strip reuses.
+fn place<'a>(
+    kept: &'a mut ViewMut,
+    spare: &'a mut ViewMut,
+    rows: &Range<usize>,
+    strip: &Range<usize>,
+) -> ViewMut<'a> {
     if rows.end <= kept.rows() {
-        kept.reborrow().row_range(rows)
+        kept.reborrow().row_range(rows.clone()).col_range(strip.clone())
     } else {
-        spare.reborrow().row_range(0..rows.len())
+        spare.reborrow().row_range(0..rows.len()).col_range(0..strip.len())
     }
+}
+
+/// Columns of the buffer for logits that are not kept.
+pub(crate) fn strip_width(vocabulary: usize) -> usize {
+    STRIP.min(vocabulary)
 }
 
 /// Scores rows in chunks of `chunk`. The logits of the chunks that end within the rows of `kept` stay there.
@@ -54,37 +88,57 @@ pub(crate) fn forward(
     mut kept: ViewMut,
     mut spare: ViewMut,
 ) {
-    let rows = hidden.rows();
     let (of_rows, of_predictions) = parts.own_mut();
+    of_rows.fill(Statistics::NONE);
+    of_predictions.fill([NOT_HERE, 0.0]);
     let (of_rows, of_predictions) = (RowsMut::from_slice(of_rows), RowsMut::from_slice(of_predictions));
-    for start in (0..rows).step_by(chunk.max(1)) {
-        let range = start..rows.min(start + chunk);
-        let mut logits = place(&mut kept, &mut spare, range.clone());
-        multiply(cpu, hidden, &weights, range.clone(), logits.reborrow());
+    for (rows, strip) in strips(hidden.rows(), chunk, weights.weight.rows()) {
+        let mut logits = place(&mut kept, &mut spare, &rows, &strip);
+        multiply(cpu, hidden, &weights, &rows, &strip, logits.reborrow());
         let logits = RowsMut::<f32>::new(logits);
-        cpu.parallel_for(range.len(), |r| {
-            let row = start + r;
-            // SAFETY: this row, its numbers and those of its predictions belong to this block alone.
-            unsafe {
-                let logits = logits.row(r);
-                let Statistics { largest, sum, weighted, total } = statistics(cpu.isa(), logits, shape);
-                of_rows.part(0, row, 1)[0] = [f64::from(largest), sum, weighted, total];
-                for i in predictions_of(&targets, row..row + 1) {
-                    of_predictions.part(0, i, 1)[0] = of_target(logits, targets.targets[i], largest);
+        cpu.parallel_ranges(rows.len(), ROWS, |_, range| {
+            let mut predictions = predictions_of(&targets, rows.start + range.start..rows.start + range.end);
+            for r in range {
+                let row = rows.start + r;
+                // SAFETY: this row, its numbers and those of its predictions belong to this block alone.
+                unsafe {
+                    let logits = logits.row(r);
+                    let found = statistics(cpu.isa(), logits, shape);
+                    let so_far = &mut of_rows.part(0, row, 1)[0];
+                    while predictions.start < predictions.end
+                        && targets.rows[predictions.start] as usize == row
+                    {
+                        let i = predictions.start;
+                        let target = targets.targets[i] as usize;
+                        let place = &mut of_predictions.part(0, i, 1)[0];
+                        see_target(place, target, &strip, logits, so_far[0], found.largest);
+                        predictions.start += 1;
+                    }
+                    *so_far = found.after(*so_far);
                 }
             }
         });
     }
 }
 
-/// What a row says of a target: its place and its logit.
-fn of_target(logits: &[f32], target: u32, largest: f32) -> [f64; 2] {
-    if target == ELSEWHERE {
-        return [NOT_HERE, 0.0];
+/// Brings what is known of a target up to a strip: its place and its logit. `before` is the largest logit before the
+/// strip, `largest` that of the strip.
+fn see_target(
+    [place, logit]: &mut [f64; 2],
+    target: usize,
+    strip: &Range<usize>,
+    logits: &[f32],
+    before: f64,
+    largest: f32,
+) {
+    if strip.contains(&target) {
+        let (earlier, own) = (&logits[..target - strip.start], logits[target - strip.start]);
+        *logit = f64::from(own);
+        let is_first = own == largest && before < *logit && !contains(earlier, largest);
+        *place = if is_first { FIRST } else { PASSED_OVER };
+    } else if *place == FIRST && f64::from(largest) > *logit {
+        *place = PASSED_OVER;
     }
-    let (before, logit) = (&logits[..target as usize], logits[target as usize]);
-    let is_first = logit == largest && !contains(before, largest);
-    [if is_first { FIRST } else { PASSED_OVER }, f64::from(logit)]
 }
 
 /// Whether some element equals `x`; by blocks, so that the comparison is vectorised.
@@ -92,15 +146,38 @@ fn contains(elements: &[f32], x: f32) -> bool {
     elements.chunks(256).any(|chunk| chunk.iter().fold(false, |found, e| found | (*e == x)))
 }
 
-/// Of a row of logits l after scale and softcap.
+/// Of a strip of a row of logits l after scale and softcap.
 struct Statistics {
     largest: f32,
     /// Σ exp(l − largest).
-    sum: f64,
+    sum: f32,
     /// Σ exp(l − largest) · (l − largest).
-    weighted: f64,
+    weighted: f32,
     /// Σ l.
-    total: f64,
+    total: f32,
+}
+
+impl Statistics {
+    /// What [`HeadParts`] holds of a row of which nothing was seen.
+    const NONE: [f64; 4] = [f64::NEG_INFINITY, 0.0, 0.0, 0.0];
+
+    /// What it holds once these logits were seen after others.
+    fn after(&self, [largest, sum, weighted, total]: [f64; 4]) -> [f64; 4] {
+        let own = [self.largest, self.sum, self.weighted, self.total].map(f64::from);
+        if sum == 0.0 {
+            return own;
+        }
+        let both = largest.max(own[0]);
+        // Of the two differences from the larger of them, one is 0.
+        let shrunk = |[largest, sum, weighted]: [f64; 3]| {
+            let below = largest - both;
+            let factor = if below == 0.0 { 1.0 } else { below.exp() };
+            (factor * sum, factor * (weighted + sum * below))
+        };
+        let (sum, weighted) = shrunk([largest, sum, weighted]);
+        let (own_sum, own_weighted) = shrunk([own[0], own[1], own[2]]);
+        [both, sum + own_sum, weighted + own_weighted, total + own[3]]
+    }
 }
 
 /// A logit after scale and softcap.
@@ -115,45 +192,36 @@ fn shaped<V: Vector>(logit: V, scale: f32, cap: Option<f32>) -> V {
 }
 
 vector_kernel! {
-    /// Applies scale and softcap in place and reads the statistics off.
+    /// Applies scale and softcap in place and reads the statistics off, of at most [`STRIP`] logits.
     unsafe fn statistics<V: Vector>(logits: &mut [f32], shape: &HeadShape) -> Statistics {
         // SAFETY: every access is inside the slice.
         unsafe {
-            let scale = shape.logit_scale.unwrap_or(1.0);
+            let (scale, len) = (shape.logit_scale.unwrap_or(1.0), logits.len());
             let changes = scale != 1.0 || shape.softcap.is_some();
-            let mut largest = V::splat(f32::NEG_INFINITY);
-            let mut total = 0.0;
-            for run in logits.chunks_mut(RUN) {
-                let mut sum = V::splat(0.0);
-                for_lanes!(V, run.len(), |i, n| {
-                    let at = run.as_mut_ptr().add(i);
-                    let mut logit = V::load(at, n);
-                    if changes {
-                        logit = shaped(logit, scale, shape.softcap);
-                        logit.store(at, n);
-                    }
-                    // The lanes beyond the row are 0, which may exceed every logit.
-                    let seen = if n < V::LANES { logit.keep_first(n, f32::NEG_INFINITY) } else { logit };
-                    largest = largest.max(seen);
-                    sum = sum.add(logit);
-                });
-                total += f64::from(sum.sum());
-            }
+            let (mut largest, mut total) = (V::splat(f32::NEG_INFINITY), V::splat(0.0));
+            let start = logits.as_mut_ptr();
+            for_lanes!(V, len, |i, n| {
+                let at = start.add(i);
+                let mut logit = V::load(at, n);
+                if changes {
+                    logit = shaped(logit, scale, shape.softcap);
+                    logit.store(at, n);
+                }
+                // The lanes beyond the row are 0, which may exceed every logit.
+                let seen = if n < V::LANES { logit.keep_first(n, f32::NEG_INFINITY) } else { logit };
+                largest = largest.max(seen);
+                total = total.add(logit);
+            });
             let largest = largest.largest();
-            let (mut sum, mut weighted) = (0.0, 0.0);
-            for run in logits.chunks(RUN) {
-                let (mut run_sum, mut run_weighted) = (V::splat(0.0), V::splat(0.0));
-                for_lanes!(V, run.len(), |i, n| {
-                    let below = V::load(run.as_ptr().add(i), n).sub(V::splat(largest));
-                    let e = exp(below);
-                    let e = if n < V::LANES { e.keep_first(n, 0.0) } else { e };
-                    run_sum = run_sum.add(e);
-                    run_weighted = e.mul_add(below, run_weighted);
-                });
-                sum += f64::from(run_sum.sum());
-                weighted += f64::from(run_weighted.sum());
-            }
-            Statistics { largest, sum, weighted, total }
+            let (mut sum, mut weighted) = (V::splat(0.0), V::splat(0.0));
+            for_lanes!(V, len, |i, n| {
+                let below = V::load(start.add(i), n).sub(V::splat(largest));
+                let e = exp(below);
+                let e = if n < V::LANES { e.keep_first(n, 0.0) } else { e };
+                sum = sum.add(e);
+                weighted = e.mul_add(below, weighted);
+            });
+            Statistics { largest, sum: sum.sum(), weighted: weighted.sum(), total: total.sum() }
         }
     }
 }
@@ -172,66 +240,76 @@ pub(crate) fn backward(
     mut kept: ViewMut,
     mut spare: ViewMut,
 ) {
-    let rows = hidden.rows();
-    for start in (0..rows).step_by(chunk.max(1)) {
-        let range = start..rows.min(start + chunk);
-        let is_kept = range.end <= kept.rows();
-        let mut logits = place(&mut kept, &mut spare, range.clone());
-        if !is_kept {
-            multiply(cpu, hidden, &weights, range.clone(), logits.reborrow());
+    let (dtype, kept_rows) = (weights.weight.dtype(), kept.rows());
+    for (rows, strip) in strips(hidden.rows(), chunk, weights.weight.rows()) {
+        let mut logits = place(&mut kept, &mut spare, &rows, &strip);
+        if rows.end > kept_rows {
+            multiply(cpu, hidden, &weights, &rows, &strip, logits.reborrow());
         }
         let rows_of_logits = RowsMut::<f32>::new(logits.reborrow());
-        cpu.parallel_for(range.len(), |r| {
-            // SAFETY: row `r` belongs to this block alone.
-            let logits = unsafe { rows_of_logits.row(r) };
-            let predictions = predictions_of(&targets, start + r..start + r + 1);
-            let (targets, d) = (&targets.targets[predictions.clone()], &d_log_prob[predictions]);
-            differentiate(cpu, logits, shape, log_sum_exp[start + r], targets, d, weights.weight.dtype());
+        cpu.parallel_ranges(rows.len(), ROWS, |_, range| {
+            let mut rest = predictions_of(&targets, rows.start + range.start..rows.start + range.end);
+            for r in range {
+                let row = rows.start + r;
+                let count = targets.rows[rest.clone()].partition_point(|&r| r as usize == row);
+                let predictions = rest.start..rest.start + count;
+                rest.start = predictions.end;
+                let (targets, d) = (&targets.targets[predictions.clone()], &d_log_prob[predictions]);
+                // SAFETY: row `r` belongs to this block alone.
+                let logits = unsafe { rows_of_logits.row(r) };
+                differentiate(cpu, logits, strip.start, shape, log_sum_exp[row], targets, d, dtype);
+            }
         });
-        let gradient = match weights.weight.dtype() {
+        let gradient = match dtype {
             DType::F32 => logits.view(),
             DType::Bf16 => logits.front_half(),
         };
-        back_from_logits(cpu, gradient, hidden, &weights, range, &mut gradients);
+        back_from_logits(cpu, gradient, hidden, &weights, rows, strip, &mut gradients);
     }
 }
 
-/// Carries the gradient of the logits of a range of rows on.
+/// Carries the gradient of the logits of a range of rows and tokens on.
 fn back_from_logits(
     cpu: &Cpu,
     gradient: View,
     hidden: View,
     weights: &HeadWeights,
     rows: Range<usize>,
+    strip: Range<usize>,
     gradients: &mut HeadGradients,
 ) {
     let product = |a, b, c, accumulate| {
         Product { a, b, term: None, c, accumulate, bias: None, residual: None }.run(cpu);
     };
+    // What rows get of the first strip is written, of others added.
+    let is_later = strip.start > 0;
     let dhidden = gradients.hidden.reborrow().row_range(rows.clone());
-    product(Operand::rows_of(gradient), Operand::columns_of(weights.weight), dhidden, false);
+    let weight = Operand::columns_of(weights.weight.row_range(strip.clone()));
+    product(Operand::rows_of(gradient), weight, dhidden, is_later);
     if let Some(weight) = &mut gradients.weight {
-        let hidden = hidden.row_range(rows.clone());
-        product(Operand::columns_of(gradient), Operand::columns_of(hidden), weight.reborrow(), true);
+        let hidden = Operand::columns_of(hidden.row_range(rows.clone()));
+        product(Operand::columns_of(gradient), hidden, weight.reborrow().row_range(strip.clone()), true);
     }
     if let Some(bias) = &mut gradients.bias {
-        cpu.bias_backward(gradient, bias.reborrow());
+        cpu.bias_backward(gradient, bias.reborrow().col_range(strip.clone()));
     }
     let Some(LowRank { h, b }) = weights.low_rank else { return };
     if let Some(dh) = &mut gradients.h {
-        let dh = dh.reborrow().row_range(rows.clone());
-        product(Operand::rows_of(gradient), Operand::columns_of(b), dh, false);
+        let b = Operand::columns_of(b.row_range(strip.clone()));
+        product(Operand::rows_of(gradient), b, dh.reborrow().row_range(rows.clone()), is_later);
     }
     if let Some(db) = &mut gradients.b {
-        product(Operand::columns_of(gradient), Operand::columns_of(h.row_range(rows)), db.reborrow(), true);
+        let h = Operand::columns_of(h.row_range(rows));
+        product(Operand::columns_of(gradient), h, db.reborrow().row_range(strip), true);
     }
 }
 
-/// Turns a row of raw logits into the gradient of `Σ d · log_prob` with respect to them, in the type of the weights
-/// (bf16 stands in the first half of the row).
+/// Turns raw logits of a row, from token `first` on, into the gradient of `Σ d · log_prob` with respect to them, in the
+/// type of the weights (bf16 stands in the first half of their place).
 fn differentiate(
     cpu: &Cpu,
     logits: &mut [f32],
+    first: usize,
     shape: &HeadShape,
     log_sum_exp: f32,
     targets: &[u32],
@@ -239,20 +317,24 @@ fn differentiate(
     dtype: DType,
 ) {
     let total: f32 = d.iter().sum();
+    let len = logits.len();
+    let place_of = |target: u32| (target as usize).checked_sub(first).filter(|&place| place < len);
     scratch::with_f32(targets.len(), |at_targets| {
         // At a target the two terms nearly cancel where the model is sure: they meet in f32, before any rounding.
-        for (gradient, &target) in at_targets.iter_mut().zip(targets).filter(|(_, t)| **t != ELSEWHERE) {
-            let (p, slope) = probability(logits[target as usize], shape, log_sum_exp);
+        for (gradient, &target) in at_targets.iter_mut().zip(targets) {
+            let Some(place) = place_of(target) else { continue };
+            let (p, slope) = probability(logits[place], shape, log_sum_exp);
             let asked: f32 = targets.iter().zip(d).filter(|(t, _)| **t == target).map(|(_, d)| d).sum();
             *gradient = (asked - total * p) * slope;
         }
         with_element!(dtype, E => {
-            let row = logits.as_mut_ptr();
-            // SAFETY: `row` holds the logits; an E is no wider than the f32 in whose place it comes.
-            unsafe { gradients::<E>(cpu.isa(), row, logits.len(), shape, log_sum_exp, total) };
-            for (gradient, &target) in at_targets.iter().zip(targets).filter(|(_, t)| **t != ELSEWHERE) {
-                // SAFETY: the target is inside the vocabulary, which operations check.
-                unsafe { *row.cast::<E>().add(target as usize) = Element::from_f32(*gradient) };
+            let start = logits.as_mut_ptr();
+            // SAFETY: the logits are there; an E is no wider than the f32 in whose place it comes.
+            unsafe { gradients::<E>(cpu.isa(), start, len, shape, log_sum_exp, total) };
+            for (gradient, &target) in at_targets.iter().zip(targets) {
+                let Some(place) = place_of(target) else { continue };
+                // SAFETY: the place is one of the logits'.
+                unsafe { *start.cast::<E>().add(place) = Element::from_f32(*gradient) };
             }
         });
     });

@@ -1,24 +1,21 @@
 //! The language-model head: log-probabilities and their gradient without holding all logits.
 //!
-//! Rows are walked in chunks of a fixed size (a function of the vocabulary, not of threads), so memory is
-//! O(chunk × vocabulary). [`head_keeping`] may leave logits within a budget for backward, which then computes only the
-//! others again: a product less, the same bits. Logits are computed in f32 from operands of the compute type.
+//! Rows are walked in chunks, and of each chunk strips of the vocabulary, both of a fixed size: memory is
+//! O(chunk × strip), and what is read of logits is still in a cache. [`head_keeping`] may leave logits within a budget for
+//! backward, which then computes only the others again: a product less, the same bits. Logits are computed in f32 from
+//! operands of the compute type.
 
 use crate::cpu::head as kernel;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
 use crate::{DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut};
 
-/// Rows whose logits are held at once: up to 128 MiB of them. Every chunk reads all weights and passes over their
-/// gradient: a step of a 32,000-word model took 8 % longer with chunks of 32 MiB.
-fn chunk_rows(rows: usize, vocabulary: usize) -> usize {
-    ((32 << 20) / vocabulary.max(1)).clamp(64, 1024).min(rows)
-}
+/// Rows of a chunk. Every chunk reads all weights and passes over their gradient.
+const CHUNK: usize = 1024;
 
 /// Of so many rows, those whose logits are kept if `fitting` may be.
-fn kept_rows(rows: usize, vocabulary: usize, fitting: usize) -> usize {
-    let chunk = chunk_rows(rows, vocabulary);
+fn kept_rows(rows: usize, fitting: usize) -> usize {
     // Whole chunks only, so that a chunk lies in one place.
-    if fitting >= rows { rows } else { fitting / chunk * chunk }
+    if fitting >= rows { rows } else { fitting / CHUNK * CHUNK }
 }
 
 fn check_operands(op: &'static str, hidden: &View, weights: &HeadWeights, targets: &Targets) -> Result<()> {
@@ -84,7 +81,7 @@ impl<'a> HeadWeights<'a> {
 
 /// Where [`head_backward`] puts gradients. All but `hidden` are skipped if `None`.
 pub struct HeadGradients<'a> {
-    /// `[R,D]`, either type, overwritten.
+    /// `[R,D]` f32, overwritten.
     pub hidden: ViewMut<'a>,
     /// `[V,D]` f32, added to.
     pub weight: Option<ViewMut<'a>>,
@@ -99,7 +96,7 @@ pub struct HeadGradients<'a> {
 impl HeadGradients<'_> {
     fn check(&self, op: &'static str, hidden: &View, weights: &HeadWeights) -> Result<()> {
         let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
-        check::shape(op, "dhidden", &self.hidden, rows, hidden.cols())?;
+        check::f32_shape(op, "dhidden", &self.hidden, rows, hidden.cols())?;
         if let Some(weight) = &self.weight {
             check::f32_shape(op, "dweight", weight, vocabulary, hidden.cols())?;
         }
@@ -227,18 +224,18 @@ pub fn head_part(
     if parts.shape() != (rows, targets.rows.len()) {
         return Err(KernelError::invalid(OP, format!("parts of {:?} rows and predictions", parts.shape())));
     }
-    let chunk = chunk_rows(rows, vocabulary);
     let changed = shape.softcap.is_some() || shape.logit_scale.is_some_and(|scale| scale != 1.0);
     let fitting = if changed { 0 } else { budget / (vocabulary * DType::F32.size()) };
-    let room = kept_rows(hidden.extent().room(), vocabulary, fitting);
+    let room = kept_rows(hidden.extent().room(), fitting);
     let kept_rows = rows.min(room);
     let width = Extent::exact(vocabulary);
     let mut kept = device.alloc_in(Kind::Head, Extent::new(kept_rows, room), width, DType::F32)?;
-    let mut spare = device.alloc(Kind::Head, chunk.min(rows - kept_rows), vocabulary, DType::F32)?;
+    let mut spare =
+        device.alloc(Kind::Head, CHUNK.min(rows - kept_rows), kernel::strip_width(vocabulary), DType::F32)?;
     match device {
         Device::Cpu(cpu) => {
             let (kept, spare) = (kept.view_mut(), spare.view_mut());
-            kernel::forward(cpu, hidden, weights, targets, shape, parts, chunk, kept, spare);
+            kernel::forward(cpu, hidden, weights, targets, shape, parts, CHUNK, kept, spare);
         }
         Device::Meta(ledger) => {
             // Numbers of which scores can be made.
@@ -283,7 +280,6 @@ pub fn head_backward(
             ),
         ));
     }
-    let chunk = chunk_rows(rows, vocabulary);
     let mut kept = match kept {
         Some(KeptLogits(kept)) => kept,
         None => device.alloc(Kind::Head, 0, vocabulary, DType::F32)?,
@@ -295,13 +291,14 @@ pub fn head_backward(
             format!("logits {}x{} kept for {rows} rows of {vocabulary}", kept.rows(), kept.cols()),
         ));
     };
-    let mut spare = device.alloc(Kind::Head, chunk.min(again), vocabulary, DType::F32)?;
+    let mut spare =
+        device.alloc(Kind::Head, CHUNK.min(again), kernel::strip_width(vocabulary), DType::F32)?;
     match device {
         Device::Cpu(cpu) => {
             let (kept, spare) = (kept.view_mut(), spare.view_mut());
             let lse = &scores.log_sum_exp;
             kernel::backward(
-                cpu, hidden, weights, targets, shape, lse, d_log_prob, gradients, chunk, kept, spare,
+                cpu, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
             );
         }
         Device::Meta(ledger) => {

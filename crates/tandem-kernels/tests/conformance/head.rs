@@ -56,17 +56,11 @@ impl Case {
         self
     }
 
-    fn run(&self, device: &Device, dtype: DType, dhidden: DType) -> (HeadScores, Gradients) {
-        self.run_keeping(device, dtype, dhidden, 0)
+    fn run(&self, device: &Device, dtype: DType) -> (HeadScores, Gradients) {
+        self.run_keeping(device, dtype, 0)
     }
 
-    fn run_keeping(
-        &self,
-        device: &Device,
-        dtype: DType,
-        dhidden: DType,
-        budget: usize,
-    ) -> (HeadScores, Gradients) {
+    fn run_keeping(&self, device: &Device, dtype: DType, budget: usize) -> (HeadScores, Gradients) {
         let (hidden, w) = (self.hidden.tensor(device, dtype), self.w.tensor(device, dtype));
         let bias = self.bias.as_ref().map(|b| b.tensor(device, DType::F32));
         let term = self.low_rank.as_ref().map(|[h, b, _]| [h, b].map(|m| m.tensor(device, dtype)));
@@ -80,7 +74,7 @@ impl Case {
         let kept =
             ops::head_keeping(device, hidden.view(), weights, targets, &self.shape, &mut scores, budget)
                 .unwrap();
-        let mut dh = poison(device, self.hidden.rows, self.hidden.cols, dhidden);
+        let mut dh = poison(device, self.hidden.rows, self.hidden.cols, DType::F32);
         let (mut dw, mut db) = (self.dw.tensor(device, DType::F32), self.dbias.tensor(device, DType::F32));
         let mut dterm = self
             .low_rank
@@ -278,12 +272,12 @@ fn scores_and_gradients() {
     let plain = HeadShape::default();
     let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
     for (isa, dtype, tolerance) in cases() {
-        for (rows, vocabulary, width) in [(1, 2, 1), (1, 97, 20), (5, 1009, 16), (23, 101, 64), (70, 257, 33)]
+        for (rows, vocabulary, width) in
+            [(1, 2, 1), (1, 97, 20), (5, 1025, 16), (3, 2309, 9), (23, 101, 64), (70, 257, 33)]
         {
             for (shape, bias) in [(plain, false), (plain, true), (shaped, true)] {
                 let case = Case::new(rows, vocabulary, width, dtype, shape, bias);
-                let (scores, found) =
-                    same_at_every_thread_count(isa, |device| case.run(device, dtype, dtype));
+                let (scores, found) = same_at_every_thread_count(isa, |device| case.run(device, dtype));
                 let (expected, gradients) = case.reference();
                 let what = format!("{dtype} {rows}x{vocabulary}x{width} bias {bias} {shape:?}");
                 // Scores are f32 whatever the operands.
@@ -302,14 +296,13 @@ fn scores_and_gradients() {
     }
 }
 
-/// More rows than one chunk of logits holds (1024 at this vocabulary), the last chunk not full, f32 gradient of a bf16
-/// hidden state.
+/// More rows than a chunk has and more tokens than a strip (1024 each), the last of them not full.
 #[test]
 fn several_chunks() {
     for (dtype, tolerance) in TYPES {
-        let case = Case::new(1031, 101, 16, dtype, HeadShape::default(), false);
+        let case = Case::new(1031, 1100, 16, dtype, HeadShape::default(), false);
         let device = device(2);
-        let (scores, found) = case.run(&device, dtype, DType::F32);
+        let (scores, found) = case.run(&device, dtype);
         let (expected, gradients) = case.reference();
         row(&scores.log_prob).assert_close(&expected.log_prob, 4e-6, "log_prob");
         found[0].assert_close(&gradients[0], tolerance, "dhidden");
@@ -328,11 +321,10 @@ fn kept_logits_change_no_bit() {
     {
         let case = Case::new(2100, 101, 16, dtype, shape, false);
         let row_bytes = 101 * 4;
-        let (scores, gradients) = case.run_keeping(&device, dtype, DType::F32, 0);
+        let (scores, gradients) = case.run_keeping(&device, dtype, 0);
         // One chunk of 1024 rows, two of them and a part of the third, everything.
         for rows in [1024, 2090, 2100] {
-            let (kept_scores, kept_gradients) =
-                case.run_keeping(&device, dtype, DType::F32, rows * row_bytes);
+            let (kept_scores, kept_gradients) = case.run_keeping(&device, dtype, rows * row_bytes);
             assert_eq!(kept_scores, scores, "{rows} rows in {dtype}");
             for (kept, computed) in kept_gradients.iter().zip(&gradients) {
                 assert!(kept.data == computed.data, "{rows} rows in {dtype}");
@@ -392,7 +384,7 @@ fn a_low_rank_term() {
             for (shape, bias) in [(plain, false), (shaped, true)] {
                 let what = format!("{dtype} {isa:?} {rows}x{vocabulary}, rank {rank}, bias {bias} {shape:?}");
                 let case = Case::new(rows, vocabulary, 16, dtype, shape, bias).adapted(rank, dtype);
-                let found = same_at_every_thread_count(isa, |device| case.run(device, dtype, dtype));
+                let found = same_at_every_thread_count(isa, |device| case.run(device, dtype));
                 check(&what, tolerance, found, &case);
                 let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
                 let found = case.run_in_parts(&device, dtype, &[1, 64]);
@@ -403,9 +395,9 @@ fn a_low_rank_term() {
     let device = device(2);
     for (dtype, tolerance) in TYPES {
         let case = Case::new(2100, 101, 16, dtype, plain, true).adapted(8, dtype);
-        let (scores, gradients) = case.run_keeping(&device, dtype, DType::F32, 0);
+        let (scores, gradients) = case.run_keeping(&device, dtype, 0);
         for rows in [1024, 2100] {
-            let kept = case.run_keeping(&device, dtype, DType::F32, rows * 101 * 4);
+            let kept = case.run_keeping(&device, dtype, rows * 101 * 4);
             assert!(kept == (scores.clone(), gradients.clone()), "{rows} rows kept in {dtype}");
         }
         check(&format!("{dtype}, several chunks"), tolerance, (scores, gradients), &case);
@@ -448,9 +440,9 @@ fn a_low_rank_term_must_fit() {
 fn gradients_of_the_weights_accumulate() {
     let device = device(2);
     let mut case = Case::new(9, 101, 16, DType::F32, HeadShape::default(), false);
-    let once = case.run(&device, DType::F32, DType::F32).1.swap_remove(1);
+    let once = case.run(&device, DType::F32).1.swap_remove(1);
     let first = std::mem::replace(&mut case.dw, once.clone());
-    let twice = case.run(&device, DType::F32, DType::F32).1.swap_remove(1);
+    let twice = case.run(&device, DType::F32).1.swap_remove(1);
     let data = once.data.iter().zip(&first.data).map(|(once, first)| 2.0 * once - first).collect();
     twice.assert_close(&Matrix { data, ..once }, 1e-6, "twice");
 }
@@ -459,7 +451,7 @@ fn gradients_of_the_weights_accumulate() {
 #[test]
 fn ties_go_to_the_first() {
     let device = device(2);
-    for vocabulary in [5, 37, 1009] {
+    for vocabulary in [5, 37, 1009, 2500] {
         let mut w = Matrix::zeros(vocabulary, 2);
         let (first, second) = (vocabulary / 2, vocabulary - 1);
         *w.at(first, 0) = 1.0;
@@ -518,7 +510,7 @@ fn not_a_number_stays_one() {
         let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
         let mut case = Case::new(3, 101, 16, dtype, HeadShape::default(), false);
         *case.hidden.at(1, 3) = f64::NAN;
-        let (scores, gradients) = case.run(&device, dtype, dtype);
+        let (scores, gradients) = case.run(&device, dtype);
         let dhidden = &gradients[0];
         assert!(scores.log_sum_exp[1].is_nan() && scores.log_sum_exp[0].is_finite(), "{dtype} {isa:?}");
         for (row, log_prob) in case.rows.iter().zip(&scores.log_prob) {
@@ -567,7 +559,7 @@ fn a_target_outside_the_vocabulary_is_refused() {
     assert_eq!(error.to_string(), "head: target 7 is outside the vocabulary of 7");
 }
 
-/// The dry run sees the chunk of logits that the head takes, and no more.
+/// The dry run sees the strip of a chunk's logits that the head takes, and no more.
 #[test]
 fn a_dry_run_counts_the_chunk() {
     let device = Device::meta();
@@ -587,6 +579,6 @@ fn a_dry_run_counts_the_chunk() {
     .unwrap();
     let head = Kind::ALL.iter().position(|k| *k == Kind::Head).unwrap();
     let chunk = device.memory().at_peak[head];
-    assert!(chunk > 1 << 26 && chunk < 1 << 28, "{chunk} bytes of logits");
+    assert!((4 << 20..(4 << 20) + 128).contains(&chunk), "{chunk} bytes of 1024 rows of 1024 logits");
     assert_eq!(device.memory().total(), before, "the chunk is returned");
 }
