@@ -8,7 +8,7 @@ use crate::ops::AttentionShape;
 use crate::{Element, Forest, View};
 
 /// Rows (queries × heads of a group) of a block, about.
-const ROWS: usize = 96;
+const ROWS: usize = 192;
 
 /// Keys of a strip that all queries of the block see.
 pub(super) const KEYS: usize = 96;
