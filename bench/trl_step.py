@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Times TRL's DPO step on a task made by make_task.py: one process, one configuration.
+"""Times a step of TRL on a task made by make_task.py: one process, one configuration.
 
-    python trl_step.py TASK --dtype f32|autocast|bf16 --reference model|base|precompute --attention sdpa|eager
-        --adapter full|lora|qlora --steps N --pairs N
+    python trl_step.py FOLDER --shape SHAPE --recipe full|full-precompute|lora|…|sft --dtype f32|autocast|bf16
+        --attention sdpa|eager --steps N --pairs N
 
 Prints one JSON object a line: {"step", "loss", "grad_norm", "seconds", "cpu_seconds", "real_tokens", "all_tokens"}.
 A step is timed from the end of the one before to its own end, so that the batch, the optimiser and the log are in it;
-the reference pass of `precompute` happens before the first step and is not.
+the reference pass of a precomputed reference happens before the first step and is not. SFT trains on the chosen answers,
+with the loss on these alone.
 """
 
 import argparse
@@ -18,8 +19,9 @@ from pathlib import Path
 
 import torch
 from datasets import load_dataset
+from suite.setups import RECIPES
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PrinterCallback, TrainerCallback
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 
 class StepTimer(TrainerCallback):
@@ -63,7 +65,7 @@ def adapter_config(args):
         return None
     from peft import PeftConfig
 
-    config = PeftConfig.from_pretrained(args.task / "adapter")
+    config = PeftConfig.from_pretrained(args.folder / "adapter")
     config.inference_mode = False
     return config
 
@@ -77,43 +79,54 @@ def start_adapter(model, folder: Path) -> None:
         raise SystemExit(f"the adapter has {result.unexpected_keys}, which the model does not")
 
 
+def make_trainer(args):
+    model, tokenizer = args.folder / "model", AutoTokenizer.from_pretrained(args.folder / "model")
+    dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
+
+    def load():
+        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=args.attention,
+                                                    quantization_config=quantization(args))
+
+    file = f"{args.shape}-sft.jsonl" if args.recipe == "sft" else f"{args.shape}.jsonl"
+    rows = load_dataset("json", data_files=str(args.folder / file), split="train",
+                        cache_dir=os.environ.get("BENCH_CACHE"))
+    rows = rows.select(range(args.steps * args.pairs))
+    common = {
+        "output_dir": tempfile.mkdtemp(prefix="trl-bench-"), "per_device_train_batch_size": args.pairs,
+        "max_steps": args.steps, "learning_rate": 1e-4, "lr_scheduler_type": "linear", "warmup_steps": 2,
+        "optim": "adamw_torch", "weight_decay": 0.0, "max_grad_norm": 1.0, "max_length": 1024,
+        "train_sampling_strategy": "sequential", "logging_steps": 1, "save_strategy": "no", "report_to": [],
+        "disable_tqdm": True, "use_cpu": True, "seed": 42, "bf16": args.dtype == "autocast",
+        "gradient_checkpointing": False,
+    }
+    if args.recipe == "sft":
+        config = SFTConfig(**common, completion_only_loss=True)
+        return SFTTrainer(model=load(), args=config, train_dataset=rows, processing_class=tokenizer)
+    config = DPOConfig(**common, beta=0.1, precompute_ref_log_probs=args.reference == "precompute",
+                       precompute_ref_batch_size=args.pairs)
+    return DPOTrainer(
+        model=load(), ref_model=load() if args.reference == "model" else None, args=config, train_dataset=rows,
+        processing_class=tokenizer, peft_config=adapter_config(args),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", default="mixed")
+    parser.add_argument("--recipe", choices=RECIPES, default="full")
     parser.add_argument("--dtype", choices=["f32", "autocast", "bf16"], default="f32")
-    parser.add_argument("--reference", choices=["model", "base", "precompute"], default="model")
-    parser.add_argument("--adapter", choices=["full", "lora", "qlora"], default="full")
     parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pairs", type=int, required=True, help="pairs per step")
+    parser.add_argument("--pairs", type=int, required=True, help="pairs, or rows of SFT, per step")
     args = parser.parse_args()
+    args.adapter, args.reference = RECIPES[args.recipe]
 
     torch.set_num_threads(args.threads)
-    dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
-    folder = args.task / "model"
-
-    def load():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=args.attention,
-                                                    quantization_config=quantization(args))
-
-    rows = load_dataset("json", data_files=str(args.task / "pairs.jsonl"), split="train",
-                        cache_dir=os.environ.get("BENCH_CACHE"))
-    rows = rows.select(range(args.steps * args.pairs))
-    config = DPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="trl-bench-"), per_device_train_batch_size=args.pairs,
-        max_steps=args.steps, learning_rate=1e-4, lr_scheduler_type="linear", warmup_steps=2, optim="adamw_torch",
-        weight_decay=0.0, max_grad_norm=1.0, beta=0.1, max_length=1024, train_sampling_strategy="sequential",
-        logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, seed=42,
-        bf16=args.dtype == "autocast", gradient_checkpointing=False,
-        precompute_ref_log_probs=args.reference == "precompute", precompute_ref_batch_size=args.pairs,
-    )
-    trainer = DPOTrainer(
-        model=load(), ref_model=load() if args.reference == "model" else None, args=config, train_dataset=rows,
-        processing_class=AutoTokenizer.from_pretrained(folder), peft_config=adapter_config(args),
-    )
+    trainer = make_trainer(args)
     if args.adapter != "full":
-        start_adapter(trainer.model, args.task / "adapter")
+        start_adapter(trainer.model, args.folder / "adapter")
     batches = []
     collate = trainer.data_collator
 

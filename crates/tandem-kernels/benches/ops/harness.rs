@@ -32,6 +32,8 @@ pub struct Bench {
     pub threads: usize,
     /// Filled in by the first family.
     pub peak: Peak,
+    /// Shapes of products, tokens × inputs × outputs, and their type, if these alone are asked for.
+    pub products: Option<(Vec<(usize, usize, usize)>, DType)>,
     filter: Option<String>,
 }
 
@@ -39,11 +41,14 @@ impl Bench {
     /// Settings from the command line and the environment.
     pub fn from_arguments() -> Self {
         // Cargo passes `--bench`; the first other argument is the filter.
-        let filter = std::env::args().skip(1).find(|a| !a.starts_with("--"));
+        let arguments: Vec<_> = std::env::args().skip(1).filter(|a| !a.starts_with("--bench")).collect();
+        let products =
+            arguments.first().is_some_and(|a| a == "--products").then(|| products(&arguments[1..]));
+        let filter = arguments.into_iter().find(|a| !a.starts_with("--")).filter(|_| products.is_none());
         let threads = std::env::var("TANDEM_BENCH_THREADS").ok().and_then(|t| t.parse().ok());
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let device = Device::cpu(threads, 4 << 30).expect("the device starts");
-        Self { device, threads, peak: Peak::default(), filter }
+        Self { device, threads, peak: Peak::default(), products, filter }
     }
 
     /// Whether the line is asked for.
@@ -60,6 +65,10 @@ impl Bench {
 
     /// Prints a line for something already timed.
     pub fn print(&self, name: &str, work: Work, seconds: f64, note: &str) {
+        if self.products.is_some() {
+            println!(r#"{{"name": "{name}", "seconds": {seconds:e}}}"#);
+            return;
+        }
         let (rate, peak, unit) = match work {
             Work::Flops(flops, DType::F32) => (flops / seconds, self.peak.f32, "GFLOP/s"),
             Work::Flops(flops, DType::Bf16) => (flops / seconds, self.peak.bf16, "GFLOP/s"),
@@ -80,6 +89,19 @@ impl Bench {
         ops::write_f32(&self.device, &values, tensor.view_mut()).expect("same size");
         tensor
     }
+}
+
+/// `f32 2048x256x688 …`: a type and shapes.
+fn products(arguments: &[String]) -> (Vec<(usize, usize, usize)>, DType) {
+    const FORM: &str = "--products f32|bf16 TOKENSxINPUTSxOUTPUTS ...";
+    let (dtype, shapes) = arguments.split_first().expect(FORM);
+    let shape = |text: &String| {
+        let mut numbers = text.split('x').map(|n| n.parse().expect(FORM));
+        let mut next = || numbers.next().expect(FORM);
+        (next(), next(), next())
+    };
+    let dtype = [DType::F32, DType::Bf16].into_iter().find(|d| d.name() == dtype).expect(FORM);
+    (shapes.iter().map(shape).collect(), dtype)
 }
 
 /// Activations that take turns: in a step they come from memory, not from the cache that the last call left.

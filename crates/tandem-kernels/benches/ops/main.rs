@@ -4,6 +4,9 @@
 //! whose name contains FILTER run. With `--features peer`, f32 products also run through the `gemm` crate, in turns with ours.
 //! `TANDEM_BENCH_THREADS` is the number of threads, by default all; `TANDEM_ISA` lowers the vector instructions. On a
 //! busy machine `TANDEM_BENCH_CLOCK=cpu TANDEM_BENCH_THREADS=1` gives rates per processor second.
+//!
+//! `-- --products f32 2048x256x688 …` times the three products of linear layers of these shapes (tokens, inputs, outputs) alone and
+//! prints a line of JSON for each: what `bench/run` compares with other libraries.
 
 mod attention;
 mod harness;
@@ -19,6 +22,10 @@ use harness::Bench;
 
 fn main() {
     let mut bench = Bench::from_arguments();
+    if let Some((shapes, dtype)) = &bench.products {
+        product::training(&bench, shapes, *dtype);
+        return;
+    }
     peak::measure(&mut bench);
     product::run(&bench);
     low_rank::run(&bench);

@@ -29,14 +29,19 @@ const DECODING: [(usize, usize, usize); 6] =
 /// Prints a line per shape, type and direction.
 pub fn run(bench: &Bench) {
     for dtype in [DType::F32, DType::Bf16] {
-        for shape in TRAINING {
-            forward(bench, shape, dtype, false);
-            backward_input(bench, shape, dtype);
-            backward_weight(bench, shape, dtype);
-        }
+        training(bench, &TRAINING, dtype);
         for shape in DECODING {
             forward(bench, shape, dtype, true);
         }
+    }
+}
+
+/// Prints a line per shape and direction.
+pub fn training(bench: &Bench, shapes: &[(usize, usize, usize)], dtype: DType) {
+    for &shape in shapes {
+        forward(bench, shape, dtype, false);
+        backward_input(bench, shape, dtype);
+        backward_weight(bench, shape, dtype);
     }
 }
 

@@ -1,0 +1,93 @@
+"""The rate of products that this machine reaches at the shapes of a task, by the best library: what utilisation is a
+share of. Forward and both backward products of each linear layer and of the head."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+
+from .task import HERE, Task, Work
+from .timing import environment
+
+DIRECTIONS = {"linear": "forward", "linear_backward_input": "input's gradient",
+              "linear_backward_weight": "weight's gradient"}
+
+
+@dataclass
+class Rates:
+    """Seconds of each product in one repeat, by library: `{"linear f32 500x256x512": {"Tandem": 0.001, "torch": 0.002}}`."""
+
+    task: str
+    repeat: int
+    type: str
+    seconds: dict = field(default_factory=dict)
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict) -> "Rates":
+        return cls(**value)
+
+    def weights(self, task: Work) -> dict:
+        """Operations of each product in a step: a layer's come once a layer, the head's once."""
+        *layer, head = task.products()
+        count = {shape_name(shape): task.facts["num_hidden_layers"] for shape in layer} | {shape_name(head): 1}
+        return {name: flops_of(name) * count[name.split()[2]] for name in self.seconds}
+
+    def best(self, task: Work) -> float:
+        """Operations per second, each product by the library that is fastest at it, in the proportions of a step."""
+        weights = self.weights(task)
+        each = {name: weights[name] / flops_of(name) * min(times.values()) for name, times in self.seconds.items()}
+        return sum(weights.values()) / sum(each.values())
+
+    def of(self, library: str, task: Work) -> float:
+        """The same by one library alone."""
+        weights = self.weights(task)
+        return sum(weights.values()) / sum(weights[name] / flops_of(name) * times[library]
+                                           for name, times in self.seconds.items())
+
+    def winners(self) -> str:
+        """Which library was fastest at how many of the products."""
+        names = [min(times, key=times.get) for times in self.seconds.values()]
+        return ", ".join(f"{name} {names.count(name)}" for name in sorted(set(names), key=names.count, reverse=True))
+
+
+def shape_name(shape: tuple) -> str:
+    return "x".join(map(str, shape))
+
+
+def flops_of(name: str) -> float:
+    rows, inputs, outputs = map(int, name.split()[2].split("x"))
+    return 2.0 * rows * inputs * outputs
+
+
+def measure(task: Task, type_: str, repeat: int, args) -> Rates:
+    """Both libraries, one after the other at each half of the shapes, so that they meet the same machine."""
+    rates = Rates(task.name, repeat, type_)
+    shapes = [shape_name(shape) for shape in task.products()]
+    for part in (shapes[:2], shapes[2:4], shapes[4:]):
+        threads = os.environ | {"TANDEM_BENCH_THREADS": str(args.threads)}
+        of = {
+            "Tandem": subprocess.run([args.ops_bench, "--products", type_, *part], env=threads, stdout=subprocess.PIPE,
+                                     check=True, text=True),
+            "torch": subprocess.run([args.python, HERE / "torch_products.py", "--threads", str(args.threads), type_, *part],
+                                    env=environment(args), stdout=subprocess.PIPE, check=True, text=True),
+        }
+        for library, process in of.items():
+            for line in process.stdout.splitlines():
+                product = json.loads(line)
+                rates.seconds.setdefault(product["name"], {})[library] = product["seconds"]
+    return rates
+
+
+def build_bench(root) -> str:
+    """The program that times Tandem's products."""
+    command = ["cargo", "bench", "-p", "tandem-kernels", "--bench", "ops", "--no-run", "--message-format", "json"]
+    process = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message.get("target", {}).get("name") == "ops":
+            return message["executable"]
+    sys.exit("cannot build the bench of tandem-kernels, which measures the rate of products; see above, or give --ops-bench")
