@@ -6,7 +6,7 @@ from .results import Results
 from .setups import PROGRAMS
 
 COLOURS = {"TRL": "#8b949e", "Mitchell": "#bf8700", "Tandem": "#2f81f7"}
-PANEL, GAP, BAR, HEIGHT = 330, 36, 18, 130
+PANEL, GAP, BAR, HEIGHT = 340, 36, 21, 130
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #1f2328; }
   .small { font-size: 10px; }
@@ -54,7 +54,7 @@ def bars(results: Results, type_: str) -> dict:
 
 
 def legend(width: int) -> str:
-    text, x = ['<text class="title" x="36" y="20">Pairs a second (SFT: rows)</text>'], width - 250
+    text, x = ['<text class="title" x="36" y="20">Pairs a second (SFT: rows), and how many times TRL’s</text>'], width - 250
     for program in PROGRAMS:
         text.append(f'<rect x="{x}" y="11" width="10" height="10" fill="{COLOURS[program]}"/>'
                     f'<text x="{x + 14}" y="20">{program}</text>')
