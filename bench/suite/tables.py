@@ -32,9 +32,9 @@ def page(record, all_results: list, picture: str | None, source: str) -> str:
 
 def section(results: Results) -> list:
     task = results.task
-    repeats = len(results.repeats())
+    repeats = max(len(results.runs(setup)) for setup in results.setups())
     lines = [f"## {task.name}", "", f"{task.describe()}. {task.steps} steps a process, {len(results.steps)} timed; "
-             f"{repeats} repeat{'s' if repeats > 1 else ''}; {task.load('dpo', 0).tokens} informative tokens in the first step.", ""]
+             f"{f'up to {repeats} repeats' if repeats > 1 else 'one repeat'}; {task.load('dpo', 0).tokens} informative tokens in the first step.", ""]
     lines += ratios(results, "TRL") + ratios(results, "Mitchell") + full_beside_adapters(results)
     lines += setups(results) + products(results)
     return lines
@@ -51,7 +51,7 @@ def ratios(results: Results, peer: str) -> list:
                         f"{any_type.median:.2f} | {memory:.2f} | {'' if distance is None else f'{distance:.0e}'} |")
     if not rows:
         return []
-    return [f"How many times as fast as {peer} Tandem is, {peer} at the fastest of its set-ups in each repeat: median (least to most).", "",
+    return [f"How many times as fast as {peer} Tandem is, {peer} at the fastest of its set-ups in each repeat: median (least to most), or of one repeat.", "",
             f"| | {peer} ÷ Tandem, time of a step | fastest {peer} | against {peer} in any type | memory, Tandem ÷ {peer} | losses apart |",
             "|---|---|---|---|---|---|", *rows, ""]
 

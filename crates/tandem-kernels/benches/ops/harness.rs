@@ -24,6 +24,12 @@ pub struct Peak {
     pub memory: f64,
 }
 
+/// Products to time: their type, and tokens, inputs and outputs of each layer.
+pub struct Products {
+    pub dtype: DType,
+    pub shapes: Vec<(usize, usize, usize)>,
+}
+
 /// The device and the settings of a run.
 pub struct Bench {
     /// Where operations run.
@@ -32,8 +38,8 @@ pub struct Bench {
     pub threads: usize,
     /// Filled in by the first family.
     pub peak: Peak,
-    /// Shapes of products, tokens × inputs × outputs, and their type, if these alone are asked for.
-    pub products: Option<(Vec<(usize, usize, usize)>, DType)>,
+    /// The products that alone are asked for.
+    pub products: Option<Products>,
     filter: Option<String>,
 }
 
@@ -92,7 +98,7 @@ impl Bench {
 }
 
 /// `f32 2048x256x688 …`: a type and shapes.
-fn products(arguments: &[String]) -> (Vec<(usize, usize, usize)>, DType) {
+fn products(arguments: &[String]) -> Products {
     const FORM: &str = "--products f32|bf16 TOKENSxINPUTSxOUTPUTS ...";
     let (dtype, shapes) = arguments.split_first().expect(FORM);
     let shape = |text: &String| {
@@ -101,7 +107,7 @@ fn products(arguments: &[String]) -> (Vec<(usize, usize, usize)>, DType) {
         (next(), next(), next())
     };
     let dtype = [DType::F32, DType::Bf16].into_iter().find(|d| d.name() == dtype).expect(FORM);
-    (shapes.iter().map(shape).collect(), dtype)
+    Products { dtype, shapes: shapes.iter().map(shape).collect() }
 }
 
 /// Activations that take turns: in a step they come from memory, not from the cache that the last call left.

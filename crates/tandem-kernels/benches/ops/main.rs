@@ -22,8 +22,8 @@ use harness::Bench;
 
 fn main() {
     let mut bench = Bench::from_arguments();
-    if let Some((shapes, dtype)) = &bench.products {
-        product::training(&bench, shapes, *dtype);
+    if let Some(products) = &bench.products {
+        product::training(&bench, &products.shapes, products.dtype);
         return;
     }
     peak::measure(&mut bench);
