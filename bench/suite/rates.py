@@ -13,6 +13,8 @@ from .timing import environment
 DIRECTIONS = {"linear": "forward", "linear_backward_input": "input's gradient",
               "linear_backward_weight": "weight's gradient"}
 
+LIBRARIES = ["Tandem", "torch"]
+
 
 @dataclass
 class Rates:
@@ -42,8 +44,10 @@ class Rates:
         each = {name: weights[name] / flops_of(name) * min(times.values()) for name, times in self.seconds.items()}
         return sum(weights.values()) / sum(each.values())
 
-    def of(self, library: str, task: Work) -> float:
-        """The same by one library alone."""
+    def of(self, library: str, task: Work) -> float | None:
+        """The same by one library alone, if it made all of them."""
+        if any(library not in times for times in self.seconds.values()):
+            return None
         weights = self.weights(task)
         return sum(weights.values()) / sum(weights[name] / flops_of(name) * times[library]
                                            for name, times in self.seconds.items())
@@ -69,13 +73,16 @@ def measure(task: Task, type_: str, repeat: int, args) -> Rates:
     shapes = [shape_name(shape) for shape in task.products()]
     for part in (shapes[:2], shapes[2:4], shapes[4:]):
         threads = os.environ | {"TANDEM_BENCH_THREADS": str(args.threads)}
-        of = {
-            "Tandem": subprocess.run([args.ops_bench, "--products", type_, *part], env=threads, stdout=subprocess.PIPE,
-                                     check=True, text=True),
-            "torch": subprocess.run([args.python, HERE / "torch_products.py", "--threads", str(args.threads), type_, *part],
-                                    env=environment(args), stdout=subprocess.PIPE, check=True, text=True),
+        commands = {
+            "Tandem": ([args.ops_bench, "--products", type_, *part], threads),
+            "torch": ([args.python, HERE / "torch_products.py", "--threads", str(args.threads), type_, *part],
+                      environment(args)),
         }
-        for library, process in of.items():
+        for library, (command, variables) in commands.items():
+            process = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True)
+            if process.returncode:
+                print(f"{library} cannot multiply {type_} ({process.returncode}): left out of the rate", file=sys.stderr)
+                continue
             for line in process.stdout.splitlines():
                 product = json.loads(line)
                 rates.seconds.setdefault(product["name"], {})[library] = product["seconds"]

@@ -112,7 +112,7 @@ class Results:
     def product_share(self, type_: str) -> Spread | None:
         """The rate of Tandem's products as a share of the best of any library's."""
         found = (self.record.rate(self.task.name, repeat, type_) for repeat in self.repeats())
-        return Spread.of([rates.of("Tandem", self.task) / rates.best(self.task) for rates in found if rates])
+        return Spread.of(own / rates.best(self.task) for rates in found if rates and (own := rates.of("Tandem", self.task)))
 
     def loss_distance(self, row: tuple) -> float | None:
         """The largest distance between a peer's loss and Tandem's, step by step, where they should be the same."""

@@ -2,7 +2,7 @@
 
 import statistics
 
-from .rates import DIRECTIONS, flops_of
+from .rates import DIRECTIONS, LIBRARIES, flops_of
 from .results import Results, Spread
 from .setups import TITLES
 from .targets import targets
@@ -103,10 +103,10 @@ def products(results: Results) -> list:
         if not found:
             continue
         best = Spread.of([rates.best(task) / 1e9 for rates in found])
-        own = Spread.of([rates.of("Tandem", task) / 1e9 for rates in found])
-        other = Spread.of([rates.of("torch", task) / 1e9 for rates in found])
+        alone = {library: [rate / 1e9 for rates in found if (rate := rates.of(library, task))] for library in LIBRARIES}
+        alone = ", ".join(f"{library} alone {statistics.median(values):.0f}" for library, values in alone.items() if values)
         lines.append(f"* {type_}: {best.median:.0f} GFLOP/s ({best.least:.0f} to {best.most:.0f}), each product by the library that is "
-                     f"fastest at it ({found[0].winners()}); Tandem's own {own.median:.0f}, torch's {other.median:.0f}.")
+                     f"fastest at it ({found[0].winners()}); {alone}.")
     if not lines:
         return []
     lines = ["The rate of products that utilisation is a share of, measured in the same repeats at this task's shapes:", "", *lines, "",
@@ -119,12 +119,16 @@ def products(results: Results) -> list:
             for direction in DIRECTIONS:
                 name = f"{direction} {type_} {shape}"
                 times = [rates.seconds[name] for rates in record.rates if rates.task == task.name and name in rates.seconds]
-                rate = {library: statistics.median(flops_of(name) / time[library] / 1e9 for time in times)
-                        for library in ("Tandem", "torch") if times}
-                cells.append(f"{rate['Tandem']:.0f} / {rate['torch']:.0f}" if rate else "")
+                cells.append(" / ".join(rate_of(name, library, times) for library in LIBRARIES) if times else "")
             if any(cells):
                 lines.append(f"| {type_} {shape.replace('x', ' × ')} | " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def rate_of(name: str, library: str, times: list) -> str:
+    """Of one product, in GFLOP/s."""
+    values = [flops_of(name) / time[library] / 1e9 for time in times if library in time]
+    return f"{statistics.median(values):.0f}" if values else "–"
 
 
 def spread(value: Spread) -> str:
