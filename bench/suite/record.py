@@ -52,6 +52,12 @@ class Record:
         if self.about["machine"] != machine():
             sys.exit(f"{file} was measured on another machine ({self.about['machine']}): start afresh, without --resume")
 
+    def forget(self, cores: float, warmup: int) -> None:
+        """Forgets failures; and processes that used fewer cores, with the rates of products of their repeats."""
+        disturbed = {(t.task, t.repeat) for t in self.timings if not t.error and t.cores(warmup) < cores}
+        self.timings = [t for t in self.timings if not t.error and t.cores(warmup) >= cores]
+        self.rates = [r for r in self.rates if (r.task, r.repeat) not in disturbed]
+
     def write(self, file: Path) -> None:
         """Whole or not at all."""
         text = json.dumps({"about": self.about}, indent=1)[:-2]  # the rest: one task, one process a line

@@ -61,6 +61,11 @@ class Results:
         values = [value for run in self.runs(setup) for value in self.seconds(run)]
         return statistics.median(values) if values else None
 
+    def cores(self, setup: Setup) -> float | None:
+        """Processor seconds a second."""
+        values = [run.cores(self.steps.start) for run in self.runs(setup)]
+        return statistics.median(values) if values else None
+
     def utilisation(self, setup: Setup) -> Spread | None:
         """Useful operations a second as a share of the products' rate in the same repeat."""
         shares = []

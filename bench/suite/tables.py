@@ -77,17 +77,17 @@ def full_beside_adapters(results: Results) -> list:
 
 def setups(results: Results) -> list:
     task, record = results.task, results.record
-    lines = ["| | s/step | pairs or rows/s | informative tokens/s | real tokens/s | model-FLOP utilisation | peak MiB | last loss |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ["| | s/step | cores used | pairs or rows/s | informative tokens/s | real tokens/s | model-FLOP utilisation | peak MiB | last loss |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for setup in results.setups():
         failed = [t for t in record.timings if t.task == task.name and t.setup == setup and t.error]
         runs = results.runs(setup)
         if not runs:
-            lines.append(f"| {setup.name} | **failed**: {failed[0].error.replace('|', '/')} | | | | | | |")
+            lines.append(f"| {setup.name} | **failed**: {failed[0].error.replace('|', '/')} | | | | | | | |")
             continue
         use = results.utilisation(setup)
         lines.append(
-            f"| {setup.name} | {results.step_seconds(setup):.3f} | "
+            f"| {setup.name} | {results.step_seconds(setup):.3f} | {results.cores(setup):.2f} | "
             f"{results.speed(setup, lambda step: task.facts['pairs_per_step']):.2f} | "
             f"{results.speed(setup, lambda step: task.load(setup.method, step).tokens):.0f} | "
             f"{results.speed(setup, lambda step: task.real_tokens(setup.method, step)):.0f} | "

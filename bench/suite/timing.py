@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -29,6 +30,11 @@ class Timing:
     whole_seconds: float = 0.0  # of the process
     load_average: float = 0.0
     error: str = ""
+
+    def cores(self, warmup: int) -> float:
+        """Processor seconds a second: less than the number of threads where other programs were in the way."""
+        pairs = zip(self.cpu_seconds[warmup:], self.seconds[warmup:], strict=True)
+        return statistics.median(cpu / seconds for cpu, seconds in pairs)
 
     def to_json(self) -> dict:
         return asdict(self)
