@@ -7,6 +7,9 @@ from .results import Results, Spread
 from .setups import TITLES
 from .targets import targets
 
+# Of the threads; a program that used less was disturbed.
+QUIET = 0.85
+
 
 def page(record, all_results: list, picture: str | None, source: str) -> str:
     about, options = record.about, record.about["options"]
@@ -92,6 +95,11 @@ def setups(results: Results) -> list:
             f"{results.speed(setup, lambda step: task.load(setup.method, step).tokens):.0f} | "
             f"{results.speed(setup, lambda step: task.real_tokens(setup.method, step)):.0f} | "
             f"{'' if use is None else share(use)} | {results.peak(setup) / 2**20:.0f} | {runs[0].losses[-1]:.4f} |")
+    threads = record.about["options"]["threads"]
+    disturbed = [setup.name for setup in results.setups() if (results.cores(setup) or threads) < QUIET * threads]
+    if disturbed:
+        lines += ["", f"**Disturbed**: something else was running beside {', '.join(disturbed)}. These times, and shares of a rate that "
+                  "was taken at another moment, are not to be read."]
     return [*lines, ""]
 
 
