@@ -62,9 +62,8 @@ class Results:
         return statistics.median(values) if values else None
 
     def cores(self, setup: Setup) -> float | None:
-        """Processor seconds a second."""
-        values = [run.cores(self.steps.start) for run in self.runs(setup)]
-        return statistics.median(values) if values else None
+        """Processor seconds a second, of the most disturbed process."""
+        return min((run.cores(self.steps.start) for run in self.runs(setup)), default=None)
 
     def utilisation(self, setup: Setup) -> Spread | None:
         """Useful operations a second as a share of the products' rate in the same repeat."""
