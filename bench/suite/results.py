@@ -118,6 +118,16 @@ class Results:
         found = (self.record.rate(self.task.name, repeat, type_) for repeat in self.repeats())
         return Spread.of(own / rates.best(self.task) for rates in found if rates and (own := rates.of("Tandem", self.task)))
 
+    def worst_product(self, type_: str) -> float | None:
+        """The same of the single product at which it is lowest; of each, the median over repeats."""
+        shares = {}
+        for rates in self.record.rates:
+            if rates.task == self.task.name and rates.type == type_:
+                for name, times in rates.seconds.items():
+                    if "Tandem" in times:
+                        shares.setdefault(name, []).append(min(times.values()) / times["Tandem"])
+        return min((statistics.median(values) for values in shares.values()), default=None)
+
     def loss_distance(self, row: tuple) -> float | None:
         """The largest distance between a peer's loss and Tandem's, step by step, where they should be the same."""
         if row[1] != "f32":

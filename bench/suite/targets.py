@@ -32,8 +32,9 @@ def targets(all_results: list) -> list:
         return results.task.shape == "long-prompt"
 
     for type_ in UTILISATION:
-        line(f"products, {type_}, of the best rate of any library", PRODUCTS, percent,
+        line(f"products of a step together, {type_}, of the best rate of any library", PRODUCTS, percent,
              lambda results: median(results.product_share(type_)))
+        line(f"the worst single product, {type_}", PRODUCTS, percent, lambda results: results.worst_product(type_))
     for type_, target in UTILISATION.items():
         line(f"DPO with reference model, {type_}: model-FLOP utilisation of the model of about 100 M", target, percent,
              lambda results: median(best_utilisation(results, type_)), keep=lambda results: results.task.size == "M")
