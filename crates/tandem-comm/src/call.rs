@@ -73,6 +73,22 @@ impl Call {
     }
 }
 
+impl Operation {
+    /// One word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce(_) => "all_reduce",
+            Self::ReduceScatter(_) => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::Broadcast { .. } => "broadcast",
+            Self::Barrier => "barrier",
+            Self::Split => "split",
+            Self::Send { .. } => "send",
+            Self::Recv { .. } => "recv",
+        }
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operation, kind, len, .. } = self;

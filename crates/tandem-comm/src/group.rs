@@ -1,10 +1,14 @@
 //! The ranks that work together, as one of them sees them.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use crate::call::{Call, Operation};
 use crate::element::{Element, ElementKind, Numbers, Reduction};
 use crate::error::{CommError, Result};
 use crate::progress::Progress;
 use crate::volume::Volume;
+use crate::watch::Watch;
 
 /// Messages that may be under way from one rank of a group. One more waits for the oldest to be received.
 pub(crate) const MAX_MESSAGES: usize = 64;
@@ -65,12 +69,13 @@ pub struct Group {
     engine: Box<dyn Engine>,
     volume: Volume,
     progress: Progress,
+    watch: Option<Arc<dyn Watch>>,
 }
 
 impl Group {
     /// A group on an engine.
     pub fn new(engine: Box<dyn Engine>) -> Self {
-        Self { engine, volume: Volume::default(), progress: Progress::default() }
+        Self { engine, volume: Volume::default(), progress: Progress::default(), watch: None }
     }
 
     /// The same group, carried by an engine made of its own.
@@ -81,8 +86,8 @@ impl Group {
         self,
         make: impl FnOnce(Box<dyn Engine>) -> Result<Box<dyn Engine>>,
     ) -> Result<Self> {
-        let Self { engine, volume, progress } = self;
-        Ok(Self { engine: make(engine)?, volume, progress })
+        let Self { engine, volume, progress, watch } = self;
+        Ok(Self { engine: make(engine)?, volume, progress, watch })
     }
 
     /// A group of one, in which every collective is done at once.
@@ -111,6 +116,11 @@ impl Group {
         &self.progress
     }
 
+    /// Tells `watch` of this group's calls from now on, and of those of groups that it divides into.
+    pub fn watched_by(&mut self, watch: Arc<dyn Watch>) {
+        self.watch = Some(watch);
+    }
+
     /// Every rank's `data` becomes the reduction of all of them, the same bits everywhere.
     ///
     /// # Errors
@@ -125,11 +135,10 @@ impl Group {
     /// As there.
     pub fn all_reduce_numbers(&mut self, numbers: Numbers, reduction: Reduction) -> Result<()> {
         let call = Call::whole(Operation::AllReduce(reduction), numbers.kind, numbers.len);
-        self.volume.count(&call, self.size());
-        match numbers.bytes {
-            Some(bytes) => self.engine.all_reduce(call, reduction, bytes),
-            None => self.engine.dry(call),
-        }
+        self.make(call, |engine| match numbers.bytes {
+            Some(bytes) => engine.all_reduce(call, reduction, bytes),
+            None => engine.dry(call),
+        })
     }
 
     /// This rank's part of `data` becomes the reduction of all ranks' buffers there; the rest is unspecified afterwards.
@@ -157,11 +166,10 @@ impl Group {
     ) -> Result<()> {
         let call = Call::parted(Operation::ReduceScatter(reduction), numbers.kind, counts);
         self.check_parts(&call, counts, numbers.len)?;
-        self.volume.count(&call, self.size());
-        match numbers.bytes {
-            Some(bytes) => self.engine.reduce_scatter(call, reduction, bytes, counts),
-            None => self.engine.dry(call),
-        }
+        self.make(call, |engine| match numbers.bytes {
+            Some(bytes) => engine.reduce_scatter(call, reduction, bytes, counts),
+            None => engine.dry(call),
+        })
     }
 
     /// Every rank's part of `data` becomes what its owner has there.
@@ -179,11 +187,10 @@ impl Group {
     pub fn all_gather_numbers(&mut self, numbers: Numbers, counts: &[usize]) -> Result<()> {
         let call = Call::parted(Operation::AllGather, numbers.kind, counts);
         self.check_parts(&call, counts, numbers.len)?;
-        self.volume.count(&call, self.size());
-        match numbers.bytes {
-            Some(bytes) => self.engine.all_gather(call, bytes, counts),
-            None => self.engine.dry(call),
-        }
+        self.make(call, |engine| match numbers.bytes {
+            Some(bytes) => engine.all_gather(call, bytes, counts),
+            None => engine.dry(call),
+        })
     }
 
     /// What all ranks have, one's after another's; `counts` says how many each has.
@@ -208,8 +215,7 @@ impl Group {
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<()> {
         let call = Call::whole(Operation::Broadcast { root }, T::KIND, data.len());
         self.check_rank(&call, root)?;
-        self.volume.count(&call, self.size());
-        self.engine.broadcast(call, root, bytemuck::cast_slice_mut(data))
+        self.make(call, |engine| engine.broadcast(call, root, bytemuck::cast_slice_mut(data)))
     }
 
     /// Waits until all ranks have come here.
@@ -218,8 +224,7 @@ impl Group {
     /// If a rank failed, hangs, or called something else.
     pub fn barrier(&mut self) -> Result<()> {
         let call = Call::whole(Operation::Barrier, ElementKind::U8, 0);
-        self.volume.count(&call, self.size());
-        self.engine.barrier(call)
+        self.make(call, |engine| engine.barrier(call))
     }
 
     /// Sends to one rank, which must receive as many elements; messages between two ranks keep their order. A message does not
@@ -230,8 +235,8 @@ impl Group {
     /// If there is no such rank, or it failed.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<()> {
         self.check_peer("send", to)?;
-        self.volume.count(&Call::whole(Operation::Send { to }, T::KIND, data.len()), self.engine.size());
-        self.engine.send(to, bytemuck::cast_slice(data))
+        let call = Call::whole(Operation::Send { to }, T::KIND, data.len());
+        self.make(call, |engine| engine.send(to, bytemuck::cast_slice(data)))
     }
 
     /// [`Group::send`] in a dry run.
@@ -241,8 +246,7 @@ impl Group {
     pub fn dry_send(&mut self, to: usize, kind: ElementKind, len: usize) -> Result<()> {
         self.check_peer("send", to)?;
         let call = Call::whole(Operation::Send { to }, kind, len);
-        self.volume.count(&call, self.size());
-        self.engine.dry(call)
+        self.make(call, |engine| engine.dry(call))
     }
 
     /// [`Group::recv`] in a dry run.
@@ -260,7 +264,8 @@ impl Group {
     /// If there is no such rank, it failed or hangs, or sent another number of elements.
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<()> {
         self.check_peer("recv", from)?;
-        self.engine.recv(from, bytemuck::cast_slice_mut(data))
+        let call = Call::whole(Operation::Recv { from }, T::KIND, data.len());
+        self.make(call, |engine| engine.recv(from, bytemuck::cast_slice_mut(data)))
     }
 
     /// Divides the group: the ranks that give the same colour form a new one, in the order of their ranks.
@@ -269,7 +274,8 @@ impl Group {
     /// If a rank failed, hangs, or called something else.
     pub fn split(&mut self, color: usize) -> Result<Self> {
         let call = Call::whole(Operation::Split, ElementKind::U8, 0);
-        Ok(Self { progress: self.progress.clone(), ..Self::new(self.engine.split(call, color)?) })
+        let engine = self.engine.split(call, color)?;
+        Ok(self.part(engine))
     }
 
     /// As [`Group::split`], by a rule that tells every rank's colour: so that a group of which one rank exists can divide too.
@@ -279,7 +285,22 @@ impl Group {
     pub fn split_by(&mut self, color: impl Fn(usize) -> usize) -> Result<Self> {
         let call = Call::whole(Operation::Split, ElementKind::U8, 0);
         let colors: Vec<usize> = (0..self.size()).map(color).collect();
-        Ok(Self { progress: self.progress.clone(), ..Self::new(self.engine.split_by(call, &colors)?) })
+        let engine = self.engine.split_by(call, &colors)?;
+        Ok(self.part(engine))
+    }
+
+    fn part(&self, engine: Box<dyn Engine>) -> Self {
+        Self { progress: self.progress.clone(), watch: self.watch.clone(), ..Self::new(engine) }
+    }
+
+    /// Counts a call, makes it, and tells who watches.
+    fn make(&mut self, call: Call, made: impl FnOnce(&mut dyn Engine) -> Result<()>) -> Result<()> {
+        self.volume.count(&call, self.engine.size());
+        let Some(watch) = &self.watch else { return made(&mut *self.engine) };
+        let began = Instant::now();
+        let outcome = made(&mut *self.engine);
+        watch.called(&call, self.engine.size(), began);
+        outcome
     }
 
     /// Gives up: the other ranks' calls fail and tell the reason.

@@ -35,6 +35,7 @@ pub mod threads;
 #[cfg(feature = "gloo")]
 pub mod vigil;
 mod volume;
+mod watch;
 
 pub use call::{Call, Operation};
 pub use element::{Element, ElementKind, Numbers, Reduction};
@@ -43,3 +44,4 @@ pub use group::{Engine, Group};
 pub use launch::{Environment, Launch, LaunchError, Launcher, MeetingPoint, RanksHere};
 pub use progress::{Phase, Place, Progress};
 pub use volume::Volume;
+pub use watch::Watch;

@@ -2,10 +2,10 @@
 
 mod conformance;
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use tandem_comm::{CommError, Group, Reduction, threads};
+use tandem_comm::{Call, CommError, Group, Reduction, Watch, threads};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -204,4 +204,33 @@ fn volume_is_counted_as_the_formulas_say() {
             (4, 2 * 400 * 3 / 4 + 320 * 3 / 4 + 160 * 3 / 4 + 80)
         );
     }
+}
+
+#[test]
+fn who_watches_a_group_is_told_of_its_calls_and_of_those_of_its_parts() {
+    #[derive(Default)]
+    struct Told(Mutex<Vec<(String, usize)>>);
+    impl Watch for Told {
+        fn called(&self, call: &Call, num_ranks: usize, began: Instant) {
+            assert!(began <= Instant::now());
+            self.0.lock().unwrap().push((call.to_string(), num_ranks));
+        }
+    }
+    let told = on_ranks(2, DEADLINE, |mut group| {
+        let told = Arc::new(Told::default());
+        group.barrier().unwrap();
+        group.watched_by(told.clone());
+        let mut part = group.split(group.rank()).unwrap();
+        part.all_reduce(&mut [0f32; 3], Reduction::Sum).unwrap();
+        if group.rank() == 0 { group.send(1, &[1u8; 5]) } else { group.recv(0, &mut [0u8; 5]) }.unwrap();
+        // A call that is refused before it is made is none.
+        assert!(group.broadcast(&mut [0u8], 7).is_err());
+        drop((group, part));
+        Arc::into_inner(told).unwrap().0.into_inner().unwrap()
+    });
+    let calls = |message: &str| {
+        let all = [("all_reduce(sum) of 3 f32", 1), (message, 2)];
+        all.map(|(call, num_ranks)| (call.to_owned(), num_ranks)).to_vec()
+    };
+    assert_eq!(told, [calls("send of 5 u8 to rank 1"), calls("recv of 5 u8 from rank 0")]);
 }
