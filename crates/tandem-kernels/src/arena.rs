@@ -137,6 +137,8 @@ pub(crate) struct FreeList {
     usage: MemoryUse,
     /// One past the highest byte ever handed out or reserved: what is resident.
     high_water: usize,
+    /// How often a range was handed out, and bytes.
+    taken: (u64, u64),
 }
 
 /// A range handed out by a [`FreeList`].
@@ -149,7 +151,8 @@ pub(crate) struct Cut {
 
 impl FreeList {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { free: BTreeMap::from([(0, capacity)]), usage: MemoryUse::default(), high_water: 0 }
+        let free = BTreeMap::from([(0, capacity)]);
+        Self { free, usage: MemoryUse::default(), high_water: 0, taken: (0, 0) }
     }
 
     /// A range of at least `bytes`, or `None` if no free range is long enough.
@@ -161,6 +164,7 @@ impl FreeList {
             self.free.insert(offset + length, free - length);
         }
         self.usage.add(kind, length);
+        self.taken = (self.taken.0 + 1, self.taken.1 + length as u64);
         self.high_water = self.high_water.max(offset + length);
         Some(Cut { kind, offset, length })
     }
@@ -197,6 +201,10 @@ impl FreeList {
 
     pub(crate) fn high_water(&self) -> usize {
         self.high_water
+    }
+
+    pub(crate) fn taken(&self) -> (u64, u64) {
+        self.taken
     }
 }
 
@@ -300,6 +308,10 @@ impl Arena {
 
     pub(crate) fn high_water(&self) -> usize {
         self.lock().high_water()
+    }
+
+    pub(crate) fn taken(&self) -> (u64, u64) {
+        self.lock().taken()
     }
 }
 

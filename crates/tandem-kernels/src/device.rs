@@ -2,13 +2,15 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::arena::{Kind, MemoryUse};
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::DType;
 use crate::meta::{Ledger, MetaBlock};
+use crate::profile::Profile;
 use crate::tensor::{Extent, Storage, Tensor};
-use crate::{Result, arena::Arena};
+use crate::{Result, Work, arena::Arena};
 
 /// A compute device. Cloning is cheap and refers to the same device.
 #[derive(Clone)]
@@ -82,9 +84,53 @@ impl Device {
     /// None on the CPU.
     pub fn on_one_thread(&self) -> Result<Self> {
         Ok(match self {
-            Self::Cpu(cpu) => Self::Cpu(Arc::new(Cpu::new(1, cpu.arena.clone(), cpu.isa())?)),
+            Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.alone()?)),
             Self::Meta(ledger) => Self::Meta(ledger.clone()),
         })
+    }
+
+    /// The same device and memory, and every operation is timed by `profile`; so are those of the devices that are made of it.
+    /// A device for dry runs has no time to tell.
+    #[must_use]
+    pub fn profiled(&self, profile: &Arc<Profile>) -> Self {
+        match self {
+            Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.profiled(profile.clone()))),
+            Self::Meta(ledger) => Self::Meta(ledger.clone()),
+        }
+    }
+
+    /// Who times this device's operations.
+    pub fn profile(&self) -> Option<&Arc<Profile>> {
+        match self {
+            Self::Cpu(cpu) => cpu.profile.as_ref(),
+            Self::Meta(_) => None,
+        }
+    }
+
+    /// Runs an operation's kernel and returns what it does; a dry run records its cost instead and returns `None`.
+    #[inline]
+    pub(crate) fn launch<T>(&self, work: Work, kernel: impl FnOnce(&Cpu) -> T) -> Option<T> {
+        self.launch_counting(|| work, kernel)
+    }
+
+    /// [`Self::launch`] where the cost takes time to count.
+    #[inline]
+    pub(crate) fn launch_counting<T>(
+        &self,
+        work: impl FnOnce() -> Work,
+        kernel: impl FnOnce(&Cpu) -> T,
+    ) -> Option<T> {
+        match self {
+            Self::Cpu(cpu) => Some(match &cpu.profile {
+                None => kernel(cpu),
+                Some(profile) => profile.launch(work, || kernel(cpu)),
+            }),
+            Self::Meta(ledger) => {
+                let Work { op, flops, bytes, .. } = work();
+                ledger.record(op, flops, bytes);
+                None
+            }
+        }
     }
 
     /// A matrix of unspecified content.
@@ -134,6 +180,14 @@ impl Device {
         }
     }
 
+    /// What was ever taken from the arena: how often, and bytes. What was given back in between counts again.
+    pub fn taken(&self) -> (u64, u64) {
+        match self {
+            Self::Cpu(cpu) => cpu.arena.taken(),
+            Self::Meta(ledger) => ledger.taken(),
+        }
+    }
+
     /// Makes the arena's first `bytes` resident now: what the plan found to be needed.
     pub fn reserve(&self, bytes: usize) {
         if let Self::Cpu(cpu) = self {
@@ -141,11 +195,33 @@ impl Device {
         }
     }
 
-    /// Says what is going on from here on, so that a dry run can tell when memory was fullest. Nothing is done elsewhere.
+    /// Says what is going on from here on, so that a dry run can tell when memory was fullest, and a profile what operations
+    /// were for. Nothing is done elsewhere.
     pub fn note(&self, place: std::fmt::Arguments<'_>) {
-        if let Self::Meta(ledger) = self {
-            ledger.note(place);
+        match self {
+            Self::Cpu(cpu) => {
+                if let Some(profile) = &cpu.profile {
+                    profile.note(place);
+                }
+            }
+            Self::Meta(ledger) => ledger.note(place),
         }
+    }
+
+    /// Says which phase of a step begins, for a profile alone.
+    pub fn enter(&self, phase: &'static str) {
+        if let Some(profile) = self.profile() {
+            profile.enter(phase);
+        }
+    }
+
+    /// Does something that no device computes, and tells a profile, if there is one, how long it took.
+    pub fn aside<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> T) -> T {
+        let Some(profile) = self.profile() else { return work() };
+        let began = Instant::now();
+        let result = work();
+        profile.other(name, bytes, began);
+        result
     }
 
     /// Whether this device only records.

@@ -6,7 +6,8 @@
 //!   computed with.
 //! * [`Tensor`] owns device memory from the device's arena; [`View`] and [`ViewMut`] borrow it.
 //! * [`Bytes`] owns device memory counted in bytes, for what is kept in a [`Format`].
-//! * [`ops`] holds the operations, one file each: shapes are checked there, then the device's kernel is called.
+//! * [`ops`] holds the operations, one file each: shapes are checked there, then the device's kernel is launched.
+//! * [`profile`] tells when each of them began and ended, on devices that it is given to ([`Device::profiled`]).
 //! * [`cpu`] holds the CPU kernels.
 //! * [`Forest`] is what a batch is.
 //!
@@ -25,8 +26,10 @@ pub mod forest;
 pub mod format;
 pub mod meta;
 pub mod ops;
+pub mod profile;
 pub mod states;
 pub mod tensor;
+mod work;
 
 pub use arena::{Kind, MemoryUse};
 pub use bytes::{Bytes, BytesMut, BytesView};
@@ -36,8 +39,10 @@ pub use error::KernelError;
 pub use forest::{Forest, Prediction, Segment};
 pub use format::Format;
 pub use half::bf16;
+pub use profile::Profile;
 pub use states::{Dither, Moment, STATE_BLOCK, StateForm, States, StatesMut, StatesView};
 pub use tensor::{Extent, Tensor, View, ViewMut};
+pub use work::Work;
 
 /// The result of a kernel operation.
 pub type Result<T, E = KernelError> = std::result::Result<T, E>;

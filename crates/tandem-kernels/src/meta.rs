@@ -121,6 +121,11 @@ impl Ledger {
     pub fn high_water(&self) -> usize {
         self.lock().memory.high_water()
     }
+
+    /// How often memory was taken, and bytes, as an arena would count them.
+    pub fn taken(&self) -> (u64, u64) {
+        self.lock().memory.taken()
+    }
 }
 
 /// A recorded allocation: counted until dropped.

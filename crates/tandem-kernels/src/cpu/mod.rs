@@ -22,6 +22,7 @@ mod nested;
 mod nf4;
 pub(crate) mod norm;
 mod optimizer;
+mod peak;
 mod product;
 pub(crate) mod rope;
 pub(crate) mod rows;
@@ -36,6 +37,7 @@ pub use isa::Isa;
 use std::sync::Arc;
 
 use crate::arena::Arena;
+use crate::profile::Profile;
 use crate::{KernelError, Result};
 use team::Team;
 
@@ -49,18 +51,31 @@ pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
     team: Arc<Team>,
     isa: Isa,
+    /// Who times operations, if somebody does.
+    pub(crate) profile: Option<Arc<Profile>>,
 }
 
 impl Cpu {
     pub(crate) fn new(threads: usize, arena: Arc<Arena>, isa: Isa) -> Result<Self> {
         let team = Team::new(threads)
             .map_err(|source| KernelError::System { what: "starting compute threads", source })?;
-        Ok(Self { arena, team: Arc::new(team), isa })
+        Ok(Self { arena, team: Arc::new(team), isa, profile: None })
     }
 
     /// The same threads with another memory.
     pub(crate) fn over(&self, arena: Arc<Arena>) -> Self {
-        Self { arena, team: self.team.clone(), isa: self.isa }
+        Self { arena, team: self.team.clone(), isa: self.isa, profile: self.profile.clone() }
+    }
+
+    /// The same memory, and one thread: the caller.
+    pub(crate) fn alone(&self) -> Result<Self> {
+        let profile = self.profile.clone();
+        Ok(Self { profile, ..Self::new(1, self.arena.clone(), self.isa)? })
+    }
+
+    /// The same threads and memory, timed.
+    pub(crate) fn profiled(&self, profile: Arc<Profile>) -> Self {
+        Self { profile: Some(profile), ..self.over(self.arena.clone()) }
     }
 
     /// Number of compute threads, the calling one included.

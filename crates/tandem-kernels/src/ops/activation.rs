@@ -29,10 +29,8 @@ pub fn gated(device: &Device, function: Activation, gu: View, h: ViewMut) -> Res
     let (tokens, width) = (h.rows(), h.cols());
     check::shape(OP, "gu", &gu, tokens, 2 * width)?;
     check::same_type(OP, "h", &h, &gu)?;
-    match device {
-        Device::Cpu(cpu) => kernel::gated(cpu, function, gu, h),
-        Device::Meta(ledger) => ledger.record(OP, FLOPS * h.len() as f64, check::bytes(&[&gu, &h])),
-    }
+    let work = check::work(OP, &h, FLOPS * h.len() as f64, check::bytes(&[&gu, &h]));
+    device.launch(work, |cpu| kernel::gated(cpu, function, gu, h));
     Ok(())
 }
 
@@ -47,12 +45,8 @@ pub fn gated_backward(device: &Device, function: Activation, gu: View, dh: View,
     check::shape(OP, "dgu", &dgu, tokens, 2 * width)?;
     check::same_type(OP, "dh", &dh, &gu)?;
     check::same_type(OP, "dgu", &dgu, &gu)?;
-    match device {
-        Device::Cpu(cpu) => kernel::gated_backward(cpu, function, gu, dh, dgu),
-        Device::Meta(ledger) => {
-            ledger.record(OP, 2.0 * FLOPS * dh.len() as f64, check::bytes(&[&gu, &dh, &dgu]));
-        }
-    }
+    let work = check::work(OP, &dh, 2.0 * FLOPS * dh.len() as f64, check::bytes(&[&gu, &dh, &dgu]));
+    device.launch(work, |cpu| kernel::gated_backward(cpu, function, gu, dh, dgu));
     Ok(())
 }
 
@@ -64,10 +58,8 @@ pub fn activate(device: &Device, function: Activation, u: View, h: ViewMut) -> R
     const OP: &str = "activate";
     check::shape(OP, "h", &h, u.rows(), u.cols())?;
     check::same_type(OP, "h", &h, &u)?;
-    match device {
-        Device::Cpu(cpu) => kernel::activate(cpu, function, u, h),
-        Device::Meta(ledger) => ledger.record(OP, FLOPS * u.len() as f64, check::bytes(&[&u, &h])),
-    }
+    let work = check::work(OP, &u, FLOPS * u.len() as f64, check::bytes(&[&u, &h]));
+    device.launch(work, |cpu| kernel::activate(cpu, function, u, h));
     Ok(())
 }
 
@@ -87,9 +79,7 @@ pub fn activate_backward(
     check::shape(OP, "du", &du, u.rows(), u.cols())?;
     check::same_type(OP, "dh", &dh, &u)?;
     check::same_type(OP, "du", &du, &u)?;
-    match device {
-        Device::Cpu(cpu) => kernel::activate_backward(cpu, function, u, dh, du),
-        Device::Meta(ledger) => ledger.record(OP, FLOPS * u.len() as f64, check::bytes(&[&u, &dh, &du])),
-    }
+    let work = check::work(OP, &u, FLOPS * u.len() as f64, check::bytes(&[&u, &dh, &du]));
+    device.launch(work, |cpu| kernel::activate_backward(cpu, function, u, dh, du));
     Ok(())
 }

@@ -142,13 +142,9 @@ pub fn attention(
     check::shape(OP, "out", &out, tokens, q.cols())?;
     check::same_type(OP, "out", &out, &q)?;
     check::f32_shape(OP, "log_sum_exp", &log_sum_exp, tokens, shape.heads)?;
-    match device {
-        Device::Cpu(cpu) => kernel::forward(cpu, q, k, v, forest, shape, out, log_sum_exp),
-        Device::Meta(ledger) => {
-            let flops = 4.0 * shape.head_dim as f64 * shape.pairs(forest);
-            ledger.record(OP, flops, check::bytes(&[&q, &k, &v, &out, &log_sum_exp]));
-        }
-    }
+    let bytes = check::bytes(&[&q, &k, &v, &out, &log_sum_exp]);
+    let work = || check::work(OP, &q, 4.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
+    device.launch_counting(work, |cpu| kernel::forward(cpu, q, k, v, forest, shape, out, log_sum_exp));
     Ok(())
 }
 
@@ -184,17 +180,12 @@ pub fn attention_backward(
     // The gradients of keys and values are sums over queries and heads: they are summed in f32.
     let parts = num_parts(forest, shape);
     let mut sums = device.alloc(Kind::Scratch, parts * tokens, 2 * k.cols(), DType::F32)?;
-    match device {
-        Device::Cpu(cpu) => {
-            let sums = sums.view_mut();
-            kernel::backward(cpu, q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, sums);
-        }
-        Device::Meta(ledger) => {
-            let flops = 10.0 * shape.head_dim as f64 * shape.pairs(forest);
-            let bytes = check::bytes(&[&q, &k, &v, &out, &log_sum_exp, &d_out, &dq, &dk, &dv]);
-            ledger.record(OP, flops, bytes);
-        }
-    }
+    let bytes = check::bytes(&[&q, &k, &v, &out, &log_sum_exp, &d_out, &dq, &dk, &dv]);
+    let work = || check::work(OP, &q, 10.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
+    device.launch_counting(work, |cpu| {
+        let sums = sums.view_mut();
+        kernel::backward(cpu, q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, sums);
+    });
     Ok(())
 }
 
@@ -223,14 +214,13 @@ pub fn attention_decode(
         check::same_type(OP, name, operand, &q)?;
     }
     visible.check(OP, rows, k.rows())?;
-    match device {
-        Device::Cpu(cpu) => kernel::decode(cpu, q, k, v, visible, shape, out),
-        Device::Meta(ledger) => {
-            let seen: f64 = visible.ranges.iter().map(|r| r.len() as f64).sum();
-            let flops = 4.0 * seen * q.cols() as f64;
-            let cache = 2.0 * seen * (k.cols() * k.dtype().size()) as f64;
-            ledger.record(OP, flops, cache + check::bytes(&[&q, &out]));
-        }
-    }
+    let bytes = check::bytes(&[&q, &out]);
+    let work = || {
+        let seen: f64 = visible.ranges.iter().map(|r| r.len() as f64).sum();
+        let flops = 4.0 * seen * q.cols() as f64;
+        let cache = 2.0 * seen * (k.cols() * k.dtype().size()) as f64;
+        check::work(OP, &q, flops, cache + bytes)
+    };
+    device.launch_counting(work, |cpu| kernel::decode(cpu, q, k, v, visible, shape, out));
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What every operation checks before a kernel runs.
 
-use crate::{DType, KernelError, Result, View, ViewMut};
+use crate::{DType, KernelError, Result, View, ViewMut, Work};
 
 /// Shape and type of an operand, borrowed either way.
 pub(super) trait Operand {
@@ -77,7 +77,12 @@ pub(super) fn contiguous(op: &'static str, operand: &'static str, is_contiguous:
     Err(KernelError::invalid(op, format!("{operand} must be contiguous")))
 }
 
-/// Bytes of the operands, for the ledger.
+/// What an operation on such an operand costs.
+pub(super) fn work(op: &'static str, operand: &dyn Operand, flops: f64, bytes: f64) -> Work {
+    Work::new(op, operand.describe(), flops, bytes)
+}
+
+/// Bytes of the operands.
 pub(super) fn bytes(operands: &[&dyn Operand]) -> f64 {
     operands.iter().map(|o| o.describe()).map(|(r, c, t)| (r * c * t.size()) as f64).sum()
 }

@@ -16,10 +16,8 @@ fn check_columns(op: &'static str, cols: usize, factors: &View, bias: Option<&Vi
 pub fn scale_columns(device: &Device, y: ViewMut, factors: View, bias: Option<View>) -> Result<()> {
     const OP: &str = "scale_columns";
     check_columns(OP, y.cols(), &factors, bias.as_ref())?;
-    match device {
-        Device::Cpu(cpu) => kernel::scale_columns(cpu, None, factors, bias, y),
-        Device::Meta(ledger) => ledger.record(OP, 2.0 * y.len() as f64, 2.0 * y.num_bytes() as f64),
-    }
+    let work = check::work(OP, &y, 2.0 * y.len() as f64, 2.0 * y.num_bytes() as f64);
+    device.launch(work, |cpu| kernel::scale_columns(cpu, None, factors, bias, y));
     Ok(())
 }
 
@@ -31,10 +29,8 @@ pub fn scaled_columns(device: &Device, x: View, factors: View, bias: Option<View
     const OP: &str = "scaled_columns";
     check::shape(OP, "y", &y, x.rows(), x.cols())?;
     check_columns(OP, x.cols(), &factors, bias.as_ref())?;
-    match device {
-        Device::Cpu(cpu) => kernel::scale_columns(cpu, Some(x), factors, bias, y),
-        Device::Meta(ledger) => ledger.record(OP, 2.0 * x.len() as f64, check::bytes(&[&x, &y])),
-    }
+    let work = check::work(OP, &x, 2.0 * x.len() as f64, check::bytes(&[&x, &y]));
+    device.launch(work, |cpu| kernel::scale_columns(cpu, Some(x), factors, bias, y));
     Ok(())
 }
 
@@ -47,9 +43,7 @@ pub fn column_dots(device: &Device, a: View, b: View, out: ViewMut, add: bool) -
     const OP: &str = "column_dots";
     check::shape(OP, "b", &b, a.rows(), a.cols())?;
     check::f32_shape(OP, "out", &out, 1, a.cols())?;
-    match device {
-        Device::Cpu(cpu) => kernel::column_dots(cpu, a, b, out, add),
-        Device::Meta(ledger) => ledger.record(OP, 2.0 * a.len() as f64, check::bytes(&[&a, &b, &out])),
-    }
+    let work = check::work(OP, &a, 2.0 * a.len() as f64, check::bytes(&[&a, &b, &out]));
+    device.launch(work, |cpu| kernel::column_dots(cpu, a, b, out, add));
     Ok(())
 }

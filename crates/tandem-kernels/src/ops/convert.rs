@@ -8,10 +8,8 @@ use crate::{Device, KernelError, Result, View, ViewMut};
 /// # Errors
 /// None on the CPU.
 pub fn fill_zero(device: &Device, x: ViewMut) -> Result<()> {
-    match device {
-        Device::Cpu(cpu) => cpu.fill_zero(x),
-        Device::Meta(ledger) => ledger.record("fill_zero", 0.0, x.num_bytes() as f64),
-    }
+    let work = check::work("fill_zero", &x, 0.0, x.num_bytes() as f64);
+    device.launch(work, |cpu| cpu.fill_zero(x));
     Ok(())
 }
 
@@ -22,10 +20,8 @@ pub fn fill_zero(device: &Device, x: ViewMut) -> Result<()> {
 pub fn cast(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     const OP: &str = "cast";
     check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
-    match device {
-        Device::Cpu(cpu) => cpu.cast(src, dst),
-        Device::Meta(ledger) => ledger.record(OP, 0.0, (src.num_bytes() + dst.num_bytes()) as f64),
-    }
+    let work = check::work(OP, &src, 0.0, (src.num_bytes() + dst.num_bytes()) as f64);
+    device.launch(work, |cpu| cpu.cast(src, dst));
     Ok(())
 }
 
@@ -37,12 +33,8 @@ pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     const OP: &str = "add";
     check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
     check::is_f32(OP, "dst", &dst)?;
-    match device {
-        Device::Cpu(cpu) => cpu.add(src, dst),
-        Device::Meta(ledger) => {
-            ledger.record(OP, src.len() as f64, (src.num_bytes() + 2 * dst.num_bytes()) as f64);
-        }
-    }
+    let work = check::work(OP, &src, src.len() as f64, (src.num_bytes() + 2 * dst.num_bytes()) as f64);
+    device.launch(work, |cpu| cpu.add(src, dst));
     Ok(())
 }
 
@@ -51,10 +43,8 @@ pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
 /// # Errors
 /// None on the CPU.
 pub fn scale(device: &Device, x: ViewMut, factor: f32) -> Result<()> {
-    match device {
-        Device::Cpu(cpu) => cpu.scale(x, factor),
-        Device::Meta(ledger) => ledger.record("scale", x.len() as f64, 2.0 * x.num_bytes() as f64),
-    }
+    let work = check::work("scale", &x, x.len() as f64, 2.0 * x.num_bytes() as f64);
+    device.launch(work, |cpu| cpu.scale(x, factor));
     Ok(())
 }
 
@@ -66,13 +56,9 @@ pub fn gather_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
     const OP: &str = "gather_rows";
     check::shape(OP, "dst", &dst, rows.len(), src.cols())?;
     rows_inside(OP, rows, src.rows())?;
-    match device {
-        Device::Cpu(cpu) => cpu.gather_rows(src, rows, dst),
-        Device::Meta(ledger) => {
-            let read = dst.len() * src.dtype().size();
-            ledger.record(OP, 0.0, (read + dst.num_bytes()) as f64);
-        }
-    }
+    let read = dst.len() * src.dtype().size();
+    let work = check::work(OP, &dst, 0.0, (read + dst.num_bytes()) as f64);
+    device.launch(work, |cpu| cpu.gather_rows(src, rows, dst));
     Ok(())
 }
 
@@ -87,10 +73,8 @@ pub fn spread_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
     if let Some(row) = first_repeated(rows) {
         return Err(KernelError::invalid(OP, format!("row {row} is listed twice")));
     }
-    match device {
-        Device::Cpu(cpu) => cpu.spread_rows(src, rows, dst),
-        Device::Meta(ledger) => ledger.record(OP, 0.0, (src.num_bytes() + dst.num_bytes()) as f64),
-    }
+    let work = check::work(OP, &dst, 0.0, (src.num_bytes() + dst.num_bytes()) as f64);
+    device.launch(work, |cpu| cpu.spread_rows(src, rows, dst));
     Ok(())
 }
 
@@ -123,10 +107,8 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
         let (rows, cols) = dst.shape();
         return Err(KernelError::invalid(OP, format!("{} numbers for a {rows}x{cols} matrix", values.len())));
     }
-    match device {
-        Device::Cpu(cpu) => cpu.write_f32(values, dst),
-        Device::Meta(ledger) => ledger.record(OP, 0.0, dst.num_bytes() as f64),
-    }
+    let work = check::work(OP, &dst, 0.0, dst.num_bytes() as f64);
+    device.launch(work, |cpu| cpu.write_f32(values, dst));
     Ok(())
 }
 
@@ -136,9 +118,7 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
 /// None on the CPU.
 pub fn read_f32(device: &Device, src: View) -> Result<Vec<f32>> {
     let mut values = vec![0.0; src.len()];
-    match device {
-        Device::Cpu(cpu) => cpu.read_f32(src, &mut values),
-        Device::Meta(ledger) => ledger.record("read_f32", 0.0, src.num_bytes() as f64),
-    }
+    let work = check::work("read_f32", &src, 0.0, src.num_bytes() as f64);
+    device.launch(work, |cpu| cpu.read_f32(src, &mut values));
     Ok(values)
 }

@@ -21,10 +21,8 @@ pub fn dropout(device: &Device, x: View, y: ViewMut, key: u64, p: f32) -> Result
     const OP: &str = "dropout";
     check::shape(OP, "y", &y, x.rows(), x.cols())?;
     check_rate(OP, p)?;
-    match device {
-        Device::Cpu(cpu) => kernel::dropout(cpu, x, y, key, p, false),
-        Device::Meta(ledger) => ledger.record(OP, x.len() as f64, check::bytes(&[&x, &y])),
-    }
+    let work = check::work(OP, &x, x.len() as f64, check::bytes(&[&x, &y]));
+    device.launch(work, |cpu| kernel::dropout(cpu, x, y, key, p, false));
     Ok(())
 }
 
@@ -37,9 +35,7 @@ pub fn dropout_backward_add(device: &Device, dy: View, dx: ViewMut, key: u64, p:
     const OP: &str = "dropout_backward_add";
     check::shape(OP, "dx", &dx, dy.rows(), dy.cols())?;
     check_rate(OP, p)?;
-    match device {
-        Device::Cpu(cpu) => kernel::dropout(cpu, dy, dx, key, p, true),
-        Device::Meta(ledger) => ledger.record(OP, 2.0 * dy.len() as f64, check::bytes(&[&dy, &dx, &dx])),
-    }
+    let work = check::work(OP, &dy, 2.0 * dy.len() as f64, check::bytes(&[&dy, &dx, &dx]));
+    device.launch(work, |cpu| kernel::dropout(cpu, dy, dx, key, p, true));
     Ok(())
 }

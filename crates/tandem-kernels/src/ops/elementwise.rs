@@ -12,10 +12,8 @@ pub fn fill(device: &Device, x: ViewMut, value: f32) -> Result<()> {
     const OP: &str = "fill";
     check::is_f32(OP, "x", &x)?;
     check::contiguous(OP, "x", x.is_contiguous())?;
-    match device {
-        Device::Cpu(_) => x.into_slice().fill(value),
-        Device::Meta(ledger) => ledger.record(OP, 0.0, x.num_bytes() as f64),
-    }
+    let work = check::work(OP, &x, 0.0, x.num_bytes() as f64);
+    device.launch(work, |_| x.into_slice().fill(value));
     Ok(())
 }
 
@@ -28,10 +26,8 @@ pub fn divide(device: &Device, a: View, b: View, y: ViewMut, add: bool) -> Resul
     check::f32_shape(OP, "a", &a, 1, y.cols())?;
     check::f32_shape(OP, "b", &b, 1, y.cols())?;
     check::f32_shape(OP, "y", &y, 1, y.cols())?;
-    match device {
-        Device::Cpu(_) => kernel::divide(a.as_slice(), b.as_slice(), y.into_slice(), add),
-        Device::Meta(ledger) => ledger.record(OP, y.len() as f64, 3.0 * y.num_bytes() as f64),
-    }
+    let work = check::work(OP, &y, y.len() as f64, 3.0 * y.num_bytes() as f64);
+    device.launch(work, |_| kernel::divide(a.as_slice(), b.as_slice(), y.into_slice(), add));
     Ok(())
 }
 
@@ -43,10 +39,8 @@ pub fn mix(device: &Device, x: View, weight: f32, y: ViewMut) -> Result<()> {
     const OP: &str = "mix";
     check::f32_shape(OP, "x", &x, 1, y.cols())?;
     check::f32_shape(OP, "y", &y, 1, y.cols())?;
-    match device {
-        Device::Cpu(cpu) => cpu.mix(x.as_slice(), weight, y.into_slice()),
-        Device::Meta(ledger) => ledger.record(OP, 3.0 * y.len() as f64, 3.0 * y.num_bytes() as f64),
-    }
+    let work = check::work(OP, &y, 3.0 * y.len() as f64, 3.0 * y.num_bytes() as f64);
+    device.launch(work, |cpu| cpu.mix(x.as_slice(), weight, y.into_slice()));
     Ok(())
 }
 

@@ -30,13 +30,9 @@ pub fn embedding(
     const OP: &str = "embedding";
     check::f32_shape(OP, "x", &x, ids.len(), table.cols())?;
     check_ids(OP, ids, table.rows())?;
-    match device {
-        Device::Cpu(cpu) => kernel::embedding(cpu, table, ids, scale, x, accumulate),
-        Device::Meta(ledger) => {
-            let read = x.len() * (table.dtype().size() + if accumulate { 4 } else { 0 });
-            ledger.record(OP, x.len() as f64, read as f64 + check::bytes(&[&x]));
-        }
-    }
+    let read = x.len() * (table.dtype().size() + if accumulate { 4 } else { 0 });
+    let work = check::work(OP, &x, x.len() as f64, read as f64 + check::bytes(&[&x]));
+    device.launch(work, |cpu| kernel::embedding(cpu, table, ids, scale, x, accumulate));
     Ok(())
 }
 
@@ -49,11 +45,7 @@ pub fn embedding_backward(device: &Device, ids: &[u32], scale: f32, dx: View, dt
     check::f32_shape(OP, "dx", &dx, ids.len(), dtable.cols())?;
     check::is_f32(OP, "dtable", &dtable)?;
     check_ids(OP, ids, dtable.rows())?;
-    match device {
-        Device::Cpu(cpu) => kernel::embedding_backward(cpu, ids, scale, dx, dtable),
-        Device::Meta(ledger) => {
-            ledger.record(OP, 2.0 * dx.len() as f64, check::bytes(&[&dx, &dx, &dx]));
-        }
-    }
+    let work = check::work(OP, &dx, 2.0 * dx.len() as f64, check::bytes(&[&dx, &dx, &dx]));
+    device.launch(work, |cpu| kernel::embedding_backward(cpu, ids, scale, dx, dtable));
     Ok(())
 }

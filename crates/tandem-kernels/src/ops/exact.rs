@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::exact::{ExactSum, ExactView};
-use crate::{Device, KernelError, Result, View};
+use crate::{DType, Device, KernelError, Result, View, Work};
 
 /// Sums ← other sums, or sums ← sums + other sums where `add`.
 ///
@@ -13,12 +13,10 @@ pub fn exact_merge(device: &Device, other: ExactView, sums: &mut ExactSum, add: 
     if other.len() != sums.len() {
         return Err(KernelError::invalid(OP, format!("{} sums added to {}", other.len(), sums.len())));
     }
-    match device {
-        Device::Cpu(cpu) => cpu.exact_merge(other.as_slice(), sums.as_mut_slice(), add),
-        Device::Meta(ledger) => {
-            ledger.record(OP, other.len() as f64, (8 * other.len() * if add { 3 } else { 2 }) as f64);
-        }
-    }
+    let bytes = 8 * other.len() * if add { 3 } else { 2 };
+    let shape = (1, other.len(), DType::F32);
+    let work = Work::new(OP, shape, other.len() as f64, bytes as f64);
+    device.launch(work, |cpu| cpu.exact_merge(other.as_slice(), sums.as_mut_slice(), add));
     Ok(())
 }
 
@@ -36,12 +34,9 @@ pub fn exact_sum(device: &Device, terms: View, sums: &mut ExactSum, add: bool, l
     if terms.len() > sums.len() {
         return Err(KernelError::invalid(OP, format!("{} terms for {} sums", terms.len(), sums.len())));
     }
-    match device {
-        Device::Cpu(cpu) => Ok(cpu.exact_sum(terms, sums.as_mut_slice(), add, limit)),
-        Device::Meta(ledger) => {
-            let moved = terms.num_bytes() * if add { 5 } else { 3 };
-            ledger.record(OP, 2.0 * terms.len() as f64, moved as f64);
-            Ok(true)
-        }
-    }
+    let moved = terms.num_bytes() * if add { 5 } else { 3 };
+    let work = check::work(OP, &terms, 2.0 * terms.len() as f64, moved as f64);
+    let in_range = device.launch(work, |cpu| cpu.exact_sum(terms, sums.as_mut_slice(), add, limit));
+    // A dry run has no numbers that could be out of it.
+    Ok(in_range.unwrap_or(true))
 }

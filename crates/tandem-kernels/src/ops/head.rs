@@ -7,7 +7,7 @@
 
 use crate::cpu::head as kernel;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
-use crate::{DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut};
+use crate::{DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut, Work};
 
 /// Rows of a chunk. Every chunk reads all weights and passes over their gradient.
 const CHUNK: usize = 1024;
@@ -232,20 +232,19 @@ pub fn head_part(
     let mut kept = device.alloc_in(Kind::Head, Extent::new(kept_rows, room), width, DType::F32)?;
     let mut spare =
         device.alloc(Kind::Head, CHUNK.min(rows - kept_rows), kernel::strip_width(vocabulary), DType::F32)?;
-    match device {
-        Device::Cpu(cpu) => {
-            let (kept, spare) = (kept.view_mut(), spare.view_mut());
-            kernel::forward(cpu, hidden, weights, targets, shape, parts, CHUNK, kept, spare);
-        }
-        Device::Meta(ledger) => {
-            // Numbers of which scores can be made.
-            let (of_rows, of_predictions) = parts.own_mut();
-            of_rows.fill([0.0, 1.0, 0.0, 0.0]);
-            of_predictions.fill([PASSED_OVER, 0.0]);
-            let (multiply_adds, bytes) = weights.low_rank_cost();
-            let products = 2.0 * (rows as f64 * weights.weight.len() as f64 + multiply_adds);
-            ledger.record(OP, products, bytes + check::bytes(&[&hidden, &weights.weight]));
-        }
+    let (multiply_adds, bytes) = weights.low_rank_cost();
+    let products = 2.0 * (rows as f64 * weights.weight.len() as f64 + multiply_adds);
+    let shape_of = (rows, vocabulary, hidden.dtype());
+    let work = Work::new(OP, shape_of, products, bytes + check::bytes(&[&hidden, &weights.weight]));
+    let ran = device.launch(work.with_depth(hidden.cols()), |cpu| {
+        let (kept, spare) = (kept.view_mut(), spare.view_mut());
+        kernel::forward(cpu, hidden, weights, targets, shape, parts, CHUNK, kept, spare);
+    });
+    if ran.is_none() {
+        // Numbers of which scores can be made.
+        let (of_rows, of_predictions) = parts.own_mut();
+        of_rows.fill([0.0, 1.0, 0.0, 0.0]);
+        of_predictions.fill([PASSED_OVER, 0.0]);
     }
     Ok(KeptLogits(kept))
 }
@@ -293,28 +292,35 @@ pub fn head_backward(
     };
     let mut spare =
         device.alloc(Kind::Head, CHUNK.min(again), kernel::strip_width(vocabulary), DType::F32)?;
-    match device {
-        Device::Cpu(cpu) => {
-            let (kept, spare) = (kept.view_mut(), spare.view_mut());
-            let lse = &scores.log_sum_exp;
-            kernel::backward(
-                cpu, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
-            );
-        }
-        Device::Meta(ledger) => {
-            let HeadGradients { hidden: dhidden, weight, h, b, .. } = &gradients;
-            let share = again as f64 / rows.max(1) as f64;
-            let count = |wanted: [bool; 2]| {
-                share + wanted.map(|wanted| f64::from(u8::from(wanted))).iter().sum::<f64>()
-            };
-            let (multiply_adds, bytes) = weights.low_rank_cost();
-            let products = 2.0 * rows as f64 * weights.weight.len() as f64 * count([true, weight.is_some()])
-                + 2.0 * multiply_adds * count([h.is_some(), b.is_some()]);
-            let added = [weight, b].into_iter().flatten().map(|sum| 2.0 * check::bytes(&[sum])).sum::<f64>();
-            let written = h.as_ref().map_or(0.0, |h| check::bytes(&[h]));
-            let read = bytes + check::bytes(&[&hidden, &weights.weight, dhidden]);
-            ledger.record(OP, products, added + written + read);
-        }
-    }
+    let (flops, bytes) = backward_cost(&hidden, &weights, &gradients, again);
+    let work = Work::new(OP, (rows, vocabulary, hidden.dtype()), flops, bytes).with_depth(hidden.cols());
+    device.launch(work, |cpu| {
+        let (kept, spare) = (kept.view_mut(), spare.view_mut());
+        let lse = &scores.log_sum_exp;
+        kernel::backward(
+            cpu, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
+        );
+    });
     Ok(())
+}
+
+/// Operations and bytes of the gradients that are wanted, where the logits of `again` rows are computed once more.
+fn backward_cost(
+    hidden: &View,
+    weights: &HeadWeights,
+    gradients: &HeadGradients,
+    again: usize,
+) -> (f64, f64) {
+    let HeadGradients { hidden: dhidden, weight, h, b, .. } = gradients;
+    let rows = hidden.rows();
+    let share = again as f64 / rows.max(1) as f64;
+    let count =
+        |wanted: [bool; 2]| share + wanted.map(|wanted| f64::from(u8::from(wanted))).iter().sum::<f64>();
+    let (multiply_adds, bytes) = weights.low_rank_cost();
+    let products = 2.0 * rows as f64 * weights.weight.len() as f64 * count([true, weight.is_some()])
+        + 2.0 * multiply_adds * count([h.is_some(), b.is_some()]);
+    let added = [weight, b].into_iter().flatten().map(|sum| 2.0 * check::bytes(&[sum])).sum::<f64>();
+    let written = h.as_ref().map_or(0.0, |h| check::bytes(&[h]));
+    let read = bytes + check::bytes(&[hidden, &weights.weight, dhidden]);
+    (products, added + written + read)
 }

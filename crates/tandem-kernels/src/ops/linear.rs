@@ -6,7 +6,7 @@
 use super::check;
 use super::low_rank::LowRank;
 use crate::cpu::{Operand, Product, Term};
-use crate::{Device, Result, View, ViewMut};
+use crate::{Device, Result, View, ViewMut, Work};
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
@@ -194,15 +194,12 @@ fn run(
     (m, n, k): (usize, usize, usize),
     extra_bytes: usize,
 ) -> Result<()> {
-    match device {
-        Device::Cpu(cpu) => product.run(cpu),
-        Device::Meta(ledger) => {
-            let k = k + product.term.map_or(0, |term| term.depth());
-            let read = (m + n) * k * product.a.dtype().size() + extra_bytes;
-            let written = m * n * product.c.dtype().size() * if product.accumulate { 2 } else { 1 };
-            ledger.record(op, 2.0 * m as f64 * n as f64 * k as f64, (read + written) as f64);
-        }
-    }
+    let (k, dtype) = (k + product.term.map_or(0, |term| term.depth()), product.a.dtype());
+    let read = (m + n) * k * dtype.size() + extra_bytes;
+    let written = m * n * product.c.dtype().size() * if product.accumulate { 2 } else { 1 };
+    let flops = 2.0 * m as f64 * n as f64 * k as f64;
+    let work = Work::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
+    device.launch(work, |cpu| product.run(cpu));
     Ok(())
 }
 
@@ -214,11 +211,7 @@ pub fn bias_backward(device: &Device, dy: View, db: ViewMut) -> Result<()> {
     const OP: &str = "bias_backward";
     check::shape(OP, "db", &db, 1, dy.cols())?;
     check::is_f32(OP, "db", &db)?;
-    match device {
-        Device::Cpu(cpu) => cpu.bias_backward(dy, db),
-        Device::Meta(ledger) => {
-            ledger.record(OP, dy.len() as f64, (dy.num_bytes() + 2 * db.num_bytes()) as f64);
-        }
-    }
+    let work = check::work(OP, &dy, dy.len() as f64, (dy.num_bytes() + 2 * db.num_bytes()) as f64);
+    device.launch(work, |cpu| cpu.bias_backward(dy, db));
     Ok(())
 }

@@ -31,12 +31,8 @@ pub fn low_rank_row_norms(
     check::shape(OP, "a", &a, a.rows(), k)?;
     check::shape(OP, "b", &b, n, a.rows())?;
     check::f32_shape(OP, "out", &out, 1, n)?;
-    match device {
-        Device::Cpu(cpu) => kernel::row_norms(cpu, w, a, b, scale, out),
-        Device::Meta(ledger) => {
-            let flops = 2.0 * w.len() as f64 * (a.rows() + 1) as f64;
-            ledger.record(OP, flops, check::bytes(&[&w, &a, &b, &out]));
-        }
-    }
+    let flops = 2.0 * w.len() as f64 * (a.rows() + 1) as f64;
+    let work = check::work(OP, &w, flops, check::bytes(&[&w, &a, &b, &out]));
+    device.launch(work, |cpu| kernel::row_norms(cpu, w, a, b, scale, out));
     Ok(())
 }

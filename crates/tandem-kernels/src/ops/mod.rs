@@ -1,6 +1,7 @@
-//! The operations, one file each: shapes and types are checked here, then the device's kernel runs.
+//! The operations, one file each: shapes and types are checked here, then the device's kernel is launched.
 //!
-//! On a [`Device::Meta`](crate::Device::Meta) an operation checks its shapes and records its cost, nothing else.
+//! An operation says once what it costs, where it is launched: on a [`Device::Meta`](crate::Device::Meta) that is recorded and
+//! nothing runs; on another, where a profile is kept, the kernel is timed beside it.
 
 mod activation;
 mod attention;

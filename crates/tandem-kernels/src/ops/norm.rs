@@ -35,12 +35,8 @@ pub fn rms_norm(
     check::f32_shape(OP, "w", &w, 1, width)?;
     check::shape(OP, "y", &y, tokens, width)?;
     check::f32_shape(OP, "inverse_rms", &inverse_rms, 1, tokens)?;
-    match device {
-        Device::Cpu(cpu) => kernel::rms_norm(cpu, x, w, offset, eps, y, inverse_rms),
-        Device::Meta(ledger) => {
-            ledger.record(OP, 4.0 * x.len() as f64, check::bytes(&[&x, &w, &y, &inverse_rms]));
-        }
-    }
+    let work = check::work(OP, &x, 4.0 * x.len() as f64, check::bytes(&[&x, &w, &y, &inverse_rms]));
+    device.launch(work, |cpu| kernel::rms_norm(cpu, x, w, offset, eps, y, inverse_rms));
     Ok(())
 }
 
@@ -68,15 +64,11 @@ pub fn rms_norm_backward(
         check::f32_shape(OP, "dw", dw, 1, width)?;
     }
     let mut partial = partial_sums(device, x, dw.is_some(), width)?;
-    match device {
-        Device::Cpu(cpu) => {
-            kernel::rms_norm_backward(cpu, x, w, offset, inverse_rms, dy, dx, dw, partial.view_mut());
-        }
-        Device::Meta(ledger) => {
-            let bytes = check::bytes(&[&x, &w, &inverse_rms, &dy, &dx, &dx]);
-            ledger.record(OP, 10.0 * x.len() as f64, bytes);
-        }
-    }
+    let bytes = check::bytes(&[&x, &w, &inverse_rms, &dy, &dx, &dx]);
+    let work = check::work(OP, &x, 10.0 * x.len() as f64, bytes);
+    device.launch(work, |cpu| {
+        kernel::rms_norm_backward(cpu, x, w, offset, inverse_rms, dy, dx, dw, partial.view_mut());
+    });
     Ok(())
 }
 
@@ -101,12 +93,8 @@ pub fn layer_norm(
     check::f32_shape(OP, "b", &b, 1, width)?;
     check::shape(OP, "y", &y, tokens, width)?;
     check::f32_shape(OP, "mean_inverse", &mean_inverse, tokens, 2)?;
-    match device {
-        Device::Cpu(cpu) => kernel::layer_norm(cpu, x, w, b, eps, y, mean_inverse),
-        Device::Meta(ledger) => {
-            ledger.record(OP, 8.0 * x.len() as f64, check::bytes(&[&x, &w, &b, &y, &mean_inverse]));
-        }
-    }
+    let work = check::work(OP, &x, 8.0 * x.len() as f64, check::bytes(&[&x, &w, &b, &y, &mean_inverse]));
+    device.launch(work, |cpu| kernel::layer_norm(cpu, x, w, b, eps, y, mean_inverse));
     Ok(())
 }
 
@@ -134,14 +122,10 @@ pub fn layer_norm_backward(
         check::f32_shape(OP, "db", db, 1, width)?;
     }
     let mut partial = partial_sums(device, x, dw_db.is_some(), 2 * width)?;
-    match device {
-        Device::Cpu(cpu) => {
-            kernel::layer_norm_backward(cpu, x, w, mean_inverse, dy, dx, dw_db, partial.view_mut());
-        }
-        Device::Meta(ledger) => {
-            let bytes = check::bytes(&[&x, &w, &mean_inverse, &dy, &dx, &dx]);
-            ledger.record(OP, 14.0 * x.len() as f64, bytes);
-        }
-    }
+    let bytes = check::bytes(&[&x, &w, &mean_inverse, &dy, &dx, &dx]);
+    let work = check::work(OP, &x, 14.0 * x.len() as f64, bytes);
+    device.launch(work, |cpu| {
+        kernel::layer_norm_backward(cpu, x, w, mean_inverse, dy, dx, dw_db, partial.view_mut());
+    });
     Ok(())
 }

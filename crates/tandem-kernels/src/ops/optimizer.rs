@@ -3,7 +3,7 @@
 use super::check;
 use crate::exact::ExactView;
 use crate::states::CodesMut;
-use crate::{DType, Device, KernelError, Moment, Result, StatesMut, StatesView, View, ViewMut};
+use crate::{DType, Device, KernelError, Moment, Result, StatesMut, StatesView, View, ViewMut, Work};
 
 /// A gradient as a row of numbers, in either form that it is summed in.
 #[derive(Clone, Copy)]
@@ -121,14 +121,10 @@ pub fn adamw<'a>(
     if config.step == 0 {
         return Err(KernelError::invalid(OP, "steps count from 1"));
     }
-    match device {
-        Device::Cpu(cpu) => cpu.adamw(config, grad_scale, grad, master, m, v, copy),
-        Device::Meta(ledger) => {
-            let kept = master.num_bytes() + m.num_bytes() + v.num_bytes();
-            let moved = grad.num_bytes() + 2 * kept + copy.map_or(0, |c| c.num_bytes());
-            ledger.record(OP, 14.0 * grad.len() as f64, moved as f64);
-        }
-    }
+    let kept = master.num_bytes() + m.num_bytes() + v.num_bytes();
+    let moved = grad.num_bytes() + 2 * kept + copy.as_ref().map_or(0, ViewMut::num_bytes);
+    let work = check::work(OP, &master, 14.0 * grad.len() as f64, moved as f64);
+    device.launch(work, |cpu| cpu.adamw(config, grad_scale, grad, master, m, v, copy));
     Ok(())
 }
 
@@ -148,14 +144,10 @@ pub fn rmsprop<'a>(
     const OP: &str = "rmsprop";
     let (grad, v) = (grad.into(), v.into());
     check_flat(OP, &grad, &master, &[("v", &v, Moment::Second)], copy.as_ref())?;
-    match device {
-        Device::Cpu(cpu) => cpu.rmsprop(config, grad_scale, grad, master, v, copy),
-        Device::Meta(ledger) => {
-            let kept = master.num_bytes() + v.num_bytes();
-            let moved = grad.num_bytes() + 2 * kept + copy.map_or(0, |c| c.num_bytes());
-            ledger.record(OP, 10.0 * grad.len() as f64, moved as f64);
-        }
-    }
+    let kept = master.num_bytes() + v.num_bytes();
+    let moved = grad.num_bytes() + 2 * kept + copy.as_ref().map_or(0, ViewMut::num_bytes);
+    let work = check::work(OP, &master, 10.0 * grad.len() as f64, moved as f64);
+    device.launch(work, |cpu| cpu.rmsprop(config, grad_scale, grad, master, v, copy));
     Ok(())
 }
 
@@ -186,10 +178,8 @@ pub fn block_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>, blocks: &m
     if blocks.len() != expected {
         return Err(KernelError::invalid(OP, format!("room for {} blocks, not {expected}", blocks.len())));
     }
-    match device {
-        Device::Cpu(cpu) => cpu.block_squares(x, blocks),
-        Device::Meta(ledger) => ledger.record(OP, 2.0 * x.len() as f64, x.num_bytes() as f64),
-    }
+    let work = Work::new(OP, (1, x.len(), DType::F32), 2.0 * x.len() as f64, x.num_bytes() as f64);
+    device.launch(work, |cpu| cpu.block_squares(x, blocks));
     Ok(())
 }
 

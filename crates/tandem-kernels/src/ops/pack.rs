@@ -31,18 +31,14 @@ pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> 
         Format::Nf4 => Some(device.alloc(Kind::Scratch, 1, values.len().div_ceil(NF4_BLOCK), DType::F32)?),
         _ => None,
     };
-    match device {
-        Device::Cpu(cpu) => match scales {
-            Some(mut scales) => cpu.pack_nf4(values, scales.view_mut(), packed).map_err(|start| {
-                not_finite(OP, format, start / cols..=(start + NF4_BLOCK - 1).min(values.len() - 1) / cols)
-            }),
-            None => cpu.pack_int8(values, packed).map_err(|row| not_finite(OP, format, row..=row)),
-        },
-        Device::Meta(ledger) => {
-            ledger.record(OP, 0.0, (values.num_bytes() + packed.len()) as f64);
-            Ok(())
-        }
-    }
+    let work = check::work(OP, &values, 0.0, (values.num_bytes() + packed.len()) as f64);
+    let packing = device.launch(work, |cpu| match scales {
+        Some(mut scales) => cpu.pack_nf4(values, scales.view_mut(), packed).map_err(|start| {
+            not_finite(OP, format, start / cols..=(start + NF4_BLOCK - 1).min(values.len() - 1) / cols)
+        }),
+        None => cpu.pack_int8(values, packed).map_err(|row| not_finite(OP, format, row..=row)),
+    });
+    packing.unwrap_or(Ok(()))
 }
 
 fn pack_plain(device: &Device, values: View, dtype: DType, mut packed: BytesMut) -> Result<()> {
@@ -85,10 +81,10 @@ pub fn unpack(device: &Device, packed: BytesView, format: Format, values: ViewMu
         let used = values.len() * dtype.size();
         return cast(device, packed.as_tensor(0..used, rows, cols, dtype), values);
     }
-    match device {
-        Device::Cpu(cpu) if format == Format::Nf4 => cpu.unpack_nf4(packed, values),
-        Device::Cpu(cpu) => cpu.unpack_int8(packed, values),
-        Device::Meta(ledger) => ledger.record(OP, 0.0, (values.num_bytes() + packed.len()) as f64),
-    }
+    let work = check::work(OP, &values, 0.0, (values.num_bytes() + packed.len()) as f64);
+    device.launch(work, |cpu| match format {
+        Format::Nf4 => cpu.unpack_nf4(packed, values),
+        _ => cpu.unpack_int8(packed, values),
+    });
     Ok(())
 }

@@ -59,9 +59,7 @@ pub fn rope(
             format!("position {position} is beyond the table's {} positions", table.positions()),
         ));
     }
-    match device {
-        Device::Cpu(cpu) => kernel::rope(cpu, x, head_dim, positions, table, inverse),
-        Device::Meta(ledger) => ledger.record(OP, 3.0 * x.len() as f64, check::bytes(&[&x, &x])),
-    }
+    let work = check::work(OP, &x, 3.0 * x.len() as f64, check::bytes(&[&x, &x]));
+    device.launch(work, |cpu| kernel::rope(cpu, x, head_dim, positions, table, inverse));
     Ok(())
 }

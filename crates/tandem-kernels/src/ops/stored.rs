@@ -3,7 +3,7 @@
 use super::pack::length;
 use crate::bytes::BytesMut;
 use crate::format::{NF4_BLOCK, NF4_BLOCKS};
-use crate::{Device, Format, KernelError, Result, cpu};
+use crate::{DType, Device, Format, KernelError, Result, Work, cpu};
 
 /// A 4-bit matrix: `W.weight` beside `W.weight.absmax`, `W.weight.nested_absmax` and so on.
 #[derive(Clone, Copy, Debug)]
@@ -129,10 +129,9 @@ pub fn pack_stored_nf4(
     length(OP, packed.len(), Format::Nf4, rows, cols)?;
     stored.check(rows, cols).map_err(|reason| KernelError::invalid(OP, reason))?;
     let StoredNf4 { weight, absmax, nested_absmax, nested_offset: mean, .. } = *stored;
-    match device {
-        Device::Cpu(cpu) => cpu.pack_stored_nf4(weight, absmax, nested_absmax, mean, packed),
-        Device::Meta(ledger) => ledger.record(OP, 0.0, (weight.len() + absmax.len() + packed.len()) as f64),
-    }
+    let bytes = weight.len() + absmax.len() + packed.len();
+    let work = Work::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
+    device.launch(work, |cpu| cpu.pack_stored_nf4(weight, absmax, nested_absmax, mean, packed));
     Ok(())
 }
 
@@ -154,10 +153,9 @@ pub fn pack_stored_int8(
     if weight.is_empty() {
         return Ok(());
     }
-    match device {
-        Device::Cpu(cpu) => cpu.pack_stored_int8(weight, scb, packed),
-        Device::Meta(ledger) => ledger.record(OP, 0.0, (weight.len() + packed.len()) as f64),
-    }
+    let bytes = weight.len() + packed.len();
+    let work = Work::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
+    device.launch(work, |cpu| cpu.pack_stored_int8(weight, scb, packed));
     Ok(())
 }
 
