@@ -67,6 +67,12 @@ pub struct TrainArguments {
     /// The most memory that each rank may take, for example 24GiB: short for --set compute.memory=24GiB.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
+    /// Profile five steps, after two to warm up: the time of each phase and operation beside what this machine can do, and what
+    /// was taken from memory. Shown at the end; each rank writes a table, the same as JSON, and a trace for Perfetto or
+    /// chrome://tracing into profile/ of the run's folder. Results stay the same bits; measuring the machine takes two seconds
+    /// before training.
+    #[arg(long)]
+    pub profile: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,9 +4,8 @@ use std::sync::atomic::AtomicBool;
 
 use tandem_comm::Launch;
 use tandem_train::config::Engine;
-use tandem_train::run_dir::Start;
 use tandem_train::trainer::Outcome;
-use tandem_train::{Config, Observer as _};
+use tandem_train::{Config, Observer as _, Options};
 
 use crate::exit::mistake;
 use crate::watcher::Watcher;
@@ -18,7 +17,7 @@ use crate::watcher::Watcher;
 pub fn train(
     launch: &Launch,
     mut config: Config,
-    start: Start,
+    options: Options,
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
@@ -43,7 +42,7 @@ pub fn train(
     // Without a word from the user the ranks of a machine share its cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     config.compute.threads.get_or_insert((cores / ranks_on_this_machine()).max(1));
-    join_and_train(launch, *process, &config, start, watcher, stop)
+    join_and_train(launch, *process, &config, options, watcher, stop)
 }
 
 #[cfg(feature = "gloo")]
@@ -51,7 +50,7 @@ fn join_and_train(
     launch: &Launch,
     process: usize,
     config: &Config,
-    start: Start,
+    options: Options,
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
@@ -85,7 +84,7 @@ fn join_and_train(
     };
     let outcome = group
         .map_err(TrainError::Comm)
-        .and_then(|group| ranks::train_as(config, start, group, observer, stop));
+        .and_then(|group| ranks::train_as(config, options, group, observer, stop));
     watcher.finish();
     outcome.map_err(|error| match &mut vigil {
         Some(vigil) => with_story(vigil, error),
@@ -116,7 +115,7 @@ fn join_and_train(
     launch: &Launch,
     process: usize,
     _: &Config,
-    _: Start,
+    _: Options,
     _: &mut Watcher,
     _: &AtomicBool,
 ) -> anyhow::Result<Outcome> {

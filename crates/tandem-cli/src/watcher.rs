@@ -135,6 +135,9 @@ impl Observer for Watcher {
             )),
             Event::Saved(path) => self.say(&format!("saved {}", path.display())),
             Event::Finished(path) => self.say(&format!("the model is in {}", path.display())),
+            Event::Profiled { report, folder } => {
+                self.say(&format!("\n{report}\nprofiles of all ranks are in {}", folder.display()));
+            }
             Event::Warning(text) => self.say(&format!("warning: {text}")),
         }
     }

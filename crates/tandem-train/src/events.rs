@@ -6,6 +6,7 @@ use tandem_data::token_cache::TokenCache;
 
 use crate::metrics::{Record, Split};
 use crate::plan::Plan;
+use crate::profile::Report;
 
 /// Something that happened.
 pub enum Event<'a> {
@@ -66,6 +67,13 @@ pub enum Event<'a> {
     Saved(&'a Path),
     /// The final model is written.
     Finished(&'a Path),
+    /// Some steps were profiled, and the run is over.
+    Profiled {
+        /// The first rank's profile.
+        report: &'a Report,
+        /// Where all ranks' are.
+        folder: &'a Path,
+    },
     /// Something the user should know.
     Warning(&'a str),
 }

@@ -11,10 +11,11 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tandem_kernels::file::FileSystem;
 use tandem_kernels::meta::Ledger;
-use tandem_kernels::{Device, KernelError};
+use tandem_kernels::{Device, KernelError, Profile};
 use tandem_model::Room;
 
 use crate::config::{ComputeConfig, Config};
@@ -92,6 +93,14 @@ impl Homes {
             homes.file = Some(in_file(&homes.device, folder, &config.output, rank, needs.file)?);
         }
         Ok(homes)
+    }
+
+    /// The same memories, and what is computed in them is told to `recorder`.
+    #[must_use]
+    pub fn profiled(&self, recorder: &Arc<Profile>) -> Self {
+        let profiled = |device: &Device| device.profiled(recorder);
+        let [host, file] = [&self.host, &self.file].map(|device| device.as_ref().map(profiled));
+        Self { device: profiled(&self.device), host, file, ..self.clone() }
     }
 
     /// Memories of a dry run.

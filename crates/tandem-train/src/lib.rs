@@ -10,6 +10,7 @@
 //! * [`homes`]: the memories of a rank, and what is offloaded to which.
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
+//! * [`profile`]: where the time of some steps went, and how fast each operation was.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
 //! * [`checkpoint`]: atomic, checksummed training state; [`snapshot`] turns a run into it and back, [`saver`]
 //!   writes it while training goes on.
@@ -32,6 +33,7 @@ pub mod optimizer;
 pub mod pipeline;
 pub mod plan;
 pub mod prepare;
+pub mod profile;
 pub mod ranks;
 pub mod reference;
 mod reports;
@@ -51,4 +53,4 @@ pub use config::Config;
 pub use error::{Fault, Result, TrainError};
 pub use events::{Event, Observer};
 pub use plan::Plan;
-pub use trainer::{Outcome, Trainer};
+pub use trainer::{Options, Outcome, Trainer};

@@ -7,8 +7,7 @@ use tandem_comm::{Group, threads};
 
 use crate::config::Config;
 use crate::events::{Event, Observer, Silent};
-use crate::run_dir::Start;
-use crate::trainer::{Outcome, Trainer};
+use crate::trainer::{Options, Outcome, Trainer};
 use crate::{Fault, Result, TrainError, homes, mesh};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
@@ -22,10 +21,11 @@ const DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 /// or the folder of what is offloaded will not do.
 pub fn train(
     config: &Config,
-    start: Start,
+    options: impl Into<Options>,
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<Outcome> {
+    let options = options.into();
     let num_ranks = config.compute.devices.num_ranks();
     mesh::check(config, num_ranks)?;
     if let Some(warning) = homes::check(&config.compute)? {
@@ -34,12 +34,12 @@ pub fn train(
     let mut groups = threads::groups(num_ranks, DEADLINE).into_iter();
     let first = groups.next().expect("there is a rank at least");
     if groups.len() == 0 {
-        return train_as(config, start, first, observer, stop);
+        return train_as(config, options, first, observer, stop);
     }
     let on_thread = |group: Group, observer: &mut dyn Observer| {
         let (rank, progress) = (group.rank(), group.progress().clone());
         let place = |error| TrainError::OnRank { rank, place: progress.place(), error: Box::new(error) };
-        train_as(config, start, group, observer, stop).map_err(place)
+        train_as(config, options, group, observer, stop).map_err(place)
     };
     std::thread::scope(|scope| {
         let start = |group: Group| {
@@ -67,12 +67,12 @@ pub fn train(
 /// Whatever ends the run, or another rank's end.
 pub fn train_as(
     config: &Config,
-    start: Start,
+    options: impl Into<Options>,
     group: Group,
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<Outcome> {
-    let mut trainer = Trainer::on_rank(config.clone(), start, group, observer)?;
+    let mut trainer = Trainer::on_rank(config.clone(), options, group, observer)?;
     let outcome = trainer.run(observer, stop);
     if let Err(error) = &outcome
         && error.comm().is_none()

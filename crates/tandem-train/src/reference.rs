@@ -93,6 +93,9 @@ impl Reference {
                 Ok(Some(batch.rows.iter().flat_map(|&row| rows.0[row as usize]).collect()))
             }
             Self::Model(_) | Self::Followed(_) => {
+                if split == Split::Train {
+                    walk.walk.device.enter("reference pass");
+                }
                 let weights = self.weights().expect("it has some");
                 walk.forward(weights, &batch.forest, Streams::one(scores), false)?;
                 weights.rest();

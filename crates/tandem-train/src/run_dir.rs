@@ -48,6 +48,11 @@ pub fn final_path(output: &Path) -> PathBuf {
     output.join("final")
 }
 
+/// Where a run in `output` leaves its ranks' profiles.
+pub fn profile_path(output: &Path) -> PathBuf {
+    output.join("profile")
+}
+
 /// Where a run in `output` keeps its checkpoints.
 pub fn checkpoints(output: &Path) -> Checkpoints {
     Checkpoints::new(output.join("checkpoints"))
@@ -132,25 +137,8 @@ impl RunDir {
             remove_file(&path)?;
         }
         self.checkpoints().clear()?;
-        self.clear_final()
-    }
-
-    fn clear_final(&self) -> Result<()> {
-        let folder = self.final_path();
-        let listing = match fs::read_dir(&folder) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-            other => other.map_err(TrainError::io("list", &folder))?,
-        };
-        for entry in listing {
-            let entry = entry.map_err(TrainError::io("list", &folder))?;
-            if entry.file_name().to_str().is_some_and(is_model_file) {
-                remove_file(&entry.path())?;
-            }
-        }
-        match fs::remove_dir(&folder) {
-            Err(e) if e.kind() != ErrorKind::DirectoryNotEmpty => Err(TrainError::io("remove", &folder)(e)),
-            _ => Ok(()),
-        }
+        clear_folder(&profile_path(&self.path), is_profile)?;
+        clear_folder(&self.final_path(), is_model_file)
     }
 
     fn refuse_foreign_config(&self) -> Result<()> {
@@ -161,6 +149,30 @@ impl RunDir {
             _ => Ok(()),
         }
     }
+}
+
+/// Deletes the files that `is_ours` says are, and the folder if nothing else is in it.
+fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
+    let listing = match fs::read_dir(folder) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(TrainError::io("list", folder))?,
+    };
+    for entry in listing {
+        let entry = entry.map_err(TrainError::io("list", folder))?;
+        if entry.file_name().to_str().is_some_and(&is_ours) {
+            remove_file(&entry.path())?;
+        }
+    }
+    match fs::remove_dir(folder) {
+        Err(e) if e.kind() != ErrorKind::DirectoryNotEmpty => Err(TrainError::io("remove", folder)(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a file of that name is a rank's profile.
+fn is_profile(name: &str) -> bool {
+    let rest = name.strip_prefix("rank-").map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    rest.is_some_and(|rest| [".txt", ".json", ".trace.json"].contains(&rest))
 }
 
 /// Whether a file of that name in a model folder is one that saving a model writes.
@@ -211,7 +223,7 @@ fn lock(folder: &Path) -> Result<File> {
 }
 
 /// Writes a small file so that a reader sees the old content or the new one.
-fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".tmp");
     let temporary = PathBuf::from(temporary);
@@ -255,6 +267,10 @@ mod tests {
             fs::write(run.final_path().join(name), "x").expect("written");
         }
         fs::write(path.join("notes.txt"), "mine").expect("written");
+        fs::create_dir(profile_path(&path)).expect("created");
+        for name in ["rank-0.txt", "rank-0.json", "rank-12.trace.json"] {
+            fs::write(profile_path(&path).join(name), "x").expect("written");
+        }
         path
     }
 

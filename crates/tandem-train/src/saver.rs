@@ -120,9 +120,10 @@ impl Saver {
         };
         snapshot.fill(device, state)?;
         state.let_go();
-        let give_up = self.give_up.clone();
+        let (give_up, device) = (self.give_up.clone(), device.clone());
         let thread = spawn(move || {
-            let part = checkpoints.write_part(step, rank, num_ranks, &snapshot.pieces(), &give_up);
+            let write = || checkpoints.write_part(step, rank, num_ranks, &snapshot.pieces(), &give_up);
+            let part = device.aside("write", 0, write);
             (snapshot, part)
         })?;
         self.stage = Stage::Writing { cursor, thread };

@@ -161,10 +161,12 @@ impl Scorer {
             match turn {
                 Turn::Forward(round) => {
                     let Some(&index) = share.mine.get(round) else {
+                        self.homes.device.enter("forward");
                         self.idle_forward()?;
                         continue;
                     };
                     self.progress.enter(Phase::Forward);
+                    self.homes.device.enter("data");
                     let micro = build(share.rows_of(index))?;
                     let derivative = Some(&mut learner.d_log_prob);
                     let key = dropout_key(self.seed, update, index);
@@ -173,6 +175,7 @@ impl Scorer {
                     under_way.push_back((index, micro, saved, report));
                 }
                 Turn::Backward(_) => {
+                    self.homes.device.enter("backward");
                     // The ranks of one model have as many micro-batches, and idle together when they are through.
                     let Some((index, micro, saved, mut report)) = under_way.pop_front() else {
                         self.idle_backward(learner)?;
@@ -188,6 +191,7 @@ impl Scorer {
             }
         }
         self.progress.enter(Phase::Reduce);
+        self.homes.device.enter("reduction");
         self.homes.device.note(format_args!("reduction of gradients"));
         reports.exchange(mesh.world())?;
         let whole = reports.together();
@@ -205,6 +209,7 @@ impl Scorer {
         let updated = is_dry || (suspects.is_empty() && grad_norm.is_finite());
         if updated {
             self.progress.enter(Phase::Update);
+            self.homes.device.enter("update");
             self.homes.device.note(format_args!("update"));
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
@@ -282,12 +287,19 @@ impl Scorer {
         let forest = &micro.forest;
         let is_shared = reference.is_shared();
         let reference = reference.log_probs(&walk, split, micro, scores)?;
+        let enter = |phase| {
+            if split == Split::Train {
+                homes.device.enter(phase);
+            }
+        };
+        enter("forward");
         let walk = StagedWalk { walk: Walk { dropout, ..walk.walk }, ..walk };
         let streams = Streams { policy: &mut *scores, reference: is_shared.then_some(&mut *of_reference) };
         let saved = walk.forward(policy, forest, streams, derivative.is_some())?;
         if !walk.is_last() {
             return Ok((saved, report));
         }
+        enter("loss");
         let reference = if is_shared { Some(sequence_log_probs(forest, of_reference)) } else { reference };
         let sums = &mut report.sums;
         let log_probs = sequence_log_probs(forest, scores);

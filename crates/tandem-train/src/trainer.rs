@@ -25,7 +25,8 @@ use crate::metrics::{MetricsFile, Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::objective::exact_at_start;
 use crate::prepare::{Prepared, compute_type};
-use crate::run_dir::{self, RunDir};
+use crate::profile::Profiler;
+use crate::run_dir::{self, RunDir, Start};
 use crate::saver::Saver;
 use crate::schedule::Schedule;
 use crate::snapshot::{self, State};
@@ -53,6 +54,22 @@ pub struct Trainer {
     /// Seconds of earlier processes of this run.
     seconds_before: f64,
     started: Instant,
+    profiler: Option<Profiler>,
+}
+
+/// How a run is to go, besides what its config says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What to do with a folder that already holds a run.
+    pub start: Start,
+    /// Whether to profile some steps.
+    pub profile: bool,
+}
+
+impl From<Start> for Options {
+    fn from(start: Start) -> Self {
+        Self { start, profile: false }
+    }
 }
 
 /// What the first rank writes besides checkpoints.
@@ -86,6 +103,14 @@ impl Trainer {
             // All ranks stop here alike, so the checkpoint under way can still be completed. What is told is the first error.
             let _ = self.finish_saving(observer);
         }
+        if outcome.is_ok()
+            && let Some(profiler) = &self.profiler
+        {
+            match profiler.report() {
+                Some((report, folder)) => observer.event(&Event::Profiled { report, folder }),
+                None => observer.event(&Event::Warning("no whole step was taken that could be profiled")),
+            }
+        }
         outcome
     }
 
@@ -98,9 +123,15 @@ impl Trainer {
         });
         self.started = Instant::now();
         while self.cursor.step < steps {
-            self.mesh.world().progress().step(self.cursor.step + 1);
+            let (next, device) = (self.cursor.step + 1, &self.scorer.homes.device);
+            self.mesh.world().progress().step(next);
+            if let Some(profiler) = &mut self.profiler {
+                profiler.step(next, steps, self.mesh.world(), device)?;
+            }
             self.mesh.world().progress().enter(Phase::Agree);
+            device.enter("agree");
             if self.is_to_stop(stop, observer)? {
+                self.end_profile()?;
                 if self.cursor.step == 0 {
                     return Ok(Outcome::Stopped(None));
                 }
@@ -118,9 +149,16 @@ impl Trainer {
                 self.save(observer)?;
             }
         }
+        self.end_profile()?;
         self.mesh.world().progress().enter(Phase::Save);
         self.finish_saving(observer)?;
         self.write_model(observer)
+    }
+
+    /// Ends the profile, if it has not ended, after the last step that was taken.
+    fn end_profile(&mut self) -> Result<()> {
+        let (profiler, device) = (&mut self.profiler, &self.scorer.homes.device);
+        profiler.as_mut().map_or(Ok(()), |profiler| profiler.finish(self.cursor.step, device))
     }
 
     /// Writes the final model.
@@ -174,6 +212,7 @@ impl Trainer {
     /// One step, its checks and its line in the log.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let began = Instant::now();
+        self.device().enter("data");
         let learning_rate = self.schedule.at(self.cursor.step);
         let (cache, mesh) = (&self.prepared.train, &mut self.mesh);
         let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
@@ -187,6 +226,7 @@ impl Trainer {
         let build = &mut |rows: &[u32]| self.batcher.build(cache, rows);
         let outcome =
             self.scorer.step(&mut self.learner, mesh, &share, build, learning_rate, max_norm, update)?;
+        self.scorer.homes.device.enter("metrics");
         if self.cursor.step == 0 {
             self.check_start(&outcome, observer)?;
         }
@@ -265,6 +305,7 @@ impl Trainer {
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(cache) = &self.prepared.eval else { return Ok(()) };
         self.mesh.world().progress().enter(Phase::Evaluate);
+        self.scorer.homes.device.enter("evaluation");
         let step = self.cursor.step;
         let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
         record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
@@ -285,6 +326,7 @@ impl Trainer {
             return Ok(());
         }
         self.mesh.world().progress().enter(Phase::Save);
+        self.device().enter("checkpoint");
         self.finish_saving(observer)?;
         let per_epoch = self.batches.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;

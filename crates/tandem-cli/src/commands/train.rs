@@ -3,10 +3,10 @@
 use std::sync::atomic::AtomicBool;
 
 use tandem_comm::{Launch, RanksHere};
-use tandem_train::Config;
 use tandem_train::ranks;
 use tandem_train::run_dir::Start;
 use tandem_train::trainer::Outcome;
+use tandem_train::{Config, Options};
 
 use crate::args::{LaunchArguments, TrainArguments};
 use crate::exit::Exit;
@@ -29,22 +29,23 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
         (_, true) => Start::Overwrite,
         _ => Start::Fresh,
     };
+    let options = Options { start, profile: arguments.profile };
     let stop = signals::stop_flag()?;
     let watcher = &mut Watcher::every(1);
     if launch.is_distributed() {
-        return Ok(exit(&processes::train(&launch, config, start, watcher, &stop)?));
+        return Ok(exit(&processes::train(&launch, config, options, watcher, &stop)?));
     }
-    train(&config, start, watcher, &stop)
+    train(&config, options, watcher, &stop)
 }
 
 /// Trains until the end, or until `stop` is set, and saves.
 pub fn train(
     config: &Config,
-    start: Start,
+    options: impl Into<Options>,
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Exit> {
-    Ok(exit(&ranks::train(config, start, watcher, stop)?))
+    Ok(exit(&ranks::train(config, options, watcher, stop)?))
 }
 
 fn exit(outcome: &Outcome) -> Exit {

@@ -123,3 +123,27 @@ fn processes_hold_a_model_in_stages_and_give_the_same_as_one() {
     let refused = shop.run(&["launch", "-n", "3", "train", &config, "--set", "compute.pipeline=2"]);
     refused.expect(2).says(&["compute.pipeline = 2, but there are 3 ranks"]);
 }
+
+/// Each rank profiles itself, and the first one shows its table.
+#[test]
+fn processes_profile_themselves_and_give_the_same_bits() {
+    let shop = Workshop::new();
+    let plain = configure(&shop, "plain", 9);
+    shop.run(&["launch", "-n", "2", "train", &plain]).expect(0);
+    let config = configure(&shop, "profiled", 9);
+    let table = "rank 0 of 2, steps 3 to 7: ";
+    let outcome = shop.run(&["launch", "-n", "2", "train", &config, "--profile"]).expect(0).says(&[table]);
+    assert!(!outcome.stderr.contains("rank 1 of 2, steps"), "{}", outcome.stderr);
+    same_runs(&shop, "profiled", "plain");
+    for rank in 0..2 {
+        let text = shop.read(&format!("profiled/profile/rank-{rank}.txt"));
+        assert!(text.starts_with(&format!("rank {rank} of 2, steps 3 to 7: ")), "{text}");
+        for row in ["linear_backward_weight", "adamw", "all_reduce", "outside operations"] {
+            assert!(text.contains(&format!("  {row} ")), "no {row} in\n{text}");
+        }
+        for file in ["json", "trace.json"] {
+            let text = shop.read(&format!("profiled/profile/rank-{rank}.{file}"));
+            serde_json::from_str::<serde_json::Value>(&text).unwrap_or_else(|e| panic!("{file}: {e}"));
+        }
+    }
+}

@@ -1,4 +1,5 @@
-//! A row of the table of devices for this machine's processor, measured in a few seconds.
+//! What this machine's processor can do, measured in a few seconds: a row of the table of devices, and what a profile holds
+//! operations against.
 
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use tandem_kernels::{DType, Device, Forest, Kind, Segment, ops};
 
 use super::device::{DeviceKind, DeviceTable, host_memory};
 use crate::Result;
+use crate::profile::Machine;
 
 /// How long each thing is measured.
 const PATIENCE: Duration = Duration::from_millis(600);
@@ -37,7 +39,7 @@ pub fn processor() -> Result<DeviceTable> {
     let device = Device::cpu(cores, 4 * COPIED * 4)?;
     let [bf16_tflops, f32_tflops] = [DType::Bf16, DType::F32].map(|dtype| product_rate(&device, dtype));
     let attention = attention_rate(&device)?;
-    let bandwidth = copy_rate(&device)?;
+    let bandwidth = copy_rate(&device, COPIED)?;
     let link = exchange_rate();
     let gbs = |rate: f64| (rate / 1e8).round() / 10.0;
     let tflops = |rate: f64| (rate / 1e9).round() / 1000.0;
@@ -60,6 +62,28 @@ pub fn processor() -> Result<DeviceTable> {
             achievable_link: 1.0,
         }],
     })
+}
+
+/// What so many threads can do at best: multiply-adds in registers, and copies of more than caches hold, but of no more than
+/// `memory` bytes in all.
+///
+/// # Errors
+/// If memory runs out.
+pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
+    let copied = memory.map_or(COPIED, |bytes| COPIED.min(bytes as usize / 8).max(1));
+    let device = Device::cpu(threads, 2 * 4 * copied + (1 << 21))?;
+    let Device::Cpu(cpu) = &device else { unreachable!("made by Device::cpu") };
+    let peak = |dtype| {
+        let operations = cpu.multiply_adds(dtype);
+        best(operations, || {
+            cpu.multiply_adds(dtype);
+            Ok(())
+        })
+    };
+    let [f32_peak, bf16_peak] = [DType::F32, DType::Bf16].map(peak);
+    let instructions = cpu.isa().name();
+    let (f32_peak, bf16_peak, copy_rate) = (f32_peak?, bf16_peak?, copy_rate(&device, copied)?);
+    Ok(Machine { num_ranks: 1, threads, instructions, f32_peak, bf16_peak, copy_rate })
 }
 
 /// The best of several runs of `work`, a second's worth of `amount`.
@@ -111,11 +135,11 @@ fn attention_rate(device: &Device) -> Result<f64> {
     best(flops, || both(device))
 }
 
-/// Bytes read and written.
-fn copy_rate(device: &Device) -> Result<f64> {
-    let source = device.zeros(Kind::Scratch, 1, COPIED, DType::F32)?;
-    let mut copy = device.zeros(Kind::Scratch, 1, COPIED, DType::F32)?;
-    best(2.0 * (COPIED * 4) as f64, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
+/// Bytes read and written in a second, where so many f32 are copied.
+fn copy_rate(device: &Device, copied: usize) -> Result<f64> {
+    let source = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
+    let mut copy = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
+    best(2.0 * (copied * 4) as f64, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
 }
 
 /// Bytes that each of two ranks sends in a second.

@@ -20,6 +20,7 @@ pub(super) type Outcome = std::result::Result<(), CommError>;
 
 /// A group, and who makes its calls.
 pub(super) struct Courier<C> {
+    device: Device,
     /// `None` while a call is under way.
     group: Option<Group>,
     carrier: Carrier<C>,
@@ -53,6 +54,7 @@ impl<C: Send + 'static> Courier<C> {
     ) -> Result<Self> {
         if !takes_a_while || device.is_meta() {
             return Ok(Self {
+                device: device.clone(),
                 group: Some(group),
                 carrier: Carrier::Here { call: Box::new(call), done: None },
             });
@@ -71,7 +73,8 @@ impl<C: Send + 'static> Courier<C> {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(work);
         let thread =
             thread.map_err(|source| KernelError::System { what: "starting a thread for a group", source })?;
-        Ok(Self { group: Some(group), carrier: Carrier::There(Some(There { to, from, thread })) })
+        let carrier = Carrier::There(Some(There { to, from, thread }));
+        Ok(Self { device: device.clone(), group: Some(group), carrier })
     }
 
     /// Begins a call.
@@ -105,7 +108,8 @@ impl<C: Send + 'static> Courier<C> {
                 if self.group.is_some() {
                     return None;
                 }
-                let Ok((group, cargo, outcome)) = there.as_ref().expect(ALIVE).from.recv() else {
+                let from = &there.as_ref().expect(ALIVE).from;
+                let Ok((group, cargo, outcome)) = self.device.aside("wait", 0, || from.recv()) else {
                     let thread = there.take().expect(ALIVE).thread;
                     let panic = thread.join().expect_err("it goes on as long as it is listened to");
                     std::panic::resume_unwind(panic);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tandem_comm::{Group, Phase, Reduction};
 
-use super::{Files, Trainer};
+use super::{Files, Options, Trainer};
 use crate::checkpoint::Cursor;
 use crate::config::Config;
 use crate::events::{Event, Observer};
@@ -16,6 +16,7 @@ use crate::metrics::{MetricsFile, Split};
 use crate::plan::device::DeviceTable;
 use crate::plan::{self, Outline, Plan};
 use crate::prepare::{Prepared, partition};
+use crate::profile::Profiler;
 use crate::run_dir::{RunDir, Start};
 use crate::saver::Saver;
 use crate::step::{Learner, Scorer};
@@ -26,16 +27,24 @@ impl Trainer {
     ///
     /// # Errors
     /// As there.
-    pub fn new(config: Config, start: Start, observer: &mut dyn Observer) -> Result<Self> {
-        Self::on_rank(config, start, Group::alone(), observer)
+    pub fn new(config: Config, options: impl Into<Options>, observer: &mut dyn Observer) -> Result<Self> {
+        Self::on_rank(config, options, Group::alone(), observer)
     }
 
     /// Opens everything, checks it, plans, and loads weights: from the model, or from the newest checkpoint.
     /// Nothing is written into the run folder before all of the user's input has been checked.
     ///
     /// # Errors
-    /// If an input is missing or wrong, the run folder is in use, memory does not suffice, or another rank failed.
-    pub fn on_rank(config: Config, start: Start, group: Group, observer: &mut dyn Observer) -> Result<Self> {
+    /// If an input is missing or wrong, the run folder is in use, memory does not suffice, another rank failed, or not all ranks
+    /// are asked for a profile.
+    pub fn on_rank(
+        config: Config,
+        options: impl Into<Options>,
+        mut group: Group,
+        observer: &mut dyn Observer,
+    ) -> Result<Self> {
+        let Options { start, profile } = options.into();
+        let recorder = Profiler::recorder(profile, &mut group)?;
         let progress = group.progress().clone();
         let mut mesh = Mesh::new(group, &config.compute)?;
         let group = mesh.world();
@@ -59,8 +68,13 @@ impl Trainer {
 
         refuse_too_large(&config, &prepared, &plan, group)?;
 
+        let make = |recorder| Profiler::new(recorder, &config, mesh.world());
+        let profiler = recorder.map(make).transpose()?;
         progress.enter(Phase::Reference);
-        let homes = Homes::open(&config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        let mut homes = Homes::open(&config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        if let Some(profiler) = &profiler {
+            homes = homes.profiled(profiler.recording());
+        }
         let splits = [Split::Train, Split::Eval];
         let (policy, reference) = reference::load(&config, &prepared, &homes, &mut mesh, &splits, observer)?;
         progress.enter(Phase::Load);
@@ -120,6 +134,7 @@ impl Trainer {
             learner,
             cursor,
             resumed_from,
+            profiler,
         })
     }
 }

@@ -9,6 +9,7 @@ mod exactness;
 mod formats;
 mod offload;
 mod pipeline;
+mod profile;
 mod ranks;
 mod resume;
 mod safety;

@@ -1,0 +1,163 @@
+//! A profile of some steps of a run: where their time went, how fast each operation was beside what the machine can do, and what
+//! was taken from the arena. One for each rank, in the run's folder.
+//!
+//! The devices' recorder ([`tandem_kernels::profile`]) and the groups of ranks ([`tandem_comm::Watch`]) write down what took time;
+//! [`Report`] adds it up, [`trace`] shows it on a line of time. Only a few steps are recorded, so that a long run is profiled as
+//! a short one is: after them the recorder is off.
+
+mod report;
+#[cfg(test)]
+mod tests;
+mod text;
+pub mod trace;
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tandem_comm::{Call, Group, Operation, Reduction, Watch};
+use tandem_kernels::{Device, Profile};
+
+pub use report::{Beside, Machine, Memory, Phase, Report, Row};
+
+use crate::config::Config;
+use crate::plan::measure;
+use crate::prepare::threads;
+use crate::run_dir::{self, replace};
+use crate::{Result, TrainError};
+
+/// Steps that are not profiled because buffers and caches fill in them.
+pub const WARM_UP: u64 = 2;
+/// Steps that are.
+pub const STEPS: u64 = 5;
+
+/// The profile of one rank of a run.
+pub struct Profiler {
+    recorder: Arc<Profile>,
+    machine: Machine,
+    folder: PathBuf,
+    rank: usize,
+    /// The steps that are profiled, counted from 1; `None` before the first step of this process.
+    steps: Option<Range<u64>>,
+    /// What had been taken from the arena when they began, and its high water then.
+    before: Memory,
+    report: Option<Report>,
+}
+
+/// Tells the recorder of calls between ranks.
+struct Calls(Arc<Profile>);
+
+impl Watch for Calls {
+    fn called(&self, call: &Call, num_ranks: usize, began: Instant) {
+        let bytes = match call.operation {
+            Operation::Recv { .. } => (call.len * call.kind.size()) as u64,
+            _ => call.bytes_sent(num_ranks),
+        };
+        self.0.other(call.operation.name(), bytes, began);
+    }
+}
+
+impl Profiler {
+    /// A recorder that is told of the calls of a group and of those that it divides into, if a profile is `wanted`.
+    ///
+    /// # Errors
+    /// If some ranks want one and others do not; if a rank is lost.
+    pub fn recorder(wanted: bool, group: &mut Group) -> Result<Option<Arc<Profile>>> {
+        let mut votes = [u8::from(wanted), u8::from(!wanted)];
+        if group.size() > 1 {
+            group.all_reduce(&mut votes, Reduction::Max)?;
+        }
+        if votes == [1, 1] {
+            let reason = "--profile was given to some ranks and not to others: give it to all, or to none";
+            return Err(TrainError::Mismatch { reason: reason.to_owned() });
+        }
+        if !wanted {
+            return Ok(None);
+        }
+        let recorder = Arc::new(Profile::default());
+        group.watched_by(Arc::new(Calls(recorder.clone())));
+        Ok(Some(recorder))
+    }
+
+    /// Measures what this rank's threads can do, all ranks at a time, as they will compute.
+    ///
+    /// # Errors
+    /// If memory runs out, or a rank is lost.
+    pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut Group) -> Result<Self> {
+        let (threads, rank, num_ranks) = (threads(config), group.rank(), group.size());
+        group.barrier()?;
+        let machine = measure::machine(threads, config.compute.memory)?;
+        group.barrier()?;
+        let machine = Machine { num_ranks, ..machine };
+        let folder = run_dir::profile_path(&config.output);
+        Ok(Self { recorder, machine, folder, rank, steps: None, before: Memory::default(), report: None })
+    }
+
+    /// Who records.
+    pub fn recording(&self) -> &Arc<Profile> {
+        &self.recorder
+    }
+
+    /// Step `step` of `total` is about to begin, counted from 1. All ranks call this.
+    ///
+    /// # Errors
+    /// If what has been recorded cannot be written; if a rank is lost.
+    pub fn step(&mut self, step: u64, total: u64, group: &mut Group, device: &Device) -> Result<()> {
+        let steps = self.steps.get_or_insert_with(|| {
+            // How much there is to record is seen in the steps before.
+            self.recorder.begin(0);
+            let first = (step + WARM_UP).min(total);
+            first..(first + STEPS).min(total + 1)
+        });
+        let steps = steps.clone();
+        if step == steps.start {
+            // Of the last step before, and some more.
+            let each = self.recorder.num_events() / (WARM_UP as usize);
+            // So that the ranks' clocks begin together.
+            group.barrier()?;
+            self.before = Memory::of(device);
+            self.recorder.begin(2 * each * STEPS as usize);
+        }
+        if step < steps.end {
+            self.recorder.step(step);
+        } else {
+            self.close(step, device)?;
+        }
+        Ok(())
+    }
+
+    /// No step after the first `done` will be taken.
+    ///
+    /// # Errors
+    /// If what has been recorded cannot be written.
+    pub fn finish(&mut self, done: u64, device: &Device) -> Result<()> {
+        self.close(done + 1, device)
+    }
+
+    /// Ends the recording before step `next`, and writes what it holds of whole steps.
+    fn close(&mut self, next: u64, device: &Device) -> Result<()> {
+        let Some(steps) = self.steps.clone().filter(|_| self.report.is_none()) else { return Ok(()) };
+        let steps = steps.start..next.min(steps.end);
+        let recording = self.recorder.end();
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let memory = Memory::of(device).since(&self.before, steps.end - steps.start);
+        let report = Report::of(&recording, steps.clone(), self.rank, self.machine, memory);
+        fs::create_dir_all(&self.folder).map_err(TrainError::io("create", &self.folder))?;
+        let path = |name: &str| self.folder.join(format!("rank-{}{name}", self.rank));
+        replace(&path(".txt"), report.to_string().as_bytes())?;
+        let json = serde_json::to_string_pretty(&report).expect("numbers and names");
+        replace(&path(".json"), (json + "\n").as_bytes())?;
+        replace(&path(".trace.json"), &trace::bytes(&recording, steps, self.rank))?;
+        self.report = Some(report);
+        Ok(())
+    }
+
+    /// What there is to tell, and the folder that it lies in; `None` where no whole step was profiled.
+    pub fn report(&self) -> Option<(&Report, &Path)> {
+        self.report.as_ref().map(|report| (report, &*self.folder))
+    }
+}
