@@ -3,7 +3,11 @@
 //! Run: `cargo bench -p tandem-data --bench tokenise`. Both use all threads of the rayon pool. The peer gets its texts
 //! ready-made (no file, no JSON, no template, no cache) and encodes what a preference needs: the prompt, and the prompt
 //! with either answer.
+//!
+//! `-- PAIRS.jsonl FOLDER` prints the seconds that the peer alone takes for these pairs of plain text with the tokenizer in the
+//! folder, which `bench/data` compares whole runs with.
 
+use std::io::BufRead;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -20,6 +24,11 @@ const ROWS: usize = 6000;
 const ROUNDS: usize = 3;
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    if let [pairs, folder] = &arguments[..] {
+        println!("{:.3}", peer_alone(Path::new(pairs), Path::new(folder)).as_secs_f64());
+        return;
+    }
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (file, conversational) in [("pref_plain.jsonl", false), ("pref_conv.jsonl", true)] {
@@ -47,21 +56,58 @@ fn main() {
             mapped = mapped.min(start.elapsed());
             assert!(!found.was_built());
 
-            let tokenizer = load();
+            let peers_own = inner(&data.join("tokenizer"));
             let input = texts.clone();
             let start = Instant::now();
-            let encoded = tokenizer.inner().encode_batch(input, !conversational).expect("encoded");
+            let encoded = peers_own.encode_batch_fast(input, !conversational).expect("encoded");
             peer = peer.min(start.elapsed());
             assert_eq!(encoded.len(), 3 * ROWS);
         }
         let rate = |time: Duration| ROWS as f64 / time.as_secs_f64();
         println!(
-            "{file}: file to cache {:.0} rows/s, encode_batch alone {:.0} rows/s, ratio {:.2}; mapped again in {:.1} ms",
+            "{file}: file to cache {:.0} rows/s, encode_batch_fast alone {:.0} rows/s, ratio {:.2}; mapped again in {:.1} ms",
             rate(ours),
             rate(peer),
             rate(ours) / rate(peer),
             1e3 * mapped.as_secs_f64()
         );
+    }
+}
+
+/// The peer as it loads its own file.
+fn inner(folder: &Path) -> tokenizers::Tokenizer {
+    tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).expect("the peer's tokenizer")
+}
+
+/// Time in the calls of the peer, which gets a portion of rows in each.
+fn peer_alone(pairs: &Path, folder: &Path) -> Duration {
+    const PORTION: usize = 4096;
+    let ours = Tokenizer::from_folder(folder).expect("the tokenizer");
+    let eos = ours.eos_token().expect("an end-of-sequence token").to_string();
+    let tokenizer = inner(folder);
+    let file = std::fs::File::open(pairs).expect("the pairs");
+    let mut lines = std::io::BufReader::new(file).lines();
+    let mut spent = Duration::ZERO;
+    loop {
+        let rows: Vec<Value> = lines
+            .by_ref()
+            .take(PORTION)
+            .map(|line| serde_json::from_str(&line.expect("a line")).expect("JSON"))
+            .collect();
+        if rows.is_empty() {
+            return spent;
+        }
+        let of = |row: &Value| {
+            let [prompt, chosen, rejected] =
+                ["prompt", "chosen", "rejected"].map(|key| row[key].as_str().expect("a text").to_string());
+            [format!("{prompt}{chosen}{eos}"), format!("{prompt}{rejected}{eos}"), prompt]
+        };
+        let texts: Vec<String> = rows.iter().flat_map(of).collect();
+        let count = texts.len();
+        let start = Instant::now();
+        let encoded = tokenizer.encode_batch_fast(texts, true).expect("encoded");
+        spent += start.elapsed();
+        assert_eq!(encoded.len(), count);
     }
 }
 

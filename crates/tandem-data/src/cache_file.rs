@@ -8,16 +8,17 @@
 //! ```
 //! Numbers are little-endian; every section has a BLAKE3 checksum in the header.
 
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::checksum;
 use crate::record::Kind;
 use crate::report::{Origin, Report};
 use crate::row::TokenRow;
 
 /// Changes with the layout and with every change to what a row's tokens are.
-pub(crate) const FORMAT_VERSION: u64 = 2;
+pub(crate) const FORMAT_VERSION: u64 = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
@@ -93,47 +94,67 @@ impl Header {
         blake3::hash(&bytes[..HEADER_BYTES - 32]).into()
     }
 
-    /// Reads the header of a file and checks it and every section.
+    /// Reads a file of so many bytes from its beginning, and checks its header and every section.
     ///
     /// # Errors
-    /// What is wrong, in words.
-    pub fn verify(file: &[u8], key: &blake3::Hash) -> Result<Self, &'static str> {
-        let header = file.get(..HEADER_BYTES).ok_or("it is shorter than its header")?;
-        let header: Self = bytemuck::pod_read_unaligned(header);
-        if header.magic != MAGIC {
+    /// If it cannot be read; inside, what is wrong, in words.
+    pub fn verify(
+        mut file: impl Read + Send,
+        length: u64,
+        key: &blake3::Hash,
+    ) -> io::Result<Result<Self, &'static str>> {
+        if length < HEADER_BYTES as u64 {
+            return Ok(Err("it is shorter than its header"));
+        }
+        let mut header = Self::zeroed();
+        file.read_exact(bytemuck::bytes_of_mut(&mut header))?;
+        let ends = match header.check(length, key) {
+            Ok(ends) => ends,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let checksums = [header.data_checksum, header.rows_checksum, header.report_checksum];
+        for (section, checksum) in ends.windows(2).zip(checksums) {
+            let bytes = (section[1] - section[0]) as u64;
+            if checksum::of(file.by_ref().take(bytes))? != checksum {
+                return Ok(Err("its content is damaged"));
+            }
+        }
+        Ok(Ok(header))
+    }
+
+    /// Whether the header itself is right; where the sections of its file begin, and end.
+    fn check(&self, length: u64, key: &blake3::Hash) -> Result<[usize; 4], &'static str> {
+        if self.magic != MAGIC {
             return Err("it does not begin as a token cache");
         }
-        if header.version != FORMAT_VERSION {
+        if self.version != FORMAT_VERSION {
             return Err("it has another format version");
         }
-        if header.header_checksum != header.checksum() {
+        if self.header_checksum != self.checksum() {
             return Err("its header is damaged");
         }
-        if header.key != *key.as_bytes() {
+        if self.key != *key.as_bytes() {
             return Err("it was made from other data");
         }
-        let [data, rows, report, end] = header.offsets().ok_or("its header is damaged")?;
-        if file.len() != end {
+        let offsets = self.offsets().ok_or("its header is damaged")?;
+        if length != offsets[3] as u64 {
             return Err("its length is not what the header says");
         }
-        let sections = [
-            (&file[data..rows], header.data_checksum),
-            (&file[rows..report], header.rows_checksum),
-            (&file[report..], header.report_checksum),
-        ];
-        if sections.iter().any(|(bytes, checksum)| blake3::hash(bytes).as_bytes() != checksum) {
-            return Err("its content is damaged");
-        }
-        Ok(header)
+        Ok(offsets)
     }
 }
+
+/// What is written at once, and hashed at once: a long piece is hashed on all cores, and many numbers at a time.
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// Writes rows as they come. Besides a buffer, only the row entries (40 bytes each) are held in memory.
 pub(crate) struct CacheWriter<W: Write + Seek> {
     out: W,
     kind: Kind,
     key: blake3::Hash,
+    /// Of the data section, with what is in the buffer.
     num_bytes: u64,
+    buffer: Vec<u8>,
     hasher: blake3::Hasher,
     pub rows: Vec<RowEntry>,
 }
@@ -142,7 +163,8 @@ impl<W: Write + Seek> CacheWriter<W> {
     /// Leaves room for the header.
     pub fn new(mut out: W, kind: Kind, key: blake3::Hash) -> io::Result<Self> {
         out.write_all(&[0; HEADER_BYTES])?;
-        Ok(Self { out, kind, key, num_bytes: 0, hasher: blake3::Hasher::new(), rows: Vec::new() })
+        let (buffer, hasher) = (Vec::with_capacity(BUFFER_BYTES), blake3::Hasher::new());
+        Ok(Self { out, kind, key, num_bytes: 0, buffer, hasher, rows: Vec::new() })
     }
 
     /// Appends a row.
@@ -183,6 +205,7 @@ impl<W: Write + Seek> CacheWriter<W> {
         if !self.num_bytes.is_multiple_of(8) {
             self.write(&[0; 4])?; // the row entries hold u64, so they start at a multiple of 8
         }
+        self.empty_buffer()?;
         let rows: &[u8] = bytemuck::cast_slice(&self.rows);
         let report = serde_json::to_vec(report)?;
         self.out.write_all(rows)?;
@@ -210,9 +233,16 @@ impl<W: Write + Seek> CacheWriter<W> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.hasher.update(bytes);
         self.num_bytes += bytes.len() as u64;
-        self.out.write_all(bytes)
+        self.buffer.extend_from_slice(bytes);
+        if self.buffer.len() < BUFFER_BYTES { Ok(()) } else { self.empty_buffer() }
+    }
+
+    fn empty_buffer(&mut self) -> io::Result<()> {
+        self.hasher.update_rayon(&self.buffer);
+        self.out.write_all(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
     }
 }
 
@@ -252,22 +282,22 @@ mod tests {
         Ok(writer.finish(&Report::default())?.0.into_inner())
     }
 
+    fn verify(file: &[u8], key: &[u8]) -> Result<Header, &'static str> {
+        Header::verify(file, file.len() as u64, &blake3::hash(key)).unwrap()
+    }
+
     #[test]
     fn a_full_disk_is_reported_wherever_it_happens_and_leaves_no_valid_file() {
         let whole = write(usize::MAX).unwrap();
-        let key = blake3::hash(b"key");
-        assert_eq!(Header::verify(&whole, &key).unwrap().num_rows, 3);
+        assert_eq!(verify(&whole, b"key").unwrap().num_rows, 3);
         for room in 0..whole.len() {
             assert_eq!(write(room).unwrap_err().kind(), io::ErrorKind::StorageFull);
-            assert!(Header::verify(&whole[..room], &key).is_err());
+            assert!(verify(&whole[..room], b"key").is_err());
         }
         // The header is written last: up to then the file does not pass for a cache.
         let mut unfinished = whole.clone();
         unfinished[..HEADER_BYTES].fill(0);
-        assert!(Header::verify(&unfinished, &key).is_err());
-        assert_eq!(
-            Header::verify(&whole, &blake3::hash(b"other")).unwrap_err(),
-            "it was made from other data"
-        );
+        assert!(verify(&unfinished, b"key").is_err());
+        assert_eq!(verify(&whole, b"other").unwrap_err(), "it was made from other data");
     }
 }

@@ -81,6 +81,12 @@ pub enum DataError {
         /// The files read.
         files: String,
     },
+    /// A file is not what it was when its hash was taken, so its tokens have no name.
+    #[error("{files}: changed while it was tokenised; nothing was kept: run again when nobody writes it")]
+    Changed {
+        /// The files read.
+        files: String,
+    },
     /// Every row was dropped.
     #[error("no row is left of {files}:\n{report}")]
     NothingLeft {

@@ -4,6 +4,8 @@
 //! answers; predictions inside it then appear once for each sequence. What remains of either is a child segment, if
 //! anything remains. Where truncation cut the beginning of one of them, they share nothing and are two trees.
 
+use std::iter::Sum;
+
 use tandem_kernels::{Forest, Prediction, Segment};
 
 use crate::error::DataError;
@@ -69,6 +71,61 @@ impl ScoredTokens<'_> {
     /// Tokens that are scored: the marked ones but the sequence's first.
     pub fn num_scored(&self) -> usize {
         self.scored.iter().skip(1).filter(|&&scored| scored != 0).count()
+    }
+
+    /// What it adds to a forest.
+    pub fn counts(&self) -> RowCounts {
+        let (tokens, scored_rows) = (self.tokens.len(), self.num_scored());
+        RowCounts { tokens, scored_rows, trees: usize::from(tokens > 0), sequence_tokens: tokens as u64 }
+    }
+}
+
+/// What a row adds to a forest, known without building one; and what several add, for no two rows share anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Tokens.
+    pub tokens: usize,
+    /// Rows that the head scores.
+    pub scored_rows: usize,
+    /// Trees.
+    pub trees: usize,
+    /// Tokens with each answer's own copy of the prompt.
+    pub sequence_tokens: u64,
+}
+
+impl RowCounts {
+    /// Of a pair, by lengths alone: what each answer sees of the prompt, the answers, and the tokens that both sequences begin
+    /// with ([`PairTokens::shared`]).
+    pub fn of_pair(prompts: [usize; 2], answers: [usize; 2], shared: usize, share_prefix: bool) -> Self {
+        let lengths = [prompts[0] + answers[0], prompts[1] + answers[1]];
+        let both = lengths[0] + lengths[1];
+        let counts =
+            |tokens, scored_rows, trees| Self { tokens, scored_rows, trees, sequence_tokens: both as u64 };
+        let present = |n: usize| usize::from(n > 0);
+        if !share_prefix || prompts[0] != prompts[1] {
+            // Nothing predicts the first token of a sequence.
+            let scored = |i: usize| answers[i] - present(answers[i]).min(1 - present(prompts[i]));
+            return counts(both, scored(0) + scored(1), present(lengths[0]) + present(lengths[1]));
+        }
+        let common = shared - prompts[0];
+        let rests = answers.map(|answer| answer - common);
+        let in_rests = rests.map(|rest| rest.saturating_sub(1));
+        // The root's last row predicts what comes after it, in either answer or in both.
+        let of_root = (common + present(rests[0] + rests[1])).saturating_sub(1 - present(prompts[0]));
+        let of_root = if shared > 0 { of_root } else { 0 };
+        let trees = if shared > 0 { 1 } else { present(rests[0]) + present(rests[1]) };
+        counts(both - shared, of_root + in_rests[0] + in_rests[1], trees)
+    }
+}
+
+impl Sum for RowCounts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |a, b| Self {
+            tokens: a.tokens + b.tokens,
+            scored_rows: a.scored_rows + b.scored_rows,
+            trees: a.trees + b.trees,
+            sequence_tokens: a.sequence_tokens + b.sequence_tokens,
+        })
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod cache_file;
 pub mod chat_template;
+mod checksum;
 pub mod decode_stream;
 pub mod error;
 pub mod forest;

@@ -1,13 +1,13 @@
 //! Tokenises a data set once, in parallel, into a cache that later runs and all ranks map.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rayon::prelude::*;
 
 use crate::cache_file::{CacheWriter, FORMAT_VERSION, RowEntry};
+use crate::checksum;
 use crate::error::{DataError, Place};
 use crate::progress::Progress;
 use crate::reader::{RawRow, RowReader};
@@ -31,7 +31,8 @@ const PORTION_BYTES: usize = 4 << 20;
 /// Rows are tokenised on the current rayon pool; `pool.install(|| prepare(…))` chooses another.
 ///
 /// # Errors
-/// The first mistake in file order, with file and line; no rows; no space on disk (nothing is left behind then).
+/// The first mistake in file order, with file and line; no rows; a file that changes meanwhile; no space on disk (nothing is
+/// left behind then).
 pub fn prepare(
     sources: &Sources,
     tokenizer: &Tokenizer,
@@ -65,6 +66,10 @@ pub fn prepare(
     let built = Builder::new(sources, tokenizer, options, progress).build(&temporary.0, key);
     progress.finish();
     built?;
+    // What was tokenised must be what the name says.
+    if self::key(sources, tokenizer, options)? != key {
+        return Err(DataError::Changed { files: sources.names() });
+    }
     fs::rename(&temporary.0, &path).map_err(DataError::io("renaming", &path))?;
     match find(&path, &key, sources)? {
         Found::Whole(cache) => Ok(cache.just_built()),
@@ -97,18 +102,10 @@ fn key(sources: &Sources, tokenizer: &Tokenizer, options: &RowOptions) -> Result
     hasher.update(tokenizer.fingerprint().as_bytes());
     let options = serde_json::to_vec(options).map_err(|e| DataError::Option(e.to_string()))?;
     hasher.update(blake3::hash(&options).as_bytes());
-    let mut buffer = vec![0; 1 << 20];
+    // All of every file: a size and a time would be looked up sooner, but they stay the same in files that differ.
     for Source { path, weight } in &sources.0 {
-        let mut content = blake3::Hasher::new();
-        let mut file = File::open(path).map_err(DataError::io("reading", path))?;
-        loop {
-            let count = file.read(&mut buffer).map_err(DataError::io("reading", path))?;
-            if count == 0 {
-                break;
-            }
-            content.update(&buffer[..count]);
-        }
-        hasher.update(content.finalize().as_bytes()).update(&weight.to_bits().to_le_bytes());
+        let content = File::open(path).and_then(checksum::of).map_err(DataError::io("reading", path))?;
+        hasher.update(content.as_bytes()).update(&weight.to_bits().to_le_bytes());
     }
     Ok(hasher.finalize())
 }
@@ -142,8 +139,7 @@ impl<'a> Builder<'a> {
         self.progress.start("tokenising", self.sources.0.iter().map(size).sum());
         let written = |e| DataError::io("writing the token cache", path)(e);
         let file = File::create_new(path).map_err(written)?;
-        let out = BufWriter::with_capacity(1 << 20, file);
-        let mut writer = CacheWriter::new(out, self.options.kind, key).map_err(written)?;
+        let mut writer = CacheWriter::new(file, self.options.kind, key).map_err(written)?;
         for file in 0..self.sources.0.len() {
             self.read_file(file as u32, &mut writer, path)?;
         }
@@ -158,18 +154,12 @@ impl<'a> Builder<'a> {
                 report: self.report.lines(&files).join("\n"),
             });
         }
-        let out = writer.finish(&self.report).map_err(written)?;
+        let file = writer.finish(&self.report).map_err(written)?;
         // Some file systems say only here that the disk is full.
-        let file = out.into_inner().map_err(|e| written(e.into_error()))?;
         file.sync_all().map_err(written)
     }
 
-    fn read_file(
-        &mut self,
-        file: u32,
-        writer: &mut CacheWriter<BufWriter<File>>,
-        path: &Path,
-    ) -> Result<(), DataError> {
+    fn read_file(&mut self, file: u32, writer: &mut CacheWriter<File>, path: &Path) -> Result<(), DataError> {
         let source = &self.sources.0[file as usize];
         let mut reader = RowReader::open(&source.path)?;
         let mut repeated: Vec<(RowEntry, u64)> = Vec::new();

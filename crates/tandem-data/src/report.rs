@@ -73,8 +73,22 @@ pub struct Report {
     pub longest: u64,
     /// The largest token id, which the model's vocabulary has to hold.
     pub largest_id: u32,
-    /// The rows concerned, by reason, in file order.
-    pub reasons: BTreeMap<Reason, Vec<Origin>>,
+    /// The rows concerned, by reason.
+    pub reasons: BTreeMap<Reason, Concerned>,
+}
+
+/// The rows that something happened to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Concerned {
+    /// How many.
+    pub rows: u64,
+    /// The first of them, in file order, up to [`Concerned::PLACES`]: it may happen to every row of a large file.
+    pub first: Vec<Origin>,
+}
+
+impl Concerned {
+    /// Places that are kept.
+    pub const PLACES: usize = 100;
 }
 
 impl Report {
@@ -94,12 +108,16 @@ impl Report {
     }
 
     pub(crate) fn note(&mut self, reason: Reason, origin: Origin) {
-        self.reasons.entry(reason).or_default().push(origin);
+        let concerned = self.reasons.entry(reason).or_default();
+        concerned.rows += 1;
+        if concerned.first.len() < Concerned::PLACES {
+            concerned.first.push(origin);
+        }
     }
 
     /// Number of rows that something happened to.
-    pub fn count(&self, reason: Reason) -> usize {
-        self.reasons.get(&reason).map_or(0, Vec::len)
+    pub fn count(&self, reason: Reason) -> u64 {
+        self.reasons.get(&reason).map_or(0, |concerned| concerned.rows)
     }
 
     /// The report in lines: one for the whole, one per reason with the first places.
@@ -109,19 +127,14 @@ impl Report {
             "{} rows read, {} kept, {} tokens, longest sequence {}",
             self.rows_read, self.rows_kept, self.num_tokens, self.longest
         )];
-        for (reason, origins) in &self.reasons {
+        for (reason, Concerned { rows, first }) in &self.reasons {
             let mut places: Vec<_> =
-                origins.iter().take(SHOWN).map(|&o| Place::of(o, files).to_string()).collect();
-            if origins.len() > SHOWN {
+                first.iter().take(SHOWN).map(|&o| Place::of(o, files).to_string()).collect();
+            if first.len() > SHOWN {
                 places.push("…".into());
             }
-            let percent = 100.0 * origins.len() as f64 / self.rows_read.max(1) as f64;
-            lines.push(format!(
-                "{} rows ({percent:.1} %) {} [{}]",
-                origins.len(),
-                reason.words(),
-                places.join(", ")
-            ));
+            let percent = 100.0 * *rows as f64 / self.rows_read.max(1) as f64;
+            lines.push(format!("{rows} rows ({percent:.1} %) {} [{}]", reason.words(), places.join(", ")));
         }
         lines
     }

@@ -7,7 +7,7 @@ use memmap2::Mmap;
 
 use crate::cache_file::{Header, RowEntry};
 use crate::error::{DataError, Place};
-use crate::forest::{PairTokens, ScoredTokens};
+use crate::forest::{PairTokens, RowCounts, ScoredTokens};
 use crate::record::Kind;
 use crate::report::{Origin, Report};
 
@@ -34,16 +34,17 @@ impl TokenCache {
         files: Vec<PathBuf>,
     ) -> Result<Result<Self, String>, DataError> {
         let file = File::open(path).map_err(DataError::io("opening", path))?;
-        if file.metadata().map_err(DataError::io("reading", path))?.len() == 0 {
+        let length = file.metadata().map_err(DataError::io("reading", path))?.len();
+        if length == 0 {
             return Ok(Err("it is empty".into()));
         }
-        // SAFETY: the file is only ever replaced as a whole by a rename, never written or cut after it got its name,
-        // so the mapped bytes do not change while the map lives.
-        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("mapping", path))?;
-        let header = match Header::verify(&map, key) {
+        let header = match Header::verify(&file, length, key).map_err(DataError::io("reading", path))? {
             Ok(header) => header,
             Err(reason) => return Ok(Err(reason.into())),
         };
+        // SAFETY: the file is only ever replaced as a whole by a rename, never written or cut after it got its name,
+        // so the mapped bytes do not change while the map lives.
+        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("mapping", path))?;
         let Some([_, _, report, end]) = header.offsets() else {
             return Ok(Err("its header is damaged".into()));
         };
@@ -102,6 +103,26 @@ impl TokenCache {
         let unseen = row.unseen.iter().sum::<u32>() as usize;
         let both = 2 * row.prompt as usize + row.chosen as usize + row.rejected as usize - unseen;
         if share_prefix { both - row.shared as usize } else { both }
+    }
+
+    /// What row `i` adds to a forest.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn counts(&self, i: usize, share_prefix: bool) -> RowCounts {
+        match self.kind() {
+            Kind::Supervised => self.scored(i).counts(),
+            // The ids themselves are not looked at.
+            Kind::Preference => {
+                let row = self.rows()[i];
+                RowCounts::of_pair(
+                    row.unseen.map(|unseen| (row.prompt - unseen) as usize),
+                    [row.chosen, row.rejected].map(|n| n as usize),
+                    row.shared as usize,
+                    share_prefix,
+                )
+            }
+        }
     }
 
     /// File and line of row `i`, for messages.

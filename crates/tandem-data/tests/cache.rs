@@ -6,14 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use fixture::{data_path, read_records, tokenizer_with, write_tokenizer};
+use tandem_data::forest::{ForestBuilder, RowCounts};
 use tandem_data::prepare::prepare;
 use tandem_data::progress::{Progress, Silent};
 use tandem_data::record::Kind;
-use tandem_data::report::Reason;
+use tandem_data::report::{Concerned, Reason};
 use tandem_data::row::{LossOn, RowOptions, tokenise};
 use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
+use tandem_kernels::Forest;
 
 struct Bench {
     folder: tempfile::TempDir,
@@ -38,6 +40,12 @@ impl Bench {
         let entries = std::fs::read_dir(self.path("cache")).unwrap().map(|e| e.unwrap().path());
         entries.filter(|p| p.extension().is_some_and(|e| e != "lock")).collect()
     }
+}
+
+fn check_counts(forest: &Forest, found: RowCounts) {
+    let (tokens, scored_rows) = (forest.num_tokens(), forest.scored_rows().0.len());
+    let expected = (tokens, scored_rows, forest.groups().len());
+    assert_eq!((found.tokens, found.scored_rows, found.trees), expected);
 }
 
 fn preference() -> RowOptions {
@@ -68,11 +76,17 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
                     assert_eq!(Some(pair), expected.as_pair());
                     for share in [true, false] {
                         assert_eq!(again.num_tokens(row, share), pair.num_tokens(share));
+                        let mut builder = ForestBuilder::new(share);
+                        builder.push_pair(&pair);
+                        check_counts(&builder.finish().unwrap(), again.counts(row, share));
                     }
                 }
                 Kind::Supervised => {
                     assert_eq!(Some(again.scored(row)), expected.as_scored());
                     assert_eq!(again.num_tokens(row, true), again.scored(row).tokens.len());
+                    let mut builder = ForestBuilder::default();
+                    builder.push_scored(&again.scored(row));
+                    check_counts(&builder.finish().unwrap(), again.counts(row, true));
                 }
             }
             assert_eq!(again.origin(row).line, line);
@@ -189,6 +203,30 @@ fn a_damaged_cache_is_noticed_and_made_again() {
     assert_eq!(bench.cached_files(), [path]);
 }
 
+/// Appends a row to a file when tokenisation begins.
+struct Appends(PathBuf);
+
+impl Progress for Appends {
+    fn start(&self, _what: &str, _total: u64) {
+        use std::io::Write;
+        let mut file = std::fs::File::options().append(true).open(&self.0).unwrap();
+        file.write_all(b"{\"prompt\": \"a\", \"chosen\": \" b\", \"rejected\": \" c\"}\n").unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_tokenised_is_not_taken_for_what_it_was() {
+    let bench = Bench::new();
+    let data = bench.path("data.jsonl");
+    std::fs::copy(data_path("pref_plain.jsonl"), &data).unwrap();
+    let (sources, progress) = (Sources::from(data.clone()), Appends(data.clone()));
+    let failed = prepare(&sources, &bench.tokenizer, &preference(), &bench.path("cache"), &progress);
+    let error = failed.unwrap_err().to_string();
+    assert!(error.contains("data.jsonl: changed while it was tokenised"), "{error}");
+    assert!(bench.cached_files().is_empty());
+    assert_eq!(bench.prepare(data, &preference()).num_rows(), 9);
+}
+
 #[test]
 fn two_at_once_make_one_cache() {
     let bench = Bench::new();
@@ -221,6 +259,20 @@ fn weights_repeat_whole_passes_and_thin_evenly() {
 }
 
 #[test]
+fn a_report_does_not_grow_with_the_rows_that_it_is_about() {
+    let bench = Bench::new();
+    let data = bench.path("data.jsonl");
+    let row = "{\"prompt\": \"a\", \"chosen\": \" b\", \"rejected\": \" a longer answer\"}\n";
+    std::fs::write(&data, row.repeat(Concerned::PLACES + 20)).unwrap();
+    let cache = bench.prepare(data, &RowOptions { max_length: Some(2), ..preference() });
+    let report = cache.report();
+    assert_eq!(report.count(Reason::RejectedTruncated), Concerned::PLACES as u64 + 20);
+    let lines = report.reasons[&Reason::RejectedTruncated].first.iter().map(|origin| origin.line as usize);
+    assert!(lines.eq(1..=Concerned::PLACES));
+    assert!(cache.report_lines().join("\n").contains("120 rows (100.0 %) rejected answer cut"));
+}
+
+#[test]
 fn every_row_that_did_not_pass_unchanged_is_counted_with_its_place() {
     let bench = Bench::new();
     let rows = [
@@ -234,7 +286,8 @@ fn every_row_that_did_not_pass_unchanged_is_counted_with_its_place() {
     let cache = bench.prepare(data, &RowOptions { max_length: Some(8), ..preference() });
     let report = cache.report();
     assert_eq!((report.rows_read, report.rows_kept, report.longest), (4, 3, 8));
-    let lines = |reason| report.reasons.get(&reason).unwrap().iter().map(|o| o.line).collect::<Vec<_>>();
+    let lines =
+        |reason| report.reasons.get(&reason).unwrap().first.iter().map(|o| o.line).collect::<Vec<_>>();
     assert_eq!(lines(Reason::Merged), [1]);
     assert_eq!(lines(Reason::Truncated), [1]);
     assert_eq!(lines(Reason::RejectedTruncated), [2]);

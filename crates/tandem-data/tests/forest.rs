@@ -1,6 +1,6 @@
 //! Forests hold exactly the sequences and predictions of the rows, however much the answers share.
 
-use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
+use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens};
 use tandem_kernels::Forest;
 
 /// A sequence with the positions in it that are scored.
@@ -49,6 +49,14 @@ fn check(forest: &Forest, expected: &[Sequence]) {
     }
 }
 
+/// What rows were said to add is what they added.
+fn check_counts(forest: &Forest, counts: RowCounts, expected: &[Sequence]) {
+    let sequence_tokens = expected.iter().map(|(tokens, _)| tokens.len() as u64).sum();
+    let (tokens, scored_rows) = (forest.num_tokens(), forest.scored_rows().0.len());
+    let found = RowCounts { tokens, scored_rows, trees: forest.groups().len(), sequence_tokens };
+    assert_eq!(counts, found, "{forest:?}");
+}
+
 fn answer_of(prompt: &[u32], answer: &[u32]) -> Sequence {
     let whole = [prompt, answer].concat();
     let scored = (prompt.len().max(1)..whole.len()).collect();
@@ -62,7 +70,7 @@ fn random_pairs_are_read_back_with_and_without_sharing() {
     let mut without_root = 0;
     for _ in 0..2000 {
         let mut expected = Vec::new();
-        let mut tokens = [0, 0];
+        let mut counts = [RowCounts::default(); 2];
         for _ in 0..1 + random.below(4) {
             let (prompt, chosen, rejected) = (random.ids(4), random.ids(5), random.ids(5));
             // Truncation that keeps the end may cut one prompt more than the other.
@@ -75,16 +83,23 @@ fn random_pairs_are_read_back_with_and_without_sharing() {
             for builder in &mut builders {
                 builder.push_pair(&pair);
             }
-            tokens[0] += pair.num_tokens(true);
-            tokens[1] += pair.num_tokens(false);
+            for (counts, share) in counts.iter_mut().zip([true, false]) {
+                let answers = [chosen.len(), rejected.len()];
+                let prompts = [first.len(), second.len()];
+                let pair_counts = RowCounts::of_pair(prompts, answers, pair.shared(), share);
+                assert_eq!(pair_counts.tokens, pair.num_tokens(share));
+                *counts = [*counts, pair_counts].into_iter().sum();
+            }
         }
-        for (builder, tokens) in builders.iter_mut().zip(tokens) {
-            assert_eq!(builder.num_tokens(), tokens);
-            if tokens == 0 {
+        for (builder, counts) in builders.iter_mut().zip(counts) {
+            assert_eq!(builder.num_tokens(), counts.tokens);
+            if counts.tokens == 0 {
                 assert!(builder.finish().is_err(), "a batch without tokens is refused");
                 builder.clear();
             } else {
-                check(&builder.finish().unwrap(), &expected);
+                let forest = builder.finish().unwrap();
+                check(&forest, &expected);
+                check_counts(&forest, counts, &expected);
             }
         }
     }
@@ -111,15 +126,19 @@ fn random_supervised_rows_are_read_back() {
     let mut random = Random(2);
     let mut builder = ForestBuilder::default();
     for _ in 0..300 {
-        let mut expected = Vec::new();
+        let (mut expected, mut counts) = (Vec::new(), RowCounts::default());
         for _ in 0..1 + random.below(4) {
             let tokens: Vec<u32> = (0..1 + random.below(9)).map(|_| random.below(5) as u32).collect();
             let scored: Vec<u8> = tokens.iter().map(|_| random.below(2) as u8).collect();
-            builder.push_scored(&ScoredTokens { tokens: &tokens, scored: &scored });
+            let row = ScoredTokens { tokens: &tokens, scored: &scored };
+            builder.push_scored(&row);
+            counts = [counts, row.counts()].into_iter().sum();
             let positions = (1..tokens.len()).filter(|&t| scored[t] == 1).collect();
             expected.push((tokens, positions));
         }
-        check(&builder.finish().unwrap(), &expected);
+        let forest = builder.finish().unwrap();
+        check(&forest, &expected);
+        check_counts(&forest, counts, &expected);
     }
 }
 

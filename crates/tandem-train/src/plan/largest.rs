@@ -1,49 +1,16 @@
 //! Which micro-batches of a pass take most memory: found from counts of their rows, without building them.
 
+use tandem_data::forest::RowCounts;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::MANY_TREES;
 use tandem_model::Room;
 
 use super::survey::Pass;
 use crate::Result;
-use crate::micro_batch::{MicroBatch, MicroBatcher};
-
-/// What rows add to a micro-batch.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    pub(super) tokens: usize,
-    /// Rows that the head scores.
-    scored: usize,
-    trees: usize,
-    /// Each answer with its own copy of the prompt.
-    pub(super) sequence_tokens: u64,
-}
-
-impl std::iter::Sum for Counts {
-    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
-        counts.fold(Self::default(), |a, b| Self {
-            tokens: a.tokens + b.tokens,
-            scored: a.scored + b.scored,
-            trees: a.trees + b.trees,
-            sequence_tokens: a.sequence_tokens + b.sequence_tokens,
-        })
-    }
-}
-
-impl Counts {
-    /// Of every row by itself: no two of them share anything in a forest.
-    pub(super) fn of(batcher: &mut MicroBatcher, cache: &TokenCache) -> Result<Vec<Self>> {
-        let of = |row: u32| {
-            let MicroBatch { forest, sequence_tokens, .. } = batcher.build(cache, &[row])?;
-            let (tokens, scored) = (forest.num_tokens(), forest.scored_rows().0.len());
-            Ok(Self { tokens, scored, trees: forest.groups().len(), sequence_tokens })
-        };
-        (0..cache.num_rows() as u32).map(of).collect()
-    }
-}
+use crate::micro_batch::MicroBatcher;
 
 /// A micro-batch: its counts, and its rows of which data set.
-type Found<'a> = Option<(Counts, &'a TokenCache, Vec<u32>)>;
+type Found<'a> = Option<(RowCounts, &'a TokenCache, Vec<u32>)>;
 
 /// The largest micro-batches so far.
 #[derive(Default)]
@@ -57,27 +24,27 @@ pub(super) struct Largest<'a> {
 }
 
 impl<'a> Largest<'a> {
-    pub(super) fn consider(&mut self, counts: Counts, cache: &'a TokenCache, rows: &[u32]) {
+    pub(super) fn consider(&mut self, counts: RowCounts, cache: &'a TokenCache, rows: &[u32]) {
         let Room { tokens, scored } = self.room;
-        self.room = Room { tokens: tokens.max(counts.tokens), scored: scored.max(counts.scored) };
-        let keep = |best: &mut Found<'a>, size: fn(&Counts) -> usize| {
+        self.room = Room { tokens: tokens.max(counts.tokens), scored: scored.max(counts.scored_rows) };
+        let keep = |best: &mut Found<'a>, size: fn(&RowCounts) -> usize| {
             if best.as_ref().is_none_or(|(other, ..)| size(&counts) > size(other)) {
                 *best = Some((counts, cache, rows.to_vec()));
             }
         };
         keep(&mut self.of_trees[counts.trees.min(MANY_TREES)], |counts| counts.tokens);
-        match counts.scored {
+        match counts.scored_rows {
             0 => keep(&mut self.unscored, |counts| counts.tokens),
-            _ => keep(&mut self.scored, |counts| counts.scored),
+            _ => keep(&mut self.scored, |counts| counts.scored_rows),
         }
     }
 
     /// Considers the micro-batches of all rows of a data set as they stand.
     pub(super) fn consider_all(
         &mut self,
-        batcher: &mut MicroBatcher,
+        batcher: &MicroBatcher,
         cache: &'a TokenCache,
-        counts: &[Counts],
+        counts: &[RowCounts],
     ) {
         let rows: Vec<u32> = (0..counts.len() as u32).collect();
         for range in batcher.cut(cache, &rows) {
@@ -97,7 +64,7 @@ impl<'a> Largest<'a> {
         let mut all: Vec<_> = front.collect();
         all.reverse();
         all.extend(scored.into_iter().chain(unscored));
-        let build = |(_, cache, rows): (Counts, &'a TokenCache, Vec<u32>)| batcher.build(cache, &rows);
+        let build = |(_, cache, rows): (RowCounts, &'a TokenCache, Vec<u32>)| batcher.build(cache, &rows);
         Ok(Pass { room, largest: all.into_iter().map(build).collect::<Result<_>>()? })
     }
 }

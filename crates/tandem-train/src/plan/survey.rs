@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
+use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
 use tandem_model::{Decoder, ModelFolder, Room, Stage};
 
-use super::largest::{Counts, Largest};
+use super::largest::Largest;
 use crate::config::{Config, Method, MicroBatch as Size, Order, ReferenceKind};
 use crate::homes::Rooms;
 use crate::micro_batch::{MicroBatch, deal};
@@ -179,8 +179,10 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
     let mut batches = prepared.batches(config);
     let total = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
     let per_epoch = batches.steps_per_epoch();
-    let counts = Counts::of(&mut batcher, &prepared.train)?;
-    let of_eval = prepared.eval.as_ref().map(|eval| Counts::of(&mut batcher, eval)).transpose()?;
+    let of_rows = |cache: &TokenCache| -> Vec<RowCounts> {
+        (0..cache.num_rows()).map(|row| cache.counts(row, config.data.share_prefix)).collect()
+    };
+    let (counts, of_eval) = (of_rows(&prepared.train), prepared.eval.as_ref().map(of_rows));
     let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
     let measured = total.min(per_epoch.max(LOOK_AHEAD));
     // Shuffled epochs are cut differently.
@@ -193,7 +195,7 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
         let mut tokens = Vec::new();
         for cut in batcher.cut(&prepared.train, rows) {
             let rows = &rows[cut];
-            let counts: Counts = rows.iter().map(|&row| counts[row as usize]).sum();
+            let counts: RowCounts = rows.iter().map(|&row| counts[row as usize]).sum();
             of_train.consider(counts, &prepared.train, rows);
             tokens.push(counts.tokens);
             if step < measured {
@@ -205,10 +207,10 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
     }
     // These passes go through the rows as they stand.
     let with_eval = prepared.eval.as_ref().zip(of_eval.as_deref());
-    with_eval.into_iter().for_each(|(eval, counts)| of_evaluation.consider_all(&mut batcher, eval, counts));
+    with_eval.into_iter().for_each(|(eval, counts)| of_evaluation.consider_all(&batcher, eval, counts));
     if config.reference.kind == ReferenceKind::Precompute {
         for (cache, counts) in std::iter::once((&prepared.train, &counts[..])).chain(with_eval) {
-            of_reference.consider_all(&mut batcher, cache, counts);
+            of_reference.consider_all(&batcher, cache, counts);
         }
     }
     let typical = {
