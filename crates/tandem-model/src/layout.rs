@@ -115,6 +115,14 @@ pub struct LowRankParts {
 }
 
 impl Part {
+    /// Whether nothing but products of whole matrices goes into this one's gradient, so that the first may write it.
+    pub const fn is_written_by_product(self) -> bool {
+        matches!(
+            self,
+            Self::QkvWeight | Self::OutWeight | Self::UpWeight | Self::DownWeight | Self::HeadWeight
+        )
+    }
+
     /// The parts of a low-rank term beside this one, if it is a matrix of the model.
     pub const fn low_rank(self) -> Option<LowRankParts> {
         let (a, b, magnitude) = match self {

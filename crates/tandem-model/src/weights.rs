@@ -174,17 +174,34 @@ impl<'a> LayerWeights<'a> {
     }
 }
 
-/// The gradients of one layer: one flat f32 buffer that the walk adds into.
+/// The gradients of one layer: one flat f32 buffer that the walk adds into. Matrices may hold nothing yet: the first product
+/// then writes them, which spares zeros, and reading them.
 pub struct LayerGradients<'a> {
     layout: &'a LayerLayout,
     flat: ViewMut<'a>,
+    /// By parameter, as the layout has them: whether it holds numbers. `None` if all do.
+    holds: Option<&'a mut [bool]>,
 }
 
 impl<'a> LayerGradients<'a> {
     /// Over a flat f32 buffer `[1, len]`, laid out as what trains of the layer.
     pub fn new(layout: &'a LayerLayout, flat: ViewMut<'a>) -> Self {
         debug_assert_eq!(flat.cols(), layout.len, "gradient buffer of another layer");
-        Self { layout, flat }
+        Self { layout, flat, holds: None }
+    }
+
+    /// The same, where `holds` tells of each parameter of the layout whether it holds numbers; it is kept true. All but those
+    /// that [`Part::is_written_by_product`] do.
+    pub fn partly(layout: &'a LayerLayout, flat: ViewMut<'a>, holds: &'a mut [bool]) -> Self {
+        debug_assert_eq!(holds.len(), layout.params.len(), "gradients of another layer");
+        Self { holds: Some(holds), ..Self::new(layout, flat) }
+    }
+
+    /// Whether a parameter holds numbers, to which a product is to be added; from now on it does.
+    pub fn begin_product(&mut self, part: Part) -> bool {
+        let index = self.layout.params.iter().position(|param| param.part == part);
+        let holds = index.and_then(|index| self.holds.as_mut()?.get_mut(index));
+        holds.is_none_or(|holds| std::mem::replace(holds, true))
     }
 
     /// Whether the layer has this part and it trains.
@@ -192,8 +209,19 @@ impl<'a> LayerGradients<'a> {
         self.layout.param(part).is_some()
     }
 
+    /// The gradient of a matrix that a product goes into, and whether it is to be added to. `None` as in
+    /// [`LayerGradients::get_mut`].
+    pub fn product_mut(&mut self, part: Part) -> Option<(ViewMut<'_>, bool)> {
+        let adds = self.begin_product(part);
+        self.get_mut(part).map(|gradient| (gradient, adds))
+    }
+
     /// The gradient of a parameter, to be added to. `None` if the layer has no such part or it does not train.
+    ///
+    /// # Panics
+    /// If it holds nothing yet.
     pub fn get_mut(&mut self, part: Part) -> Option<ViewMut<'_>> {
+        assert!(self.begin_product(part), "the first product of {part:?} writes it");
         let param = self.layout.param(part)?;
         Some(self.flat.reborrow().col_range(param.range()).reshape(param.rows, param.cols))
     }

@@ -44,6 +44,7 @@ fn one(
         let gradients = HeadGradients {
             hidden: dhidden.view_mut(),
             weight: Some(dw.view_mut()),
+            adds_to_weight: true,
             bias: None,
             h: None,
             b: None,

@@ -288,7 +288,8 @@ fn back_from_logits(
     product(Operand::rows_of(gradient), weight, dhidden, is_later);
     if let Some(weight) = &mut gradients.weight {
         let hidden = Operand::columns_of(hidden.row_range(rows.clone()));
-        product(Operand::columns_of(gradient), hidden, weight.reborrow().row_range(strip.clone()), true);
+        let adds = gradients.adds_to_weight || rows.start > 0;
+        product(Operand::columns_of(gradient), hidden, weight.reborrow().row_range(strip.clone()), adds);
     }
     if let Some(bias) = &mut gradients.bias {
         cpu.bias_backward(gradient, bias.reborrow().col_range(strip.clone()));

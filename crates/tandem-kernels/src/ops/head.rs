@@ -83,8 +83,10 @@ impl<'a> HeadWeights<'a> {
 pub struct HeadGradients<'a> {
     /// `[R,D]` f32, overwritten.
     pub hidden: ViewMut<'a>,
-    /// `[V,D]` f32, added to.
+    /// `[V,D]` f32.
     pub weight: Option<ViewMut<'a>>,
+    /// Whether that is added to; else it is overwritten.
+    pub adds_to_weight: bool,
     /// `[1,V]` f32, added to.
     pub bias: Option<ViewMut<'a>>,
     /// Of [`LowRank::h`]: `[R,r]` f32, overwritten.
@@ -93,7 +95,12 @@ pub struct HeadGradients<'a> {
     pub b: Option<ViewMut<'a>>,
 }
 
-impl HeadGradients<'_> {
+impl<'a> HeadGradients<'a> {
+    /// Of the hidden rows alone.
+    pub fn of_hidden(hidden: ViewMut<'a>) -> Self {
+        Self { hidden, weight: None, adds_to_weight: true, bias: None, h: None, b: None }
+    }
+
     fn check(&self, op: &'static str, hidden: &View, weights: &HeadWeights) -> Result<()> {
         let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
         check::f32_shape(op, "dhidden", &self.hidden, rows, hidden.cols())?;

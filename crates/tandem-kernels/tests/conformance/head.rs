@@ -14,6 +14,7 @@ struct Case {
     shape: HeadShape,
     d_log_prob: Vec<f32>,
     /// What the gradients are added to.
+    adds_to_weight: bool,
     dw: Matrix,
     dbias: Matrix,
     /// `h`, `b`, and what the gradient of `b` is added to.
@@ -38,6 +39,7 @@ impl Case {
             d_log_prob: predictions.iter().map(|_| random.unit() as f32).collect(),
             rows: predictions,
             shape,
+            adds_to_weight: true,
             dw: random.matrix(vocabulary, width, DType::F32),
             dbias: random.matrix(1, vocabulary, DType::F32),
             low_rank: None,
@@ -76,6 +78,9 @@ impl Case {
                 .unwrap();
         let mut dh = poison(device, self.hidden.rows, self.hidden.cols, DType::F32);
         let (mut dw, mut db) = (self.dw.tensor(device, DType::F32), self.dbias.tensor(device, DType::F32));
+        if !self.adds_to_weight {
+            dw = poison(device, self.dw.rows, self.dw.cols, DType::F32);
+        }
         let mut dterm = self
             .low_rank
             .as_ref()
@@ -87,6 +92,7 @@ impl Case {
         let gradients = HeadGradients {
             hidden: dh.view_mut(),
             weight: Some(dw.view_mut()),
+            adds_to_weight: self.adds_to_weight,
             bias: Some(db.view_mut()),
             h: dterm_h,
             b: dterm_b,
@@ -163,6 +169,7 @@ impl Case {
             let gradients = HeadGradients {
                 hidden: own.view_mut(),
                 weight: Some(own_dw.view_mut()),
+                adds_to_weight: true,
                 bias: Some(own_dbias.view_mut()),
                 h: own_h.as_mut().map(Tensor::view_mut),
                 b: own_b.map(|db| db.view_mut()),
@@ -425,6 +432,7 @@ fn a_low_rank_term_must_fit() {
     let gradients = HeadGradients {
         hidden: dhidden.view_mut(),
         weight: None,
+        adds_to_weight: true,
         bias: None,
         h: None,
         b: Some(db.view_mut()),
@@ -445,6 +453,20 @@ fn gradients_of_the_weights_accumulate() {
     let twice = case.run(&device, DType::F32).1.swap_remove(1);
     let data = once.data.iter().zip(&first.data).map(|(once, first)| 2.0 * once - first).collect();
     twice.assert_close(&Matrix { data, ..once }, 1e-6, "twice");
+}
+
+/// Over several chunks and strips, too.
+#[test]
+fn the_weights_gradient_overwrites_where_it_is_not_to_add() {
+    for (dtype, _) in TYPES {
+        let mut case = Case::new(1031, 1100, 16, dtype, HeadShape::default(), false);
+        case.dw = Matrix::zeros(1100, 16);
+        let device = device(2);
+        let added = case.run(&device, dtype).1.swap_remove(1);
+        case.adds_to_weight = false;
+        let written = case.run(&device, dtype).1.swap_remove(1);
+        assert!(added.data == written.data, "{dtype}");
+    }
 }
 
 /// Of equal logits the first is the largest, as `argmax` counts.

@@ -196,11 +196,13 @@ impl Walk<'_> {
                 // An adapter's own factor, or the head's weight and bias: never both.
                 Some(_) => {
                     let b = gradients.get_mut(Part::HeadLoraB);
-                    HeadGradients { hidden: dn.view_mut(), weight: None, bias: None, h: d_low, b }
+                    HeadGradients { b, h: d_low, ..HeadGradients::of_hidden(dn.view_mut()) }
                 }
                 None => {
+                    let adds_to_weight = gradients.begin_product(part);
                     let (weight, bias) = gradients.each_mut(part, Part::HeadBias);
-                    HeadGradients { hidden: dn.view_mut(), weight, bias, h: None, b: None }
+                    let of_hidden = HeadGradients::of_hidden(dn.view_mut());
+                    HeadGradients { weight, adds_to_weight, bias, ..of_hidden }
                 }
             };
             ops::head_backward(

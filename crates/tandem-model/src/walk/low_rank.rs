@@ -157,8 +157,8 @@ impl Walk<'_> {
         reduced: Option<Tensor>,
         dy: View,
     ) -> Result<LowRankBackward> {
-        if let Some(dw) = gradients.get_mut(weight) {
-            ops::linear_backward_weight(self.device, dy, x, dw, true)?;
+        if let Some((dw, adds)) = gradients.product_mut(weight) {
+            ops::linear_backward_weight(self.device, dy, x, dw, adds)?;
         }
         if let Some(db) = gradients.get_mut(bias) {
             ops::bias_backward(self.device, dy, db)?;

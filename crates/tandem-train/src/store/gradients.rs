@@ -17,7 +17,9 @@ use tandem_comm::{Group, Numbers, Reduction};
 use tandem_kernels::exact::{ExactSum, limit};
 use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
-use tandem_model::{Decoder, GradientSink, LayerGradients, LayerId, ParamSpec, Result as ModelResult};
+use tandem_model::{
+    Decoder, GradientSink, LayerGradients, LayerId, LayerLayout, ParamSpec, Result as ModelResult,
+};
 
 use super::Partition;
 use super::reducer::{Buffer, Reducer, Terms};
@@ -53,6 +55,8 @@ pub struct Accumulator {
     sums: Sums,
     /// The layer whose gradient is forming in the shared buffer.
     open: Option<LayerId>,
+    /// By parameter of that layer: whether the buffer holds numbers of it.
+    holds: Vec<bool>,
     /// By layer: whether its sums hold something of this step.
     begun: Vec<bool>,
     /// The largest magnitude that one micro-batch's gradient may have (exact form).
@@ -151,6 +155,7 @@ impl Accumulator {
             sharded,
             sums,
             open: None,
+            holds: Vec::new(),
             begun,
             limit: 0.0,
             in_range: true,
@@ -324,28 +329,70 @@ impl Accumulator {
     }
 }
 
+/// What of a layer's buffer no product writes: the other parameters, and what fills up after each.
+fn unwritten(layout: &LayerLayout) -> impl Iterator<Item = Range<usize>> {
+    let ends = layout.params.iter().skip(1).map(|next| next.offset).chain([layout.len]);
+    layout.params.iter().zip(ends).map(|(param, end)| {
+        let Range { start, end: filled } = param.range();
+        if param.part.is_written_by_product() { filled..end } else { start..end }
+    })
+}
+
+/// Makes ranges of a buffer zero, neighbours together.
+fn clear(
+    device: &Device,
+    buffer: &mut Tensor,
+    ranges: impl Iterator<Item = Range<usize>>,
+) -> ModelResult<()> {
+    let mut ranges = ranges.filter(|range| !range.is_empty()).peekable();
+    while let Some(mut range) = ranges.next() {
+        while let Some(next) = ranges.next_if(|next| next.start == range.end) {
+            range.end = next.end;
+        }
+        ops::fill_zero(device, buffer.view_mut().col_range(range))?;
+    }
+    Ok(())
+}
+
 const FORMS: &str = "terms are of the form of the sums";
 
 impl GradientSink for Accumulator {
     fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
         let layout = self.decoder.trained(layer);
-        let flat = match &mut self.sums {
-            Sums::Fast { layer: None, sums } => sums[self.decoder.index(layer)].view_mut(),
-            Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } => {
-                // A layer may be opened again before it is emitted, to be added to.
-                if self.open != Some(layer) {
-                    ops::fill_zero(&self.device, buffer.view_mut().col_range(0..layout.len))?;
-                }
-                buffer.view_mut().col_range(0..layout.len)
+        // A layer may be opened again before it is emitted, to be added to.
+        let is_new = self.open.replace(layer) != Some(layer);
+        match &mut self.sums {
+            Sums::Fast { layer: None, sums } => {
+                Ok(LayerGradients::new(layout, sums[self.decoder.index(layer)].view_mut()))
             }
-        };
-        self.open = Some(layer);
-        Ok(LayerGradients::new(layout, flat))
+            Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } => {
+                if is_new {
+                    self.holds.clear();
+                    self.holds.extend(layout.params.iter().map(|param| !param.part.is_written_by_product()));
+                    clear(&self.device, buffer, unwritten(layout))?;
+                }
+                Ok(LayerGradients::partly(
+                    layout,
+                    buffer.view_mut().col_range(0..layout.len),
+                    &mut self.holds,
+                ))
+            }
+        }
     }
 
     fn emit(&mut self, layer: LayerId) -> ModelResult<()> {
         let index = self.decoder.index(layer);
-        self.open = None;
+        if self.open.take() == Some(layer)
+            && let Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } = &mut self.sums
+        {
+            // What no product went into: this rank had nothing to compute.
+            let params = self.decoder.trained(layer).params.iter().zip(&self.holds);
+            clear(
+                &self.device,
+                buffer,
+                params.filter(|(_, holds)| !**holds).map(|(param, _)| param.range()),
+            )?;
+        }
         if self.sharded.is_some() {
             return self.emit_sharded(index);
         }

@@ -269,7 +269,7 @@ fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there
         let emit = |sums: &mut Accumulator, layer, value| {
             let part = decoder.layout(layer).params[0].part;
             let mut gradients = sums.open(layer).unwrap();
-            gradients.get_mut(part).unwrap().into_slice::<f32>().fill(value);
+            gradients.product_mut(part).unwrap().0.into_slice::<f32>().fill(value);
             sums.emit(layer)
         };
         // One thread plays both ranks, one after the other.
