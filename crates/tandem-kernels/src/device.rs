@@ -43,7 +43,7 @@ impl Device {
     /// that are kept to be compared with others to the bit are kept under this name.
     pub fn arithmetic(&self) -> String {
         /// Raised with every change of a kernel after which it rounds or sums in another way.
-        const REVISION: u32 = 4;
+        const REVISION: u32 = 5;
         match self {
             Self::Cpu(cpu) => format!("{} {REVISION}", cpu.isa().name()),
             Self::Meta(_) => "none".to_owned(),

@@ -45,6 +45,8 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
     /// Of bf16, a panel of columns (32 KiB) stays in the first-level cache while rows pass it by; f32 does without passes over
     /// the result instead.
     const BLOCK: usize = 256;
+    /// Of bf16, sums of two blocks cost more than a panel that does not stay there.
+    const WHOLE: usize = if PARTS == 1 { 512 } else { 256 };
 
     #[inline(always)]
     unsafe fn pack_rows(
@@ -74,32 +76,38 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
         unsafe { pack::<PARTS>(source, rows, lanes, to, panel_stride, place) };
     }
 
+    type Pending = Pending;
+
     #[inline(always)]
-    unsafe fn begin() {
+    unsafe fn begin() -> Pending {
         // SAFETY: the caller's promise.
         unsafe { amx::begin() };
+        Pending { tile: None, values: MaybeUninit::uninit() }
     }
 
     #[inline(always)]
-    unsafe fn end() {
+    unsafe fn end(pending: Pending) {
         // SAFETY: the caller's promise.
-        unsafe { amx::end() };
+        unsafe {
+            pending.store(0..Self::ROWS);
+            amx::end();
+        }
     }
 
     #[inline(always)]
-    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile) {
+    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, pending: &mut Pending) {
         const { assert!(PARTS == 1 || PARTS == 3) };
         let groups = lanes / SIDE;
-        let rows_at_once = tile.rows.div_ceil(groups.max(1));
-        let mut values = MaybeUninit::<[f32; 2 * SIDE * MOST_COLUMNS]>::uninit();
+        let rows_at_once = Self::ROWS.div_ceil(groups.max(1));
+        let mut row = 0;
         // SAFETY: the caller's promise: panels hold the groups, tiles are configured. Nothing but this function touches tile
         // registers, so the sums stay in them from one piece of assembly to the next.
         unsafe {
             amx::clear();
             for group in 0..groups {
-                tile.prefetch(
-                    (group * rows_at_once).min(tile.rows)..((group + 1) * rows_at_once).min(tile.rows),
-                );
+                let rows = row..Self::ROWS.min(row + rows_at_once);
+                row = rows.end;
+                tile.prefetch(rows.clone());
                 let a = a.add(group * 2 * PARTS * WORDS);
                 let b = b.add(group * 2 * PARTS * WORDS);
                 if PARTS == 1 {
@@ -108,65 +116,72 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
                 } else {
                     multiply_parts(a, b);
                 }
+                pending.store(rows);
             }
-            match tile.out {
-                Out::F32(out) if tile.is_whole_and_alone(Self::ROWS, Self::COLUMNS) => {
-                    amx::store(out, tile.out_stride);
-                }
-                Out::F32(_) => {
-                    amx::store(values.as_mut_ptr().cast(), MOST_COLUMNS);
-                    tile.store::<Avx512>(values.as_ptr().cast());
-                }
-                Out::Bf16(out) => {
-                    amx::store(values.as_mut_ptr().cast(), MOST_COLUMNS);
-                    store_rounded(tile, values.as_ptr().cast(), out);
-                }
-            }
+            pending.store(row..Self::ROWS);
+            amx::store(pending.values.as_mut_ptr().cast(), MOST_COLUMNS);
+            pending.tile = Some(*tile);
         }
     }
 }
 
-/// [`Tile::store`] where the result is bf16: a row of 32 sums is rounded at once, as [`amx::round`] does. Every tile comes this way,
-/// whole or not, so that where tiles begin does not show in the bits.
-#[inline(always)]
-unsafe fn store_rounded(tile: &Tile, values: *const f32, out: *mut bf16) {
-    const { assert!(MOST_COLUMNS == 2 * SIDE) };
-    let cols = u32::MAX >> (2 * SIDE - tile.cols);
-    let [left, right] = [cols as u16, (cols >> SIDE) as u16];
-    // SAFETY: the caller's promise: what is masked out is not touched.
-    unsafe {
-        let bias = (!tile.bias.is_null()).then(|| {
-            (
-                _mm512_maskz_loadu_ps(left, tile.bias),
-                _mm512_maskz_loadu_ps(right, tile.bias.wrapping_add(SIDE)),
-            )
-        });
-        for row in 0..tile.rows {
-            let values = values.add(row * MOST_COLUMNS);
-            let (mut first, mut second) = (_mm512_loadu_ps(values), _mm512_loadu_ps(values.add(SIDE)));
-            let at = row * tile.add_stride;
-            match tile.add {
-                Add::Nothing => {}
-                Add::F32(add) => {
-                    let add = add.wrapping_add(at);
-                    first = _mm512_add_ps(first, _mm512_maskz_loadu_ps(left, add));
-                    second = _mm512_add_ps(second, _mm512_maskz_loadu_ps(right, add.wrapping_add(SIDE)));
+/// The sums of a tile that are stored while the next ones are computed: the processor multiplies tiles beside, and does not wait for
+/// memory.
+#[repr(C, align(64))]
+pub(super) struct Pending {
+    values: MaybeUninit<[f32; 2 * SIDE * MOST_COLUMNS]>,
+    tile: Option<Tile>,
+}
+
+impl Pending {
+    /// Stores some rows of the tile, if there is one. Every tile comes this way, whole or not, so that where tiles begin does not
+    /// show in the bits: each number is `values + add + bias`; a row of 32 is rounded at once, as [`amx::round`] does.
+    #[inline(always)]
+    unsafe fn store(&self, rows: Range<usize>) {
+        const { assert!(MOST_COLUMNS == 2 * SIDE) };
+        let Some(tile) = &self.tile else { return };
+        let cols = u32::MAX >> (2 * SIDE - tile.cols);
+        let [left, right] = [cols as u16, (cols >> SIDE) as u16];
+        for row in rows.start..rows.end.min(tile.rows) {
+            // SAFETY: the caller's promise: what is masked out is not touched.
+            unsafe {
+                let values = self.values.as_ptr().cast::<f32>().add(row * MOST_COLUMNS);
+                let (mut first, mut second) = (_mm512_load_ps(values), _mm512_load_ps(values.add(SIDE)));
+                let at = row * tile.add_stride;
+                match tile.add {
+                    Add::Nothing => {}
+                    Add::F32(add) => {
+                        let add = add.wrapping_add(at);
+                        first = _mm512_add_ps(first, _mm512_maskz_loadu_ps(left, add));
+                        second = _mm512_add_ps(second, _mm512_maskz_loadu_ps(right, add.wrapping_add(SIDE)));
+                    }
+                    Add::Bf16(add) => {
+                        let add = _mm512_maskz_loadu_epi16(cols, add.wrapping_add(at).cast());
+                        let [lower, upper] =
+                            [_mm512_castsi512_si256(add), _mm512_extracti64x4_epi64::<1>(add)].map(|half| {
+                                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+                            });
+                        first = _mm512_add_ps(first, lower);
+                        second = _mm512_add_ps(second, upper);
+                    }
                 }
-                Add::Bf16(add) => {
-                    let add = _mm512_maskz_loadu_epi16(cols, add.wrapping_add(at).cast());
-                    let [lower, upper] = [_mm512_castsi512_si256(add), _mm512_extracti64x4_epi64::<1>(add)]
-                        .map(|half| {
-                            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
-                        });
-                    first = _mm512_add_ps(first, lower);
-                    second = _mm512_add_ps(second, upper);
+                if !tile.bias.is_null() {
+                    let bias = tile.bias;
+                    first = _mm512_add_ps(first, _mm512_maskz_loadu_ps(left, bias));
+                    second = _mm512_add_ps(second, _mm512_maskz_loadu_ps(right, bias.wrapping_add(SIDE)));
+                }
+                let at = row * tile.out_stride;
+                match tile.out {
+                    Out::F32(out) => {
+                        _mm512_mask_storeu_ps(out.wrapping_add(at), left, first);
+                        _mm512_mask_storeu_ps(out.wrapping_add(at + SIDE), right, second);
+                    }
+                    Out::Bf16(out) => {
+                        let rounded = amx::round([first, second]);
+                        _mm512_mask_storeu_epi16(out.wrapping_add(at).cast(), cols, rounded);
+                    }
                 }
             }
-            if let Some((left, right)) = bias {
-                (first, second) = (_mm512_add_ps(first, left), _mm512_add_ps(second, right));
-            }
-            let rounded = amx::round([first, second]);
-            _mm512_mask_storeu_epi16(out.add(row * tile.out_stride).cast(), cols, rounded);
         }
     }
 }

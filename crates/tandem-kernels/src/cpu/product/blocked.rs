@@ -71,7 +71,7 @@ impl Depth {
     pub(super) fn of<K: Kernel>(elements: usize, tail: usize) -> Self {
         let lanes = |elements: usize| elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
         let (lanes, tail) = (lanes(elements), lanes(tail));
-        let blocks = lanes.div_ceil(K::BLOCK).max(1);
+        let blocks = if lanes <= K::WHOLE { 1 } else { lanes.div_ceil(K::BLOCK) };
         Self { lanes, blocks, block: lanes.div_ceil(blocks).next_multiple_of(K::GROUP), tail }
     }
 
@@ -276,7 +276,7 @@ impl Task<'_> {
         let length = (depth.block + depth.tail) * K::WORDS;
         let sums = buffer.wrapping_add(self.rows.len().next_multiple_of(K::ROWS) * length);
         // SAFETY: the caller's promise.
-        unsafe { K::begin() };
+        let mut pending = unsafe { K::begin() };
         for index in blocks.clone() {
             let lanes = depth.lanes(index..index + 1);
             let tail = depth.tail(&(index..index + 1));
@@ -297,13 +297,13 @@ impl Task<'_> {
                         let a = buffer.add(row * length);
                         let before = column * panel + (lanes.start - all.start) * K::COLUMNS;
                         let b = packed.get().add(before * K::WORDS);
-                        K::multiply(lanes.len() + tail, a, b, &tile);
+                        K::multiply(lanes.len() + tail, a, b, &tile, &mut pending);
                     }
                 }
             }
         }
         // SAFETY: as above.
-        unsafe { K::end() };
+        unsafe { K::end(pending) };
     }
 
     /// What the tile at `row` (of the task) and `column` (of the part) is added to, and where it goes.

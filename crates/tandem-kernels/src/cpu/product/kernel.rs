@@ -23,8 +23,10 @@ pub(super) trait Kernel {
     const WORDS: usize;
     /// Blocks of k are a multiple of so many lanes; what is missing at k's end is packed as zeros.
     const GROUP: usize;
-    /// The longest block of k, in lanes.
+    /// The longest block of k, in lanes, where there are several.
     const BLOCK: usize;
+    /// The longest k that is one block.
+    const WHOLE: usize = Self::BLOCK;
 
     /// Packs rows and lanes of the first factor; panels begin `panel_stride` words apart.
     ///
@@ -51,23 +53,28 @@ pub(super) trait Kernel {
         panel_stride: usize,
     );
 
-    /// What a thread does before and after the tiles of a task.
+    /// What is still to be stored of a tile while the next one is computed.
+    type Pending;
+
+    /// What a thread does before the tiles of a task.
     ///
     /// # Safety
     /// The processor has the level.
-    unsafe fn begin() {}
-    /// The end of what [`Self::begin`] began.
+    unsafe fn begin() -> Self::Pending;
+
+    /// The end of what [`Self::begin`] began: all tiles are stored.
     ///
     /// # Safety
-    /// As [`Self::begin`].
-    unsafe fn end() {}
+    /// As [`Self::multiply`].
+    unsafe fn end(pending: Self::Pending);
 
-    /// `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor.
+    /// `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor. Tiles are stored in their order; the last
+    /// may be stored with the next one.
     ///
     /// # Safety
     /// As [`Self::pack_rows`], between [`Self::begin`] and [`Self::end`]; the panels hold the lanes; the tile's addresses
-    /// are valid for its rows and columns.
-    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile);
+    /// are valid for its rows and columns until the next tile is computed, or the end.
+    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, pending: &mut Self::Pending);
 }
 
 /// Sums in `MR` rows of `NV` vectors, which are `NR` columns.
@@ -107,8 +114,14 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
         unsafe { pack::<M::Vector, NR>(source, M::DEPTH, rows, lanes, to, panel_stride) };
     }
 
+    type Pending = ();
+
+    unsafe fn begin() {}
+
+    unsafe fn end((): ()) {}
+
     #[inline(always)]
-    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile) {
+    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, (): &mut ()) {
         // SAFETY: the caller's promise.
         unsafe { multiply::<M, MR, NV>(lanes, a, b, tile) };
     }
@@ -205,7 +218,7 @@ unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
         let mut sums = [[M::Vector::splat(0.0); NV]; MR];
         let (mut left, mut row) = (lanes, 0);
         while left > 0 {
-            tile.prefetch(row..tile.rows.min(row + PREFETCH_ROWS));
+            tile.prefetch(row..row + PREFETCH_ROWS);
             row += PREFETCH_ROWS;
             let now = part.min(left);
             left -= now;
@@ -254,6 +267,7 @@ impl Tile {
             Out::F32(out) => (out.cast::<u8>().cast_const(), size_of::<f32>()),
             Out::Bf16(out) => (out.cast::<u8>().cast_const(), size_of::<bf16>()),
         };
+        let rows = rows.start..rows.end.min(self.rows);
         for i in rows.clone() {
             prefetch(out.wrapping_add(i * self.out_stride * size));
             prefetch(out.wrapping_add((i * self.out_stride + self.cols - 1) * size));
@@ -267,12 +281,6 @@ impl Tile {
                 prefetch(add.wrapping_add(i * self.add_stride + self.cols - 1).cast());
             }
         }
-    }
-
-    /// Whether the tile has all of `rows` and `cols`, and nothing is added to it.
-    #[inline(always)]
-    pub(super) fn is_whole_and_alone(&self, rows: usize, cols: usize) -> bool {
-        self.rows == rows && self.cols == cols && matches!(self.add, Add::Nothing) && self.bias.is_null()
     }
 
     /// `out = add + bias + values`, rows of `values` [`MOST_COLUMNS`] apart.
