@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tandem_comm::{Reduction, threads};
 use tandem_kernels::ops::AttentionShape;
-use tandem_kernels::{DType, Device, Forest, Kind, Segment, ops};
+use tandem_kernels::{DType, Device, Forest, Kind, Segment, Tensor, ops};
 
 use super::device::{DeviceKind, DeviceTable, host_memory};
 use crate::Result;
@@ -99,11 +99,36 @@ fn best(amount: f64, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(best)
 }
 
+/// Operations a second of the three products of a matrix that trains.
 fn product_rate(device: &Device, dtype: DType) -> Result<f64> {
     let (m, n, k) = SHAPE;
-    let zeros = |rows, cols| device.zeros(Kind::Scratch, rows, cols, dtype);
-    let (x, w, mut y) = (zeros(m, k)?, zeros(n, k)?, zeros(m, n)?);
-    best(2.0 * (m * n * k) as f64, || Ok(ops::linear(device, x.view(), w.view(), None, None, y.view_mut())?))
+    let [x, w, dy] = [(m, k), (n, k), (m, n)].map(|(rows, cols)| numbers(device, rows, cols, dtype));
+    let (x, w, dy) = (x?, w?, dy?);
+    let mut y = device.zeros(Kind::Scratch, m, n, dtype)?;
+    let mut dx = device.zeros(Kind::Scratch, m, k, dtype)?;
+    let mut dw = device.zeros(Kind::Scratch, n, k, DType::F32)?;
+    best(6.0 * (m * n * k) as f64, || {
+        ops::linear(device, x.view(), w.view(), None, None, y.view_mut())?;
+        ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), false)?;
+        Ok(ops::linear_backward_weight(device, dy.view(), x.view(), dw.view_mut(), false)?)
+    })
+}
+
+/// Numbers between -1 and 1, no two neighbours alike: processors multiply zeros faster than what a model has, for they then
+/// draw less power.
+fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
+    let mut numbers = device.zeros(Kind::Scratch, rows, cols, DType::F32)?;
+    let mut state = 1u32;
+    for number in numbers.view_mut().into_slice::<f32>() {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        *number = state.cast_signed() as f32 / i32::MAX as f32;
+    }
+    if dtype == DType::F32 {
+        return Ok(numbers);
+    }
+    let mut rounded = device.zeros(Kind::Scratch, rows, cols, dtype)?;
+    ops::cast(device, numbers.view(), rounded.view_mut())?;
+    Ok(rounded)
 }
 
 /// Operations of attention forward and backward, as a dry run counts them, a second.
@@ -116,23 +141,25 @@ fn attention_rate(device: &Device) -> Result<f64> {
     }
     let tokens = sequences * length;
     let forest = Forest::new(vec![0; tokens], segments, Vec::new(), 0)?;
-    let both = |device: &Device| -> Result<()> {
+    let (wide, narrow) = (HEADS.heads * HEADS.head_dim, HEADS.kv_heads * HEADS.head_dim);
+    let both = |device: &Device, [q, k, v, d_out]: &[Tensor; 4]| -> Result<()> {
         let zeros = |cols| device.zeros(Kind::Scratch, tokens, cols, DType::F32);
-        let (wide, narrow) = (HEADS.heads * HEADS.head_dim, HEADS.kv_heads * HEADS.head_dim);
-        let (q, k, v) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
-        let (mut out, mut sum, d_out) = (zeros(wide)?, zeros(HEADS.heads)?, zeros(wide)?);
+        let (mut out, mut sum) = (zeros(wide)?, zeros(HEADS.heads)?);
         let (mut dq, mut dk, mut dv) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
-        let (q, k, v) = (q.view(), k.view(), v.view());
+        let (q, k, v, d_out) = (q.view(), k.view(), v.view(), d_out.view());
         ops::attention(device, q, k, v, &forest, &HEADS, out.view_mut(), sum.view_mut())?;
-        let (out, sum, d_out) = (out.view(), sum.view(), d_out.view());
+        let (out, sum) = (out.view(), sum.view());
         let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
         Ok(ops::attention_backward(device, q, k, v, out, sum, d_out, &forest, &HEADS, dq, dk, dv)?)
     };
     let dry = Device::meta();
-    both(&dry)?;
+    let unfilled = |cols| dry.zeros(Kind::Scratch, tokens, cols, DType::F32);
+    both(&dry, &[unfilled(wide)?, unfilled(narrow)?, unfilled(narrow)?, unfilled(wide)?])?;
     let Device::Meta(ledger) = &dry else { unreachable!("made by Device::meta") };
     let flops = ledger.costs().values().map(|cost| cost.flops).sum();
-    best(flops, || both(device))
+    let filled = |cols| numbers(device, tokens, cols, DType::F32);
+    let inputs = [filled(wide)?, filled(narrow)?, filled(narrow)?, filled(wide)?];
+    best(flops, || both(device, &inputs))
 }
 
 /// Bytes read and written in a second, where so many f32 are copied.
