@@ -56,6 +56,9 @@ pub trait TensorArchive: Send + Sync {
 
     /// The tensor of that name.
     fn get(&self, name: &str) -> Option<StoredTensor<'_>>;
+
+    /// Gives the memory of what was read back; it is read from the files again when it is asked for.
+    fn release(&self);
 }
 
 /// Maps a file into memory.
@@ -68,6 +71,19 @@ pub(crate) fn map(path: &Path) -> Result<Mmap> {
     // SAFETY: the map is only read, as plain bytes of any value. Were another process to cut the file short meanwhile,
     // this one would get SIGBUS, as with every memory-mapped model; weights are replaced by rename, never in place.
     unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))
+}
+
+/// Takes a file's pages out of this process, where they would count as its memory beside the tensors that were made of them.
+#[expect(unsafe_code, reason = "advice on a mapping is a foreign-function corner")]
+pub(crate) fn release(map: &Mmap) {
+    #[cfg(unix)]
+    // SAFETY: the map is of a file and never written through, so pages that come back are the same. It is advice: without it
+    // nothing is wrong.
+    unsafe {
+        let _ = map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed);
+    }
+    #[cfg(not(unix))]
+    let _ = map;
 }
 
 /// One or several safetensors files as one set.
@@ -174,5 +190,9 @@ impl TensorArchive for SafetensorsArchive {
         let entry = self.tensors.get(name)?;
         let bytes = &self.files[entry.file][entry.bytes.clone()];
         Some(StoredTensor { dtype: entry.dtype.clone(), shape: entry.shape.clone(), bytes })
+    }
+
+    fn release(&self) {
+        self.files.iter().for_each(release);
     }
 }

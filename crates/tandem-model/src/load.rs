@@ -202,6 +202,7 @@ pub(crate) fn read_sources(
         let stored = archive.get(&piece.name).expect("the constructor found it");
         order::read(piece, heads, block.as_ref(), &stored.dtype, stored.bytes, place);
     });
+    archive.release();
 }
 
 /// What a decoder, or a slice of one, reads of a layer's tensors.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use crate::archive::{StoredTensor, StoredType, TensorArchive, map};
+use crate::archive::{self, StoredTensor, StoredType, TensorArchive, map};
 use crate::{ModelError, Result};
 use pickle::{PickledTensor, Value};
 
@@ -120,5 +120,9 @@ impl TensorArchive for TorchArchive {
         let entry = self.tensors.get(name)?;
         let bytes = &self.file[entry.bytes.clone()];
         Some(StoredTensor { dtype: entry.dtype.clone(), shape: entry.shape.clone(), bytes })
+    }
+
+    fn release(&self) {
+        archive::release(&self.file);
     }
 }
