@@ -52,6 +52,8 @@ fn what_is_saved_is_what_was_loaded() {
             let files = again.weights(&golden.decoder).unwrap();
             let loaded = files.load(&golden.decoder, &device, Kind::Master).unwrap();
             assert!(bits(&loaded) == bits(&weights), "{name}");
+            let once_more = files.load(&golden.decoder, &device, Kind::Master).unwrap();
+            assert!(bits(&once_more) == bits(&weights), "{name}: pages that were given back are read again");
             assert_eq!(fs::read_to_string(destination.join("tokenizer.json")).unwrap(), "{}");
             assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing is left beside the folder");
         }

@@ -14,6 +14,10 @@ use crate::profile::Machine;
 /// How long each thing is measured.
 const PATIENCE: Duration = Duration::from_millis(600);
 
+/// What a step reaches of the rates measured here, which are the best of many runs on factors that caches hold: docs/results/estimates.md
+/// compares both.
+const OF_THE_BEST: f64 = 0.75;
+
 /// Rows, columns and depth of the products: tokens and widths of a small model, where rates are lower than at their best.
 const SHAPE: (usize, usize, usize) = (2048, 1024, 512);
 
@@ -57,8 +61,8 @@ pub fn processor() -> Result<DeviceTable> {
             host_link_gbs: gbs(bandwidth / 2.0),
             network_gbs: 1.2,
             devices_per_box: 1,
-            achievable_product: 1.0,
-            achievable_bandwidth: 1.0,
+            achievable_product: OF_THE_BEST,
+            achievable_bandwidth: OF_THE_BEST,
             achievable_link: 1.0,
         }],
     })

@@ -1,0 +1,54 @@
+"""Models and pairs that the scripts which run Tandem alone share: random, and made in a moment."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
+
+# hidden, intermediate, blocks, heads, key/value heads, vocabulary
+MODELS = {"small": (512, 1408, 8, 8, 4, 8192), "large": (1024, 2816, 12, 16, 8, 16384)}
+
+
+def write_model(folder: Path, sizes: tuple) -> None:
+    hidden, intermediate, blocks, heads, kv_heads, vocab = sizes
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
+        "intermediate_size": intermediate, "num_hidden_layers": blocks, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "vocab_size": vocab, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    }))
+    # One token a word, so that lengths in tokens are chosen here.
+    words = {word: i for i, word in enumerate(SPECIAL)} | {f"w{i}": i for i in range(len(SPECIAL), 8192)}
+    special = [{"id": i, "content": word, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+                "special": True} for i, word in enumerate(SPECIAL)]
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    }))
+
+
+def write_pairs(path: Path, num_pairs: int) -> None:
+    rng = random.Random(4)
+
+    def words(low: int, high: int) -> str:
+        return " ".join(f"w{rng.randrange(len(SPECIAL), 8192)}" for _ in range(rng.randint(low, high)))
+
+    rows = [{"prompt": words(20, 150), "chosen": " " + words(60, 300), "rejected": " " + words(60, 300)}
+            for _ in range(num_pairs)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def tandem(program, *words) -> str:
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"tandem {' '.join(map(str, words))}: {done.stderr[-3000:]}")
+    return done.stdout
