@@ -47,8 +47,9 @@ def write_pairs(path: Path, num_pairs: int) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def tandem(program, *words) -> str:
-    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"tandem {' '.join(map(str, words))}: {done.stderr[-3000:]}")
+def tandem(program, *words, refused: bool = False) -> str:
+    """What the program prints; it must end well, or refuse its input."""
+    done = subprocess.run([str(word) for word in (program, *words)], capture_output=True, text=True, check=False)
+    if done.returncode != (2 if refused else 0):
+        sys.exit(f"tandem {' '.join(map(str, words))}: ended with {done.returncode}: {done.stderr[-3000:]}")
     return done.stdout

@@ -43,7 +43,7 @@ def targets(all_results: list) -> list:
         line(f"the worst single product, {type_}", PRODUCTS, percent, lambda results: results.worst_product(type_))
     for type_, target in UTILISATION.items():
         line(f"DPO with reference model, {type_}: model-FLOP utilisation of the model of about 100 M", target, percent,
-             lambda results: median(best_utilisation(results, type_)), keep=lambda results: results.task.size == "M")
+             lambda results: median(utilisation(results, ("full", type_))), keep=lambda results: results.task.size == "M")
     for type_, target in FULL.items():
         ratio(f"DPO with reference model, {type_}: pairs/s against TRL", target, ("full", type_), lambda results: not is_long_prompt(results))
     for type_ in FULL:
@@ -56,10 +56,6 @@ def targets(all_results: list) -> list:
 
 def median(spread):
     return spread and spread.median
-
-
-def best_utilisation(results: Results, type_: str):
-    return utilisation(results, ("full", type_))
 
 
 def utilisation(results: Results, row: tuple):

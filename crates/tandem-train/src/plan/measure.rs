@@ -118,8 +118,8 @@ fn product_rate(device: &Device, dtype: DType) -> Result<f64> {
     })
 }
 
-/// Numbers between -1 and 1, no two neighbours alike: processors multiply zeros faster than what a model has, for they then
-/// draw less power.
+/// Numbers between -1 and 1, no two neighbours alike: a processor may multiply zeros faster than what a model has (AMX of
+/// Emerald Rapids by a fifth), as it then draws less power.
 fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
     let mut numbers = device.zeros(Kind::Scratch, rows, cols, DType::F32)?;
     let mut state = 1u32;
