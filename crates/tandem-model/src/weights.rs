@@ -213,7 +213,7 @@ impl<'a> LayerGradients<'a> {
     /// [`LayerGradients::get_mut`].
     pub fn product_mut(&mut self, part: Part) -> Option<(ViewMut<'_>, bool)> {
         let adds = self.begin_product(part);
-        self.get_mut(part).map(|gradient| (gradient, adds))
+        self.view_mut(part).map(|gradient| (gradient, adds))
     }
 
     /// The gradient of a parameter, to be added to. `None` if the layer has no such part or it does not train.
@@ -222,6 +222,10 @@ impl<'a> LayerGradients<'a> {
     /// If it holds nothing yet.
     pub fn get_mut(&mut self, part: Part) -> Option<ViewMut<'_>> {
         assert!(self.begin_product(part), "the first product of {part:?} writes it");
+        self.view_mut(part)
+    }
+
+    fn view_mut(&mut self, part: Part) -> Option<ViewMut<'_>> {
         let param = self.layout.param(part)?;
         Some(self.flat.reborrow().col_range(param.range()).reshape(param.rows, param.cols))
     }

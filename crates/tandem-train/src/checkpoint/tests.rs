@@ -1,16 +1,16 @@
 //! Round trips to the bit, damage of every kind, and a disk that fails at every single operation.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+mod failing;
+
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
 
+use self::failing::Failing;
 use super::*;
-use crate::disk::{Disk, DiskFile, RealDisk};
 use crate::error::{Result, TrainError};
 
 /// Ranks, so that the tensors below lie in two files.
@@ -410,7 +410,7 @@ fn a_full_disk_leaves_the_old_checkpoint_and_no_rubbish() {
         let disk = Failing::new(room, u64::MAX, false);
         let error = save(&checkpoints.on(disk), 2).expect_err("a full disk");
         assert!(
-            matches!(&error, TrainError::Io { action: "write", source, .. } if source.kind() == io::ErrorKind::StorageFull),
+            matches!(&error, TrainError::Io { action: "write", source, .. } if source.kind() == std::io::ErrorKind::StorageFull),
             "{room} bytes: {error}"
         );
         assert_eq!(names(checkpoints.root()), ["step-000001"], "{room} bytes");
@@ -496,77 +496,4 @@ fn replace(path: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(path).expect("text");
     assert!(text.contains(from), "{from} is not in {text}");
     fs::write(path, text.replace(from, to)).expect("written");
-}
-
-/// A disk with room for so many bytes, and that fails after so many operations.
-#[derive(Debug)]
-struct Failing {
-    bytes: Arc<AtomicU64>,
-    operations: AtomicU64,
-    /// Whether a failure is the end of the process: every later operation fails too.
-    dead: bool,
-}
-
-impl Failing {
-    fn new(bytes: u64, operations: u64, dead: bool) -> Arc<Self> {
-        Arc::new(Self { bytes: Arc::new(bytes.into()), operations: operations.into(), dead })
-    }
-
-    fn operate(&self) -> io::Result<()> {
-        match self.operations.load(Ordering::Relaxed) {
-            0 if self.dead => Err(io::Error::other("the process was killed")),
-            n => {
-                self.operations.store(n.saturating_sub(1), Ordering::Relaxed);
-                Ok(())
-            }
-        }
-    }
-}
-
-impl Disk for Failing {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.operate()?;
-        RealDisk.create_dir(path)
-    }
-    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        self.operate()?;
-        Ok(Box::new(FailingFile { file: File::create_new(path)?, bytes: self.bytes.clone() }))
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.operate()?;
-        RealDisk.rename(from, to)
-    }
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.operate()?;
-        RealDisk.sync_dir(path)
-    }
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.operate()?;
-        RealDisk.remove_dir(path)
-    }
-}
-
-struct FailingFile {
-    file: File,
-    bytes: Arc<AtomicU64>,
-}
-
-impl Write for FailingFile {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let room = self.bytes.load(Ordering::Relaxed).min(buffer.len() as u64);
-        if room == 0 && !buffer.is_empty() {
-            return Err(io::Error::from(io::ErrorKind::StorageFull));
-        }
-        self.bytes.fetch_sub(room, Ordering::Relaxed);
-        self.file.write(&buffer[..room as usize])
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl DiskFile for FailingFile {
-    fn sync(&mut self) -> io::Result<()> {
-        self.file.sync_all()
-    }
 }

@@ -46,7 +46,9 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
     /// the result instead.
     const BLOCK: usize = 256;
     /// Of bf16, sums of two blocks cost more than a panel that does not stay there.
-    const WHOLE: usize = if PARTS == 1 { 512 } else { 256 };
+    const WHOLE: usize = if PARTS == 1 { 512 } else { Self::BLOCK };
+
+    type Pending = Pending;
 
     #[inline(always)]
     unsafe fn pack_rows(
@@ -75,8 +77,6 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
         // SAFETY: the caller's promise.
         unsafe { pack::<PARTS>(source, rows, lanes, to, panel_stride, place) };
     }
-
-    type Pending = Pending;
 
     #[inline(always)]
     unsafe fn begin() -> Pending {

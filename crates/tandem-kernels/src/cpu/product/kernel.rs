@@ -28,6 +28,9 @@ pub(super) trait Kernel {
     /// The longest k that is one block.
     const WHOLE: usize = Self::BLOCK;
 
+    /// What is still to be stored of a tile while the next one is computed.
+    type Pending;
+
     /// Packs rows and lanes of the first factor; panels begin `panel_stride` words apart.
     ///
     /// # Safety
@@ -52,9 +55,6 @@ pub(super) trait Kernel {
         to: *mut f32,
         panel_stride: usize,
     );
-
-    /// What is still to be stored of a tile while the next one is computed.
-    type Pending;
 
     /// What a thread does before the tiles of a task.
     ///
@@ -90,6 +90,8 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     /// Rapids), since the tile fetches the panel ahead and passes over the result are spared.
     const BLOCK: usize = 512;
 
+    type Pending = ();
+
     #[inline(always)]
     unsafe fn pack_rows(
         source: &Operand,
@@ -113,8 +115,6 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
         // SAFETY: the caller's promise.
         unsafe { pack::<M::Vector, NR>(source, M::DEPTH, rows, lanes, to, panel_stride) };
     }
-
-    type Pending = ();
 
     unsafe fn begin() {}
 
