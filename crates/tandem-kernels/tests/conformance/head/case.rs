@@ -27,7 +27,14 @@ pub struct Case {
 pub type Gradients = Vec<Matrix>;
 
 impl Case {
-    pub fn new(rows: usize, vocabulary: usize, width: usize, dtype: DType, shape: HeadShape, bias: bool) -> Self {
+    pub fn new(
+        rows: usize,
+        vocabulary: usize,
+        width: usize,
+        dtype: DType,
+        shape: HeadShape,
+        bias: bool,
+    ) -> Self {
         let mut random = Random(29);
         // Zero, one, two or three predictions a row.
         let mut predictions: Vec<u32> =
