@@ -47,6 +47,29 @@ def write_pairs(path: Path, num_pairs: int) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_config(work: Path, model: str, threads: int, steps: int, micro_batch_tokens: int) -> tuple:
+    """Of DPO from random weights on the pairs in `work`, four a step: the run's folder, and the file."""
+    output, config = work / "run", work / "run.toml"
+    config.write_text(f"""method = "dpo"
+model = "{work}/{model}"
+weights = "random"
+output = "{output}"
+[data]
+train = "{work}/pairs.jsonl"
+cache = "{work}/cache"
+max_length = 512
+[train]
+batch_size = 4
+micro_batch_tokens = {micro_batch_tokens}
+steps = {steps}
+learning_rate = 1e-4
+[compute]
+dtype = "f32"
+threads = {max(1, threads)}
+""")
+    return output, config
+
+
 def tandem(program, *words, refused: bool = False) -> str:
     """What the program prints; it must end well, or refuse its input."""
     done = subprocess.run([str(word) for word in (program, *words)], capture_output=True, text=True, check=False)

@@ -1,5 +1,8 @@
 //! The few file operations behind what must survive a crash, as a trait so that tests can let any of them fail.
 
+#[cfg(test)]
+pub(crate) mod failing;
+
 use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::{self, Write};

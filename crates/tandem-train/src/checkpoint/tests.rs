@@ -1,7 +1,5 @@
 //! Round trips to the bit, damage of every kind, and a disk that fails at every single operation.
 
-mod failing;
-
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -9,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
 
-use self::failing::Failing;
 use super::*;
+use crate::disk::failing::Failing;
 use crate::error::{Result, TrainError};
 
 /// Ranks, so that the tensors below lie in two files.

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::checkpoint::Checkpoint;
+use crate::disk::failing::Failing;
 use crate::disk::{Disk, DiskFile, RealDisk};
 use crate::events::Silent;
 use crate::run_dir::Start;
@@ -157,53 +158,6 @@ impl DiskFile for Gated {
     }
 }
 
-/// A rank's disk with room for so many bytes.
-#[derive(Debug)]
-struct Full(Arc<AtomicU64>);
-
-impl Disk for Full {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        RealDisk.create_dir(path)
-    }
-    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(FullFile { file: File::create_new(path)?, room: self.0.clone() }))
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        RealDisk.rename(from, to)
-    }
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        RealDisk.sync_dir(path)
-    }
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        RealDisk.remove_dir(path)
-    }
-}
-
-struct FullFile {
-    file: File,
-    room: Arc<AtomicU64>,
-}
-
-impl Write for FullFile {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let room = self.room.load(Ordering::Relaxed).min(buffer.len() as u64);
-        if room == 0 && !buffer.is_empty() {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        self.room.fetch_sub(room, Ordering::Relaxed);
-        self.file.write(&buffer[..room as usize])
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl DiskFile for FullFile {
-    fn sync(&mut self) -> io::Result<()> {
-        self.file.sync_all()
-    }
-}
-
 /// The checkpoint of step 4 cannot become complete before step 7 is over.
 #[test]
 fn training_goes_on_while_a_checkpoint_is_written() {
@@ -274,7 +228,7 @@ fn a_full_disk_of_one_rank_ends_all_and_leaves_the_checkpoint_before() {
                 let name = format!("{}{victim}{room}", writing.len());
                 let config = config(folder.path(), &name, &["compute.sharding=zero1", writing]);
                 let mut disks = real(3);
-                disks[victim] = Arc::new(Full(Arc::new(room.into())));
+                disks[victim] = Failing::new(room, u64::MAX, false);
                 for (rank, outcome) in run(&config, disks, &mut Silent).into_iter().enumerate() {
                     let error = outcome.expect_err("a full disk");
                     if rank == victim {

@@ -3,7 +3,7 @@ mod case;
 use tandem_kernels::ops::{self, HeadGradients, HeadScores, HeadShape, HeadWeights, LowRank, Targets};
 use tandem_kernels::{DType, Device, Kind};
 
-use self::case::{Case, Gradients, row};
+use self::case::{Case, Gradients};
 use crate::matrix::{Matrix, TYPES, cases, device, poison, same_at_every_thread_count};
 
 #[test]
@@ -19,14 +19,7 @@ fn scores_and_gradients() {
                 let (scores, found) = same_at_every_thread_count(isa, |device| case.run(device, dtype));
                 let (expected, gradients) = case.reference();
                 let what = format!("{dtype} {rows}x{vocabulary}x{width} bias {bias} {shape:?}");
-                // Scores are f32 whatever the operands.
-                row(&scores.log_prob).assert_close(&expected.log_prob, 2e-6, &format!("log_prob {what}"));
-                row(&scores.entropy).assert_close(&expected.entropy, 4e-6, &format!("entropy {what}"));
-                // The mean cancels: compare beside the logits, which are of the order of 1.
-                for (found, expected) in scores.mean_logit.iter().zip(&expected.mean_logit.data) {
-                    assert!((f64::from(*found) - expected).abs() < 4e-6, "mean logit {what}");
-                }
-                assert_eq!(scores.hit, expected.hit, "hit {what}");
+                expected.assert_are(&scores, 2e-6, &what);
                 found[0].assert_close(&gradients[0], tolerance, &format!("dhidden {what}"));
                 found[1].assert_close(&gradients[1], tolerance, &format!("dw {what}"));
                 found[2].assert_close(&gradients[2], tolerance, &format!("dbias {what}"));
@@ -43,7 +36,7 @@ fn several_chunks() {
         let device = device(2);
         let (scores, found) = case.run(&device, dtype);
         let (expected, gradients) = case.reference();
-        row(&scores.log_prob).assert_close(&expected.log_prob, 4e-6, "log_prob");
+        expected.assert_are(&scores, 4e-6, "several chunks");
         found[0].assert_close(&gradients[0], tolerance, "dhidden");
         found[1].assert_close(&gradients[1], tolerance, "dw");
     }
@@ -86,12 +79,7 @@ fn parts_of_a_vocabulary_are_joined() {
                 let (scores, found) = case.run_in_parts(&device(2), dtype, cuts);
                 let (expected, gradients) = case.reference();
                 let what = format!("{dtype} {rows}x{vocabulary} at {cuts:?} bias {bias} {shape:?}");
-                row(&scores.log_prob).assert_close(&expected.log_prob, 2e-6, &format!("log_prob {what}"));
-                row(&scores.entropy).assert_close(&expected.entropy, 4e-6, &format!("entropy {what}"));
-                for (found, expected) in scores.mean_logit.iter().zip(&expected.mean_logit.data) {
-                    assert!((f64::from(*found) - expected).abs() < 4e-6, "mean logit {what}");
-                }
-                assert_eq!(scores.hit, expected.hit, "hit {what}");
+                expected.assert_are(&scores, 2e-6, &what);
                 for (found, (expected, name)) in
                     found.iter().zip(gradients.iter().zip(["dhidden", "dw", "dbias"]))
                 {
@@ -110,9 +98,7 @@ fn a_low_rank_term() {
     let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
     let check = |what: &str, tolerance: f64, (scores, found): (HeadScores, Gradients), case: &Case| {
         let (expected, gradients) = case.reference();
-        row(&scores.log_prob).assert_close(&expected.log_prob, 4e-6, &format!("log_prob {what}"));
-        row(&scores.entropy).assert_close(&expected.entropy, 4e-6, &format!("entropy {what}"));
-        assert_eq!(scores.hit, expected.hit, "hit {what}");
+        expected.assert_are(&scores, 4e-6, what);
         assert_eq!(found.len(), NAMES.len(), "{what}");
         for ((found, expected), name) in found.iter().zip(&gradients).zip(NAMES) {
             found.assert_close(expected, tolerance, &format!("{name} {what}"));

@@ -1,4 +1,4 @@
-//! A disk that fails.
+//! A disk that is full or fails, for tests.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,15 +10,15 @@ use crate::disk::{Disk, DiskFile, RealDisk};
 
 /// A disk with room for so many bytes, and that fails after so many operations.
 #[derive(Debug)]
-pub(super) struct Failing {
+pub(crate) struct Failing {
     bytes: Arc<AtomicU64>,
-    pub(super) operations: AtomicU64,
+    pub(crate) operations: AtomicU64,
     /// Whether a failure is the end of the process: every later operation fails too.
     dead: bool,
 }
 
 impl Failing {
-    pub(super) fn new(bytes: u64, operations: u64, dead: bool) -> Arc<Self> {
+    pub(crate) fn new(bytes: u64, operations: u64, dead: bool) -> Arc<Self> {
         Arc::new(Self { bytes: Arc::new(bytes.into()), operations: operations.into(), dead })
     }
 
