@@ -9,6 +9,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
+use crate::cuda::driver::Region;
 use crate::{KernelError, Result, file};
 
 /// What memory is used for. The plan reports bytes by kind.
@@ -149,6 +150,13 @@ pub(crate) struct Cut {
     length: usize,
 }
 
+impl Cut {
+    /// Where the range begins.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
 impl FreeList {
     pub(crate) fn new(capacity: usize) -> Self {
         let free = BTreeMap::from([(0, capacity)]);
@@ -208,15 +216,20 @@ impl FreeList {
     }
 }
 
+/// What the address space belongs to.
+enum Backing {
+    /// A mapping of whole pages, huge ones in memory. Where the bytes are a file's, memory only holds what was used lately.
+    Mapping { len: usize, in_file: bool },
+    /// A region of a GPU's, or of host memory that it can read and write. Memory is put behind it as it grows.
+    Region(Box<dyn Region>),
+}
+
 /// The region. Shared by the device and all its tensors.
 pub(crate) struct Arena {
     base: *mut u8,
     /// What may be handed out.
     capacity: usize,
-    /// The length of the mapping, of whole pages: huge ones in memory.
-    mapped: usize,
-    /// Whether the bytes are a file's: then memory only holds what was used lately.
-    in_file: bool,
+    backing: Backing,
     state: Mutex<FreeList>,
 }
 
@@ -267,7 +280,17 @@ impl Arena {
     }
 
     fn over(base: *mut u8, capacity: usize, mapped: usize, in_file: bool) -> Arc<Self> {
-        Arc::new(Self { base, capacity, mapped, in_file, state: Mutex::new(FreeList::new(capacity)) })
+        Self::backed(base, capacity, Backing::Mapping { len: mapped, in_file })
+    }
+
+    /// Over a region of a GPU's.
+    pub(crate) fn on(region: Box<dyn Region>, capacity: usize) -> Arc<Self> {
+        let base = std::ptr::with_exposed_provenance_mut(region.base() as usize);
+        Self::backed(base, capacity, Backing::Region(region))
+    }
+
+    fn backed(base: *mut u8, capacity: usize, backing: Backing) -> Arc<Self> {
+        Arc::new(Self { base, capacity, backing, state: Mutex::new(FreeList::new(capacity)) })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, FreeList> {
@@ -278,7 +301,15 @@ impl Arena {
     pub(crate) fn allocate(self: &Arc<Self>, kind: Kind, bytes: usize) -> Result<Block> {
         let mut state = self.lock();
         match state.cut(kind, bytes) {
-            Some(cut) => Ok(Block { arena: Arc::clone(self), cut }),
+            Some(cut) => {
+                if let Backing::Region(region) = &self.backing
+                    && let Err(error) = region.grow(cut.offset + cut.length)
+                {
+                    state.give_back(cut);
+                    return Err(error);
+                }
+                Ok(Block { arena: Arc::clone(self), cut })
+            }
             None => Err(KernelError::OutOfMemory {
                 requested: bytes,
                 kind: kind.name(),
@@ -289,17 +320,21 @@ impl Arena {
     }
 
     /// Makes the first `bytes` resident now, so that no later step pays page faults or moves the mark.
-    pub(crate) fn reserve(&self, bytes: usize) {
-        if self.in_file {
-            return;
-        }
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<()> {
         let mut state = self.lock();
         let bytes = bytes.min(self.capacity);
-        for offset in (state.high_water()..bytes).step_by(PAGE) {
-            // SAFETY: the byte lies inside the mapping and beyond everything handed out so far; the lock keeps it so.
-            unsafe { self.base.add(offset).write_volatile(0) };
+        match &self.backing {
+            Backing::Mapping { in_file: true, .. } => return Ok(()),
+            Backing::Mapping { in_file: false, .. } => {
+                for offset in (state.high_water()..bytes).step_by(PAGE) {
+                    // SAFETY: the byte lies inside the mapping and beyond everything handed out so far; the lock keeps it so.
+                    unsafe { self.base.add(offset).write_volatile(0) };
+                }
+            }
+            Backing::Region(region) => region.grow(bytes)?,
         }
         state.mark(bytes);
+        Ok(())
     }
 
     pub(crate) fn usage(&self) -> MemoryUse {
@@ -317,17 +352,18 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new` with this length and nothing borrows it any more.
-        unsafe {
-            libc::munmap(self.base.cast(), self.mapped);
+        if let Backing::Mapping { len, .. } = self.backing {
+            // SAFETY: the mapping was made with this length and nothing borrows it any more.
+            unsafe {
+                libc::munmap(self.base.cast(), len);
+            }
         }
     }
 }
 
 impl Block {
     pub(crate) fn pointer(&self) -> *mut u8 {
-        // SAFETY: the cut lies inside the mapping.
-        unsafe { self.arena.base.add(self.cut.offset) }
+        self.arena.base.wrapping_add(self.cut.offset)
     }
 
     /// In a file: has the system begin to read it.
@@ -341,10 +377,7 @@ impl Block {
     }
 
     fn advise(&self, advice: libc::c_int) {
-        let Arena { base, in_file, .. } = *self.arena;
-        if !in_file {
-            return;
-        }
+        let Arena { base, backing: Backing::Mapping { in_file: true, .. }, .. } = *self.arena else { return };
         let start = self.cut.offset / PAGE * PAGE;
         let length = (self.cut.offset + self.cut.length).next_multiple_of(PAGE) - start;
         // SAFETY: the pages lie inside the mapping, which is whole pages long. It is a file's and shared, so that dropping

@@ -149,6 +149,11 @@ impl<'a> BytesView<'a> {
         Self { pointer: self.pointer.wrapping_add(range.start), len: range.len(), ..self }
     }
 
+    /// The first byte's address, in the memory of its device.
+    pub(crate) fn address(self) -> u64 {
+        self.pointer.addr() as u64
+    }
+
     /// As a slice, on the CPU.
     pub fn as_slice(self) -> &'a [u8] {
         // SAFETY: the view borrows that many bytes for 'a; every pattern of bits is a byte.

@@ -6,20 +6,54 @@ use std::time::Instant;
 
 use crate::arena::{Kind, MemoryUse};
 use crate::cpu::{Cpu, Isa};
+use crate::cuda::driver::Drivers;
+use crate::cuda::{Cuda, Options};
 use crate::dtype::DType;
 use crate::meta::{Ledger, MetaBlock};
 use crate::profile::Profile;
 use crate::tensor::{Extent, Storage, Tensor};
-use crate::{Result, Work, arena::Arena};
+use crate::{KernelError, Result, Work, arena::Arena};
 
 /// A compute device. Cloning is cheap and refers to the same device.
 #[derive(Clone)]
 pub enum Device {
     /// The host's processor.
     Cpu(Arc<Cpu>),
+    /// A GPU of NVIDIA's.
+    Cuda(Arc<Cuda>),
     /// Computes nothing; records allocations and operations.
     Meta(Arc<Ledger>),
 }
+
+/// What kind of device computes, or is counted for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// The host's processor.
+    #[default]
+    Cpu,
+    /// A GPU of NVIDIA's.
+    Cuda,
+}
+
+/// What a kernel runs on.
+pub(crate) enum On<'a> {
+    Cpu(&'a Cpu),
+    Cuda(&'a Cuda),
+}
+
+/// A kernel of each device: what runs on the processor, and what is put into a GPU's stream, which may fail.
+macro_rules! on {
+    ($cpu:ident => $on_cpu:expr, $cuda:ident => $on_cuda:expr $(,)?) => {
+        |on| match on {
+            $crate::device::On::Cpu($cpu) => {
+                let done = $on_cpu;
+                Ok(done)
+            }
+            $crate::device::On::Cuda($cuda) => $on_cuda,
+        }
+    };
+}
+pub(crate) use on;
 
 impl Device {
     /// The host's processor with `threads` threads and an arena that may grow to `capacity` bytes.
@@ -46,13 +80,36 @@ impl Device {
         const REVISION: u32 = 5;
         match self {
             Self::Cpu(cpu) => format!("{} {REVISION}", cpu.isa().name()),
+            Self::Cuda(cuda) => format!("{} {REVISION}", cuda.arithmetic()),
             Self::Meta(_) => "none".to_owned(),
         }
     }
 
-    /// A device for dry runs.
+    /// What `driver` drives, with a memory that may grow to `capacity` bytes.
+    ///
+    /// # Errors
+    /// If the driver refuses a stream or address space.
+    pub fn cuda(driver: Drivers, capacity: usize, options: Options) -> Result<Self> {
+        Ok(Self::Cuda(Arc::new(Cuda::new(driver, capacity, options)?)))
+    }
+
+    /// A device for dry runs of what a processor computes.
     pub fn meta() -> Self {
-        Self::Meta(Arc::new(Ledger::default()))
+        Self::meta_of(Backend::Cpu)
+    }
+
+    /// A device for dry runs of what such a device computes.
+    pub fn meta_of(backend: Backend) -> Self {
+        Self::Meta(Arc::new(Ledger::new(backend)))
+    }
+
+    /// What kind of device computes; of a dry run, the one that is counted for.
+    pub fn backend(&self) -> Backend {
+        match self {
+            Self::Cpu(_) => Backend::Cpu,
+            Self::Cuda(_) => Backend::Cuda,
+            Self::Meta(ledger) => ledger.backend(),
+        }
     }
 
     /// The same device with a memory of its own that may grow to `capacity` bytes.
@@ -62,7 +119,8 @@ impl Device {
     pub fn with_memory(&self, capacity: usize) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.over(Arena::new(capacity)?))),
-            Self::Meta(_) => Self::meta(),
+            Self::Cuda(cuda) => Self::Cuda(Arc::new(cuda.on_host(capacity)?)),
+            Self::Meta(ledger) => Self::meta_of(ledger.backend()),
         })
     }
 
@@ -74,7 +132,8 @@ impl Device {
     pub fn in_file(&self, file: &File, capacity: usize) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.over(Arena::in_file(file, capacity)?))),
-            Self::Meta(_) => Self::meta(),
+            Self::Cuda(_) => return Err(KernelError::invalid("file", "a GPU cannot compute with memory in a file")),
+            Self::Meta(ledger) => Self::meta_of(ledger.backend()),
         })
     }
 
@@ -85,6 +144,7 @@ impl Device {
     pub fn on_one_thread(&self) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.alone()?)),
+            Self::Cuda(cuda) => Self::Cuda(cuda.clone()),
             Self::Meta(ledger) => Self::Meta(ledger.clone()),
         })
     }
@@ -95,6 +155,7 @@ impl Device {
     pub fn profiled(&self, profile: &Arc<Profile>) -> Self {
         match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.profiled(profile.clone()))),
+            Self::Cuda(cuda) => Self::Cuda(Arc::new(cuda.profiled(profile.clone()))),
             Self::Meta(ledger) => Self::Meta(ledger.clone()),
         }
     }
@@ -103,13 +164,15 @@ impl Device {
     pub fn profile(&self) -> Option<&Arc<Profile>> {
         match self {
             Self::Cpu(cpu) => cpu.profile.as_ref(),
+            Self::Cuda(cuda) => cuda.profile.as_ref(),
             Self::Meta(_) => None,
         }
     }
 
-    /// Runs an operation's kernel and returns what it does; a dry run records its cost instead and returns `None`.
+    /// Runs an operation's kernel and returns what it does; a dry run records its cost instead and returns `None`. On a GPU it is
+    /// put into the stream, and a profile waits until it is done.
     #[inline]
-    pub(crate) fn launch<T>(&self, work: Work, kernel: impl FnOnce(&Cpu) -> T) -> Option<T> {
+    pub(crate) fn launch<T>(&self, work: Work, kernel: impl FnOnce(On) -> Result<T>) -> Result<Option<T>> {
         self.launch_counting(|| work, kernel)
     }
 
@@ -118,19 +181,30 @@ impl Device {
     pub(crate) fn launch_counting<T>(
         &self,
         work: impl FnOnce() -> Work,
-        kernel: impl FnOnce(&Cpu) -> T,
-    ) -> Option<T> {
-        match self {
+        kernel: impl FnOnce(On) -> Result<T>,
+    ) -> Result<Option<T>> {
+        Ok(match self {
             Self::Cpu(cpu) => Some(match &cpu.profile {
-                None => kernel(cpu),
-                Some(profile) => profile.launch(work, || kernel(cpu)),
+                None => kernel(On::Cpu(cpu))?,
+                Some(profile) => profile.launch(work, || kernel(On::Cpu(cpu)))?,
+            }),
+            Self::Cuda(cuda) => Some(match &cuda.profile {
+                None => kernel(On::Cuda(cuda))?,
+                Some(profile) => {
+                    cuda.synchronize()?;
+                    profile.launch(work, || {
+                        let result = kernel(On::Cuda(cuda))?;
+                        cuda.synchronize()?;
+                        Ok::<T, KernelError>(result)
+                    })?
+                }
             }),
             Self::Meta(ledger) => {
                 let Work { op, flops, bytes, .. } = work();
                 ledger.record(op, flops, bytes);
                 None
             }
-        }
+        })
     }
 
     /// A matrix of unspecified content.
@@ -148,7 +222,8 @@ impl Device {
     pub fn alloc_in(&self, kind: Kind, rows: Extent, cols: Extent, dtype: DType) -> Result<Tensor> {
         let bytes = rows.room() * cols.room() * dtype.size();
         let storage = match self {
-            Self::Cpu(cpu) => Storage::Cpu(cpu.arena.allocate(kind, bytes)?),
+            Self::Cpu(cpu) => Storage::Block(cpu.arena.allocate(kind, bytes)?),
+            Self::Cuda(cuda) => Storage::Block(cuda.arena.allocate(kind, bytes)?),
             Self::Meta(ledger) => Storage::Meta(MetaBlock::new(ledger, kind, bytes)),
         };
         Ok(Tensor::new(storage, rows, cols.len(), dtype))
@@ -168,6 +243,7 @@ impl Device {
     pub fn memory(&self) -> MemoryUse {
         match self {
             Self::Cpu(cpu) => cpu.arena.usage(),
+            Self::Cuda(cuda) => cuda.arena.usage(),
             Self::Meta(ledger) => ledger.usage(),
         }
     }
@@ -176,6 +252,7 @@ impl Device {
     pub fn high_water(&self) -> usize {
         match self {
             Self::Cpu(cpu) => cpu.arena.high_water(),
+            Self::Cuda(cuda) => cuda.arena.high_water(),
             Self::Meta(ledger) => ledger.high_water(),
         }
     }
@@ -184,27 +261,58 @@ impl Device {
     pub fn taken(&self) -> (u64, u64) {
         match self {
             Self::Cpu(cpu) => cpu.arena.taken(),
+            Self::Cuda(cuda) => cuda.arena.taken(),
             Self::Meta(ledger) => ledger.taken(),
         }
     }
 
     /// Makes the arena's first `bytes` resident now: what the plan found to be needed.
-    pub fn reserve(&self, bytes: usize) {
-        if let Self::Cpu(cpu) = self {
-            cpu.arena.reserve(bytes);
+    ///
+    /// # Errors
+    /// If a GPU has not so many.
+    pub fn reserve(&self, bytes: usize) -> Result<()> {
+        self.arena().map_or(Ok(()), |arena| arena.reserve(bytes))
+    }
+
+    /// Whether every term of exact sums, since this was last asked, was finite and within its limit. Waits for a GPU.
+    ///
+    /// # Errors
+    /// If something failed on a GPU.
+    pub fn take_in_range(&self) -> Result<bool> {
+        match self {
+            Self::Cpu(cpu) => Ok(cpu.take_in_range()),
+            Self::Cuda(cuda) => cuda.take_in_range(),
+            // A dry run has no numbers that could be out of it.
+            Self::Meta(_) => Ok(true),
         }
+    }
+
+    fn arena(&self) -> Option<&Arc<Arena>> {
+        match self {
+            Self::Cpu(cpu) => Some(&cpu.arena),
+            Self::Cuda(cuda) => Some(&cuda.arena),
+            Self::Meta(_) => None,
+        }
+    }
+
+    /// Waits until all work so far is done: on a GPU, whatever was put into its stream.
+    ///
+    /// # Errors
+    /// If something failed on a GPU.
+    pub fn synchronize(&self) -> Result<()> {
+        if let Self::Cuda(cuda) = self { cuda.synchronize() } else { Ok(()) }
     }
 
     /// Says what is going on from here on, so that a dry run can tell when memory was fullest, and a profile what operations
     /// were for. Nothing is done elsewhere.
     pub fn note(&self, place: std::fmt::Arguments<'_>) {
         match self {
-            Self::Cpu(cpu) => {
-                if let Some(profile) = &cpu.profile {
+            Self::Meta(ledger) => ledger.note(place),
+            _ => {
+                if let Some(profile) = self.profile() {
                     profile.note(place);
                 }
             }
-            Self::Meta(ledger) => ledger.note(place),
         }
     }
 

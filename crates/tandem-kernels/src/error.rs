@@ -56,6 +56,14 @@ pub enum KernelError {
         /// What holds the memory.
         in_use: Box<MemoryUse>,
     },
+    /// CUDA or one of its libraries failed.
+    #[error("{what}: {reason}")]
+    Cuda {
+        /// What was attempted.
+        what: String,
+        /// What the library says, and what to do.
+        reason: String,
+    },
     /// The operating system refused memory or threads.
     #[error("{what}: {source}")]
     System {

@@ -92,6 +92,11 @@ impl<'a> ExactView<'a> {
         Self { words: self.words.col_range(2 * range.start..2 * range.end) }
     }
 
+    /// The first sum's address, in the memory of its device.
+    pub(crate) fn address(self) -> u64 {
+        self.words.address()
+    }
+
     /// As integers, on the CPU.
     pub fn as_slice(self) -> &'a [i64] {
         // SAFETY: the view borrows 2·len f32, which is len i64. Ranges begin at even words of a tensor that begins at a

@@ -8,7 +8,7 @@
 //! * [`Bytes`] owns device memory counted in bytes, for what is kept in a [`Format`].
 //! * [`ops`] holds the operations, one file each: shapes are checked there, then the device's kernel is launched.
 //! * [`profile`] tells when each of them began and ended, on devices that it is given to ([`Device::profiled`]).
-//! * [`cpu`] holds the CPU kernels.
+//! * [`cpu`] holds the CPU kernels, [`cuda`] those of GPUs.
 //! * [`Forest`] is what a batch is.
 //!
 //! Shape suffixes used throughout: `T` tokens, `D` hidden size, `H` attention heads, `K` key/value heads,
@@ -17,6 +17,7 @@
 pub mod arena;
 pub mod bytes;
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod dtype;
 pub mod error;
@@ -24,6 +25,7 @@ pub mod exact;
 pub mod file;
 pub mod forest;
 pub mod format;
+mod host;
 pub mod meta;
 pub mod ops;
 pub mod profile;
@@ -33,7 +35,7 @@ mod work;
 
 pub use arena::{Kind, MemoryUse};
 pub use bytes::{Bytes, BytesMut, BytesView};
-pub use device::Device;
+pub use device::{Backend, Device};
 pub use dtype::{DType, Element};
 pub use error::KernelError;
 pub use forest::{Forest, Prediction, Segment};

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Arguments, Write};
 use std::sync::{Arc, Mutex};
 
+use crate::Backend;
 use crate::arena::{Cut, FreeList, Kind, MemoryUse};
 
 /// The operation under which bytes are recorded that travel between a device and the memory or disk of its host.
@@ -32,6 +33,7 @@ pub struct Moment {
 /// The record of a dry run.
 #[derive(Debug)]
 pub struct Ledger {
+    backend: Backend,
     state: Mutex<LedgerState>,
 }
 
@@ -47,16 +49,20 @@ struct LedgerState {
     at_peak: bool,
 }
 
-impl Default for Ledger {
-    fn default() -> Self {
+impl Ledger {
+    /// An empty record of what such a device would do.
+    pub(crate) fn new(backend: Backend) -> Self {
         let (memory, calls) = (FreeList::new(usize::MAX / 2), BTreeMap::new());
         let state =
             LedgerState { memory, calls, place: String::new(), peak: Moment::default(), at_peak: false };
-        Self { state: Mutex::new(state) }
+        Self { backend, state: Mutex::new(state) }
     }
-}
 
-impl Ledger {
+    /// What is counted for.
+    pub(crate) fn backend(&self) -> Backend {
+        self.backend
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, LedgerState> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

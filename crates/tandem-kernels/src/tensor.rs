@@ -11,14 +11,14 @@ use crate::dtype::{DType, Element};
 use crate::meta::MetaBlock;
 
 pub(crate) enum Storage {
-    Cpu(Block),
+    Block(Block),
     Meta(#[expect(dead_code, reason = "held for its Drop, which takes the bytes off the ledger")] MetaBlock),
 }
 
 impl Storage {
     fn pointer(&self) -> *mut u8 {
         match self {
-            Self::Cpu(block) => block.pointer(),
+            Self::Block(block) => block.pointer(),
             // A dry run never dereferences; a dangling aligned pointer keeps the arithmetic defined.
             Self::Meta(_) => std::ptr::without_provenance_mut(64),
         }
@@ -157,7 +157,7 @@ impl Tensor {
 
     /// Tells that it will be read soon. Where it lies in a file, the system begins to read it; elsewhere this does nothing.
     pub fn announce(&self) {
-        if let Storage::Cpu(block) = &self.storage {
+        if let Storage::Block(block) = &self.storage {
             block.announce();
         }
     }
@@ -165,7 +165,7 @@ impl Tensor {
     /// Tells that it is not needed for now. Where it lies in a file, it leaves this process's memory, and is read from there
     /// when it is used again; elsewhere this does nothing.
     pub fn let_go(&self) {
-        if let Storage::Cpu(block) = &self.storage {
+        if let Storage::Block(block) = &self.storage {
             block.let_go();
         }
     }
@@ -303,6 +303,11 @@ impl<'a> View<'a> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         // SAFETY: row `row` is inside the borrowed matrix.
         unsafe { std::slice::from_raw_parts(self.pointer_of::<E>().add(row * self.stride), self.cols) }
+    }
+
+    /// The first element's address, in the memory of its device.
+    pub(crate) fn address(&self) -> u64 {
+        self.pointer.addr() as u64
     }
 
     /// The first element's address, on the CPU.
@@ -467,6 +472,11 @@ impl<'a> ViewMut<'a> {
         assert_eq!(bytes.len(), self.len() * self.dtype.size(), "bytes for {} elements", self.len());
         // SAFETY: the view borrows that many bytes exclusively, and every bit pattern is a number.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer, bytes.len()) };
+    }
+
+    /// The first element's address, in the memory of its device.
+    pub(crate) fn address(&self) -> u64 {
+        self.pointer.addr() as u64
     }
 
     /// The first element's address, on the CPU.

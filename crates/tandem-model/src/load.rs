@@ -157,10 +157,7 @@ impl WeightFiles {
         for (index, layer) in decoder.layers().into_iter().enumerate() {
             let len = decoder.layout(layer).len;
             let mut flat = device.alloc(kind, 1, len, DType::F32)?;
-            match device {
-                Device::Meta(_) => {}
-                Device::Cpu(_) => self.read_layer(index, flat.view_mut().into_slice()),
-            }
+            device.host_write(flat.view_mut(), |flat| self.read_layer(index, flat))?;
             layers.push(flat);
         }
         Ok(FlatWeights { layers })

@@ -81,12 +81,12 @@ impl Homes {
             None => 2 * own + (1 << 30),
         };
         let device = Device::cpu(crate::prepare::threads(config), capacity(needs.arena))?;
-        device.reserve(needs.arena);
+        device.reserve(needs.arena)?;
         let mut homes = Self::new(device, compute, rooms);
         if uses_host(compute) {
             // An evaluation may need none, and no memory is no memory that the system gives.
             let host = homes.device.with_memory(capacity(needs.host).max(1))?;
-            host.reserve(needs.host);
+            host.reserve(needs.host)?;
             homes.host = Some(host);
         }
         if let Some(folder) = &compute.offload_dir {

@@ -156,7 +156,7 @@ impl Scorer {
         self.homes.device.note(format_args!("beginning of a step"));
         let mut reports = Reports::new(share.cuts.len());
         learner.gradients.begin(share.cuts.len())?;
-        let mut under_way = VecDeque::new();
+        let (mut under_way, mut last) = (VecDeque::new(), None);
         for turn in turns(mesh.stage(), self.rounds(share)) {
             match turn {
                 Turn::Forward(round) => {
@@ -177,7 +177,7 @@ impl Scorer {
                 Turn::Backward(_) => {
                     self.homes.device.enter("backward");
                     // The ranks of one model have as many micro-batches, and idle together when they are through.
-                    let Some((index, micro, saved, mut report)) = under_way.pop_front() else {
+                    let Some((index, micro, saved, report)) = under_way.pop_front() else {
                         self.idle_backward(learner)?;
                         self.policy.rest();
                         continue;
@@ -185,10 +185,15 @@ impl Scorer {
                     self.progress.enter(Phase::Backward);
                     self.backward(learner, &micro, saved, mesh, dropout_key(self.seed, update, index))?;
                     self.policy.rest();
-                    report.in_range = learner.gradients.in_range();
                     reports.set(index, &report, mesh.leads());
+                    last = Some((index, report));
                 }
             }
+        }
+        if let Some((index, mut report)) = last {
+            // Asked once a step: a GPU comes to an end first.
+            report.in_range = learner.gradients.take_in_range()?;
+            reports.set(index, &report, mesh.leads());
         }
         self.progress.enter(Phase::Reduce);
         self.homes.device.enter("reduction");

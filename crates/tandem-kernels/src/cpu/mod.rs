@@ -35,6 +35,7 @@ pub(crate) mod vector;
 pub use isa::Isa;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::arena::Arena;
 use crate::profile::Profile;
@@ -51,6 +52,8 @@ pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
     team: Arc<Team>,
     isa: Isa,
+    /// Whether a term of an exact sum was out of range; one for all memories.
+    out_of_range: Arc<AtomicBool>,
     /// Who times operations, if somebody does.
     pub(crate) profile: Option<Arc<Profile>>,
 }
@@ -59,23 +62,34 @@ impl Cpu {
     pub(crate) fn new(threads: usize, arena: Arc<Arena>, isa: Isa) -> Result<Self> {
         let team = Team::new(threads)
             .map_err(|source| KernelError::System { what: "starting compute threads", source })?;
-        Ok(Self { arena, team: Arc::new(team), isa, profile: None })
+        Ok(Self { arena, team: Arc::new(team), isa, out_of_range: Arc::default(), profile: None })
     }
 
     /// The same threads with another memory.
     pub(crate) fn over(&self, arena: Arc<Arena>) -> Self {
-        Self { arena, team: self.team.clone(), isa: self.isa, profile: self.profile.clone() }
+        let (team, out_of_range) = (self.team.clone(), self.out_of_range.clone());
+        Self { arena, team, isa: self.isa, out_of_range, profile: self.profile.clone() }
     }
 
     /// The same memory, and one thread: the caller.
     pub(crate) fn alone(&self) -> Result<Self> {
-        let profile = self.profile.clone();
-        Ok(Self { profile, ..Self::new(1, self.arena.clone(), self.isa)? })
+        let (out_of_range, profile) = (self.out_of_range.clone(), self.profile.clone());
+        Ok(Self { out_of_range, profile, ..Self::new(1, self.arena.clone(), self.isa)? })
     }
 
     /// The same threads and memory, timed.
     pub(crate) fn profiled(&self, profile: Arc<Profile>) -> Self {
         Self { profile: Some(profile), ..self.over(self.arena.clone()) }
+    }
+
+    /// Remembers that a term of an exact sum was out of range.
+    pub(crate) fn see_out_of_range(&self) {
+        self.out_of_range.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether none was, since this was last asked.
+    pub(crate) fn take_in_range(&self) -> bool {
+        !self.out_of_range.swap(false, Ordering::Relaxed)
     }
 
     /// Number of compute threads, the calling one included.

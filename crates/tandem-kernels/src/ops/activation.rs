@@ -2,7 +2,8 @@
 
 use crate::cpu::activation as kernel;
 use crate::ops::check;
-use crate::{Device, Result, View, ViewMut};
+use crate::device::on;
+use crate::{cuda, Device, Result, View, ViewMut};
 
 /// Operations that one activation or its derivative counts as, roughly.
 const FLOPS: f64 = 10.0;
@@ -30,7 +31,13 @@ pub fn gated(device: &Device, function: Activation, gu: View, h: ViewMut) -> Res
     check::shape(OP, "gu", &gu, tokens, 2 * width)?;
     check::same_type(OP, "h", &h, &gu)?;
     let work = check::work(OP, &h, FLOPS * h.len() as f64, check::bytes(&[&gu, &h]));
-    device.launch(work, |cpu| kernel::gated(cpu, function, gu, h));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::gated(cpu, function, gu, h),
+            cuda => cuda::activation::gated(cuda, function, gu, h)
+        ),
+    )?;
     Ok(())
 }
 
@@ -46,7 +53,13 @@ pub fn gated_backward(device: &Device, function: Activation, gu: View, dh: View,
     check::same_type(OP, "dh", &dh, &gu)?;
     check::same_type(OP, "dgu", &dgu, &gu)?;
     let work = check::work(OP, &dh, 2.0 * FLOPS * dh.len() as f64, check::bytes(&[&gu, &dh, &dgu]));
-    device.launch(work, |cpu| kernel::gated_backward(cpu, function, gu, dh, dgu));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::gated_backward(cpu, function, gu, dh, dgu),
+            cuda => cuda::activation::gated_backward(cuda, function, gu, dh, dgu)
+        ),
+    )?;
     Ok(())
 }
 
@@ -59,7 +72,13 @@ pub fn activate(device: &Device, function: Activation, u: View, h: ViewMut) -> R
     check::shape(OP, "h", &h, u.rows(), u.cols())?;
     check::same_type(OP, "h", &h, &u)?;
     let work = check::work(OP, &u, FLOPS * u.len() as f64, check::bytes(&[&u, &h]));
-    device.launch(work, |cpu| kernel::activate(cpu, function, u, h));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::activate(cpu, function, u, h),
+            cuda => cuda::activation::activate(cuda, function, u, h)
+        ),
+    )?;
     Ok(())
 }
 
@@ -80,6 +99,12 @@ pub fn activate_backward(
     check::same_type(OP, "dh", &dh, &u)?;
     check::same_type(OP, "du", &du, &u)?;
     let work = check::work(OP, &u, FLOPS * u.len() as f64, check::bytes(&[&u, &dh, &du]));
-    device.launch(work, |cpu| kernel::activate_backward(cpu, function, u, dh, du));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::activate_backward(cpu, function, u, dh, du),
+            cuda => cuda::activation::activate_backward(cuda, function, u, dh, du)
+        ),
+    )?;
     Ok(())
 }

@@ -2,7 +2,8 @@
 
 use crate::cpu::attention as kernel;
 use crate::ops::check::{self, Operand};
-use crate::{DType, Device, Forest, KernelError, Kind, Result, View, ViewMut};
+use crate::device::on;
+use crate::{Backend, cuda, DType, Device, Forest, KernelError, Kind, Result, View, ViewMut};
 
 /// What kind of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -144,7 +145,13 @@ pub fn attention(
     check::f32_shape(OP, "log_sum_exp", &log_sum_exp, tokens, shape.heads)?;
     let bytes = check::bytes(&[&q, &k, &v, &out, &log_sum_exp]);
     let work = || check::work(OP, &q, 4.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
-    device.launch_counting(work, |cpu| kernel::forward(cpu, q, k, v, forest, shape, out, log_sum_exp));
+    device.launch_counting(
+        work,
+        on!(
+            cpu => kernel::forward(cpu, q, k, v, forest, shape, out, log_sum_exp),
+            cuda => cuda::attention::forward(cuda, q, k, v, forest, shape, out, log_sum_exp)
+        ),
+    )?;
     Ok(())
 }
 
@@ -177,15 +184,25 @@ pub fn attention_backward(
         check::same_type(OP, name, operand, &q)?;
     }
     check::f32_shape(OP, "log_sum_exp", &log_sum_exp, tokens, shape.heads)?;
-    // The gradients of keys and values are sums over queries and heads: they are summed in f32.
-    let parts = num_parts(forest, shape);
-    let mut sums = device.alloc(Kind::Scratch, parts * tokens, 2 * k.cols(), DType::F32)?;
+    let mut scratch = match device.backend() {
+        // The gradients of keys and values are sums over queries and heads: they are summed in f32.
+        Backend::Cpu => {
+            let parts = num_parts(forest, shape);
+            device.alloc(Kind::Scratch, parts * tokens, 2 * k.cols(), DType::F32)?
+        }
+        // `Σ out · d_out` of each head.
+        Backend::Cuda => device.alloc(Kind::Scratch, tokens, shape.heads, DType::F32)?,
+    };
     let bytes = check::bytes(&[&q, &k, &v, &out, &log_sum_exp, &d_out, &dq, &dk, &dv]);
     let work = || check::work(OP, &q, 10.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
-    device.launch_counting(work, |cpu| {
-        let sums = sums.view_mut();
-        kernel::backward(cpu, q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, sums);
-    });
+    let scratch = scratch.view_mut();
+    device.launch_counting(
+        work,
+        on!(
+            cpu => kernel::backward(cpu, q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, scratch),
+            cuda => cuda::attention::backward(cuda, q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, scratch)
+        ),
+    )?;
     Ok(())
 }
 
@@ -221,6 +238,12 @@ pub fn attention_decode(
         let cache = 2.0 * seen * (k.cols() * k.dtype().size()) as f64;
         check::work(OP, &q, flops, cache + bytes)
     };
-    device.launch_counting(work, |cpu| kernel::decode(cpu, q, k, v, visible, shape, out));
+    device.launch_counting(
+        work,
+        on!(
+            cpu => kernel::decode(cpu, q, k, v, visible, shape, out),
+            cuda => cuda::attention::decode(cuda, q, k, v, visible, shape, out)
+        ),
+    )?;
     Ok(())
 }

@@ -2,7 +2,8 @@
 
 use super::check;
 use crate::cpu::columns as kernel;
-use crate::{Device, Result, View, ViewMut};
+use crate::device::on;
+use crate::{cuda, Device, Result, View, ViewMut};
 
 fn check_columns(op: &'static str, cols: usize, factors: &View, bias: Option<&View>) -> Result<()> {
     check::f32_shape(op, "factors", factors, 1, cols)?;
@@ -17,7 +18,13 @@ pub fn scale_columns(device: &Device, y: ViewMut, factors: View, bias: Option<Vi
     const OP: &str = "scale_columns";
     check_columns(OP, y.cols(), &factors, bias.as_ref())?;
     let work = check::work(OP, &y, 2.0 * y.len() as f64, 2.0 * y.num_bytes() as f64);
-    device.launch(work, |cpu| kernel::scale_columns(cpu, None, factors, bias, y));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::scale_columns(cpu, None, factors, bias, y),
+            cuda => cuda::columns::scale_columns(cuda, None, factors, bias, y)
+        ),
+    )?;
     Ok(())
 }
 
@@ -30,7 +37,13 @@ pub fn scaled_columns(device: &Device, x: View, factors: View, bias: Option<View
     check::shape(OP, "y", &y, x.rows(), x.cols())?;
     check_columns(OP, x.cols(), &factors, bias.as_ref())?;
     let work = check::work(OP, &x, 2.0 * x.len() as f64, check::bytes(&[&x, &y]));
-    device.launch(work, |cpu| kernel::scale_columns(cpu, Some(x), factors, bias, y));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::scale_columns(cpu, Some(x), factors, bias, y),
+            cuda => cuda::columns::scale_columns(cuda, Some(x), factors, bias, y)
+        ),
+    )?;
     Ok(())
 }
 
@@ -44,6 +57,12 @@ pub fn column_dots(device: &Device, a: View, b: View, out: ViewMut, add: bool) -
     check::shape(OP, "b", &b, a.rows(), a.cols())?;
     check::f32_shape(OP, "out", &out, 1, a.cols())?;
     let work = check::work(OP, &a, 2.0 * a.len() as f64, check::bytes(&[&a, &b, &out]));
-    device.launch(work, |cpu| kernel::column_dots(cpu, a, b, out, add));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::column_dots(cpu, a, b, out, add),
+            cuda => cuda::columns::column_dots(cuda, a, b, out, add)
+        ),
+    )?;
     Ok(())
 }

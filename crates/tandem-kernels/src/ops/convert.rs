@@ -1,7 +1,8 @@
 //! Moving and converting whole matrices.
 
 use super::check;
-use crate::{Device, KernelError, Result, View, ViewMut};
+use crate::device::on;
+use crate::{cuda, Device, KernelError, Result, View, ViewMut};
 
 /// Sets every element to zero.
 ///
@@ -9,7 +10,13 @@ use crate::{Device, KernelError, Result, View, ViewMut};
 /// None on the CPU.
 pub fn fill_zero(device: &Device, x: ViewMut) -> Result<()> {
     let work = check::work("fill_zero", &x, 0.0, x.num_bytes() as f64);
-    device.launch(work, |cpu| cpu.fill_zero(x));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.fill_zero(x),
+            cuda => cuda::convert::fill_zero(cuda, x)
+        ),
+    )?;
     Ok(())
 }
 
@@ -21,7 +28,13 @@ pub fn cast(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     const OP: &str = "cast";
     check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
     let work = check::work(OP, &src, 0.0, (src.num_bytes() + dst.num_bytes()) as f64);
-    device.launch(work, |cpu| cpu.cast(src, dst));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.cast(src, dst),
+            cuda => cuda::convert::cast(cuda, src, dst)
+        ),
+    )?;
     Ok(())
 }
 
@@ -34,7 +47,13 @@ pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
     check::is_f32(OP, "dst", &dst)?;
     let work = check::work(OP, &src, src.len() as f64, (src.num_bytes() + 2 * dst.num_bytes()) as f64);
-    device.launch(work, |cpu| cpu.add(src, dst));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.add(src, dst),
+            cuda => cuda::convert::add(cuda, src, dst)
+        ),
+    )?;
     Ok(())
 }
 
@@ -44,7 +63,13 @@ pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
 /// None on the CPU.
 pub fn scale(device: &Device, x: ViewMut, factor: f32) -> Result<()> {
     let work = check::work("scale", &x, x.len() as f64, 2.0 * x.num_bytes() as f64);
-    device.launch(work, |cpu| cpu.scale(x, factor));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.scale(x, factor),
+            cuda => cuda::convert::scale(cuda, x, factor)
+        ),
+    )?;
     Ok(())
 }
 
@@ -58,7 +83,13 @@ pub fn gather_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
     rows_inside(OP, rows, src.rows())?;
     let read = dst.len() * src.dtype().size();
     let work = check::work(OP, &dst, 0.0, (read + dst.num_bytes()) as f64);
-    device.launch(work, |cpu| cpu.gather_rows(src, rows, dst));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.gather_rows(src, rows, dst),
+            cuda => cuda::convert::gather_rows(cuda, src, rows, dst)
+        ),
+    )?;
     Ok(())
 }
 
@@ -74,7 +105,13 @@ pub fn spread_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
         return Err(KernelError::invalid(OP, format!("row {row} is listed twice")));
     }
     let work = check::work(OP, &dst, 0.0, (src.num_bytes() + dst.num_bytes()) as f64);
-    device.launch(work, |cpu| cpu.spread_rows(src, rows, dst));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.spread_rows(src, rows, dst),
+            cuda => cuda::convert::spread_rows(cuda, src, rows, dst)
+        ),
+    )?;
     Ok(())
 }
 
@@ -108,7 +145,13 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
         return Err(KernelError::invalid(OP, format!("{} numbers for a {rows}x{cols} matrix", values.len())));
     }
     let work = check::work(OP, &dst, 0.0, dst.num_bytes() as f64);
-    device.launch(work, |cpu| cpu.write_f32(values, dst));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.write_f32(values, dst),
+            cuda => cuda::convert::write_f32(cuda, values, dst)
+        ),
+    )?;
     Ok(())
 }
 
@@ -119,6 +162,12 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
 pub fn read_f32(device: &Device, src: View) -> Result<Vec<f32>> {
     let mut values = vec![0.0; src.len()];
     let work = check::work("read_f32", &src, 0.0, src.num_bytes() as f64);
-    device.launch(work, |cpu| cpu.read_f32(src, &mut values));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.read_f32(src, &mut values),
+            cuda => cuda::convert::read_f32(cuda, src, &mut values)
+        ),
+    )?;
     Ok(values)
 }

@@ -3,7 +3,8 @@
 
 use super::check;
 use crate::cpu::dropout as kernel;
-use crate::{Device, KernelError, Result, View, ViewMut};
+use crate::device::on;
+use crate::{cuda, Device, KernelError, Result, View, ViewMut};
 
 fn check_rate(op: &'static str, p: f32) -> Result<()> {
     if (0.0..1.0).contains(&p) {
@@ -22,7 +23,13 @@ pub fn dropout(device: &Device, x: View, y: ViewMut, key: u64, p: f32) -> Result
     check::shape(OP, "y", &y, x.rows(), x.cols())?;
     check_rate(OP, p)?;
     let work = check::work(OP, &x, x.len() as f64, check::bytes(&[&x, &y]));
-    device.launch(work, |cpu| kernel::dropout(cpu, x, y, key, p, false));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::dropout(cpu, x, y, key, p, false),
+            cuda => cuda::dropout::dropout(cuda, x, y, key, p, false)
+        ),
+    )?;
     Ok(())
 }
 
@@ -36,6 +43,12 @@ pub fn dropout_backward_add(device: &Device, dy: View, dx: ViewMut, key: u64, p:
     check::shape(OP, "dx", &dx, dy.rows(), dy.cols())?;
     check_rate(OP, p)?;
     let work = check::work(OP, &dy, 2.0 * dy.len() as f64, check::bytes(&[&dy, &dx, &dx]));
-    device.launch(work, |cpu| kernel::dropout(cpu, dy, dx, key, p, true));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::dropout(cpu, dy, dx, key, p, true),
+            cuda => cuda::dropout::dropout(cuda, dy, dx, key, p, true)
+        ),
+    )?;
     Ok(())
 }

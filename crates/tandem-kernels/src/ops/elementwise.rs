@@ -2,7 +2,8 @@
 
 use super::check;
 use crate::cpu::elementwise as kernel;
-use crate::{Device, Result, View, ViewMut};
+use crate::device::on;
+use crate::{cuda, Device, Result, View, ViewMut};
 
 /// `x = value`; f32, contiguous.
 ///
@@ -13,7 +14,13 @@ pub fn fill(device: &Device, x: ViewMut, value: f32) -> Result<()> {
     check::is_f32(OP, "x", &x)?;
     check::contiguous(OP, "x", x.is_contiguous())?;
     let work = check::work(OP, &x, 0.0, x.num_bytes() as f64);
-    device.launch(work, |_| x.into_slice().fill(value));
+    device.launch(
+        work,
+        on!(
+            _cpu => x.into_slice().fill(value),
+            cuda => cuda::elementwise::fill(cuda, x, value)
+        ),
+    )?;
     Ok(())
 }
 
@@ -27,7 +34,13 @@ pub fn divide(device: &Device, a: View, b: View, y: ViewMut, add: bool) -> Resul
     check::f32_shape(OP, "b", &b, 1, y.cols())?;
     check::f32_shape(OP, "y", &y, 1, y.cols())?;
     let work = check::work(OP, &y, y.len() as f64, 3.0 * y.num_bytes() as f64);
-    device.launch(work, |_| kernel::divide(a.as_slice(), b.as_slice(), y.into_slice(), add));
+    device.launch(
+        work,
+        on!(
+            _cpu => kernel::divide(a.as_slice(), b.as_slice(), y.into_slice(), add),
+            cuda => cuda::elementwise::divide(cuda, a, b, y, add)
+        ),
+    )?;
     Ok(())
 }
 
@@ -40,7 +53,13 @@ pub fn mix(device: &Device, x: View, weight: f32, y: ViewMut) -> Result<()> {
     check::f32_shape(OP, "x", &x, 1, y.cols())?;
     check::f32_shape(OP, "y", &y, 1, y.cols())?;
     let work = check::work(OP, &y, 3.0 * y.len() as f64, 3.0 * y.num_bytes() as f64);
-    device.launch(work, |cpu| cpu.mix(x.as_slice(), weight, y.into_slice()));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.mix(x.as_slice(), weight, y.into_slice()),
+            cuda => cuda::elementwise::mix(cuda, x, weight, y)
+        ),
+    )?;
     Ok(())
 }
 

@@ -2,7 +2,8 @@
 
 use crate::cpu::embedding as kernel;
 use crate::ops::{ELSEWHERE, check};
-use crate::{Device, KernelError, Result, View, ViewMut};
+use crate::device::on;
+use crate::{cuda, Device, KernelError, Result, View, ViewMut};
 
 fn check_ids(op: &'static str, ids: &[u32], vocabulary: usize) -> Result<()> {
     match ids.iter().position(|&id| id as usize >= vocabulary && id != ELSEWHERE) {
@@ -32,7 +33,13 @@ pub fn embedding(
     check_ids(OP, ids, table.rows())?;
     let read = x.len() * (table.dtype().size() + if accumulate { 4 } else { 0 });
     let work = check::work(OP, &x, x.len() as f64, read as f64 + check::bytes(&[&x]));
-    device.launch(work, |cpu| kernel::embedding(cpu, table, ids, scale, x, accumulate));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::embedding(cpu, table, ids, scale, x, accumulate),
+            cuda => cuda::embedding::embedding(cuda, table, ids, scale, x, accumulate)
+        ),
+    )?;
     Ok(())
 }
 
@@ -46,6 +53,12 @@ pub fn embedding_backward(device: &Device, ids: &[u32], scale: f32, dx: View, dt
     check::is_f32(OP, "dtable", &dtable)?;
     check_ids(OP, ids, dtable.rows())?;
     let work = check::work(OP, &dx, 2.0 * dx.len() as f64, check::bytes(&[&dx, &dx, &dx]));
-    device.launch(work, |cpu| kernel::embedding_backward(cpu, ids, scale, dx, dtable));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::embedding_backward(cpu, ids, scale, dx, dtable),
+            cuda => cuda::embedding::embedding_backward(cuda, ids, scale, dx, dtable)
+        ),
+    )?;
     Ok(())
 }

@@ -2,7 +2,8 @@
 
 use super::check;
 use crate::exact::{ExactSum, ExactView};
-use crate::{DType, Device, KernelError, Result, View, Work};
+use crate::device::on;
+use crate::{cuda, DType, Device, KernelError, Result, View, Work};
 
 /// Sums ← other sums, or sums ← sums + other sums where `add`.
 ///
@@ -16,18 +17,24 @@ pub fn exact_merge(device: &Device, other: ExactView, sums: &mut ExactSum, add: 
     let bytes = 8 * other.len() * if add { 3 } else { 2 };
     let shape = (1, other.len(), DType::F32);
     let work = Work::new(OP, shape, other.len() as f64, bytes as f64);
-    device.launch(work, |cpu| cpu.exact_merge(other.as_slice(), sums.as_mut_slice(), add));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.exact_merge(other.as_slice(), sums.as_mut_slice(), add),
+            cuda => cuda::exact::exact_merge(cuda, other, sums, add)
+        ),
+    )?;
     Ok(())
 }
 
 /// Sums ← terms, or sums ← sums + terms where `add`. Terms are f32 `[1,N]`, for the first N sums.
 ///
-/// Answers whether every term was finite and below `limit` (see [`exact::limit`](crate::exact::limit)). If one was not,
-/// the sums are of no use.
+/// If a term was not finite, or not below `limit` (see [`exact::limit`](crate::exact::limit)), the sums are of no use, and
+/// [`Device::take_in_range`] tells.
 ///
 /// # Errors
 /// If shapes or types do not fit, or the terms are not contiguous.
-pub fn exact_sum(device: &Device, terms: View, sums: &mut ExactSum, add: bool, limit: f32) -> Result<bool> {
+pub fn exact_sum(device: &Device, terms: View, sums: &mut ExactSum, add: bool, limit: f32) -> Result<()> {
     const OP: &str = "exact_sum";
     check::is_f32(OP, "terms", &terms)?;
     check::contiguous(OP, "terms", terms.is_contiguous())?;
@@ -36,7 +43,14 @@ pub fn exact_sum(device: &Device, terms: View, sums: &mut ExactSum, add: bool, l
     }
     let moved = terms.num_bytes() * if add { 5 } else { 3 };
     let work = check::work(OP, &terms, 2.0 * terms.len() as f64, moved as f64);
-    let in_range = device.launch(work, |cpu| cpu.exact_sum(terms, sums.as_mut_slice(), add, limit));
-    // A dry run has no numbers that could be out of it.
-    Ok(in_range.unwrap_or(true))
+    device.launch(
+        work,
+        on!(
+            cpu => if !cpu.exact_sum(terms, sums.as_mut_slice(), add, limit) {
+                cpu.see_out_of_range();
+            },
+            cuda => cuda::exact::exact_sum(cuda, terms, sums, add, limit)
+        ),
+    )?;
+    Ok(())
 }

@@ -7,7 +7,8 @@
 
 use crate::cpu::head as kernel;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
-use crate::{DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut, Work};
+use crate::device::on;
+use crate::{Backend, cuda, DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut, Work};
 
 /// Rows of a chunk. Every chunk reads all weights and passes over their gradient.
 const CHUNK: usize = 1024;
@@ -16,6 +17,14 @@ const CHUNK: usize = 1024;
 fn kept_rows(rows: usize, fitting: usize) -> usize {
     // Whole chunks only, so that a chunk lies in one place.
     if fitting >= rows { rows } else { fitting / CHUNK * CHUNK }
+}
+
+/// Columns of the buffer for logits that are not kept.
+fn strip_width(device: &Device, vocabulary: usize) -> usize {
+    match device.backend() {
+        Backend::Cpu => kernel::strip_width(vocabulary),
+        Backend::Cuda => cuda::head::strip_width(vocabulary),
+    }
 }
 
 fn check_operands(op: &'static str, hidden: &View, weights: &HeadWeights, targets: &Targets) -> Result<()> {
@@ -238,15 +247,19 @@ pub fn head_part(
     let width = Extent::exact(vocabulary);
     let mut kept = device.alloc_in(Kind::Head, Extent::new(kept_rows, room), width, DType::F32)?;
     let mut spare =
-        device.alloc(Kind::Head, CHUNK.min(rows - kept_rows), kernel::strip_width(vocabulary), DType::F32)?;
+        device.alloc(Kind::Head, CHUNK.min(rows - kept_rows), strip_width(device, vocabulary), DType::F32)?;
     let (multiply_adds, bytes) = weights.low_rank_cost();
     let products = 2.0 * (rows as f64 * weights.weight.len() as f64 + multiply_adds);
     let shape_of = (rows, vocabulary, hidden.dtype());
     let work = Work::new(OP, shape_of, products, bytes + check::bytes(&[&hidden, &weights.weight]));
-    let ran = device.launch(work.with_depth(hidden.cols()), |cpu| {
-        let (kept, spare) = (kept.view_mut(), spare.view_mut());
-        kernel::forward(cpu, hidden, weights, targets, shape, parts, CHUNK, kept, spare);
-    });
+    let (of_kept, of_spare) = (kept.view_mut(), spare.view_mut());
+    let ran = device.launch(
+        work.with_depth(hidden.cols()),
+        on!(
+            cpu => kernel::forward(cpu, hidden, weights, targets, shape, parts, CHUNK, of_kept, of_spare),
+            cuda => cuda::head::forward(cuda, hidden, weights, targets, shape, parts, CHUNK, of_kept, of_spare)
+        ),
+    )?;
     if ran.is_none() {
         // Numbers of which scores can be made.
         let (of_rows, of_predictions) = parts.own_mut();
@@ -298,16 +311,21 @@ pub fn head_backward(
         ));
     };
     let mut spare =
-        device.alloc(Kind::Head, CHUNK.min(again), kernel::strip_width(vocabulary), DType::F32)?;
+        device.alloc(Kind::Head, CHUNK.min(again), strip_width(device, vocabulary), DType::F32)?;
     let (flops, bytes) = backward_cost(&hidden, &weights, &gradients, again);
     let work = Work::new(OP, (rows, vocabulary, hidden.dtype()), flops, bytes).with_depth(hidden.cols());
-    device.launch(work, |cpu| {
-        let (kept, spare) = (kept.view_mut(), spare.view_mut());
-        let lse = &scores.log_sum_exp;
-        kernel::backward(
-            cpu, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
-        );
-    });
+    let (kept, spare, lse) = (kept.view_mut(), spare.view_mut(), &scores.log_sum_exp);
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::backward(
+                cpu, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
+            ),
+            cuda => cuda::head::backward(
+                cuda, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
+            )
+        ),
+    )?;
     Ok(())
 }
 

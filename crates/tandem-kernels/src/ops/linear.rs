@@ -6,7 +6,8 @@
 use super::check;
 use super::low_rank::LowRank;
 use crate::cpu::{Operand, Product, Term};
-use crate::{Device, Result, View, ViewMut, Work};
+use crate::device::on;
+use crate::{cuda, Device, Result, View, ViewMut, Work};
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
@@ -199,7 +200,13 @@ fn run(
     let written = m * n * product.c.dtype().size() * if product.accumulate { 2 } else { 1 };
     let flops = 2.0 * m as f64 * n as f64 * k as f64;
     let work = Work::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
-    device.launch(work, |cpu| product.run(cpu));
+    device.launch(
+        work,
+        on!(
+            cpu => product.run(cpu),
+            cuda => cuda::product::run(cuda, product)
+        ),
+    )?;
     Ok(())
 }
 
@@ -212,6 +219,12 @@ pub fn bias_backward(device: &Device, dy: View, db: ViewMut) -> Result<()> {
     check::shape(OP, "db", &db, 1, dy.cols())?;
     check::is_f32(OP, "db", &db)?;
     let work = check::work(OP, &dy, dy.len() as f64, (dy.num_bytes() + 2 * db.num_bytes()) as f64);
-    device.launch(work, |cpu| cpu.bias_backward(dy, db));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.bias_backward(dy, db),
+            cuda => cuda::linear::bias_backward(cuda, dy, db)
+        ),
+    )?;
     Ok(())
 }

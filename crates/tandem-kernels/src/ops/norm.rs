@@ -2,7 +2,8 @@
 
 use crate::cpu::norm as kernel;
 use crate::ops::check;
-use crate::{DType, Device, Extent, Kind, Result, Tensor, View, ViewMut};
+use crate::device::on;
+use crate::{cuda, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut};
 
 /// Rows whose contributions to the weight gradient are summed in one go. Fixed, so that the order of the sum does
 /// not depend on the number of threads.
@@ -36,7 +37,13 @@ pub fn rms_norm(
     check::shape(OP, "y", &y, tokens, width)?;
     check::f32_shape(OP, "inverse_rms", &inverse_rms, 1, tokens)?;
     let work = check::work(OP, &x, 4.0 * x.len() as f64, check::bytes(&[&x, &w, &y, &inverse_rms]));
-    device.launch(work, |cpu| kernel::rms_norm(cpu, x, w, offset, eps, y, inverse_rms));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::rms_norm(cpu, x, w, offset, eps, y, inverse_rms),
+            cuda => cuda::norm::rms_norm(cuda, x, w, offset, eps, y, inverse_rms)
+        ),
+    )?;
     Ok(())
 }
 
@@ -66,9 +73,14 @@ pub fn rms_norm_backward(
     let mut partial = partial_sums(device, x, dw.is_some(), width)?;
     let bytes = check::bytes(&[&x, &w, &inverse_rms, &dy, &dx, &dx]);
     let work = check::work(OP, &x, 10.0 * x.len() as f64, bytes);
-    device.launch(work, |cpu| {
-        kernel::rms_norm_backward(cpu, x, w, offset, inverse_rms, dy, dx, dw, partial.view_mut());
-    });
+    let partial = partial.view_mut();
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::rms_norm_backward(cpu, x, w, offset, inverse_rms, dy, dx, dw, partial),
+            cuda => cuda::norm::rms_norm_backward(cuda, x, w, offset, inverse_rms, dy, dx, dw, partial)
+        ),
+    )?;
     Ok(())
 }
 
@@ -94,7 +106,13 @@ pub fn layer_norm(
     check::shape(OP, "y", &y, tokens, width)?;
     check::f32_shape(OP, "mean_inverse", &mean_inverse, tokens, 2)?;
     let work = check::work(OP, &x, 8.0 * x.len() as f64, check::bytes(&[&x, &w, &b, &y, &mean_inverse]));
-    device.launch(work, |cpu| kernel::layer_norm(cpu, x, w, b, eps, y, mean_inverse));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::layer_norm(cpu, x, w, b, eps, y, mean_inverse),
+            cuda => cuda::norm::layer_norm(cuda, x, w, b, eps, y, mean_inverse)
+        ),
+    )?;
     Ok(())
 }
 
@@ -124,8 +142,13 @@ pub fn layer_norm_backward(
     let mut partial = partial_sums(device, x, dw_db.is_some(), 2 * width)?;
     let bytes = check::bytes(&[&x, &w, &mean_inverse, &dy, &dx, &dx]);
     let work = check::work(OP, &x, 14.0 * x.len() as f64, bytes);
-    device.launch(work, |cpu| {
-        kernel::layer_norm_backward(cpu, x, w, mean_inverse, dy, dx, dw_db, partial.view_mut());
-    });
+    let partial = partial.view_mut();
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::layer_norm_backward(cpu, x, w, mean_inverse, dy, dx, dw_db, partial),
+            cuda => cuda::norm::layer_norm_backward(cuda, x, w, mean_inverse, dy, dx, dw_db, partial)
+        ),
+    )?;
     Ok(())
 }

@@ -3,7 +3,8 @@
 use super::check;
 use crate::exact::ExactView;
 use crate::states::CodesMut;
-use crate::{DType, Device, KernelError, Moment, Result, StatesMut, StatesView, View, ViewMut, Work};
+use crate::device::on;
+use crate::{cuda, DType, Device, KernelError, Moment, Result, StatesMut, StatesView, View, ViewMut, Work};
 
 /// A gradient as a row of numbers, in either form that it is summed in.
 #[derive(Clone, Copy)]
@@ -124,7 +125,13 @@ pub fn adamw<'a>(
     let kept = master.num_bytes() + m.num_bytes() + v.num_bytes();
     let moved = grad.num_bytes() + 2 * kept + copy.as_ref().map_or(0, ViewMut::num_bytes);
     let work = check::work(OP, &master, 14.0 * grad.len() as f64, moved as f64);
-    device.launch(work, |cpu| cpu.adamw(config, grad_scale, grad, master, m, v, copy));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.adamw(config, grad_scale, grad, master, m, v, copy),
+            cuda => cuda::optimizer::adamw(cuda, config, grad_scale, grad, master, m, v, copy)
+        ),
+    )?;
     Ok(())
 }
 
@@ -147,7 +154,13 @@ pub fn rmsprop<'a>(
     let kept = master.num_bytes() + v.num_bytes();
     let moved = grad.num_bytes() + 2 * kept + copy.as_ref().map_or(0, ViewMut::num_bytes);
     let work = check::work(OP, &master, 10.0 * grad.len() as f64, moved as f64);
-    device.launch(work, |cpu| cpu.rmsprop(config, grad_scale, grad, master, v, copy));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.rmsprop(config, grad_scale, grad, master, v, copy),
+            cuda => cuda::optimizer::rmsprop(cuda, config, grad_scale, grad, master, v, copy)
+        ),
+    )?;
     Ok(())
 }
 
@@ -179,7 +192,13 @@ pub fn block_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>, blocks: &m
         return Err(KernelError::invalid(OP, format!("room for {} blocks, not {expected}", blocks.len())));
     }
     let work = Work::new(OP, (1, x.len(), DType::F32), 2.0 * x.len() as f64, x.num_bytes() as f64);
-    device.launch(work, |cpu| cpu.block_squares(x, blocks));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.block_squares(x, blocks),
+            cuda => cuda::optimizer::block_squares(cuda, x, blocks)
+        ),
+    )?;
     Ok(())
 }
 

@@ -3,9 +3,10 @@
 use std::ops::RangeInclusive;
 
 use super::{cast, check};
-use crate::bytes::{BytesMut, BytesView};
+use crate::bytes::{ALIGNMENT, BytesMut, BytesView};
 use crate::format::NF4_BLOCK;
-use crate::{DType, Device, Format, KernelError, Kind, Result, View, ViewMut};
+use crate::device::on;
+use crate::{cuda, DType, Device, Format, KernelError, Kind, Result, View, ViewMut};
 
 /// Packs `values` `[rows, cols]` (f32 or bf16) as a piece of [`Format::packed_len`] bytes, what is unused of them zeros.
 ///
@@ -32,19 +33,28 @@ pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> 
         _ => None,
     };
     let work = check::work(OP, &values, 0.0, (values.num_bytes() + packed.len()) as f64);
-    let packing = device.launch(work, |cpu| match scales {
-        Some(mut scales) => cpu.pack_nf4(values, scales.view_mut(), packed).map_err(|start| {
-            not_finite(OP, format, start / cols..=(start + NF4_BLOCK - 1).min(values.len() - 1) / cols)
-        }),
-        None => cpu.pack_int8(values, packed).map_err(|row| not_finite(OP, format, row..=row)),
-    });
+    let packing = device.launch(
+        work,
+        on!(
+            cpu => match scales {
+                Some(mut scales) => cpu.pack_nf4(values, scales.view_mut(), packed).map_err(|start| {
+                    not_finite(OP, format, start / cols..=(start + NF4_BLOCK - 1).min(values.len() - 1) / cols)
+                }),
+                None => cpu.pack_int8(values, packed).map_err(|row| not_finite(OP, format, row..=row)),
+            },
+            cuda => cuda::pack::pack(cuda, values, format, packed)
+        ),
+    )?;
     packing.unwrap_or(Ok(()))
 }
 
 fn pack_plain(device: &Device, values: View, dtype: DType, mut packed: BytesMut) -> Result<()> {
     let ((rows, cols), used) = (values.shape(), values.len() * dtype.size());
-    if let Device::Cpu(_) = device {
-        packed.reborrow().into_slice()[used..].fill(0);
+    let (start, len) = (used / ALIGNMENT * ALIGNMENT, packed.len());
+    if used < len {
+        // The last unit is cleared, then written as far as it is used.
+        let last = packed.reborrow().into_tensor(start..len, 1, (len - start) / 4, DType::F32);
+        super::fill_zero(device, last)?;
     }
     cast(device, values, packed.into_tensor(0..used, rows, cols, dtype))
 }
@@ -82,9 +92,15 @@ pub fn unpack(device: &Device, packed: BytesView, format: Format, values: ViewMu
         return cast(device, packed.as_tensor(0..used, rows, cols, dtype), values);
     }
     let work = check::work(OP, &values, 0.0, (values.num_bytes() + packed.len()) as f64);
-    device.launch(work, |cpu| match format {
-        Format::Nf4 => cpu.unpack_nf4(packed, values),
-        _ => cpu.unpack_int8(packed, values),
-    });
+    device.launch(
+        work,
+        on!(
+            cpu => match format {
+                Format::Nf4 => cpu.unpack_nf4(packed, values),
+                _ => cpu.unpack_int8(packed, values),
+            },
+            cuda => cuda::pack::unpack(cuda, packed, format, values)
+        ),
+    )?;
     Ok(())
 }

@@ -2,7 +2,8 @@
 
 use crate::cpu::rope as kernel;
 use crate::ops::check;
-use crate::{Device, KernelError, Result, ViewMut};
+use crate::device::on;
+use crate::{cuda, Device, KernelError, Result, ViewMut};
 
 /// Cosines and sines by position: what RoPE scaling (linear, llama3) changes is decided when the table is made.
 #[derive(Clone, Debug)]
@@ -60,6 +61,12 @@ pub fn rope(
         ));
     }
     let work = check::work(OP, &x, 3.0 * x.len() as f64, check::bytes(&[&x, &x]));
-    device.launch(work, |cpu| kernel::rope(cpu, x, head_dim, positions, table, inverse));
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::rope(cpu, x, head_dim, positions, table, inverse),
+            cuda => cuda::rope::rope(cuda, x, head_dim, positions, table, inverse)
+        ),
+    )?;
     Ok(())
 }

@@ -3,7 +3,8 @@
 use super::pack::length;
 use crate::bytes::BytesMut;
 use crate::format::{NF4_BLOCK, NF4_BLOCKS};
-use crate::{DType, Device, Format, KernelError, Result, Work, cpu};
+use crate::device::on;
+use crate::{DType, Device, Format, KernelError, Result, Work, cpu, cuda};
 
 /// A 4-bit matrix: `W.weight` beside `W.weight.absmax`, `W.weight.nested_absmax` and so on.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +132,13 @@ pub fn pack_stored_nf4(
     let StoredNf4 { weight, absmax, nested_absmax, nested_offset: mean, .. } = *stored;
     let bytes = weight.len() + absmax.len() + packed.len();
     let work = Work::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
-    device.launch(work, |cpu| cpu.pack_stored_nf4(weight, absmax, nested_absmax, mean, packed));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.pack_stored_nf4(weight, absmax, nested_absmax, mean, packed),
+            cuda => cuda::stored::pack_stored_nf4(cuda, weight, absmax, nested_absmax, mean, packed)
+        ),
+    )?;
     Ok(())
 }
 
@@ -155,7 +162,13 @@ pub fn pack_stored_int8(
     }
     let bytes = weight.len() + packed.len();
     let work = Work::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
-    device.launch(work, |cpu| cpu.pack_stored_int8(weight, scb, packed));
+    device.launch(
+        work,
+        on!(
+            cpu => cpu.pack_stored_int8(weight, scb, packed),
+            cuda => cuda::stored::pack_stored_int8(cuda, weight, scb, packed)
+        ),
+    )?;
     Ok(())
 }
 

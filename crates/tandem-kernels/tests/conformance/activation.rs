@@ -43,7 +43,7 @@ fn inputs(random: &mut Random, rows: usize, cols: usize, dtype: tandem_kernels::
 #[test]
 fn plain_and_gated_forward_and_backward() {
     for function in FUNCTIONS {
-        for (isa, dtype, tolerance) in cases() {
+        for (place, dtype, tolerance) in cases() {
             for (tokens, width) in [(1, 1), (1, 16), (5, 7), (13, 80), (67, 131)] {
                 let mut random = Random(3);
                 let gate = inputs(&mut random, tokens, width, dtype);
@@ -53,7 +53,7 @@ fn plain_and_gated_forward_and_backward() {
                     gu.row_mut(t)[..width].copy_from_slice(gate.row(t));
                     gu.row_mut(t)[width..].copy_from_slice(up.row(t));
                 }
-                let found = same_at_every_thread_count(isa, |device| {
+                let found = same_at_every_thread_count(place, |device| {
                     let [u, gu, dh] = [&gate, &gu, &dh].map(|m| m.tensor(device, dtype));
                     let mut results =
                         [width, width, width, 2 * width].map(|cols| poison(device, tokens, cols, dtype));
@@ -62,7 +62,7 @@ fn plain_and_gated_forward_and_backward() {
                     ops::activate_backward(device, function, u.view(), dh.view(), du.view_mut()).unwrap();
                     ops::gated(device, function, gu.view(), gated.view_mut()).unwrap();
                     ops::gated_backward(device, function, gu.view(), dh.view(), dgu.view_mut()).unwrap();
-                    results.map(|t| Matrix::read(t.view()))
+                    results.map(|t| Matrix::read(device, t.view()))
                 });
                 let what = format!("{function:?} {dtype} {tokens}x{width}");
                 let h = gate.map(|x| value(function, x));
@@ -96,15 +96,15 @@ fn extremes() {
         let mut h = poison(&device, 1, 6, tandem_kernels::DType::F32);
         h.view_mut().into_slice::<f32>().fill(0.0);
         ops::activate(&device, function, nan.view(), h.view_mut()).unwrap();
-        assert!(Matrix::read(h.view()).data.iter().all(|x| x.is_nan()), "{function:?} of NaN");
+        assert!(Matrix::read(&device, h.view()).data.iter().all(|x| x.is_nan()), "{function:?} of NaN");
         let u = x.tensor(&device, tandem_kernels::DType::F32);
         let one = x.map(|_| 1.0).tensor(&device, tandem_kernels::DType::F32);
         let [mut h, mut du] = [(); 2].map(|()| poison(&device, 1, 6, tandem_kernels::DType::F32));
         ops::activate(&device, function, u.view(), h.view_mut()).unwrap();
         ops::activate_backward(&device, function, u.view(), one.view(), du.view_mut()).unwrap();
-        let h = Matrix::read(h.view());
+        let h = Matrix::read(&device, h.view());
         h.assert_close(&Matrix { rows: 1, cols: 6, data: vec![0., 0., 0., 90.0, 1e4, 1e18] }, 1e-6, "h");
-        let du = Matrix::read(du.view());
+        let du = Matrix::read(&device, du.view());
         du.assert_close(&Matrix { rows: 1, cols: 6, data: vec![0., 0., 0., 1., 1., 1.] }, 1e-6, "du");
     }
 }

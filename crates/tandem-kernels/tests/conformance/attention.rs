@@ -114,10 +114,10 @@ fn run(
     let [dq, dk, dv] = d_qkv.view_mut().split_cols([q_width, kv_width, kv_width]);
     ops::attention_backward(device, q, k, v, out.view(), lse.view(), d_out.view(), forest, shape, dq, dk, dv)
         .unwrap();
-    let d = Matrix::read(d_qkv.view());
+    let d = Matrix::read(device, d_qkv.view());
     [
-        Matrix::read(out.view()),
-        Matrix::read(lse.view()),
+        Matrix::read(device, out.view()),
+        Matrix::read(device, lse.view()),
         d.columns(0, q_width),
         d.columns(q_width, kv_width),
         d.columns(q_width + kv_width, kv_width),
@@ -128,13 +128,13 @@ fn run(
 fn check(what: &str, forest: &Forest, shape: &AttentionShape, spread: f64) {
     let (tokens, q_width, kv_width) =
         (forest.num_tokens(), shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-    for (isa, dtype, tolerance) in cases() {
+    for (place, dtype, tolerance) in cases() {
         let mut random = Random(17);
         let qkv = random
             .matrix(tokens, q_width + 2 * kv_width, dtype)
             .map(|x| crate::matrix::round(spread * x, dtype));
         let d_out = random.matrix(tokens, q_width, dtype);
-        let found = same_at_every_thread_count(isa, |device| run(device, &qkv, &d_out, forest, shape, dtype));
+        let found = same_at_every_thread_count(place, |device| run(device, &qkv, &d_out, forest, shape, dtype));
         let expected = reference(
             shape,
             &qkv.columns(0, q_width),
@@ -241,18 +241,18 @@ fn the_bits_of_a_tree_do_not_depend_on_its_neighbours() {
     let alone = forest(&[(150, None), (70, Some(0)), (33, Some(0))]);
     let among = forest(&[(40, None), (7, Some(0)), (150, None), (70, Some(2)), (33, Some(2)), (100, None)]);
     let (own, all, skip) = (alone.num_tokens(), among.num_tokens(), 47);
-    for (isa, dtype, _) in cases() {
+    for (place, dtype, _) in cases() {
         for shape in [plain(4, 2, 64), plain(2, 1, 20)] {
             let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
             let mut random = Random(5);
             let (qkv, d_out) = (random.matrix(all, q + 2 * kv, dtype), random.matrix(all, q, dtype));
             let rows = |m: &Matrix| m.rows(skip, own);
-            let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
+            let device = place.device(2, 1 << 28);
             let whole = run(&device, &qkv, &d_out, &among, &shape, dtype);
             let part = run(&device, &rows(&qkv), &rows(&d_out), &alone, &shape, dtype);
             // Of keys and values a few trees are summed in parts.
             for (what, (whole, part)) in ["out", "lse", "dq"].iter().zip(whole.iter().zip(&part)) {
-                assert!(rows(whole) == *part, "{what} of {shape:?} {dtype} {isa:?}");
+                assert!(rows(whole) == *part, "{what} of {shape:?} {dtype} {place:?}");
             }
         }
     }
@@ -274,22 +274,22 @@ fn large_scores() {
 /// A step with a number that is none must be found out: neither pass may turn it into something finite.
 #[test]
 fn not_a_number_stays_one() {
-    for (isa, dtype, _) in cases() {
+    for (place, dtype, _) in cases() {
         let (forest, shape) = (forest(&[(20, None), (5, Some(0)), (5, Some(0))]), plain(2, 1, 16));
         let mut random = Random(31);
         let mut qkv = random.matrix(30, 64, dtype);
         let d_out = random.matrix(30, 32, dtype);
         // A key of the first answer.
         *qkv.at(21, 40) = f64::NAN;
-        let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
+        let device = place.device(2, 1 << 28);
         let [out, _, dq, dk, _] = run(&device, &qkv, &d_out, &forest, &shape, dtype);
         for t in 0..30 {
             let sees = (21..25).contains(&t);
-            assert_eq!(out.row(t).iter().all(|x| x.is_nan()), sees, "out {t} {dtype} {isa:?}");
-            assert_eq!(dq.row(t).iter().all(|x| x.is_nan()), sees, "dq {t} {dtype} {isa:?}");
+            assert_eq!(out.row(t).iter().all(|x| x.is_nan()), sees, "out {t} {dtype} {place:?}");
+            assert_eq!(dq.row(t).iter().all(|x| x.is_nan()), sees, "dq {t} {dtype} {place:?}");
         }
-        assert!(dk.row(0).iter().all(|x| x.is_nan()), "{dtype} {isa:?}");
-        assert!(dk.row(26).iter().all(|x| x.is_finite()), "{dtype} {isa:?}");
+        assert!(dk.row(0).iter().all(|x| x.is_nan()), "{dtype} {place:?}");
+        assert!(dk.row(26).iter().all(|x| x.is_finite()), "{dtype} {place:?}");
     }
 }
 

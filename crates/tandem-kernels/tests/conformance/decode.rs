@@ -6,7 +6,7 @@ use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
 
 #[test]
 fn single_tokens_over_a_cache() {
-    for (isa, dtype, tolerance) in cases() {
+    for (place, dtype, tolerance) in cases() {
         for head_dim in [16, 20, 64, 80, 128] {
             for (heads, kv_heads) in [(1, 1), (4, 2), (8, 1)] {
                 for window in [None, Some(1), Some(70)] {
@@ -25,13 +25,13 @@ fn single_tokens_over_a_cache() {
                     let mut random = Random(23);
                     let q = random.matrix(4, heads * head_dim, dtype);
                     let [k, v] = [(); 2].map(|()| random.matrix(233, kv_heads * head_dim, dtype));
-                    let found = same_at_every_thread_count(isa, |device| {
+                    let found = same_at_every_thread_count(place, |device| {
                         let [q, k, v] = [&q, &k, &v].map(|m| m.tensor(device, dtype));
                         let mut out = poison(device, 4, heads * head_dim, dtype);
                         let view = out.view_mut();
                         ops::attention_decode(device, q.view(), k.view(), v.view(), &visible, &shape, view)
                             .unwrap();
-                        Matrix::read(out.view())
+                        Matrix::read(device, out.view())
                     });
                     let seen: Vec<Vec<usize>> = (0..4)
                         .map(|i| {

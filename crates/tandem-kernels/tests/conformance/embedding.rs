@@ -5,7 +5,7 @@ use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
 
 #[test]
 fn looks_up_and_scatters() {
-    for (isa, dtype, _) in cases() {
+    for (place, dtype, _) in cases() {
         for (tokens, vocabulary, width) in [(1, 1, 1), (7, 5, 20), (301, 11, 97), (40, 300, 256)] {
             for accumulate in [false, true] {
                 let mut random = Random(5);
@@ -14,7 +14,7 @@ fn looks_up_and_scatters() {
                 let sums = random.matrix(vocabulary, width, DType::F32);
                 let ids: Vec<u32> = (0..tokens).map(|_| random.below(vocabulary) as u32).collect();
                 let scale = 1.5;
-                let found = same_at_every_thread_count(isa, |device| {
+                let found = same_at_every_thread_count(place, |device| {
                     let table = table.tensor(device, dtype);
                     let mut x = if accumulate {
                         before.tensor(device, DType::F32)
@@ -24,7 +24,7 @@ fn looks_up_and_scatters() {
                     ops::embedding(device, table.view(), &ids, scale, x.view_mut(), accumulate).unwrap();
                     let (dx, mut sums) = (dx.tensor(device, DType::F32), sums.tensor(device, DType::F32));
                     ops::embedding_backward(device, &ids, scale, dx.view(), sums.view_mut()).unwrap();
-                    [x, sums].map(|t| Matrix::read(t.view()))
+                    [x, sums].map(|t| Matrix::read(device, t.view()))
                 });
                 let (mut x, mut sums) = (before.clone(), sums);
                 for (t, &id) in ids.iter().enumerate() {
@@ -56,7 +56,7 @@ fn tokens_that_are_elsewhere_are_left_out() {
         let mut sums = Matrix::zeros(table.rows(), 20).tensor(&device, DType::F32);
         let dx = dx.tensor(&device, DType::F32);
         ops::embedding_backward(&device, ids, 2.0, dx.view(), sums.view_mut()).unwrap();
-        [first, both, sums].map(|t| Matrix::read(t.view()))
+        [first, both, sums].map(|t| Matrix::read(&device, t.view()))
     };
     let whole = look_up(&table, &ids);
     let part = |tokens: std::ops::Range<u32>| {

@@ -8,4 +8,6 @@ mod embedding;
 mod head;
 mod matrix;
 mod norm;
+#[path = "../places/mod.rs"]
+mod places;
 mod rope;

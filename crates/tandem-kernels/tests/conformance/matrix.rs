@@ -1,7 +1,8 @@
 //! f64 matrices for references, and the comparison with what a device computed.
 
-use tandem_kernels::cpu::Isa;
-use tandem_kernels::{DType, Device, Element, Kind, Tensor, View, bf16, with_element};
+use tandem_kernels::{DType, Device, Element, Kind, Tensor, View, ops, with_element};
+
+use crate::places::Place;
 
 /// Thread counts at which results must have the same bits.
 pub const THREADS: [usize; 4] = [1, 2, 3, 5];
@@ -93,20 +94,15 @@ impl Matrix {
     /// A tensor with these numbers.
     pub fn tensor(&self, device: &Device, dtype: DType) -> Tensor {
         let mut tensor = device.alloc(Kind::Scratch, self.rows, self.cols, dtype).expect("memory");
-        with_element!(dtype, E => {
-            let slice = tensor.view_mut().into_slice::<E>();
-            slice.iter_mut().zip(&self.data).for_each(|(to, from)| *to = E::from_f32(*from as f32));
-        });
+        let values: Vec<f32> = self.data.iter().map(|&x| x as f32).collect();
+        ops::write_f32(device, &values, tensor.view_mut()).expect("a copy");
         tensor
     }
 
     /// The numbers of a tensor, strided or not.
-    pub fn read(view: View) -> Self {
-        let mut data = Vec::with_capacity(view.len());
-        for r in 0..view.rows() {
-            with_element!(view.dtype(), E => data.extend(view.row::<E>(r).iter().map(|x| f64::from(x.to_f32()))));
-        }
-        Self { rows: view.rows(), cols: view.cols(), data }
+    pub fn read(device: &Device, view: View) -> Self {
+        let values = ops::read_f32(device, view).expect("a copy");
+        Self { rows: view.rows(), cols: view.cols(), data: values.into_iter().map(f64::from).collect() }
     }
 
     /// Every element within `tolerance` of the expected one, relative to the largest expected magnitude.
@@ -136,26 +132,24 @@ impl Matrix {
 /// A tensor that no kernel may rely on the content of: not-a-number everywhere.
 pub fn poison(device: &Device, rows: usize, cols: usize, dtype: DType) -> Tensor {
     let mut tensor = device.alloc(Kind::Scratch, rows, cols, dtype).expect("memory");
-    match dtype {
-        DType::F32 => tensor.view_mut().into_slice::<f32>().fill(f32::NAN),
-        DType::Bf16 => tensor.view_mut().into_slice::<bf16>().fill(bf16::NAN),
-    }
+    ops::write_f32(device, &vec![f32::NAN; rows * cols], tensor.view_mut()).expect("a copy");
     tensor
 }
 
-/// Every level of vector instructions that this processor has, with both compute types.
-pub fn cases() -> Vec<(Isa, DType, f64)> {
-    let levels = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-    levels.flat_map(|isa| TYPES.map(|(dtype, tolerance)| (isa, dtype, tolerance))).collect()
+/// Every place, with both compute types.
+pub fn cases() -> Vec<(Place, DType, f64)> {
+    let places = Place::all().into_iter();
+    places.flat_map(|place| TYPES.map(|(dtype, tolerance)| (place, dtype, tolerance))).collect()
 }
 
-/// Runs `compute` at every thread count: all results must be equal (NaN would differ from itself). Returns one.
+/// Runs `compute` at every thread count, on a GPU twice: all results must be equal (NaN would differ from itself). Returns one.
 #[track_caller]
-pub fn same_at_every_thread_count<R: PartialEq>(isa: Isa, compute: impl Fn(&Device) -> R) -> R {
-    let run = |threads| compute(&Device::cpu_with_isa(threads, 1 << 28, isa).expect("threads and memory"));
+pub fn same_at_every_thread_count<R: PartialEq>(place: Place, compute: impl Fn(&Device) -> R) -> R {
+    let run = |threads| compute(&place.device(threads, 1 << 28));
     let first = run(THREADS[0]);
-    for threads in &THREADS[1..] {
-        assert!(run(*threads) == first, "{threads} threads give other bits than one, {isa:?}");
+    let again = if place.is_cpu() { &THREADS[1..] } else { &THREADS[..1] };
+    for threads in again {
+        assert!(run(*threads) == first, "{threads} threads give other bits than one, {place:?}");
     }
     first
 }

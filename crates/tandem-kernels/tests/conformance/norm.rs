@@ -100,7 +100,7 @@ fn references_agree_with_central_differences() {
 #[test]
 fn rms_norm_forward_and_backward() {
     for (x_type, _) in TYPES {
-        for (isa, y_type, tolerance) in cases() {
+        for (place, y_type, tolerance) in cases() {
             for (tokens, width) in SIZES {
                 for offset in [0.0, 1.0] {
                     let mut random = Random(7);
@@ -108,7 +108,7 @@ fn rms_norm_forward_and_backward() {
                     let w = random.matrix(1, width, DType::F32);
                     let dy = random.matrix(tokens, width, y_type);
                     let [dx, dw] = [tokens, 1].map(|rows| random.matrix(rows, width, DType::F32));
-                    let found = same_at_every_thread_count(isa, |device| {
+                    let found = same_at_every_thread_count(place, |device| {
                         let (xt, wt) = (x.tensor(device, x_type), w.tensor(device, DType::F32));
                         let mut y = poison(device, tokens, width, y_type);
                         let mut inverse = poison(device, 1, tokens, DType::F32);
@@ -136,7 +136,7 @@ fn rms_norm_forward_and_backward() {
                             Some(dwt.view_mut()),
                         )
                         .unwrap();
-                        [y, dxt, dwt].map(|t| Matrix::read(t.view()))
+                        [y, dxt, dwt].map(|t| Matrix::read(device, t.view()))
                     });
                     let what = format!("{tokens}x{width} {x_type}->{y_type} offset {offset}");
                     found[0].assert_close(&rms_norm(&x, &w, offset), tolerance, &format!("y {what}"));
@@ -152,7 +152,7 @@ fn rms_norm_forward_and_backward() {
 #[test]
 fn layer_norm_forward_and_backward() {
     for (x_type, _) in TYPES {
-        for (isa, y_type, tolerance) in cases() {
+        for (place, y_type, tolerance) in cases() {
             for (tokens, width) in SIZES {
                 let mut random = Random(8);
                 // A mean far from zero: a variance by difference of squares would fail here.
@@ -160,7 +160,7 @@ fn layer_norm_forward_and_backward() {
                 let [w, b] = [(); 2].map(|()| random.matrix(1, width, DType::F32));
                 let dy = random.matrix(tokens, width, y_type);
                 let [dx, dw, db] = [tokens, 1, 1].map(|rows| random.matrix(rows, width, DType::F32));
-                let found = same_at_every_thread_count(isa, |device| {
+                let found = same_at_every_thread_count(place, |device| {
                     let xt = x.tensor(device, x_type);
                     let [wt, bt] = [&w, &b].map(|m| m.tensor(device, DType::F32));
                     let mut y = poison(device, tokens, width, y_type);
@@ -187,7 +187,7 @@ fn layer_norm_forward_and_backward() {
                         Some((dwt.view_mut(), dbt.view_mut())),
                     )
                     .unwrap();
-                    [y, dxt, dwt, dbt].map(|t| Matrix::read(t.view()))
+                    [y, dxt, dwt, dbt].map(|t| Matrix::read(device, t.view()))
                 });
                 // With one column the variance is 0 and 1/σ = 316 magnifies the rounding of the mean.
                 let loose = if width == 1 { 1e3 } else { 10.0 };

@@ -36,7 +36,7 @@ fn table(rotary: usize, positions: usize) -> RopeTable {
 
 #[test]
 fn rotates_a_column_range_in_place_and_back() {
-    for (isa, dtype, tolerance) in cases() {
+    for (place, dtype, tolerance) in cases() {
         for (head_dim, rotary) in [(2, 2), (16, 16), (20, 20), (64, 64), (80, 32), (128, 128), (16, 4)] {
             for (tokens, heads) in [(1, 1), (13, 3), (71, 4)] {
                 let mut random = Random(11);
@@ -44,12 +44,12 @@ fn rotates_a_column_range_in_place_and_back() {
                 let x = random.matrix(tokens, heads * head_dim + extra, dtype);
                 let positions: Vec<u32> = (0..tokens).map(|_| random.below(50) as u32).collect();
                 let table = table(rotary, 50);
-                let [there, back] = same_at_every_thread_count(isa, |device| {
+                let [there, back] = same_at_every_thread_count(place, |device| {
                     [false, true].map(|inverse| {
                         let mut x = x.tensor(device, dtype);
                         let part = x.view_mut().col_range(0..heads * head_dim);
                         ops::rope(device, part, head_dim, &positions, &table, inverse).unwrap();
-                        Matrix::read(x.view())
+                        Matrix::read(device, x.view())
                     })
                 });
                 let what = format!("{dtype} head {head_dim} rotary {rotary} tokens {tokens}");

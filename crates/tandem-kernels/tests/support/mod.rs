@@ -1,7 +1,6 @@
 //! What the conformance tests share: devices, numbers from a formula, and comparison with f64.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use tandem_kernels::cpu::Isa;
 use tandem_kernels::{DType, Device, Kind, Tensor, View, bf16, ops};
 
 /// Unit roundoff of bf16: half the distance between 1 and the next number.
@@ -10,10 +9,18 @@ pub const BF16_ROUNDOFF: f64 = 1.0 / 256.0;
 /// Unit roundoff of f32.
 pub const F32_ROUNDOFF: f64 = 1.0 / 16_777_216.0;
 
-/// One device per level of vector instructions that this processor has, with `threads` threads.
-pub fn devices(threads: usize) -> Vec<(Isa, Device)> {
-    let available = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-    available.map(|isa| (isa, Device::cpu_with_isa(threads, 1 << 30, isa).unwrap())).collect()
+#[path = "../places/mod.rs"]
+mod places;
+pub use places::Place;
+
+/// One device of each place, those of processors with `threads` threads.
+pub fn devices(threads: usize) -> Vec<(Place, Device)> {
+    Place::all().into_iter().map(|place| (place, place.device(threads, 1 << 30))).collect()
+}
+
+/// As [`devices`], of processors alone.
+pub fn processors(threads: usize) -> Vec<(Place, Device)> {
+    devices(threads).into_iter().filter(|(place, _)| place.is_cpu()).collect()
 }
 
 /// Numbers in [-1, 1) from a seed (SplitMix64).

@@ -61,7 +61,6 @@ pub struct Accumulator {
     begun: Vec<bool>,
     /// The largest magnitude that one micro-batch's gradient may have (exact form).
     limit: f32,
-    in_range: bool,
     /// By layer: the elements whose squares this rank counts.
     counted: Vec<Vec<Range<usize>>>,
     /// Sums of squares of every block of every layer.
@@ -158,7 +157,6 @@ impl Accumulator {
             holds: Vec::new(),
             begun,
             limit: 0.0,
-            in_range: true,
             counted,
             squares,
         })
@@ -174,7 +172,8 @@ impl Accumulator {
         self.open = None;
         // A tied table is emitted twice.
         self.limit = limit(2 * num_micro_batches);
-        self.in_range = true;
+        // What an earlier step left untold.
+        self.device.take_in_range()?;
         if let Sums::Fast { sums, .. } = &mut self.sums {
             for layer in sums {
                 ops::fill_zero(&self.home, layer.view_mut())?;
@@ -183,9 +182,12 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Whether every gradient so far was finite and in the range of the sums.
-    pub fn in_range(&self) -> bool {
-        self.in_range
+    /// Whether every gradient since [`Accumulator::begin`], or since this was last asked, was finite and in the range of the sums.
+    ///
+    /// # Errors
+    /// If something failed on a GPU.
+    pub fn take_in_range(&self) -> Result<bool> {
+        Ok(self.device.take_in_range()?)
     }
 
     /// Adds up the sums of all ranks: afterwards every rank holds those of its part.
@@ -300,7 +302,7 @@ impl Accumulator {
         match (&mut self.sums, reducer.room()) {
             (Sums::Exact { layer, .. }, Buffer::Fixed(terms)) => {
                 let gradient = layer.view().col_range(0..self.partition.len(index));
-                self.in_range &= ops::exact_sum(&self.device, gradient, terms, false, self.limit)?;
+                ops::exact_sum(&self.device, gradient, terms, false, self.limit)?;
             }
             (Sums::Fast { layer: Some(layer), .. }, Buffer::Floats(terms)) => std::mem::swap(layer, terms),
             _ => unreachable!("{FORMS}"),
@@ -399,8 +401,7 @@ impl GradientSink for Accumulator {
         match &mut self.sums {
             Sums::Exact { layer: buffer, sums } => {
                 let terms = buffer.view().col_range(0..sums[index].len());
-                self.in_range &=
-                    ops::exact_sum(&self.home, terms, &mut sums[index], self.begun[index], self.limit)?;
+                ops::exact_sum(&self.home, terms, &mut sums[index], self.begun[index], self.limit)?;
             }
             Sums::Fast { layer: Some(buffer), sums } => {
                 let terms = buffer.view().col_range(0..sums[index].cols());

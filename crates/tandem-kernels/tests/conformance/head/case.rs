@@ -119,7 +119,7 @@ impl Case {
         )
         .unwrap();
         let all = [dh, dw, db].into_iter().chain(dterm.into_iter().flatten());
-        (scores, all.map(|t| Matrix::read(t.view())).collect())
+        (scores, all.map(|t| Matrix::read(device, t.view())).collect())
     }
 
     /// With the vocabulary cut at `cuts`: each part alone, then joined. Gradients of the hidden rows are added up in f64.
@@ -197,16 +197,16 @@ impl Case {
             )
             .unwrap();
             let add = |sum: &mut Matrix, own: &Tensor| {
-                sum.data.iter_mut().zip(Matrix::read(own.view()).data).for_each(|(sum, x)| *sum += x);
+                sum.data.iter_mut().zip(Matrix::read(device, own.view()).data).for_each(|(sum, x)| *sum += x);
             };
             add(&mut dhidden, &own);
             if let (Some(sum), Some(own)) = (&mut dterm_h, &own_h) {
                 add(sum, own);
             }
-            dw.extend(Matrix::read(own_dw.view()).data);
-            dbias.extend(Matrix::read(own_dbias.view()).data);
+            dw.extend(Matrix::read(device, own_dw.view()).data);
+            dbias.extend(Matrix::read(device, own_dbias.view()).data);
             if let Some((_, _, db)) = term {
-                dterm_b.extend(Matrix::read(db.view()).data);
+                dterm_b.extend(Matrix::read(device, db.view()).data);
             }
         }
         let dw = Matrix { data: dw, ..self.dw };

@@ -10,13 +10,13 @@ use crate::matrix::{Matrix, TYPES, cases, device, poison, same_at_every_thread_c
 fn scores_and_gradients() {
     let plain = HeadShape::default();
     let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
-    for (isa, dtype, tolerance) in cases() {
+    for (place, dtype, tolerance) in cases() {
         for (rows, vocabulary, width) in
             [(1, 2, 1), (1, 97, 20), (5, 1025, 16), (3, 2309, 9), (23, 101, 64), (70, 257, 33)]
         {
             for (shape, bias) in [(plain, false), (plain, true), (shaped, true)] {
                 let case = Case::new(rows, vocabulary, width, dtype, shape, bias);
-                let (scores, found) = same_at_every_thread_count(isa, |device| case.run(device, dtype));
+                let (scores, found) = same_at_every_thread_count(place, |device| case.run(device, dtype));
                 let (expected, gradients) = case.reference();
                 let what = format!("{dtype} {rows}x{vocabulary}x{width} bias {bias} {shape:?}");
                 expected.assert_are(&scores, 2e-6, &what);
@@ -104,14 +104,14 @@ fn a_low_rank_term() {
             found.assert_close(expected, tolerance, &format!("{name} {what}"));
         }
     };
-    for (isa, dtype, tolerance) in cases() {
+    for (place, dtype, tolerance) in cases() {
         for (rows, vocabulary, rank) in [(1, 97, 4), (23, 101, 8), (70, 257, 40)] {
             for (shape, bias) in [(plain, false), (shaped, true)] {
-                let what = format!("{dtype} {isa:?} {rows}x{vocabulary}, rank {rank}, bias {bias} {shape:?}");
+                let what = format!("{dtype} {place:?} {rows}x{vocabulary}, rank {rank}, bias {bias} {shape:?}");
                 let case = Case::new(rows, vocabulary, 16, dtype, shape, bias).adapted(rank, dtype);
-                let found = same_at_every_thread_count(isa, |device| case.run(device, dtype));
+                let found = same_at_every_thread_count(place, |device| case.run(device, dtype));
                 check(&what, tolerance, found, &case);
-                let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
+                let device = place.device(2, 1 << 28);
                 let found = case.run_in_parts(&device, dtype, &[1, 64]);
                 check(&format!("{what}, in parts"), tolerance, found, &case);
             }
@@ -212,7 +212,7 @@ fn ties_go_to_the_first() {
         assert_eq!(scores.hit, [false, true, false], "vocabulary {vocabulary}");
         // The first of equals stays the first when the other is in another part, whichever part it is in.
         let mut case = Case::new(1, vocabulary, 2, DType::F32, HeadShape::default(), false);
-        (case.hidden, case.w) = (hidden, Matrix::read(w.view()));
+        (case.hidden, case.w) = (hidden, Matrix::read(&device, w.view()));
         (case.rows, case.targets) = (vec![0; 3], vec![0, first as u32, second as u32]);
         case.d_log_prob = vec![1.0; 3];
         for cut in [1, first, first + 1, second] {
@@ -246,18 +246,18 @@ fn large_logits() {
 
 #[test]
 fn not_a_number_stays_one() {
-    for (isa, dtype, _) in cases() {
-        let device = Device::cpu_with_isa(2, 1 << 28, isa).unwrap();
+    for (place, dtype, _) in cases() {
+        let device = place.device(2, 1 << 28);
         let mut case = Case::new(3, 101, 16, dtype, HeadShape::default(), false);
         *case.hidden.at(1, 3) = f64::NAN;
         let (scores, gradients) = case.run(&device, dtype);
         let dhidden = &gradients[0];
-        assert!(scores.log_sum_exp[1].is_nan() && scores.log_sum_exp[0].is_finite(), "{dtype} {isa:?}");
+        assert!(scores.log_sum_exp[1].is_nan() && scores.log_sum_exp[0].is_finite(), "{dtype} {place:?}");
         for (row, log_prob) in case.rows.iter().zip(&scores.log_prob) {
-            assert_eq!(log_prob.is_nan(), *row == 1, "{dtype} {isa:?}");
+            assert_eq!(log_prob.is_nan(), *row == 1, "{dtype} {place:?}");
         }
-        assert!(dhidden.row(1).iter().all(|x| x.is_nan()), "{dtype} {isa:?}");
-        assert!(dhidden.row(2).iter().all(|x| x.is_finite()), "{dtype} {isa:?}");
+        assert!(dhidden.row(1).iter().all(|x| x.is_nan()), "{dtype} {place:?}");
+        assert!(dhidden.row(2).iter().all(|x| x.is_finite()), "{dtype} {place:?}");
     }
 }
 

@@ -1,0 +1,287 @@
+//! Streams whose work is done when somebody waits for it, and the kernels that it consists of.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{CString, c_char, c_uint};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tandem_kernels::cuda::driver::{
+    Arg, Driver, Event, Function, Grid, Matmul, Properties, Region, Source, Stream,
+};
+use tandem_kernels::{KernelError, Result};
+
+use crate::matmul::matmul;
+use crate::memory::{Emulation, translate};
+
+/// A kernel's entry, of which only C++ knows the content.
+#[repr(C)]
+struct Kernel {
+    content: [u8; 0],
+}
+
+// SAFETY: these are the functions of `host.cc` with the signatures that they have there.
+unsafe extern "C" {
+    fn tandem_kernel(name: *const c_char) -> *const Kernel;
+    fn tandem_arguments(kernel: *const Kernel, sizes: *mut *const usize) -> c_uint;
+    fn tandem_launch(
+        kernel: *const Kernel,
+        blocks: *const c_uint,
+        threads: c_uint,
+        shared: usize,
+        arguments: *const *const u64,
+    );
+}
+
+/// What is put into a stream.
+enum Work {
+    Copy { from: u64, to: u64, bytes: usize },
+    Clear { at: u64, bytes: usize },
+    Launch { function: Function, grid: Grid, args: Vec<Arg> },
+    Matmul(Matmul),
+    Record(Event),
+    Wait(Event),
+}
+
+/// Work that is not done yet, by stream.
+#[derive(Default)]
+pub(crate) struct Streams {
+    queues: Mutex<HashMap<u64, VecDeque<Work>>>,
+}
+
+impl Streams {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, VecDeque<Work>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, stream: Stream, work: Work) {
+        self.lock().entry(stream.0).or_default().push_back(work);
+    }
+
+    /// Does all work of a stream.
+    fn finish(&self, stream: Stream) {
+        finish(&mut self.lock(), stream.0, None);
+    }
+
+    /// Does what comes before an event, if it is not over.
+    fn reach(&self, event: Event) {
+        reach(&mut self.lock(), event);
+    }
+
+    /// Does all work there is.
+    pub(crate) fn finish_all(&self) {
+        let mut queues = self.lock();
+        let streams: Vec<u64> = queues.keys().copied().collect();
+        streams.iter().for_each(|&stream| finish(&mut queues, stream, None));
+    }
+}
+
+type Queues = HashMap<u64, VecDeque<Work>>;
+
+fn reach(queues: &mut Queues, event: Event) {
+    let is_it = |work: &Work| matches!(work, Work::Record(recorded) if *recorded == event);
+    let stream = queues.iter().find(|(_, queue)| queue.iter().any(is_it)).map(|(&stream, _)| stream);
+    if let Some(stream) = stream {
+        finish(queues, stream, Some(event));
+    }
+}
+
+/// Does a stream's work, up to the last record of an event if one is given.
+fn finish(queues: &mut Queues, stream: u64, until: Option<Event>) {
+    loop {
+        let Some(queue) = queues.get_mut(&stream) else { return };
+        let is_it = |work: &Work| matches!(work, Work::Record(recorded) if Some(*recorded) == until);
+        if until.is_some() && !queue.iter().any(is_it) {
+            return;
+        }
+        let Some(work) = queue.pop_front() else { return };
+        if let Work::Wait(event) = work {
+            reach(queues, event);
+        } else {
+            run(work);
+        }
+    }
+}
+
+fn run(work: Work) {
+    match work {
+        Work::Copy { from, to, bytes } => {
+            let (from, to) = (translate(from) as usize, translate(to) as usize);
+            // SAFETY: who put the copy into the stream promised that both are there.
+            unsafe {
+                std::ptr::copy(
+                    std::ptr::with_exposed_provenance::<u8>(from),
+                    std::ptr::with_exposed_provenance_mut::<u8>(to),
+                    bytes,
+                );
+            }
+        }
+        Work::Clear { at, bytes } => {
+            // SAFETY: as above.
+            unsafe {
+                std::ptr::with_exposed_provenance_mut::<u8>(translate(at) as usize).write_bytes(0, bytes);
+            }
+        }
+        Work::Launch { function, grid, args } => {
+            let pointers: Vec<*const u64> = args.iter().map(Arg::pointer).collect();
+            let kernel = std::ptr::with_exposed_provenance(function.0 as usize);
+            // SAFETY: the function is one that `tandem_kernel` gave; number and sizes of its arguments were compared.
+            unsafe {
+                tandem_launch(kernel, grid.blocks.as_ptr(), grid.threads, grid.shared, pointers.as_ptr());
+            }
+        }
+        // SAFETY: as above.
+        Work::Matmul(product) => unsafe { matmul(&product) },
+        Work::Record(_) | Work::Wait(_) => {}
+    }
+}
+
+/// A GPU that is not there.
+pub struct Emulated {
+    properties: Properties,
+    free: Arc<AtomicUsize>,
+    streams: Arc<Streams>,
+    next: AtomicU64,
+}
+
+impl Emulated {
+    /// With so many bytes of memory.
+    pub fn new(memory: usize) -> Self {
+        // What is kept beside an arena comes on top.
+        let memory = memory + (1 << 30);
+        let properties = Properties {
+            name: "emulated".to_owned(),
+            ordinal: 0,
+            capability: (8, 0),
+            multiprocessors: 4,
+            shared_memory: 99 << 10,
+            total_memory: memory,
+        };
+        let free = Arc::new(AtomicUsize::new(memory));
+        Self { properties, free, streams: Arc::default(), next: AtomicU64::new(1) }
+    }
+
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn region(&self, capacity: usize, is_device: bool) -> Result<Box<dyn Region>> {
+        Ok(Box::new(Emulation::new(capacity, is_device, &self.free, &self.streams)?))
+    }
+}
+
+// SAFETY: every function does what the trait says, later at most.
+unsafe impl Driver for Emulated {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn free_memory(&self) -> Result<usize> {
+        Ok(self.free.load(Ordering::Relaxed))
+    }
+
+    fn versions(&self) -> String {
+        "emulated".to_owned()
+    }
+
+    fn reserve(&self, capacity: usize) -> Result<Box<dyn Region>> {
+        self.region(capacity, true)
+    }
+
+    fn pinned(&self, capacity: usize) -> Result<Box<dyn Region>> {
+        self.region(capacity, false)
+    }
+
+    fn new_stream(&self) -> Result<Stream> {
+        Ok(Stream(self.number()))
+    }
+
+    fn end_stream(&self, stream: Stream) {
+        self.streams.finish(stream);
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<()> {
+        self.streams.finish(stream);
+        Ok(())
+    }
+
+    fn new_event(&self) -> Result<Event> {
+        Ok(Event(self.number()))
+    }
+
+    fn end_event(&self, _event: Event) {}
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        self.streams.put(stream, Work::Record(event));
+        Ok(())
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        self.streams.put(stream, Work::Wait(event));
+        Ok(())
+    }
+
+    fn finish(&self, event: Event) -> Result<()> {
+        self.streams.reach(event);
+        Ok(())
+    }
+
+    fn elapsed(&self, _from: Event, _to: Event) -> Result<f32> {
+        Err(KernelError::Cuda {
+            what: "elapsed".to_owned(),
+            reason: "an emulated GPU has no time".to_owned(),
+        })
+    }
+
+    unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.streams.put(stream, Work::Copy { from, to, bytes });
+        Ok(())
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        stream: Stream,
+        from: (u64, usize),
+        to: (u64, usize),
+        rows: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        for row in 0..rows {
+            let (from, to) = (from.0 + (row * from.1) as u64, to.0 + (row * to.1) as u64);
+            self.streams.put(stream, Work::Copy { from, to, bytes });
+        }
+        Ok(())
+    }
+
+    unsafe fn clear(&self, stream: Stream, at: u64, bytes: usize) -> Result<()> {
+        self.streams.put(stream, Work::Clear { at, bytes });
+        Ok(())
+    }
+
+    fn function(&self, source: &'static Source, name: &str) -> Result<Function> {
+        let failed = || KernelError::Cuda { what: source.name.to_owned(), reason: format!("no kernel {name}") };
+        let text = CString::new(name).map_err(|_| failed())?;
+        // SAFETY: the text ends in zero.
+        let kernel = unsafe { tandem_kernel(text.as_ptr()) };
+        if kernel.is_null() { Err(failed()) } else { Ok(Function(kernel.expose_provenance() as u64)) }
+    }
+
+    unsafe fn launch(&self, stream: Stream, function: Function, grid: Grid, args: &[Arg]) -> Result<()> {
+        let mut sizes = std::ptr::null();
+        let kernel = std::ptr::with_exposed_provenance(function.0 as usize);
+        // SAFETY: the function is one that `tandem_kernel` gave, and has as many sizes as it says.
+        let sizes = unsafe {
+            let count = tandem_arguments(kernel, &raw mut sizes);
+            std::slice::from_raw_parts(sizes, count as usize)
+        };
+        let found: Vec<usize> = args.iter().map(Arg::size).collect();
+        assert_eq!(found, sizes, "sizes of a kernel's arguments as they are given, and as it has them");
+        assert!(grid.shared <= self.properties.shared_memory, "{} bytes of shared memory", grid.shared);
+        self.streams.put(stream, Work::Launch { function, grid, args: args.to_vec() });
+        Ok(())
+    }
+
+    unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
+        self.streams.put(stream, Work::Matmul(*product));
+        Ok(())
+    }
+}

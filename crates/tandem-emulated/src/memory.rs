@@ -1,0 +1,108 @@
+//! Memory of the device, which is memory of the host under other addresses.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tandem_kernels::cuda::driver::Region;
+use tandem_kernels::{KernelError, Result};
+
+use crate::driver::Streams;
+
+/// What addresses of the device have, and no address of the host.
+const DEVICE: u64 = 1 << 62;
+
+/// Memory is put behind a region in such parts.
+const GRAIN: usize = 1 << 16;
+
+/// Where an address of the device is in host memory; one of the host's is itself.
+pub(crate) fn translate(address: u64) -> u64 {
+    if address >> 62 == 1 { address & !DEVICE } else { address }
+}
+
+pub(crate) struct Emulation {
+    base: *mut u8,
+    capacity: usize,
+    mapped: AtomicUsize,
+    is_device: bool,
+    /// Bytes of the device that are free, if it is the device's.
+    free: Arc<AtomicUsize>,
+    /// What may still use it.
+    streams: Arc<Streams>,
+}
+
+// SAFETY: the mapping lives as long as this; who uses which bytes when is the caller's affair, as on a GPU.
+unsafe impl Send for Emulation {}
+// SAFETY: as above.
+unsafe impl Sync for Emulation {}
+
+impl Emulation {
+    pub(crate) fn new(
+        capacity: usize,
+        is_device: bool,
+        free: &Arc<AtomicUsize>,
+        streams: &Arc<Streams>,
+    ) -> Result<Self> {
+        let capacity = capacity.max(1).next_multiple_of(GRAIN);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a mapping with no address hint has no preconditions; the result is checked.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), capacity, libc::PROT_NONE, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            let source = std::io::Error::last_os_error();
+            return Err(KernelError::System { what: "reserving address space for an emulated GPU", source });
+        }
+        let (mapped, free, streams) = (AtomicUsize::new(0), free.clone(), streams.clone());
+        Ok(Self { base: base.cast(), capacity, mapped, is_device, free, streams })
+    }
+}
+
+impl Region for Emulation {
+    fn base(&self) -> u64 {
+        let base = self.base.expose_provenance() as u64;
+        if self.is_device { base | DEVICE } else { base }
+    }
+
+    fn grow(&self, bytes: usize) -> Result<()> {
+        let mapped = self.mapped();
+        let wanted = bytes.next_multiple_of(GRAIN);
+        if wanted <= mapped {
+            return Ok(());
+        }
+        assert!(wanted <= self.capacity, "{bytes} bytes of a region of {}", self.capacity);
+        let more = wanted - mapped;
+        let take = |free: usize| free.checked_sub(more);
+        if self.is_device && self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+            let (what, free) = ("emulated GPU".to_owned(), self.free.load(Ordering::Relaxed));
+            return Err(KernelError::Cuda { what, reason: format!("{more} bytes wanted, {free} free") });
+        }
+        // SAFETY: the range lies inside the mapping.
+        let outcome = unsafe {
+            libc::mprotect(self.base.add(mapped).cast(), more, libc::PROT_READ | libc::PROT_WRITE)
+        };
+        if outcome != 0 {
+            let source = std::io::Error::last_os_error();
+            return Err(KernelError::System { what: "memory for an emulated GPU", source });
+        }
+        // What nobody has written is no number.
+        // SAFETY: the range was just made writable, and nobody knows it yet.
+        unsafe { self.base.add(mapped).write_bytes(0xff, more) };
+        self.mapped.store(wanted, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn mapped(&self) -> usize {
+        self.mapped.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Emulation {
+    fn drop(&mut self) {
+        self.streams.finish_all();
+        if self.is_device {
+            self.free.fetch_add(self.mapped(), Ordering::Relaxed);
+        }
+        // SAFETY: the mapping was made in `new` with this length; all work that could use it is done.
+        unsafe {
+            libc::munmap(self.base.cast(), self.capacity);
+        }
+    }
+}

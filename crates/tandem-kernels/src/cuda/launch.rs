@@ -1,0 +1,151 @@
+//! Launching kernels by name.
+
+use super::driver::{Arg, Grid, Source};
+use super::Cuda;
+use crate::bytes::{BytesMut, BytesView};
+use crate::exact::{ExactSum, ExactView};
+use crate::{Result, View, ViewMut};
+
+/// A source file of kernels as a `Source`.
+macro_rules! source {
+    ($name:literal) => {
+        $crate::cuda::driver::Source { name: $name, text: include_str!(concat!("../../cuda/", $name)) }
+    };
+}
+pub(crate) use source;
+
+/// Every file of kernels.
+pub static SOURCES: &[&Source] = &[
+    &super::activation::SOURCE,
+    &super::attention::SOURCE,
+    &super::columns::SOURCE,
+    &super::convert::SOURCE,
+    &super::dropout::SOURCE,
+    &super::elementwise::SOURCE,
+    &super::embedding::SOURCE,
+    &super::exact::SOURCE,
+    &super::head::SOURCE,
+    &super::linear::SOURCE,
+    &super::low_rank::SOURCE,
+    &super::norm::SOURCE,
+    &super::optimizer::SOURCE,
+    &super::pack::SOURCE,
+    &super::product::SOURCE,
+    &super::rope::SOURCE,
+];
+
+/// The headers that they include.
+pub static HEADERS: &[Source] = &[source!("common.cuh")];
+
+/// The arguments of a kernel.
+macro_rules! args {
+    ($($arg:expr),* $(,)?) => { &[$($crate::cuda::driver::Arg::from($arg)),*] };
+}
+pub(crate) use args;
+
+/// A kernel's name with the types that it is compiled for: `by_type!("norm", x.dtype(), y.dtype())` is one of `norm_f32_f32`,
+/// `norm_f32_bf16` and so on.
+macro_rules! by_type {
+    ($name:literal, $a:expr) => {
+        match $a {
+            $crate::DType::F32 => concat!($name, "_f32"),
+            $crate::DType::Bf16 => concat!($name, "_bf16"),
+        }
+    };
+    ($name:literal, $a:expr, $b:expr) => {
+        match ($a, $b) {
+            ($crate::DType::F32, $crate::DType::F32) => concat!($name, "_f32_f32"),
+            ($crate::DType::F32, $crate::DType::Bf16) => concat!($name, "_f32_bf16"),
+            ($crate::DType::Bf16, $crate::DType::F32) => concat!($name, "_bf16_f32"),
+            ($crate::DType::Bf16, $crate::DType::Bf16) => concat!($name, "_bf16_bf16"),
+        }
+    };
+}
+pub(crate) use by_type;
+
+impl Cuda {
+    /// Puts a kernel into the stream. Nothing is launched where there is no block.
+    ///
+    /// # Safety
+    /// Arguments are those that the kernel takes, and what their addresses name is as large as it takes it to be.
+    pub(crate) unsafe fn launch(
+        &self,
+        source: &'static Source,
+        name: &'static str,
+        grid: Grid,
+        args: &[Arg],
+    ) -> Result<()> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        let known = { self.shared.functions.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(name).copied() };
+        let function = match known {
+            Some(function) => function,
+            None => {
+                let function = self.driver().function(source, name)?;
+                let mut functions =
+                    self.shared.functions.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                functions.insert(name, function);
+                function
+            }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.driver().launch(self.stream(), function, grid, args) }
+    }
+}
+
+impl From<View<'_>> for Arg {
+    fn from(view: View<'_>) -> Self {
+        Self::address(view.address())
+    }
+}
+
+impl From<&View<'_>> for Arg {
+    fn from(view: &View<'_>) -> Self {
+        Self::address(view.address())
+    }
+}
+
+impl From<&ViewMut<'_>> for Arg {
+    fn from(view: &ViewMut<'_>) -> Self {
+        Self::address(view.address())
+    }
+}
+
+/// None is a null pointer.
+impl From<Option<View<'_>>> for Arg {
+    fn from(view: Option<View<'_>>) -> Self {
+        Self::address(view.map_or(0, |view| view.address()))
+    }
+}
+
+/// None is a null pointer.
+impl From<Option<&ViewMut<'_>>> for Arg {
+    fn from(view: Option<&ViewMut<'_>>) -> Self {
+        Self::address(view.map_or(0, ViewMut::address))
+    }
+}
+
+impl From<BytesView<'_>> for Arg {
+    fn from(bytes: BytesView<'_>) -> Self {
+        Self::address(bytes.address())
+    }
+}
+
+impl From<&BytesMut<'_>> for Arg {
+    fn from(bytes: &BytesMut<'_>) -> Self {
+        Self::address(bytes.view().address())
+    }
+}
+
+impl From<ExactView<'_>> for Arg {
+    fn from(sums: ExactView<'_>) -> Self {
+        Self::address(sums.address())
+    }
+}
+
+impl From<&ExactSum> for Arg {
+    fn from(sums: &ExactSum) -> Self {
+        sums.view().into()
+    }
+}

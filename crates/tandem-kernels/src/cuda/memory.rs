@@ -1,0 +1,176 @@
+//! Host numbers on the device: small tables that kernels read beside tensors, and what comes back.
+//!
+//! A batch's tables (positions, ids, rows) are needed by every layer, and are the same each time: what was sent is kept on the
+//! device together with a copy in pinned memory, and is sent again only if it differs. So a step sends them once, without
+//! anybody having to say what a batch is.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::driver::{Drivers, Event, Region, Stream};
+use crate::arena::{Cut, FreeList};
+use crate::{KernelError, Kind, Result};
+
+/// What tables may take on the device, in bytes.
+pub(crate) const TABLES: usize = 256 << 20;
+
+/// What comes back at a time, in bytes.
+const WINDOW: usize = 4 << 20;
+
+/// Tables that are kept.
+pub(crate) struct Tables {
+    driver: Drivers,
+    stream: Stream,
+    state: Mutex<State>,
+}
+
+struct State {
+    device: Box<dyn Region>,
+    host: Box<dyn Region>,
+    /// Which bytes of both are taken: a table lies at the same place in each.
+    free: FreeList,
+    /// Oldest use first.
+    tables: Vec<Table>,
+}
+
+struct Table {
+    cut: Cut,
+    len: usize,
+    hash: u64,
+    /// When the copy to the device is over.
+    sent: Event,
+}
+
+/// FNV-1a over words: tells most different tables apart; the rest is compared.
+fn hash(bytes: &[u8]) -> u64 {
+    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+    let (words, rest) = bytes.as_chunks::<8>();
+    let hash = words.iter().fold(0xcbf2_9ce4_8422_2325, |hash, word| mix(hash, u64::from_le_bytes(*word)));
+    rest.iter().fold(hash, |hash, &byte| mix(hash, u64::from(byte)))
+}
+
+impl Tables {
+    pub(crate) fn new(driver: &Drivers, stream: Stream) -> Result<Self> {
+        let (device, host) = (driver.reserve(TABLES)?, driver.pinned(TABLES)?);
+        let state = State { device, host, free: FreeList::new(TABLES), tables: Vec::new() };
+        Ok(Self { driver: driver.clone(), stream, state: Mutex::new(state) })
+    }
+
+    /// The address on the device of a table with that content. It stays so for work that is put into the stream before the next
+    /// call.
+    pub(crate) fn send(&self, bytes: &[u8]) -> Result<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &mut *state;
+        if bytes.is_empty() {
+            return Ok(state.device.base());
+        }
+        let hash = hash(bytes);
+        let known = state.tables.iter().position(|table| {
+            table.hash == hash && table.len == bytes.len() && state.copy_of(table) == bytes
+        });
+        if let Some(index) = known {
+            let table = state.tables.remove(index);
+            let address = state.device.base() + table.cut.offset() as u64;
+            state.tables.push(table);
+            return Ok(address);
+        }
+        let cut = loop {
+            match state.free.cut(Kind::Scratch, bytes.len()) {
+                Some(cut) => break cut,
+                None if state.tables.is_empty() => {
+                    return Err(KernelError::invalid(
+                        "table",
+                        format!("{} bytes, more than the {TABLES} of all tables", bytes.len()),
+                    ));
+                }
+                None => {
+                    let oldest = state.tables.remove(0);
+                    // Its copy in pinned memory may still be read. What reads the one on the device comes earlier in the stream
+                    // than what is written there next.
+                    self.driver.finish(oldest.sent)?;
+                    self.driver.end_event(oldest.sent);
+                    state.free.give_back(oldest.cut);
+                }
+            }
+        };
+        let end = cut.offset() + bytes.len();
+        state.device.grow(end)?;
+        state.host.grow(end)?;
+        let (from, to) = (state.host.base() + cut.offset() as u64, state.device.base() + cut.offset() as u64);
+        let sent = self.driver.new_event()?;
+        // SAFETY: the range of pinned memory was just cut, is mapped, and nobody else has it; the device's range is as long. The
+        // pinned copy stays until the event is over.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), from as *mut u8, bytes.len());
+            self.driver.copy(self.stream, from, to, bytes.len())?;
+        }
+        self.driver.record(sent, self.stream)?;
+        state.tables.push(Table { cut, len: bytes.len(), hash, sent });
+        Ok(to)
+    }
+}
+
+impl State {
+    fn copy_of(&self, table: &Table) -> &[u8] {
+        let at = self.host.base() + table.cut.offset() as u64;
+        // SAFETY: the table's bytes were written there, and stay until it is removed.
+        unsafe { std::slice::from_raw_parts(at as *const u8, table.len) }
+    }
+}
+
+impl Drop for Tables {
+    fn drop(&mut self) {
+        // Nothing that is under way may read what is given back.
+        let _ = self.driver.synchronize(self.stream);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.tables.iter().for_each(|table| self.driver.end_event(table.sent));
+    }
+}
+
+/// Pinned memory through which numbers travel that lie anywhere in host memory.
+pub(crate) struct Window {
+    driver: Drivers,
+    host: Mutex<Box<dyn Region>>,
+}
+
+impl Window {
+    pub(crate) fn new(driver: &Drivers) -> Result<Self> {
+        let host = driver.pinned(WINDOW)?;
+        Ok(Self { driver: driver.clone(), host: Mutex::new(host) })
+    }
+
+    /// Copies from the device when the stream's work so far is done, and waits.
+    ///
+    /// # Safety
+    /// There are as many bytes at the address.
+    pub(crate) unsafe fn read(&self, stream: Stream, from: u64, to: &mut [u8]) -> Result<()> {
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.grow(to.len().min(WINDOW))?;
+        for (index, part) in to.chunks_mut(WINDOW).enumerate() {
+            // SAFETY: the window is mapped, and held; the caller vouches for the source.
+            unsafe {
+                self.driver.copy(stream, from + (index * WINDOW) as u64, host.base(), part.len())?;
+                self.driver.synchronize(stream)?;
+                std::ptr::copy_nonoverlapping(host.base() as *const u8, part.as_mut_ptr(), part.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies to the device after the stream's work so far, and waits.
+    ///
+    /// # Safety
+    /// There is room for as many bytes at the address.
+    pub(crate) unsafe fn write(&self, stream: Stream, from: &[u8], to: u64) -> Result<()> {
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.grow(from.len().min(WINDOW))?;
+        for (index, part) in from.chunks(WINDOW).enumerate() {
+            // SAFETY: as in `read`.
+            unsafe {
+                std::ptr::copy_nonoverlapping(part.as_ptr(), host.base() as *mut u8, part.len());
+                self.driver.copy(stream, host.base(), to + (index * WINDOW) as u64, part.len())?;
+            }
+            self.driver.synchronize(stream)?;
+        }
+        Ok(())
+    }
+}

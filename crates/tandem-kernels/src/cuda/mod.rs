@@ -1,0 +1,223 @@
+//! CUDA kernels, and what they run on: one GPU, a stream of work, and a memory.
+//!
+//! An operation puts its kernels into the device's stream and returns before they have run; whoever reads numbers on the host waits.
+//! Memory that is given back may be taken at once for something else, for that runs later in the same stream.
+//!
+//! Kernels are in `cuda/*.cu` beside `src`, compiled for the device that is found when they are first needed. Each has a file here
+//! that launches it. What they are launched through is a [`Driver`].
+
+pub(crate) mod activation;
+pub(crate) mod attention;
+pub(crate) mod columns;
+pub(crate) mod convert;
+pub(crate) mod dropout;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+pub(crate) mod exact;
+pub(crate) mod head;
+pub(crate) mod linear;
+pub(crate) mod low_rank;
+pub(crate) mod norm;
+pub(crate) mod optimizer;
+pub(crate) mod pack;
+pub(crate) mod product;
+pub(crate) mod rope;
+pub(crate) mod stored;
+pub mod driver;
+mod launch;
+mod memory;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+pub use driver::Driver;
+pub use launch::{HEADERS, SOURCES};
+
+use crate::arena::Arena;
+use crate::profile::Profile;
+use crate::{KernelError, Result};
+use driver::{Drivers, Function, Region, Stream};
+use memory::{Tables, Window};
+
+pub(crate) use launch::{args, by_type, source};
+
+/// One GPU: its memory, and the stream that work is put into.
+pub struct Cuda {
+    pub(crate) arena: Arc<Arena>,
+    shared: Arc<Shared>,
+    /// Who times operations, if somebody does.
+    pub(crate) profile: Option<Arc<Profile>>,
+}
+
+/// What all memories of a device have in common.
+struct Shared {
+    driver: Drivers,
+    stream: Stream,
+    tables: Tables,
+    window: Window,
+    flags: Box<dyn Region>,
+    functions: Mutex<HashMap<&'static str, Function>>,
+    tf32: bool,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.driver.end_stream(self.stream);
+    }
+}
+
+/// Choices that a device is made with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// f32 products may round factors to 10 bits (TF32), which tensor cores multiply.
+    pub tf32: bool,
+}
+
+impl Cuda {
+    /// A device with a memory that may grow to `capacity` bytes.
+    pub(crate) fn new(driver: Drivers, capacity: usize, options: Options) -> Result<Self> {
+        let stream = driver.new_stream()?;
+        let (tables, window) = (Tables::new(&driver, stream)?, Window::new(&driver)?);
+        let arena = Arena::on(driver.reserve(capacity)?, capacity);
+        let (flags, functions) = (driver.reserve(size_of::<u32>())?, Mutex::default());
+        flags.grow(size_of::<u32>())?;
+        // SAFETY: the word was just made.
+        unsafe { driver.clear(stream, flags.base(), size_of::<u32>())? };
+        let shared = Shared { driver, stream, tables, window, flags, functions, tf32: options.tf32 };
+        Ok(Self { arena, shared: Arc::new(shared), profile: None })
+    }
+
+    /// The same device with another memory.
+    fn over(&self, arena: Arc<Arena>) -> Self {
+        Self { arena, shared: self.shared.clone(), profile: self.profile.clone() }
+    }
+
+    /// The same device and stream, and `capacity` bytes of host memory that it reads and writes.
+    pub(crate) fn on_host(&self, capacity: usize) -> Result<Self> {
+        Ok(self.over(Arena::on(self.driver().pinned(capacity)?, capacity)))
+    }
+
+    /// The same device, stream and memory.
+    pub(crate) fn same(&self) -> Self {
+        self.over(self.arena.clone())
+    }
+
+    /// The same, timed.
+    pub(crate) fn profiled(&self, profile: Arc<Profile>) -> Self {
+        Self { profile: Some(profile), ..self.same() }
+    }
+
+    /// What the last bits of results depend on.
+    pub(crate) fn arithmetic(&self) -> String {
+        let properties = self.driver().properties();
+        let (major, minor) = properties.capability;
+        let tf32 = if self.tf32() { " tf32" } else { "" };
+        format!("cuda sm_{major}{minor} {}{tf32}", self.driver().versions())
+    }
+
+    /// Where kernels write 1 if a term of an exact sum is out of range: a `u32`.
+    pub(crate) fn out_of_range(&self) -> u64 {
+        self.shared.flags.base()
+    }
+
+    /// Whether none was, since this was last asked. Waits for all work so far.
+    pub(crate) fn take_in_range(&self) -> Result<bool> {
+        let mut flag = [0u32];
+        // SAFETY: the flag is a word of a region of its own.
+        unsafe {
+            self.read(self.out_of_range(), &mut flag)?;
+            if flag[0] != 0 {
+                self.driver().clear(self.stream(), self.out_of_range(), size_of_val(&flag))?;
+            }
+        }
+        Ok(flag[0] == 0)
+    }
+
+    /// What it is driven by.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.shared.driver
+    }
+
+    /// Where work is put.
+    pub(crate) fn stream(&self) -> Stream {
+        self.shared.stream
+    }
+
+    /// Whether f32 products may use TF32.
+    pub(crate) fn tf32(&self) -> bool {
+        self.shared.tf32
+    }
+
+    /// Waits until all work so far is done.
+    ///
+    /// # Errors
+    /// If something in it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver().synchronize(self.stream())
+    }
+
+    /// The address on the device of a table with that content, for work that is put into the stream before the next table is
+    /// asked for or while it is one of the latest 256 MiB.
+    pub(crate) fn table<T: bytes::Plain>(&self, values: &[T]) -> Result<u64> {
+        self.shared.tables.send(bytes::of(values))
+    }
+
+    /// Reads from the device, after all work so far.
+    ///
+    /// # Safety
+    /// There are as many numbers at the address.
+    pub(crate) unsafe fn read<T: bytes::Plain>(&self, from: u64, to: &mut [T]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.window.read(self.stream(), from, bytes::of_mut(to)) }
+    }
+
+    /// Writes to the device, after all work so far.
+    ///
+    /// # Safety
+    /// There is room for as many numbers at the address.
+    pub(crate) unsafe fn write<T: bytes::Plain>(&self, from: &[T], to: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.window.write(self.stream(), bytes::of(from), to) }
+    }
+}
+
+/// Something that went wrong in CUDA.
+pub(crate) fn failed(what: impl Into<String>, reason: impl Into<String>) -> KernelError {
+    KernelError::Cuda { what: what.into(), reason: reason.into() }
+}
+
+/// Plain numbers as bytes.
+pub mod bytes {
+    /// Numbers of which every pattern of bits is one, without padding.
+    ///
+    /// # Safety
+    /// As the line above says.
+    pub unsafe trait Plain: Copy {}
+
+    // SAFETY: numbers, and arrays of them.
+    unsafe impl Plain for u8 {}
+    // SAFETY: as above.
+    unsafe impl Plain for u32 {}
+    // SAFETY: as above.
+    unsafe impl Plain for i32 {}
+    // SAFETY: as above.
+    unsafe impl Plain for f32 {}
+    // SAFETY: as above.
+    unsafe impl Plain for f64 {}
+    // SAFETY: as above.
+    unsafe impl Plain for i64 {}
+    // SAFETY: as above.
+    unsafe impl Plain for half::bf16 {}
+    // SAFETY: as above.
+    unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+    pub(crate) fn of<T: Plain>(values: &[T]) -> &[u8] {
+        // SAFETY: the numbers have no padding, so every byte is one of theirs.
+        unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+    }
+
+    pub(crate) fn of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+        // SAFETY: as above, and every pattern of bits is a number.
+        unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+    }
+}
