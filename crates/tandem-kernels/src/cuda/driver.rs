@@ -4,6 +4,7 @@
 //! is no GPU. Nothing above this line knows which of the two it has.
 
 use std::any::Any;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::{DType, Result};
@@ -186,7 +187,7 @@ pub struct Matmul {
 }
 
 /// Address space of a device that memory is put behind as it is needed. Dropped, it gives both back.
-pub trait Region: Send + Sync {
+pub trait Region: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// The first address.
     fn base(&self) -> u64;
 
