@@ -21,7 +21,11 @@ fn main() -> io::Result<()> {
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").opt_level(2).include(&folder).include(&host).file(host.join("host.cc"));
     // Sums are rounded where kernels say so; what a kernel does not use of its headers is no mistake.
-    build.flag("-ffp-contract=off").flag("-fno-strict-aliasing").flag("-Wno-unused-function").flag("-Wno-unknown-pragmas");
+    build
+        .flag("-ffp-contract=off")
+        .flag("-fno-strict-aliasing")
+        .flag("-Wno-unused-function")
+        .flag("-Wno-unknown-pragmas");
     build.flag("-fno-math-errno").flag("-Wno-unused-parameter").flag("-Wno-unused-variable");
     for source in sources(&folder)? {
         let name = source.file_stem().expect("a file has a name").to_string_lossy().into_owned();

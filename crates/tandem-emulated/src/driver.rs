@@ -258,7 +258,8 @@ unsafe impl Driver for Emulated {
     }
 
     fn function(&self, source: &'static Source, name: &str) -> Result<Function> {
-        let failed = || KernelError::Cuda { what: source.name.to_owned(), reason: format!("no kernel {name}") };
+        let failed =
+            || KernelError::Cuda { what: source.name.to_owned(), reason: format!("no kernel {name}") };
         let text = CString::new(name).map_err(|_| failed())?;
         // SAFETY: the text ends in zero.
         let kernel = unsafe { tandem_kernel(text.as_ptr()) };

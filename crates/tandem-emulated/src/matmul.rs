@@ -67,7 +67,8 @@ pub(crate) unsafe fn matmul(product: &Matmul) {
                         std::ptr::with_exposed_provenance_mut::<f32>(address).add(i * stride + j).write(sum);
                     }
                     DType::Bf16 => {
-                        let place = std::ptr::with_exposed_provenance_mut::<bf16>(address).add(i * stride + j);
+                        let place =
+                            std::ptr::with_exposed_provenance_mut::<bf16>(address).add(i * stride + j);
                         place.write(bf16::from_f32(sum));
                     }
                 }

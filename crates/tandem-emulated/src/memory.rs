@@ -75,9 +75,8 @@ impl Region for Emulation {
             return Err(KernelError::Cuda { what, reason: format!("{more} bytes wanted, {free} free") });
         }
         // SAFETY: the range lies inside the mapping.
-        let outcome = unsafe {
-            libc::mprotect(self.base.add(mapped).cast(), more, libc::PROT_READ | libc::PROT_WRITE)
-        };
+        let outcome =
+            unsafe { libc::mprotect(self.base.add(mapped).cast(), more, libc::PROT_READ | libc::PROT_WRITE) };
         if outcome != 0 {
             let source = std::io::Error::last_os_error();
             return Err(KernelError::System { what: "memory for an emulated GPU", source });

@@ -19,7 +19,8 @@ fn a_kernel_with_barriers_gives_the_sums_of_rows() {
     let device = tandem_emulated::device(1 << 24).unwrap();
     let (rows, width) = (37, 1000);
     let alloc = |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::F32).unwrap();
-    let (mut x, mut w, mut y, mut inverse) = (alloc(rows, width), alloc(1, width), alloc(rows, width), alloc(1, rows));
+    let (mut x, mut w, mut y, mut inverse) =
+        (alloc(rows, width), alloc(1, width), alloc(rows, width), alloc(1, rows));
     let values: Vec<f32> = (0..rows * width).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect();
     ops::write_f32(&device, &values, x.view_mut()).unwrap();
     ops::write_f32(&device, &vec![2.0; width], w.view_mut()).unwrap();

@@ -132,7 +132,9 @@ impl Device {
     pub fn in_file(&self, file: &File, capacity: usize) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.over(Arena::in_file(file, capacity)?))),
-            Self::Cuda(_) => return Err(KernelError::invalid("file", "a GPU cannot compute with memory in a file")),
+            Self::Cuda(_) => {
+                return Err(KernelError::invalid("file", "a GPU cannot compute with memory in a file"));
+            }
             Self::Meta(ledger) => Self::meta_of(ledger.backend()),
         })
     }

@@ -36,7 +36,9 @@ impl std::fmt::Display for DType {
 }
 
 /// A Rust type that a tensor can hold.
-pub trait Element: crate::cuda::bytes::Plain + Copy + Send + Sync + PartialEq + std::fmt::Debug + 'static {
+pub trait Element:
+    crate::cuda::bytes::Plain + Copy + Send + Sync + PartialEq + std::fmt::Debug + 'static
+{
     /// The tag of this type.
     const DTYPE: DType;
     /// Widens to f32 (exact for both types).

@@ -85,7 +85,12 @@ impl Device {
         Ok(())
     }
 
-    fn read_plain<T: Plain + Default>(&self, cuda: &crate::cuda::Cuda, from: u64, len: usize) -> Result<Vec<T>> {
+    fn read_plain<T: Plain + Default>(
+        &self,
+        cuda: &crate::cuda::Cuda,
+        from: u64,
+        len: usize,
+    ) -> Result<Vec<T>> {
         let mut copy = vec![T::default(); len];
         // SAFETY: the callers have views of as many numbers.
         unsafe { cuda.read(from, &mut copy)? };

@@ -11,7 +11,13 @@ pub(crate) fn gated(cuda: &Cuda, function: Activation, gu: View, h: ViewMut) -> 
     Err(failed("activation", "not written"))
 }
 
-pub(crate) fn gated_backward(cuda: &Cuda, function: Activation, gu: View, dh: View, dgu: ViewMut) -> Result<()> {
+pub(crate) fn gated_backward(
+    cuda: &Cuda,
+    function: Activation,
+    gu: View,
+    dh: View,
+    dgu: ViewMut,
+) -> Result<()> {
     let _ = (cuda, function, gu, dh, dgu);
     Err(failed("activation", "not written"))
 }
@@ -21,7 +27,13 @@ pub(crate) fn activate(cuda: &Cuda, function: Activation, u: View, h: ViewMut) -
     Err(failed("activation", "not written"))
 }
 
-pub(crate) fn activate_backward(cuda: &Cuda, function: Activation, u: View, dh: View, du: ViewMut) -> Result<()> {
+pub(crate) fn activate_backward(
+    cuda: &Cuda,
+    function: Activation,
+    u: View,
+    dh: View,
+    du: ViewMut,
+) -> Result<()> {
     let _ = (cuda, function, u, dh, du);
     Err(failed("activation", "not written"))
 }

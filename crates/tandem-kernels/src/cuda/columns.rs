@@ -5,7 +5,13 @@ use crate::{Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("columns.cu");
 
-pub(crate) fn scale_columns(cuda: &Cuda, x: Option<View>, factors: View, bias: Option<View>, y: ViewMut) -> Result<()> {
+pub(crate) fn scale_columns(
+    cuda: &Cuda,
+    x: Option<View>,
+    factors: View,
+    bias: Option<View>,
+    y: ViewMut,
+) -> Result<()> {
     let _ = (cuda, x, factors, bias, y);
     Err(failed("columns", "not written"))
 }

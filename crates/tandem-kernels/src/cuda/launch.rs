@@ -1,7 +1,7 @@
 //! Launching kernels by name.
 
-use super::driver::{Arg, Grid, Source};
 use super::Cuda;
+use super::driver::{Arg, Grid, Source};
 use crate::bytes::{BytesMut, BytesView};
 use crate::exact::{ExactSum, ExactView};
 use crate::{Result, View, ViewMut};
@@ -78,7 +78,9 @@ impl Cuda {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let known = { self.shared.functions.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(name).copied() };
+        let known = {
+            self.shared.functions.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(name).copied()
+        };
         let function = match known {
             Some(function) => function,
             None => {

@@ -25,17 +25,44 @@ pub(crate) fn rms_norm(
     unsafe { cuda.launch(&SOURCE, name, Grid::new(x.rows(), THREADS), args) }
 }
 
-pub(crate) fn rms_norm_backward(cuda: &Cuda, x: View, w: View, offset: f32, inverse_rms: View, dy: View, dx: ViewMut, dw: Option<ViewMut>, partial: ViewMut) -> Result<()> {
+pub(crate) fn rms_norm_backward(
+    cuda: &Cuda,
+    x: View,
+    w: View,
+    offset: f32,
+    inverse_rms: View,
+    dy: View,
+    dx: ViewMut,
+    dw: Option<ViewMut>,
+    partial: ViewMut,
+) -> Result<()> {
     let _ = (cuda, x, w, offset, inverse_rms, dy, dx, dw, partial);
     Err(failed("norm", "not written"))
 }
 
-pub(crate) fn layer_norm(cuda: &Cuda, x: View, w: View, b: View, eps: f32, y: ViewMut, mean_inverse: ViewMut) -> Result<()> {
+pub(crate) fn layer_norm(
+    cuda: &Cuda,
+    x: View,
+    w: View,
+    b: View,
+    eps: f32,
+    y: ViewMut,
+    mean_inverse: ViewMut,
+) -> Result<()> {
     let _ = (cuda, x, w, b, eps, y, mean_inverse);
     Err(failed("norm", "not written"))
 }
 
-pub(crate) fn layer_norm_backward(cuda: &Cuda, x: View, w: View, mean_inverse: View, dy: View, dx: ViewMut, dw_db: Option<(ViewMut, ViewMut)>, partial: ViewMut) -> Result<()> {
+pub(crate) fn layer_norm_backward(
+    cuda: &Cuda,
+    x: View,
+    w: View,
+    mean_inverse: View,
+    dy: View,
+    dx: ViewMut,
+    dw_db: Option<(ViewMut, ViewMut)>,
+    partial: ViewMut,
+) -> Result<()> {
     let _ = (cuda, x, w, mean_inverse, dy, dx, dw_db, partial);
     Err(failed("norm", "not written"))
 }

@@ -6,12 +6,29 @@ use crate::{Result, StatesMut, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("optimizer.cu");
 
-pub(crate) fn adamw(cuda: &Cuda, config: &AdamW, grad_scale: f32, grad: Gradient, master: ViewMut, m: StatesMut, v: StatesMut, copy: Option<ViewMut>) -> Result<()> {
+pub(crate) fn adamw(
+    cuda: &Cuda,
+    config: &AdamW,
+    grad_scale: f32,
+    grad: Gradient,
+    master: ViewMut,
+    m: StatesMut,
+    v: StatesMut,
+    copy: Option<ViewMut>,
+) -> Result<()> {
     let _ = (cuda, config, grad_scale, grad, master, m, v, copy);
     Err(failed("optimizer", "not written"))
 }
 
-pub(crate) fn rmsprop(cuda: &Cuda, config: &RmsProp, grad_scale: f32, grad: Gradient, master: ViewMut, v: StatesMut, copy: Option<ViewMut>) -> Result<()> {
+pub(crate) fn rmsprop(
+    cuda: &Cuda,
+    config: &RmsProp,
+    grad_scale: f32,
+    grad: Gradient,
+    master: ViewMut,
+    v: StatesMut,
+    copy: Option<ViewMut>,
+) -> Result<()> {
     let _ = (cuda, config, grad_scale, grad, master, v, copy);
     Err(failed("optimizer", "not written"))
 }

@@ -1,9 +1,9 @@
 //! Feed-forward activations, plain and gated.
 
 use crate::cpu::activation as kernel;
-use crate::ops::check;
 use crate::device::on;
-use crate::{cuda, Device, Result, View, ViewMut};
+use crate::ops::check;
+use crate::{Device, Result, View, ViewMut, cuda};
 
 /// Operations that one activation or its derivative counts as, roughly.
 const FLOPS: f64 = 10.0;

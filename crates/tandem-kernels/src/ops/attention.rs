@@ -1,9 +1,9 @@
 //! Grouped-query attention over a forest, flash-style: no T×T matrix is ever stored.
 
 use crate::cpu::attention as kernel;
-use crate::ops::check::{self, Operand};
 use crate::device::on;
-use crate::{Backend, cuda, DType, Device, Forest, KernelError, Kind, Result, View, ViewMut};
+use crate::ops::check::{self, Operand};
+use crate::{Backend, DType, Device, Forest, KernelError, Kind, Result, View, ViewMut, cuda};
 
 /// What kind of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 use super::check;
 use crate::cpu::columns as kernel;
 use crate::device::on;
-use crate::{cuda, Device, Result, View, ViewMut};
+use crate::{Device, Result, View, ViewMut, cuda};
 
 fn check_columns(op: &'static str, cols: usize, factors: &View, bias: Option<&View>) -> Result<()> {
     check::f32_shape(op, "factors", factors, 1, cols)?;

@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::device::on;
-use crate::{cuda, Device, KernelError, Result, View, ViewMut};
+use crate::{Device, KernelError, Result, View, ViewMut, cuda};
 
 /// Sets every element to zero.
 ///

@@ -4,7 +4,7 @@
 use super::check;
 use crate::cpu::dropout as kernel;
 use crate::device::on;
-use crate::{cuda, Device, KernelError, Result, View, ViewMut};
+use crate::{Device, KernelError, Result, View, ViewMut, cuda};
 
 fn check_rate(op: &'static str, p: f32) -> Result<()> {
     if (0.0..1.0).contains(&p) {

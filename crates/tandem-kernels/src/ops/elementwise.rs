@@ -3,7 +3,7 @@
 use super::check;
 use crate::cpu::elementwise as kernel;
 use crate::device::on;
-use crate::{cuda, Device, Result, View, ViewMut};
+use crate::{Device, Result, View, ViewMut, cuda};
 
 /// `x = value`; f32, contiguous.
 ///

@@ -1,9 +1,9 @@
 //! Table look-up and its deterministic scatter.
 
 use crate::cpu::embedding as kernel;
-use crate::ops::{ELSEWHERE, check};
 use crate::device::on;
-use crate::{cuda, Device, KernelError, Result, View, ViewMut};
+use crate::ops::{ELSEWHERE, check};
+use crate::{Device, KernelError, Result, View, ViewMut, cuda};
 
 fn check_ids(op: &'static str, ids: &[u32], vocabulary: usize) -> Result<()> {
     match ids.iter().position(|&id| id as usize >= vocabulary && id != ELSEWHERE) {

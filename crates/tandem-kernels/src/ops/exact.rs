@@ -1,9 +1,9 @@
 //! Adding to sums that have no order.
 
 use super::check;
-use crate::exact::{ExactSum, ExactView};
 use crate::device::on;
-use crate::{cuda, DType, Device, KernelError, Result, View, Work};
+use crate::exact::{ExactSum, ExactView};
+use crate::{DType, Device, KernelError, Result, View, Work, cuda};
 
 /// Sums ← other sums, or sums ← sums + other sums where `add`.
 ///

@@ -6,9 +6,9 @@
 //! operands of the compute type.
 
 use crate::cpu::head as kernel;
-use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
 use crate::device::on;
-use crate::{Backend, cuda, DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut, Work};
+use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
+use crate::{Backend, DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut, Work, cuda};
 
 /// Rows of a chunk. Every chunk reads all weights and passes over their gradient.
 const CHUNK: usize = 1024;

@@ -7,7 +7,7 @@ use super::check;
 use super::low_rank::LowRank;
 use crate::cpu::{Operand, Product, Term};
 use crate::device::on;
-use crate::{cuda, Device, Result, View, ViewMut, Work};
+use crate::{Device, Result, View, ViewMut, Work, cuda};
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///

@@ -3,7 +3,7 @@
 use super::check;
 use crate::cpu::low_rank as kernel;
 use crate::device::on;
-use crate::{cuda, Device, Result, View, ViewMut};
+use crate::{Device, Result, View, ViewMut, cuda};
 
 /// The term `h · bᵀ` of a linear layer's output, or of logits; both of the type of the layer's input.
 #[derive(Clone, Copy)]

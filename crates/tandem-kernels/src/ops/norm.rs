@@ -1,9 +1,9 @@
 //! RMSNorm and LayerNorm over rows, forward and backward.
 
 use crate::cpu::norm as kernel;
-use crate::ops::check;
 use crate::device::on;
-use crate::{cuda, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut};
+use crate::ops::check;
+use crate::{DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, cuda};
 
 /// Rows whose contributions to the weight gradient are summed in one go. Fixed, so that the order of the sum does
 /// not depend on the number of threads.

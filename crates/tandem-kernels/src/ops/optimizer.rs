@@ -1,10 +1,10 @@
 //! Optimisers, fused over flat buffers: one pass over memory, with the compute copy written at once.
 
 use super::check;
+use crate::device::on;
 use crate::exact::ExactView;
 use crate::states::CodesMut;
-use crate::device::on;
-use crate::{cuda, DType, Device, KernelError, Moment, Result, StatesMut, StatesView, View, ViewMut, Work};
+use crate::{DType, Device, KernelError, Moment, Result, StatesMut, StatesView, View, ViewMut, Work, cuda};
 
 /// A gradient as a row of numbers, in either form that it is summed in.
 #[derive(Clone, Copy)]

@@ -4,9 +4,9 @@ use std::ops::RangeInclusive;
 
 use super::{cast, check};
 use crate::bytes::{ALIGNMENT, BytesMut, BytesView};
-use crate::format::NF4_BLOCK;
 use crate::device::on;
-use crate::{cuda, DType, Device, Format, KernelError, Kind, Result, View, ViewMut};
+use crate::format::NF4_BLOCK;
+use crate::{DType, Device, Format, KernelError, Kind, Result, View, ViewMut, cuda};
 
 /// Packs `values` `[rows, cols]` (f32 or bf16) as a piece of [`Format::packed_len`] bytes, what is unused of them zeros.
 ///

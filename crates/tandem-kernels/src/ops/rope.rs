@@ -1,9 +1,9 @@
 //! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split layout that HF models use.
 
 use crate::cpu::rope as kernel;
-use crate::ops::check;
 use crate::device::on;
-use crate::{cuda, Device, KernelError, Result, ViewMut};
+use crate::ops::check;
+use crate::{Device, KernelError, Result, ViewMut, cuda};
 
 /// Cosines and sines by position: what RoPE scaling (linear, llama3) changes is decided when the table is made.
 #[derive(Clone, Debug)]

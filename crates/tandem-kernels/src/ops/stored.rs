@@ -2,8 +2,8 @@
 
 use super::pack::length;
 use crate::bytes::BytesMut;
-use crate::format::{NF4_BLOCK, NF4_BLOCKS};
 use crate::device::on;
+use crate::format::{NF4_BLOCK, NF4_BLOCKS};
 use crate::{DType, Device, Format, KernelError, Result, Work, cpu, cuda};
 
 /// A 4-bit matrix: `W.weight` beside `W.weight.absmax`, `W.weight.nested_absmax` and so on.

@@ -134,7 +134,8 @@ fn check(what: &str, forest: &Forest, shape: &AttentionShape, spread: f64) {
             .matrix(tokens, q_width + 2 * kv_width, dtype)
             .map(|x| crate::matrix::round(spread * x, dtype));
         let d_out = random.matrix(tokens, q_width, dtype);
-        let found = same_at_every_thread_count(place, |device| run(device, &qkv, &d_out, forest, shape, dtype));
+        let found =
+            same_at_every_thread_count(place, |device| run(device, &qkv, &d_out, forest, shape, dtype));
         let expected = reference(
             shape,
             &qkv.columns(0, q_width),

@@ -107,7 +107,8 @@ fn a_low_rank_term() {
     for (place, dtype, tolerance) in cases() {
         for (rows, vocabulary, rank) in [(1, 97, 4), (23, 101, 8), (70, 257, 40)] {
             for (shape, bias) in [(plain, false), (shaped, true)] {
-                let what = format!("{dtype} {place:?} {rows}x{vocabulary}, rank {rank}, bias {bias} {shape:?}");
+                let what =
+                    format!("{dtype} {place:?} {rows}x{vocabulary}, rank {rank}, bias {bias} {shape:?}");
                 let case = Case::new(rows, vocabulary, 16, dtype, shape, bias).adapted(rank, dtype);
                 let found = same_at_every_thread_count(place, |device| case.run(device, dtype));
                 check(&what, tolerance, found, &case);
