@@ -1,6 +1,7 @@
 //! The numbers that travel.
 
 use std::fmt;
+use std::ops::Range;
 
 use half::bf16;
 
@@ -53,19 +54,60 @@ pub trait Element: bytemuck::Pod + Send + Sync {
 pub struct Numbers<'a> {
     pub(crate) kind: ElementKind,
     pub(crate) len: usize,
-    pub(crate) bytes: Option<&'a mut [u8]>,
+    pub(crate) memory: Memory<'a>,
+}
+
+/// Where numbers are.
+pub(crate) enum Memory<'a> {
+    /// Nowhere: a dry run.
+    Nowhere,
+    /// In the memory that programs run in.
+    Host(&'a mut [u8]),
+    /// In a device's memory.
+    Device(Box<dyn DeviceNumbers + 'a>),
+}
+
+/// Numbers in the memory of a device, counted in bytes.
+pub trait DeviceNumbers {
+    /// Which of the GPUs that this process may use has them, and at which address.
+    fn address(&self) -> (usize, u64);
+
+    /// Waits until the device has done what was asked of it before, so that others may read and write the numbers.
+    ///
+    /// # Errors
+    /// If something in it failed: why.
+    fn settle(&mut self) -> Result<(), String>;
+
+    /// Copies bytes to the host, after what was asked of the device before.
+    ///
+    /// # Errors
+    /// If that fails: why.
+    fn read(&mut self, range: Range<usize>, to: &mut [u8]) -> Result<(), String>;
+
+    /// Copies bytes from the host.
+    ///
+    /// # Errors
+    /// If that fails: why.
+    fn write(&mut self, range: Range<usize>, from: &[u8]) -> Result<(), String>;
 }
 
 impl Numbers<'_> {
     /// So many, of a device that holds none.
     pub fn dry(kind: ElementKind, len: usize) -> Self {
-        Self { kind, len, bytes: None }
+        Self { kind, len, memory: Memory::Nowhere }
+    }
+}
+
+impl<'a> Numbers<'a> {
+    /// So many, in a device's memory.
+    pub fn on_device(kind: ElementKind, len: usize, numbers: impl DeviceNumbers + 'a) -> Self {
+        Self { kind, len, memory: Memory::Device(Box::new(numbers)) }
     }
 }
 
 impl<'a, T: Element> From<&'a mut [T]> for Numbers<'a> {
     fn from(data: &'a mut [T]) -> Self {
-        Self { kind: T::KIND, len: data.len(), bytes: Some(bytemuck::cast_slice_mut(data)) }
+        Self { kind: T::KIND, len: data.len(), memory: Memory::Host(bytemuck::cast_slice_mut(data)) }
     }
 }
 

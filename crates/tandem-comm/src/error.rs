@@ -53,6 +53,14 @@ pub enum CommError {
         /// Its own words.
         reason: String,
     },
+    /// A device did not give the numbers of a call, or did not take them.
+    #[error("{call}: {reason}")]
+    Device {
+        /// What was called.
+        call: String,
+        /// What the device says.
+        reason: String,
+    },
     /// The call makes no sense; nothing was sent.
     #[error("{call}: {reason}")]
     Invalid {

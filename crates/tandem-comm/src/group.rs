@@ -1,10 +1,11 @@
 //! The ranks that work together, as one of them sees them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::call::{Call, Operation};
-use crate::element::{Element, ElementKind, Numbers, Reduction};
+use crate::element::{Element, ElementKind, Memory, Numbers, Reduction};
 use crate::error::{CommError, Result};
 use crate::progress::Progress;
 use crate::volume::Volume;
@@ -59,6 +60,48 @@ pub trait Engine: Send {
     fn abort(&mut self, reason: &str);
     /// Fails if the group has failed, or if another rank can be seen to be gone; waits for nobody.
     fn check(&mut self) -> Result<()>;
+    /// Whether numbers may stay in the memory of this process's GPU `ordinal`: then [`Engine::on_device`] takes them there.
+    fn takes_device(&self, _ordinal: usize) -> bool {
+        false
+    }
+    /// The same collectives, of numbers in the memory of a GPU.
+    ///
+    /// # Panics
+    /// If the engine knows no GPU.
+    fn on_device(&mut self) -> &mut dyn DeviceEngine {
+        panic!("an engine that moves host memory alone")
+    }
+}
+
+/// As [`Engine`], of numbers at an address of a GPU's memory that nothing else uses meanwhile.
+pub trait DeviceEngine {
+    /// As [`Engine::all_reduce`].
+    fn all_reduce(&mut self, call: Call, reduction: Reduction, address: u64) -> Result<()>;
+    /// As [`Engine::reduce_scatter`].
+    fn reduce_scatter(
+        &mut self,
+        call: Call,
+        reduction: Reduction,
+        address: u64,
+        counts: &[usize],
+    ) -> Result<()>;
+    /// As [`Engine::all_gather`].
+    fn all_gather(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()>;
+}
+
+/// What of a buffer a collective reads and writes.
+enum Parts {
+    All,
+    /// Reads all, writes this range of bytes.
+    Scatter(Range<usize>),
+    /// Reads this range of bytes, writes all.
+    Gather(Range<usize>),
+}
+
+/// Where an engine finds the numbers.
+enum Data<'a> {
+    Host(&'a mut [u8]),
+    Device(u64),
 }
 
 /// One rank's membership of a group. All members make the same calls in the same order.
@@ -70,12 +113,15 @@ pub struct Group {
     volume: Volume,
     progress: Progress,
     watch: Option<Arc<dyn Watch>>,
+    /// Host memory that a device's numbers go through.
+    bounce: Vec<u64>,
 }
 
 impl Group {
     /// A group on an engine.
     pub fn new(engine: Box<dyn Engine>) -> Self {
-        Self { engine, volume: Volume::default(), progress: Progress::default(), watch: None }
+        let (volume, progress) = (Volume::default(), Progress::default());
+        Self { engine, volume, progress, watch: None, bounce: Vec::new() }
     }
 
     /// The same group, carried by an engine made of its own.
@@ -86,8 +132,8 @@ impl Group {
         self,
         make: impl FnOnce(Box<dyn Engine>) -> Result<Box<dyn Engine>>,
     ) -> Result<Self> {
-        let Self { engine, volume, progress, watch } = self;
-        Ok(Self { engine: make(engine)?, volume, progress, watch })
+        let Self { engine, volume, progress, watch, bounce } = self;
+        Ok(Self { engine: make(engine)?, volume, progress, watch, bounce })
     }
 
     /// A group of one, in which every collective is done at once.
@@ -135,9 +181,9 @@ impl Group {
     /// As there.
     pub fn all_reduce_numbers(&mut self, numbers: Numbers, reduction: Reduction) -> Result<()> {
         let call = Call::whole(Operation::AllReduce(reduction), numbers.kind, numbers.len);
-        self.make(call, |engine| match numbers.bytes {
-            Some(bytes) => engine.all_reduce(call, reduction, bytes),
-            None => engine.dry(call),
+        self.make_on(call, numbers.memory, Parts::All, |engine, data| match data {
+            Data::Host(bytes) => engine.all_reduce(call, reduction, bytes),
+            Data::Device(address) => engine.on_device().all_reduce(call, reduction, address),
         })
     }
 
@@ -166,9 +212,10 @@ impl Group {
     ) -> Result<()> {
         let call = Call::parted(Operation::ReduceScatter(reduction), numbers.kind, counts);
         self.check_parts(&call, counts, numbers.len)?;
-        self.make(call, |engine| match numbers.bytes {
-            Some(bytes) => engine.reduce_scatter(call, reduction, bytes, counts),
-            None => engine.dry(call),
+        let parts = Parts::Scatter(self.own(&call, counts));
+        self.make_on(call, numbers.memory, parts, |engine, data| match data {
+            Data::Host(bytes) => engine.reduce_scatter(call, reduction, bytes, counts),
+            Data::Device(address) => engine.on_device().reduce_scatter(call, reduction, address, counts),
         })
     }
 
@@ -187,9 +234,10 @@ impl Group {
     pub fn all_gather_numbers(&mut self, numbers: Numbers, counts: &[usize]) -> Result<()> {
         let call = Call::parted(Operation::AllGather, numbers.kind, counts);
         self.check_parts(&call, counts, numbers.len)?;
-        self.make(call, |engine| match numbers.bytes {
-            Some(bytes) => engine.all_gather(call, bytes, counts),
-            None => engine.dry(call),
+        let parts = Parts::Gather(self.own(&call, counts));
+        self.make_on(call, numbers.memory, parts, |engine, data| match data {
+            Data::Host(bytes) => engine.all_gather(call, bytes, counts),
+            Data::Device(address) => engine.on_device().all_gather(call, address, counts),
         })
     }
 
@@ -301,6 +349,48 @@ impl Group {
         let outcome = made(&mut *self.engine);
         watch.called(&call, self.engine.size(), began);
         outcome
+    }
+
+    /// This rank's part of a buffer, in bytes.
+    fn own(&self, call: &Call, counts: &[usize]) -> Range<usize> {
+        call.places(counts).nth(self.rank()).expect("a part for each rank")
+    }
+
+    /// [`Group::make`], with numbers wherever they are. Those of a device go through host memory if the engine does not take them
+    /// there.
+    fn make_on(
+        &mut self,
+        call: Call,
+        memory: Memory,
+        parts: Parts,
+        made: impl FnOnce(&mut dyn Engine, Data) -> Result<()>,
+    ) -> Result<()> {
+        let failed = |reason| CommError::Device { call: call.to_string(), reason };
+        match memory {
+            Memory::Nowhere => self.make(call, |engine| engine.dry(call)),
+            Memory::Host(bytes) => self.make(call, |engine| made(engine, Data::Host(bytes))),
+            Memory::Device(mut numbers) => {
+                let (ordinal, address) = numbers.address();
+                if self.engine.takes_device(ordinal) {
+                    numbers.settle().map_err(failed)?;
+                    return self.make(call, |engine| made(engine, Data::Device(address)));
+                }
+                let len = call.len * call.kind.size();
+                let mut words = std::mem::take(&mut self.bounce);
+                words.resize(words.len().max(len.div_ceil(8)), 0);
+                let bytes = &mut bytemuck::cast_slice_mut(&mut words)[..len];
+                let (read, written) = match parts {
+                    Parts::All => (0..len, 0..len),
+                    Parts::Scatter(own) => (0..len, own),
+                    Parts::Gather(own) => (own, 0..len),
+                };
+                numbers.read(read.clone(), &mut bytes[read]).map_err(failed)?;
+                self.make(call, |engine| made(engine, Data::Host(&mut *bytes)))?;
+                numbers.write(written.clone(), &bytes[written]).map_err(failed)?;
+                self.bounce = words;
+                Ok(())
+            }
+        }
     }
 
     /// Gives up: the other ranks' calls fail and tell the reason.

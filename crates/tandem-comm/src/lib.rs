@@ -38,9 +38,9 @@ mod volume;
 mod watch;
 
 pub use call::{Call, Operation};
-pub use element::{Element, ElementKind, Numbers, Reduction};
+pub use element::{DeviceNumbers, Element, ElementKind, Numbers, Reduction};
 pub use error::{CommError, Result};
-pub use group::{Engine, Group};
+pub use group::{DeviceEngine, Engine, Group};
 pub use launch::{Environment, Launch, LaunchError, Launcher, MeetingPoint, RanksHere};
 pub use progress::{Phase, Place, Progress};
 pub use volume::Volume;

@@ -1,6 +1,10 @@
 //! A device's numbers as host memory: in place where they are there already, else through a copy.
 
+use std::marker::PhantomData;
+use std::ops::Range;
+
 use crate::bytes::{Bytes, BytesMut, BytesView};
+use crate::cuda::Cuda;
 use crate::cuda::bytes::Plain;
 use crate::exact::ExactSum;
 use crate::{Device, Element, Result, View, ViewMut};
@@ -55,6 +59,28 @@ impl Device {
         })
     }
 
+    /// Has `update` change the elements of a contiguous matrix. On a dry run it is not called.
+    ///
+    /// # Panics
+    /// If the type differs or the view is not contiguous.
+    ///
+    /// # Errors
+    /// If a GPU cannot give or take them.
+    pub fn host_update<E: Element, R>(
+        &self,
+        view: ViewMut,
+        update: impl FnOnce(&mut [E]) -> R,
+    ) -> Result<Option<R>> {
+        let Self::Cuda(cuda) = self else { return self.host_write(view, update) };
+        let address = view.address();
+        self.host_write(view, |copy: &mut [E]| {
+            // SAFETY: the view borrows as many elements.
+            unsafe { cuda.read(address, copy)? };
+            Ok(update(copy))
+        })?
+        .transpose()
+    }
+
     /// Bytes as the host sees them; none on a dry run.
     ///
     /// # Errors
@@ -85,16 +111,116 @@ impl Device {
         Ok(())
     }
 
-    fn read_plain<T: Plain + Default>(
-        &self,
-        cuda: &crate::cuda::Cuda,
-        from: u64,
-        len: usize,
-    ) -> Result<Vec<T>> {
+    /// Copies bytes of one memory of this device into another's. They are whole words of four. Nothing on a dry run.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    ///
+    /// # Errors
+    /// If a GPU cannot copy them.
+    pub fn copy_bytes(&self, from: BytesView, to: BytesMut) -> Result<()> {
+        assert_eq!(from.len(), to.len(), "bytes to copy");
+        match self {
+            Self::Cpu(_) => to.into_slice().copy_from_slice(from.as_slice()),
+            // SAFETY: the views borrow as many bytes, which lie apart: one of them is borrowed mutably.
+            Self::Cuda(cuda) => unsafe {
+                let to = to.view().address();
+                cuda.driver().copy(cuda.stream(), from.address(), to, from.len())?;
+            },
+            Self::Meta(_) => {}
+        }
+        Ok(())
+    }
+
+    fn read_plain<T: Plain + Default>(&self, cuda: &Cuda, from: u64, len: usize) -> Result<Vec<T>> {
         let mut copy = vec![T::default(); len];
         // SAFETY: the callers have views of as many numbers.
         unsafe { cuda.read(from, &mut copy)? };
         Ok(copy)
+    }
+}
+
+/// A borrowed range of a GPU's memory, as others see it: an address, and copies to and from the host.
+pub struct Remote<'a> {
+    cuda: &'a Cuda,
+    address: u64,
+    len: usize,
+    lifetime: PhantomData<&'a mut u8>,
+}
+
+impl<'a> Remote<'a> {
+    fn new(device: &'a Device, address: u64, len: usize) -> Option<Self> {
+        let Device::Cuda(cuda) = device else { return None };
+        Some(Self { cuda, address, len, lifetime: PhantomData })
+    }
+
+    /// Of a contiguous matrix, if it is a GPU's.
+    ///
+    /// # Panics
+    /// If it is not contiguous.
+    pub fn of(device: &'a Device, view: ViewMut<'a>) -> Option<Self> {
+        assert!(view.is_contiguous(), "a remote range of a strided view");
+        Self::new(device, view.address(), view.num_bytes())
+    }
+
+    /// Of bytes, if they are a GPU's.
+    pub fn of_bytes(device: &'a Device, bytes: BytesMut<'a>) -> Option<Self> {
+        Self::new(device, bytes.view().address(), bytes.len())
+    }
+
+    /// Of a range of sums, if they are a GPU's.
+    pub fn of_sums(device: &'a Device, sums: &'a mut ExactSum, range: Range<usize>) -> Option<Self> {
+        let sums = sums.view().range(range);
+        Self::new(device, sums.address(), size_of::<i64>() * sums.len())
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Which GPU, and where.
+    pub fn address(&self) -> (usize, u64) {
+        (self.cuda.driver().properties().ordinal, self.address)
+    }
+
+    /// Waits until all work so far is done.
+    ///
+    /// # Errors
+    /// If something in it failed.
+    pub fn settle(&self) -> Result<()> {
+        self.cuda.synchronize()
+    }
+
+    /// Copies bytes to the host, after all work so far.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    ///
+    /// # Errors
+    /// If the GPU cannot give them.
+    pub fn read(&self, range: Range<usize>, to: &mut [u8]) -> Result<()> {
+        assert!(range.end <= self.len && range.len() == to.len(), "bytes {range:?} of {}", self.len);
+        // SAFETY: the range is inside what is borrowed.
+        unsafe { self.cuda.read(self.address + range.start as u64, to) }
+    }
+
+    /// Copies bytes from the host, after all work so far.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    ///
+    /// # Errors
+    /// If the GPU cannot take them.
+    pub fn write(&mut self, range: Range<usize>, from: &[u8]) -> Result<()> {
+        assert!(range.end <= self.len && range.len() == from.len(), "bytes {range:?} of {}", self.len);
+        // SAFETY: the range is inside what is borrowed exclusively.
+        unsafe { self.cuda.write(from, self.address + range.start as u64) }
     }
 }
 
@@ -109,6 +235,41 @@ impl Bytes {
 }
 
 impl ExactSum {
+    /// Makes every sum zero. Nothing on a dry run.
+    ///
+    /// # Errors
+    /// If a GPU cannot.
+    pub fn clear(&mut self, device: &Device) -> Result<()> {
+        match device {
+            Device::Cpu(_) => self.as_mut_slice().fill(0),
+            Device::Cuda(cuda) => {
+                let (at, bytes) = (self.view().address(), size_of::<i64>() * self.len());
+                // SAFETY: the sums are borrowed exclusively.
+                unsafe { cuda.driver().clear(cuda.stream(), at, bytes)? };
+            }
+            Device::Meta(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Overwrites all sums. Nothing on a dry run.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    ///
+    /// # Errors
+    /// If a GPU cannot take them.
+    pub fn write(&mut self, device: &Device, sums: &[i64]) -> Result<()> {
+        assert_eq!(sums.len(), self.len(), "sums to write");
+        match device {
+            Device::Cpu(_) => self.as_mut_slice().copy_from_slice(sums),
+            // SAFETY: the sums are borrowed exclusively, and are as many.
+            Device::Cuda(cuda) => unsafe { cuda.write(sums, self.view().address())? },
+            Device::Meta(_) => {}
+        }
+        Ok(())
+    }
+
     /// All sums as the host sees them; none on a dry run.
     ///
     /// # Errors

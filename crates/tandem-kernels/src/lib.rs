@@ -41,6 +41,7 @@ pub use error::KernelError;
 pub use forest::{Forest, Prediction, Segment};
 pub use format::Format;
 pub use half::bf16;
+pub use host::Remote;
 pub use profile::Profile;
 pub use states::{Dither, Moment, STATE_BLOCK, StateForm, States, StatesMut, StatesView};
 pub use tensor::{Extent, Tensor, View, ViewMut};

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::cpu(2, 16 << 30)?;
     let weights = template.weights(&decoder)?.load(&decoder, &device, Kind::Master)?;
     let save = Save { template: &template, decoder: &decoder, dtype, shard_bytes };
-    save.write_resident(Path::new(destination), &weights)?;
+    save.write_resident(Path::new(destination), &device, &weights)?;
     println!(
         "{} parameters of {} written to {destination}",
         decoder.num_parameters(),

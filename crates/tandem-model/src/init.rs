@@ -23,9 +23,7 @@ pub fn init(decoder: &Decoder, device: &Device, kind: Kind, seed: u64) -> Result
     let mut layers = Vec::new();
     for layer in decoder.layers() {
         let mut flat = device.alloc(kind, 1, decoder.layout(layer).len, DType::F32)?;
-        if !device.is_meta() {
-            init_layer(decoder, layer, seed, flat.view_mut().into_slice());
-        }
+        device.host_write(flat.view_mut(), |flat| init_layer(decoder, layer, seed, flat))?;
         layers.push(flat);
     }
     Ok(FlatWeights { layers })

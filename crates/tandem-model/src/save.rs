@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use tandem_kernels::DType;
+use tandem_kernels::{DType, Device, ops};
 
 use crate::Result;
 use crate::decoder::Decoder;
@@ -52,13 +52,14 @@ impl Save<'_> {
         })
     }
 
-    /// As [`Save::write`], of weights that lie in CPU memory.
+    /// As [`Save::write`], of weights in the memory of `device`.
     ///
     /// # Errors
     /// As [`Save::write`].
-    pub fn write_resident(&self, destination: &Path, weights: &FlatWeights) -> Result<()> {
+    pub fn write_resident(&self, destination: &Path, device: &Device, weights: &FlatWeights) -> Result<()> {
         self.write(destination, &mut |layer, flat| {
-            flat.copy_from_slice(weights.layers[self.decoder.index(layer)].view().as_slice());
+            let from = weights.layers[self.decoder.index(layer)].view();
+            device.host_read(from, |from| flat.copy_from_slice(from))?;
             Ok(())
         })
     }
@@ -132,16 +133,21 @@ impl Save<'_> {
 
 /// Every tensor in HF's names and order of elements, for tests and for tools that look at weights.
 ///
-/// # Panics
-/// If the weights do not lie in CPU memory.
-pub fn to_hf_tensors(decoder: &Decoder, weights: &FlatWeights) -> Vec<(String, Vec<f32>)> {
+/// # Errors
+/// If the device cannot give them.
+pub fn to_hf_tensors(
+    decoder: &Decoder,
+    device: &Device,
+    weights: &FlatWeights,
+) -> Result<Vec<(String, Vec<f32>)>> {
     let heads = decoder.spec().attention.heads;
-    let tensors = stored(decoder).into_iter().map(|Tensor { layer, piece, .. }| {
-        let flat: &[f32] = weights.layers[decoder.index(layer)].view().as_slice();
-        let values = order::to_hf(&piece, heads, &flat[piece.range.clone()]);
-        (piece.name, values)
-    });
-    tensors.collect()
+    let mut tensors = Vec::new();
+    for Tensor { layer, piece, .. } in stored(decoder) {
+        let flat = weights.layers[decoder.index(layer)].view().col_range(piece.range.clone());
+        let values = ops::read_f32(device, flat)?;
+        tensors.push((piece.name.clone(), order::to_hf(&piece, heads, &values)));
+    }
+    Ok(tensors)
 }
 
 /// Every tensor of a decoder with its layer.

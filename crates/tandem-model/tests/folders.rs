@@ -6,10 +6,10 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use support::{ALL, Golden, cpu, formula, goldens};
+use support::{ALL, Golden, cpu, formula, goldens, tensors};
 use tandem_kernels::{DType, Kind};
 use tandem_model::load::tensor_shapes;
-use tandem_model::save::{SHARD_BYTES, to_hf_tensors};
+use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ModelFolder, Part, Save, init};
 
 fn open_error(folder: &Path) -> String {
@@ -45,7 +45,7 @@ fn what_is_saved_is_what_was_loaded() {
         // Small shards: the second round reads through an index.
         for shard_bytes in [SHARD_BYTES, 6_000] {
             let save = Save { template: &folder, decoder: &golden.decoder, dtype: DType::F32, shard_bytes };
-            save.write_resident(&destination, &weights).unwrap();
+            save.write_resident(&destination, &device, &weights).unwrap();
             assert_eq!(destination.join("model.safetensors.index.json").exists(), shard_bytes == 6_000);
             let again = ModelFolder::open(&destination).unwrap();
             assert_eq!(again.spec(), folder.spec());
@@ -70,13 +70,13 @@ fn bf16_is_saved_rounded_to_nearest_even() {
     let destination = out.path().join("final");
     let save =
         Save { template: &folder, decoder: &golden.decoder, dtype: DType::Bf16, shard_bytes: SHARD_BYTES };
-    save.write_resident(&destination, &weights).unwrap();
+    save.write_resident(&destination, &device, &weights).unwrap();
     let again = ModelFolder::open(&destination).unwrap();
     assert_eq!(again.config().word("dtype", "").unwrap(), "bfloat16");
     let loaded =
         again.weights(&golden.decoder).unwrap().load(&golden.decoder, &device, Kind::Master).unwrap();
     for ((name, was), (_, is)) in
-        to_hf_tensors(&golden.decoder, &weights).iter().zip(to_hf_tensors(&golden.decoder, &loaded))
+        tensors(&golden.decoder, &weights).iter().zip(tensors(&golden.decoder, &loaded))
     {
         let rounded: Vec<f32> = was.iter().map(|&v| half::bf16::from_f32(v).to_f32()).collect();
         assert_eq!(rounded, is, "{name}");
@@ -93,7 +93,7 @@ fn a_failed_save_leaves_the_old_folder_whole() {
     let destination = out.path().join("final");
     let save =
         Save { template: &folder, decoder: &golden.decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
-    save.write_resident(&destination, &weights).unwrap();
+    save.write_resident(&destination, &device, &weights).unwrap();
     let before = fs::read(destination.join("model.safetensors")).unwrap();
     let failure = save.write(&destination, &mut |layer, _| match layer {
         LayerId::Head => Err(ModelError::Invalid("the disk is full".into())),
@@ -134,7 +134,7 @@ fn half_precision_folders_are_widened() {
     }
     write_raw(golden.folder.path(), &entries, &data);
     let device = cpu();
-    assert_eq!(to_hf_tensors(&golden.decoder, &golden.load(&device)), expected);
+    assert_eq!(tensors(&golden.decoder, &golden.load(&device)), expected);
 }
 
 /// A safetensors file from a header and data.

@@ -53,7 +53,7 @@ fn gradients(dtype: DType, log_prob_tolerance: f64, gradient_tolerance: f64) {
         let error = relative_error(&log_prob, &golden.expected("log_prob"));
         let mut failures: Vec<String> =
             beyond(golden, "log-probs", error, log_prob_tolerance).into_iter().collect();
-        let mut found: Vec<(String, Vec<f32>)> = to_hf_tensors(decoder, &sums);
+        let mut found: Vec<(String, Vec<f32>)> = to_hf_tensors(decoder, &device, &sums).unwrap();
         found.sort_by(|a, b| a.0.cmp(&b.0));
         let names: Vec<&String> = found.iter().map(|(name, _)| name).collect();
         assert_eq!(names, golden.parameters().iter().collect::<Vec<_>>(), "{}", golden.name);

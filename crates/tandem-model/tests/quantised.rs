@@ -157,7 +157,7 @@ fn slices_are_parts_of_the_whole() {
             let dequantised = plain.path().join("dequantised");
             let save =
                 Save { template: &folder, decoder: &whole, dtype: DType::F32, shard_bytes: SHARD_BYTES };
-            save.write_resident(&dequantised, &weights).unwrap();
+            save.write_resident(&dequantised, &device, &weights).unwrap();
             let dequantised = ModelFolder::open(&dequantised).unwrap();
             let expected = dequantised.weights(&slice).unwrap().load(&slice, &device, Kind::Master).unwrap();
             assert!(values(&part) == values(&expected), "{name}, slice {index}");
@@ -180,7 +180,7 @@ fn a_saved_model_is_an_ordinary_one() {
         let path = out.path().join("final");
         let save =
             Save { template: &template, decoder: &decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
-        save.write_resident(&path, &weights).unwrap();
+        save.write_resident(&path, &device, &weights).unwrap();
         let config: Value = serde_json::from_slice(&fs::read(path.join("config.json")).unwrap()).unwrap();
         assert_eq!(config.get("quantization_config"), None, "{name}");
         let saved = ModelFolder::open(&path).unwrap();

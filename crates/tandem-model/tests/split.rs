@@ -4,10 +4,9 @@ mod support;
 
 use std::sync::{Arc, Barrier, Mutex};
 
-use support::{ALL, Golden, relative_error, train};
+use support::{ALL, Golden, relative_error, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, Tensor};
-use tandem_model::save::to_hf_tensors;
 use tandem_model::{
     Checkpointing, Decoder, FlatWeights, LayerId, ModelError, ResidentGradients, ResidentWeights, Result,
     Room, Slice, Split, Walk, init,
@@ -27,7 +26,7 @@ struct Rank<'a> {
 }
 
 impl Split for Rank<'_> {
-    fn sum(&self, x: &mut Tensor) -> Result<()> {
+    fn sum(&self, device: &Device, x: &mut Tensor) -> Result<()> {
         let x = x.view_mut().into_slice::<f32>();
         self.table.sums.lock().unwrap()[self.index] = x.to_vec();
         self.table.barrier.wait();
@@ -40,7 +39,7 @@ impl Split for Rank<'_> {
         Ok(())
     }
 
-    fn gather_rows(&self, x: &mut Tensor, counts: &[usize]) -> Result<()> {
+    fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()> {
         self.table.bytes.lock().unwrap()[self.index] = x.view().as_bytes().to_vec();
         self.table.barrier.wait();
         let (mut all, width) = (Vec::new(), x.cols() * x.dtype().size());
@@ -53,7 +52,7 @@ impl Split for Rank<'_> {
         Ok(())
     }
 
-    fn sum_rows(&self, x: &mut Tensor, counts: &[usize]) -> Result<()> {
+    fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()> {
         self.sum(x)?;
         let start: usize = counts[..self.index].iter().sum();
         let own = start * x.cols()..(start + counts[self.index]) * x.cols();
@@ -167,7 +166,7 @@ fn same_numbers(
         assert!(error < 3e-6, "{what}: {kind} {error:.1e}");
     }
     assert_eq!(scores.hit, expected.hit, "{what}");
-    let (found, expected) = (to_hf_tensors(decoder, found), to_hf_tensors(decoder, gradients));
+    let (found, expected) = (tensors(decoder, found), tensors(decoder, gradients));
     let largest = |x: &[f32]| x.iter().fold(0f32, |m, x| m.max(x.abs()));
     let least = expected.iter().map(|(_, x)| largest(x)).fold(0.0, f32::max) * floor;
     for ((tensor, mut found), (_, mut expected)) in found.into_iter().zip(expected) {

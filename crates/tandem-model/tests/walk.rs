@@ -4,10 +4,9 @@ mod support;
 
 use std::cell::RefCell;
 
-use support::{ALL, Golden, by_sequence, cpu, relative_error, train};
+use support::{ALL, Golden, by_sequence, cpu, relative_error, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind};
-use tandem_model::save::to_hf_tensors;
 use tandem_model::{
     Checkpointing, Decoder, FlatWeights, GradientSink, LayerGradients, LayerId, LayerWeights,
     ResidentGradients, ResidentWeights, Result, Room, Walk, WeightSource, init,
@@ -37,9 +36,9 @@ fn a_shared_prompt_scores_and_trains_like_two_sequences() {
         let separate = [chosen.log_prob, rejected.log_prob].concat();
         let error = relative_error(&by_sequence(&tree, &scores.log_prob), &separate);
         assert!(error < 2e-6, "{name}: log-probs {error:.1e}: only the order of f32 sums may differ");
-        let both = to_hf_tensors(decoder, &chosen_gradients).into_iter();
+        let both = tensors(decoder, &chosen_gradients).into_iter();
         for (((tensor, a), (_, b)), (_, found)) in
-            both.zip(to_hf_tensors(decoder, &rejected_gradients)).zip(to_hf_tensors(decoder, &gradients))
+            both.zip(tensors(decoder, &rejected_gradients)).zip(tensors(decoder, &gradients))
         {
             let sum: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
             let error = relative_error(&found, &sum);

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use tandem_comm::{Group, Reduction};
-use tandem_kernels::Tensor;
+use tandem_kernels::{Device, Tensor};
 use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split, Stage};
 
 use crate::config::{ComputeConfig, Config};
@@ -220,18 +220,18 @@ impl Mesh {
 }
 
 impl Split for TensorGroup {
-    fn sum(&self, x: &mut Tensor) -> ModelResult<()> {
-        self.0.borrow_mut().all_reduce_numbers(numbers::tensor(x), Reduction::Sum).map_err(lost)
+    fn sum(&self, device: &Device, x: &mut Tensor) -> ModelResult<()> {
+        self.0.borrow_mut().all_reduce_numbers(numbers::tensor(device, x), Reduction::Sum).map_err(lost)
     }
 
-    fn gather_rows(&self, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
+    fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
         let counts = elements(x, counts);
-        self.0.borrow_mut().all_gather_numbers(numbers::tensor(x), &counts).map_err(lost)
+        self.0.borrow_mut().all_gather_numbers(numbers::tensor(device, x), &counts).map_err(lost)
     }
 
-    fn sum_rows(&self, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
+    fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
         let (counts, sum) = (elements(x, counts), Reduction::Sum);
-        self.0.borrow_mut().reduce_scatter_numbers(numbers::tensor(x), &counts, sum).map_err(lost)
+        self.0.borrow_mut().reduce_scatter_numbers(numbers::tensor(device, x), &counts, sum).map_err(lost)
     }
 
     fn gather(&self, numbers: &mut [f64]) -> ModelResult<()> {

@@ -3,42 +3,75 @@
 
 use std::ops::Range;
 
-use tandem_comm::{ElementKind, Numbers};
+use tandem_comm::{DeviceNumbers, ElementKind, Numbers};
 use tandem_kernels::bytes::Bytes;
 use tandem_kernels::exact::ExactSum;
-use tandem_kernels::{DType, Tensor, bf16};
+use tandem_kernels::{DType, Device, Remote, Tensor, bf16};
 
-/// A whole tensor.
-pub(crate) fn tensor(x: &mut Tensor) -> Numbers<'_> {
-    let len = x.view().len();
-    match (x.is_meta(), x.dtype()) {
-        (false, DType::F32) => x.view_mut().into_slice::<f32>().into(),
-        (false, DType::Bf16) => x.view_mut().into_slice::<bf16>().into(),
-        (true, DType::F32) => Numbers::dry(ElementKind::F32, len),
-        (true, DType::Bf16) => Numbers::dry(ElementKind::Bf16, len),
+/// A whole tensor of `device`'s.
+pub(crate) fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> Numbers<'a> {
+    let (len, dtype) = (x.view().len(), x.dtype());
+    let kind = match dtype {
+        DType::F32 => ElementKind::F32,
+        DType::Bf16 => ElementKind::Bf16,
+    };
+    match (device, dtype) {
+        (Device::Cpu(_), DType::F32) => x.view_mut().into_slice::<f32>().into(),
+        (Device::Cpu(_), DType::Bf16) => x.view_mut().into_slice::<bf16>().into(),
+        _ => elsewhere(kind, len, Remote::of(device, x.view_mut())),
     }
 }
 
 /// A range of a row of f32.
-pub(crate) fn floats(x: &mut Tensor, range: Range<usize>) -> Numbers<'_> {
-    if x.is_meta() {
-        return Numbers::dry(ElementKind::F32, range.len());
+pub(crate) fn floats<'a>(device: &'a Device, x: &'a mut Tensor, range: Range<usize>) -> Numbers<'a> {
+    let (len, view) = (range.len(), x.view_mut().col_range(range));
+    match device {
+        Device::Cpu(_) => view.into_slice::<f32>().into(),
+        _ => elsewhere(ElementKind::F32, len, Remote::of(device, view)),
     }
-    x.view_mut().col_range(range).into_slice::<f32>().into()
 }
 
 /// A range of sums in fixed point.
-pub(crate) fn fixed(sums: &mut ExactSum, range: Range<usize>) -> Numbers<'_> {
-    if sums.is_meta() {
-        return Numbers::dry(ElementKind::I64, range.len());
+pub(crate) fn fixed<'a>(device: &'a Device, sums: &'a mut ExactSum, range: Range<usize>) -> Numbers<'a> {
+    match device {
+        Device::Cpu(_) => (&mut sums.as_mut_slice()[range]).into(),
+        _ => elsewhere(ElementKind::I64, range.len(), Remote::of_sums(device, sums, range)),
     }
-    (&mut sums.as_mut_slice()[range]).into()
 }
 
 /// Bytes, all of them.
-pub(crate) fn bytes(bytes: &mut Bytes) -> Numbers<'_> {
-    if bytes.is_meta() {
-        return Numbers::dry(ElementKind::U8, bytes.len());
+pub(crate) fn bytes<'a>(device: &'a Device, bytes: &'a mut Bytes) -> Numbers<'a> {
+    match device {
+        Device::Cpu(_) => bytes.as_mut_slice().into(),
+        _ => elsewhere(ElementKind::U8, bytes.len(), Remote::of_bytes(device, bytes.view_mut())),
     }
-    bytes.as_mut_slice().into()
+}
+
+/// On a GPU, or nowhere in a dry run.
+fn elsewhere<'a>(kind: ElementKind, len: usize, remote: Option<Remote<'a>>) -> Numbers<'a> {
+    match remote {
+        Some(remote) => Numbers::on_device(kind, len, OnGpu(remote)),
+        None => Numbers::dry(kind, len),
+    }
+}
+
+/// A GPU's memory as collectives know it.
+struct OnGpu<'a>(Remote<'a>);
+
+impl DeviceNumbers for OnGpu<'_> {
+    fn address(&self) -> (usize, u64) {
+        self.0.address()
+    }
+
+    fn settle(&mut self) -> Result<(), String> {
+        self.0.settle().map_err(|error| error.to_string())
+    }
+
+    fn read(&mut self, range: Range<usize>, to: &mut [u8]) -> Result<(), String> {
+        self.0.read(range, to).map_err(|error| error.to_string())
+    }
+
+    fn write(&mut self, range: Range<usize>, from: &[u8]) -> Result<(), String> {
+        self.0.write(range, from).map_err(|error| error.to_string())
+    }
 }

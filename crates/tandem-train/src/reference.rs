@@ -172,8 +172,9 @@ pub fn load(
                 let start = &|decoder: &Decoder| Start::of_policy(config, prepared, decoder);
                 share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy, start)?;
                 let adapter = policy.reference().expect("just put there").masters();
-                let layers = decoder.layers().into_iter().zip(&adapter.layers);
-                layers.for_each(|(layer, flat)| print.see(layer, flat.view().as_slice()));
+                for (layer, flat) in decoder.layers().into_iter().zip(&adapter.layers) {
+                    homes.device.host_read(flat.view(), |flat| print.see(layer, flat))?;
+                }
                 let scores = pass.run(mesh, &mut SharedReference(&mut policy), &print, format)?;
                 policy.share_base(None);
                 scores

@@ -274,13 +274,16 @@ pub fn restore_weights(
     follower: Option<&mut Policy>,
 ) -> Result<usize> {
     let partition = policy.masters().1.clone();
-    let mut num_known = read_masters(checkpoint, POLICY, decoder, policy.masters_mut(), &partition)?;
+    let device = &policy.device().clone();
+    let mut num_known = read_masters(checkpoint, POLICY, decoder, device, policy.masters_mut(), &partition)?;
     if let Some(follower) = follower {
         let partition = follower.masters().1.clone();
-        num_known += read_masters(checkpoint, REFERENCE, decoder, follower.masters_mut(), &partition)?;
+        num_known +=
+            read_masters(checkpoint, REFERENCE, decoder, device, follower.masters_mut(), &partition)?;
     } else if let Some(follower) = policy.follower_mut() {
         let partition = follower.partition().clone();
-        num_known += read_masters(checkpoint, REFERENCE, decoder, follower.masters_mut(), &partition)?;
+        num_known +=
+            read_masters(checkpoint, REFERENCE, decoder, device, follower.masters_mut(), &partition)?;
     }
     Ok(num_known)
 }
@@ -290,12 +293,15 @@ fn read_masters(
     checkpoint: &Checkpoint,
     group: &str,
     decoder: &Decoder,
+    device: &Device,
     masters: &mut FlatWeights,
     partition: &Partition,
 ) -> Result<usize> {
     let num_tensors = check_group(checkpoint, group, decoder)?;
     for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut masters.layers).enumerate() {
-        read_layer(checkpoint, group, decoder, layer, partition.owned(index), flat.view_mut().into_slice())?;
+        let owned = partition.owned(index);
+        let read = |flat: &mut [f32]| read_layer(checkpoint, group, decoder, layer, owned, flat);
+        device.host_update(flat.view_mut(), read)?.transpose()?;
     }
     Ok(num_tensors)
 }

@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 
 use tandem_comm::{Element, ElementKind, Group};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Extent, Forest, Kind, Tensor};
+use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor};
 use tandem_model::{Gradient, GradientSink, SavedWalk, Stage, Streams, Walk, WeightSource};
 
 use crate::Result;
@@ -30,12 +30,12 @@ impl Stages {
     ///
     /// # Errors
     /// If the rank is lost.
-    pub fn send(&self, to: usize, x: &Tensor) -> Result<()> {
+    pub fn send(&self, to: usize, device: &Device, x: &Tensor) -> Result<()> {
         let mut group = self.0.borrow_mut();
-        if x.is_meta() {
-            return Ok(group.dry_send(to, ElementKind::F32, x.view().len())?);
+        match device.host_read(x.view(), |x: &[f32]| group.send(to, x))? {
+            Some(sent) => Ok(sent?),
+            None => Ok(group.dry_send(to, ElementKind::F32, x.view().len())?),
         }
-        Ok(group.send::<f32>(to, x.view().as_slice())?)
     }
 
     /// What another stage sends: this slice's rows of the residual stream of a forest, or of its gradient, `[T,D]` f32.
@@ -46,10 +46,9 @@ impl Stages {
         let (rows, width) = (walk.stream_rows(forest), Extent::exact(walk.decoder.spec().hidden_size));
         let mut x = walk.device.alloc_in(Kind::Activations, rows, width, DType::F32)?;
         let mut group = self.0.borrow_mut();
-        if x.is_meta() {
-            group.dry_recv(from, ElementKind::F32, x.view().len())?;
-        } else {
-            group.recv(from, x.view_mut().into_slice::<f32>())?;
+        match walk.device.host_write(x.view_mut(), |x: &mut [f32]| group.recv(from, x))? {
+            Some(received) => received?,
+            None => group.dry_recv(from, ElementKind::F32, x.view().len())?,
         }
         Ok(x)
     }
@@ -183,8 +182,8 @@ impl StagedWalk<'_> {
         let x = self.stages.filter(|_| own > 0).map(recv).transpose()?;
         let (x, saved) = self.walk.stage_forward(weights, forest, x, scores, keep)?;
         if let Some((stages, x)) = self.stages.zip(x) {
-            x.reference.map_or(Ok(()), |x| stages.send(own + 1, &x))?;
-            stages.send(own + 1, &x.policy)?;
+            x.reference.map_or(Ok(()), |x| stages.send(own + 1, self.walk.device, &x))?;
+            stages.send(own + 1, self.walk.device, &x.policy)?;
         }
         Ok(saved)
     }
@@ -209,7 +208,7 @@ impl StagedWalk<'_> {
         };
         let dx = self.walk.stage_backward(weights, grads, forest, saved, end)?;
         if let Some((stages, dx)) = self.stages.zip(dx) {
-            stages.send(own - 1, &dx)?;
+            stages.send(own - 1, self.walk.device, &dx)?;
         }
         Ok(())
     }

@@ -98,9 +98,8 @@ impl Start {
         let from = self.adapter(folder.map(PathBuf::as_path), decoder, device)?;
         let mut base = self.frozen(config, decoder, homes, shard, Kind::Weights, Some(&mut *see))?;
         let masters = adapter_masters(config, decoder, device, Kind::Master, &from, base.as_mut())?;
-        if !device.is_meta() {
-            let layers = decoder.layers().into_iter().zip(&masters.layers);
-            layers.for_each(|(layer, flat)| see(layer, flat.view().as_slice()));
+        for (layer, flat) in decoder.layers().into_iter().zip(&masters.layers) {
+            device.host_read(flat.view(), |flat| see(layer, flat))?;
         }
         let adapter = ReplicatedWeights::new(device, decoder.clone(), masters, compute_type(config))?;
         Ok(Policy::adapted(adapter, base))
@@ -215,13 +214,14 @@ impl Start {
                     _ => None,
                 };
                 let mut values = values.view_mut().col_range(0..piece.flat.len());
-                if !device.is_meta() && (stored.is_none() || see.is_some()) {
-                    let values = values.reborrow().into_slice();
-                    match &self.source {
-                        Source::Files(files) => files.read_range(index, piece.flat.clone(), values),
-                        Source::Random(_) => values.copy_from_slice(&drawn[piece.flat.clone()]),
-                    }
-                    see.iter_mut().for_each(|see| see(layer, values));
+                if stored.is_none() || see.is_some() {
+                    device.host_write(values.reborrow(), |values| {
+                        match &self.source {
+                            Source::Files(files) => files.read_range(index, piece.flat.clone(), values),
+                            Source::Random(_) => values.copy_from_slice(&drawn[piece.flat.clone()]),
+                        }
+                        see.iter_mut().for_each(|see| see(layer, values));
+                    })?;
                 }
                 let values = values.view().reshape(piece.rows, piece.cols);
                 let pack = |packed: BytesMut| -> Result<()> {
@@ -235,11 +235,9 @@ impl Start {
                 } else if !part.is_empty() {
                     let mut whole = Bytes::new(device, Kind::Scratch, piece.bytes.len())?;
                     pack(whole.view_mut())?;
-                    if !device.is_meta() {
-                        let of_piece = part.start - piece.bytes.start..part.end - piece.bytes.start;
-                        let place = part.start - own.start..part.end - own.start;
-                        bytes.as_mut_slice()[place].copy_from_slice(&whole.as_slice()[of_piece]);
-                    }
+                    let of_piece = part.start - piece.bytes.start..part.end - piece.bytes.start;
+                    let place = part.start - own.start..part.end - own.start;
+                    device.copy_bytes(whole.range(of_piece), bytes.range_mut(place))?;
                 }
             }
             bytes.let_go();
@@ -263,9 +261,10 @@ impl Start {
             Source::Files(files) => files.load(decoder, device, kind)?,
             Source::Random(seed) => init::init(decoder, device, kind, *seed)?,
         };
-        if let Some(see) = see.filter(|_| !device.is_meta()) {
-            let layers = decoder.layers().into_iter().zip(&whole.layers);
-            layers.for_each(|(layer, flat)| see(layer, flat.view().as_slice()));
+        if let Some(see) = see {
+            for (layer, flat) in decoder.layers().into_iter().zip(&whole.layers) {
+                device.host_read(flat.view(), |flat| see(layer, flat))?;
+            }
         }
         Ok(whole)
     }
@@ -294,7 +293,7 @@ impl Start {
                     Source::Random(seed) => init::init_layer(decoder, layer, *seed, &mut flat),
                 }
                 see.iter_mut().for_each(|see| see(layer, &flat));
-                part.view_mut().into_slice().copy_from_slice(&flat[owned]);
+                device.host_write(part.view_mut(), |part| part.copy_from_slice(&flat[owned]))?;
                 part.let_go();
             }
             layers.push(part);
@@ -329,11 +328,14 @@ pub fn adapter_masters(
     for (index, layer) in decoder.layers().into_iter().enumerate() {
         let mut flat = device.alloc(kind, 1, decoder.trained(layer).len, DType::F32)?;
         match from {
-            AdapterStart::Files(files) => files.read_layer(index, flat.view_mut().into_slice()),
-            AdapterStart::New if !device.is_meta() => {
-                adapter::init_layer(decoder, layer, config.seed, flat.view_mut().into_slice());
+            AdapterStart::Files(files) => {
+                device.host_write(flat.view_mut(), |flat| files.read_layer(index, flat))?;
             }
-            AdapterStart::New | AdapterStart::Unread => {}
+            AdapterStart::New => {
+                let seed = config.seed;
+                device.host_write(flat.view_mut(), |flat| adapter::init_layer(decoder, layer, seed, flat))?;
+            }
+            AdapterStart::Unread => {}
         }
         if matches!(from, AdapterStart::New) && flat.cols() > 0 {
             adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;

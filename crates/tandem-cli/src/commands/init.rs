@@ -30,6 +30,6 @@ fn init(folder: &Path, output: &Path, seed: u64) -> tandem_train::Result<usize> 
     let device = Device::cpu(1, 8 * decoder.num_parameters() + (1 << 28))?;
     let weights = tandem_model::init::init(&decoder, &device, Kind::Master, seed)?;
     let save = Save { template: &template, decoder: &decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
-    save.write_resident(output, &weights)?;
+    save.write_resident(output, &device, &weights)?;
     Ok(decoder.num_parameters())
 }

@@ -107,9 +107,7 @@ impl Merged {
         let mut layers = Vec::new();
         for layer in self.decoder.layers() {
             let mut flat = device.alloc(kind, 1, self.decoder.layout(layer).len, DType::F32)?;
-            if !device.is_meta() {
-                self.read_layer(layer, flat.view_mut().into_slice());
-            }
+            device.host_write(flat.view_mut(), |flat| self.read_layer(layer, flat))?;
             layers.push(flat);
         }
         Ok(FlatWeights { layers })

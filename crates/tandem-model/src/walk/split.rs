@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 
 use tandem_kernels::ops::ELSEWHERE;
-use tandem_kernels::{DType, Tensor, View, ops};
+use tandem_kernels::{DType, Device, Tensor, View, ops};
 
 use super::Walk;
 use super::rows::Shares;
@@ -23,20 +23,20 @@ pub trait Split {
     ///
     /// # Errors
     /// If a rank is lost.
-    fn sum(&self, x: &mut Tensor) -> Result<()>;
+    fn sum(&self, device: &Device, x: &mut Tensor) -> Result<()>;
 
     /// `x` is divided by rows, `counts[r]` of rank `r`, one's after another's: every rank gets what each has in its own.
     ///
     /// # Errors
     /// If a rank is lost.
-    fn gather_rows(&self, x: &mut Tensor, counts: &[usize]) -> Result<()>;
+    fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()>;
 
     /// `x`, f32, is divided as above: this rank's rows become the sum of all ranks' `x` there. The others are unspecified
     /// afterwards.
     ///
     /// # Errors
     /// If a rank is lost.
-    fn sum_rows(&self, x: &mut Tensor, counts: &[usize]) -> Result<()>;
+    fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()>;
 
     /// `numbers` are as many of each rank, one's after another's: every rank gets what each has written as its own.
     ///
@@ -65,12 +65,12 @@ impl Walk<'_> {
 
     /// The other ranks' rows into `x`, of which this rank has written its own.
     pub(super) fn gather_rows(&self, x: &mut Tensor, shares: &Shares) -> Result<()> {
-        self.split.map_or(Ok(()), |split| split.gather_rows(x, shares.counts()))
+        self.split.map_or(Ok(()), |split| split.gather_rows(self.device, x, shares.counts()))
     }
 
     /// This rank's rows of `x` become those of the sum of all ranks' `x`.
     pub(super) fn sum_rows(&self, x: &mut Tensor, shares: &Shares) -> Result<()> {
-        self.split.map_or(Ok(()), |split| split.sum_rows(x, shares.counts()))
+        self.split.map_or(Ok(()), |split| split.sum_rows(self.device, x, shares.counts()))
     }
 
     /// This rank's rows of the sum of all ranks' terms: `term` itself where nothing is split.
@@ -103,7 +103,7 @@ impl Walk<'_> {
         parts: &[Part],
         gradients: &mut LayerGradients,
     ) -> Result<()> {
-        self.split.map_or(Ok(()), |split| split.sum(&mut terms))?;
+        self.split.map_or(Ok(()), |split| split.sum(self.device, &mut terms))?;
         for (row, &part) in parts.iter().enumerate().take(terms.rows()) {
             if let Some(dw) = gradients.get_mut(part) {
                 ops::add(self.device, terms.view().row_range(row..row + 1), dw)?;

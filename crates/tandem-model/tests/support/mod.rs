@@ -54,6 +54,11 @@ pub fn cpu() -> Device {
     Device::cpu(2, 256 << 20).unwrap()
 }
 
+/// Every tensor of weights in the processor's memory, in HF's names and order.
+pub fn tensors(decoder: &Decoder, weights: &FlatWeights) -> Vec<(String, Vec<f32>)> {
+    tandem_model::save::to_hf_tensors(decoder, &cpu(), weights).unwrap()
+}
+
 impl Golden {
     pub fn new(name: &'static str) -> Self {
         let golden: Value =

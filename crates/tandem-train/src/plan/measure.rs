@@ -123,10 +123,12 @@ fn product_rate(device: &Device, dtype: DType) -> Result<f64> {
 fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
     let mut numbers = device.zeros(Kind::Scratch, rows, cols, DType::F32)?;
     let mut state = 1u32;
-    for number in numbers.view_mut().into_slice::<f32>() {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        *number = state.cast_signed() as f32 / i32::MAX as f32;
-    }
+    device.host_write(numbers.view_mut(), |numbers: &mut [f32]| {
+        for number in numbers {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *number = state.cast_signed() as f32 / i32::MAX as f32;
+        }
+    })?;
     if dtype == DType::F32 {
         return Ok(numbers);
     }

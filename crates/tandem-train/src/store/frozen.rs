@@ -85,17 +85,16 @@ impl FrozenWeights {
         let group = group.unwrap_or_else(Group::alone);
         let (name, rank, size) = (format!("rank {} frozen", group.rank()), group.rank(), group.size());
         let bytes = Arc::new(bytes);
-        let (all, kept, of) = (packings.clone(), bytes.clone(), decoder.clone());
+        let (all, kept, of, by) = (packings.clone(), bytes.clone(), decoder.clone(), device.clone());
         let courier = Courier::new(device, &name, group, travels, move |group, layer: &mut Layer| {
             let Some(bytes) = &mut layer.bytes else { return Ok(()) };
             let counts = all.of(layer.id).counts(size);
             let own = &kept[of.index(layer.id)];
-            if !bytes.is_meta() {
-                let start: usize = counts[..rank].iter().sum();
-                bytes.as_mut_slice()[start..start + counts[rank]].copy_from_slice(own.as_slice());
-            }
+            let start: usize = counts[..rank].iter().sum();
+            by.copy_bytes(own.view(), bytes.range_mut(start..start + counts[rank]))
+                .expect("bytes of one length");
             own.let_go();
-            group.all_gather_numbers(numbers::bytes(bytes), &counts)
+            group.all_gather_numbers(numbers::bytes(&by, bytes), &counts)
         })?;
         let slots = Slots::new(courier, travels);
         let device = device.clone();

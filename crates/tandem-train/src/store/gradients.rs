@@ -82,19 +82,18 @@ enum Sums {
 
 impl Sums {
     /// A range of what is held of a layer.
-    fn range(&mut self, index: usize, range: Range<usize>) -> Numbers<'_> {
+    fn range<'a>(&'a mut self, device: &'a Device, index: usize, range: Range<usize>) -> Numbers<'a> {
         match self {
-            Self::Exact { sums, .. } => numbers::fixed(&mut sums[index], range),
-            Self::Fast { sums, .. } => numbers::floats(&mut sums[index], range),
+            Self::Exact { sums, .. } => numbers::fixed(device, &mut sums[index], range),
+            Self::Fast { sums, .. } => numbers::floats(device, &mut sums[index], range),
         }
     }
 
     /// Makes a layer zero that nothing was added to; sums in f32 begin so.
-    fn clear(&mut self, index: usize) {
-        if let Self::Exact { sums, .. } = self
-            && !sums[index].is_meta()
-        {
-            sums[index].as_mut_slice().fill(0);
+    fn clear(&mut self, device: &Device, index: usize) -> Result<()> {
+        match self {
+            Self::Exact { sums, .. } => Ok(sums[index].clear(device)?),
+            Self::Fast { .. } => Ok(()),
         }
     }
 }
@@ -197,15 +196,15 @@ impl Accumulator {
     pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<()> {
         self.settle()?;
         let (shard, mut replicas) = mesh.in_sum();
-        let Self { partition, sums, begun, sharded, .. } = self;
+        let Self { home, partition, sums, begun, sharded, .. } = self;
         for (index, begun) in begun.iter().enumerate() {
             if !begun {
-                sums.clear(index);
+                sums.clear(home, index)?;
             }
             let mut own = 0..partition.owned(index).len();
             // What is held in parts was divided when it was emitted.
             if sharded.is_none() {
-                let whole = sums.range(index, 0..partition.len(index));
+                let whole = sums.range(home, index, 0..partition.len(index));
                 if partition.is_divided() {
                     shard.reduce_scatter_numbers(whole, partition.counts(index), Reduction::Sum)?;
                 } else if shard.size() > 1 {
@@ -214,7 +213,7 @@ impl Accumulator {
                 own = partition.owned(index);
             }
             if let Some(replicas) = &mut replicas {
-                replicas.all_reduce_numbers(sums.range(index, own), Reduction::Sum)?;
+                replicas.all_reduce_numbers(sums.range(home, index, own), Reduction::Sum)?;
             }
         }
         Ok(())

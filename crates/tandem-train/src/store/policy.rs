@@ -156,6 +156,14 @@ impl Policy {
         }
     }
 
+    /// Where layers are computed.
+    pub fn device(&self) -> &Device {
+        match &self.trained {
+            Trained::Replicated(weights) => weights.device(),
+            Trained::Sharded(weights) => weights.device(),
+        }
+    }
+
     /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`] the same.
     ///
     /// # Errors
@@ -163,7 +171,8 @@ impl Policy {
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
         match &mut self.trained {
             Trained::Replicated(weights) => {
-                flat.copy_from_slice(weights.masters().layers[index].view().as_slice());
+                let masters = weights.masters().layers[index].view();
+                weights.device().host_read(masters, |masters| flat.copy_from_slice(masters))?;
                 Ok(())
             }
             Trained::Sharded(weights) => weights.read_layer(index, flat),

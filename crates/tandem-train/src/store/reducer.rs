@@ -45,8 +45,9 @@ impl Reducer {
     ) -> Result<Self> {
         let name = format!("rank {} reduce", group.rank());
         let has_peers = group.size() > 1;
+        let by = device.clone();
         let courier = Courier::new(device, &name, group, has_peers, move |group, terms: &mut Terms| {
-            terms.reduce(group, partition.counts(terms.index))
+            terms.reduce(&by, group, partition.counts(terms.index))
         })?;
         Ok(Self { courier, room: Some(room) })
     }
@@ -83,11 +84,11 @@ impl Reducer {
 const UNDER_WAY: &str = "a layer begins when the one before it has been taken";
 
 impl Terms {
-    fn reduce(&mut self, group: &mut Group, counts: &[usize]) -> Outcome {
+    fn reduce(&mut self, device: &Device, group: &mut Group, counts: &[usize]) -> Outcome {
         let all = 0..counts.iter().sum();
         let terms = match &mut self.buffer {
-            Buffer::Fixed(terms) => numbers::fixed(terms, all),
-            Buffer::Floats(terms) => numbers::floats(terms, all),
+            Buffer::Fixed(terms) => numbers::fixed(device, terms, all),
+            Buffer::Floats(terms) => numbers::floats(device, terms, all),
         };
         group.reduce_scatter_numbers(terms, counts, Reduction::Sum)
     }

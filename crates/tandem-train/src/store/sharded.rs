@@ -91,7 +91,7 @@ impl ShardedWeights {
         let courier =
             Courier::new(device, &name, group, takes_a_while, move |group, gathered: &mut Gathered| {
                 gathered.put_own(&by, &all[gathered.index]);
-                gathered.gather(group, &all[gathered.index])
+                gathered.gather(&by, group, &all[gathered.index])
             })?;
         let slots = Slots::new(courier, travels);
         let (device, masters) = (device.clone(), Arc::new(masters));
@@ -109,6 +109,11 @@ impl ShardedWeights {
         Arc::get_mut(&mut self.parts.masters).expect("nothing is under way that shares them")
     }
 
+    /// Where layers are gathered.
+    pub fn device(&self) -> &Device {
+        &self.parts.device
+    }
+
     /// Whose the parts are.
     pub fn partition(&self) -> &Partition {
         &self.parts.partition
@@ -122,8 +127,9 @@ impl ShardedWeights {
         if self.partition().is_divided() || !updated.is_divided() || group.size() == 1 {
             return Ok(());
         }
+        let device = self.parts.device.clone();
         for (index, master) in self.parts_mut().layers.iter_mut().enumerate() {
-            group.all_gather_numbers(numbers::tensor(master), updated.counts(index))?;
+            group.all_gather_numbers(numbers::tensor(&device, master), updated.counts(index))?;
             master.let_go();
         }
         Ok(())
@@ -136,7 +142,9 @@ impl ShardedWeights {
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
         let Parts { partition, masters, .. } = &self.parts;
         let group = self.slots.group(&self.parts)?;
-        flat[partition.owned(index)].copy_from_slice(masters.layers[index].view().as_slice());
+        let own = &mut flat[partition.owned(index)];
+        let masters = masters.layers[index].view();
+        self.parts.device.host_read(masters, |masters| own.copy_from_slice(masters))?;
         Ok(group.all_gather(flat, partition.counts(index))?)
     }
 }
@@ -159,10 +167,10 @@ impl Gathered {
     }
 
     /// Brings the others' parts.
-    fn gather(&mut self, group: &mut Group, Pieces { flat, matrices, .. }: &Pieces) -> Outcome {
-        group.all_gather_numbers(numbers::tensor(&mut self.flat), &flat.counts)?;
+    fn gather(&mut self, by: &Device, group: &mut Group, Pieces { flat, matrices, .. }: &Pieces) -> Outcome {
+        group.all_gather_numbers(numbers::tensor(by, &mut self.flat), &flat.counts)?;
         match (&mut self.matrices, matrices) {
-            (Some(whole), Some(piece)) => group.all_gather_numbers(numbers::tensor(whole), &piece.counts),
+            (Some(whole), Some(piece)) => group.all_gather_numbers(numbers::tensor(by, whole), &piece.counts),
             _ => Ok(()),
         }
     }

@@ -16,6 +16,7 @@ use crate::{Result, numbers};
 
 /// Weights that train: f32 masters and their compute copies.
 pub struct ReplicatedWeights {
+    device: Device,
     decoder: Arc<Decoder>,
     masters: FlatWeights,
     compute: Option<FlatWeights>,
@@ -34,7 +35,12 @@ impl ReplicatedWeights {
             _ => Some(masters.compute_copy(&decoder, device, Kind::Weights, dtype)?),
         };
         let partition = Partition::whole(&decoder);
-        Ok(Self { decoder, masters, compute, partition })
+        Ok(Self { device: device.clone(), decoder, masters, compute, partition })
+    }
+
+    /// Where they are.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Of what decoder they are what trains.
@@ -79,7 +85,7 @@ impl ReplicatedWeights {
             return Ok(());
         }
         for (index, master) in self.masters.layers.iter_mut().enumerate() {
-            group.all_gather_numbers(numbers::tensor(master), partition.counts(index))?;
+            group.all_gather_numbers(numbers::tensor(device, master), partition.counts(index))?;
         }
         self.refresh(device)
     }

@@ -56,7 +56,7 @@ fn larger_model(small: &Small) -> PathBuf {
     let weights = init::init(&decoder, &device(), Kind::Master, 3).unwrap();
     let whole = small.path("larger-whole");
     let save = Save { template: &template, decoder: &decoder, dtype: DType::Bf16, shard_bytes: SHARD_BYTES };
-    save.write_resident(&whole, &weights).unwrap();
+    save.write_resident(&whole, &device, &weights).unwrap();
     whole
 }
 
@@ -243,7 +243,7 @@ fn a_quantised_base_keeps_its_format() {
         let weights = folder.weights(decoder).unwrap().load(decoder, &device, Kind::Master).unwrap();
         let path = small.path(&format!("{name}-dequantised"));
         let save = Save { template: folder, decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
-        save.write_resident(&path, &weights).unwrap();
+        save.write_resident(&path, &device, &weights).unwrap();
         let other = if format == Format::Nf4 { Format::Int8 } else { Format::Nf4 };
         let other = format!("compute.format={other}");
         let (config, _) = quantised(&small, name, &["adapter.rank=4", "compute.threads=1", &other]);

@@ -40,15 +40,25 @@ impl Accumulator {
                 if is_dry {
                     return stages.dry_add_up(other, ElementKind::I64, held.len(), piece);
                 }
-                stages.add_up(other, &mut sums[index].as_mut_slice()[held], room.as_mut_slice())
+                if !matches!(self.device, Device::Cuda(_)) {
+                    let sums = &mut sums[index].as_mut_slice()[held];
+                    return stages.add_up(other, sums, room.as_mut_slice());
+                }
+                let mut own = sums[index].read(&self.home)?;
+                stages.add_up(other, &mut own[held], &mut vec![0; piece])?;
+                Ok(sums[index].write(&self.home, &own)?)
             }
             Sums::Fast { sums, .. } => {
                 let mut room = self.home.alloc(Kind::Gradients, 1, piece, DType::F32)?;
                 if is_dry {
                     return stages.dry_add_up(other, ElementKind::F32, held.len(), piece);
                 }
-                let sums = sums[index].view_mut().col_range(held).into_slice();
-                stages.add_up::<f32>(other, sums, room.view_mut().into_slice())
+                let sums = sums[index].view_mut().col_range(held);
+                let home = &self.home;
+                let add = |sums: &mut [f32]| {
+                    home.host_write(room.view_mut(), |room| stages.add_up(other, sums, room))
+                };
+                home.host_update(sums, add)?.unwrap_or(Ok(None))?.unwrap_or(Ok(()))
             }
         }
     }
