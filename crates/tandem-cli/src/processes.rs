@@ -21,7 +21,8 @@ pub fn train(
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
-    let Launch { launcher, process, num_processes, .. } = launch;
+    let Launch { launcher, process, num_processes, local_process, .. } = launch;
+    tandem_train::gpus::resolve_one(&mut config.compute, local_process.unwrap_or(*process))?;
     if config.compute.devices.num_ranks() > 1 {
         return Err(mistake(format!(
             "{launcher} started {num_processes} processes, each of which is a rank; compute.devices = {:?} asks for more \
@@ -79,7 +80,7 @@ fn join_and_train(
     }
     let observer: &mut dyn Observer = if process == 0 { &mut *watcher } else { &mut Silent };
     let group = match nccl {
-        Some(nccl) => nccl.group(group, deadline),
+        Some(nccl) => nccl.group(group, gpu(config), deadline),
         None => Ok(group),
     };
     let outcome = group
@@ -124,6 +125,15 @@ fn join_and_train(
          and build with --features gloo",
         launch.launcher, launch.num_processes
     )))
+}
+
+/// The GPU that this rank computes on, if it does on one.
+#[cfg(feature = "gloo")]
+fn gpu(config: &Config) -> Option<usize> {
+    use tandem_train::config::Devices;
+
+    let Devices::Cuda(gpus) = config.compute.devices else { return None };
+    gpus.ordinals()?.first().copied()
 }
 
 /// As far as the launcher says.

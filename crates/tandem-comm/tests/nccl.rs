@@ -16,7 +16,7 @@ const MAX_RANKS: usize = 8;
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
-    let group = role.meet().and_then(|control| Libraries::open()?.group(control, role.deadline));
+    let group = role.meet().and_then(|control| Libraries::open()?.group(control, None, role.deadline));
     let result = group.and_then(|mut group| act(&role, &mut group));
     role.report(&result.map_or_else(|error| error.to_string(), |()| "ok".to_owned()));
 }

@@ -160,6 +160,13 @@ impl Emulated {
         Self { properties, free, streams: Arc::default(), next: AtomicU64::new(1) }
     }
 
+    /// The same as number `ordinal` of its machine.
+    #[must_use]
+    pub fn with_ordinal(mut self, ordinal: usize) -> Self {
+        self.properties.ordinal = ordinal;
+        self
+    }
+
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }

@@ -12,8 +12,9 @@ mod memory;
 
 use std::sync::Arc;
 
-use tandem_kernels::cuda::driver::Drivers;
-use tandem_kernels::{Device, Result, cuda::Options};
+use tandem_kernels::cuda::driver::{Driver as _, Drivers, Properties};
+use tandem_kernels::cuda::{Gpus, Options};
+use tandem_kernels::{Device, Result};
 
 pub use driver::Emulated;
 
@@ -23,6 +24,28 @@ pub use driver::Emulated;
 /// If the operating system refuses address space.
 pub fn device(capacity: usize) -> Result<Device> {
     Device::cuda(driver(capacity), capacity, Options::default())
+}
+
+/// Has this process find so many GPUs of so many bytes each.
+pub fn install(num_gpus: usize, memory: usize) {
+    tandem_kernels::cuda::stand_in(Machine { num_gpus, memory });
+}
+
+/// A machine with emulated GPUs.
+struct Machine {
+    num_gpus: usize,
+    memory: usize,
+}
+
+impl Gpus for Machine {
+    fn list(&self) -> Result<Vec<Properties>> {
+        (0..self.num_gpus).map(|ordinal| Ok(self.open(ordinal)?.properties().clone())).collect()
+    }
+
+    fn open(&self, ordinal: usize) -> Result<Drivers> {
+        assert!(ordinal < self.num_gpus, "GPU {ordinal} of {}", self.num_gpus);
+        Ok(Arc::new(Emulated::new(self.memory).with_ordinal(ordinal)))
+    }
 }
 
 /// What drives a device of so many bytes.

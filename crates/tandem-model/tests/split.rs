@@ -53,7 +53,7 @@ impl Split for Rank<'_> {
     }
 
     fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()> {
-        self.sum(x)?;
+        self.sum(device, x)?;
         let start: usize = counts[..self.index].iter().sum();
         let own = start * x.cols()..(start + counts[self.index]) * x.cols();
         let x = x.view_mut().into_slice::<f32>();
@@ -239,15 +239,15 @@ fn tokens_need_not_divide_evenly() {
 struct Dry;
 
 impl Split for Dry {
-    fn sum(&self, _: &mut Tensor) -> Result<()> {
+    fn sum(&self, _: &Device, _: &mut Tensor) -> Result<()> {
         Ok(())
     }
 
-    fn gather_rows(&self, _: &mut Tensor, _: &[usize]) -> Result<()> {
+    fn gather_rows(&self, _: &Device, _: &mut Tensor, _: &[usize]) -> Result<()> {
         Ok(())
     }
 
-    fn sum_rows(&self, _: &mut Tensor, _: &[usize]) -> Result<()> {
+    fn sum_rows(&self, _: &Device, _: &mut Tensor, _: &[usize]) -> Result<()> {
         Ok(())
     }
 

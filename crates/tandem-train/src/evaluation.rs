@@ -6,7 +6,7 @@ use std::time::Instant;
 use tandem_data::token_cache::TokenCache;
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{ComputeConfig, Config, Devices};
+use crate::config::{ComputeConfig, Config};
 use crate::events::{Event, Observer};
 use crate::homes::{Homes, Rooms};
 use crate::mesh::Mesh;
@@ -14,7 +14,7 @@ use crate::metrics::{Record, Split};
 use crate::micro_batch::MicroBatcher;
 use crate::prepare::Prepared;
 use crate::step::Scorer;
-use crate::{Result, TrainError, plan, reference, snapshot};
+use crate::{Result, TrainError, gpus, plan, reference, snapshot};
 
 /// Evaluates a config's model, or a checkpoint of its run, on `data.eval`, in the memory that a dry run of it takes and no more than
 /// `compute.memory`. Writes nothing but caches.
@@ -28,12 +28,14 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         });
     }
     // One rank, whatever the run had: with every core.
+    let mut compute = config.compute.clone();
+    gpus::resolve(&mut compute)?;
     let compute = ComputeConfig {
-        devices: Devices::Cpu(1),
+        devices: gpus::one_of(compute.devices),
         replicate: 1,
         tensor: 1,
         pipeline: 1,
-        ..config.compute.clone()
+        ..compute
     };
     let config = &Config { compute, ..config.clone() };
     let prepared = Prepared::open(config, observer)?;

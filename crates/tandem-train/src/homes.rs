@@ -4,6 +4,9 @@
 //! |---|---|---|
 //! | masters of full training, frozen weights, optimiser states | host | file |
 //! | gradient sums, a checkpoint's copy | host | host |
+//!
+//! The copy that a GPU's checkpoint is written from lies in host memory always.
+//!
 //! | an adapter, layers while they run, activations | device | device |
 //!
 //! With `offload_activations` the inputs of blocks wait in host memory for backward.
@@ -15,12 +18,12 @@ use std::sync::Arc;
 
 use tandem_kernels::file::FileSystem;
 use tandem_kernels::meta::Ledger;
-use tandem_kernels::{Device, KernelError, Profile};
+use tandem_kernels::{Backend, Device, KernelError, Profile};
 use tandem_model::Room;
 
 use crate::config::{ComputeConfig, Config};
 use crate::plan::Needs;
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, gpus};
 
 /// What leaves the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +83,7 @@ impl Homes {
             Some(cap) => own + (cap as usize).saturating_sub(needs.ram()),
             None => 2 * own + (1 << 30),
         };
-        let device = Device::cpu(crate::prepare::threads(config), capacity(needs.arena))?;
+        let device = gpus::device(config, rank, capacity(needs.arena))?;
         device.reserve(needs.arena)?;
         let mut homes = Self::new(device, compute, rooms);
         if uses_host(compute) {
@@ -105,9 +108,10 @@ impl Homes {
 
     /// Memories of a dry run.
     pub fn meta(compute: &ComputeConfig, rooms: Rooms) -> Self {
-        let mut homes = Self::new(Device::meta(), compute, rooms);
-        homes.host = uses_host(compute).then(Device::meta);
-        homes.file = (compute.offload == Offload::Nvme).then(Device::meta);
+        let dry = || Device::meta_of(compute.devices.backend());
+        let mut homes = Self::new(dry(), compute, rooms);
+        homes.host = uses_host(compute).then(dry);
+        homes.file = (compute.offload == Offload::Nvme).then(dry);
         homes
     }
 
@@ -132,7 +136,15 @@ impl Homes {
         self.file.as_ref().unwrap_or_else(|| self.sums())
     }
 
-    /// Where gradient sums lie, and the copy that a checkpoint is written from.
+    /// Where the copy lies that a checkpoint is written from: in memory that the host reads.
+    pub fn copies(&self) -> &Device {
+        match self.device.backend() {
+            Backend::Cpu => self.sums(),
+            Backend::Cuda => self.host.as_ref().expect("a GPU's ranks have host memory"),
+        }
+    }
+
+    /// Where gradient sums lie.
     pub fn sums(&self) -> &Device {
         self.host.as_ref().filter(|_| self.is_offloaded()).unwrap_or(&self.device)
     }
@@ -167,7 +179,9 @@ fn ledger(device: &Device) -> &Ledger {
 }
 
 fn uses_host(compute: &ComputeConfig) -> bool {
-    compute.offload != Offload::None || compute.offload_activations
+    compute.offload != Offload::None
+        || compute.offload_activations
+        || compute.devices.backend() == Backend::Cuda
 }
 
 /// Looks at the folder of offloaded state before a rank starts: `None` if it will do, else what to mind.

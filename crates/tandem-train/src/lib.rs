@@ -7,7 +7,7 @@
 //! * [`ranks`]: one trainer on each rank; [`mesh`]: which ranks hold the same, and which hold the slices of one model, or
 //!   its [`stages`]; [`pipeline`]: in which order a stage computes its micro-batches.
 //! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
-//! * [`homes`]: the memories of a rank, and what is offloaded to which.
+//! * [`gpus`]: which GPUs there are, and which rank computes on which. [`homes`]: the memories of a rank, and what is offloaded to which.
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`profile`]: where the time of some steps went, and how fast each operation was.
@@ -23,6 +23,7 @@ pub mod dry_run;
 pub mod error;
 pub mod evaluation;
 pub mod events;
+pub mod gpus;
 pub mod homes;
 pub mod mesh;
 pub mod metrics;

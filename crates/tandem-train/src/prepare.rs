@@ -10,7 +10,7 @@ use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::cpu::Isa;
-use tandem_kernels::{DType, Format};
+use tandem_kernels::{Backend, DType, Format};
 use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Checkpointing, Decoder, ModelFolder, Walk};
 
@@ -252,13 +252,16 @@ pub fn threads(config: &Config) -> usize {
     config.compute.threads.unwrap_or_else(|| (cores() / config.compute.devices.num_ranks()).max(1))
 }
 
-/// The compute type: as configured, else bf16 where the processor multiplies it natively.
+/// The compute type: as configured, else bf16 on a GPU and where the processor multiplies it natively.
 pub fn compute_type(config: &Config) -> DType {
     let native = || match Isa::detect() {
         Ok(Isa::Avx512Bf16 | Isa::Amx) => DType::Bf16,
         _ => DType::F32,
     };
-    config.compute.dtype.unwrap_or_else(native)
+    match config.compute.devices.backend() {
+        Backend::Cpu => config.compute.dtype.unwrap_or_else(native),
+        Backend::Cuda => config.compute.dtype.unwrap_or(DType::Bf16),
+    }
 }
 
 /// How frozen matrices are kept: as configured; else, where an adapter trains, as they are `quantised` already; else in the

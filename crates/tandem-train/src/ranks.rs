@@ -8,7 +8,7 @@ use tandem_comm::{Group, threads};
 use crate::config::Config;
 use crate::events::{Event, Observer, Silent};
 use crate::trainer::{Options, Outcome, Trainer};
-use crate::{Fault, Result, TrainError, homes, mesh};
+use crate::{Fault, Result, TrainError, gpus, homes, mesh};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
 /// while the others wait: this is a last resort.
@@ -25,9 +25,12 @@ pub fn train(
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<Outcome> {
-    let options = options.into();
+    let (options, mut config) = (options.into(), config.clone());
+    gpus::resolve(&mut config.compute)?;
+    let config = &config;
     let num_ranks = config.compute.devices.num_ranks();
     mesh::check(config, num_ranks)?;
+    gpus::check(&config.compute)?;
     if let Some(warning) = homes::check(&config.compute)? {
         observer.event(&Event::Warning(&warning));
     }
@@ -39,7 +42,9 @@ pub fn train(
     let on_thread = |group: Group, observer: &mut dyn Observer| {
         let (rank, progress) = (group.rank(), group.progress().clone());
         let place = |error| TrainError::OnRank { rank, place: progress.place(), error: Box::new(error) };
-        train_as(config, options, group, observer, stop).map_err(place)
+        let carried = gpus::carried(&config.compute, group, DEADLINE);
+        let trained = carried.and_then(|group| train_as(config, options, group, observer, stop));
+        trained.map_err(place)
     };
     std::thread::scope(|scope| {
         let start = |group: Group| {

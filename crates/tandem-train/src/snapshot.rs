@@ -210,7 +210,8 @@ impl Snapshot {
                 ops::copy_states(device, part, copy.range_mut(all, Dither::default()))?;
             }
         }
-        Ok(())
+        // Another thread reads it next.
+        Ok(device.synchronize()?)
     }
 
     /// What is to be written.

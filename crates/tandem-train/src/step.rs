@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tandem_comm::{Phase, Progress};
-use tandem_kernels::DType;
 use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{Backend, DType};
 use tandem_model::{Checkpointing, Decoder, FlatWeights, SavedWalk, Streams, Walk, WeightSource};
 
 use crate::Result;
@@ -391,11 +391,13 @@ impl Learner {
         let form = config.compute.reduction;
         let gradients = Accumulator::new(homes, decoder.clone(), partition.clone(), own, form)?;
         let optimizer = Optimizer::new(homes.state(), decoder, partition, &config.train)?;
-        // The last checkpoint is waited for: one that is all there will be needs no copy.
-        let snapshot = if config.train.async_checkpoints && config.train.save_every.is_some() {
+        // The last checkpoint is waited for: one that is all there will be needs no copy, but from a GPU, whose memory nobody else
+        // reads.
+        let copies = config.train.async_checkpoints && config.train.save_every.is_some();
+        let snapshot = if copies || homes.device.backend() == Backend::Cuda {
             let share = snapshot::Share::new(decoder, mesh.share());
             let follows = config.reference.kind == ReferenceKind::Sync;
-            Some(Snapshot::new(homes.sums(), share, &optimizer, follows)?)
+            Some(Snapshot::new(homes.copies(), share, &optimizer, follows)?)
         } else {
             None
         };

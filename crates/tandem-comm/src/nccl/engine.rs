@@ -10,7 +10,7 @@ use super::staging::Staging;
 use crate::call::{Call, Operation};
 use crate::element::{ElementKind, Reduction};
 use crate::error::{CommError, Result};
-use crate::group::Engine;
+use crate::group::{DeviceEngine, Engine};
 
 /// A wait is busy for so long; collectives of small buffers take less.
 const BUSY: Duration = Duration::from_millis(1);
@@ -42,11 +42,13 @@ impl Nccl {
     pub(super) fn meet(
         mut control: Box<dyn Engine>,
         libraries: &Libraries,
+        ordinal: Option<usize>,
         deadline: Duration,
     ) -> Result<Self> {
         let local = local_rank(&mut *control)?;
-        let ordinal = libraries.0.num_devices().and_then(|devices| match devices {
-            1 => Ok(0),
+        let ordinal = libraries.0.num_devices().and_then(|devices| match (ordinal, devices) {
+            (Some(ordinal), _) => Ok(ordinal),
+            (None, 1) => Ok(0),
             _ if local < devices => Ok(local),
             _ => Err(format!(
                 "rank {} is number {local} of its machine, counted from 0, and there are {devices} GPUs: start as many ranks as \
@@ -99,6 +101,22 @@ impl Nccl {
         let start = start.map_err(|reason| self.fail(&call, &reason))?;
         let place = Place { start, kind: call.kind, stream: self.staging.stream() };
         work(self, place, data)
+    }
+
+    /// A collective of numbers at an address of the GPU: waits until all ranks have come with the same call, then until it is done.
+    fn on_numbers(
+        &mut self,
+        call: Call,
+        start: u64,
+        operation: impl FnOnce(&Communicator, Place) -> std::result::Result<(), String>,
+    ) -> Result<()> {
+        self.barrier(call)?;
+        if call.len == 0 {
+            return Ok(());
+        }
+        self.staging.enter().map_err(|reason| self.fail(&call, &reason))?;
+        let place = Place { start, kind: call.kind, stream: self.staging.stream() };
+        self.operate(call, |_, nccl| operation(nccl, place))
     }
 
     /// Begins an operation and waits until it is done.
@@ -310,6 +328,35 @@ impl Engine for Nccl {
 
     fn check(&mut self) -> Result<()> {
         self.control.check().inspect_err(|_| self.give_up())
+    }
+
+    fn takes_device(&self, ordinal: usize) -> bool {
+        ordinal == self.ordinal
+    }
+
+    fn on_device(&mut self) -> &mut dyn DeviceEngine {
+        self
+    }
+}
+
+/// Numbers that are in the GPU's memory stay there.
+impl DeviceEngine for Nccl {
+    fn all_reduce(&mut self, call: Call, reduction: Reduction, address: u64) -> Result<()> {
+        self.on_numbers(call, address, |nccl, place| nccl.all_reduce(place, call.len, reduction))
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        call: Call,
+        reduction: Reduction,
+        address: u64,
+        counts: &[usize],
+    ) -> Result<()> {
+        self.on_numbers(call, address, |nccl, place| nccl.reduce_scatter(place, counts, reduction))
+    }
+
+    fn all_gather(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()> {
+        self.on_numbers(call, address, |nccl, place| nccl.all_gather(place, counts))
     }
 }
 

@@ -37,13 +37,13 @@ use crate::error::Result;
 use crate::group::Group;
 
 impl Libraries {
-    /// A group of the same ranks as `control`, each on a GPU, that moves numbers by NCCL. All of them call this. The first rank of a
-    /// machine gets its first GPU, and so on; a process that sees one GPU alone gets that.
+    /// A group of the same ranks as `control`, each on a GPU, that moves numbers by NCCL. All of them call this, each with the number
+    /// of its GPU; without one, the first rank of a machine gets its first GPU, and so on; a process that sees one GPU alone gets that.
     ///
     /// # Errors
     /// If there are fewer GPUs than ranks on a machine, NCCL does not come to life within `deadline`, or another rank fails.
-    pub fn group(&self, control: Group, deadline: Duration) -> Result<Group> {
-        control.carried_by(|control| Ok(Box::new(engine::Nccl::meet(control, self, deadline)?)))
+    pub fn group(&self, control: Group, ordinal: Option<usize>, deadline: Duration) -> Result<Group> {
+        control.carried_by(|control| Ok(Box::new(engine::Nccl::meet(control, self, ordinal, deadline)?)))
     }
 
     /// GPUs that this process may use.

@@ -20,7 +20,7 @@ const MISSED: Duration = Duration::from_secs(3);
 fn on<T: Send>(controls: Vec<Group>, deadline: Duration, rank: impl Fn(Result<Group>) -> T + Sync) -> Vec<T> {
     let rank = &rank;
     std::thread::scope(|scope| {
-        let start = |control| scope.spawn(move || rank(fake::libraries().group(control, deadline)));
+        let start = |control| scope.spawn(move || rank(fake::libraries().group(control, None, deadline)));
         let handles: Vec<_> = controls.into_iter().map(start).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     })

@@ -15,6 +15,7 @@ pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exact;
+mod found;
 pub(crate) mod head;
 mod launch;
 pub(crate) mod linear;
@@ -31,15 +32,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 pub use driver::Driver;
+pub use found::{Gpus, is_stand_in, list, open, stand_in};
 pub use launch::{HEADERS, SOURCES};
 
 use crate::arena::Arena;
 use crate::profile::Profile;
 use crate::{KernelError, Result};
 use driver::{Drivers, Function, Region, Stream};
-use memory::{Tables, Window};
+use memory::{TABLES, Tables, Window};
 
 pub(crate) use launch::{args, by_type, source};
+
+/// Bytes of a GPU that are taken beside arenas: tables, workspaces of libraries, code.
+pub const BESIDE: usize = TABLES + (128 << 20);
 
 /// One GPU: its memory, and the stream that work is put into.
 pub struct Cuda {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tandem_kernels::{DType, Format};
+use tandem_kernels::{Backend, DType, Format};
 
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
@@ -95,6 +95,27 @@ pub enum Devices {
     Auto,
     /// So many ranks on the CPU, as threads of this process.
     Cpu(usize),
+    /// A rank on each of these GPUs.
+    Cuda(GpuSet),
+}
+
+/// Some of a machine's GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuSet {
+    /// All that this process may use.
+    All,
+    /// Those whose bits are set.
+    Of(u64),
+}
+
+impl GpuSet {
+    /// Their numbers, if they are known.
+    pub fn ordinals(self) -> Option<Vec<usize>> {
+        match self {
+            Self::All => None,
+            Self::Of(bits) => Some((0..64).filter(|bit| bits >> bit & 1 == 1).collect()),
+        }
+    }
 }
 
 impl Devices {
@@ -104,14 +125,29 @@ impl Devices {
             Self::Auto => "auto".to_owned(),
             Self::Cpu(1) => "cpu".to_owned(),
             Self::Cpu(ranks) => format!("cpu:{ranks}"),
+            Self::Cuda(gpus) => match gpus.ordinals() {
+                None => "cuda".to_owned(),
+                Some(ordinals) => {
+                    format!("cuda:{}", ordinals.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
+                }
+            },
         }
     }
 
     /// Ranks that the command starts.
     pub const fn num_ranks(self) -> usize {
         match self {
-            Self::Auto => 1,
+            Self::Auto | Self::Cuda(GpuSet::All) => 1,
             Self::Cpu(ranks) => ranks,
+            Self::Cuda(GpuSet::Of(bits)) => bits.count_ones() as usize,
+        }
+    }
+
+    /// What kind of device computes; "auto" is what [`crate::gpus::resolve`] makes of it, and the processor until then.
+    pub const fn backend(self) -> Backend {
+        match self {
+            Self::Auto | Self::Cpu(_) => Backend::Cpu,
+            Self::Cuda(_) => Backend::Cuda,
         }
     }
 }
@@ -208,6 +244,7 @@ fn format(entry: &Entry, adapts: bool) -> Result<Option<Format>, ConfigError> {
 
 fn engine(entry: &Entry, devices: Devices) -> Result<Engine, ConfigError> {
     match entry.one_of(&Engine::NAMES)? {
+        Engine::Nccl if matches!(devices, Devices::Auto | Devices::Cuda(_)) => Ok(Engine::Nccl),
         engine @ (Engine::Gloo | Engine::Nccl) if devices.num_ranks() > 1 => Err(entry.conflict(format!(
             "devices = {:?} are threads, and {} is for ranks that are processes; give \"cpu\" and start them with `tandem launch`",
             devices.name(),
@@ -230,7 +267,25 @@ fn devices(entry: &Entry) -> Result<Devices, ConfigError> {
         ("auto", None) => Ok(Devices::Auto),
         ("cpu", None) => Ok(Devices::Cpu(1)),
         ("cpu", Some(Ok(n))) if n.len() == 1 && (1..=MAX_RANKS).contains(&n[0]) => Ok(Devices::Cpu(n[0])),
-        ("cuda", None | Some(Ok(_))) => Err(entry.not_yet("GPUs are not there yet; \"cpu\" is")),
+        ("cuda", None) => Ok(Devices::Cuda(GpuSet::All)),
+        ("cuda", Some(Ok(ordinals))) => gpus(entry, &ordinals),
         _ => Err(entry.wrong("\"auto\", \"cpu\", \"cpu:4\", \"cuda\" or \"cuda:0,1\"")),
     }
+}
+
+fn gpus(entry: &Entry, ordinals: &[usize]) -> Result<Devices, ConfigError> {
+    let mut bits = 0;
+    for &ordinal in ordinals {
+        let bit = 1u64.checked_shl(ordinal as u32).filter(|_| ordinal < 64);
+        match bit {
+            Some(bit) if bits & bit == 0 => bits |= bit,
+            Some(_) => {
+                return Err(
+                    entry.conflict(format!("GPU {ordinal} is named twice, and a rank has one to itself"))
+                );
+            }
+            None => return Err(entry.wrong("numbers of GPUs, which count from 0, below 64")),
+        }
+    }
+    Ok(Devices::Cuda(GpuSet::Of(bits)))
 }

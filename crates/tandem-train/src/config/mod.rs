@@ -24,7 +24,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use adapter::{AdapterSection, AdapterStart};
-pub use compute::{Checkpointing, ComputeConfig, Devices, Engine};
+pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order};
 pub use error::{ConfigError, Place, Problem};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};

@@ -125,6 +125,19 @@ impl DeviceTable {
         Err(TrainError::Mismatch { reason })
     }
 
+    /// The row of a GPU by the name that its driver gives, "NVIDIA H100 80GB HBM3": the one whose name's words are all in it. For one
+    /// that the table lacks, rates of an old one: plans for it tell too long times.
+    pub fn of_gpu(&self, name: &str) -> DeviceKind {
+        let given = plain(name);
+        let fits = |row: &&DeviceKind| {
+            !row.is_processor() && row.name.split(['-', ' ']).all(|word| given.contains(&plain(word)))
+        };
+        // "A10" is in "A100" too.
+        let known = self.device.iter().filter(fits).max_by_key(|row| row.name.len());
+        let old = || self.device.iter().find(|row| !row.is_processor()).expect("the table has a GPU");
+        known.unwrap_or_else(old).clone()
+    }
+
     /// Reads "2xA10", "64xH100" or "A10".
     ///
     /// # Errors
@@ -243,6 +256,22 @@ mod tests {
         assert_eq!(refusal("2x"), format!("no device is called \"\"; the table has {all}"));
         assert_eq!(refusal("0xA10"), "\"0xA10\": 0 is no number of devices; 1 to 1048576 are");
         assert_eq!(refusal("two A10"), format!("no device is called \"two A10\"; the table has {all}"));
+    }
+
+    #[test]
+    fn a_gpu_is_known_by_its_drivers_name() {
+        let table = DeviceTable::built_in();
+        for (given, name) in [
+            ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+            ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+            ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+            ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+            ("NVIDIA L40S", "L40S"),
+            ("NVIDIA A10", "A10"),
+            ("emulated", "A10"),
+        ] {
+            assert_eq!(table.of_gpu(given).name, name, "{given}");
+        }
     }
 
     #[test]

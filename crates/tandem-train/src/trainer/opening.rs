@@ -20,7 +20,7 @@ use crate::profile::Profiler;
 use crate::run_dir::{RunDir, Start};
 use crate::saver::Saver;
 use crate::step::{Learner, Scorer};
-use crate::{Result, TrainError, reference, resume, size, snapshot};
+use crate::{Result, TrainError, gpus, reference, resume, size, snapshot};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
@@ -141,19 +141,37 @@ impl Trainer {
 
 /// Refuses a run of which a rank needs more than `compute.memory`: all ranks alike, before anything is loaded.
 fn refuse_too_large(config: &Config, prepared: &Prepared, plan: &Plan, group: &mut Group) -> Result<()> {
-    let Some(cap) = config.compute.memory else { return Ok(()) };
-    let mut needed = [plan.ram_bytes() as f64];
+    let gpu = gpus::of_rank(&config.compute, group.rank())?;
+    let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
+    let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
+    let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable))];
     if group.size() > 1 {
-        group.all_reduce(&mut needed, Reduction::Max)?;
+        group.all_reduce(&mut excess, Reduction::Max)?;
     }
-    if needed[0] <= cap as f64 {
-        return Ok(());
-    }
-    let (needed, cap) = (size::in_words(needed[0] as u64), size::in_words(cap));
-    let mut story = format!("a rank needs {needed}, and compute.memory allows {cap}; nothing was loaded");
+    let needed = size::in_words(needed as u64);
+    let (story, kind) = match (excess, gpu) {
+        ([over, _], gpu) if over > 0.0 => {
+            let cap = size::in_words(config.compute.memory.expect("it is exceeded"));
+            (format!("a rank needs {needed}, and compute.memory allows {cap}; nothing was loaded"), gpu)
+        }
+        ([_, over], Some(gpu)) if over > 0.0 => {
+            let (free, total) = (size::in_words(gpu.usable), size::in_words(gpu.total));
+            let story = format!(
+                "this rank needs {needed} of its GPU ({}), which has {free} free of {total}, or another rank needs more than its GPU \
+                 has; nothing was loaded",
+                gpu.kind.name
+            );
+            (story, Some(gpu))
+        }
+        _ => return Ok(()),
+    };
+    let mut story = story;
     if group.rank() == 0 {
-        let table = DeviceTable::built_in();
-        story += &plan::story(config, &Outline::of(prepared), group.size(), table.find("cpu")?)?;
+        let kind = match kind {
+            Some(gpu) => gpu.kind,
+            None => DeviceTable::built_in().find("cpu")?.clone(),
+        };
+        story += &*plan::story(config, &Outline::of(prepared), group.size(), &kind)?;
     }
     Err(TrainError::TooLarge { story })
 }

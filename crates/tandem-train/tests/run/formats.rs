@@ -56,7 +56,7 @@ fn larger_model(small: &Small) -> PathBuf {
     let weights = init::init(&decoder, &device(), Kind::Master, 3).unwrap();
     let whole = small.path("larger-whole");
     let save = Save { template: &template, decoder: &decoder, dtype: DType::Bf16, shard_bytes: SHARD_BYTES };
-    save.write_resident(&whole, &device, &weights).unwrap();
+    save.write_resident(&whole, &device(), &weights).unwrap();
     whole
 }
 

@@ -179,8 +179,8 @@ fn missing_keys_say_what_to_give() {
 fn what_is_not_there_yet_is_refused_and_never_ignored() {
     let cases = [
         ("method=online", "`method = \"online\"`: Online DPO is not there yet"),
-        ("compute.devices=cuda", "GPUs are not there yet"),
-        ("compute.devices=cuda:0,1", "GPUs are not there yet"),
+        ("compute.devices=cuda:0,1,0", "GPU 0 is named twice"),
+        ("compute.devices=cuda:64", "numbers of GPUs, which count from 0, below 64"),
         ("objective.loss=aot", "is not there yet"),
         ("objective.loss={sigmoid = 1, aot_unpaired = 1}", "is not there yet"),
     ];
@@ -189,6 +189,10 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
         assert!(text.contains(expected), "{set}: {text}");
     }
     assert_eq!(set(&["compute.devices=cpu:1"]).compute.devices, Devices::Cpu(1));
+    for (text, gpus) in [("cuda", GpuSet::All), ("cuda:0", GpuSet::Of(1)), ("cuda:1,3", GpuSet::Of(10))] {
+        let devices = set(&[&format!("compute.devices={text}")]).compute.devices;
+        assert_eq!((devices, &devices.name()[..]), (Devices::Cuda(gpus), text));
+    }
     for nonsense in ["cuda:x", "cpu:0", "cpu:1000", "cpu:1,2"] {
         let text = refusal(EXAMPLE, &[&format!("compute.devices={nonsense}")]);
         assert!(text.contains("expected \"auto\", \"cpu\""), "{text}");
