@@ -1,9 +1,10 @@
-//! What this machine's processor can do, measured in a few seconds: a row of the table of devices, and what a profile holds
-//! operations against.
+//! What this machine's processor, or a GPU of it, can do, measured in a few seconds: a row of the table of devices, and what a profile
+//! holds operations against.
 
 use std::time::{Duration, Instant};
 
 use tandem_comm::{Reduction, threads};
+use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::ops::AttentionShape;
 use tandem_kernels::{DType, Device, Forest, Kind, Segment, Tensor, ops};
 
@@ -18,15 +19,33 @@ const PATIENCE: Duration = Duration::from_millis(600);
 /// compares both.
 const OF_THE_BEST: f64 = 0.75;
 
-/// Rows, columns and depth of the products: tokens and widths of a small model, where rates are lower than at their best.
-const SHAPE: (usize, usize, usize) = (2048, 1024, 512);
+/// What is computed to measure a device: large enough to keep it busy, as training does.
+struct Sizes {
+    /// Rows, columns and depth of the products.
+    product: (usize, usize, usize),
+    /// Sequences of the attention, and tokens of each.
+    sequences: (usize, usize),
+    /// Its heads.
+    heads: AttentionShape,
+    /// The type that it computes in.
+    dtype: DType,
+}
 
-/// Sequences of the attention, and tokens of each.
-const SEQUENCES: (usize, usize) = (4, 512);
+/// Tokens and widths of a small model, where rates are lower than at their best.
+const OF_A_PROCESSOR: Sizes = Sizes {
+    product: (2048, 1024, 512),
+    sequences: (4, 512),
+    heads: AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125, window: None, softcap: None },
+    dtype: DType::F32,
+};
 
-/// Its heads, as a small model has them.
-const HEADS: AttentionShape =
-    AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125, window: None, softcap: None };
+/// Those of a model of 8 B.
+const OF_A_GPU: Sizes = Sizes {
+    product: (8192, 4096, 4096),
+    sequences: (4, 2048),
+    heads: AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, scale: 0.088, window: None, softcap: None },
+    dtype: DType::Bf16,
+};
 
 /// Numbers that are copied at once: more than caches hold.
 const COPIED: usize = 1 << 26;
@@ -41,12 +60,12 @@ const EXCHANGED: usize = 1 << 22;
 pub fn processor() -> Result<DeviceTable> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let device = Device::cpu(cores, 4 * COPIED * 4)?;
-    let [bf16_tflops, f32_tflops] = [DType::Bf16, DType::F32].map(|dtype| product_rate(&device, dtype));
-    let attention = attention_rate(&device)?;
+    let sizes = &OF_A_PROCESSOR;
+    let [bf16_tflops, f32_tflops] =
+        [DType::Bf16, DType::F32].map(|dtype| product_rate(&device, sizes.product, dtype));
+    let attention = attention_rate(&device, sizes)?;
     let bandwidth = copy_rate(&device, COPIED)?;
     let link = exchange_rate();
-    let gbs = |rate: f64| (rate / 1e8).round() / 10.0;
-    let tflops = |rate: f64| (rate / 1e9).round() / 1000.0;
     Ok(DeviceTable {
         device: vec![DeviceKind {
             name: "cpu".to_owned(),
@@ -68,6 +87,47 @@ pub fn processor() -> Result<DeviceTable> {
     })
 }
 
+/// Measures a GPU as [`processor`] does the processor; links to other GPUs, and to other machines, are the table's of its kind.
+///
+/// # Errors
+/// If it cannot be used, or has too little memory.
+pub fn gpu(ordinal: usize) -> Result<DeviceKind> {
+    let driver = cuda::open(ordinal)?;
+    let properties = driver.properties().clone();
+    let table = DeviceTable::built_in().of_gpu(&properties.name);
+    let device = Device::cuda(driver, 4 << 30, Options::default())?;
+    let sizes = &OF_A_GPU;
+    let rate = |dtype| product_rate(&device, sizes.product, dtype);
+    Ok(DeviceKind {
+        memory_gib: Some((properties.total_memory as f64 / f64::from(1 << 30) * 10.0).floor() / 10.0 - 0.5),
+        bf16_tflops: tflops(rate(DType::Bf16)?),
+        f32_tflops: tflops(rate(DType::F32)?),
+        attention_tflops: Some(tflops(attention_rate(&device, sizes)?)),
+        bandwidth_gbs: gbs(copy_rate(&device, COPIED)?),
+        host_link_gbs: gbs(host_rate(&device)?),
+        achievable_product: OF_THE_BEST,
+        achievable_bandwidth: OF_THE_BEST,
+        name: properties.name,
+        ..table
+    })
+}
+
+/// Bytes a second from pinned host memory to a GPU.
+fn host_rate(device: &Device) -> Result<f64> {
+    let host = device.with_memory(4 * COPIED)?;
+    let source = host.zeros(Kind::Scratch, 1, COPIED, DType::F32)?;
+    let mut copy = device.zeros(Kind::Scratch, 1, COPIED, DType::F32)?;
+    best(device, (COPIED * 4) as f64, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
+}
+
+fn gbs(rate: f64) -> f64 {
+    (rate / 1e8).round() / 10.0
+}
+
+fn tflops(rate: f64) -> f64 {
+    (rate / 1e9).round() / 1000.0
+}
+
 /// What so many threads can do at best: multiply-adds in registers, and copies of more than caches hold, but of no more than
 /// `memory` bytes in all.
 ///
@@ -79,7 +139,7 @@ pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
     let Device::Cpu(cpu) = &device else { unreachable!("made by Device::cpu") };
     let peak = |dtype| {
         let operations = cpu.multiply_adds(dtype);
-        best(operations, || {
+        best(&device, operations, || {
             cpu.multiply_adds(dtype);
             Ok(())
         })
@@ -90,13 +150,14 @@ pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
     Ok(Machine { num_ranks: 1, threads, instructions, f32_peak, bf16_peak, copy_rate })
 }
 
-/// The best of several runs of `work`, a second's worth of `amount`.
-fn best(amount: f64, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+/// The best of several runs of `work` on `device`, a second's worth of `amount`.
+fn best(device: &Device, amount: f64, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let (began, mut best) = (Instant::now(), 0.0f64);
     let mut rounds = 0;
     while rounds < 3 || began.elapsed() < PATIENCE {
         let start = Instant::now();
         work()?;
+        device.synchronize()?;
         best = best.max(amount / start.elapsed().as_secs_f64());
         rounds += 1;
     }
@@ -104,14 +165,13 @@ fn best(amount: f64, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
 }
 
 /// Operations a second of the three products of a matrix that trains.
-fn product_rate(device: &Device, dtype: DType) -> Result<f64> {
-    let (m, n, k) = SHAPE;
+fn product_rate(device: &Device, (m, n, k): (usize, usize, usize), dtype: DType) -> Result<f64> {
     let [x, w, dy] = [(m, k), (n, k), (m, n)].map(|(rows, cols)| numbers(device, rows, cols, dtype));
     let (x, w, dy) = (x?, w?, dy?);
     let mut y = device.zeros(Kind::Scratch, m, n, dtype)?;
     let mut dx = device.zeros(Kind::Scratch, m, k, dtype)?;
     let mut dw = device.zeros(Kind::Scratch, n, k, DType::F32)?;
-    best(6.0 * (m * n * k) as f64, || {
+    best(device, 6.0 * (m * n * k) as f64, || {
         ops::linear(device, x.view(), w.view(), None, None, y.view_mut())?;
         ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), false)?;
         Ok(ops::linear_backward_weight(device, dy.view(), x.view(), dw.view_mut(), false)?)
@@ -138,8 +198,8 @@ fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Te
 }
 
 /// Operations of attention forward and backward, as a dry run counts them, a second.
-fn attention_rate(device: &Device) -> Result<f64> {
-    let (sequences, length) = SEQUENCES;
+fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
+    let Sizes { sequences: (sequences, length), heads, dtype, .. } = *sizes;
     let mut segments = Vec::with_capacity(sequences);
     for index in 0..sequences as u32 {
         let start = index * length as u32;
@@ -147,32 +207,33 @@ fn attention_rate(device: &Device) -> Result<f64> {
     }
     let tokens = sequences * length;
     let forest = Forest::new(vec![0; tokens], segments, Vec::new(), 0)?;
-    let (wide, narrow) = (HEADS.heads * HEADS.head_dim, HEADS.kv_heads * HEADS.head_dim);
+    let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
     let both = |device: &Device, [q, k, v, d_out]: &[Tensor; 4]| -> Result<()> {
-        let zeros = |cols| device.zeros(Kind::Scratch, tokens, cols, DType::F32);
-        let (mut out, mut sum) = (zeros(wide)?, zeros(HEADS.heads)?);
+        let zeros = |cols| device.zeros(Kind::Scratch, tokens, cols, dtype);
+        let mut sum = device.zeros(Kind::Scratch, tokens, heads.heads, DType::F32)?;
+        let mut out = zeros(wide)?;
         let (mut dq, mut dk, mut dv) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
         let (q, k, v, d_out) = (q.view(), k.view(), v.view(), d_out.view());
-        ops::attention(device, q, k, v, &forest, &HEADS, out.view_mut(), sum.view_mut())?;
+        ops::attention(device, q, k, v, &forest, &heads, out.view_mut(), sum.view_mut())?;
         let (out, sum) = (out.view(), sum.view());
         let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-        Ok(ops::attention_backward(device, q, k, v, out, sum, d_out, &forest, &HEADS, dq, dk, dv)?)
+        Ok(ops::attention_backward(device, q, k, v, out, sum, d_out, &forest, &heads, dq, dk, dv)?)
     };
     let dry = Device::meta();
-    let unfilled = |cols| dry.zeros(Kind::Scratch, tokens, cols, DType::F32);
+    let unfilled = |cols| dry.zeros(Kind::Scratch, tokens, cols, dtype);
     both(&dry, &[unfilled(wide)?, unfilled(narrow)?, unfilled(narrow)?, unfilled(wide)?])?;
     let Device::Meta(ledger) = &dry else { unreachable!("made by Device::meta") };
     let flops = ledger.costs().values().map(|cost| cost.flops).sum();
-    let filled = |cols| numbers(device, tokens, cols, DType::F32);
+    let filled = |cols| numbers(device, tokens, cols, dtype);
     let inputs = [filled(wide)?, filled(narrow)?, filled(narrow)?, filled(wide)?];
-    best(flops, || both(device, &inputs))
+    best(device, flops, || both(device, &inputs))
 }
 
 /// Bytes read and written in a second, where so many f32 are copied.
 fn copy_rate(device: &Device, copied: usize) -> Result<f64> {
     let source = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
     let mut copy = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
-    best(2.0 * (copied * 4) as f64, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
+    best(device, 2.0 * (copied * 4) as f64, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
 }
 
 /// Bytes that each of two ranks sends in a second.

@@ -1,0 +1,69 @@
+//! Several GPUs, and runs that were stopped: the same bits as one that went through.
+
+use tandem_train::run_dir::Start;
+
+use crate::machine;
+use crate::small::Small;
+
+#[test]
+fn the_same_bits_on_any_number_of_gpus() {
+    machine();
+    let small = Small::new("dpo");
+    let settings = ["train.micro_batch_size=2", "reference.kind=model"];
+    let run = |name: &str, place: &[&str]| {
+        small.finish(name, Start::Fresh, &[&settings, place].concat()).steps
+    };
+    let one = run("one", &["compute.devices=cuda:0"]);
+    for (name, devices, sharding) in
+        [("ddp", "cuda:0,1", "ddp"), ("zero1", "cuda:1,2,3", "zero1"), ("zero2", "cuda:0,3", "zero2"), ("zero3", "cuda", "zero3")]
+    {
+        let place = [format!("compute.devices={devices}"), format!("compute.sharding={sharding}")];
+        let steps = run(name, &place.each_ref().map(String::as_str));
+        assert_eq!(steps, one, "{name}");
+        assert!(small.weights(name) == small.weights("one"), "{name}");
+    }
+}
+
+#[test]
+fn frozen_weights_are_divided_too() {
+    machine();
+    let small = Small::new("dpo");
+    let settings = ["adapter.rank=4", "reference.kind=base", "compute.format=nf4"];
+    let run = |name: &str, place: &[&str]| {
+        small.finish(name, Start::Fresh, &[&settings, place].concat()).steps
+    };
+    let one = run("one", &["compute.devices=cuda:0"]);
+    assert_eq!(run("two", &["compute.devices=cuda:0,1", "compute.sharding=zero3"]), one);
+}
+
+#[test]
+fn slices_and_stages_are_near() {
+    machine();
+    let small = Small::new("dpo");
+    let settings = ["train.learning_rate=1e-3", "reference.kind=model"];
+    let run = |name: &str, place: &[&str]| {
+        small.finish(name, Start::Fresh, &[&settings, place].concat()).losses
+    };
+    let one = run("one", &["compute.devices=cuda:0"]);
+    for (name, division) in [("slices", "compute.tensor=2"), ("stages", "compute.pipeline=2")] {
+        let losses = run(name, &["compute.devices=cuda:0,1", division]);
+        for (a, b) in one.iter().zip(&losses) {
+            assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{name}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn a_run_that_was_stopped_goes_on_with_the_same_bits() {
+    machine();
+    let small = Small::new("dpo");
+    let settings = ["compute.devices=cuda:0", "compute.dtype=bf16"];
+    let whole = small.finish("whole", Start::Fresh, &settings);
+    let (first, outcome) = small.run("parts", Start::Fresh, Some(3), &settings);
+    outcome.unwrap();
+    // On another number of them.
+    let settings = ["compute.devices=cuda:1,2", "compute.dtype=bf16"];
+    let rest = small.finish("parts", Start::Resume, &settings);
+    assert_eq!([first.steps, rest.steps].concat(), whole.steps);
+    assert!(small.weights("parts") == small.weights("whole"));
+}

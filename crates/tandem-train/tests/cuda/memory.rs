@@ -1,0 +1,49 @@
+//! What a GPU's memory is asked for, and what happens when it has not as much.
+
+use std::sync::atomic::AtomicBool;
+
+use serde_json::Value;
+use tandem_train::events::Silent;
+use tandem_train::run_dir::Start;
+use tandem_train::ranks;
+
+use crate::machine;
+use crate::small::Small;
+
+/// Of each step, the arena's high-water mark.
+fn arenas(small: &Small, name: &str) -> Vec<u64> {
+    let text = std::fs::read_to_string(small.path(name).join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line["arena"].as_u64()).collect()
+}
+
+#[test]
+fn a_run_takes_what_its_plan_says_and_never_more() {
+    machine();
+    for settings in [&[][..], &["compute.dtype=bf16"], &["adapter.rank=4", "compute.format=nf4"]] {
+        let small = Small::new("dpo");
+        small.finish("run", Start::Fresh, &[&["compute.devices=cuda:0"], settings].concat());
+        let plan = std::fs::read_to_string(small.path("run").join("plan.json")).unwrap();
+        let plan: Value = serde_json::from_str(&plan).unwrap();
+        let planned = plan["arena_bytes"].as_u64().unwrap();
+        let arenas = arenas(&small, "run");
+        assert!(arenas.iter().all(|&arena| arena == planned), "{settings:?}: {arenas:?}, planned {planned}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
+    machine();
+    let small = Small::new("dpo");
+    let settings = ["compute.devices=cuda:0", "compute.memory=1MiB"];
+    let config = small.config("run", &settings);
+    let error = ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(error.contains("compute.memory allows 1"), "{error}");
+    assert!(error.contains("nothing was loaded"), "{error}");
+    let config = small.config("run", &["compute.devices=cuda:7"]);
+    let error = ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "compute.devices = \"cuda:7\" names GPU 7, and this process may use 4, counted from 0"
+    );
+}
