@@ -1,6 +1,8 @@
 //! Compares Tandem with everything in a folder of goldens: what TRL, transformers and the original DPO code computed.
 //!
-//! `cargo run --release -p tandem-golden -- FOLDER [tokens|forward|losses|training|evaluation …]`
+//! `cargo run --release -p tandem-golden -- [--device cpu|cuda|emulated] FOLDER [tokens|forward|losses|training|evaluation …]`
+//!
+//! `cuda` is this machine's first GPU; `emulated` is one that the processor stands in for, and takes long.
 //!
 //! Prints a line per check with the measured error, then the totals; exits 1 if a check failed, 2 if the folder cannot
 //! be read.
@@ -9,6 +11,7 @@ mod evaluation;
 mod forward;
 mod losses;
 mod numbers;
+mod place;
 mod report;
 mod runner;
 mod settings;
@@ -20,8 +23,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use tandem_kernels::Device;
 
+use place::Place;
 use report::Report;
 use runner::Runner;
 
@@ -39,15 +42,22 @@ fn main() -> ExitCode {
 }
 
 fn compare() -> Result<bool> {
-    let mut arguments = std::env::args().skip(1);
-    let folder = PathBuf::from(arguments.next().context("usage: tandem-golden FOLDER [PART …]")?);
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut place = "cpu".to_owned();
+    if arguments.first().is_some_and(|first| first == "--device") && arguments.len() > 1 {
+        place = arguments.drain(..2).nth(1).expect("there are two");
+    }
+    let place = Place::named(&place)?;
+    let mut arguments = arguments.into_iter();
+    let usage = "usage: tandem-golden [--device cpu|cuda|emulated] FOLDER [PART …]";
+    let folder = PathBuf::from(arguments.next().context(usage)?);
     let parts: Vec<String> = arguments.collect();
     if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(&part.as_str())) {
         bail!("unknown part {unknown:?}; the parts are {}", PARTS.join(", "));
     }
     let chosen = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
     let mut report = Report::default();
-    let mut runner = Runner::new()?;
+    let mut runner = Runner::new(place)?;
     for part in PARTS.into_iter().filter(|part| chosen(part)) {
         check(part, &folder, &mut runner, &mut report).with_context(|| format!("checking {part}"))?;
     }
@@ -60,10 +70,7 @@ fn compare() -> Result<bool> {
 fn check(part: &str, folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     match part {
         "tokens" => tokens::check(folder, report),
-        "forward" => {
-            let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-            forward::check(folder, &Device::cpu(threads, 4 << 30)?, report)
-        }
+        "forward" => forward::check(folder, &runner.place().device()?, report),
         "losses" => losses::check(folder, runner, report),
         "training" => training::check(folder, runner, report),
         "evaluation" => evaluation::check(folder, runner, report),

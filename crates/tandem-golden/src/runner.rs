@@ -12,11 +12,13 @@ use tandem_train::run_dir::Start;
 use tandem_train::{Config, Trainer};
 use tempfile::TempDir;
 
+use crate::place::Place;
 use crate::settings::Settings;
 
 /// A place for runs. Tokens are cached between them; of the runs only the latest is kept.
 pub struct Runner {
     folder: TempDir,
+    place: Place,
 }
 
 /// What a run left.
@@ -58,8 +60,13 @@ impl Runner {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub fn new() -> Result<Self> {
-        Ok(Self { folder: tempfile::tempdir()? })
+    pub fn new(place: Place) -> Result<Self> {
+        Ok(Self { folder: tempfile::tempdir()?, place })
+    }
+
+    /// Where runs compute.
+    pub fn place(&self) -> Place {
+        self.place
     }
 
     /// Writes a file that a run may read.
@@ -83,7 +90,7 @@ impl Runner {
         }
         let toml = settings.toml(&output, &self.folder.path().join("cache"));
         let config = self.file("run.toml", &toml)?;
-        let objective = train(&config)?;
+        let objective = train(&config, self.place)?;
         let lines = std::fs::read_to_string(output.join("metrics.jsonl"))?;
         let lines: Vec<Value> = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let (evaluations, steps) = lines.into_iter().map(Metrics).partition(|m| m.0["split"] == "eval");
@@ -97,8 +104,8 @@ impl Runner {
     }
 }
 
-fn train(config: &Path) -> Result<ObjectiveConfig> {
-    let config = Config::load::<&str>(config, &[])?;
+fn train(config: &Path, place: Place) -> Result<ObjectiveConfig> {
+    let config = Config::load(config, &[format!("compute.devices={}", place.devices())])?;
     let objective = config.objective.clone();
     let mut trainer = Trainer::new(config, Start::Fresh, &mut Silent)?;
     trainer.run(&mut Silent, &AtomicBool::new(false))?;

@@ -50,7 +50,7 @@ impl Settings {
              [objective]\n{}\n\
              [train]\nbatch_size = {}\nmicro_batch_size = {}\nsteps = {}\noptimizer = {:?}\nlearning_rate = {:e}\n\
              schedule = \"linear\"\nwarmup_steps = {}\nmax_grad_norm = {:?}\nweight_decay = 0.0\n\
-             [compute]\ndevices = \"cpu\"\ndtype = {:?}\n",
+             [compute]\ndtype = {:?}\n",
             self.model,
             output,
             self.reference,

@@ -43,7 +43,14 @@ const OF_A_PROCESSOR: Sizes = Sizes {
 const OF_A_GPU: Sizes = Sizes {
     product: (8192, 4096, 4096),
     sequences: (4, 2048),
-    heads: AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, scale: 0.088, window: None, softcap: None },
+    heads: AttentionShape {
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        scale: 0.088,
+        window: None,
+        softcap: None,
+    },
     dtype: DType::Bf16,
 };
 

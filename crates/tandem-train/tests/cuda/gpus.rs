@@ -10,13 +10,15 @@ fn the_same_bits_on_any_number_of_gpus() {
     machine();
     let small = Small::new("dpo");
     let settings = ["train.micro_batch_size=2", "reference.kind=model"];
-    let run = |name: &str, place: &[&str]| {
-        small.finish(name, Start::Fresh, &[&settings, place].concat()).steps
-    };
+    let run =
+        |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).steps;
     let one = run("one", &["compute.devices=cuda:0"]);
-    for (name, devices, sharding) in
-        [("ddp", "cuda:0,1", "ddp"), ("zero1", "cuda:1,2,3", "zero1"), ("zero2", "cuda:0,3", "zero2"), ("zero3", "cuda", "zero3")]
-    {
+    for (name, devices, sharding) in [
+        ("ddp", "cuda:0,1", "ddp"),
+        ("zero1", "cuda:1,2,3", "zero1"),
+        ("zero2", "cuda:0,3", "zero2"),
+        ("zero3", "cuda", "zero3"),
+    ] {
         let place = [format!("compute.devices={devices}"), format!("compute.sharding={sharding}")];
         let steps = run(name, &place.each_ref().map(String::as_str));
         assert_eq!(steps, one, "{name}");
@@ -29,9 +31,8 @@ fn frozen_weights_are_divided_too() {
     machine();
     let small = Small::new("dpo");
     let settings = ["adapter.rank=4", "reference.kind=base", "compute.format=nf4"];
-    let run = |name: &str, place: &[&str]| {
-        small.finish(name, Start::Fresh, &[&settings, place].concat()).steps
-    };
+    let run =
+        |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).steps;
     let one = run("one", &["compute.devices=cuda:0"]);
     assert_eq!(run("two", &["compute.devices=cuda:0,1", "compute.sharding=zero3"]), one);
 }
@@ -41,9 +42,8 @@ fn slices_and_stages_are_near() {
     machine();
     let small = Small::new("dpo");
     let settings = ["train.learning_rate=1e-3", "reference.kind=model"];
-    let run = |name: &str, place: &[&str]| {
-        small.finish(name, Start::Fresh, &[&settings, place].concat()).losses
-    };
+    let run =
+        |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).losses;
     let one = run("one", &["compute.devices=cuda:0"]);
     for (name, division) in [("slices", "compute.tensor=2"), ("stages", "compute.pipeline=2")] {
         let losses = run(name, &["compute.devices=cuda:0,1", division]);

@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
 use tandem_train::events::Silent;
-use tandem_train::run_dir::Start;
 use tandem_train::ranks;
+use tandem_train::run_dir::Start;
 
 use crate::machine;
 use crate::small::Small;
@@ -37,13 +37,12 @@ fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
     let small = Small::new("dpo");
     let settings = ["compute.devices=cuda:0", "compute.memory=1MiB"];
     let config = small.config("run", &settings);
-    let error = ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+    let error =
+        ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
     assert!(error.contains("compute.memory allows 1"), "{error}");
     assert!(error.contains("nothing was loaded"), "{error}");
     let config = small.config("run", &["compute.devices=cuda:7"]);
-    let error = ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "compute.devices = \"cuda:7\" names GPU 7, and this process may use 4, counted from 0"
-    );
+    let error =
+        ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+    assert_eq!(error, "compute.devices = \"cuda:7\" names GPU 7, and this process may use 4, counted from 0");
 }

@@ -1,0 +1,56 @@
+//! Where Tandem computes what is compared.
+
+use anyhow::{Result, bail};
+use tandem_kernels::Device;
+use tandem_kernels::cuda::{self, Options};
+
+/// Address space for what one model needs.
+const CAPACITY: usize = 4 << 30;
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Cpu,
+    /// The first GPU.
+    Cuda,
+}
+
+impl Place {
+    /// By its name; "emulated" has this process find a GPU that the processor stands in for.
+    ///
+    /// # Errors
+    /// If there is no such place.
+    pub fn named(name: &str) -> Result<Self> {
+        match name {
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda),
+            "emulated" => {
+                tandem_emulated::install(1, CAPACITY);
+                Ok(Self::Cuda)
+            }
+            _ => bail!("unknown device {name:?}; the devices are cpu, cuda and emulated"),
+        }
+    }
+
+    /// The name in a config.
+    pub fn devices(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda:0",
+        }
+    }
+
+    /// A device there.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub fn device(self) -> Result<Device> {
+        Ok(match self {
+            Self::Cpu => {
+                let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+                Device::cpu(threads, CAPACITY)?
+            }
+            Self::Cuda => Device::cuda(cuda::open(0)?, CAPACITY, Options::default())?,
+        })
+    }
+}
