@@ -35,6 +35,8 @@ SIZES = {
 SHAPES = {
     # The proportions of UltraFeedback: a quarter of a sequence's tokens is its prompt.
     "mixed": ((77, 0.45, 8, 300), (229, 0.28, 8, 600)),
+    # Twice as long: for at most 2048 tokens.
+    "mixed-2048": ((154, 0.45, 16, 600), (458, 0.28, 16, 1200)),
     "long-answers": ((40, 0.40, 8, 120), (450, 0.25, 64, 850)),
     "long-prompt": ((700, 0.12, 400, 860), (60, 0.35, 8, 150)),
 }

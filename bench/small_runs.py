@@ -12,23 +12,24 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 MODELS = {"small": (512, 1408, 8, 8, 4, 8192), "large": (1024, 2816, 12, 16, 8, 16384)}
 
 
-def write_model(folder: Path, sizes: tuple) -> None:
+def write_model(folder: Path, sizes: tuple, words: int = 8192, **changes) -> None:
+    """A folder without weights; `words` is how many ids the tokenizer knows, `changes` are of config.json."""
     hidden, intermediate, blocks, heads, kv_heads, vocab = sizes
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
         "intermediate_size": intermediate, "num_hidden_layers": blocks, "num_attention_heads": heads,
         "num_key_value_heads": kv_heads, "vocab_size": vocab, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-    }))
+    } | changes))
     # One token a word, so that lengths in tokens are chosen here.
-    words = {word: i for i, word in enumerate(SPECIAL)} | {f"w{i}": i for i in range(len(SPECIAL), 8192)}
+    vocabulary = {word: i for i, word in enumerate(SPECIAL)} | {f"w{i}": i for i in range(len(SPECIAL), words)}
     special = [{"id": i, "content": word, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
                 "special": True} for i, word in enumerate(SPECIAL)]
     (folder / "tokenizer.json").write_text(json.dumps({
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     }))
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times torch's products: the three of a linear layer, at each shape.
 
-    python torch_products.py --threads N f32|bf16 TOKENSxINPUTSxOUTPUTS ...
+    python torch_products.py [--device cuda] --threads N f32|bf16 TOKENSxINPUTSxOUTPUTS ...
 
 Prints lines of JSON as `cargo bench -p tandem-kernels --bench ops -- --products …` does, and measures as it does: medians,
 and activations that come from memory and not from the cache that the last call left.
@@ -18,17 +18,22 @@ import torch
 BYTES = 512 << 20  # of all sets of activations together
 
 
-def median_seconds(run) -> float:
-    def time_one() -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
+def median_seconds(run, device: str = "cpu") -> float:
+    """Of a call. A sample is a millisecond at least; on a GPU, whose queue is waited for once a sample, twenty."""
+    wait, least = (torch.cuda.synchronize, 20e-3) if device == "cuda" else (lambda: None, 1e-3)
 
-    time_one()
-    calls = math.ceil(1e-3 / max(time_one(), 1e-9))
+    def seconds(calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        wait()
+        return (time.perf_counter() - start) / calls
+
+    seconds(1)
+    calls = math.ceil(least / max(seconds(1), 1e-9))
     samples, start = [], time.perf_counter()
     while len(samples) < 5 or (time.perf_counter() - start < 0.25 and len(samples) < 101):
-        samples.append(sum(time_one() for _ in range(calls)) / calls)
+        samples.append(seconds(calls))
     return statistics.median(samples)
 
 
@@ -37,9 +42,11 @@ def main() -> None:
     parser.add_argument("dtype", choices=["f32", "bf16"])
     parser.add_argument("shapes", nargs="+")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
+    torch.set_default_device(args.device)
     dtype = torch.float32 if args.dtype == "f32" else torch.bfloat16
     for text in args.shapes:
         tokens, inputs, outputs = (int(number) for number in text.split("x"))
@@ -70,7 +77,7 @@ def main() -> None:
         products = {"linear": forward, "linear_backward_input": backward_input, "linear_backward_weight": backward_weight}
         with torch.no_grad():
             for name, product in products.items():
-                print(json.dumps({"name": f"{name} {args.dtype} {text}", "seconds": median_seconds(product)}), flush=True)
+                print(json.dumps({"name": f"{name} {args.dtype} {text}", "seconds": median_seconds(product, args.device)}), flush=True)
 
 
 if __name__ == "__main__":

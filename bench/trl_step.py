@@ -2,9 +2,10 @@
 """Times a step of TRL on a task made by make_task.py: one process, one configuration.
 
     python trl_step.py FOLDER --shape SHAPE --recipe full|full-precompute|lora|…|sft --dtype f32|autocast|bf16
-        --attention sdpa|eager --steps N --pairs N
+        --attention sdpa|eager --steps N --pairs N [--device cuda --batch N --recompute block --liger]
 
-Prints one JSON object a line: {"step", "loss", "grad_norm", "seconds", "cpu_seconds", "real_tokens", "all_tokens"}.
+Prints one JSON object a line: {"step", "loss", "grad_norm", "seconds", "cpu_seconds", "real_tokens", "all_tokens"}, and on a
+GPU in the end {"note": …} with what PyTorch's allocator took.
 A step is timed from the end of the one before to its own end, so that the batch, the optimiser and the log are in it;
 the reference pass of a precomputed reference happens before the first step and is not. SFT trains on the chosen answers,
 with the loss on these alone.
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 from datasets import load_dataset
+from random_model import random_model
 from suite.setups import RECIPES
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PrinterCallback, TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -27,8 +29,8 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 class StepTimer(TrainerCallback):
     """Keeps wall and processor seconds of each step; the trainer's log arrives after the step has ended."""
 
-    def __init__(self, batches: list) -> None:
-        self.batches = batches
+    def __init__(self, batches: list, batches_a_step: int = 1) -> None:
+        self.batches, self.batches_a_step = batches, batches_a_step
         self.start = self.cpu_start = 0.0
         self.spent = []
 
@@ -36,6 +38,8 @@ class StepTimer(TrainerCallback):
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
 
     def on_step_end(self, args, state, control, **kwargs):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         now, cpu = time.perf_counter(), time.process_time()
         self.spent.append((now - self.start, cpu - self.cpu_start))
         self.start, self.cpu_start = now, cpu
@@ -44,7 +48,9 @@ class StepTimer(TrainerCallback):
         if logs and "loss" in logs:
             step = len(self.spent)
             seconds, cpu = self.spent[-1]
-            real, total = self.batches[step - 1]
+            # The loader is a batch ahead.
+            of_step = self.batches[(step - 1) * self.batches_a_step:step * self.batches_a_step]
+            real, total = map(sum, zip(*of_step))
             print(json.dumps({"step": step, "loss": logs["loss"], "grad_norm": logs["grad_norm"], "seconds": seconds,
                               "cpu_seconds": cpu, "real_tokens": real, "all_tokens": total}), flush=True)
 
@@ -63,8 +69,10 @@ def adapter_config(args):
     was there before would be its own reference, a copy of it."""
     if args.adapter == "full":
         return None
-    from peft import PeftConfig
+    from peft import LoraConfig, PeftConfig
 
+    if not (args.folder / "adapter").exists():
+        return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     config = PeftConfig.from_pretrained(args.folder / "adapter")
     config.inference_mode = False
     return config
@@ -84,48 +92,45 @@ def make_trainer(args):
     dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
 
     def load():
+        if not any(model.glob("*.safetensors")):
+            return random_model(model, dtype, args.attention, args.device, is_nf4=args.adapter == "qlora")
+        place = {"device_map": {"": 0}} if args.device == "cuda" else {}
         return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=args.attention,
-                                                    quantization_config=quantization(args))
+                                                    quantization_config=quantization(args), **place)
 
     file = f"{args.shape}-sft.jsonl" if args.recipe == "sft" else f"{args.shape}.jsonl"
     rows = load_dataset("json", data_files=str(args.folder / file), split="train",
                         cache_dir=os.environ.get("BENCH_CACHE"))
     rows = rows.select(range(args.steps * args.pairs))
     common = {
-        "output_dir": tempfile.mkdtemp(prefix="trl-bench-"), "per_device_train_batch_size": args.pairs,
+        "output_dir": tempfile.mkdtemp(prefix="trl-bench-"), "per_device_train_batch_size": args.batch,
+        "gradient_accumulation_steps": args.pairs // args.batch,
         "max_steps": args.steps, "learning_rate": 1e-4, "lr_scheduler_type": "linear", "warmup_steps": 2,
-        "optim": "adamw_torch", "weight_decay": 0.0, "max_grad_norm": 1.0, "max_length": 1024,
+        "optim": "adamw_torch_fused" if args.device == "cuda" else "adamw_torch",
+        "weight_decay": 0.0, "max_grad_norm": 1.0, "max_length": args.max_length,
         "train_sampling_strategy": "sequential", "logging_steps": 1, "save_strategy": "no", "report_to": [],
-        "disable_tqdm": True, "use_cpu": True, "seed": 42, "bf16": args.dtype == "autocast",
-        "gradient_checkpointing": False,
+        "disable_tqdm": True, "use_cpu": args.device == "cpu", "seed": 42,
+        # On a GPU autocast also where weights are bf16: adapters are f32 and would be multiplied so.
+        "bf16": args.dtype == "autocast" or (args.dtype, args.device) == ("bf16", "cuda"),
+        "tf32": True if args.device == "cuda" else None,
+        "gradient_checkpointing": args.recompute == "block", "use_liger_kernel": args.liger,
     }
     if args.recipe == "sft":
         config = SFTConfig(**common, completion_only_loss=True)
         return SFTTrainer(model=load(), args=config, train_dataset=rows, processing_class=tokenizer)
     config = DPOConfig(**common, beta=0.1, precompute_ref_log_probs=args.reference == "precompute",
-                       precompute_ref_batch_size=args.pairs)
+                       precompute_ref_batch_size=args.batch)
     return DPOTrainer(
         model=load(), ref_model=load() if args.reference == "model" else None, args=config, train_dataset=rows,
         processing_class=tokenizer, peft_config=adapter_config(args),
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--shape", default="mixed")
-    parser.add_argument("--recipe", choices=RECIPES, default="full")
-    parser.add_argument("--dtype", choices=["f32", "autocast", "bf16"], default="f32")
-    parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pairs", type=int, required=True, help="pairs, or rows of SFT, per step")
-    args = parser.parse_args()
+def train(args) -> list:
+    """Wall and processor seconds of each step."""
     args.adapter, args.reference = RECIPES[args.recipe]
-
-    torch.set_num_threads(args.threads)
     trainer = make_trainer(args)
-    if args.adapter != "full":
+    if args.adapter != "full" and (args.folder / "adapter").exists():
         start_adapter(trainer.model, args.folder / "adapter")
     batches = []
     collate = trainer.data_collator
@@ -137,8 +142,38 @@ def main() -> None:
 
     trainer.data_collator = counted
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(StepTimer(batches))
+    timer = StepTimer(batches, args.pairs // args.batch)
+    trainer.add_callback(timer)
     trainer.train()
+    if args.device == "cuda":
+        print(json.dumps({"note": {"reserved_bytes": torch.cuda.max_memory_reserved(),
+                                   "allocated_bytes": torch.cuda.max_memory_allocated()}}), flush=True)
+    return timer.spent
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", default="mixed")
+    parser.add_argument("--recipe", choices=RECIPES, default="full")
+    parser.add_argument("--dtype", choices=["f32", "autocast", "bf16"], default="f32")
+    parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pairs", type=int, required=True, help="pairs, or rows of SFT, per step")
+    parser.add_argument("--batch", type=int, help="of these, how many at a time; all unless given")
+    parser.add_argument("--max-length", type=int, default=1024)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--recompute", choices=["none", "block"], default="none", help="block: gradient checkpointing")
+    parser.add_argument("--liger", action="store_true", help="Liger's kernels for norms, RoPE and SwiGLU, if they are installed")
+    return parser
+
+
+def main() -> None:
+    args = parser(__doc__).parse_args()
+    args.batch = args.batch or args.pairs
+    torch.set_num_threads(args.threads)
+    train(args)
 
 
 if __name__ == "__main__":

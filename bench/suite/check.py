@@ -48,29 +48,30 @@ def by_hand() -> None:
 
 
 def against_plan(task: Task, args) -> list:
-    """A plan of one step whose micro-batch is the whole batch. Tandem's attention multiplies queries and keys once more in
-    backward; everything else that it counts beside the useful operations is less than `REST` of them."""
-    lines, llama = [], Llama.of(task.facts)
-    for recipe in ("full", "full-precompute", "lora", "sft"):
-        setup = Setup("Tandem", recipe, "f32")
-        one = Task(task.size, task.shape, task.folder, 1, task.pairs)
-        output = args.work / "plan"
-        config = write_config(setup, one, output, args)
-        process = subprocess.run([args.tandem, "plan", config, "--json"], stdout=subprocess.PIPE, check=True, text=True,
-                                 stderr=subprocess.DEVNULL)
-        plan = json.loads(process.stdout)["ranks"][0]["plan"]
-        if plan["micro_batches_in_a_step"] != 1:
-            sys.exit("the check needs a step in one micro-batch: raise --micro-batch-tokens")
-        counted = next(phase for phase in plan["phases"] if phase["name"] == "train")["flops_of_largest_micro_batch"]
-        load, ours = one.load(setup.method, 0), one.flops(setup, 0)
-        again = attention_forward(llama, load) / 2
-        rest = (counted - again - ours) / ours
-        lines.append(f"{task.name} {recipe}: useful {ours / 1e9:.2f} GFLOP, planned {counted / 1e9:.2f}, of these {again / 1e9:.2f} "
-                     f"scores computed twice; the rest is {100 * rest:.2f} %")
-        # The plan's step is that of the largest micro-batch; only with one step is it ours.
-        if not 0 <= rest < REST:
-            sys.exit("\n".join(["the count of useful operations is not that of the plan:", *lines]))
-    return lines
+    """A line for each recipe of the suite."""
+    one, output = Task(task.size, task.shape, task.folder, 1, task.pairs), args.work / "plan"
+    setups = [Setup("Tandem", recipe, "f32") for recipe in ("full", "full-precompute", "lora", "sft")]
+    return [beside_plan(one, setup, [write_config(setup, one, output, args)], args) for setup in setups]
+
+
+def beside_plan(task: Task, setup: Setup, words: list, args) -> str:
+    """A plan of one step whose micro-batch is the whole batch; `words` are its file and options. Tandem's attention multiplies queries
+    and keys once more in backward; everything else that it counts beside the useful operations is less than `REST` of them."""
+    process = subprocess.run([args.tandem, "plan", *words, "--json"], stdout=subprocess.PIPE, check=True, text=True,
+                             stderr=subprocess.DEVNULL)
+    plan = json.loads(process.stdout)["ranks"][0]["plan"]
+    if plan["micro_batches_in_a_step"] != 1:
+        sys.exit("the check needs a step in one micro-batch: raise --micro-batch-tokens")
+    counted = next(phase for phase in plan["phases"] if phase["name"] == "train")["flops_of_largest_micro_batch"]
+    load, ours = task.load(setup.method, 0), task.flops(setup, 0)
+    again = attention_forward(Llama.of(task.facts), load) / 2
+    rest = (counted - again - ours) / ours
+    line = (f"{task.name} {setup.recipe}: useful {ours / 1e9:.2f} GFLOP, planned {counted / 1e9:.2f}, of these {again / 1e9:.2f} "
+            f"scores computed twice; the rest is {100 * rest:.2f} %")
+    # The plan's step is that of the largest micro-batch; only with one step is it ours.
+    if not 0 <= rest < REST:
+        sys.exit(f"the count of useful operations is not that of the plan:\n{line}")
+    return line
 
 
 def expect(found, wanted) -> None:

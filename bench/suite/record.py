@@ -4,10 +4,12 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from .rates import Rates
 from .setups import Setup
@@ -26,21 +28,34 @@ class Record:
     timings: list = field(default_factory=list)
     rates: list = field(default_factory=list)
 
+    TIMING: ClassVar = Timing
+    RATES: ClassVar = Rates
+    SAME: ClassVar = SAME
+
     @classmethod
     def start(cls, args, root: Path) -> "Record":
-        commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], stdout=subprocess.PIPE,
-                                stderr=subprocess.DEVNULL, text=True).stdout.strip()
         return cls({
-            "machine": machine(), "commit": commit, "tandem": digest(args.tandem), "versions": versions(args.python),
+            "machine": cls.machine(args), "commit": commit(root), "tandem": digest(args.tandem), "versions": versions(args.python),
             "torch_environment": args.torch_environment, "commands": [],
-            "options": {name: getattr(args, name) for name in SAME},
+            "options": {name: getattr(args, name) for name in cls.SAME},
         })
+
+    @staticmethod
+    def machine(args) -> str:
+        """What numbers belong to; of one machine alone they are compared."""
+        return machine()
 
     @classmethod
     def read(cls, file: Path) -> "Record":
         value = json.loads(file.read_text())
-        return cls(value["about"], value["tasks"], [Timing.from_json(timing) for timing in value["timings"]],
-                   [Rates.from_json(rates) for rates in value["rates"]])
+        return cls(value["about"], value["tasks"], [cls.TIMING.from_json(timing) for timing in value["timings"]],
+                   [cls.RATES.from_json(rates) for rates in value["rates"]])
+
+    def add_command(self, program: str, words: list) -> None:
+        """That this is being measured with."""
+        command = shlex.join([program, *without_places(words)])
+        if command not in self.about["commands"]:
+            self.about["commands"].append(command)
 
     def must_continue(self, args, file: Path) -> None:
         """Ends the program if numbers of this run would not belong to those that are there."""
@@ -49,7 +64,7 @@ class Record:
                 sys.exit(f"{file} was measured with {name} = {before}, not {getattr(args, name)}: give the same or another --out-dir")
         if self.about["tandem"] != digest(args.tandem):
             sys.exit(f"{file} was measured with another build of Tandem than {args.tandem}: start afresh, without --resume")
-        if self.about["machine"] != machine():
+        if self.about["machine"] != self.machine(args):
             sys.exit(f"{file} was measured on another machine ({self.about['machine']}): start afresh, without --resume")
 
     def forget(self, cores: float, warmup: int) -> None:
@@ -83,6 +98,27 @@ class Record:
     def setups(self, task: str) -> list:
         """In the order in which they were first run."""
         return list(dict.fromkeys(t.setup for t in self.timings if t.task == task))
+
+
+def without_places(words: list) -> list:
+    """The command for others: without where things lie on this machine, and without what changes no number."""
+    kept, words = [], list(words)
+    names = {"--python": "VENV/bin/python", "--mitchell": "direct-preference-optimization", "--out-dir": "DIR"}
+    while words:
+        word = words.pop(0)
+        if word in ("--tandem", "--ops-bench", "--work", "--minutes", "--retry-below"):
+            words.pop(0)
+        elif word in names:
+            kept += [word, names[word]]
+            words.pop(0)
+        elif word not in ("--resume", "--overwrite"):
+            kept.append(word)
+    return kept
+
+
+def commit(root: Path) -> str:
+    return subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True).stdout.strip()
 
 
 def machine() -> str:

@@ -1,0 +1,103 @@
+"""The page of results, in markdown."""
+
+from ..setups import TITLES
+from ..tables import share, spread
+from .results import GpuResults
+from .targets import targets
+
+# Steps whose losses are shown.
+SHOWN = 8
+
+
+def page(record, all_results: list, source: str) -> str:
+    about, options = record.about, record.about["options"]
+    rates = [rates.best() / 1e12 for rates in record.rates]
+    sheet = about["data_sheet"]
+    lines = [
+        "# DPO on one GPU: TRL and Tandem", "",
+        f"Drawn by `bench/gpu` from [{source}]({source}), which has every step of every process. What words mean: "
+        "[bench/README.md](../../bench/README.md#on-a-gpu).", "",
+        *(f"    {command}" for command in about["commands"]), "",
+        f"Machine: {about['machine']}. {about['versions']}; Tandem at {about['commit'] or 'an unknown commit'}.", "",
+        *([f"bf16 products: torch reaches {' / '.join(f'{rate:.0f}' for rate in rates)} TFLOP/s on large ones, by repeat"
+           + (f"; the data sheet of {sheet['name']} says {sheet['bf16_tflops']:.0f}." if sheet else "."), ""] if rates else []),
+        *(["```text", about["nvidia_smi"].rstrip(), "```", ""] if about.get("nvidia_smi") else []),
+        "## Targets", "", *targets(all_results), "",
+    ]
+    for results in all_results:
+        task = results.task
+        timed = task.steps - options["warmup"]
+        lines += [f"## {task.name}", "", f"{task.describe()}; {task.load('dpo', 0).tokens} informative tokens in the first step. "
+                  f"{task.steps} steps a process, {timed} timed.", ""]
+        lines += ratios(results) + setups(results)
+        for row in results.rows():
+            lines += losses(results, row)
+        lines += tried(record, task.name)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def ratios(results: GpuResults) -> list:
+    rows = []
+    for row in results.rows():
+        ratio = results.ratio("TRL", row)
+        if ratio:
+            rows.append(f"| {TITLES[row[0]]} | {spread(ratio)} | {results.best('TRL', row).name} | "
+                        f"{results.memory_beside_fastest(row):.2f} | {results.memory('TRL', row):.2f} |")
+    if not rows:
+        return []
+    return ["| | TRL ÷ Tandem, time of a step: median (least to most) | fastest TRL | GPU memory, Tandem ÷ fastest TRL | ÷ TRL's set-up that takes least |",
+            "|---|---|---|---|---|", *rows, ""]
+
+
+def setups(results: GpuResults) -> list:
+    task, record = results.task, results.record
+    lines = ["| | s/step | pairs/s | informative tokens/s | utilisation of torch's product rate | of the data sheet's | GPU peak MiB | PyTorch reserved MiB | planned arena MiB | peak ÷ plan |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
+    for setup in results.setups():
+        runs = results.runs(setup)
+        if not runs:
+            failed = next(t for t in record.timings if t.task == task.name and t.setup == setup and t.error)
+            lines.append(f"| {setup.name} | **failed**: {failed.error.replace('|', '/')} | | | | | | | | |")
+            continue
+        of_torch, of_sheet, beside = results.utilisation(setup), results.of_data_sheet(setup), results.beside_plan(setup)
+        cells = [
+            setup.name, f"{results.step_seconds(setup):.3f}", f"{results.speed(setup, lambda step: task.facts['pairs_per_step']):.2f}",
+            f"{results.speed(setup, lambda step: task.load('dpo', step).tokens):.0f}", share(of_torch) if of_torch else "",
+            share(of_sheet) if of_sheet else "", mebibytes(results.peak(setup)), mebibytes(max(run.reserved_bytes for run in runs)),
+            mebibytes(max(run.planned_bytes for run in runs)), f"{100 * beside:.1f} %" if beside else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    sources = {run.peak_source for setup in results.setups() for run in results.runs(setup)} - {""}
+    note = f"The peak is {' or '.join(sorted(sources))} memory as the driver tells." if sources else "There is no GPU: the peak is of host memory."
+    return [*lines, "", note, ""]
+
+
+def losses(results: GpuResults, row: tuple) -> list:
+    found = results.losses(row)
+    if len(found) < 2:
+        return []
+    weights = "other random weights" if results.task.facts.get("weights") == "random" else "the same weights"
+    lines = [f"Losses of the first steps, {TITLES[row[0]]}: the same pairs in the same order, {weights}.", "",
+             "| step | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
+    steps = list(zip(*found.values()))[:SHOWN]
+    lines += [f"| {step} | " + " | ".join(f"{loss:.4f}" for loss in values) + " |" for step, values in enumerate(steps, 1)]
+    return [*lines, ""]
+
+
+def tried(record, task: str) -> list:
+    """What each program's settings were chosen from."""
+    rows = []
+    for name, found in record.about["tried"].items():
+        if name.startswith(task + " "):
+            for setup, result in found.items():
+                if isinstance(result, dict):
+                    seconds = f"{result['seconds']:.3f}" if "seconds" in result else result["error"].replace("|", "/")
+                    rows.append(f"| {setup} | {seconds} | {mebibytes(result.get('bytes', 0))} |")
+    if not rows:
+        return []
+    return ["What was tried, three steps each; TRL's memory is that of PyTorch's allocator:", "",
+            "| | s/step | MiB |", "|---|---|---|", *rows, ""]
+
+
+def mebibytes(count: int | None) -> str:
+    return f"{count / 2**20:.0f}" if count else ""
