@@ -20,6 +20,7 @@ pub(crate) mod head;
 mod launch;
 pub(crate) mod linear;
 pub(crate) mod low_rank;
+mod mark;
 mod memory;
 pub(crate) mod norm;
 pub(crate) mod optimizer;
@@ -34,6 +35,7 @@ use std::sync::{Arc, Mutex};
 pub use driver::Driver;
 pub use found::{Gpus, is_stand_in, list, open, stand_in};
 pub use launch::{HEADERS, SOURCES};
+pub use mark::Mark;
 
 use crate::arena::Arena;
 use crate::profile::Profile;
@@ -54,13 +56,14 @@ pub struct Cuda {
     pub(crate) profile: Option<Arc<Profile>>,
 }
 
-/// What all memories of a device have in common.
+/// What all memories of a stream have in common.
 struct Shared {
     driver: Drivers,
     stream: Stream,
     tables: Tables,
     window: Window,
-    flags: Box<dyn Region>,
+    /// Of all streams of the device.
+    flags: Arc<dyn Region>,
     functions: Mutex<HashMap<&'static str, Function>>,
     tf32: bool,
 }
@@ -81,13 +84,26 @@ pub struct Options {
 impl Cuda {
     /// A device with a memory that may grow to `capacity` bytes.
     pub(crate) fn new(driver: Drivers, capacity: usize, options: Options) -> Result<Self> {
+        let flags: Arc<dyn Region> = Arc::from(driver.reserve(size_of::<u32>())?);
+        flags.grow(size_of::<u32>())?;
+        let arena = Arena::on(driver.reserve(capacity)?, capacity);
+        let this = Self::streaming(driver, arena, flags, options)?;
+        // SAFETY: the word was just made.
+        unsafe { this.driver().clear(this.stream(), this.out_of_range(), size_of::<u32>())? };
+        this.synchronize()?;
+        Ok(this)
+    }
+
+    /// With a stream of its own.
+    fn streaming(
+        driver: Drivers,
+        arena: Arc<Arena>,
+        flags: Arc<dyn Region>,
+        options: Options,
+    ) -> Result<Self> {
         let stream = driver.new_stream()?;
         let (tables, window) = (Tables::new(&driver, stream)?, Window::new(&driver)?);
-        let arena = Arena::on(driver.reserve(capacity)?, capacity);
-        let (flags, functions) = (driver.reserve(size_of::<u32>())?, Mutex::default());
-        flags.grow(size_of::<u32>())?;
-        // SAFETY: the word was just made.
-        unsafe { driver.clear(stream, flags.base(), size_of::<u32>())? };
+        let functions = Mutex::default();
         let shared = Shared { driver, stream, tables, window, flags, functions, tf32: options.tf32 };
         Ok(Self { arena, shared: Arc::new(shared), profile: None })
     }
@@ -102,14 +118,18 @@ impl Cuda {
         Ok(self.over(Arena::on(self.driver().pinned(capacity)?, capacity)))
     }
 
-    /// The same device, stream and memory.
-    pub(crate) fn same(&self) -> Self {
-        self.over(self.arena.clone())
+    /// The same device and memory with a stream of its own. Memory that is given back there, or is taken there and was given back here,
+    /// may be under way in the other stream: see [`Mark`].
+    pub(crate) fn beside(&self) -> Result<Self> {
+        let Shared { driver, flags, tf32, .. } = &*self.shared;
+        let options = Options { tf32: *tf32 };
+        let this = Self::streaming(driver.clone(), self.arena.clone(), flags.clone(), options)?;
+        Ok(Self { profile: self.profile.clone(), ..this })
     }
 
     /// The same, timed.
     pub(crate) fn profiled(&self, profile: Arc<Profile>) -> Self {
-        Self { profile: Some(profile), ..self.same() }
+        Self { profile: Some(profile), ..self.over(self.arena.clone()) }
     }
 
     /// What the last bits of results depend on.
