@@ -91,8 +91,7 @@ impl FrozenWeights {
             let counts = all.of(layer.id).counts(size);
             let own = &kept[of.index(layer.id)];
             let start: usize = counts[..rank].iter().sum();
-            by.copy_bytes(own.view(), bytes.range_mut(start..start + counts[rank]))
-                .expect("bytes of one length");
+            by.copy_bytes(own.view(), bytes.range_mut(start..start + counts[rank])).map_err(not_made)?;
             own.let_go();
             group.all_gather_numbers(numbers::bytes(by, bytes), &counts)
         })?;
