@@ -35,7 +35,7 @@ pub static SOURCES: &[&Source] = &[
 ];
 
 /// The headers that they include.
-pub static HEADERS: &[Source] = &[source!("common.cuh")];
+pub static HEADERS: &[Source] = &[source!("common.cuh"), source!("states.cuh")];
 
 /// The arguments of a kernel.
 macro_rules! args {
