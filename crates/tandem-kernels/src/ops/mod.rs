@@ -46,6 +46,7 @@ pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optimizer::{
     AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, copy_states, rmsprop, sum_of_squares,
 };
+pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
 pub use rope::{RopeTable, rope};
 pub use stored::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};
