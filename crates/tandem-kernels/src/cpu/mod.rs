@@ -46,7 +46,6 @@ pub(crate) use int8::LARGEST as INT8_LARGEST;
 pub(crate) use nested::TABLE as NESTED_TABLE;
 pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
 pub(crate) use optimizer::{AdamStep, RmsStep};
-pub(crate) use product::{Operand, Product, Term};
 
 /// The host's processor: its threads, its memory and its instructions.
 pub struct Cpu {

@@ -25,7 +25,6 @@ pub static SOURCES: &[&Source] = &[
     &super::embedding::SOURCE,
     &super::exact::SOURCE,
     &super::head::SOURCE,
-    &super::linear::SOURCE,
     &super::low_rank::SOURCE,
     &super::norm::SOURCE,
     &super::optimizer::SOURCE,
@@ -35,7 +34,7 @@ pub static SOURCES: &[&Source] = &[
 ];
 
 /// The headers that they include.
-pub static HEADERS: &[Source] = &[source!("common.cuh"), source!("states.cuh")];
+pub static HEADERS: &[Source] = &[source!("columns.cuh"), source!("common.cuh"), source!("states.cuh")];
 
 /// The arguments of a kernel.
 macro_rules! args {

@@ -18,7 +18,6 @@ pub(crate) mod exact;
 mod found;
 pub(crate) mod head;
 mod launch;
-pub(crate) mod linear;
 pub(crate) mod low_rank;
 mod mark;
 mod memory;

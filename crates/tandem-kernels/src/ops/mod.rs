@@ -14,6 +14,7 @@ mod embedding;
 mod exact;
 mod head;
 mod head_parts;
+mod head_strips;
 mod linear;
 mod low_rank;
 mod norm;
@@ -36,6 +37,7 @@ pub use head::{
 };
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
+pub(crate) use head_strips::strips;
 pub use linear::{
     bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, linear_low_rank,
     linear_low_rank_backward_input,
