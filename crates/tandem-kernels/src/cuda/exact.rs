@@ -5,7 +5,7 @@ use crate::Result;
 use crate::View;
 use crate::exact::{ExactSum, ExactView};
 
-pub(super) static SOURCE: driver::Source = source!("exact.cu");
+pub(super) static SOURCE: driver::Source = source!("exact.cu", not fused);
 
 pub(crate) fn exact_merge(cuda: &Cuda, other: ExactView, sums: &mut ExactSum, add: bool) -> Result<()> {
     let _ = (cuda, other, sums, add);

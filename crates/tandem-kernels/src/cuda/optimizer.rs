@@ -4,7 +4,7 @@ use super::{Cuda, driver, failed, source};
 use crate::ops::{AdamW, Gradient, RmsProp};
 use crate::{Result, StatesMut, ViewMut};
 
-pub(super) static SOURCE: driver::Source = source!("optimizer.cu");
+pub(super) static SOURCE: driver::Source = source!("optimizer.cu", not fused);
 
 pub(crate) fn adamw(
     cuda: &Cuda,

@@ -4,7 +4,7 @@ use super::{Cuda, driver, failed, source};
 use crate::bytes::{BytesMut, BytesView};
 use crate::{Format, Result, View, ViewMut};
 
-pub(super) static SOURCE: driver::Source = source!("pack.cu");
+pub(super) static SOURCE: driver::Source = source!("pack.cu", not fused);
 
 pub(crate) fn pack(cuda: &Cuda, values: View, format: Format, packed: BytesMut) -> Result<Result<()>> {
     let _ = (cuda, values, format, packed);
