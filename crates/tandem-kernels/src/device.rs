@@ -93,6 +93,14 @@ impl Device {
         Ok(Self::Cuda(Arc::new(Cuda::new(driver, capacity, options)?)))
     }
 
+    /// The GPU of that number among those of NVIDIA's that this process may use, with a memory that may grow to `capacity` bytes.
+    ///
+    /// # Errors
+    /// If there is none, a library is missing, or its driver refuses.
+    pub fn open_cuda(ordinal: usize, capacity: usize, options: Options) -> Result<Self> {
+        Self::cuda(crate::cuda::open(ordinal)?, capacity, options)
+    }
+
     /// A device for dry runs of what a processor computes.
     pub fn meta() -> Self {
         Self::meta_of(Backend::Cpu)

@@ -5,7 +5,7 @@ use super::{Cuda, args, driver, source};
 use crate::exact::{ExactSum, ExactView};
 use crate::{Result, View};
 
-pub(super) static SOURCE: driver::Source = source!("exact.cu");
+pub(super) static SOURCE: driver::Source = source!("exact.cu", not fused);
 
 /// Threads of a block, as in `exact.cu`.
 const THREADS: u32 = 256;

@@ -6,10 +6,20 @@ use crate::bytes::{BytesMut, BytesView};
 use crate::exact::{ExactSum, ExactView};
 use crate::{Result, View, ViewMut};
 
-/// A source file of kernels as a `Source`.
+/// A source file of kernels as a `Source`; `not fused` where products and sums are rounded one by one.
 macro_rules! source {
     ($name:literal) => {
-        $crate::cuda::driver::Source { name: $name, text: include_str!(concat!("../../cuda/", $name)) }
+        $crate::cuda::source!($name, true)
+    };
+    ($name:literal, not fused) => {
+        $crate::cuda::source!($name, false)
+    };
+    ($name:literal, $fused:literal) => {
+        $crate::cuda::driver::Source {
+            name: $name,
+            text: include_str!(concat!("../../cuda/", $name)),
+            fused: $fused,
+        }
     };
 }
 pub(crate) use source;

@@ -22,6 +22,7 @@ pub(crate) mod low_rank;
 mod mark;
 mod memory;
 pub(crate) mod norm;
+pub mod nvidia;
 pub(crate) mod optimizer;
 pub(crate) mod pack;
 pub(crate) mod product;
@@ -136,7 +137,9 @@ impl Cuda {
         let properties = self.driver().properties();
         let (major, minor) = properties.capability;
         let tf32 = if self.tf32() { " tf32" } else { "" };
-        format!("cuda sm_{major}{minor} {}{tf32}", self.driver().versions())
+        // How a library divides a product depends on how many there are to compute it.
+        let count = properties.multiprocessors;
+        format!("cuda sm_{major}{minor} x{count} {}{tf32}", self.driver().versions())
     }
 
     /// Where kernels write 1 if a term of an exact sum is out of range: a `u32`.

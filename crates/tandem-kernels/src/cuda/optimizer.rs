@@ -6,7 +6,7 @@ use crate::cpu::{AdamStep, RmsStep};
 use crate::ops::{AdamW, Gradient, RmsProp};
 use crate::{DType, Result, STATE_BLOCK, StatesMut, ViewMut};
 
-pub(super) static SOURCE: driver::Source = source!("optimizer.cu");
+pub(super) static SOURCE: driver::Source = source!("optimizer.cu", not fused);
 
 /// Threads of a block, as in `optimizer.cu`.
 const THREADS: u32 = 256;

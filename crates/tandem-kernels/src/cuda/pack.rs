@@ -12,7 +12,7 @@ use crate::format::{NF4_BLOCK, NF4_UNIT, NF4_UNIT_LEN};
 use crate::ops::rows_of_block;
 use crate::{Element, Format, Result, View, ViewMut, with_element};
 
-pub(super) static SOURCE: driver::Source = source!("pack.cu");
+pub(super) static SOURCE: driver::Source = source!("pack.cu", not fused);
 
 /// Threads of a block, as in `pack.cu`.
 const THREADS: u32 = 256;
