@@ -40,6 +40,14 @@ impl Libraries {
         Self::open_at(path.as_deref()).map_err(|reason| CommError::Engine { reason })
     }
 
+    /// NCCL's version.
+    pub fn version(&self) -> String {
+        let mut version = 0;
+        // SAFETY: the version is written to where it is; it was asked before, and answered.
+        unsafe { (self.0.nccl.get_version)(&raw mut version) };
+        version_text(version)
+    }
+
     fn open_at(path: Option<&str>) -> Result<Self, String> {
         let (nccl, version) = open_nccl(path)?;
         let library = Library::open(CUDA).map_err(|why| {
