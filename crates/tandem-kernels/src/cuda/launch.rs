@@ -36,7 +36,9 @@ pub static SOURCES: &[&Source] = &[
     &super::exact::SOURCE,
     &super::head::SOURCE,
     &super::low_rank::SOURCE,
-    &super::norm::SOURCE,
+    &super::norm::LAYER_NORM,
+    &super::norm::RMS_NORM,
+    &super::norm::SUMS,
     &super::optimizer::SOURCE,
     &super::pack::SOURCE,
     &super::product::SOURCE,
@@ -44,11 +46,11 @@ pub static SOURCES: &[&Source] = &[
 ];
 
 /// The headers that they include.
-pub static HEADERS: &[Source] = &[source!("columns.cuh"), source!("common.cuh"), source!("states.cuh")];
+pub static HEADERS: &[Source] = &[source!("columns.cuh"), source!("common.cuh"), source!("elements.cuh"), source!("rows.cuh"), source!("states.cuh")];
 
 /// The arguments of a kernel.
 macro_rules! args {
-    ($($arg:expr),* $(,)?) => { &[$($crate::cuda::driver::Arg::from($arg)),*] };
+    ($($arg:expr),* $(,)?) => { &[$($crate::cuda::driver::Arg::from($arg)),*] as &[$crate::cuda::driver::Arg] };
 }
 pub(crate) use args;
 

@@ -12,6 +12,7 @@ pub(crate) mod columns;
 pub(crate) mod convert;
 pub mod driver;
 pub(crate) mod dropout;
+mod elements;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exact;
@@ -27,6 +28,7 @@ pub(crate) mod optimizer;
 pub(crate) mod pack;
 pub(crate) mod product;
 pub(crate) mod rope;
+mod rows;
 pub(crate) mod stored;
 
 use std::collections::HashMap;
@@ -187,6 +189,19 @@ impl Cuda {
     /// asked for or while it is one of the latest 256 MiB.
     pub(crate) fn table<T: bytes::Plain>(&self, values: &[T]) -> Result<u64> {
         self.shared.tables.send(bytes::of(values))
+    }
+
+    /// As [`Self::table`], of a table that is known by a name and made only where it is not on the device yet. The name stands for
+    /// one content for as long as the process lives.
+    pub(crate) fn named_table<T: bytes::Plain>(
+        &self,
+        name: (u64, usize),
+        make: impl FnOnce() -> Vec<T>,
+    ) -> Result<u64> {
+        match self.shared.tables.find(name) {
+            Some(address) => Ok(address),
+            None => self.shared.tables.send_named(name, bytes::of(&make())),
+        }
     }
 
     /// Reads from the device, after all work so far.
