@@ -39,6 +39,8 @@ pub enum Command {
     Init(InitArguments),
     /// Start several ranks of a run on this machine, one process each.
     Launch(LaunchArguments),
+    /// Say what this machine has to train with, what is missing, and who has it.
+    Doctor(DoctorArguments),
     /// See it work: make a small corpus, train a tiny model by SFT and DPO, and judge it. Takes two minutes.
     Quickstart(QuickstartArguments),
 }
@@ -250,6 +252,13 @@ pub struct InitArguments {
     /// Seed of the weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArguments {
+    /// Measure the processor and the GPUs, a few seconds each, and write a table of devices for `tandem plan --device-table`.
+    #[arg(long, value_name = "FILE")]
+    pub measure: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

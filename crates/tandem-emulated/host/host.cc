@@ -127,7 +127,7 @@ void begin(Fiber &fiber, unsigned index) {
     fiber.next.clear();
 #if defined(__x86_64__)
     // As if `body` had been called: six registers, its address, and a stack that is aligned as after a call.
-    uint64_t *top = reinterpret_cast<uint64_t *>(stack + STACK) - 2;
+    uint64_t *top = reinterpret_cast<uint64_t *>(stack + STACK) - 1;
     *top = 0;
     *--top = reinterpret_cast<uint64_t>(&body);
     for (int i = 0; i < 6; i++) *--top = 0;

@@ -1,4 +1,6 @@
-//! Products, by plain loops.
+//! Products: both factors are widened to f32 with their rows along the depth, and multiplied row by row.
+
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use half::bf16;
 use tandem_kernels::DType;
@@ -6,32 +8,102 @@ use tandem_kernels::cuda::driver::{Factor, Matmul};
 
 use crate::memory::translate;
 
-/// A number at an address.
+/// Partial sums of a dot product: as many as wide registers hold.
+const LANES: usize = 16;
+
+type Lanes = [f32; LANES];
+
+/// Columns of the result that are formed at once.
+const COLUMNS: usize = 4;
+
+/// Numbers that are `step` apart in memory, widened.
 ///
 /// # Safety
-/// There is an element of that type.
-unsafe fn read(address: u64, index: usize, dtype: DType) -> f32 {
+/// As many of that type are there.
+unsafe fn read(address: u64, first: usize, step: usize, dtype: DType, to: &mut [f32]) {
     let address = translate(address) as usize;
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            DType::F32 => std::ptr::with_exposed_provenance::<f32>(address).add(index).read(),
-            DType::Bf16 => std::ptr::with_exposed_provenance::<bf16>(address).add(index).read().to_f32(),
+            DType::F32 => {
+                let from = with_exposed_provenance::<f32>(address).add(first);
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = from.add(i * step).read());
+            }
+            DType::Bf16 => {
+                let from = with_exposed_provenance::<bf16>(address).add(first);
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = from.add(i * step).read().to_f32());
+            }
         }
     }
 }
 
-/// The rows of a factor, each along the depth.
+/// Writes numbers side by side, rounded to the type.
+///
+/// # Safety
+/// There is room for as many.
+unsafe fn write(from: &[f32], address: u64, first: usize, dtype: DType) {
+    let address = translate(address) as usize;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => {
+                let to = with_exposed_provenance_mut::<f32>(address).add(first);
+                from.iter().enumerate().for_each(|(i, &x)| to.add(i).write(x));
+            }
+            DType::Bf16 => {
+                let to = with_exposed_provenance_mut::<bf16>(address).add(first);
+                from.iter().enumerate().for_each(|(i, &x)| to.add(i).write(bf16::from_f32(x)));
+            }
+        }
+    }
+}
+
+/// The rows of a factor, each along the depth and filled up with zeros to `width` groups of numbers, and zeros beyond the rows.
 ///
 /// # Safety
 /// The factor is there.
-unsafe fn rows(factor: &Factor, rows: usize, depth: usize, dtype: DType) -> Vec<f32> {
-    let at = |row: usize, k: usize| {
-        if factor.along_depth { row * factor.stride + k } else { k * factor.stride + row }
-    };
-    let place = |i: usize| at(i / depth, i % depth);
-    // SAFETY: the caller's promise.
-    (0..rows * depth).map(|i| unsafe { read(factor.address, place(i), dtype) }).collect()
+unsafe fn widened(factor: &Factor, rows: usize, depth: usize, width: usize, dtype: DType) -> Vec<Lanes> {
+    let mut wide = vec![[0.0; LANES]; rows.next_multiple_of(COLUMNS) * width];
+    let (of_row, of_depth) = if factor.along_depth { (factor.stride, 1) } else { (1, factor.stride) };
+    for (row, to) in wide.chunks_mut(width.max(1)).take(rows).enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { read(factor.address, row * of_row, of_depth, dtype, &mut to.as_flattened_mut()[..depth]) };
+    }
+    wide
+}
+
+/// `to[i, j] = Σ_k a[i, k] · b[j, k]` of all rows of `a` and some of `b`, which are `width` long.
+#[inline(always)]
+fn multiply(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
+    let b: [&[Lanes]; COLUMNS] = std::array::from_fn(|column| &b[column * width..(column + 1) * width]);
+    for (i, to) in to.iter_mut().enumerate() {
+        let a = &a[i * width..(i + 1) * width];
+        let mut sums = [[0f32; LANES]; COLUMNS];
+        for k in 0..width {
+            for column in 0..COLUMNS {
+                for lane in 0..LANES {
+                    sums[column][lane] += a[k][lane] * b[column][k][lane];
+                }
+            }
+        }
+        *to = sums.map(|sums| sums.iter().sum());
+    }
+}
+
+/// The same, and the same bits, with wider registers.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn multiply_wide(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
+    multiply(a, b, width, to);
+}
+
+fn multiply_best(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has the instructions.
+        return unsafe { multiply_wide(a, b, width, to) };
+    }
+    multiply(a, b, width, to);
 }
 
 /// Computes a product.
@@ -40,39 +112,25 @@ unsafe fn rows(factor: &Factor, rows: usize, depth: usize, dtype: DType) -> Vec<
 /// Factors, what is added and room for the result are there.
 pub(crate) unsafe fn matmul(product: &Matmul) {
     let [m, n, k] = product.size;
+    let width = k.div_ceil(LANES);
     // SAFETY: the caller's promise.
-    let (a, b) = unsafe { (rows(&product.a, m, k, product.dtype), rows(&product.b, n, k, product.dtype)) };
+    let (a, b) = unsafe {
+        (widened(&product.a, m, k, width, product.dtype), widened(&product.b, n, k, width, product.dtype))
+    };
     let (to, stride) = product.d;
-    for i in 0..m {
-        for j in 0..n {
-            let mut lanes = [0f32; 16];
-            let (x, y) = (&a[i * k..(i + 1) * k], &b[j * k..(j + 1) * k]);
-            let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<16>(), y.as_chunks::<16>());
-            for (x, y) in x.iter().zip(y) {
-                for lane in 0..16 {
-                    lanes[lane] += x[lane] * y[lane];
-                }
-            }
-            let mut sum = lanes.iter().sum::<f32>();
-            sum += x_rest.iter().zip(y_rest).map(|(x, y)| x * y).sum::<f32>();
+    let mut sums = vec![[0.0; COLUMNS]; m];
+    for column in (0..n).step_by(COLUMNS) {
+        let count = COLUMNS.min(n - column);
+        multiply_best(&a, &b[column * width..(column + COLUMNS) * width], width, &mut sums);
+        for (i, sums) in sums.iter_mut().enumerate() {
             if let Some((c, stride)) = product.c {
+                let mut added = [0.0; COLUMNS];
                 // SAFETY: the caller's promise.
-                sum += unsafe { read(c, i * stride + j, product.d_type) };
+                unsafe { read(c, i * stride + column, 1, product.d_type, &mut added[..count]) };
+                sums.iter_mut().zip(added).for_each(|(sum, x)| *sum += x);
             }
-            let address = translate(to) as usize;
             // SAFETY: the caller's promise.
-            unsafe {
-                match product.d_type {
-                    DType::F32 => {
-                        std::ptr::with_exposed_provenance_mut::<f32>(address).add(i * stride + j).write(sum);
-                    }
-                    DType::Bf16 => {
-                        let place =
-                            std::ptr::with_exposed_provenance_mut::<bf16>(address).add(i * stride + j);
-                        place.write(bf16::from_f32(sum));
-                    }
-                }
-            }
+            unsafe { write(&sums[..count], to, i * stride + column, product.d_type) };
         }
     }
 }

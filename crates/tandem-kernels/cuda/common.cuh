@@ -94,6 +94,17 @@ __device__ __forceinline__ void store_many(bf16 *at, const float (&x)[4]) {
     *reinterpret_cast<uint2 *>(at) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
 }
 
+__device__ __forceinline__ void load_many(const int64_t *at, int64_t (&x)[2]) {
+    check_alignment<2>(at, 16);
+    const uint4 v = *reinterpret_cast<const uint4 *>(at);
+    x[0] = int64_t(uint64_t(v.y) << 32 | v.x), x[1] = int64_t(uint64_t(v.w) << 32 | v.z);
+}
+__device__ __forceinline__ void store_many(int64_t *at, const int64_t (&x)[2]) {
+    check_alignment<2>(at, 16);
+    *reinterpret_cast<uint4 *>(at) = make_uint4(uint32_t(x[0]), uint32_t(uint64_t(x[0]) >> 32), uint32_t(x[1]),
+                                                uint32_t(uint64_t(x[1]) >> 32));
+}
+
 // Every lane has the result.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

@@ -173,6 +173,11 @@ impl<'a> BytesView<'a> {
 }
 
 impl<'a> BytesMut<'a> {
+    /// Host memory, for kernels of the CPU alone: it begins anywhere, and cannot be read as a matrix.
+    pub(crate) fn of_host(bytes: &'a mut [u8]) -> Self {
+        Self { pointer: bytes.as_mut_ptr(), len: bytes.len(), lifetime: PhantomData }
+    }
+
     /// Number of bytes.
     pub fn len(&self) -> usize {
         self.len

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::arena::{Kind, MemoryUse};
 use crate::cpu::{Cpu, Isa};
 use crate::cuda::driver::Drivers;
-use crate::cuda::{Cuda, Options};
+use crate::cuda::{Cuda, Mark, Options};
 use crate::dtype::DType;
 use crate::meta::{Ledger, MetaBlock};
 use crate::profile::Profile;
@@ -93,6 +93,14 @@ impl Device {
         Ok(Self::Cuda(Arc::new(Cuda::new(driver, capacity, options)?)))
     }
 
+    /// The GPU of that number among those of NVIDIA's that this process may use, with a memory that may grow to `capacity` bytes.
+    ///
+    /// # Errors
+    /// If there is none, a library is missing, or its driver refuses.
+    pub fn open_cuda(ordinal: usize, capacity: usize, options: Options) -> Result<Self> {
+        Self::cuda(crate::cuda::open(ordinal)?, capacity, options)
+    }
+
     /// A device for dry runs of what a processor computes.
     pub fn meta() -> Self {
         Self::meta_of(Backend::Cpu)
@@ -139,14 +147,15 @@ impl Device {
         })
     }
 
-    /// The same memory, where whoever calls computes alone: for a thread that works beside another, and is not to wait for it.
+    /// The same memory, where whoever calls computes alone: for a thread that works beside another, and is not to wait for it. Of a GPU
+    /// it is another stream: what one stream is to see of the other comes after a [`Device::mark`] there.
     ///
     /// # Errors
-    /// None on the CPU.
+    /// If the system refuses.
     pub fn on_one_thread(&self) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.alone()?)),
-            Self::Cuda(cuda) => Self::Cuda(cuda.clone()),
+            Self::Cuda(cuda) => Self::Cuda(Arc::new(cuda.beside()?)),
             Self::Meta(ledger) => Self::Meta(ledger.clone()),
         })
     }
@@ -295,6 +304,22 @@ impl Device {
             Self::Cuda(cuda) => Some(&cuda.arena),
             Self::Meta(_) => None,
         }
+    }
+
+    /// All work so far.
+    ///
+    /// # Errors
+    /// If a GPU refuses.
+    pub fn mark(&self) -> Result<Mark> {
+        if let Self::Cuda(cuda) = self { Mark::of(cuda) } else { Ok(Mark::default()) }
+    }
+
+    /// Work from here on waits for `mark`, which may be another stream's of the same GPU.
+    ///
+    /// # Errors
+    /// If a GPU refuses.
+    pub fn after(&self, mark: &Mark) -> Result<()> {
+        if let Self::Cuda(cuda) = self { mark.before(cuda) } else { Ok(()) }
     }
 
     /// Waits until all work so far is done: on a GPU, whatever was put into its stream.

@@ -4,10 +4,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::bytes::{Bytes, BytesMut, BytesView};
+use crate::cpu;
 use crate::cuda::Cuda;
-use crate::cuda::bytes::Plain;
+use crate::cuda::bytes::{self, Plain};
 use crate::exact::ExactSum;
-use crate::{Device, Element, Result, View, ViewMut};
+use crate::{Device, Element, Result, States, StatesMut, StatesView, View, ViewMut, bf16};
 
 impl Device {
     /// Shows `read` the elements of a contiguous matrix, after all work so far, and returns what it does; on a dry run it
@@ -129,6 +130,66 @@ impl Device {
             },
             Self::Meta(_) => {}
         }
+        Ok(())
+    }
+
+    /// Optimiser states as f32. Nothing on a dry run.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    ///
+    /// # Errors
+    /// If a GPU cannot give them.
+    pub fn read_states(&self, states: StatesView, out: &mut [f32]) -> Result<()> {
+        assert_eq!(out.len(), states.len(), "room for other states");
+        match states {
+            StatesView::F32(view) => self.host_read(view, |kept| out.copy_from_slice(kept))?,
+            StatesView::Bf16(view) => self.host_read(view, |kept: &[bf16]| {
+                out.iter_mut().zip(kept).for_each(|(out, x)| *out = x.to_f32());
+            })?,
+            StatesView::EightBit(view) => {
+                let (words, scales, skipped) = view.blocks_of_words();
+                let codes = skipped..skipped + view.len();
+                self.host_read(words, |words: &[f32]| {
+                    let codes = &bytes::of(words)[codes];
+                    self.host_read(scales, |scales| {
+                        cpu::states::read_codes(view.moment(), codes, scales, skipped, out);
+                    })
+                })?
+                .transpose()?
+                .flatten()
+            }
+        };
+        Ok(())
+    }
+
+    /// Overwrites optimiser states from the one at `start` on, rounded to what is nearest. Nothing on a dry run.
+    ///
+    /// # Panics
+    /// As [`States::range_mut`]; and if fewer elements than a block are not the last ones.
+    ///
+    /// # Errors
+    /// If a GPU cannot take them.
+    pub fn write_states(&self, values: &[f32], states: &mut States, start: usize) -> Result<()> {
+        match states.part_mut(start, values.len()) {
+            StatesMut::F32(view) => self.host_write(view, |kept| kept.copy_from_slice(values))?,
+            StatesMut::Bf16(view, _) => self.host_write(view, |kept: &mut [bf16]| {
+                kept.iter_mut().zip(values).for_each(|(kept, x)| *kept = bf16::from_f32(*x));
+            })?,
+            StatesMut::EightBit(view) => {
+                let moment = view.moment();
+                let (words, scales) = view.into_tensors();
+                self.host_write(words, |words: &mut [f32]| {
+                    let (codes, rest) = bytes::of_mut(words).split_at_mut(values.len());
+                    rest.fill(0);
+                    self.host_write(scales, |scales| {
+                        cpu::states::write_codes(moment, values, codes, scales);
+                    })
+                })?
+                .transpose()?
+                .flatten()
+            }
+        };
         Ok(())
     }
 

@@ -28,6 +28,7 @@ pub mod format;
 mod host;
 pub mod meta;
 pub mod ops;
+mod product;
 pub mod profile;
 pub mod states;
 pub mod tensor;

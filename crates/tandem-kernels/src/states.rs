@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::{self, Isa};
+use crate::cpu;
 use crate::tensor::{Tensor, View, ViewMut};
 use crate::{DType, Device, Kind, Result};
 
@@ -240,14 +240,14 @@ impl States {
         }
     }
 
-    /// Overwrites elements from f32, rounded to what is nearest, on the CPU.
+    /// Elements from `start` on, to be overwritten to the nearest.
     ///
     /// # Panics
     /// As [`States::range_mut`]; and if fewer elements than a block are not the last ones.
-    pub fn write(&mut self, start: usize, values: &[f32]) {
-        let end = start + values.len();
-        assert!(end == self.len || values.len().is_multiple_of(STATE_BLOCK), "part of a block is written");
-        cpu::states::write(Isa::Portable, values, self.range_mut(start..end, Dither::default()));
+    pub(crate) fn part_mut(&mut self, start: usize, len: usize) -> StatesMut<'_> {
+        let end = start + len;
+        assert!(end == self.len || len.is_multiple_of(STATE_BLOCK), "part of a block is written");
+        self.range_mut(start..end, Dither::default())
     }
 }
 
@@ -289,7 +289,7 @@ impl<'a> StatesView<'a> {
         }
     }
 
-    /// The elements as f32, on the CPU and the calling thread.
+    /// The elements as f32, on the CPU and the calling thread. [`Device::read_states`] gives those of every device.
     ///
     /// # Panics
     /// If `out` has another length.
@@ -300,6 +300,11 @@ impl<'a> StatesView<'a> {
 }
 
 impl<'a> CodesView<'a> {
+    /// Number of elements.
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
     /// Whose map the codes are of.
     pub(crate) fn moment(self) -> Moment {
         self.moment
@@ -309,6 +314,13 @@ impl<'a> CodesView<'a> {
     pub(crate) fn parts(self) -> (&'a [u8], &'a [f32], usize) {
         let codes = &self.codes.as_bytes()[self.start..self.start + self.len];
         (codes, self.scales.col_range(self.blocks()).as_slice(), self.start % STATE_BLOCK)
+    }
+
+    /// Words of codes from the first block on, and scales; the first code's place in its block.
+    pub(crate) fn blocks_of_words(self) -> (View<'a>, View<'a>, usize) {
+        let blocks = self.blocks();
+        let words = blocks.start * (STATE_BLOCK / CODES)..(self.start + self.len).div_ceil(CODES);
+        (self.codes.col_range(words), self.scales.col_range(blocks), self.start % STATE_BLOCK)
     }
 
     /// Words of codes, and scales, if the first code begins a block.

@@ -195,6 +195,16 @@ impl<'a> View<'a> {
         Self { pointer, rows: 1, room: 1, cols, stride: cols, dtype: DType::F32, lifetime: PhantomData }
     }
 
+    /// Host memory as a matrix.
+    ///
+    /// # Panics
+    /// If it is of another size.
+    pub(crate) fn of_host<E: Element>(values: &'a [E], rows: usize, cols: usize) -> Self {
+        assert_eq!(values.len(), rows * cols, "a {rows}x{cols} matrix");
+        // SAFETY: the slice is borrowed for 'a, aligned and as long as the matrix.
+        unsafe { Self::from_pointer(values.as_ptr().cast(), rows, cols, E::DTYPE) }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

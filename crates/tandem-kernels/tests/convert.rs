@@ -7,8 +7,12 @@ use tandem_kernels::{DType, Device, Kind, bf16, ops};
 
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
-/// Nothing, one element, primes, a row longer than a block, more rows than a block holds.
-const SHAPES: [(usize, usize); 6] = [(0, 5), (1, 1), (13, 31), (2, 40_001), (997, 37), (3, 0)];
+/// Nothing, one element, primes, a row longer than a block, more rows than a block holds; and the last two of whole vectors.
+const SHAPES: [(usize, usize); 8] =
+    [(0, 5), (1, 1), (13, 31), (2, 40_001), (997, 37), (3, 0), (3, 8200), (300, 16)];
+
+/// Elements before each row: none, as many as leave nothing aligned, and as many as leave vectors so.
+const PADS: [usize; 3] = [0, 3, 8];
 
 fn rounded(values: &[f64], dtype: DType) -> Vec<f64> {
     let round = |x: &f64| f64::from(bf16::from_f32(*x as f32).to_f32());
@@ -20,7 +24,7 @@ fn casts_round_to_nearest_even() {
     for (isa, device) in devices(2) {
         for shape in SHAPES {
             for (from, to) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b))) {
-                for pad in [0, 3] {
+                for pad in PADS {
                     let what = format!("{} {shape:?} {from} to {to}, padded by {pad}", isa.name());
                     let src = Matrix::new(&device, 1, shape, from, pad);
                     let mut dst = Matrix::new(&device, 2, shape, to, pad);
@@ -54,7 +58,7 @@ fn casts_round_to_nearest_even() {
 fn adding_scaling_and_clearing_touch_every_element_once() {
     for (isa, device) in devices(2) {
         for shape in SHAPES {
-            for (dtype, pad) in [(DType::F32, 0), (DType::Bf16, 0), (DType::F32, 3), (DType::Bf16, 3)] {
+            for (dtype, pad) in TYPES.into_iter().flat_map(|dtype| PADS.map(|pad| (dtype, pad))) {
                 let what = format!("{} {shape:?} {dtype}, padded by {pad}", isa.name());
                 let src = Matrix::new(&device, 1, shape, dtype, pad);
                 let mut dst = Matrix::new(&device, 2, shape, DType::F32, pad);
@@ -81,21 +85,20 @@ fn adding_scaling_and_clearing_touch_every_element_once() {
 
 #[test]
 fn rows_are_gathered_and_spread() {
-    let (rows, cols) = (29, 37);
-    let picked = [3, 0, 28, 7, 8];
+    let (rows, picked) = (29, [3, 0, 28, 7, 8]);
     for (isa, device) in devices(2) {
-        for dtype in TYPES {
-            let what = format!("{} {dtype}", isa.name());
-            let src = Matrix::new(&device, 1, (rows, cols), dtype, 3);
-            let mut dst = Matrix::new(&device, 2, (picked.len(), cols), DType::F32, 3);
+        for (dtype, (cols, pad)) in TYPES.into_iter().flat_map(|t| [(37, 3), (40, 8)].map(|c| (t, c))) {
+            let what = format!("{} {dtype}, {cols} columns", isa.name());
+            let src = Matrix::new(&device, 1, (rows, cols), dtype, pad);
+            let mut dst = Matrix::new(&device, 2, (picked.len(), cols), DType::F32, pad);
             ops::gather_rows(&device, src.view(), &picked, dst.view_mut()).unwrap();
             let row = |r: &u32| &src.values[*r as usize * cols..][..cols];
             let expected: Vec<f64> = picked.iter().flat_map(row).copied().collect();
             assert_close(&what, &dst.read(&device), &expected, |_| 0.0);
 
-            let src = Matrix::new(&device, 3, (picked.len(), cols), dtype, 3);
+            let src = Matrix::new(&device, 3, (picked.len(), cols), dtype, pad);
             for to in TYPES {
-                let mut whole = Matrix::new(&device, 4, (rows, cols), to, 3);
+                let mut whole = Matrix::new(&device, 4, (rows, cols), to, pad);
                 ops::spread_rows(&device, src.view(), &picked, whole.view_mut()).unwrap();
                 let mut expected = vec![0.0; rows * cols];
                 for (r, values) in picked.iter().zip(src.values.chunks_exact(cols)) {
@@ -108,6 +111,27 @@ fn rows_are_gathered_and_spread() {
                 }
                 assert_close(&format!("{what} to {to}"), &whole.read(&device), &expected, |_| 0.0);
                 assert!(whole.padding_is_intact(&device), "{what}: wrote outside");
+            }
+        }
+    }
+}
+
+/// What lies in another memory of the same device: host memory, of a GPU.
+#[test]
+fn memories_of_one_device_exchange_matrices() {
+    for (place, device) in devices(2) {
+        let host = device.with_memory(1 << 24).unwrap();
+        for (from, to) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b))) {
+            for (shape, pad) in [((16, 64), 0), ((13, 31), 3)] {
+                let what = format!("{} {shape:?} {from} to {to}", place.name());
+                let src = Matrix::new(&host, 1, shape, from, pad);
+                let mut there = Matrix::new(&device, 2, shape, to, pad);
+                ops::cast(&device, src.view(), there.view_mut()).unwrap();
+                assert_close(&what, &there.read(&device), &rounded(&src.values, to), |_| 0.0);
+                let mut back = Matrix::new(&host, 3, shape, to, pad);
+                ops::cast(&host, there.view(), back.view_mut()).unwrap();
+                assert_close(&what, &back.read(&host), &rounded(&src.values, to), |_| 0.0);
+                assert!(there.padding_is_intact(&device) && back.padding_is_intact(&host), "{what}");
             }
         }
     }

@@ -23,14 +23,14 @@ fn is_kept(key: u64, index: u64, p: f32) -> bool {
 #[test]
 fn elements_are_those_of_the_formula() {
     for (isa, device) in [1, 3].into_iter().flat_map(devices) {
-        for shape in [(0, 5), (1, 1), (13, 31), (3, 17_001), (997, 37), (40, 512)] {
+        for shape in [(0, 5), (1, 1), (13, 31), (3, 17_001), (997, 37), (40, 512), (300, 16)] {
             for (from, to) in [
                 (DType::F32, DType::F32),
                 (DType::Bf16, DType::Bf16),
                 (DType::F32, DType::Bf16),
                 (DType::Bf16, DType::F32),
             ] {
-                for (pad, p, key) in [(0, 0.0, 7), (3, 0.1, 8), (1, 0.5, u64::MAX)] {
+                for (pad, p, key) in [(0, 0.0, 7), (3, 0.1, 8), (1, 0.5, u64::MAX), (8, 0.3, 9)] {
                     let what = format!("{} {shape:?} {from} to {to}, rate {p}", isa.name());
                     let x = Matrix::new(&device, 1, shape, from, pad);
                     let factor = (1.0 / (1.0 - f64::from(p))) as f32;

@@ -2,10 +2,10 @@
 
 mod support;
 
-use support::{Matrix, devices, numbers};
+use support::{Matrix, Place, devices, numbers};
 use tandem_kernels::exact::{ExactSum, FRACTION_BITS, limit};
 use tandem_kernels::ops::{self, Gradient};
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{Backend, DType, Device, Kind};
 
 fn vector(device: &Device, values: &[f32]) -> Matrix {
     Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
@@ -39,7 +39,7 @@ fn a_sum_has_the_same_bits_in_every_order_on_every_level_and_number_of_threads()
                 for _ in 0..3 {
                     terms.rotate_left(2);
                     terms.swap(0, 5);
-                    let found = sum_of(&device, &terms).as_slice().to_vec();
+                    let found = sum_of(&device, &terms).read(&device).unwrap();
                     let expected = first.get_or_insert_with(|| found.clone());
                     assert!(*expected == found, "{len} on {} with {threads} threads", isa.name());
                 }
@@ -54,7 +54,7 @@ fn a_sum_is_exact_up_to_one_unit_for_each_term() {
     let unit = 0.5f64.powi(FRACTION_BITS as i32);
     for (isa, device) in devices(2) {
         let sums = sum_of(&device, &terms);
-        for (j, &sum) in sums.as_slice().iter().enumerate() {
+        for (j, sum) in sums.read(&device).unwrap().into_iter().enumerate() {
             let expected: f64 = terms.iter().map(|term| f64::from(term[j])).sum();
             let found = sum as f64 * unit;
             assert!((found - expected).abs() <= 9.0 * unit, "{} {j}: {found} {expected}", isa.name());
@@ -87,7 +87,8 @@ fn optimisers_and_norms_read_sums_as_the_nearest_f32() {
         for len in [1, 97, 16_384 + 1031] {
             let sums = sum_of(&device, &terms(len, 3));
             let unit = 0.5f64.powi(FRACTION_BITS as i32);
-            let rounded: Vec<f32> = sums.as_slice().iter().map(|&sum| (sum as f64 * unit) as f32).collect();
+            let rounded = sums.read(&device).unwrap().into_iter().map(|sum| (sum as f64 * unit) as f32);
+            let rounded: Vec<f32> = rounded.collect();
             let plain = vector(&device, &rounded);
             let squares = |x: Gradient| ops::sum_of_squares(&device, x).unwrap().to_bits();
             assert_eq!(squares(sums.view().into()), squares(plain.view().into()), "{len} {}", isa.name());
@@ -116,18 +117,71 @@ fn optimisers_and_norms_read_sums_as_the_nearest_f32() {
 
 #[test]
 fn blocks_of_squares_add_up_wherever_the_row_is_cut_between_blocks() {
-    let device = Device::cpu(2, 1 << 30).unwrap();
-    let len = 3 * ops::SQUARES_BLOCK + 77;
-    let x = vector(&device, &numbers(1, len));
-    let mut whole = vec![0.0; 4];
-    ops::block_squares(&device, x.view(), &mut whole).unwrap();
-    for cut in 0..=3 {
-        let mut parts = vec![0.0; 4];
-        let at = cut * ops::SQUARES_BLOCK;
-        ops::block_squares(&device, x.view().col_range(0..at), &mut parts[..cut]).unwrap();
-        ops::block_squares(&device, x.view().col_range(at..len), &mut parts[cut..]).unwrap();
-        assert_eq!(parts, whole);
+    for (isa, device) in devices(2) {
+        let len = 3 * ops::SQUARES_BLOCK + 77;
+        let x = vector(&device, &numbers(1, len));
+        let mut whole = vec![0.0; 4];
+        ops::block_squares(&device, x.view(), &mut whole).unwrap();
+        for cut in 0..=3 {
+            let mut parts = vec![0.0; 4];
+            let at = cut * ops::SQUARES_BLOCK;
+            ops::block_squares(&device, x.view().col_range(0..at), &mut parts[..cut]).unwrap();
+            ops::block_squares(&device, x.view().col_range(at..len), &mut parts[cut..]).unwrap();
+            assert_eq!(parts, whole, "{}", isa.name());
+        }
+        let error = ops::block_squares(&device, x.view(), &mut [0.0; 3]).unwrap_err();
+        assert_eq!(error.to_string(), "block_squares: room for 3 blocks, not 4");
     }
-    let error = ops::block_squares(&device, x.view(), &mut [0.0; 3]).unwrap_err();
-    assert_eq!(error.to_string(), "block_squares: room for 3 blocks, not 4");
+}
+
+/// Where they lie in memory changes nothing.
+#[test]
+fn terms_and_sums_are_read_from_any_element_on() {
+    for (isa, device) in devices(2) {
+        let (len, values) = (3001, numbers(1, 6007));
+        let x = vector(&device, &values);
+        let all = sum_of(&device, std::slice::from_ref(&values));
+        for start in [0, 1, 2, 3, 7] {
+            let what = format!("from {start} on {}", isa.name());
+            let range = start..start + len;
+            let moved = vector(&device, &values[range.clone()]);
+            let mut expected = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            ops::exact_sum(&device, moved.view(), &mut expected, false, limit(3)).unwrap();
+            let expected = expected.read(&device).unwrap();
+            let mut found = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            let terms = x.view().col_range(range.clone());
+            for (add, times) in [(false, 1), (true, 2)] {
+                ops::exact_sum(&device, terms, &mut found, add, limit(3)).unwrap();
+                let expected: Vec<i64> = expected.iter().map(|sum| sum * times).collect();
+                assert!(found.read(&device).unwrap() == expected, "{what}, {times} times");
+            }
+            ops::exact_merge(&device, all.view().range(range.clone()), &mut found, true).unwrap();
+            let sums: Vec<i64> = expected.iter().map(|sum| sum * 3).collect();
+            assert!(found.read(&device).unwrap() == sums, "{what}, merged");
+            let mut copied = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            ops::exact_merge(&device, all.view().range(range.clone()), &mut copied, false).unwrap();
+            assert!(copied.read(&device).unwrap() == expected, "{what}, copied");
+            let squares = |x: Gradient| ops::sum_of_squares(&device, x).unwrap().to_bits();
+            let of_terms = squares(moved.view().into());
+            assert_eq!(squares(x.view().col_range(range.clone()).into()), of_terms, "{what}");
+            let of_sums = squares(copied.view().into());
+            assert_eq!(squares(all.view().range(range).into()), of_sums, "{what}");
+        }
+    }
+}
+
+/// A GPU's sums of blocks lie in its memory until they are read.
+#[test]
+fn a_dry_run_counts_what_sums_of_squares_take() {
+    for (device, meta) in [
+        (Device::cpu(1, 1 << 24).unwrap(), Device::meta()),
+        (Place::Emulated.device(1, 1 << 24), Device::meta_of(Backend::Cuda)),
+    ] {
+        for device in [&device, &meta] {
+            let x = device.zeros(Kind::Scratch, 1, 10 * ops::SQUARES_BLOCK + 1, DType::F32).unwrap();
+            assert_eq!(ops::sum_of_squares(device, x.view()).unwrap(), 0.0);
+        }
+        assert_eq!(device.memory(), meta.memory());
+        assert_eq!(device.high_water(), meta.high_water());
+    }
 }

@@ -3,10 +3,10 @@
 mod support;
 
 use safetensors::{Dtype, SafeTensors};
-use support::{Matrix, devices, numbers};
+use support::{Matrix, Place, devices, numbers};
 use tandem_kernels::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
 use tandem_kernels::ops::{self, StoredInt8, StoredNf4};
-use tandem_kernels::{Bytes, DType, Device, Format, Kind, bf16};
+use tandem_kernels::{Backend, Bytes, DType, Device, Format, Kind, bf16};
 
 /// Made by `packing.py` beside it.
 const GOLDEN: &[u8] = include_bytes!("data/packing.safetensors");
@@ -46,10 +46,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
+/// What is not overwritten shows.
+fn spoil(device: &Device, packed: &mut Bytes) {
+    device.write_bytes(&vec![0xa5; packed.len()], packed.view_mut()).unwrap();
+}
+
 fn packed(device: &Device, values: &Matrix, (rows, cols): (usize, usize), format: Format) -> Bytes {
     let mut packed = Bytes::new(device, Kind::Weights, format.packed_len(rows, cols)).unwrap();
-    // What is not overwritten shows.
-    packed.as_mut_slice().fill(0xa5);
+    spoil(device, &mut packed);
     ops::pack(device, values.view(), format, packed.view_mut()).unwrap();
     packed
 }
@@ -99,7 +103,8 @@ fn nf4_equals_bitsandbytes() {
                         continue;
                     }
                     let packed = packed(&device, &values, shape, Format::Nf4);
-                    let (codes, absmax, nested, offsets) = parts(packed.as_slice(), weight.len());
+                    let (codes, absmax, nested, offsets) =
+                        parts(&packed.read(&device).unwrap(), weight.len());
                     assert!(codes == golden.bytes(&format!("{case}.codes")), "{what}: codes");
                     assert_eq!(bits(&nested), bits(&get("nested_absmax")), "{what}: nested absmax");
                     let offset = get("nested_offset")[0];
@@ -132,7 +137,8 @@ fn int8_equals_bitsandbytes() {
                 let packed = packed(&device, &values, (rows, cols), Format::Int8);
                 let (codes, scales) =
                     (golden.bytes(&format!("{case}.int8")), golden.f32(&format!("{case}.scb")));
-                for (row, unit) in packed.as_slice().chunks_exact(Format::Int8.unit_len(cols)).enumerate() {
+                let units = packed.read(&device).unwrap();
+                for (row, unit) in units.chunks_exact(Format::Int8.unit_len(cols)).enumerate() {
                     let (found, rest) = unit.split_at(cols);
                     assert_eq!(found, &codes[row * cols..][..cols], "{what}: codes of row {row}");
                     assert_eq!(rest[..4], scales[row].to_le_bytes(), "{what}: scale of row {row}");
@@ -173,9 +179,10 @@ fn stored_weights_become_the_same_bytes() {
             };
             let expected = packed(&device, &values, (rows, cols), Format::Nf4);
             let mut found = Bytes::new(&device, Kind::Weights, expected.len()).unwrap();
-            found.as_mut_slice().fill(0xa5);
+            spoil(&device, &mut found);
             ops::pack_stored_nf4(&device, &stored, rows, cols, found.view_mut()).unwrap();
-            assert!(found.as_slice() == expected.as_slice(), "{case} on {}", isa.name());
+            let [found, bytes] = [&found, &expected].map(|bytes| bytes.read(&device).unwrap());
+            assert!(found == bytes, "{case} on {}", isa.name());
             let unpack = |packed: &Bytes, format| unpacked(&device, packed, (rows, cols), format, DType::F32);
             let nf4 = unpack(&expected, Format::Nf4);
             for (first, len) in parts_of(rows * cols) {
@@ -186,11 +193,12 @@ fn stored_weights_become_the_same_bytes() {
 
             let expected = packed(&device, &values, (rows, cols), Format::Int8);
             let mut found = Bytes::new(&device, Kind::Weights, expected.len()).unwrap();
-            found.as_mut_slice().fill(0xa5);
+            spoil(&device, &mut found);
             let scb = golden.f32(&format!("{case}.scb"));
             let stored = StoredInt8 { weight: golden.bytes(&format!("{case}.int8")), scb: &scb };
             ops::pack_stored_int8(&device, &stored, rows, cols, found.view_mut()).unwrap();
-            assert!(found.as_slice() == expected.as_slice(), "{case} on {}", isa.name());
+            let [found, bytes] = [&found, &expected].map(|bytes| bytes.read(&device).unwrap());
+            assert!(found == bytes, "{case} on {}", isa.name());
             let int8 = unpack(&expected, Format::Int8);
             for (first, len) in parts_of(rows * cols) {
                 let mut values = vec![f32::NAN; len];
@@ -285,7 +293,7 @@ fn the_bits_depend_neither_on_threads_nor_on_the_level() {
                     let values = Matrix::from_values(&device, &weights, shape, DType::F32, 0);
                     let packed = packed(&device, &values, shape, format);
                     let found = (
-                        packed.as_slice().to_vec(),
+                        packed.read(&device).unwrap(),
                         [DType::F32, DType::Bf16]
                             .map(|to| bits(&unpacked(&device, &packed, shape, format, to))),
                     );
@@ -315,26 +323,24 @@ fn packing_again_keeps_the_codes() {
                 let read = unpacked(&device, &once, shape, format, DType::F32);
                 let again = Matrix::from_values(&device, &read, shape, DType::F32, 0);
                 let twice = packed(&device, &again, shape, format);
+                let [first, second] = [&once, &twice].map(|bytes| bytes.read(&device).unwrap());
                 match format {
-                    Format::F32 | Format::Bf16 => assert!(once.as_slice() == twice.as_slice(), "{what}"),
+                    Format::F32 | Format::Bf16 => assert!(first == second, "{what}"),
                     Format::Int8 => {
                         let unit_len = format.unit_len(shape.1);
-                        let units = |b: &Bytes| -> Vec<Vec<u8>> {
-                            b.as_slice().chunks_exact(unit_len).map(<[u8]>::to_vec).collect()
-                        };
-                        for (a, b) in units(&once).iter().zip(units(&twice)) {
+                        for (a, b) in first.chunks_exact(unit_len).zip(second.chunks_exact(unit_len)) {
                             assert!(a[..shape.1] == b[..shape.1], "{what}: codes");
                             let scale = |u: &[u8]| f32::from_le_bytes(u[shape.1..][..4].try_into().unwrap());
                             // Two roundings between them.
                             assert!(
-                                (scale(a) - scale(&b)).abs() <= scale(a) * 2.0f32.powi(-23),
+                                (scale(a) - scale(b)).abs() <= scale(a) * 2.0f32.powi(-23),
                                 "{what}: scale"
                             );
                         }
                     }
                     Format::Nf4 => {
                         let len = weights.len();
-                        let (a, b) = (parts(once.as_slice(), len), parts(twice.as_slice(), len));
+                        let (a, b) = (parts(&first, len), parts(&second, len));
                         assert!(a.0 == b.0, "{what}: codes");
                         let largest = read.iter().fold(0.0f32, |m, x| m.max(x.abs()));
                         let read_again = unpacked(&device, &twice, shape, format, DType::F32);
@@ -349,12 +355,72 @@ fn packing_again_keeps_the_codes() {
     }
 }
 
+/// A GPU's weights travel to the host and back in parts; where they lie on the GPU changes nothing.
+#[test]
+fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
+    let golden = Golden::open();
+    let (quant_map, nested_quant_map) = (golden.f32("quant_map"), golden.f32("nested_quant_map"));
+    let (cpu, gpu) = (Device::cpu(2, 1 << 30).unwrap(), Place::Emulated.device(1, 1 << 30));
+    let shape = (280, 15_001);
+    let mut weights = weights(3, shape);
+    let [on_cpu, on_gpu] =
+        [&cpu, &gpu].map(|device| Matrix::from_values(device, &weights, shape, DType::F32, 0));
+    for format in [Format::Int8, Format::Nf4] {
+        let expected = packed(&cpu, &on_cpu, shape, format).read(&cpu).unwrap();
+        assert!(packed(&gpu, &on_gpu, shape, format).read(&gpu).unwrap() == expected, "{format}");
+        let mut stored = Bytes::new(&gpu, Kind::Weights, expected.len()).unwrap();
+        spoil(&gpu, &mut stored);
+        if format == Format::Nf4 {
+            let (weight, absmax, nested_absmax, offsets) = parts(&expected, weights.len());
+            let from = StoredNf4 {
+                weight: &weight,
+                absmax: &absmax,
+                quant_map: &quant_map,
+                nested_absmax: &nested_absmax,
+                nested_quant_map: &nested_quant_map,
+                nested_offset: offsets[0],
+                blocksize: 64,
+                nested_blocksize: 256,
+            };
+            ops::pack_stored_nf4(&gpu, &from, shape.0, shape.1, stored.view_mut()).unwrap();
+        } else {
+            let units = || expected.chunks_exact(format.unit_len(shape.1)).map(|unit| unit.split_at(shape.1));
+            let codes: Vec<u8> = units().flat_map(|(codes, _)| codes).copied().collect();
+            let scb: Vec<f32> =
+                units().map(|(_, rest)| f32::from_le_bytes(rest[..4].try_into().unwrap())).collect();
+            let from = StoredInt8 { weight: &codes, scb: &scb };
+            ops::pack_stored_int8(&gpu, &from, shape.0, shape.1, stored.view_mut()).unwrap();
+        }
+        assert!(stored.read(&gpu).unwrap() == expected, "{format}, stored");
+
+        let small = (129, 77);
+        let values = Matrix::from_values(&cpu, &weights[..129 * 77], small, DType::F32, 0);
+        let expected = packed(&cpu, &values, small, format);
+        let mut there = Bytes::new(&gpu, Kind::Weights, expected.len()).unwrap();
+        gpu.write_bytes(&expected.read(&cpu).unwrap(), there.view_mut()).unwrap();
+        for to in [DType::F32, DType::Bf16] {
+            let mut out = Matrix::new(&gpu, 9, (130, 77), to, 0);
+            ops::unpack(&gpu, there.view(), format, out.view_mut().row_range(1..130)).unwrap();
+            let expected = unpacked(&cpu, &expected, small, format, to);
+            assert!(bits(&out.read(&gpu)[77..]) == bits(&expected), "{format} as {to}");
+        }
+    }
+    weights[15_001 * 279 + 5] = f32::NAN;
+    let bad = Matrix::from_values(&gpu, &weights, shape, DType::F32, 0);
+    for format in [Format::Int8, Format::Nf4] {
+        let mut packed = Bytes::new(&gpu, Kind::Weights, format.packed_len(shape.0, shape.1)).unwrap();
+        let error = ops::pack(&gpu, bad.view(), format, packed.view_mut()).unwrap_err().to_string();
+        assert!(error.contains("..=279 is not finite"), "{error}");
+    }
+}
+
 #[test]
 fn a_dry_run_counts_the_same_memory() {
     let (cpu, meta) = (Device::cpu(1, 1 << 30).unwrap(), Device::meta());
+    let gpu = (Place::Emulated.device(1, 1 << 30), Device::meta_of(Backend::Cuda));
     for format in Format::ALL {
         let shape = (300, 301);
-        for device in [&cpu, &meta] {
+        for device in [&cpu, &meta, &gpu.0, &gpu.1] {
             let values = device.zeros(Kind::Scratch, shape.0, shape.1, DType::F32).unwrap();
             let mut out = device.alloc(Kind::Weights, shape.0, shape.1, DType::Bf16).unwrap();
             let mut packed = Bytes::new(device, Kind::Weights, format.packed_len(shape.0, shape.1)).unwrap();
@@ -363,8 +429,10 @@ fn a_dry_run_counts_the_same_memory() {
             drop(values);
             ops::unpack(device, packed.view(), format, out.view_mut()).unwrap();
         }
-        assert_eq!(cpu.memory(), meta.memory(), "{format}");
-        assert_eq!(cpu.high_water(), meta.high_water(), "{format}");
+        for (device, meta) in [(&cpu, &meta), (&gpu.0, &gpu.1)] {
+            assert_eq!(device.memory(), meta.memory(), "{format}");
+            assert_eq!(device.high_water(), meta.high_water(), "{format}");
+        }
     }
     let Device::Meta(ledger) = &meta else { unreachable!() };
     let costs = ledger.costs();
@@ -376,22 +444,24 @@ fn a_dry_run_counts_the_same_memory() {
 
 #[test]
 fn what_cannot_be_packed_is_refused() {
-    let device = Device::cpu(2, 1 << 30).unwrap();
     let shape = (300, 301);
-    for bad in [f32::NAN, f32::NEG_INFINITY] {
-        let mut weights = weights(1, shape);
-        weights[170 * 301] = bad;
-        let values = Matrix::from_values(&device, &weights, shape, DType::F32, 0);
-        // A block of nf4 goes over the end of a row.
-        for (format, rows) in [(Format::Int8, 170..=170), (Format::Nf4, 169..=170)] {
-            let mut packed = Bytes::new(&device, Kind::Weights, format.packed_len(shape.0, shape.1)).unwrap();
-            let error = ops::pack(&device, values.view(), format, packed.view_mut()).unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!("pack: a weight in rows {rows:?} is not finite, which {format} cannot hold")
-            );
+    for (isa, device) in devices(2) {
+        for bad in [f32::NAN, f32::NEG_INFINITY] {
+            let mut weights = weights(1, shape);
+            weights[170 * 301] = bad;
+            let values = Matrix::from_values(&device, &weights, shape, DType::F32, 0);
+            // A block of nf4 goes over the end of a row.
+            for (format, rows) in [(Format::Int8, 170..=170), (Format::Nf4, 169..=170)] {
+                let len = format.packed_len(shape.0, shape.1);
+                let mut packed = Bytes::new(&device, Kind::Weights, len).unwrap();
+                let error = ops::pack(&device, values.view(), format, packed.view_mut()).unwrap_err();
+                let expected =
+                    format!("pack: a weight in rows {rows:?} is not finite, which {format} cannot hold");
+                assert_eq!(error.to_string(), expected, "{}", isa.name());
+            }
         }
     }
+    let device = Device::cpu(2, 1 << 30).unwrap();
     let mut packed = Bytes::new(&device, Kind::Weights, 64).unwrap();
     let mut values = Matrix::new(&device, 1, (4, 4), DType::F32, 3);
     let error = ops::pack(&device, values.view(), Format::F32, packed.view_mut()).unwrap_err();

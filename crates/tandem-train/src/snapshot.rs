@@ -248,7 +248,7 @@ pub fn restore(
     let mut num_known = restore_weights(checkpoint, decoder, policy, follower)?;
     let partition = optimizer.partition().clone();
     for (group, states) in optimizer.states_mut() {
-        num_known += read_states(checkpoint, group, decoder, states, &partition)?;
+        num_known += read_states(checkpoint, group, decoder, policy.device(), states, &partition)?;
     }
     let num_stored = checkpoint.tensors().len();
     if num_known != num_stored {
@@ -315,6 +315,7 @@ fn read_states(
     checkpoint: &Checkpoint,
     group: &str,
     decoder: &Decoder,
+    device: &Device,
     states: &mut [States],
     partition: &Partition,
 ) -> Result<usize> {
@@ -327,7 +328,7 @@ fn read_states(
             room.clear();
             room.resize(chunk.len(), 0.0);
             read_layer(checkpoint, group, decoder, layer, chunk, &mut room)?;
-            states.write(start - owned.start, &room);
+            device.write_states(&room, states, start - owned.start)?;
         }
     }
     Ok(num_tensors)

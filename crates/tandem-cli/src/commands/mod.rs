@@ -1,6 +1,7 @@
 //! The subcommands, one file each.
 
 pub mod data;
+pub mod doctor;
 pub mod eval;
 pub mod generate;
 pub mod init;

@@ -5,14 +5,13 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::Context;
-use tandem_kernels::DType;
 use tandem_train::events::{Event, Observer};
 use tandem_train::plan::device::{DeviceTable, Devices};
 use tandem_train::plan::search::search;
 use tandem_train::plan::text::{rank_names, ranking};
 use tandem_train::plan::{Assumed, Outline, RunPlan, advice, measure};
 use tandem_train::prepare::Prepared;
-use tandem_train::{Config, TrainError, homes};
+use tandem_train::{Config, TrainError, config, gpus, homes};
 
 use crate::args::PlanArguments;
 use crate::exit::Exit;
@@ -32,12 +31,24 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     let file = arguments.config.as_deref().expect("clap asks for it");
     let mut config = Config::load(file, &overrides)?;
     let devices = match &arguments.devices {
-        Some(text) => table.devices(text)?,
-        None => Devices { count: config.compute.devices.num_ranks(), kind: table.find("cpu")?.clone() },
+        Some(text) => {
+            let devices = table.devices(text)?;
+            // They need not be this machine's.
+            config.compute.devices = match devices.kind.is_processor() {
+                true => gpus::one_of(config::Devices::Auto),
+                false => config::Devices::Cuda(config::GpuSet::All),
+            };
+            devices
+        }
+        None => {
+            gpus::resolve(&mut config.compute)?;
+            let kind = match gpus::of_rank(&config.compute, 0)? {
+                Some(gpu) => table.of_gpu(&gpu.kind.name),
+                None => table.find("cpu")?.clone(),
+            };
+            Devices { count: config.compute.devices.num_ranks(), kind }
+        }
     };
-    if !devices.kind.is_processor() {
-        config.compute.dtype.get_or_insert(DType::Bf16);
-    }
     if let (Some(cores), Some(_)) = (devices.kind.cores, &arguments.devices) {
         config.compute.threads.get_or_insert((cores / devices.count).max(1));
     }

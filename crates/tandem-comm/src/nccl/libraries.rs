@@ -1,9 +1,10 @@
 //! NCCL and CUDA's driver: finding them, and saying what is missing.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::library::Library;
+use tandem_dynamic::{Library, text};
+
 use super::raw::{
     CUDA_NO_DEVICE, CUDA_SUCCESS, CudaFunctions, IN_PROGRESS, NcclFunctions, OLDEST, RawCommunicator, SUCCESS,
 };
@@ -37,6 +38,14 @@ impl Libraries {
         let path = std::env::var_os(PATH).filter(|path| !path.is_empty());
         let path = path.as_ref().map(|path| path.to_string_lossy());
         Self::open_at(path.as_deref()).map_err(|reason| CommError::Engine { reason })
+    }
+
+    /// NCCL's version.
+    pub fn version(&self) -> String {
+        let mut version = 0;
+        // SAFETY: the version is written to where it is; it was asked before, and answered.
+        unsafe { (self.0.nccl.get_version)(&raw mut version) };
+        version_text(version)
     }
 
     fn open_at(path: Option<&str>) -> Result<Self, String> {
@@ -106,10 +115,13 @@ impl Functions {
         if outcome == CUDA_SUCCESS {
             return Ok(());
         }
-        let mut text = std::ptr::null();
+        let mut words = std::ptr::null();
         // SAFETY: the place of a text that is there for ever is written, or a null.
-        unsafe { (self.cuda.error_string)(outcome, &raw mut text) };
-        Err(format!("{what} failed: CUDA error {outcome}, {}", words(text)))
+        let words = unsafe {
+            (self.cuda.error_string)(outcome, &raw mut words);
+            text(words)
+        };
+        Err(format!("{what} failed: CUDA error {outcome}, {words}"))
     }
 
     /// What NCCL answered, as an error if it is one. That a communicator is not done yet is none.
@@ -118,24 +130,16 @@ impl Functions {
             return Ok(());
         }
         // SAFETY: both texts stay until this thread's next call of NCCL. The last error may be asked of no communicator.
-        let (text, details) =
-            unsafe { (words((self.nccl.error_string)(outcome)), words((self.nccl.last_error)(on))) };
+        let (words, details) =
+            unsafe { (text((self.nccl.error_string)(outcome)), text((self.nccl.last_error)(on))) };
         let details = if details.is_empty() { String::new() } else { format!(": {}", details.trim()) };
-        Err(format!("{what} failed: NCCL error {outcome}, {text}{details}; NCCL_DEBUG=INFO tells more"))
+        Err(format!("{what} failed: NCCL error {outcome}, {words}{details}; NCCL_DEBUG=INFO tells more"))
     }
-}
-
-/// A text of a library's, or nothing.
-fn words(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
-    }
-    // SAFETY: the libraries' texts end in zero.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
     use std::io::Write;
 
     use super::*;

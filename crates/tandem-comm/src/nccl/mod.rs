@@ -23,7 +23,6 @@ mod engine;
 #[cfg(test)]
 mod fake;
 mod libraries;
-mod library;
 mod raw;
 mod staging;
 #[cfg(test)]

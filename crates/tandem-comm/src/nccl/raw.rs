@@ -4,7 +4,8 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use super::library::functions;
+use tandem_dynamic::functions;
+
 use crate::element::{ElementKind, Reduction};
 
 /// The oldest version of NCCL that is used, as it writes its versions. Communicators that never block, and can be given up at any
@@ -106,7 +107,7 @@ pub(super) const fn operation(reduction: Reduction) -> c_int {
 
 functions! {
     /// NCCL.
-    NcclFunctions {
+    pub(super) struct NcclFunctions {
         get_version = c"ncclGetVersion" (*mut c_int) -> c_int;
         get_unique_id = c"ncclGetUniqueId" (*mut UniqueId) -> c_int;
         init_rank = c"ncclCommInitRankConfig" (*mut RawCommunicator, c_int, UniqueId, c_int, *mut Config) -> c_int;
@@ -133,7 +134,7 @@ functions! {
 
 functions! {
     /// CUDA's driver.
-    CudaFunctions {
+    pub(super) struct CudaFunctions {
         init = c"cuInit" (c_uint) -> c_int;
         device_count = c"cuDeviceGetCount" (*mut c_int) -> c_int;
         device = c"cuDeviceGet" (*mut c_int, c_int) -> c_int;

@@ -3,32 +3,15 @@
 use super::Cpu;
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
+use crate::ops::Mask;
 use crate::{Element, View, ViewMut, with_element};
 
 /// Elements whose mask is made at once.
 const RUN: usize = 256;
 
-/// The increment of SplitMix64 (Steele, Lea and Flood, 2014).
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The finaliser of SplitMix64: each bit of the result depends on every bit of `x`.
-#[inline(always)]
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
 /// `y = x ⊙ mask / (1 − p)`, or `+=` if `add`.
-pub(crate) fn dropout(cpu: &Cpu, x: View, y: ViewMut, key: u64, p: f32, add: bool) {
+pub(crate) fn dropout(cpu: &Cpu, x: View, y: ViewMut, mask: Mask, add: bool) {
     let (shape, width) = (x.shape(), x.cols());
-    // Keys that follow one another start far apart.
-    let mask = Mask {
-        start: mix(key.wrapping_add(STEP)),
-        // p < 1, so this is at most 2³² − 2⁸.
-        bound: (f64::from(p) * 4_294_967_296.0) as u32,
-        factor: (1.0 / (1.0 - f64::from(p))) as f32,
-    };
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
         cpu.for_parts(shape, |row, cols| {
@@ -40,16 +23,6 @@ pub(crate) fn dropout(cpu: &Cpu, x: View, y: ViewMut, key: u64, p: f32, add: boo
     }));
 }
 
-/// What the mask is made of.
-#[derive(Clone, Copy)]
-struct Mask {
-    start: u64,
-    /// An element is dropped if its 32 bits are below it.
-    bound: u32,
-    /// Of kept elements.
-    factor: f32,
-}
-
 vector_kernel! {
     /// The slices are of one length; `first` is the index of their first element.
     unsafe fn drop_row<V: Vector, X: Element, Y: Element>(x: &[X], first: u64, mask: Mask, add: bool, y: &mut [Y]) {
@@ -58,7 +31,7 @@ vector_kernel! {
             let (index, count) = (first + start as u64, RUN.min(x.len() - start));
             // A number of 64 bits decides about two neighbours, the first of which has an even index.
             for (pair, factors) in factors.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                let bits = mix(mask.start.wrapping_add((index / 2 + pair as u64).wrapping_mul(STEP)));
+                let bits = mask.bits(index / 2 + pair as u64);
                 for (factor, bits) in factors.iter_mut().zip([bits as u32, (bits >> 32) as u32]) {
                     *factor = if bits < mask.bound { 0.0 } else { mask.factor };
                 }

@@ -5,9 +5,9 @@ use std::ops::Range;
 use super::elementary::{exp, softcap};
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
-use super::{Cpu, Operand, Product, Term, scratch};
+use super::{Cpu, scratch};
 use crate::ops::{
-    FIRST, HeadGradients, HeadParts, HeadShape, HeadWeights, LowRank, NOT_HERE, PASSED_OVER, Targets,
+    FIRST, HeadGradients, HeadParts, HeadShape, HeadWeights, NOT_HERE, PASSED_OVER, Targets, strips,
 };
 use crate::{DType, Element, View, ViewMut, with_element};
 
@@ -17,59 +17,6 @@ const STRIP: usize = 1024;
 
 /// Rows that a thread takes of a strip at once.
 const ROWS: usize = 16;
-
-/// Indices of the predictions that rows `rows` are asked for.
-fn predictions_of(targets: &Targets, rows: Range<usize>) -> Range<usize> {
-    let before = |row: usize| targets.rows.partition_point(|&r| (r as usize) < row);
-    before(rows.start)..before(rows.end)
-}
-
-/// The parts that rows and tokens are walked in: chunks of rows, and of each chunk strips of the vocabulary.
-fn strips(
-    rows: usize,
-    chunk: usize,
-    vocabulary: usize,
-) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-    let cut = |len: usize, part: usize| {
-        (0..len).step_by(part.max(1)).map(move |start| start..len.min(start + part))
-    };
-    cut(rows, chunk).flat_map(move |rows| cut(vocabulary, STRIP).map(move |strip| (rows.clone(), strip)))
-}
-
-/// `hidden weightᵀ + bias + h bᵀ` of a range of rows and tokens, before scale and softcap.
-fn multiply(
-    cpu: &Cpu,
-    hidden: View,
-    weights: &HeadWeights,
-    rows: &Range<usize>,
-    strip: &Range<usize>,
-    logits: ViewMut,
-) {
-    let HeadWeights { weight, bias, low_rank } = *weights;
-    let a = Operand::rows_of(hidden.row_range(rows.clone()));
-    let b = Operand::rows_of(weight.row_range(strip.clone()));
-    let term = low_rank.map(|LowRank { h, b }| Term {
-        a: Operand::rows_of(h.row_range(rows.clone())),
-        b: Operand::rows_of(b.row_range(strip.clone())),
-    });
-    let bias = bias.map(|bias| bias.col_range(strip.clone()));
-    Product { a, b, term, c: logits, accumulate: false, bias, residual: None }.run(cpu);
-}
-
-/// Where the logits of a strip of a chunk go: among the kept ones if all of the chunk's are to be kept, else into the
-/// buffer that every strip reuses.
-fn place<'a>(
-    kept: &'a mut ViewMut,
-    spare: &'a mut ViewMut,
-    rows: &Range<usize>,
-    strip: &Range<usize>,
-) -> ViewMut<'a> {
-    if rows.end <= kept.rows() {
-        kept.reborrow().row_range(rows.clone()).col_range(strip.clone())
-    } else {
-        spare.reborrow().row_range(0..rows.len()).col_range(0..strip.len())
-    }
-}
 
 /// Columns of the buffer for logits that are not kept.
 pub(crate) fn strip_width(vocabulary: usize) -> usize {
@@ -92,12 +39,13 @@ pub(crate) fn forward(
     of_rows.fill(Statistics::NONE);
     of_predictions.fill([NOT_HERE, 0.0]);
     let (of_rows, of_predictions) = (RowsMut::from_slice(of_rows), RowsMut::from_slice(of_predictions));
-    for (rows, strip) in strips(hidden.rows(), chunk, weights.weight.rows()) {
-        let mut logits = place(&mut kept, &mut spare, &rows, &strip);
-        multiply(cpu, hidden, &weights, &rows, &strip, logits.reborrow());
+    for strip in strips(hidden.rows(), chunk, weights.weight.rows(), STRIP) {
+        let (rows, tokens) = (&strip.rows, &strip.tokens);
+        let mut logits = strip.place(&mut kept, &mut spare);
+        strip.logits(hidden, &weights, logits.reborrow()).run(cpu);
         let logits = RowsMut::<f32>::new(logits);
         cpu.parallel_ranges(rows.len(), ROWS, |_, range| {
-            let mut predictions = predictions_of(&targets, rows.start + range.start..rows.start + range.end);
+            let mut predictions = targets.of_rows(rows.start + range.start..rows.start + range.end);
             for r in range {
                 let row = rows.start + r;
                 // SAFETY: this row, its numbers and those of its predictions belong to this block alone.
@@ -111,7 +59,7 @@ pub(crate) fn forward(
                         let i = predictions.start;
                         let target = targets.targets[i] as usize;
                         let place = &mut of_predictions.part(0, i, 1)[0];
-                        see_target(place, target, &strip, logits, so_far[0], found.largest);
+                        see_target(place, target, tokens, logits, so_far[0], found.largest);
                         predictions.start += 1;
                     }
                     *so_far = found.after(*so_far);
@@ -241,14 +189,15 @@ pub(crate) fn backward(
     mut spare: ViewMut,
 ) {
     let (dtype, kept_rows) = (weights.weight.dtype(), kept.rows());
-    for (rows, strip) in strips(hidden.rows(), chunk, weights.weight.rows()) {
-        let mut logits = place(&mut kept, &mut spare, &rows, &strip);
+    for strip in strips(hidden.rows(), chunk, weights.weight.rows(), STRIP) {
+        let (rows, tokens) = (&strip.rows, &strip.tokens);
+        let mut logits = strip.place(&mut kept, &mut spare);
         if rows.end > kept_rows {
-            multiply(cpu, hidden, &weights, &rows, &strip, logits.reborrow());
+            strip.logits(hidden, &weights, logits.reborrow()).run(cpu);
         }
         let rows_of_logits = RowsMut::<f32>::new(logits.reborrow());
         cpu.parallel_ranges(rows.len(), ROWS, |_, range| {
-            let mut rest = predictions_of(&targets, rows.start + range.start..rows.start + range.end);
+            let mut rest = targets.of_rows(rows.start + range.start..rows.start + range.end);
             for r in range {
                 let row = rows.start + r;
                 let count = targets.rows[rest.clone()].partition_point(|&r| r as usize == row);
@@ -257,51 +206,17 @@ pub(crate) fn backward(
                 let (targets, d) = (&targets.targets[predictions.clone()], &d_log_prob[predictions]);
                 // SAFETY: row `r` belongs to this block alone.
                 let logits = unsafe { rows_of_logits.row(r) };
-                differentiate(cpu, logits, strip.start, shape, log_sum_exp[row], targets, d, dtype);
+                differentiate(cpu, logits, tokens.start, shape, log_sum_exp[row], targets, d, dtype);
             }
         });
         let gradient = match dtype {
             DType::F32 => logits.view(),
             DType::Bf16 => logits.front_half(),
         };
-        back_from_logits(cpu, gradient, hidden, &weights, rows, strip, &mut gradients);
-    }
-}
-
-/// Carries the gradient of the logits of a range of rows and tokens on.
-fn back_from_logits(
-    cpu: &Cpu,
-    gradient: View,
-    hidden: View,
-    weights: &HeadWeights,
-    rows: Range<usize>,
-    strip: Range<usize>,
-    gradients: &mut HeadGradients,
-) {
-    let product = |a, b, c, accumulate| {
-        Product { a, b, term: None, c, accumulate, bias: None, residual: None }.run(cpu);
-    };
-    // What rows get of the first strip is written, of others added.
-    let is_later = strip.start > 0;
-    let dhidden = gradients.hidden.reborrow().row_range(rows.clone());
-    let weight = Operand::columns_of(weights.weight.row_range(strip.clone()));
-    product(Operand::rows_of(gradient), weight, dhidden, is_later);
-    if let Some(weight) = &mut gradients.weight {
-        let hidden = Operand::columns_of(hidden.row_range(rows.clone()));
-        let adds = gradients.adds_to_weight || rows.start > 0;
-        product(Operand::columns_of(gradient), hidden, weight.reborrow().row_range(strip.clone()), adds);
-    }
-    if let Some(bias) = &mut gradients.bias {
-        cpu.bias_backward(gradient, bias.reborrow().col_range(strip.clone()));
-    }
-    let Some(LowRank { h, b }) = weights.low_rank else { return };
-    if let Some(dh) = &mut gradients.h {
-        let b = Operand::columns_of(b.row_range(strip.clone()));
-        product(Operand::rows_of(gradient), b, dh.reborrow().row_range(rows.clone()), is_later);
-    }
-    if let Some(db) = &mut gradients.b {
-        let h = Operand::columns_of(h.row_range(rows));
-        product(Operand::columns_of(gradient), h, db.reborrow().row_range(strip), true);
+        if let Some(bias) = &mut gradients.bias {
+            cpu.bias_backward(gradient, bias.reborrow().col_range(tokens.clone()));
+        }
+        strip.back(gradient, hidden, &weights, &mut gradients).for_each(|product| product.run(cpu));
     }
 }
 

@@ -45,7 +45,7 @@ use team::Team;
 pub(crate) use int8::LARGEST as INT8_LARGEST;
 pub(crate) use nested::TABLE as NESTED_TABLE;
 pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
-pub(crate) use product::{Operand, Product, Term};
+pub(crate) use optimizer::{AdamStep, RmsStep};
 
 /// The host's processor: its threads, its memory and its instructions.
 pub struct Cpu {

@@ -52,15 +52,30 @@ const MEAN: usize = LARGEST + size_of::<f32>();
 impl Cpu {
     /// Packs a contiguous matrix; `scales` is room for one a block. Answers where the first block begins that holds a
     /// weight that is not finite, if one does.
-    pub(crate) fn pack_nf4(&self, values: View, scales: ViewMut, packed: BytesMut) -> Result<(), usize> {
-        let len = values.len();
-        let scales = scales.into_slice::<f32>();
+    pub(crate) fn pack_nf4(
+        &self,
+        values: View,
+        scales: &mut [f32],
+        mut packed: BytesMut,
+    ) -> Result<(), usize> {
+        self.pack_nf4_codes(values, scales, packed.reborrow())?;
+        self.pack_nf4_scales(scales, packed);
+        Ok(())
+    }
+
+    /// Of [`Self::pack_nf4`] the codes of weights, or of whole units of them, and what their blocks' scales are.
+    pub(crate) fn pack_nf4_codes(
+        &self,
+        values: View,
+        scales: &mut [f32],
+        packed: BytesMut,
+    ) -> Result<(), usize> {
         let packed = RowsMut::from_slice(packed.into_slice());
         let bad_block = AtomicUsize::new(usize::MAX);
         let all_scales = RowsMut::from_slice(scales);
         with_element!(values.dtype(), E => {
             let values = values.as_slice::<E>();
-            self.parallel_ranges(len, NF4_UNIT, |unit, range| {
+            self.parallel_ranges(values.len(), NF4_UNIT, |unit, range| {
                 let (first, count) = (unit * NF4_BLOCKS, range.len().div_ceil(NF4_BLOCK));
                 // SAFETY: units and their blocks are disjoint.
                 let (codes, scales) = unsafe {
@@ -74,10 +89,15 @@ impl Cpu {
                 }
             });
         });
-        let bad_block = bad_block.into_inner();
-        if bad_block < scales.len() {
-            return Err(bad_block * NF4_BLOCK);
+        match bad_block.into_inner() {
+            usize::MAX => Ok(()),
+            block => Err(block * NF4_BLOCK),
         }
+    }
+
+    /// Of [`Self::pack_nf4`] what follows the codes of each unit: the scales of all blocks.
+    pub(crate) fn pack_nf4_scales(&self, scales: &[f32], packed: BytesMut) {
+        let packed = RowsMut::from_slice(packed.into_slice());
         let mean = nested::mean(scales);
         self.parallel_ranges(scales.len(), NF4_BLOCKS, |unit, range| {
             // SAFETY: units are disjoint.
@@ -86,7 +106,6 @@ impl Cpu {
             let largest = nested::quantise(&scales[range.clone()], mean, &mut rest[..range.len()]);
             write_scales(rest, largest, mean);
         });
-        Ok(())
     }
 
     /// Packs what bitsandbytes stores of a matrix of `len` weights.

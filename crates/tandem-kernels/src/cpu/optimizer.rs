@@ -159,19 +159,19 @@ vector_kernel! {
 }
 
 /// The scalars of one AdamW step, rounded to f32 where torch rounds them.
-struct AdamStep {
-    grad_scale: f32,
-    decay: f32,
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    root_correction2: f32,
-    eps: f32,
-    minus_step_size: f32,
+pub(crate) struct AdamStep {
+    pub(crate) grad_scale: f32,
+    pub(crate) decay: f32,
+    pub(crate) one_minus_beta1: f32,
+    pub(crate) beta2: f32,
+    pub(crate) one_minus_beta2: f32,
+    pub(crate) root_correction2: f32,
+    pub(crate) eps: f32,
+    pub(crate) minus_step_size: f32,
 }
 
 impl AdamStep {
-    fn new(c: &AdamW, grad_scale: f32) -> Self {
+    pub(crate) fn new(c: &AdamW, grad_scale: f32) -> Self {
         let step = c.step as f64;
         let (correction1, correction2) = (1.0 - c.beta1.powf(step), 1.0 - c.beta2.powf(step));
         Self {
@@ -211,17 +211,17 @@ vector_kernel! {
 }
 
 /// The scalars of one RMSprop step.
-struct RmsStep {
-    grad_scale: f32,
-    weight_decay: f32,
-    alpha: f32,
-    one_minus_alpha: f32,
-    eps: f32,
-    minus_learning_rate: f32,
+pub(crate) struct RmsStep {
+    pub(crate) grad_scale: f32,
+    pub(crate) weight_decay: f32,
+    pub(crate) alpha: f32,
+    pub(crate) one_minus_alpha: f32,
+    pub(crate) eps: f32,
+    pub(crate) minus_learning_rate: f32,
 }
 
 impl RmsStep {
-    fn new(c: &RmsProp, grad_scale: f32) -> Self {
+    pub(crate) fn new(c: &RmsProp, grad_scale: f32) -> Self {
         Self {
             grad_scale,
             weight_decay: c.weight_decay as f32,

@@ -14,7 +14,7 @@ pub(crate) fn rope(
     table: &RopeTable,
     inverse: bool,
 ) {
-    let half = table.rotary / 2;
+    let half = table.rotary() / 2;
     let sign = if inverse { -1.0 } else { 1.0 };
     let per_block = block_rows(x.cols());
     with_element!(x.dtype(), E => {
@@ -22,7 +22,7 @@ pub(crate) fn rope(
         cpu.parallel_for(positions.len().div_ceil(per_block), |block| {
             for t in block * per_block..positions.len().min((block + 1) * per_block) {
                 let at = positions[t] as usize * half;
-                let (cos, sin) = (&table.cos[at..at + half], &table.sin[at..at + half]);
+                let (cos, sin) = (&table.cos()[at..at + half], &table.sin()[at..at + half]);
                 // SAFETY: row `t` belongs to this block alone; a head is no shorter than what rotates.
                 unsafe {
                     for head in x.row(t).chunks_exact_mut(head_dim) {

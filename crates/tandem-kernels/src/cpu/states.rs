@@ -91,38 +91,36 @@ unsafe fn blocks<'b>(scales: &'b RowsMut<'_, f32>, chunk: &Range<usize>) -> &'b 
 pub(crate) fn read(states: StatesView<'_>, out: &mut [f32]) {
     match states {
         StatesView::F32(view) => out.copy_from_slice(view.as_slice()),
-        StatesView::Bf16(view) => {
-            out.iter_mut().zip(view.as_slice::<bf16>()).for_each(|(out, x)| *out = x.to_f32());
-        }
+        StatesView::Bf16(view) => convert(Isa::Portable, view.as_slice::<bf16>(), out),
         StatesView::EightBit(view) => {
-            let (mut codes, scales, skipped) = view.parts();
-            let (map, mut out, mut room) = (Map::of(view.moment()), out, STATE_BLOCK - skipped);
-            for scale in scales {
-                let count = room.min(codes.len());
-                let (mine, rest) = codes.split_at(count);
-                let (values, after) = out.split_at_mut(count);
-                for (value, &code) in values.iter_mut().zip(mine) {
-                    *value = map.values[usize::from(code)] * scale;
-                }
-                (codes, out, room) = (rest, after, STATE_BLOCK);
-            }
+            let (codes, scales, skipped) = view.parts();
+            read_codes(view.moment(), codes, scales, skipped, out);
         }
     }
 }
 
-/// From f32, to the nearest, on the calling thread.
-pub(crate) fn write(isa: Isa, values: &[f32], states: StatesMut<'_>) {
-    match states {
-        StatesMut::F32(view) => view.into_slice().copy_from_slice(values),
-        StatesMut::Bf16(view, _) => convert(isa, values, view.into_slice::<bf16>()),
-        StatesMut::EightBit(view) => {
-            let map = Map::of(view.moment());
-            let (codes, scales) = view.into_parts();
-            assert_eq!(values.len(), codes.len());
-            // SAFETY: slices are of one length, and there is a scale for each block.
-            unsafe { encode(isa, map, values, codes, scales) };
+/// Codes as f32, on the calling thread; `skipped` are those of the first block that come before.
+pub(crate) fn read_codes(moment: Moment, codes: &[u8], scales: &[f32], skipped: usize, out: &mut [f32]) {
+    let (map, mut codes, mut out, mut room) = (Map::of(moment), codes, out, STATE_BLOCK - skipped);
+    for scale in scales {
+        let count = room.min(codes.len());
+        let (mine, rest) = codes.split_at(count);
+        let (values, after) = out.split_at_mut(count);
+        for (value, &code) in values.iter_mut().zip(mine) {
+            *value = map.values[usize::from(code)] * scale;
         }
+        (codes, out, room) = (rest, after, STATE_BLOCK);
     }
+}
+
+/// Codes from f32, the nearest ones, on the calling thread.
+///
+/// # Panics
+/// If there are not as many codes, or a scale is missing.
+pub(crate) fn write_codes(moment: Moment, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
+    assert!(values.len() == codes.len() && values.len().div_ceil(STATE_BLOCK) == scales.len(), "states");
+    // SAFETY: slices are of one length, and there is a scale for each block.
+    unsafe { encode(Isa::Portable, Map::of(moment), values, codes, scales) };
 }
 
 vector_kernel! {

@@ -1,9 +1,30 @@
-//! TODO.
+//! Sums, dot products and factors of columns: tiles of columns by blocks of rows.
 
-use super::{Cuda, driver, failed, source};
-use crate::{Result, View, ViewMut};
+use super::driver::{Arg, Grid};
+use super::{Cuda, args, by_type, driver, source};
+use crate::{DType, Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("columns.cu");
+
+/// Threads of a block, and columns of its tile, as in `columns.cuh`.
+const THREADS: u32 = 256;
+const TILE_COLUMNS: usize = 128;
+
+/// Rows of a block that scales columns, as in `columns.cu` and `product.cu`.
+const ROWS: usize = 64;
+
+/// Rows that are summed in one go. Of more rows there are partial sums, which are summed in their order.
+pub(crate) const BLOCK_ROWS: usize = 128;
+
+/// A block of threads for each tile of columns of so many rows.
+fn grid((rows, cols): (usize, usize), rows_of_block: usize) -> Grid {
+    Grid::of([rows.div_ceil(rows_of_block), cols.div_ceil(TILE_COLUMNS), 1], THREADS)
+}
+
+/// A block for each part of a matrix that is written as it is read.
+pub(super) fn elementwise_grid(shape: (usize, usize)) -> Grid {
+    grid(shape, ROWS)
+}
 
 pub(crate) fn scale_columns(
     cuda: &Cuda,
@@ -12,11 +33,57 @@ pub(crate) fn scale_columns(
     bias: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    let _ = (cuda, x, factors, bias, y);
-    Err(failed("columns", "not written"))
+    let x = x.unwrap_or_else(|| y.view());
+    let name = by_type!("scale_columns", x.dtype(), y.dtype());
+    let [x_stride, y_stride, rows, cols] = [x.stride(), y.stride(), y.rows(), y.cols()].map(|n| n as i32);
+    let args = args![x, x_stride, factors, bias, &y, y_stride, rows, cols];
+    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked.
+    unsafe { cuda.launch(&SOURCE, name, elementwise_grid(y.shape()), args) }
 }
 
-pub(crate) fn column_dots(cuda: &Cuda, a: View, b: View, out: ViewMut, add: bool) -> Result<()> {
-    let _ = (cuda, a, b, out, add);
-    Err(failed("columns", "not written"))
+/// `out += Σ_t x[t]`. `partial` has a row for each block of rows, if there are several.
+pub(crate) fn column_sums(cuda: &Cuda, x: View, out: ViewMut, partial: Option<ViewMut>) -> Result<()> {
+    let name = by_type!("column_sums", x.dtype());
+    sum(cuda, name, &[x], &out, true, partial)
+}
+
+/// `out = Σ_t a[t] ⊙ b[t]`, or `+=` if `add`. `partial` as in [`column_sums`].
+pub(crate) fn column_dots(
+    cuda: &Cuda,
+    a: View,
+    b: View,
+    out: ViewMut,
+    add: bool,
+    partial: Option<ViewMut>,
+) -> Result<()> {
+    let name = by_type!("column_dots", a.dtype(), b.dtype());
+    sum(cuda, name, &[a, b], &out, add, partial)
+}
+
+/// Sums what a kernel makes of the rows of one or two matrices.
+fn sum(
+    cuda: &Cuda,
+    name: &'static str,
+    of: &[View],
+    out: &ViewMut,
+    add: bool,
+    partial: Option<ViewMut>,
+) -> Result<()> {
+    let (rows, cols) = of[0].shape();
+    let blocks = rows.div_ceil(BLOCK_ROWS);
+    let partial = partial.filter(|_| blocks > 1);
+    let (to, adds) = partial.as_ref().map_or((out, add), |partial| (partial, false));
+    assert!(to.dtype() == DType::F32 && to.rows() >= blocks && to.cols() >= cols, "room for {blocks} sums");
+    let mut args: Vec<Arg> = of.iter().flat_map(|x| [Arg::from(x), Arg::from(x.stride() as i32)]).collect();
+    let [rows_arg, cols_arg, of_block, stride] = [rows, cols, BLOCK_ROWS, to.stride()].map(|n| n as i32);
+    args.extend_from_slice(args![rows_arg, cols_arg, of_block, to, stride, adds]);
+    // Of no rows the sum is 0.
+    let shape = (rows.max(1), cols);
+    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked; a row for each block is there.
+    unsafe { cuda.launch(&SOURCE, name, grid(shape, BLOCK_ROWS), &args)? };
+    let Some(partial) = partial else { return Ok(()) };
+    let [blocks_arg, from_stride, stride] = [blocks, partial.stride(), out.stride()].map(|n| n as i32);
+    let args = args![&partial, from_stride, blocks_arg, cols_arg, blocks_arg, out, stride, add];
+    // SAFETY: as above; the sums of blocks come earlier in the stream.
+    unsafe { cuda.launch(&SOURCE, "column_sums_f32", grid((blocks, cols), blocks), args) }
 }

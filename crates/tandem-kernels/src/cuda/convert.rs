@@ -1,13 +1,10 @@
 //! Moving and converting whole matrices.
 
-use super::driver::Grid;
-use super::{Cuda, args, bytes, driver, failed, source};
+use super::elements::Elements;
+use super::{Cuda, args, by_type, bytes, driver, source};
 use crate::{DType, Result, View, ViewMut, bf16};
 
 pub(super) static SOURCE: driver::Source = source!("convert.cu");
-
-/// Threads of a block of the kernels that go over a matrix.
-const THREADS: u32 = 256;
 
 /// Sets every element to zero.
 pub(crate) fn fill_zero(cuda: &Cuda, x: ViewMut) -> Result<()> {
@@ -15,32 +12,74 @@ pub(crate) fn fill_zero(cuda: &Cuda, x: ViewMut) -> Result<()> {
         // SAFETY: the view borrows these bytes.
         return unsafe { cuda.driver().clear(cuda.stream(), x.address(), x.num_bytes()) };
     }
-    scale(cuda, x, 0.0)
+    super::elementwise::fill(cuda, x, 0.0)
 }
 
+/// Between equal types the driver copies, which is as fast as can be from and to host memory too.
 pub(crate) fn cast(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
-    let _ = (cuda, src, dst);
-    Err(failed("convert", "not written"))
+    if src.dtype() == dst.dtype() {
+        return copy(cuda, src, dst);
+    }
+    let way = Elements::of(&[src, dst.view()]);
+    let name = if src.dtype() == DType::F32 { "cast_f32_bf16" } else { "cast_bf16_f32" };
+    let args = args![src, src.stride(), &dst, dst.stride(), way.rows, way.cols, way.wide];
+    // SAFETY: the operands are those of the kernel, of one shape, as the operation has checked.
+    unsafe { cuda.launch(&SOURCE, name, way.grid(), args) }
+}
+
+fn copy(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
+    let (driver, stream) = (cuda.driver(), cuda.stream());
+    if src.is_empty() {
+        return Ok(());
+    }
+    if src.is_contiguous() && dst.is_contiguous() {
+        // SAFETY: the views borrow as many bytes.
+        return unsafe { driver.copy(stream, src.address(), dst.address(), src.num_bytes()) };
+    }
+    let size = src.dtype().size();
+    let (from, to) = ((src.address(), src.stride() * size), (dst.address(), dst.stride() * size));
+    // SAFETY: as above.
+    unsafe { driver.copy_rows(stream, from, to, src.rows(), src.cols() * size) }
 }
 
 pub(crate) fn add(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
-    let _ = (cuda, src, dst);
-    Err(failed("convert", "not written"))
+    let way = Elements::of(&[src, dst.view()]);
+    let args = args![src, src.stride(), &dst, dst.stride(), way.rows, way.cols, way.wide];
+    // SAFETY: as of `cast`.
+    unsafe { cuda.launch(&SOURCE, by_type!("add", src.dtype()), way.grid(), args) }
 }
 
 pub(crate) fn scale(cuda: &Cuda, x: ViewMut, factor: f32) -> Result<()> {
-    let _ = (cuda, x, factor);
-    Err(failed("convert", "not written"))
+    let way = Elements::of(&[x.view()]);
+    let args = args![&x, x.stride(), factor, way.rows, way.cols, way.wide];
+    // SAFETY: the view borrows these elements.
+    unsafe { cuda.launch(&SOURCE, by_type!("scale", x.dtype()), way.grid(), args) }
 }
 
 pub(crate) fn gather_rows(cuda: &Cuda, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
-    let _ = (cuda, src, rows, dst);
-    Err(failed("convert", "not written"))
+    take_rows(cuda, src, rows, &dst)
 }
 
+/// Each row of the result is written once: as the row that it is of `src`, or as zeros.
 pub(crate) fn spread_rows(cuda: &Cuda, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
-    let _ = (cuda, src, rows, dst);
-    Err(failed("convert", "not written"))
+    let mut sources = vec![NO_ROW; dst.rows()];
+    for (source, &row) in rows.iter().enumerate() {
+        sources[row as usize] = source as u32;
+    }
+    take_rows(cuda, src, &sources, &dst)
+}
+
+/// What a table of rows says of one that is zeros, as in `convert.cu`.
+const NO_ROW: u32 = u32::MAX;
+
+fn take_rows(cuda: &Cuda, src: View, rows: &[u32], dst: &ViewMut) -> Result<()> {
+    let way = Elements::by_rows(dst.rows(), dst.cols(), &[src, dst.view()]);
+    let name = by_type!("take_rows", src.dtype(), dst.dtype());
+    let rows = cuda.table(rows)?;
+    let args = args![src, src.stride(), rows, dst, dst.stride(), way.rows, way.cols, way.wide];
+    // SAFETY: the operands are those of the kernel; the operation has checked that rows are inside `src`, and there is one for
+    // each of `dst`.
+    unsafe { cuda.launch(&SOURCE, name, way.grid(), args) }
 }
 
 /// Copies host numbers to the device, rounded on the host where the type is narrower. Waits.

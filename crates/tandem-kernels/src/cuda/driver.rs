@@ -27,7 +27,7 @@ pub struct Properties {
 }
 
 /// A queue of work that is done in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream(pub u64);
 
 /// A place in a stream.
@@ -45,6 +45,8 @@ pub struct Source {
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
+    /// Whether the compiler may round a product and a sum once, as one operation. Not where results have the processor's bits.
+    pub fused: bool,
 }
 
 /// How many threads run a kernel.

@@ -1,11 +1,17 @@
-//! TODO.
+//! Dropout whose mask is hashed while elements pass.
 
-use super::{Cuda, driver, failed, source};
+use super::elements::Elements;
+use super::{Cuda, args, by_type, driver, source};
+use crate::ops::Mask;
 use crate::{Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("dropout.cu");
 
-pub(crate) fn dropout(cuda: &Cuda, x: View, y: ViewMut, key: u64, p: f32, add: bool) -> Result<()> {
-    let _ = (cuda, x, y, key, p, add);
-    Err(failed("dropout", "not written"))
+pub(crate) fn dropout(cuda: &Cuda, x: View, y: ViewMut, mask: Mask, add: bool) -> Result<()> {
+    let way = Elements::of(&[x, y.view()]);
+    let name = by_type!("dropout", x.dtype(), y.dtype());
+    let operands = args![x, x.stride(), &y, y.stride(), mask.start, mask.bound, mask.factor, add];
+    let args = [operands, args![way.rows, way.cols, way.wide]].concat();
+    // SAFETY: the operands are those of the kernel, of one shape, as the operation has checked.
+    unsafe { cuda.launch(&SOURCE, name, way.grid(), &args) }
 }

@@ -1,18 +1,31 @@
-//! TODO.
+//! Fixed-point sums of gradients.
 
-use super::{Cuda, driver, failed, source};
-use crate::Result;
-use crate::View;
+use super::driver::Grid;
+use super::{Cuda, args, driver, source};
 use crate::exact::{ExactSum, ExactView};
+use crate::{Result, View};
 
-pub(super) static SOURCE: driver::Source = source!("exact.cu");
+pub(super) static SOURCE: driver::Source = source!("exact.cu", not fused);
 
-pub(crate) fn exact_merge(cuda: &Cuda, other: ExactView, sums: &mut ExactSum, add: bool) -> Result<()> {
-    let _ = (cuda, other, sums, add);
-    Err(failed("exact", "not written"))
+/// Threads of a block, as in `exact.cu`.
+const THREADS: u32 = 256;
+
+/// Elements of a block: `RUNS · RUN` of each thread.
+const BLOCK: usize = 8 * THREADS as usize;
+
+fn grid(len: usize) -> Grid {
+    Grid::new(len.div_ceil(BLOCK), THREADS)
 }
 
+pub(crate) fn exact_merge(cuda: &Cuda, other: ExactView, sums: &mut ExactSum, add: bool) -> Result<()> {
+    let args = args![other, &*sums, other.len(), add];
+    // SAFETY: the operands are those of the kernel, and there are as many sums as others.
+    unsafe { cuda.launch(&SOURCE, "exact_merge", grid(other.len()), args) }
+}
+
+/// Sets the device's word for terms out of range, which the host reads when it asks.
 pub(crate) fn exact_sum(cuda: &Cuda, terms: View, sums: &mut ExactSum, add: bool, limit: f32) -> Result<()> {
-    let _ = (cuda, terms, sums, add, limit);
-    Err(failed("exact", "not written"))
+    let args = args![terms, &*sums, terms.len(), add, limit, cuda.out_of_range()];
+    // SAFETY: the operands are those of the kernel, there are at least as many sums as terms, and the word is the device's own.
+    unsafe { cuda.launch(&SOURCE, "exact_sum", grid(terms.len()), args) }
 }

@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use super::driver::{Drivers, Properties};
+use super::nvidia;
 use crate::Result;
 
 /// Where drivers of GPUs come from.
@@ -56,10 +57,10 @@ struct Nvidia;
 
 impl Gpus for Nvidia {
     fn list(&self) -> Result<Vec<Properties>> {
-        Err(super::failed("GPUs", "there is no driver yet"))
+        nvidia::list()
     }
 
-    fn open(&self, _: usize) -> Result<Drivers> {
-        Err(super::failed("GPUs", "there is no driver yet"))
+    fn open(&self, ordinal: usize) -> Result<Drivers> {
+        nvidia::open(ordinal)
     }
 }

@@ -1,16 +1,84 @@
-//! TODO.
+//! The head: strips of logits from the library, one pass over each row's part for its statistics or its gradient, and the products
+//! around it. Numbers of rows and predictions stay on the device until all strips were seen.
 
-use super::{Cuda, driver, failed, source};
-use crate::ops::{HeadGradients, HeadParts, HeadShape, HeadWeights, Targets};
-use crate::{Result, View, ViewMut};
+use super::driver::{Arg, Grid};
+use super::{Cuda, args, columns, driver, product, source};
+use crate::ops::{HeadGradients, HeadParts, HeadShape, HeadWeights, Targets, strips};
+use crate::{DType, Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("head.cu");
 
-/// Columns of the buffer for logits that are not kept.
+/// Logits that a thread holds, as in `head.cu`.
+const OF_THREAD: usize = 32;
+
+/// Threads of a block that has a narrow strip, and of one that has the widest.
+const THREADS: [u32; 2] = [128, 512];
+
+/// Columns of the widest strip.
+const STRIP: usize = OF_THREAD * THREADS[1] as usize;
+
+/// Columns of a strip, and of the buffer for logits that are not kept: strips are as wide as each other but for the last, and of
+/// whole tiles of the library's.
 pub(crate) fn strip_width(vocabulary: usize) -> usize {
-    vocabulary.min(16_384)
+    let strips = vocabulary.div_ceil(STRIP).max(1);
+    vocabulary.div_ceil(strips).next_multiple_of(256).min(vocabulary)
 }
 
+/// What rows are asked for, on the device.
+struct Asked {
+    /// Of each row its first prediction, and one more.
+    starts: u64,
+    targets: u64,
+}
+
+impl Asked {
+    fn of(cuda: &Cuda, targets: &Targets, rows: usize) -> Result<Self> {
+        let mut starts = vec![0u32; rows + 1];
+        targets.rows.iter().for_each(|&row| starts[row as usize + 1] += 1);
+        (0..rows).for_each(|row| starts[row + 1] += starts[row]);
+        Ok(Self { starts: cuda.table(&starts)?, targets: cuda.table(targets.targets)? })
+    }
+}
+
+/// A strip's logits of a chunk: which rows and tokens they are of.
+struct Logits<'a> {
+    logits: ViewMut<'a>,
+    bias: Option<View<'a>>,
+    first_row: usize,
+    first_token: usize,
+}
+
+impl Logits<'_> {
+    /// Runs a kernel with a block for each row; `rest` are the arguments that it has beside those of every kernel here.
+    ///
+    /// # Safety
+    /// As [`Cuda::launch`].
+    unsafe fn launch(
+        &self,
+        cuda: &Cuda,
+        names: [&'static str; 2],
+        shape: &HeadShape,
+        asked: &Asked,
+        rest: &[Arg],
+    ) -> Result<()> {
+        let (rows, cols) = self.logits.shape();
+        let is_wide = cols > OF_THREAD * THREADS[0] as usize;
+        let (name, threads) = (names[usize::from(is_wide)], THREADS[usize::from(is_wide)]);
+        let (scale, cap) = (shape.logit_scale.unwrap_or(1.0), shape.softcap.unwrap_or(0.0));
+        let inverse_cap = if cap > 0.0 { 1.0 / cap } else { 0.0 };
+        let bias = self.bias.map(|bias| bias.col_range(self.first_token..self.first_token + cols));
+        let [count, first_row, first] = [cols, self.first_row, self.first_token].map(|n| n as i32);
+        let (starts, targets) = (Arg::address(asked.starts), Arg::address(asked.targets));
+        let (logits, stride) = (&self.logits, self.logits.stride());
+        let shared =
+            args![logits, stride, count, bias, scale, cap, inverse_cap, first_row, first, starts, targets];
+        // SAFETY: the caller's promise.
+        unsafe { cuda.launch(&SOURCE, name, Grid::new(rows, threads), &[shared, rest].concat()) }
+    }
+}
+
+/// Scores rows in chunks of `chunk`. The raw logits of the chunks that end within the rows of `kept` stay there, without the
+/// bias. `numbers` has room for those of `parts`.
 pub(crate) fn forward(
     cuda: &Cuda,
     hidden: View,
@@ -19,13 +87,33 @@ pub(crate) fn forward(
     shape: &HeadShape,
     parts: &mut HeadParts,
     chunk: usize,
-    kept: ViewMut,
-    spare: ViewMut,
+    mut kept: ViewMut,
+    mut spare: ViewMut,
+    numbers: Option<ViewMut>,
 ) -> Result<()> {
-    let _ = (cuda, hidden, weights, targets, shape, parts, chunk, kept, spare);
-    Err(failed("head", "not written"))
+    let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
+    let asked = Asked::of(cuda, &targets, rows)?;
+    let (numbers, own) = (numbers.expect("room for numbers"), parts.own_numbers_mut());
+    let of_rows = numbers.address();
+    assert!(numbers.num_bytes() >= size_of_val(own), "room for the numbers of rows and predictions");
+    let of_predictions = of_rows + (size_of_val(own) - 2 * size_of::<f64>() * targets.rows.len()) as u64;
+    let rest = [of_rows, of_predictions].map(Arg::address);
+    let unbiased = HeadWeights { bias: None, ..weights };
+    for strip in strips(rows, chunk, vocabulary, strip_width(vocabulary)) {
+        let mut logits = strip.place(&mut kept, &mut spare);
+        product::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
+        let (first_row, first_token) = (strip.rows.start, strip.tokens.start);
+        let logits = Logits { logits, bias: weights.bias, first_row, first_token };
+        let names = ["head_statistics_128", "head_statistics_512"];
+        // SAFETY: the kernel's arguments; the numbers of all rows and predictions have room.
+        unsafe { logits.launch(cuda, names, shape, &asked, &rest)? };
+    }
+    // SAFETY: the kernels have written as many.
+    unsafe { cuda.read(of_rows, own) }
 }
 
+/// `kept` holds what [`forward`] left there; the other chunks' logits are computed again. `partial` has room for the sums of columns
+/// of a chunk's gradient, if those are wanted.
 pub(crate) fn backward(
     cuda: &Cuda,
     hidden: View,
@@ -34,11 +122,41 @@ pub(crate) fn backward(
     shape: &HeadShape,
     log_sum_exp: &[f32],
     d_log_prob: &[f32],
-    gradients: HeadGradients,
+    mut gradients: HeadGradients,
     chunk: usize,
-    kept: ViewMut,
-    spare: ViewMut,
+    mut kept: ViewMut,
+    mut spare: ViewMut,
+    mut partial: Option<ViewMut>,
 ) -> Result<()> {
-    let _ = (cuda, hidden, weights, targets, shape, log_sum_exp, d_log_prob, gradients, chunk, kept, spare);
-    Err(failed("head", "not written"))
+    let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
+    let (dtype, kept_rows) = (weights.weight.dtype(), kept.rows());
+    let asked = Asked::of(cuda, &targets, rows)?;
+    let rest = [cuda.table(d_log_prob)?, cuda.table(log_sum_exp)?].map(Arg::address);
+    let unbiased = HeadWeights { bias: None, ..weights };
+    for strip in strips(rows, chunk, vocabulary, strip_width(vocabulary)) {
+        let mut logits = strip.place(&mut kept, &mut spare);
+        if strip.rows.end > kept_rows {
+            product::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
+        }
+        let (first_row, first_token) = (strip.rows.start, strip.tokens.start);
+        let of_strip = Logits { logits: logits.reborrow(), bias: weights.bias, first_row, first_token };
+        let names = match dtype {
+            DType::F32 => ["head_gradient_f32_128", "head_gradient_f32_512"],
+            DType::Bf16 => ["head_gradient_bf16_128", "head_gradient_bf16_512"],
+        };
+        // SAFETY: the kernel's arguments, of as many rows and predictions as the operation has checked.
+        unsafe { of_strip.launch(cuda, names, shape, &asked, &rest)? };
+        let gradient = match dtype {
+            DType::F32 => logits.view(),
+            DType::Bf16 => logits.front_half(),
+        };
+        if let Some(bias) = &mut gradients.bias {
+            let bias = bias.reborrow().col_range(strip.tokens.clone());
+            columns::column_sums(cuda, gradient, bias, partial.as_mut().map(ViewMut::reborrow))?;
+        }
+        for product in strip.back(gradient, hidden, &weights, &mut gradients) {
+            product::run(cuda, product, None)?;
+        }
+    }
+    Ok(())
 }

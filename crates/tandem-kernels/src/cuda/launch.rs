@@ -6,10 +6,20 @@ use crate::bytes::{BytesMut, BytesView};
 use crate::exact::{ExactSum, ExactView};
 use crate::{Result, View, ViewMut};
 
-/// A source file of kernels as a `Source`.
+/// A source file of kernels as a `Source`; `not fused` where products and sums are rounded one by one.
 macro_rules! source {
     ($name:literal) => {
-        $crate::cuda::driver::Source { name: $name, text: include_str!(concat!("../../cuda/", $name)) }
+        $crate::cuda::source!($name, true)
+    };
+    ($name:literal, not fused) => {
+        $crate::cuda::source!($name, false)
+    };
+    ($name:literal, $fused:literal) => {
+        $crate::cuda::driver::Source {
+            name: $name,
+            text: include_str!(concat!("../../cuda/", $name)),
+            fused: $fused,
+        }
     };
 }
 pub(crate) use source;
@@ -25,9 +35,10 @@ pub static SOURCES: &[&Source] = &[
     &super::embedding::SOURCE,
     &super::exact::SOURCE,
     &super::head::SOURCE,
-    &super::linear::SOURCE,
     &super::low_rank::SOURCE,
-    &super::norm::SOURCE,
+    &super::norm::LAYER_NORM,
+    &super::norm::RMS_NORM,
+    &super::norm::SUMS,
     &super::optimizer::SOURCE,
     &super::pack::SOURCE,
     &super::product::SOURCE,
@@ -35,11 +46,11 @@ pub static SOURCES: &[&Source] = &[
 ];
 
 /// The headers that they include.
-pub static HEADERS: &[Source] = &[source!("common.cuh")];
+pub static HEADERS: &[Source] = &[source!("columns.cuh"), source!("common.cuh"), source!("elements.cuh"), source!("rows.cuh"), source!("states.cuh")];
 
 /// The arguments of a kernel.
 macro_rules! args {
-    ($($arg:expr),* $(,)?) => { &[$($crate::cuda::driver::Arg::from($arg)),*] };
+    ($($arg:expr),* $(,)?) => { &[$($crate::cuda::driver::Arg::from($arg)),*] as &[$crate::cuda::driver::Arg] };
 }
 pub(crate) use args;
 

@@ -35,9 +35,18 @@ struct State {
 struct Table {
     cut: Cut,
     len: usize,
-    hash: u64,
+    key: Key,
     /// When the copy to the device is over.
     sent: Event,
+}
+
+/// What a table is found by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Key {
+    /// Its content.
+    Hash(u64),
+    /// A name, which stands for it.
+    Name((u64, usize)),
 }
 
 /// FNV-1a over words: tells most different tables apart; the rest is compared.
@@ -59,20 +68,32 @@ impl Tables {
     /// call.
     pub(crate) fn send(&self, bytes: &[u8]) -> Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = &mut *state;
         if bytes.is_empty() {
             return Ok(state.device.base());
         }
-        let hash = hash(bytes);
-        let known = state.tables.iter().position(|table| {
-            table.hash == hash && table.len == bytes.len() && state.copy_of(table) == bytes
-        });
-        if let Some(index) = known {
-            let table = state.tables.remove(index);
-            let address = state.device.base() + table.cut.offset() as u64;
-            state.tables.push(table);
-            return Ok(address);
+        let key = Key::Hash(hash(bytes));
+        let is_it = |state: &State, table: &Table| {
+            table.key == key && table.len == bytes.len() && state.copy_of(table) == bytes
+        };
+        match state.find(is_it) {
+            Some(address) => Ok(address),
+            None => self.put(&mut state, key, bytes),
         }
+    }
+
+    /// The address of a table that was sent under a name, if it is still there.
+    pub(crate) fn find(&self, name: (u64, usize)) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.find(|_, table| table.key == Key::Name(name))
+    }
+
+    /// As [`Self::send`], under a name.
+    pub(crate) fn send_named(&self, name: (u64, usize), bytes: &[u8]) -> Result<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.put(&mut state, Key::Name(name), bytes)
+    }
+
+    fn put(&self, state: &mut State, key: Key, bytes: &[u8]) -> Result<u64> {
         let cut = loop {
             match state.free.cut(Kind::Scratch, bytes.len()) {
                 Some(cut) => break cut,
@@ -104,12 +125,21 @@ impl Tables {
             self.driver.copy(self.stream, from, to, bytes.len())?;
         }
         self.driver.record(sent, self.stream)?;
-        state.tables.push(Table { cut, len: bytes.len(), hash, sent });
+        state.tables.push(Table { cut, len: bytes.len(), key, sent });
         Ok(to)
     }
 }
 
 impl State {
+    /// The address of the table that is it, which becomes the latest.
+    fn find(&mut self, is_it: impl Fn(&Self, &Table) -> bool) -> Option<u64> {
+        let index = self.tables.iter().position(|table| is_it(self, table))?;
+        let table = self.tables.remove(index);
+        let address = self.device.base() + table.cut.offset() as u64;
+        self.tables.push(table);
+        Some(address)
+    }
+
     fn copy_of(&self, table: &Table) -> &[u8] {
         let at = self.host.base() + table.cut.offset() as u64;
         // SAFETY: the table's bytes were written there, and stay until it is removed.

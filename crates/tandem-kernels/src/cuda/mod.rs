@@ -12,20 +12,23 @@ pub(crate) mod columns;
 pub(crate) mod convert;
 pub mod driver;
 pub(crate) mod dropout;
+mod elements;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exact;
 mod found;
 pub(crate) mod head;
 mod launch;
-pub(crate) mod linear;
 pub(crate) mod low_rank;
+mod mark;
 mod memory;
 pub(crate) mod norm;
+pub mod nvidia;
 pub(crate) mod optimizer;
 pub(crate) mod pack;
 pub(crate) mod product;
 pub(crate) mod rope;
+mod rows;
 pub(crate) mod stored;
 
 use std::collections::HashMap;
@@ -34,6 +37,7 @@ use std::sync::{Arc, Mutex};
 pub use driver::Driver;
 pub use found::{Gpus, is_stand_in, list, open, stand_in};
 pub use launch::{HEADERS, SOURCES};
+pub use mark::Mark;
 
 use crate::arena::Arena;
 use crate::profile::Profile;
@@ -54,13 +58,14 @@ pub struct Cuda {
     pub(crate) profile: Option<Arc<Profile>>,
 }
 
-/// What all memories of a device have in common.
+/// What all memories of a stream have in common.
 struct Shared {
     driver: Drivers,
     stream: Stream,
     tables: Tables,
     window: Window,
-    flags: Box<dyn Region>,
+    /// Of all streams of the device.
+    flags: Arc<dyn Region>,
     functions: Mutex<HashMap<&'static str, Function>>,
     tf32: bool,
 }
@@ -81,13 +86,26 @@ pub struct Options {
 impl Cuda {
     /// A device with a memory that may grow to `capacity` bytes.
     pub(crate) fn new(driver: Drivers, capacity: usize, options: Options) -> Result<Self> {
+        let flags: Arc<dyn Region> = Arc::from(driver.reserve(size_of::<u32>())?);
+        flags.grow(size_of::<u32>())?;
+        let arena = Arena::on(driver.reserve(capacity)?, capacity);
+        let this = Self::streaming(driver, arena, flags, options)?;
+        // SAFETY: the word was just made.
+        unsafe { this.driver().clear(this.stream(), this.out_of_range(), size_of::<u32>())? };
+        this.synchronize()?;
+        Ok(this)
+    }
+
+    /// With a stream of its own.
+    fn streaming(
+        driver: Drivers,
+        arena: Arc<Arena>,
+        flags: Arc<dyn Region>,
+        options: Options,
+    ) -> Result<Self> {
         let stream = driver.new_stream()?;
         let (tables, window) = (Tables::new(&driver, stream)?, Window::new(&driver)?);
-        let arena = Arena::on(driver.reserve(capacity)?, capacity);
-        let (flags, functions) = (driver.reserve(size_of::<u32>())?, Mutex::default());
-        flags.grow(size_of::<u32>())?;
-        // SAFETY: the word was just made.
-        unsafe { driver.clear(stream, flags.base(), size_of::<u32>())? };
+        let functions = Mutex::default();
         let shared = Shared { driver, stream, tables, window, flags, functions, tf32: options.tf32 };
         Ok(Self { arena, shared: Arc::new(shared), profile: None })
     }
@@ -102,14 +120,18 @@ impl Cuda {
         Ok(self.over(Arena::on(self.driver().pinned(capacity)?, capacity)))
     }
 
-    /// The same device, stream and memory.
-    pub(crate) fn same(&self) -> Self {
-        self.over(self.arena.clone())
+    /// The same device and memory with a stream of its own. Memory that is given back there, or is taken there and was given back here,
+    /// may be under way in the other stream: see [`Mark`].
+    pub(crate) fn beside(&self) -> Result<Self> {
+        let Shared { driver, flags, tf32, .. } = &*self.shared;
+        let options = Options { tf32: *tf32 };
+        let this = Self::streaming(driver.clone(), self.arena.clone(), flags.clone(), options)?;
+        Ok(Self { profile: self.profile.clone(), ..this })
     }
 
     /// The same, timed.
     pub(crate) fn profiled(&self, profile: Arc<Profile>) -> Self {
-        Self { profile: Some(profile), ..self.same() }
+        Self { profile: Some(profile), ..self.over(self.arena.clone()) }
     }
 
     /// What the last bits of results depend on.
@@ -117,7 +139,9 @@ impl Cuda {
         let properties = self.driver().properties();
         let (major, minor) = properties.capability;
         let tf32 = if self.tf32() { " tf32" } else { "" };
-        format!("cuda sm_{major}{minor} {}{tf32}", self.driver().versions())
+        // How a library divides a product depends on how many there are to compute it.
+        let count = properties.multiprocessors;
+        format!("cuda sm_{major}{minor} x{count} {}{tf32}", self.driver().versions())
     }
 
     /// Where kernels write 1 if a term of an exact sum is out of range: a `u32`.
@@ -165,6 +189,19 @@ impl Cuda {
     /// asked for or while it is one of the latest 256 MiB.
     pub(crate) fn table<T: bytes::Plain>(&self, values: &[T]) -> Result<u64> {
         self.shared.tables.send(bytes::of(values))
+    }
+
+    /// As [`Self::table`], of a table that is known by a name and made only where it is not on the device yet. The name stands for
+    /// one content for as long as the process lives.
+    pub(crate) fn named_table<T: bytes::Plain>(
+        &self,
+        name: (u64, usize),
+        make: impl FnOnce() -> Vec<T>,
+    ) -> Result<u64> {
+        match self.shared.tables.find(name) {
+            Some(address) => Ok(address),
+            None => self.shared.tables.send_named(name, bytes::of(&make())),
+        }
     }
 
     /// Reads from the device, after all work so far.

@@ -1,13 +1,30 @@
-//! RMSNorm and LayerNorm: a block of threads for each row.
+//! RMSNorm and LayerNorm: as many threads for each row as it is long, and blocks of rows for the sums over them.
 
-use super::driver::Grid;
-use super::{Cuda, args, by_type, driver, failed, source};
+use super::driver::{Arg, Grid};
+use super::rows::{FEWER_LANES, MOST_LANES, Rows};
+use super::{Cuda, args, by_type, driver, source};
 use crate::{Result, View, ViewMut};
 
-pub(super) static SOURCE: driver::Source = source!("norm.cu");
+pub(super) static RMS_NORM: driver::Source = source!("rms_norm.cu");
+pub(super) static LAYER_NORM: driver::Source = source!("layer_norm.cu");
+pub(super) static SUMS: driver::Source = source!("norm_sums.cu");
 
-/// Threads of a block, as in `norm.cu`.
-const THREADS: u32 = 256;
+/// Blocks that rows are cut into for the sums over them, at most: as many as work at once on a large device, so that few rows have
+/// many blocks, and many do not leave much to add up. Blocks of short rows are smaller, and there are more.
+fn most_blocks(width: usize) -> usize {
+    512 * (2048 / width.max(1)).clamp(1, 4)
+}
+
+/// Rows of such a block, at least.
+const FEWEST_ROWS: usize = 4;
+
+/// Shared memory that a block may sum in, in bytes: most of what every device has.
+const SHARED: usize = 96 << 10;
+
+/// Blocks that there are for so many rows, at most; no fewer for more rows.
+pub(crate) fn blocks(rows: usize, width: usize) -> usize {
+    rows.div_ceil(FEWEST_ROWS).min(most_blocks(width))
+}
 
 pub(crate) fn rms_norm(
     cuda: &Cuda,
@@ -18,11 +35,30 @@ pub(crate) fn rms_norm(
     y: ViewMut,
     inverse_rms: ViewMut,
 ) -> Result<()> {
+    let way = Rows::forward(x, &[w], y.view());
     let name = by_type!("rms_norm", x.dtype(), y.dtype());
-    let (strides, width) = ([x.stride(), y.stride()].map(|n| n as i32), x.cols() as i32);
-    let args = args![x, strides[0], w, offset, eps, &y, strides[1], &inverse_rms, width];
+    let operands = args![x, x.stride(), w, offset, eps, &y, y.stride(), &inverse_rms];
+    let shape = args![way.rows, way.width, way.lanes, way.wide];
     // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked.
-    unsafe { cuda.launch(&SOURCE, name, Grid::new(x.rows(), THREADS), args) }
+    unsafe { cuda.launch(&RMS_NORM, name, way.grid(way.groups), &[operands, shape].concat()) }
+}
+
+pub(crate) fn layer_norm(
+    cuda: &Cuda,
+    x: View,
+    w: View,
+    b: View,
+    eps: f32,
+    y: ViewMut,
+    mean_inverse: ViewMut,
+) -> Result<()> {
+    let way = Rows::forward(x, &[w, b], y.view());
+    let name = by_type!("layer_norm", x.dtype(), y.dtype());
+    let kept = args![&mean_inverse, mean_inverse.stride()];
+    let operands = args![x, x.stride(), w, b, eps, &y, y.stride()];
+    let shape = args![way.rows, way.width, way.lanes, way.wide];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&LAYER_NORM, name, way.grid(way.groups), &[operands, kept, shape].concat()) }
 }
 
 pub(crate) fn rms_norm_backward(
@@ -36,21 +72,13 @@ pub(crate) fn rms_norm_backward(
     dw: Option<ViewMut>,
     partial: ViewMut,
 ) -> Result<()> {
-    let _ = (cuda, x, w, offset, inverse_rms, dy, dx, dw, partial);
-    Err(failed("norm", "not written"))
-}
-
-pub(crate) fn layer_norm(
-    cuda: &Cuda,
-    x: View,
-    w: View,
-    b: View,
-    eps: f32,
-    y: ViewMut,
-    mean_inverse: ViewMut,
-) -> Result<()> {
-    let _ = (cuda, x, w, b, eps, y, mean_inverse);
-    Err(failed("norm", "not written"))
+    let way = Rows::backward(x, w, dy, dx.view(), MOST_LANES);
+    let sums = Sums::new(way, x.cols(), dw.as_ref().map(|_| &partial));
+    let name = by_type!("rms_norm_backward", x.dtype(), dy.dtype());
+    let operands = args![x, x.stride(), w, offset, inverse_rms, dy, dy.stride(), &dx, dx.stride()];
+    // SAFETY: as above; `partial` has a row for each block, and what a group adds up has room in shared memory or there.
+    unsafe { cuda.launch(&RMS_NORM, name, sums.grid(), &[operands, &sums.args()].concat())? };
+    dw.map_or(Ok(()), |dw| sums.add(cuda, dw, None))
 }
 
 pub(crate) fn layer_norm_backward(
@@ -63,6 +91,80 @@ pub(crate) fn layer_norm_backward(
     dw_db: Option<(ViewMut, ViewMut)>,
     partial: ViewMut,
 ) -> Result<()> {
-    let _ = (cuda, x, w, mean_inverse, dy, dx, dw_db, partial);
-    Err(failed("norm", "not written"))
+    let way = Rows::backward(x, w, dy, dx.view(), FEWER_LANES);
+    let sums = Sums::new(way, 2 * x.cols(), dw_db.as_ref().map(|_| &partial));
+    let name = by_type!("layer_norm_backward", x.dtype(), dy.dtype());
+    let kept = args![mean_inverse, mean_inverse.stride()];
+    let (head, tail) = (args![x, x.stride(), w], args![dy, dy.stride(), &dx, dx.stride()]);
+    // SAFETY: as above.
+    unsafe { cuda.launch(&LAYER_NORM, name, sums.grid(), &[head, kept, tail, &sums.args()].concat())? };
+    dw_db.map_or(Ok(()), |(dw, db)| sums.add(cuda, dw, Some(db)))
+}
+
+/// How a backward pass goes over rows, and where it adds up what they contribute to the gradients of weights.
+struct Sums<'a> {
+    way: Rows,
+    columns: usize,
+    /// A row for each block of rows; none where nothing is added up.
+    partial: Option<&'a ViewMut<'a>>,
+    block_rows: usize,
+    in_shared: bool,
+}
+
+impl<'a> Sums<'a> {
+    fn new(way: Rows, columns: usize, partial: Option<&'a ViewMut<'a>>) -> Self {
+        let most_blocks = most_blocks(way.width as usize);
+        let fewest = if partial.is_some() { way.rows.div_ceil(most_blocks).max(FEWEST_ROWS) } else { 1 };
+        let in_shared = way.groups * columns * size_of::<f32>() <= SHARED;
+        Self { way, columns, partial, block_rows: fewest.next_multiple_of(way.groups), in_shared }
+    }
+
+    fn grid(&self) -> Grid {
+        let wanted = self.in_shared && self.partial.is_some();
+        let shared = if wanted { self.way.groups * self.columns * size_of::<f32>() } else { 0 };
+        self.way.grid(self.block_rows).with_shared(shared)
+    }
+
+    fn args(&self) -> Vec<Arg> {
+        let Rows { rows, width, wide, lanes, .. } = self.way;
+        args![self.partial, self.in_shared, rows, width, lanes, self.block_rows as i32, wide].to_vec()
+    }
+
+    /// Adds the blocks' sums to the gradients.
+    fn add(&self, cuda: &Cuda, first: ViewMut, second: Option<ViewMut>) -> Result<()> {
+        const THREADS: u32 = 1024;
+        const COLUMNS: usize = 32;
+        let blocks = self.grid().blocks[0] as i32;
+        let to = args![&first, second.as_ref(), self.way.width];
+        let from = args![self.partial, blocks, self.columns as i32];
+        let grid = Grid::new(self.columns.div_ceil(COLUMNS), THREADS);
+        // SAFETY: as above; every block has written its row.
+        unsafe { cuda.launch(&SUMS, "add_norm_sums", grid, &[from, to].concat()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device, Kind};
+
+    #[test]
+    fn every_block_has_room_for_its_sums() {
+        let device = Device::meta();
+        let matrix =
+            |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::F32).expect("a dry run has room");
+        for width in [1, 8, 100, 128, 300, 1024, 4096, 20_000] {
+            let mut before = 0;
+            for rows in [1, 4, 5, 100, 2047, 2049, 8191, 8192, 16_385, 300_000] {
+                let (x, w, mut partial) = (matrix(rows, width), matrix(1, width), matrix(1, width));
+                let way = Rows::backward(x.view(), w.view(), x.view(), x.view(), MOST_LANES);
+                let sums = Sums::new(way, width, Some(&partial.view_mut())).grid();
+                let room = blocks(rows, width);
+                assert!(sums.blocks[0] as usize <= room, "{rows}x{width}");
+                assert!(sums.shared <= SHARED, "{rows}x{width}");
+                assert!(room >= before, "what many rows take is enough for fewer");
+                before = room;
+            }
+        }
+    }
 }

@@ -1,10 +1,28 @@
-//! TODO.
+//! Optimiser steps and sums of squares: a warp takes 256 elements, a block of 8-bit states.
 
-use super::{Cuda, driver, failed, source};
+use super::driver::{Arg, Grid};
+use super::{Cuda, args, driver, source};
+use crate::cpu::{AdamStep, RmsStep};
 use crate::ops::{AdamW, Gradient, RmsProp};
-use crate::{Result, StatesMut, ViewMut};
+use crate::{DType, Result, STATE_BLOCK, StatesMut, ViewMut};
 
-pub(super) static SOURCE: driver::Source = source!("optimizer.cu");
+pub(super) static SOURCE: driver::Source = source!("optimizer.cu", not fused);
+
+/// Threads of a block, as in `optimizer.cu`.
+const THREADS: u32 = 256;
+
+/// Elements of a block: one of states for each warp.
+const BLOCK: usize = THREADS as usize / 32 * STATE_BLOCK;
+
+/// Kernels by the forms of the first and the second moment.
+const ADAMW: [[&str; 3]; 3] = [
+    ["adamw_f32_f32", "adamw_f32_bf16", "adamw_f32_8bit"],
+    ["adamw_bf16_f32", "adamw_bf16_bf16", "adamw_bf16_8bit"],
+    ["adamw_8bit_f32", "adamw_8bit_bf16", "adamw_8bit_8bit"],
+];
+
+/// The same by the form of the one moment.
+const RMSPROP: [&str; 3] = ["rmsprop_f32", "rmsprop_bf16", "rmsprop_8bit"];
 
 pub(crate) fn adamw(
     cuda: &Cuda,
@@ -16,8 +34,19 @@ pub(crate) fn adamw(
     v: StatesMut,
     copy: Option<ViewMut>,
 ) -> Result<()> {
-    let _ = (cuda, config, grad_scale, grad, master, m, v, copy);
-    Err(failed("optimizer", "not written"))
+    let (len, s) = (grad.len(), AdamStep::new(config, grad_scale));
+    let ((m_form, m), (v_form, v)) = (kept(m), kept(v));
+    let args = [
+        &gradient(grad)[..],
+        args![s.grad_scale],
+        &weights(&master, copy),
+        &m,
+        &v,
+        args![s.decay, s.one_minus_beta1, s.beta2, s.one_minus_beta2, s.root_correction2, s.eps],
+        args![s.minus_step_size, len],
+    ];
+    // SAFETY: the operands are those of the kernel, and of one length.
+    unsafe { cuda.launch(&SOURCE, ADAMW[m_form][v_form], grid(len), &args.concat()) }
 }
 
 pub(crate) fn rmsprop(
@@ -29,11 +58,63 @@ pub(crate) fn rmsprop(
     v: StatesMut,
     copy: Option<ViewMut>,
 ) -> Result<()> {
-    let _ = (cuda, config, grad_scale, grad, master, v, copy);
-    Err(failed("optimizer", "not written"))
+    let (len, s) = (grad.len(), RmsStep::new(config, grad_scale));
+    let (form, v) = kept(v);
+    let args = [
+        &gradient(grad)[..],
+        args![s.grad_scale],
+        &weights(&master, copy),
+        &v,
+        args![s.weight_decay, s.alpha, s.one_minus_alpha, s.eps, s.minus_learning_rate, len],
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&SOURCE, RMSPROP[form], grid(len), &args.concat()) }
 }
 
-pub(crate) fn block_squares(cuda: &Cuda, x: Gradient, blocks: &mut [f64]) -> Result<()> {
-    let _ = (cuda, x, blocks);
-    Err(failed("optimizer", "not written"))
+/// `sums` is room for an f64 of each block. Waits.
+pub(crate) fn block_squares(
+    cuda: &Cuda,
+    x: Gradient,
+    sums: Option<ViewMut>,
+    blocks: &mut [f64],
+) -> Result<()> {
+    let Some(sums) = sums.filter(|_| !blocks.is_empty()) else { return Ok(()) };
+    let [f32s, exact] = gradient(x);
+    let args = [&[f32s, exact], &args![&sums, x.len()][..]].concat();
+    // SAFETY: the operands are those of the kernel; there is an f64 for each of its blocks, which are those of the host.
+    unsafe {
+        cuda.launch(&SOURCE, "block_squares", Grid::new(blocks.len(), THREADS), &args)?;
+        cuda.read(sums.address(), blocks)
+    }
+}
+
+fn grid(len: usize) -> Grid {
+    Grid::new(len.div_ceil(BLOCK), THREADS)
+}
+
+/// One of the two forms, and null for the other.
+fn gradient(grad: Gradient) -> [Arg; 2] {
+    match grad {
+        Gradient::F32(view) => [view.into(), Arg::address(0)],
+        Gradient::Exact(sums) => [Arg::address(0), sums.into()],
+    }
+}
+
+/// The masters, and the copy in f32 or bf16, or none.
+fn weights(master: &ViewMut, copy: Option<ViewMut>) -> [Arg; 3] {
+    let of = |dtype| copy.as_ref().filter(|copy| copy.dtype() == dtype).into();
+    [master.into(), of(DType::F32), of(DType::Bf16)]
+}
+
+/// The states' form, as the tables of kernels count it; what is kept, the scales of blocks, and what is drawn.
+fn kept(states: StatesMut) -> (usize, [Arg; 4]) {
+    let none = Arg::address(0);
+    match states {
+        StatesMut::F32(view) => (0, [(&view).into(), none, 0u32.into(), 0u32.into()]),
+        StatesMut::Bf16(view, dither) => (1, [(&view).into(), none, dither.key.into(), dither.first.into()]),
+        StatesMut::EightBit(codes) => {
+            let (codes, scales) = codes.into_tensors();
+            (2, [(&codes).into(), (&scales).into(), 0u32.into(), 0u32.into()])
+        }
+    }
 }

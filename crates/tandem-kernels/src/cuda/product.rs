@@ -1,12 +1,107 @@
-//! TODO.
+//! Products of matrices: the library's, and what the library does not add.
 
-use super::{Cuda, driver, failed, source};
-use crate::Result;
-use crate::cpu::Product;
+use super::columns::elementwise_grid;
+use super::driver::{Factor, Matmul};
+use super::{Cuda, args, by_type, driver, source};
+use crate::product::{Operand, Product, Term};
+use crate::{DType, Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("product.cu");
 
-pub(crate) fn run(cuda: &Cuda, product: Product) -> Result<()> {
-    let _ = (cuda, product);
-    Err(failed("product", "not written"))
+/// Sums that are formed in f32 before they are rounded: 16 MiB of them, which a GPU's cache may hold.
+const WIDE: usize = 1 << 22;
+
+/// Of how many of `rows` rows of the result the sums are formed in f32 beside it: of none where the library gives the result as it
+/// is to be. It rounds to bf16 before anything else is added, and does not make bf16 of f32.
+pub(crate) fn wide_rows(product: &Product, rows: usize) -> usize {
+    let is_added_to = product.bias.is_some() || product.residual.is_some();
+    if product.c.dtype() == DType::F32 || !(is_added_to || product.a.dtype() == DType::F32) {
+        return 0;
+    }
+    // As many as fill the library's tiles.
+    let fitting = WIDE / product.c.cols().max(1) / 128 * 128;
+    rows.min(fitting.max(128))
+}
+
+/// Computes it. `wide` has room for [`wide_rows`] of it in f32; where these are none it is not needed.
+pub(crate) fn run(cuda: &Cuda, product: Product, wide: Option<ViewMut>) -> Result<()> {
+    product.check();
+    if product.c.is_empty() {
+        return Ok(());
+    }
+    if wide_rows(&product, 1) == 0 {
+        return direct(cuda, product);
+    }
+    rounded_once(cuda, product, wide.expect("room for sums in f32"))
+}
+
+/// Where the library gives the result.
+fn direct(cuda: &Cuda, product: Product) -> Result<()> {
+    let Product { a, b, term, mut c, accumulate, bias, residual } = product;
+    let itself = (c.address(), c.stride());
+    let residual_at = residual.map(|residual| (residual.address(), residual.stride()));
+    // What the library cannot add stands in the result beforehand; so does what a product over nothing leaves.
+    let is_prepared = bias.is_some() || (a.depth() == 0 && !accumulate);
+    if is_prepared {
+        add(cuda, [residual, None], bias, accumulate, c.reborrow())?;
+    }
+    let added = if is_prepared || accumulate { Some(itself) } else { residual_at };
+    multiply(cuda, a, b, added, &mut c)?;
+    term.map_or(Ok(()), |Term { a, b }| multiply(cuda, a, b, Some(itself), &mut c))
+}
+
+/// Where it is formed in f32, some rows at a time.
+fn rounded_once(cuda: &Cuda, product: Product, mut wide: ViewMut) -> Result<()> {
+    let Product { a, b, term, mut c, accumulate, bias, residual } = product;
+    let m = c.rows();
+    for start in (0..m).step_by(wide.rows()) {
+        let rows = start..m.min(start + wide.rows());
+        let mut sums = wide.reborrow().row_range(0..rows.len());
+        let term = term.map(|term| Term { a: term.a.row_range(rows.clone()), ..term });
+        let part = Product::plain(a.row_range(rows.clone()), b, sums.reborrow(), false);
+        direct(cuda, Product { term, ..part })?;
+        let residual = residual.map(|residual| residual.row_range(rows.clone()));
+        add(cuda, [Some(sums.view()), residual], bias, accumulate, c.reborrow().row_range(rows))?;
+    }
+    Ok(())
+}
+
+/// `c = a · bᵀ (+ added)`; nothing is done if the product is over nothing, for then `c` is what it is to be.
+fn multiply(cuda: &Cuda, a: Operand, b: Operand, added: Option<(u64, usize)>, c: &mut ViewMut) -> Result<()> {
+    if a.depth() == 0 {
+        return Ok(());
+    }
+    let factor = |operand: &Operand| Factor {
+        address: operand.view().address(),
+        stride: operand.stride(),
+        along_depth: !operand.is_transposed(),
+    };
+    let product = Matmul {
+        size: [c.rows(), c.cols(), a.depth()],
+        dtype: a.dtype(),
+        a: factor(&a),
+        b: factor(&b),
+        c: added,
+        d: (c.address(), c.stride()),
+        d_type: c.dtype(),
+        tf32: cuda.tf32(),
+    };
+    // SAFETY: views vouch for factors and result, whose shapes fit; what is added is the result, or of its shape and type.
+    unsafe { cuda.driver().matmul(cuda.stream(), &product) }
+}
+
+/// `c = Σ terms + bias`, added to `c` if `accumulate`; rounded once. Terms and bias are f32.
+fn add(
+    cuda: &Cuda,
+    terms: [Option<View>; 2],
+    bias: Option<View>,
+    accumulate: bool,
+    c: ViewMut,
+) -> Result<()> {
+    let [x, y] = terms;
+    let strides = terms.map(|term| term.map_or(0, |term| term.stride() as i32));
+    let (c_stride, rows, cols) = (c.stride() as i32, c.rows() as i32, c.cols() as i32);
+    let args = args![x, strides[0], y, strides[1], bias, accumulate, &c, c_stride, rows, cols];
+    // SAFETY: all that is there has the result's shape, the bias its columns.
+    unsafe { cuda.launch(&SOURCE, by_type!("product_add", c.dtype()), elementwise_grid(c.shape()), args) }
 }

@@ -1,10 +1,15 @@
-//! TODO.
+//! Rotary position embedding.
 
-use super::{Cuda, driver, failed, source};
+use super::driver::Grid;
+use super::elements::are_aligned;
+use super::{Cuda, args, by_type, driver, source};
 use crate::ops::RopeTable;
-use crate::{Result, ViewMut};
+use crate::{DType, Result, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("rope.cu");
+
+/// Threads of a block, as in `rope.cu`.
+const THREADS: u32 = 256;
 
 pub(crate) fn rope(
     cuda: &Cuda,
@@ -14,6 +19,33 @@ pub(crate) fn rope(
     table: &RopeTable,
     inverse: bool,
 ) -> Result<()> {
-    let _ = (cuda, x, head_dim, positions, table, inverse);
-    Err(failed("rope", "not written"))
+    let (rows, heads, half) = (x.rows(), x.cols() / head_dim, table.rotary() / 2);
+    let Some(&last) = positions.iter().max().filter(|_| heads * half > 0) else { return Ok(()) };
+    let at_once = if x.dtype() == DType::Bf16 { 8 } else { 4 };
+    let parts = [head_dim, half].iter().all(|n| n.is_multiple_of(at_once));
+    let wide = parts && are_aligned(at_once, &[x.view()]);
+    // Heads that a thread rotates, and vectors of one.
+    let (heads_at_once, vectors) = if wide { (16 / at_once, half / at_once) } else { (4, half) };
+    let threads = rows * heads.div_ceil(heads_at_once) * vectors;
+    let (angles, table_rows) = angles(cuda, table, last as usize)?;
+    let positions = cuda.table(positions)?;
+    let operands = args![&x, x.stride(), positions, angles, table_rows, rows];
+    let sign = if inverse { -1.0f32 } else { 1.0 };
+    let shape = args![heads as i32, head_dim as i32, half as i32, sign, wide];
+    let grid = Grid::new(threads.div_ceil(THREADS as usize), THREADS);
+    let name = by_type!("rope", x.dtype());
+    // SAFETY: the operation has checked that heads are as wide as the view, and positions in the table; it has as many rows as
+    // the last of them needs.
+    unsafe { cuda.launch(&SOURCE, name, grid, &[operands, shape].concat()) }
+}
+
+/// Cosines of the first positions, then as many sines: where they are on the device, and of how many positions.
+///
+/// A table is made for a model's longest context, and is too long to be compared, or sent, with each use. It never changes, so its
+/// name stands for its content. What is sent reaches as far as is needed, up to the next power of two: few lengths occur.
+fn angles(cuda: &Cuda, table: &RopeTable, last: usize) -> Result<(u64, usize)> {
+    let rows = (last + 1).next_power_of_two().min(table.positions());
+    let len = rows * (table.rotary() / 2);
+    let angles = || [&table.cos()[..len], &table.sin()[..len]].concat();
+    Ok((cuda.named_table((table.name(), rows), angles)?, rows))
 }

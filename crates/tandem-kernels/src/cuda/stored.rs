@@ -1,8 +1,10 @@
-//! TODO.
+//! Quantised matrices that a checkpoint holds: the host puts their units together part by part, and sends them.
 
-use super::{Cuda, failed};
-use crate::Result;
+use super::Cuda;
+use super::pack::{PART, host};
 use crate::bytes::BytesMut;
+use crate::format::{NF4_BLOCK, NF4_UNIT, NF4_UNIT_LEN};
+use crate::{Format, Result};
 
 pub(crate) fn pack_stored_nf4(
     cuda: &Cuda,
@@ -12,11 +14,31 @@ pub(crate) fn pack_stored_nf4(
     mean: f32,
     packed: BytesMut,
 ) -> Result<()> {
-    let _ = (cuda, weight, absmax, nested_absmax, mean, packed);
-    Err(failed("stored", "not written"))
+    const UNITS: usize = PART / NF4_UNIT;
+    let host = host()?;
+    let mut bytes = vec![0; packed.len().min(UNITS * NF4_UNIT_LEN)];
+    let parts = weight.chunks(PART / 2).zip(absmax.chunks(PART / NF4_BLOCK)).zip(nested_absmax.chunks(UNITS));
+    for (index, ((codes, scales), largest)) in parts.enumerate() {
+        let bytes = &mut bytes[..largest.len() * NF4_UNIT_LEN];
+        host.pack_stored_nf4(codes, scales, largest, mean, BytesMut::of_host(bytes));
+        let to = packed.view().address() + (index * UNITS * NF4_UNIT_LEN) as u64;
+        // SAFETY: the view borrows room for all units, of which so many come before.
+        unsafe { cuda.write(bytes, to)? };
+    }
+    Ok(())
 }
 
 pub(crate) fn pack_stored_int8(cuda: &Cuda, weight: &[u8], scb: &[f32], packed: BytesMut) -> Result<()> {
-    let _ = (cuda, weight, scb, packed);
-    Err(failed("stored", "not written"))
+    let (cols, host) = (weight.len() / scb.len(), host()?);
+    let unit_len = Format::Int8.unit_len(cols);
+    let num_rows = (PART / cols).clamp(1, scb.len());
+    let mut bytes = vec![0; num_rows * unit_len];
+    for (index, (codes, scales)) in weight.chunks(num_rows * cols).zip(scb.chunks(num_rows)).enumerate() {
+        let bytes = &mut bytes[..scales.len() * unit_len];
+        host.pack_stored_int8(codes, scales, BytesMut::of_host(bytes));
+        let to = packed.view().address() + (index * num_rows * unit_len) as u64;
+        // SAFETY: the view borrows room for a unit of each row.
+        unsafe { cuda.write(bytes, to)? };
+    }
+    Ok(())
 }

@@ -3,11 +3,19 @@
 use super::check;
 use crate::cpu::columns as kernel;
 use crate::device::on;
-use crate::{Device, Result, View, ViewMut, cuda};
+use crate::{Backend, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, cuda};
 
 fn check_columns(op: &'static str, cols: usize, factors: &View, bias: Option<&View>) -> Result<()> {
     check::f32_shape(op, "factors", factors, 1, cols)?;
     bias.map_or(Ok(()), |bias| check::f32_shape(op, "bias", bias, 1, cols))
+}
+
+/// Room for the sums of blocks of rows, where a GPU sums columns of several blocks.
+pub(super) fn partial_sums(device: &Device, rows: Extent, cols: usize) -> Result<Option<Tensor>> {
+    let blocks = |rows: usize| rows.div_ceil(cuda::columns::BLOCK_ROWS);
+    let blocks = Extent::new(blocks(rows.len()), blocks(rows.room()));
+    let are_needed = device.backend() == Backend::Cuda && blocks.room() > 1;
+    are_needed.then(|| device.alloc_in(Kind::Scratch, blocks, Extent::exact(cols), DType::F32)).transpose()
 }
 
 /// `y[T,N] ← y ⊙ factors[1,N] (+ bias[1,N])`. `y` is f32 or bf16, rounded once; `factors` and `bias` are f32.
@@ -47,7 +55,7 @@ pub fn scaled_columns(device: &Device, x: View, factors: View, bias: Option<View
     Ok(())
 }
 
-/// `out[1,N] = Σ_t a[t,N] · b[t,N]`, or `+=` if `add`: each column in the order of rows. `a` and `b` are either type; `out`
+/// `out[1,N] = Σ_t a[t,N] · b[t,N]`, or `+=` if `add`: each column in one order. `a` and `b` are either type; `out`
 /// is f32.
 ///
 /// # Errors
@@ -57,11 +65,12 @@ pub fn column_dots(device: &Device, a: View, b: View, out: ViewMut, add: bool) -
     check::shape(OP, "b", &b, a.rows(), a.cols())?;
     check::f32_shape(OP, "out", &out, 1, a.cols())?;
     let work = check::work(OP, &a, 2.0 * a.len() as f64, check::bytes(&[&a, &b, &out]));
+    let mut partial = partial_sums(device, a.extent(), a.cols())?;
     device.launch(
         work,
         on!(
             cpu => kernel::column_dots(cpu, a, b, out, add),
-            cuda => cuda::columns::column_dots(cuda, a, b, out, add)
+            cuda => cuda::columns::column_dots(cuda, a, b, out, add, partial.as_mut().map(Tensor::view_mut))
         ),
     )?;
     Ok(())

@@ -7,6 +7,7 @@
 
 use crate::cpu::head as kernel;
 use crate::device::on;
+use crate::ops::columns::partial_sums;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
 use crate::{Backend, DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut, Work, cuda};
 
@@ -25,6 +26,16 @@ fn strip_width(device: &Device, vocabulary: usize) -> usize {
         Backend::Cpu => kernel::strip_width(vocabulary),
         Backend::Cuda => cuda::head::strip_width(vocabulary),
     }
+}
+
+/// Room for the numbers of rows and predictions where a GPU keeps them until all strips were seen: 64 bytes a row.
+fn running_numbers(device: &Device, rows: Extent, predictions: usize) -> Result<Option<Tensor>> {
+    // The numbers are f64, twice an f32.
+    let numbers = |rows, predictions| 2 * HeadParts::num_numbers(rows, predictions);
+    // Most rows have one prediction, those before a fork two or more.
+    let numbers = Extent::new(numbers(rows.len(), predictions), numbers(rows.room(), 2 * rows.room()));
+    let is_gpu = device.backend() == Backend::Cuda;
+    is_gpu.then(|| device.alloc_in(Kind::Head, Extent::exact(1), numbers, DType::F32)).transpose()
 }
 
 fn check_operands(op: &'static str, hidden: &View, weights: &HeadWeights, targets: &Targets) -> Result<()> {
@@ -252,12 +263,16 @@ pub fn head_part(
     let products = 2.0 * (rows as f64 * weights.weight.len() as f64 + multiply_adds);
     let shape_of = (rows, vocabulary, hidden.dtype());
     let work = Work::new(OP, shape_of, products, bytes + check::bytes(&[&hidden, &weights.weight]));
+    let mut numbers = running_numbers(device, hidden.extent(), targets.rows.len())?;
     let (of_kept, of_spare) = (kept.view_mut(), spare.view_mut());
+    let numbers = numbers.as_mut().map(Tensor::view_mut);
     let ran = device.launch(
         work.with_depth(hidden.cols()),
         on!(
             cpu => kernel::forward(cpu, hidden, weights, targets, shape, parts, CHUNK, of_kept, of_spare),
-            cuda => cuda::head::forward(cuda, hidden, weights, targets, shape, parts, CHUNK, of_kept, of_spare)
+            cuda => cuda::head::forward(
+                cuda, hidden, weights, targets, shape, parts, CHUNK, of_kept, of_spare, numbers,
+            )
         ),
     )?;
     if ran.is_none() {
@@ -314,7 +329,12 @@ pub fn head_backward(
         device.alloc(Kind::Head, CHUNK.min(again), strip_width(device, vocabulary), DType::F32)?;
     let (flops, bytes) = backward_cost(&hidden, &weights, &gradients, again);
     let work = Work::new(OP, (rows, vocabulary, hidden.dtype()), flops, bytes).with_depth(hidden.cols());
+    let extent = hidden.extent();
+    let summed = |rows: usize| if gradients.bias.is_some() { CHUNK.min(rows) } else { 0 };
+    let summed = Extent::new(summed(extent.len()), summed(extent.room()));
+    let mut partial = partial_sums(device, summed, strip_width(device, vocabulary))?;
     let (kept, spare, lse) = (kept.view_mut(), spare.view_mut(), &scores.log_sum_exp);
+    let partial = partial.as_mut().map(Tensor::view_mut);
     device.launch(
         work,
         on!(
@@ -323,6 +343,7 @@ pub fn head_backward(
             ),
             cuda => cuda::head::backward(
                 cuda, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
+                partial,
             )
         ),
     )?;

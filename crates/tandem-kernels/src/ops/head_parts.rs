@@ -37,7 +37,7 @@ impl HeadParts {
     /// If there is no such part.
     pub fn new(index: usize, count: usize, rows: usize, predictions: usize) -> Self {
         assert!(index < count, "part {index} of {count}");
-        let numbers = vec![0.0; count * (OF_ROW * rows + OF_PREDICTION * predictions)];
+        let numbers = vec![0.0; count * Self::num_numbers(rows, predictions)];
         Self { index, rows, predictions, numbers }
     }
 
@@ -52,11 +52,21 @@ impl HeadParts {
         (self.rows, self.predictions)
     }
 
+    /// Numbers of a part.
+    pub(crate) fn num_numbers(rows: usize, predictions: usize) -> usize {
+        OF_ROW * rows + OF_PREDICTION * predictions
+    }
+
+    /// This part's numbers: those of rows, and then those of predictions.
+    pub(crate) fn own_numbers_mut(&mut self) -> &mut [f64] {
+        let len = Self::num_numbers(self.rows, self.predictions);
+        &mut self.numbers[self.index * len..(self.index + 1) * len]
+    }
+
     /// This part's numbers: those of rows `[R, 4]`, and of predictions `[P, 2]`.
     pub(crate) fn own_mut(&mut self) -> (&mut [[f64; OF_ROW]], &mut [[f64; OF_PREDICTION]]) {
-        let len = OF_ROW * self.rows + OF_PREDICTION * self.predictions;
-        let own = &mut self.numbers[self.index * len..(self.index + 1) * len];
-        let (rows, predictions) = own.split_at_mut(OF_ROW * self.rows);
+        let split = OF_ROW * self.rows;
+        let (rows, predictions) = self.own_numbers_mut().split_at_mut(split);
         (rows.as_chunks_mut().0, predictions.as_chunks_mut().0)
     }
 
@@ -72,7 +82,7 @@ impl HeadParts {
             return;
         }
         let parts = || {
-            let len = OF_ROW * self.rows + OF_PREDICTION * self.predictions;
+            let len = Self::num_numbers(self.rows, self.predictions);
             self.numbers.chunks_exact(len).map(|part| {
                 let (rows, predictions) = part.split_at(OF_ROW * self.rows);
                 (rows.as_chunks::<OF_ROW>().0, predictions.as_chunks::<OF_PREDICTION>().0)

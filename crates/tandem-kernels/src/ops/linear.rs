@@ -4,10 +4,11 @@
 //! The bits of the result do not depend on the number of threads.
 
 use super::check;
+use super::columns::partial_sums;
 use super::low_rank::LowRank;
-use crate::cpu::{Operand, Product, Term};
 use crate::device::on;
-use crate::{Device, Result, View, ViewMut, Work, cuda};
+use crate::product::{Operand, Product, Term};
+use crate::{Backend, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, Work, cuda};
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
@@ -27,6 +28,7 @@ pub fn linear(
 }
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ + h[T,R] · b[N,R]ᵀ (+ bias[1,N]) (+ residual[T,N])`. A term of zeros leaves the bits of [`linear`].
+/// A GPU rounds a bf16 result before it adds the term, and again after.
 ///
 /// `x`, `w`, `h` and `b` share one type; `bias` and `residual` are f32; `y` is either type.
 ///
@@ -187,6 +189,18 @@ pub fn linear_backward_weight(
     run(device, OP, product, (n, k, t), 0)
 }
 
+/// Room for rows of the result in f32, where a GPU forms them so before it rounds them.
+fn wide_sums(device: &Device, product: &Product) -> Result<Option<Tensor>> {
+    if device.backend() == Backend::Cpu {
+        return Ok(None);
+    }
+    let [len, room] =
+        [product.c.rows(), product.a.extent().room()].map(|m| cuda::product::wide_rows(product, m));
+    let cols = Extent::exact(product.c.cols());
+    let is_needed = room > 0;
+    is_needed.then(|| device.alloc_in(Kind::Scratch, Extent::new(len, room), cols, DType::F32)).transpose()
+}
+
 /// Runs or records a checked product of `m × k` by `k × n`.
 fn run(
     device: &Device,
@@ -200,11 +214,12 @@ fn run(
     let written = m * n * product.c.dtype().size() * if product.accumulate { 2 } else { 1 };
     let flops = 2.0 * m as f64 * n as f64 * k as f64;
     let work = Work::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
+    let mut wide = wide_sums(device, &product)?;
     device.launch(
         work,
         on!(
             cpu => product.run(cpu),
-            cuda => cuda::product::run(cuda, product)
+            cuda => cuda::product::run(cuda, product, wide.as_mut().map(Tensor::view_mut))
         ),
     )?;
     Ok(())
@@ -219,11 +234,12 @@ pub fn bias_backward(device: &Device, dy: View, db: ViewMut) -> Result<()> {
     check::shape(OP, "db", &db, 1, dy.cols())?;
     check::is_f32(OP, "db", &db)?;
     let work = check::work(OP, &dy, dy.len() as f64, (dy.num_bytes() + 2 * db.num_bytes()) as f64);
+    let mut partial = partial_sums(device, dy.extent(), dy.cols())?;
     device.launch(
         work,
         on!(
             cpu => cpu.bias_backward(dy, db),
-            cuda => cuda::linear::bias_backward(cuda, dy, db)
+            cuda => cuda::columns::column_sums(cuda, dy, db, partial.as_mut().map(Tensor::view_mut))
         ),
     )?;
     Ok(())

@@ -14,6 +14,7 @@ mod embedding;
 mod exact;
 mod head;
 mod head_parts;
+mod head_strips;
 mod linear;
 mod low_rank;
 mod norm;
@@ -26,6 +27,7 @@ pub use activation::{Activation, activate, activate_backward, gated, gated_backw
 pub use attention::{AttentionShape, MANY_TREES, Visible, attention, attention_backward, attention_decode};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
+pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
 pub use elementwise::{divide, fill, mix};
 pub use embedding::{embedding, embedding_backward};
@@ -36,6 +38,7 @@ pub use head::{
 };
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
+pub(crate) use head_strips::strips;
 pub use linear::{
     bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, linear_low_rank,
     linear_low_rank_backward_input,
@@ -46,6 +49,7 @@ pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optimizer::{
     AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, copy_states, rmsprop, sum_of_squares,
 };
+pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
 pub use rope::{RopeTable, rope};
 pub use stored::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};

@@ -3,15 +3,19 @@
 use crate::cpu::norm as kernel;
 use crate::device::on;
 use crate::ops::check;
-use crate::{DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, cuda};
+use crate::{Backend, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, cuda};
 
-/// Rows whose contributions to the weight gradient are summed in one go. Fixed, so that the order of the sum does
+/// Rows whose contributions to the weight gradient are summed in one go on a processor. Fixed, so that the order of the sum does
 /// not depend on the number of threads.
 pub(crate) const BLOCK_ROWS: usize = 32;
 
 /// Room for the contributions of each block of rows of `x`; none if they are not asked for.
 fn partial_sums(device: &Device, x: View, wanted: bool, width: usize) -> Result<Tensor> {
-    let blocks = |rows: usize| if wanted { rows.div_ceil(BLOCK_ROWS) } else { 0 };
+    let blocks = |rows: usize| match device.backend() {
+        _ if !wanted => 0,
+        Backend::Cpu => rows.div_ceil(BLOCK_ROWS),
+        Backend::Cuda => cuda::norm::blocks(rows, x.cols()),
+    };
     let blocks = Extent::new(blocks(x.rows()), blocks(x.extent().room()));
     device.alloc_in(Kind::Scratch, blocks, Extent::exact(width), DType::F32)
 }

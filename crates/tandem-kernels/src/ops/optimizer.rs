@@ -4,7 +4,10 @@ use super::check;
 use crate::device::on;
 use crate::exact::ExactView;
 use crate::states::CodesMut;
-use crate::{DType, Device, KernelError, Moment, Result, StatesMut, StatesView, View, ViewMut, Work, cuda};
+use crate::{
+    Backend, DType, Device, KernelError, Kind, Moment, Result, StatesMut, StatesView, Tensor, View, ViewMut,
+    Work, cuda,
+};
 
 /// A gradient as a row of numbers, in either form that it is summed in.
 #[derive(Clone, Copy)]
@@ -167,7 +170,7 @@ pub fn rmsprop<'a>(
 /// Elements of a block of [`block_squares`].
 pub const SQUARES_BLOCK: usize = 1 << 14;
 
-/// Σ x² in f64, in an order that does not depend on the number of threads. Infinite or NaN if an element is.
+/// Σ x² in f64, in an order that does not depend on the number of threads. Infinite or NaN if an element is. Waits for a GPU.
 ///
 /// # Errors
 /// If the type does not fit, or `x` is not contiguous.
@@ -179,7 +182,7 @@ pub fn sum_of_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>) -> Result
 }
 
 /// Σ x² in f64 over each block of [`SQUARES_BLOCK`] elements (the last may be shorter), so that ranks that hold some blocks
-/// each can add them all up in one order.
+/// each can add them all up in one order. Waits for a GPU.
 ///
 /// # Errors
 /// If the type does not fit, `x` is not contiguous, or `blocks` has another length.
@@ -191,12 +194,18 @@ pub fn block_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>, blocks: &m
     if blocks.len() != expected {
         return Err(KernelError::invalid(OP, format!("room for {} blocks, not {expected}", blocks.len())));
     }
+    let mut sums = match device.backend() {
+        Backend::Cpu => None,
+        // The f64 of each block, until they are on the host.
+        Backend::Cuda => Some(device.alloc(Kind::Scratch, 1, 2 * blocks.len(), DType::F32)?),
+    };
+    let sums = sums.as_mut().map(Tensor::view_mut);
     let work = Work::new(OP, (1, x.len(), DType::F32), 2.0 * x.len() as f64, x.num_bytes() as f64);
     device.launch(
         work,
         on!(
             cpu => cpu.block_squares(x, blocks),
-            cuda => cuda::optimizer::block_squares(cuda, x, blocks)
+            cuda => cuda::optimizer::block_squares(cuda, x, sums, blocks)
         ),
     )?;
     Ok(())

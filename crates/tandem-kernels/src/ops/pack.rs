@@ -6,13 +6,14 @@ use super::{cast, check};
 use crate::bytes::{ALIGNMENT, BytesMut, BytesView};
 use crate::device::on;
 use crate::format::NF4_BLOCK;
-use crate::{DType, Device, Format, KernelError, Kind, Result, View, ViewMut, cuda};
+use crate::{Backend, DType, Device, Format, KernelError, Kind, Result, Tensor, View, ViewMut, cuda};
 
 /// Packs `values` `[rows, cols]` (f32 or bf16) as a piece of [`Format::packed_len`] bytes, what is unused of them zeros.
 ///
 /// f32 and bf16 are converted, int8 and nf4 quantised to the bits of bitsandbytes 0.50 on the CPU. The mean of nf4's
 /// scales is torch's on one thread: on several, torch's last bits depend on their number where a matrix has 2²¹ weights
-/// or more. nf4 takes four bytes of scratch for each 64 weights.
+/// or more. nf4 takes four bytes of scratch for each 64 weights. What is on a GPU is packed by the host, on up to eight
+/// threads: it is read part by part, and the piece is put together in host memory.
 ///
 /// # Errors
 /// If shapes do not fit or `values` is not contiguous; for int8 and nf4 if a weight is not finite, and then the bytes
@@ -28,24 +29,36 @@ pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> 
     if let Some(dtype) = format.dtype() {
         return pack_plain(device, values, dtype, packed);
     }
-    let scales = match format {
-        Format::Nf4 => Some(device.alloc(Kind::Scratch, 1, values.len().div_ceil(NF4_BLOCK), DType::F32)?),
+    let mut scales = match (format, device.backend()) {
+        (Format::Nf4, Backend::Cpu) => {
+            Some(device.alloc(Kind::Scratch, 1, values.len().div_ceil(NF4_BLOCK), DType::F32)?)
+        }
+        // For a GPU the host packs.
         _ => None,
     };
+    let scales = scales.as_mut().map(Tensor::view_mut);
     let work = check::work(OP, &values, 0.0, (values.num_bytes() + packed.len()) as f64);
     let packing = device.launch(
         work,
         on!(
             cpu => match scales {
-                Some(mut scales) => cpu.pack_nf4(values, scales.view_mut(), packed).map_err(|start| {
-                    not_finite(OP, format, start / cols..=(start + NF4_BLOCK - 1).min(values.len() - 1) / cols)
-                }),
-                None => cpu.pack_int8(values, packed).map_err(|row| not_finite(OP, format, row..=row)),
+                Some(scales) => {
+                    let packing = cpu.pack_nf4(values, scales.into_slice(), packed);
+                    packing.map_err(|start| rows_of_block(values.shape(), start))
+                }
+                None => cpu.pack_int8(values, packed).map_err(|row| row..=row),
             },
             cuda => cuda::pack::pack(cuda, values, format, packed)
         ),
     )?;
-    packing.unwrap_or(Ok(()))
+    let Err(rows) = packing.unwrap_or(Ok(())) else { return Ok(()) };
+    let reason = format!("a weight in rows {rows:?} is not finite, which {format} cannot hold");
+    Err(KernelError::invalid(OP, reason))
+}
+
+/// The rows of a matrix that a block of nf4 has weights of.
+pub(crate) fn rows_of_block((rows, cols): (usize, usize), start: usize) -> RangeInclusive<usize> {
+    start / cols..=(start + NF4_BLOCK - 1).min(rows * cols - 1) / cols
 }
 
 fn pack_plain(device: &Device, values: View, dtype: DType, mut packed: BytesMut) -> Result<()> {
@@ -57,10 +70,6 @@ fn pack_plain(device: &Device, values: View, dtype: DType, mut packed: BytesMut)
         super::fill_zero(device, last)?;
     }
     cast(device, values, packed.into_tensor(0..used, rows, cols, dtype))
-}
-
-fn not_finite(op: &'static str, format: Format, rows: RangeInclusive<usize>) -> KernelError {
-    KernelError::invalid(op, format!("a weight in rows {rows:?} is not finite, which {format} cannot hold"))
 }
 
 /// The piece must be as long as the matrix makes it.

@@ -1,5 +1,7 @@
 //! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split layout that HF models use.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::cpu::rope as kernel;
 use crate::device::on;
 use crate::ops::check;
@@ -8,26 +10,47 @@ use crate::{Device, KernelError, Result, ViewMut, cuda};
 /// Cosines and sines by position: what RoPE scaling (linear, llama3) changes is decided when the table is made.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
-    /// `[positions, rotary/2]`.
-    pub cos: Vec<f32>,
-    /// `[positions, rotary/2]`.
-    pub sin: Vec<f32>,
-    /// How many of each head's dimensions rotate; even; the rest passes unchanged.
-    pub rotary: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    rotary: usize,
+    /// Copies have the same one, and nothing else: a table never changes.
+    name: u64,
 }
 
 impl RopeTable {
     /// A table for `positions` positions from inverse frequencies (one per rotated pair), computed in f32 as
     /// transformers does: angle = position · frequency, both f32.
     pub fn new(inverse_frequencies: &[f32], positions: usize) -> Self {
+        static NAMES: AtomicU64 = AtomicU64::new(0);
         let angles = (0..positions).flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
         let (sin, cos) = angles.map(f32::sin_cos).unzip();
-        Self { cos, sin, rotary: 2 * inverse_frequencies.len() }
+        let name = NAMES.fetch_add(1, Ordering::Relaxed);
+        Self { cos, sin, rotary: 2 * inverse_frequencies.len(), name }
+    }
+
+    /// `[positions, rotary/2]`.
+    pub fn cos(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// `[positions, rotary/2]`.
+    pub fn sin(&self) -> &[f32] {
+        &self.sin
+    }
+
+    /// How many of each head's dimensions rotate; even; the rest passes unchanged.
+    pub fn rotary(&self) -> usize {
+        self.rotary
     }
 
     /// Number of positions in the table.
     pub fn positions(&self) -> usize {
         self.cos.len() / (self.rotary / 2).max(1)
+    }
+
+    /// What a device knows it by.
+    pub(crate) fn name(&self) -> u64 {
+        self.name
     }
 }
 

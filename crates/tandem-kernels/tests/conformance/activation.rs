@@ -1,6 +1,8 @@
+use tandem_kernels::DType;
 use tandem_kernels::ops::{self, Activation};
 
 use crate::matrix::{Matrix, Random, cases, poison, round, same_at_every_thread_count};
+use crate::places::Place;
 
 const FUNCTIONS: [Activation; 4] =
     [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
@@ -34,7 +36,7 @@ fn slope(function: Activation, x: f64) -> f64 {
 }
 
 /// Numbers in -12..12 with both zeros' neighbourhoods well covered.
-fn inputs(random: &mut Random, rows: usize, cols: usize, dtype: tandem_kernels::DType) -> Matrix {
+fn inputs(random: &mut Random, rows: usize, cols: usize, dtype: DType) -> Matrix {
     let mut x = random.matrix(rows, cols, dtype).map(|x| round(12.0 * x * x * x, dtype));
     x.data[0] = 0.0;
     x
@@ -89,22 +91,24 @@ fn plain_and_gated_forward_and_backward() {
 /// Far from zero the functions saturate and do not overflow; what is not a number stays so.
 #[test]
 fn extremes() {
-    let device = crate::matrix::device(1);
-    let x = Matrix { rows: 1, cols: 6, data: vec![-3e38, -1e4, -90.0, 90.0, 1e4, 1e18] };
-    for function in FUNCTIONS {
-        let nan = x.map(|_| f64::NAN).tensor(&device, tandem_kernels::DType::F32);
-        let mut h = poison(&device, 1, 6, tandem_kernels::DType::F32);
-        h.view_mut().into_slice::<f32>().fill(0.0);
-        ops::activate(&device, function, nan.view(), h.view_mut()).unwrap();
-        assert!(Matrix::read(&device, h.view()).data.iter().all(|x| x.is_nan()), "{function:?} of NaN");
-        let u = x.tensor(&device, tandem_kernels::DType::F32);
-        let one = x.map(|_| 1.0).tensor(&device, tandem_kernels::DType::F32);
-        let [mut h, mut du] = [(); 2].map(|()| poison(&device, 1, 6, tandem_kernels::DType::F32));
-        ops::activate(&device, function, u.view(), h.view_mut()).unwrap();
-        ops::activate_backward(&device, function, u.view(), one.view(), du.view_mut()).unwrap();
-        let h = Matrix::read(&device, h.view());
-        h.assert_close(&Matrix { rows: 1, cols: 6, data: vec![0., 0., 0., 90.0, 1e4, 1e18] }, 1e-6, "h");
-        let du = Matrix::read(&device, du.view());
-        du.assert_close(&Matrix { rows: 1, cols: 6, data: vec![0., 0., 0., 1., 1., 1.] }, 1e-6, "du");
+    for place in Place::all() {
+        let device = place.device(1, 1 << 28);
+        let x = Matrix { rows: 1, cols: 6, data: vec![-3e38, -1e4, -90.0, 90.0, 1e4, 1e18] };
+        for function in FUNCTIONS {
+            let what = format!("{function:?}, {}", place.name());
+            let nan = x.map(|_| f64::NAN).tensor(&device, DType::F32);
+            let mut h = Matrix::zeros(1, 6).tensor(&device, DType::F32);
+            ops::activate(&device, function, nan.view(), h.view_mut()).unwrap();
+            assert!(Matrix::read(&device, h.view()).data.iter().all(|x| x.is_nan()), "of NaN: {what}");
+            let u = x.tensor(&device, DType::F32);
+            let one = x.map(|_| 1.0).tensor(&device, DType::F32);
+            let [mut h, mut du] = [(); 2].map(|()| poison(&device, 1, 6, DType::F32));
+            ops::activate(&device, function, u.view(), h.view_mut()).unwrap();
+            ops::activate_backward(&device, function, u.view(), one.view(), du.view_mut()).unwrap();
+            let [h, du] = [h, du].map(|t| Matrix::read(&device, t.view()));
+            let (value, slope) = (vec![0., 0., 0., 90.0, 1e4, 1e18], vec![0., 0., 0., 1., 1., 1.]);
+            h.assert_close(&Matrix { rows: 1, cols: 6, data: value }, 1e-6, &format!("h {what}"));
+            du.assert_close(&Matrix { rows: 1, cols: 6, data: slope }, 1e-6, &format!("du {what}"));
+        }
     }
 }

@@ -1,7 +1,8 @@
 use tandem_kernels::ops::ELSEWHERE;
-use tandem_kernels::{DType, ops};
+use tandem_kernels::{DType, Device, ops};
 
 use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
+use crate::places::Place;
 
 #[test]
 fn looks_up_and_scatters() {
@@ -44,19 +45,25 @@ fn looks_up_and_scatters() {
 /// A table in two parts: each looks up and scatters its own tokens, and together they are the whole.
 #[test]
 fn tokens_that_are_elsewhere_are_left_out() {
-    let (mut random, device) = (Random(6), crate::matrix::device(2));
+    for place in Place::all() {
+        left_out(&place.device(2, 1 << 28));
+    }
+}
+
+fn left_out(device: &Device) {
+    let mut random = Random(6);
     let (table, dx) = (random.matrix(5, 20, DType::F32), random.matrix(7, 20, DType::F32));
     let ids: Vec<u32> = (0..7).map(|_| random.below(5) as u32).collect();
     let look_up = |table: &Matrix, ids: &[u32]| {
-        let table = table.tensor(&device, DType::F32);
-        let [mut first, mut both] = [(); 2].map(|()| poison(&device, 7, 20, DType::F32));
-        ops::embedding(&device, table.view(), ids, 2.0, first.view_mut(), false).unwrap();
-        ops::cast(&device, first.view(), both.view_mut()).unwrap();
-        ops::embedding(&device, table.view(), ids, 2.0, both.view_mut(), true).unwrap();
-        let mut sums = Matrix::zeros(table.rows(), 20).tensor(&device, DType::F32);
-        let dx = dx.tensor(&device, DType::F32);
-        ops::embedding_backward(&device, ids, 2.0, dx.view(), sums.view_mut()).unwrap();
-        [first, both, sums].map(|t| Matrix::read(&device, t.view()))
+        let table = table.tensor(device, DType::F32);
+        let [mut first, mut both] = [(); 2].map(|()| poison(device, 7, 20, DType::F32));
+        ops::embedding(device, table.view(), ids, 2.0, first.view_mut(), false).unwrap();
+        ops::cast(device, first.view(), both.view_mut()).unwrap();
+        ops::embedding(device, table.view(), ids, 2.0, both.view_mut(), true).unwrap();
+        let mut sums = Matrix::zeros(table.rows(), 20).tensor(device, DType::F32);
+        let dx = dx.tensor(device, DType::F32);
+        ops::embedding_backward(device, ids, 2.0, dx.view(), sums.view_mut()).unwrap();
+        [first, both, sums].map(|t| Matrix::read(device, t.view()))
     };
     let whole = look_up(&table, &ids);
     let part = |tokens: std::ops::Range<u32>| {
@@ -71,6 +78,8 @@ fn tokens_that_are_elsewhere_are_left_out() {
         assert!(sum == whole[i].data);
     }
     assert!([&low[2].data[..], &high[2].data[..]].concat() == whole[2].data);
+    let nobody = look_up(&table, &[ELSEWHERE; 7]);
+    assert!(nobody.iter().all(|m| m.data.iter().all(|x| *x == 0.0)));
 }
 
 #[test]

@@ -2,7 +2,21 @@ use tandem_kernels::{DType, Device, ops};
 
 use crate::matrix::{Matrix, Random, TYPES, cases, poison, same_at_every_thread_count};
 
-const SIZES: [(usize, usize); 6] = [(1, 1), (1, 64), (3, 7), (37, 20), (131, 97), (70, 256)];
+/// From one element to rows that a GPU's block of threads shares and reads twice, and whose sums have no room in its shared memory;
+/// and to more rows than its blocks have at a time.
+const SIZES: [(usize, usize); 11] = [
+    (1, 1),
+    (1, 64),
+    (3, 7),
+    (37, 20),
+    (131, 97),
+    (70, 256),
+    (5, 1031),
+    (6, 2056),
+    (3, 9000),
+    (2, 25_600),
+    (2100, 12),
+];
 const EPS: f64 = 1e-5;
 
 /// The gradient of `Σ dy · f(x)` by central differences in f64.
@@ -199,6 +213,59 @@ fn layer_norm_forward_and_backward() {
                 found[3].assert_close(&add(&db, &more_db), 4e-6, &format!("db {what}"));
             }
         }
+    }
+}
+
+/// Rows inside wider ones: `start` elements stand before each, which stay as they were.
+#[test]
+fn parts_of_wider_rows() {
+    for (place, dtype, tolerance) in cases() {
+        // As many as leave vectors of elements aligned, and as do not.
+        for start in [8, 3] {
+            parts(&place.device(1, 1 << 28), dtype, tolerance, start);
+        }
+    }
+}
+
+fn parts(device: &Device, dtype: DType, tolerance: f64, start: usize) {
+    const ROWS: usize = 37;
+    let cols = start..start + 40;
+    let part = |m: &Matrix| m.columns(start, 40);
+    let mut random = Random(9);
+    let [x, dy] = [(); 2].map(|()| random.matrix(ROWS, 64, dtype));
+    let dx = random.matrix(ROWS, 64, DType::F32);
+    let [w, b] = [(); 2].map(|()| random.matrix(1, 40, DType::F32));
+    let [xt, dyt] = [&x, &dy].map(|m| m.tensor(device, dtype));
+    let [xv, dyv] = [&xt, &dyt].map(|t| t.view().col_range(cols.clone()));
+    let [wt, bt] = [&w, &b].map(|m| m.tensor(device, DType::F32));
+    let mut results = [(); 2].map(|()| (poison(device, ROWS, 64, dtype), dx.tensor(device, DType::F32)));
+    let [(rms_y, rms_dx), (layer_y, layer_dx)] = &mut results;
+    let eps = EPS as f32;
+
+    let mut kept = poison(device, 1, ROWS, DType::F32);
+    let y = rms_y.view_mut().col_range(cols.clone());
+    ops::rms_norm(device, xv, wt.view(), 1.0, eps, y, kept.view_mut()).unwrap();
+    let to = rms_dx.view_mut().col_range(cols.clone());
+    ops::rms_norm_backward(device, xv, wt.view(), 1.0, kept.view(), dyv, to, None).unwrap();
+    let mut kept = poison(device, ROWS, 2, DType::F32);
+    let y = layer_y.view_mut().col_range(cols.clone());
+    ops::layer_norm(device, xv, wt.view(), bt.view(), eps, y, kept.view_mut()).unwrap();
+    let to = layer_dx.view_mut().col_range(cols.clone());
+    ops::layer_norm_backward(device, xv, wt.view(), kept.view(), dyv, to, None).unwrap();
+
+    let [rms, layer] = results.map(|(y, dx)| [y, dx].map(|t| Matrix::read(device, t.view())));
+    let (x, dy, old) = (part(&x), part(&dy), part(&dx));
+    let what = format!("{dtype} from {start}");
+    part(&rms[0]).assert_close(&rms_norm(&x, &w, 1.0), tolerance, &format!("rms y {what}"));
+    let (more, _) = rms_norm_backward(&x, &w, 1.0, &dy);
+    part(&rms[1]).assert_close(&add(&old, &more), 4e-6, &format!("rms dx {what}"));
+    part(&layer[0]).assert_close(&layer_norm(&x, &w, &b), tolerance, &format!("layer y {what}"));
+    let (more, ..) = layer_norm_backward(&x, &w, &dy);
+    part(&layer[1]).assert_close(&add(&old, &more), 4e-6, &format!("layer dx {what}"));
+    let rest = |m: &Matrix| [m.columns(0, start), m.columns(cols.end, 64 - cols.end)];
+    for [y, found] in [rms, layer] {
+        assert!(rest(&y).iter().all(|m| m.data.iter().all(|x| x.is_nan())), "y {what}");
+        assert_eq!(rest(&found), rest(&dx), "dx {what}");
     }
 }
 

@@ -1,6 +1,8 @@
+use tandem_kernels::DType;
 use tandem_kernels::ops::{self, RopeTable};
 
 use crate::matrix::{Matrix, Random, cases, same_at_every_thread_count};
+use crate::places::Place;
 
 /// Rotates by the table's own angles, in f64.
 fn rotate(
@@ -11,13 +13,13 @@ fn rotate(
     table: &RopeTable,
     sign: f64,
 ) -> Matrix {
-    let half = table.rotary / 2;
+    let half = table.rotary() / 2;
     let mut y = x.clone();
     for (t, &position) in positions.iter().enumerate() {
         for head in 0..heads {
             for i in 0..half {
                 let at = position as usize * half + i;
-                let (cos, sin) = (f64::from(table.cos[at]), sign * f64::from(table.sin[at]));
+                let (cos, sin) = (f64::from(table.cos()[at]), sign * f64::from(table.sin()[at]));
                 let (low, high) = (head * head_dim + i, head * head_dim + i + half);
                 let (a, b) = (x.row(t)[low], x.row(t)[high]);
                 *y.at(t, low) = a * cos - b * sin;
@@ -62,10 +64,29 @@ fn rotates_a_column_range_in_place_and_back() {
     }
 }
 
+/// A device that keeps tables takes the right one, whatever came before: another model's, a shorter context, a copy.
+#[test]
+fn tables_are_told_apart() {
+    for place in Place::all() {
+        let device = place.device(1, 1 << 28);
+        let x = Random(12).matrix(3, 16, DType::F32);
+        let first = table(16, 50);
+        let tables = [first.clone(), table(8, 50), first, table(4, 9)];
+        for (table, position) in tables.iter().flat_map(|table| [(table, 2), (table, 8), (table, 3)]) {
+            let positions = [position, 0, 1];
+            let mut found = x.tensor(&device, DType::F32);
+            ops::rope(&device, found.view_mut(), 16, &positions, table, false).unwrap();
+            let what = format!("{place:?}, {} rotate, position {position}", table.rotary());
+            let expected = rotate(&x, 1, 16, &positions, table, 1.0);
+            Matrix::read(&device, found.view()).assert_close(&expected, 4e-6, &what);
+        }
+    }
+}
+
 #[test]
 fn a_position_beyond_the_table_is_refused() {
     let device = crate::matrix::device(1);
-    let mut x = Matrix::zeros(2, 8).tensor(&device, tandem_kernels::DType::F32);
+    let mut x = Matrix::zeros(2, 8).tensor(&device, DType::F32);
     let error = ops::rope(&device, x.view_mut(), 8, &[3, 10], &table(8, 10), false).unwrap_err();
     assert_eq!(error.to_string(), "rope: position 10 is beyond the table's 10 positions");
 }

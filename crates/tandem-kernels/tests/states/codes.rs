@@ -2,6 +2,7 @@
 
 use tandem_kernels::{Device, Dither, Kind, Moment, STATE_BLOCK, StateForm, States, ops};
 
+use crate::support::devices;
 use crate::{LENGTHS, MOMENTS, bits, read, states, wide};
 
 /// The map as bitsandbytes describes it: of each decade the middles of so many equal steps, zero and one.
@@ -38,7 +39,7 @@ fn the_codes_are_those_of_bitsandbytes() {
         // Every code's value is in a block that holds 1.
         let wanted: Vec<f32> = map(moment).iter().map(|x| *x as f32).collect();
         assert_eq!(wanted.len(), 256);
-        let mut found = read(&states(&device, moment, StateForm::EightBit, &wanted));
+        let mut found = read(&device, &states(&device, moment, StateForm::EightBit, &wanted));
         assert_eq!(bits(&found), bits(&wanted), "a code's value is kept as it is");
         found.sort_by(f32::total_cmp);
         found.dedup();
@@ -91,7 +92,7 @@ fn eight_bits_are_the_nearest_code() {
         for len in LENGTHS {
             let values = wide(len as u64, len, moment);
             let kept = states(&device, moment, StateForm::EightBit, &values);
-            assert_nearest("written", moment, &values, &read(&kept));
+            assert_nearest("written", moment, &values, &read(&device, &kept));
         }
     }
 }
@@ -99,7 +100,7 @@ fn eight_bits_are_the_nearest_code() {
 #[test]
 fn blocks_of_next_to_nothing_are_zero_and_signs_and_ties_are_kept() {
     let device = Device::cpu(1, 1 << 24).unwrap();
-    let keep = |moment, values: &[f32]| read(&states(&device, moment, StateForm::EightBit, values));
+    let keep = |moment, values: &[f32]| read(&device, &states(&device, moment, StateForm::EightBit, values));
     for tiny in [0.0, 1e-45, 1e-38, 7e-31] {
         for moment in MOMENTS {
             assert_eq!(keep(moment, &[tiny, 0.0, tiny]), [0.0; 3], "{tiny} {moment:?}");
@@ -113,18 +114,21 @@ fn blocks_of_next_to_nothing_are_zero_and_signs_and_ties_are_kept() {
 
 #[test]
 fn copies_are_what_was_copied_and_others_are_refused() {
-    let device = Device::cpu(1, 1 << 28).unwrap();
     let len = 1000;
-    for moment in MOMENTS {
-        for (_, form) in StateForm::NAMES {
-            let from = states(&device, moment, form, &wide(1, len, moment));
-            let part = STATE_BLOCK..len;
-            let mut to = from.zeros_like(&device, Kind::Checkpoint, part.len()).unwrap();
-            let room = to.range_mut(0..part.len(), Dither::default());
-            ops::copy_states(&device, from.view().range(part.clone()), room).unwrap();
-            assert_eq!(bits(&read(&to)), bits(&read(&from)[part]));
+    for (isa, device) in devices(1) {
+        for moment in MOMENTS {
+            for (_, form) in StateForm::NAMES {
+                let from = states(&device, moment, form, &wide(1, len, moment));
+                let part = STATE_BLOCK..len;
+                let mut to = from.zeros_like(&device, Kind::Checkpoint, part.len()).unwrap();
+                let room = to.range_mut(0..part.len(), Dither::default());
+                ops::copy_states(&device, from.view().range(part.clone()), room).unwrap();
+                let what = format!("{} {moment:?} {form:?}", isa.name());
+                assert_eq!(bits(&read(&device, &to)), bits(&read(&device, &from)[part]), "{what}");
+            }
         }
     }
+    let device = Device::cpu(1, 1 << 28).unwrap();
     let of = |moment, form, len| States::zeros(&device, Kind::Optimizer, moment, form, len).unwrap();
     let from = of(Moment::First, StateForm::EightBit, len);
     for (mut to, start, expected) in [

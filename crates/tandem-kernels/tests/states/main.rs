@@ -18,13 +18,13 @@ fn vector(device: &Device, values: &[f32]) -> Matrix {
 
 fn states(device: &Device, moment: Moment, form: StateForm, values: &[f32]) -> States {
     let mut states = States::zeros(device, Kind::Optimizer, moment, form, values.len()).unwrap();
-    states.write(0, values);
+    device.write_states(values, &mut states, 0).unwrap();
     states
 }
 
-fn read(states: &States) -> Vec<f32> {
+fn read(device: &Device, states: &States) -> Vec<f32> {
     let mut values = vec![f32::NAN; states.len()];
-    states.view().read(&mut values);
+    device.read_states(states.view(), &mut values).unwrap();
     values
 }
 

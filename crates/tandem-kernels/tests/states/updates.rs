@@ -1,9 +1,11 @@
 //! Updates of weights whose states are kept in fewer bits.
 
+use tandem_kernels::cpu::Isa;
+use tandem_kernels::exact::ExactSum;
 use tandem_kernels::{DType, Device, Dither, Kind, Moment, STATE_BLOCK, StateForm, States, bf16, ops};
 
 use crate::codes::assert_nearest;
-use crate::support::{Matrix, devices, numbers};
+use crate::support::{Matrix, Place, devices, numbers};
 use crate::{LENGTHS, MOMENTS, bits, read, states, vector, wide};
 
 const ADAMW: ops::AdamW =
@@ -22,25 +24,26 @@ fn what_was_read_is_written_as_it_was_kept() {
                     run.adamw(&device, step);
                 }
                 for (moment, kept) in MOMENTS.into_iter().zip([&run.m, &run.v]) {
-                    let values = read(kept);
+                    let values = read(&device, kept);
                     let mut again = States::zeros(&device, Kind::Optimizer, moment, form, len).unwrap();
                     // In parts, as they are read from a file.
                     for start in (0..len).step_by(3 * STATE_BLOCK) {
-                        again.write(start, &values[start..len.min(start + 3 * STATE_BLOCK)]);
+                        let part = &values[start..len.min(start + 3 * STATE_BLOCK)];
+                        device.write_states(part, &mut again, start).unwrap();
                     }
-                    assert_eq!(bits(&read(&again)), bits(&values), "{} {form:?} {len}", isa.name());
+                    assert_eq!(bits(&read(&device, &again)), bits(&values), "{} {form:?} {len}", isa.name());
                     // And from any element on.
                     for range in [0..len, len / 3..len, len / 2..len / 2 + 1] {
                         let mut part = vec![0.0; range.len()];
-                        kept.view().range(range.clone()).read(&mut part);
+                        device.read_states(kept.view().range(range.clone()), &mut part).unwrap();
                         assert_eq!(bits(&part), bits(&values[range]));
                     }
                 }
                 // Goes on with the same bits.
                 let mut resumed = Run::new(&device, form, len);
                 resumed.w = vector(&device, &run.w.read(&device));
-                resumed.m.write(0, &read(&run.m));
-                resumed.v.write(0, &read(&run.v));
+                device.write_states(&read(&device, &run.m), &mut resumed.m, 0).unwrap();
+                device.write_states(&read(&device, &run.v), &mut resumed.v, 0).unwrap();
                 for step in 5..=6 {
                     run.adamw(&device, step);
                     resumed.adamw(&device, step);
@@ -74,7 +77,10 @@ impl Run {
     }
 
     fn bits(&self, device: &Device) -> Vec<u32> {
-        [self.w.read(device), read(&self.m), read(&self.v)].iter().flat_map(|x| bits(x)).collect()
+        [self.w.read(device), read(device, &self.m), read(device, &self.v)]
+            .iter()
+            .flat_map(|x| bits(x))
+            .collect()
     }
 }
 
@@ -90,15 +96,15 @@ fn an_update_is_that_of_f32_with_its_states_rounded() {
                 for step in 1..=3 {
                     let mut wide = Run::new(&device, StateForm::F32, len);
                     wide.w = vector(&device, &run.w.read(&device));
-                    wide.m.write(0, &read(&run.m));
-                    wide.v.write(0, &read(&run.v));
+                    device.write_states(&read(&device, &run.m), &mut wide.m, 0).unwrap();
+                    device.write_states(&read(&device, &run.v), &mut wide.v, 0).unwrap();
                     run.adamw(&device, step);
                     wide.adamw(&device, step);
                     assert_eq!(bits(&run.w.read(&device)), bits(&wide.w.read(&device)), "{what}: weights");
                     for (moment, kept, exact) in
                         [(Moment::First, &run.m, &wide.m), (Moment::Second, &run.v, &wide.v)]
                     {
-                        let (kept, exact) = (read(kept), read(exact));
+                        let (kept, exact) = (read(&device, kept), read(&device, exact));
                         if form == StateForm::EightBit {
                             assert_nearest(&what, moment, &exact, &kept);
                             continue;
@@ -114,6 +120,68 @@ fn an_update_is_that_of_f32_with_its_states_rounded() {
     }
 }
 
+/// What a place makes of one step: weights, their copy, states.
+fn step_of(
+    device: &Device,
+    forms: [StateForm; 2],
+    (len, start): (usize, usize),
+    is_exact: bool,
+    copied: Option<DType>,
+) -> Vec<u32> {
+    let range = start..start + len;
+    // 8 bits begin with a block, whatever the others do.
+    let [mut m, mut v] = [(Moment::First, forms[0]), (Moment::Second, forms[1])]
+        .map(|(moment, form)| states(device, moment, form, &wide(3, start + len, moment)));
+    let all = wide(4, start + len, Moment::First);
+    let (grad, mut w) = (vector(device, &all), vector(device, &numbers(5, start + len)));
+    let mut copy = copied.map(|dtype| Matrix::new(device, 6, (1, start + len), dtype, 0));
+    let mut sums = ExactSum::new(device, Kind::Gradients, start + len).unwrap();
+    ops::exact_sum(device, grad.view(), &mut sums, false, f32::INFINITY).unwrap();
+    for step in 1..=2 {
+        let grad = || match is_exact {
+            true => ops::Gradient::from(sums.view()),
+            false => grad.view().into(),
+        };
+        let config = ops::AdamW { step, ..ADAMW };
+        let [m, v] = [(&mut m, 1), (&mut v, 2)]
+            .map(|(states, what)| states.range_mut(range.clone(), Dither::new(&[step, what], start)));
+        let master = w.view_mut().col_range(range.clone());
+        let copy_view = copy.as_mut().map(|copy| copy.view_mut().col_range(range.clone()));
+        ops::adamw(device, &config, 0.5, grad().range(range.clone()), master, m, v, copy_view).unwrap();
+    }
+    let of_v = v.range_mut(range.clone(), Dither::new(&[3], start));
+    let master = w.view_mut().col_range(range.clone());
+    let grad = grad.view().col_range(range.clone());
+    ops::rmsprop(device, &RMSPROP, 2.0, grad, master, of_v, None).unwrap();
+    let copy = copy.map(|copy| copy.read(device)).unwrap_or_default();
+    [w.read(device), copy, read(device, &m), read(device, &v)].iter().flat_map(|x| bits(x)).collect()
+}
+
+/// Whoever multiplies and adds with one rounding has the same bits, in every form, from any element on.
+#[test]
+fn an_update_has_the_same_bits_in_every_place() {
+    let forms = StateForm::NAMES.map(|(_, form)| form);
+    let fuses = |place: &Place| !cfg!(target_arch = "x86_64") || *place != Place::Cpu(Isa::Portable);
+    let devices: Vec<_> = devices(1).into_iter().filter(|(place, _)| fuses(place)).collect();
+    let mut cases = Vec::new();
+    for (m, form) in forms.into_iter().flat_map(|m| forms.map(|v| (m, v))).enumerate() {
+        let starts = if [form.0, form.1].contains(&StateForm::EightBit) { [0, 512] } else { [0, 3] };
+        for (start, len) in starts.into_iter().flat_map(|start| LENGTHS.iter().map(move |len| (start, *len)))
+        {
+            let copied = [None, Some(DType::F32), Some(DType::Bf16)][(m + len) % 3];
+            cases.push(([form.0, form.1], (len, start), len % 2 == 1, copied));
+        }
+    }
+    for (forms, place, is_exact, copied) in cases {
+        let mut first = None;
+        for (isa, device) in &devices {
+            let found = step_of(device, forms, place, is_exact, copied);
+            let expected = first.get_or_insert_with(|| found.clone());
+            assert!(*expected == found, "{forms:?} {place:?} {is_exact} {copied:?} on {}", isa.name());
+        }
+    }
+}
+
 #[test]
 fn rmsprop_with_kept_states_is_that_of_f32_with_them_rounded() {
     let len = 1000;
@@ -121,7 +189,7 @@ fn rmsprop_with_kept_states_is_that_of_f32_with_them_rounded() {
         for form in [StateForm::Bf16, StateForm::EightBit] {
             let start = wide(3, len, Moment::Second);
             let mut kept = states(&device, Moment::Second, form, &start);
-            let mut exact = states(&device, Moment::Second, StateForm::F32, &read(&kept));
+            let mut exact = states(&device, Moment::Second, StateForm::F32, &read(&device, &kept));
             let grad = vector(&device, &wide(4, len, Moment::First));
             let [first, second] = [&mut kept, &mut exact].map(|states| {
                 let mut w = vector(&device, &numbers(1, len));
@@ -130,7 +198,7 @@ fn rmsprop_with_kept_states_is_that_of_f32_with_them_rounded() {
                 w.read(&device)
             });
             assert_eq!(bits(&first), bits(&second), "{} {form:?}", isa.name());
-            for (kept, exact) in read(&kept).into_iter().zip(read(&exact)) {
+            for (kept, exact) in read(&device, &kept).into_iter().zip(read(&device, &exact)) {
                 // bf16 has 8 bits; the widest step of the map is 1.4 times its smallest number.
                 let allowed = if form == StateForm::Bf16 { 1.0 / 128.0 } else { 1.0 };
                 assert!((kept - exact).abs() <= allowed * exact, "{} {form:?}: {kept} {exact}", isa.name());
@@ -157,7 +225,7 @@ fn what_is_drawn_depends_on_update_and_place_alone() {
             let v = v.range_mut(range.clone(), Dither::new(&[key], range.start));
             ops::rmsprop(device, &config, 1.0, grad, w, v, None).unwrap();
         }
-        bits(&read(&v))
+        bits(&read(device, &v))
     };
     let mut first = None;
     for threads in [1, 2, 3] {
@@ -186,7 +254,7 @@ fn rounding_is_right_in_the_mean() {
         let config = ops::AdamW { beta1: 0.0, ..ADAMW };
         let all = m.range_mut(0..len, Dither::new(&[1, 2, 3], 0));
         ops::adamw(&device, &config, 1.0, grad.view(), w.view_mut(), all, v.view_mut(), None).unwrap();
-        let up = read(&m).iter().filter(|&&m| m > 1.0).count() as f64 / len as f64;
+        let up = read(&device, &m).iter().filter(|&&m| m > 1.0).count() as f64 / len as f64;
         // Four standard deviations of that many draws.
         let allowed = 4.0 * (f64::from(part) * f64::from(1.0 - part) / len as f64).sqrt();
         assert!((up - f64::from(part)).abs() < allowed, "{up} of them rounded up, expected {part}");
@@ -216,7 +284,7 @@ fn second_moments_in_bf16_follow_those_of_f32_where_rounding_to_nearest_would_st
         }
     }
     let mean = |values: &[f32]| values.iter().map(|x| f64::from(*x)).sum::<f64>() / len as f64;
-    let [kept, exact] = [kept, exact].map(|states| mean(&read(&states)));
+    let [kept, exact] = [kept, exact].map(|states| mean(&read(&device, &states)));
     let nearest = mean(&nearest.iter().map(|x| x.to_f32()).collect::<Vec<_>>());
     // The mean of the squares is 1/12: 1500 steps of a thousandth bring 1 to 0.29.
     assert!(exact < 0.3, "{exact}");

@@ -272,6 +272,8 @@ impl DeviceTable {
     /// The table as a file.
     pub fn to_toml(&self) -> String {
         let rows = toml::to_string(self).expect("a table of numbers and names");
-        format!("# Measured by `tandem plan --measure`. docs/plan.md says what the fields mean.\n{rows}")
+        format!(
+            "# Measured by `tandem plan --measure` or `tandem doctor --measure`. docs/plan.md says what the fields mean.\n{rows}"
+        )
     }
 }

@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::plan::measure;
 use crate::prepare::threads;
 use crate::run_dir::{self, replace};
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, gpus};
 
 /// Steps that are not profiled because buffers and caches fill in them.
 pub const WARM_UP: u64 = 2;
@@ -81,14 +81,17 @@ impl Profiler {
         Ok(Some(recorder))
     }
 
-    /// Measures what this rank's threads can do, all ranks at a time, as they will compute.
+    /// Measures what this rank's threads can do, all ranks at a time, as they will compute. Of a GPU the table of devices is believed.
     ///
     /// # Errors
     /// If memory runs out, or a rank is lost.
     pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut Group) -> Result<Self> {
         let (threads, rank, num_ranks) = (threads(config), group.rank(), group.size());
         group.barrier()?;
-        let machine = measure::machine(threads, config.compute.memory)?;
+        let machine = match gpus::of_rank(&config.compute, rank)? {
+            Some(gpu) => Machine::of_gpu(&gpu.kind),
+            None => measure::machine(threads, config.compute.memory)?,
+        };
         group.barrier()?;
         let machine = Machine { num_ranks, ..machine };
         let folder = run_dir::profile_path(&config.output);

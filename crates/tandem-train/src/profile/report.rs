@@ -6,6 +6,8 @@ use serde::Serialize;
 use tandem_kernels::profile::{Event, Recording, What};
 use tandem_kernels::{DType, Device, Work};
 
+use crate::plan::device::DeviceKind;
+
 /// What a rank computes with, and what it can do at best.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Machine {
@@ -24,6 +26,18 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// What the table of devices says of a GPU.
+    pub(super) fn of_gpu(kind: &DeviceKind) -> Self {
+        Self {
+            num_ranks: 1,
+            threads: 1,
+            instructions: "a GPU's",
+            f32_peak: kind.f32_tflops * 1e12,
+            bf16_peak: kind.bf16_tflops * 1e12,
+            copy_rate: kind.bandwidth_gbs * 1e9,
+        }
+    }
+
     /// Seconds that a call takes at best: its arithmetic at the peak of its type or its bytes at the rate of a copy, whichever
     /// is longer.
     fn best(&self, work: &Work) -> (f64, f64) {

@@ -3,17 +3,21 @@
 //!
 //! One call is under way at a time: the group and its cargo go to the thread and come back. So calls are made in the order in
 //! which they were begun, the same on every rank; and while nothing is under way the group is at hand.
+//!
+//! On a GPU the thread has a stream of its own. It waits for what was put into the walk's before a call was begun, and the walk's for
+//! the call from where it is ended: so memory that changes hands with the cargo is never used by both.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use tandem_comm::{CommError, Group};
+use tandem_kernels::cuda::Mark;
 use tandem_kernels::{Device, KernelError};
 
 use crate::Result;
 
 /// What is done with a group and a cargo.
-type Call<C> = Box<dyn FnMut(&mut Group, &mut C) -> Outcome + Send>;
+type Call<C> = Box<dyn FnMut(&Device, &mut Group, &mut C) -> Outcome + Send>;
 
 /// What became of a call.
 pub(super) type Outcome = std::result::Result<(), CommError>;
@@ -34,14 +38,14 @@ enum Carrier<C> {
 }
 
 struct There<C> {
-    to: SyncSender<(Group, C)>,
-    from: Receiver<(Group, C, Outcome)>,
+    to: SyncSender<(Group, C, Mark)>,
+    from: Receiver<(Group, C, Outcome, Mark)>,
     thread: JoinHandle<()>,
 }
 
 impl<C: Send + 'static> Courier<C> {
-    /// Starts a thread of that name which makes `call` with the group, if a call may take a while: else whoever begins it makes
-    /// it. So it is on a device that computes nothing.
+    /// Starts a thread of that name which makes `call` with the group, on a device that does not wait for the walk's, if a call may
+    /// take a while: else whoever begins it makes it. So it is on a device that computes nothing.
     ///
     /// # Errors
     /// If the system refuses the thread.
@@ -50,7 +54,7 @@ impl<C: Send + 'static> Courier<C> {
         name: &str,
         group: Group,
         takes_a_while: bool,
-        mut call: impl FnMut(&mut Group, &mut C) -> Outcome + Send + 'static,
+        mut call: impl FnMut(&Device, &mut Group, &mut C) -> Outcome + Send + 'static,
     ) -> Result<Self> {
         if !takes_a_while || device.is_meta() {
             return Ok(Self {
@@ -60,12 +64,21 @@ impl<C: Send + 'static> Courier<C> {
             });
         }
         // Both channels hold the one call that there can be, and are allocated here.
-        let (to, calls) = sync_channel::<(Group, C)>(1);
+        let (to, calls) = sync_channel::<(Group, C, Mark)>(1);
         let (results, from) = sync_channel(1);
+        let by = device.on_one_thread()?;
         let work = move || {
-            while let Ok((mut group, mut cargo)) = calls.recv() {
-                let outcome = call(&mut group, &mut cargo);
-                if results.send((group, cargo, outcome)).is_err() {
+            while let Ok((mut group, mut cargo, begun)) = calls.recv() {
+                let made =
+                    by.after(&begun).map_err(not_made).and_then(|()| call(&by, &mut group, &mut cargo));
+                let (outcome, done) = match by.mark() {
+                    Ok(done) => (made, done),
+                    Err(error) => (made.and(Err(not_made(error))), Mark::default()),
+                };
+                if let Err(unsent) = results.send((group, cargo, outcome, done)) {
+                    // Nobody waits for it: its memory is given back when nothing uses it any more.
+                    let _ = by.synchronize();
+                    drop(unsent);
                     return;
                 }
             }
@@ -85,14 +98,17 @@ impl<C: Send + 'static> Courier<C> {
         match &mut self.carrier {
             Carrier::Here { call, done } => {
                 assert!(done.is_none(), "{TWO}");
-                let outcome = call(self.group.as_mut().expect("the group stays here"), &mut cargo);
+                let group = self.group.as_mut().expect("the group stays here");
+                let outcome = call(&self.device, group, &mut cargo);
                 *done = Some((cargo, outcome));
             }
             Carrier::There(there) => {
                 let group = self.group.take().expect(TWO);
                 let there = there.as_ref().expect(ALIVE);
+                // A mark that a GPU refuses is no mark; what is put into its streams next fails as well.
+                let begun = self.device.mark().unwrap_or_default();
                 // If the thread is gone, [`Courier::end`] finds out why.
-                let _ = there.to.send((group, cargo));
+                let _ = there.to.send((group, cargo, begun));
             }
         }
     }
@@ -109,13 +125,14 @@ impl<C: Send + 'static> Courier<C> {
                     return None;
                 }
                 let from = &there.as_ref().expect(ALIVE).from;
-                let Ok((group, cargo, outcome)) = self.device.aside("wait", 0, || from.recv()) else {
+                let Ok((group, cargo, outcome, done)) = self.device.aside("wait", 0, || from.recv()) else {
                     let thread = there.take().expect(ALIVE).thread;
                     let panic = thread.join().expect_err("it goes on as long as it is listened to");
                     std::panic::resume_unwind(panic);
                 };
                 self.group = Some(group);
-                Some((cargo, outcome))
+                let seen = self.device.after(&done).map_err(not_made);
+                Some((cargo, outcome.and(seen)))
             }
         }
     }
@@ -135,6 +152,11 @@ impl<C: Send + 'static> Courier<C> {
     pub(super) fn group(&mut self) -> &mut Group {
         self.group.as_mut().expect(TWO)
     }
+}
+
+/// A call that a device could not take part in.
+pub(super) fn not_made(error: KernelError) -> CommError {
+    CommError::Device { call: "a layer's journey".to_owned(), reason: error.to_string() }
 }
 
 const TWO: &str = "a call was begun before the last one was ended";
@@ -172,7 +194,7 @@ mod tests {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let groups = threads::groups(2, PATIENCE).into_iter();
         let couriers = groups.map(|group| {
-            Courier::new(&device, "sum", group, true, |group, cargo: &mut [f32; 2]| {
+            Courier::new(&device, "sum", group, true, |_, group, cargo: &mut [f32; 2]| {
                 group.all_reduce(cargo, Reduction::Sum)
             })
         });
@@ -221,7 +243,7 @@ mod tests {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let (told, hears) = channel();
         let mut groups = threads::groups(2, PATIENCE).into_iter();
-        let call = move |_: &mut Group, (): &mut ()| {
+        let call = move |_: &Device, _: &mut Group, (): &mut ()| {
             told.send(thread::current().name().map(str::to_owned)).unwrap();
             panic!("in the thread")
         };
@@ -236,7 +258,7 @@ mod tests {
     fn a_call_that_takes_no_time_is_made_at_once() {
         let here = thread::current().id();
         for (device, takes_a_while) in [(Device::meta(), true), (Device::cpu(1, 1 << 21).unwrap(), false)] {
-            let call = move |_: &mut Group, cargo: &mut u8| {
+            let call = move |_: &Device, _: &mut Group, cargo: &mut u8| {
                 assert_eq!(thread::current().id(), here);
                 *cargo += 1;
                 Ok(())

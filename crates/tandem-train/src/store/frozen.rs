@@ -11,7 +11,7 @@ use tandem_model::{
     Decoder, LayerId, LayerWeights, PackedLayer, Packing, Result as ModelResult, WeightSource,
 };
 
-use super::courier::Courier;
+use super::courier::{Courier, not_made};
 use super::slots::{Bring, Slots};
 use crate::{Result, numbers};
 
@@ -85,16 +85,15 @@ impl FrozenWeights {
         let group = group.unwrap_or_else(Group::alone);
         let (name, rank, size) = (format!("rank {} frozen", group.rank()), group.rank(), group.size());
         let bytes = Arc::new(bytes);
-        let (all, kept, of, by) = (packings.clone(), bytes.clone(), decoder.clone(), device.clone());
-        let courier = Courier::new(device, &name, group, travels, move |group, layer: &mut Layer| {
+        let (all, kept, of) = (packings.clone(), bytes.clone(), decoder.clone());
+        let courier = Courier::new(device, &name, group, travels, move |by, group, layer: &mut Layer| {
             let Some(bytes) = &mut layer.bytes else { return Ok(()) };
             let counts = all.of(layer.id).counts(size);
             let own = &kept[of.index(layer.id)];
             let start: usize = counts[..rank].iter().sum();
-            by.copy_bytes(own.view(), bytes.range_mut(start..start + counts[rank]))
-                .expect("bytes of one length");
+            by.copy_bytes(own.view(), bytes.range_mut(start..start + counts[rank])).map_err(not_made)?;
             own.let_go();
-            group.all_gather_numbers(numbers::bytes(&by, bytes), &counts)
+            group.all_gather_numbers(numbers::bytes(by, bytes), &counts)
         })?;
         let slots = Slots::new(courier, travels);
         let device = device.clone();

@@ -45,9 +45,8 @@ impl Reducer {
     ) -> Result<Self> {
         let name = format!("rank {} reduce", group.rank());
         let has_peers = group.size() > 1;
-        let by = device.clone();
-        let courier = Courier::new(device, &name, group, has_peers, move |group, terms: &mut Terms| {
-            terms.reduce(&by, group, partition.counts(terms.index))
+        let courier = Courier::new(device, &name, group, has_peers, move |by, group, terms: &mut Terms| {
+            terms.reduce(by, group, partition.counts(terms.index))
         })?;
         Ok(Self { courier, room: Some(room) })
     }

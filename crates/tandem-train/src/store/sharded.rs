@@ -11,7 +11,7 @@ use tandem_model::{
 };
 
 use super::Partition;
-use super::courier::{Courier, Outcome};
+use super::courier::{Courier, Outcome, not_made};
 use super::slots::{Bring, Slots};
 use crate::{Result, numbers};
 
@@ -85,13 +85,11 @@ impl ShardedWeights {
         let pieces = layers.map(|layer| Pieces::new(&decoder, &partition, layer, dtype));
         let pieces: Arc<Vec<_>> = Arc::new(pieces.collect());
         let (name, all) = (format!("rank {} gather", group.rank()), pieces.clone());
-        // A thread that works beside the walk does not wait for its turn among the walk's.
-        let by = if travels { device.on_one_thread()? } else { device.clone() };
         let takes_a_while = is_away || group.size() > 1;
         let courier =
-            Courier::new(device, &name, group, takes_a_while, move |group, gathered: &mut Gathered| {
-                gathered.put_own(&by, &all[gathered.index]);
-                gathered.gather(&by, group, &all[gathered.index])
+            Courier::new(device, &name, group, takes_a_while, move |by, group, gathered: &mut Gathered| {
+                gathered.put_own(by, &all[gathered.index])?;
+                gathered.gather(by, group, &all[gathered.index])
             })?;
         let slots = Slots::new(courier, travels);
         let (device, masters) = (device.clone(), Arc::new(masters));
@@ -151,19 +149,19 @@ impl ShardedWeights {
 
 impl Gathered {
     /// Puts this rank's part at its place among all, converted to what it travels in.
-    fn put_own(&mut self, by: &Device, Pieces { flat, matrices, .. }: &Pieces) {
+    fn put_own(&mut self, by: &Device, Pieces { flat, matrices, .. }: &Pieces) -> Outcome {
         let masters = self.masters.take().expect("it sets out with them");
         let master = &masters.layers[self.index];
         let put = |piece: &Piece, whole: &mut Tensor| {
             let part = master.view().col_range(piece.own.clone());
-            ops::cast(by, part, whole.view_mut().col_range(piece.place.clone()))
-                .expect("a piece fits its place");
+            ops::cast(by, part, whole.view_mut().col_range(piece.place.clone())).map_err(not_made)
         };
-        put(flat, &mut self.flat);
+        put(flat, &mut self.flat)?;
         if let (Some(piece), Some(whole)) = (matrices, &mut self.matrices) {
-            put(piece, whole);
+            put(piece, whole)?;
         }
         master.let_go();
+        Ok(())
     }
 
     /// Brings the others' parts.

@@ -48,7 +48,7 @@ fn adapters_on_every_format() {
         let format = format!("compute.format={format}");
         near("dpo", &["adapter.rank=4", "reference.kind=base", &format], SAME_ARITHMETIC);
     }
-    near("sft", &["adapter.rank=4", "adapter.use_dora=true", "adapter.dropout=0.1"], SAME_ARITHMETIC);
+    near("sft", &["adapter.rank=4", "adapter.kind=dora", "adapter.dropout=0.1"], SAME_ARITHMETIC);
 }
 
 #[test]

@@ -143,7 +143,7 @@ pub(super) fn projects(product: &Product) -> bool {
 /// `c[m, n] = a[m, k] · b[n, k]ᵀ` with a short n, each element summed as [`super::blocked`] does.
 pub(super) fn project<C: Element>(cpu: &Cpu, product: &mut Product) {
     let ((m, n), k) = (product.c.shape(), product.a.depth());
-    let a = product.a.view;
+    let a = product.a.view();
     let right = product.b;
     let c = RowsMut::<C>::new(product.c.reborrow());
     let width = n.next_multiple_of(SQUARE);

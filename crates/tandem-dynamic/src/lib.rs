@@ -1,0 +1,175 @@
+//! Libraries that are opened when they are asked for: a program that does without them starts without them.
+//!
+//! [`Library`] is one that is open, [`functions!`] makes a table of what is called in one.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+
+/// An open library. It stays open until the process ends: NVIDIA's have threads of their own, which run their code.
+#[derive(Debug)]
+pub struct Library {
+    handle: NonNull<c_void>,
+    name: String,
+}
+
+// SAFETY: the loader takes its handles from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// Opens a library by its path, or by a name that the system's loader looks for.
+    ///
+    /// # Errors
+    /// Why not, in the loader's words.
+    pub fn open(name: &str) -> Result<Self, String> {
+        let text = CString::new(name).map_err(|_| format!("{name:?} has a zero byte"))?;
+        // SAFETY: the text ends in zero. Initialisers of the library run; it is NVIDIA's, or what the user names in its place.
+        let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        match NonNull::new(handle) {
+            Some(handle) => Ok(Self { handle, name: name.to_owned() }),
+            None => Err(last_error()),
+        }
+    }
+
+    /// What it was opened by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where a function is.
+    ///
+    /// # Errors
+    /// If the library has none of that name.
+    pub fn symbol(&self, name: &CStr) -> Result<NonNull<c_void>, String> {
+        // SAFETY: the handle is open, the name ends in zero.
+        let symbol = unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) };
+        NonNull::new(symbol).ok_or_else(|| format!("{} has no {}", self.name, name.to_string_lossy()))
+    }
+
+    /// The file that a function comes from, if there is such a function and the loader tells.
+    pub fn file_of(&self, name: &CStr) -> Option<PathBuf> {
+        let symbol = self.symbol(name).ok()?;
+        let null: *mut c_void = std::ptr::null_mut();
+        let mut found = libc::Dl_info {
+            dli_fname: null.cast(),
+            dli_fbase: null,
+            dli_sname: null.cast(),
+            dli_saddr: null,
+        };
+        // SAFETY: what is known of the address is written to where it is.
+        let is_known = unsafe { libc::dladdr(symbol.as_ptr(), &raw mut found) } != 0;
+        // SAFETY: the name ends in zero, and stays as long as the library is open.
+        let file = if is_known { unsafe { text(found.dli_fname) } } else { String::new() };
+        (!file.is_empty()).then(|| PathBuf::from(file))
+    }
+}
+
+/// A library's text, or nothing where there is none.
+///
+/// # Safety
+/// The pointer is null, or the text ends in zero.
+pub unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// What the loader says of the last failure of this thread.
+fn last_error() -> String {
+    // SAFETY: the text, if there is one, ends in zero and stays until the thread's next call of the loader.
+    let words = unsafe { text(libc::dlerror()) };
+    if words.is_empty() { "the loader does not say why".to_owned() } else { words }
+}
+
+/// A table of a library's functions: the field's name, the symbol, the signature.
+///
+/// ```
+/// use std::ffi::{c_char, c_double};
+///
+/// tandem_dynamic::functions! {
+///     /// Of C's own library.
+///     struct Text {
+///         length = c"strlen" (*const c_char) -> usize;
+///         number = c"atof" (*const c_char) -> c_double;
+///     }
+/// }
+/// let library = tandem_dynamic::Library::open("libc.so.6").unwrap();
+/// let text = Text::of(&library).unwrap();
+/// // SAFETY: the text ends in zero.
+/// assert_eq!(unsafe { (text.number)(c"2.5".as_ptr()) }, 2.5);
+/// ```
+#[macro_export]
+macro_rules! functions {
+    (
+        $(#[$doc:meta])*
+        $visible:vis struct $table:ident { $($name:ident = $symbol:literal ($($argument:ty),*) -> $result:ty;)* }
+    ) => {
+        $(#[$doc])*
+        $visible struct $table {
+            $($visible $name: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl $table {
+            /// Looks all functions up. Which one is not there, if one is not.
+            $visible fn of(library: &$crate::Library) -> ::std::result::Result<Self, ::std::string::String> {
+                $(
+                    let $name = library.symbol($symbol)?.as_ptr();
+                    // SAFETY: the symbol is a function of this signature, as the library's header says.
+                    let $name = unsafe {
+                        ::std::mem::transmute::<*mut ::std::ffi::c_void, unsafe extern "C" fn($($argument),*) -> $result>($name)
+                    };
+                )*
+                Ok(Self { $($name),* })
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every program has this one open.
+    const OF_C: &str = "libc.so.6";
+
+    functions! {
+        /// One that is there.
+        struct Present { length = c"strlen" (*const c_char) -> usize; }
+    }
+    functions! {
+        /// One that is there and one that is not.
+        #[allow(dead_code, reason = "nobody gets that far")]
+        struct Absent {
+            length = c"strlen" (*const c_char) -> usize;
+            reduce = c"ncclReduce" () -> ();
+        }
+    }
+
+    #[test]
+    fn functions_of_a_library_are_called() {
+        let present = Present::of(&Library::open(OF_C).unwrap()).unwrap();
+        // SAFETY: the text ends in zero.
+        assert_eq!(unsafe { (present.length)(c"four".as_ptr()) }, 4);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let absent = Absent::of(&Library::open(OF_C).unwrap()).err().unwrap();
+        assert_eq!(absent, "libc.so.6 has no ncclReduce");
+        let missing = Library::open("libtandem-has-none.so.7").err().unwrap();
+        assert!(missing.contains("libtandem-has-none.so.7"), "{missing}");
+        assert!(Library::open("lib\0.so").err().unwrap().contains("zero byte"));
+    }
+
+    #[test]
+    fn a_librarys_file_is_known() {
+        let library = Library::open(OF_C).unwrap();
+        let file = library.file_of(c"atof").unwrap();
+        assert!(file.is_absolute() && file.to_string_lossy().contains("libc"), "{}", file.display());
+        assert_eq!(library.file_of(c"ncclReduce"), None);
+    }
+}

@@ -1,0 +1,136 @@
+//! Products of matrices by cuBLASLt.
+//!
+//! Which algorithm computes a product is asked once for each shape, with its strides, types, and how addresses are aligned, of which no
+//! more than 16 bytes count: where a tensor happens to lie does not change the bits. Algorithms that add parts of the depth into the
+//! result as they come are not allowed.
+
+mod plan;
+pub(super) mod raw;
+mod shape;
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::context::Context;
+use super::memory::Memory;
+use super::raw::Opaque;
+use crate::Result;
+use crate::cuda::driver::{Matmul, Region, Stream};
+use plan::{Plan, WORKSPACE, check};
+use raw::BlasFunctions;
+use shape::Shape;
+
+/// cuBLASLt on one GPU.
+pub(super) struct Blas {
+    context: Arc<Context>,
+    library: Arc<BlasFunctions>,
+    handle: Opaque,
+    plans: Mutex<HashMap<Shape, Arc<Plan>>>,
+    /// By stream: products of different ones run at once.
+    workspaces: Mutex<HashMap<Stream, Memory>>,
+}
+
+impl Blas {
+    pub(super) fn new(context: &Arc<Context>, library: BlasFunctions) -> Result<Self> {
+        context.enter()?;
+        let mut handle = 0;
+        // SAFETY: the handle is written to where it is; it is given back when this is dropped.
+        check("opening it", unsafe { (library.create)(&raw mut handle) })?;
+        let (context, library) = (context.clone(), Arc::new(library));
+        Ok(Self { context, library, handle, plans: Mutex::default(), workspaces: Mutex::default() })
+    }
+
+    /// As NVIDIA writes it.
+    pub(super) fn version(&self) -> String {
+        // SAFETY: takes nothing.
+        let version = unsafe { (self.library.version)() };
+        format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+    }
+
+    /// Puts a product into a stream.
+    ///
+    /// # Safety
+    /// Factors, what is added and room for the result are there until the stream has come so far.
+    pub(super) unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
+        let Matmul { size, a, b, c, d, .. } = *product;
+        if size[0] == 0 || size[1] == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        let plan = self.plan(product)?;
+        let workspace = if plan.workspace > 0 { self.workspace(stream)? } else { 0 };
+        let one = 1f32;
+        let factor_of_c = if c.is_some() { 1f32 } else { 0f32 };
+        let (c, [of_a, of_b, of_c, of_d]) = (c.map_or(d.0, |(address, _)| address), plan.layouts);
+        let scalar = |x: &f32| std::ptr::from_ref(x).cast::<c_void>();
+        // SAFETY: the caller's promise; descriptions and algorithm are of this shape, the workspace is as large as it was
+        // said to be, and is this stream's.
+        let outcome = unsafe {
+            (self.library.matmul)(
+                self.handle,
+                plan.desc,
+                scalar(&one),
+                b.address,
+                of_a,
+                a.address,
+                of_b,
+                scalar(&factor_of_c),
+                c,
+                of_c,
+                d.0,
+                of_d,
+                &raw const plan.algorithm,
+                workspace,
+                plan.workspace,
+                stream.0,
+            )
+        };
+        check("multiplying", outcome)
+    }
+
+    fn plan(&self, product: &Matmul) -> Result<Arc<Plan>> {
+        let shape = Shape::of(product);
+        let mut plans = lock(&self.plans);
+        if let Some(plan) = plans.get(&shape) {
+            return Ok(plan.clone());
+        }
+        let plan = Arc::new(Plan::new(&self.library, self.handle, &shape)?);
+        plans.insert(shape, plan.clone());
+        Ok(plan)
+    }
+
+    /// The address of a stream's own.
+    fn workspace(&self, stream: Stream) -> Result<u64> {
+        let mut workspaces = lock(&self.workspaces);
+        if let Some(memory) = workspaces.get(&stream) {
+            return Ok(memory.base());
+        }
+        let memory = Memory::reserve(&self.context, WORKSPACE)?;
+        memory.grow(WORKSPACE)?;
+        let base = memory.base();
+        workspaces.insert(stream, memory);
+        Ok(base)
+    }
+
+    /// Gives back what a stream had, whose work is done.
+    pub(super) fn end_stream(&self, stream: Stream) {
+        drop(lock(&self.workspaces).remove(&stream));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // Products may still run.
+        self.context.settle();
+        lock(&self.plans).clear();
+        // SAFETY: the handle was made once, and is not used any more.
+        unsafe {
+            (self.library.destroy)(self.handle);
+        }
+    }
+}

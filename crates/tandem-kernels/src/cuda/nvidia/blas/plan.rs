@@ -1,0 +1,144 @@
+//! How products of one shape are computed: cuBLASLt's descriptions of it, and the algorithm that it chose.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::raw::{
+    Algorithm, BlasFunctions, DESC_TRANSA, DESC_TRANSB, Heuristic, NOT_SUPPORTED, PREF_MAX_WORKSPACE_BYTES,
+    PREF_MIN_ALIGNMENT_BYTES, PREF_REDUCTION_SCHEME_MASK, REDUCTION_COMPUTE_TYPE, SUCCESS, data_type, status,
+};
+use super::shape::{Layout, Shape};
+use crate::cuda::failed;
+use crate::cuda::nvidia::raw::Opaque;
+use crate::{DType, Result};
+
+/// What algorithms may have beside operands, in bytes: NVIDIA's advice for Hopper. Less would only leave fewer of them.
+pub(super) const WORKSPACE: usize = 32 << 20;
+
+pub(super) struct Plan {
+    library: Arc<BlasFunctions>,
+    pub(super) desc: Opaque,
+    /// Of A, B, C and D.
+    pub(super) layouts: [Opaque; 4],
+    pub(super) algorithm: Algorithm,
+    pub(super) workspace: usize,
+}
+
+impl Plan {
+    /// The first algorithm that cuBLASLt names for the shape. The GPU must be the current one.
+    pub(super) fn new(library: &Arc<BlasFunctions>, handle: Opaque, shape: &Shape) -> Result<Self> {
+        let mut plan = Self {
+            library: library.clone(),
+            desc: 0,
+            layouts: [0; 4],
+            algorithm: Algorithm::default(),
+            workspace: 0,
+        };
+        let scale_type = data_type(DType::F32);
+        // SAFETY: the handle is written to where it is; `drop` gives it back.
+        check("describing a product", unsafe {
+            (library.create_desc)(&raw mut plan.desc, shape.compute_type(), scale_type)
+        })?;
+        for (place, layout) in plan.layouts.iter_mut().zip(shape.layouts()) {
+            let Layout { rows, cols, stride, data_type } = layout;
+            // SAFETY: as above.
+            let outcome = unsafe { (library.create_layout)(place, data_type, rows, cols, stride) };
+            check("describing a matrix", outcome)?;
+        }
+        for (attribute, operation) in [DESC_TRANSA, DESC_TRANSB].into_iter().zip(shape.operations()) {
+            set(library.set_desc, plan.desc, attribute, &operation)?;
+        }
+        let chosen = plan.choose(handle, shape)?;
+        (plan.algorithm, plan.workspace) = (chosen.algorithm, chosen.workspace);
+        Ok(plan)
+    }
+
+    fn choose(&self, handle: Opaque, shape: &Shape) -> Result<Heuristic> {
+        let preference = Preference::new(&self.library)?;
+        preference.set(PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64))?;
+        // Without it parts of the depth might be added into the result itself, in its own type and as they come.
+        preference.set(PREF_REDUCTION_SCHEME_MASK, &REDUCTION_COMPUTE_TYPE)?;
+        for (attribute, bytes) in PREF_MIN_ALIGNMENT_BYTES.into_iter().zip(shape.alignments) {
+            preference.set(attribute, &bytes)?;
+        }
+        let [a, b, c, d] = self.layouts;
+        let (mut found, mut count) = (Heuristic::default(), 0);
+        // SAFETY: all handles are there, and there is room for the one answer that is asked for.
+        let outcome = unsafe {
+            (self.library.heuristic)(
+                handle,
+                self.desc,
+                a,
+                b,
+                c,
+                d,
+                preference.handle,
+                1,
+                &raw mut found,
+                &raw mut count,
+            )
+        };
+        let outcome = if outcome == SUCCESS && count == 0 { NOT_SUPPORTED } else { outcome };
+        let outcome = if outcome == SUCCESS { found.state } else { outcome };
+        let [m, n, k] = shape.size;
+        let (of, into) = (shape.dtype, shape.d_type);
+        check(&format!("finding out how to multiply [{m},{k}] by [{k},{n}] of {of} into {into}"), outcome)?;
+        Ok(found)
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: each was made once, and is not used any more.
+        unsafe {
+            for layout in self.layouts.into_iter().filter(|&layout| layout != 0) {
+                (self.library.destroy_layout)(layout);
+            }
+            if self.desc != 0 {
+                (self.library.destroy_desc)(self.desc);
+            }
+        }
+    }
+}
+
+/// What an algorithm may do.
+struct Preference<'a> {
+    library: &'a BlasFunctions,
+    handle: Opaque,
+}
+
+impl<'a> Preference<'a> {
+    fn new(library: &'a BlasFunctions) -> Result<Self> {
+        let mut handle = 0;
+        // SAFETY: the handle is written to where it is; `drop` gives it back.
+        check("describing a choice", unsafe { (library.create_preference)(&raw mut handle) })?;
+        Ok(Self { library, handle })
+    }
+
+    fn set<T: Copy>(&self, attribute: c_int, value: &T) -> Result<()> {
+        set(self.library.set_preference, self.handle, attribute, value)
+    }
+}
+
+impl Drop for Preference<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it was made once, and is not used any more.
+        unsafe {
+            (self.library.destroy_preference)(self.handle);
+        }
+    }
+}
+
+/// A function that sets an attribute of a description.
+type Setter = unsafe extern "C" fn(Opaque, c_int, *const c_void, usize) -> c_int;
+
+fn set<T: Copy>(setter: Setter, of: Opaque, attribute: c_int, value: &T) -> Result<()> {
+    let value = std::ptr::from_ref(value).cast();
+    // SAFETY: the description is there. The library compares the size with the attribute's, and copies the value.
+    check("describing a product", unsafe { setter(of, attribute, value, size_of::<T>()) })
+}
+
+/// What cuBLASLt answered, as an error if it is one.
+pub(super) fn check(what: &str, outcome: c_int) -> Result<()> {
+    if outcome == SUCCESS { Ok(()) } else { Err(failed(format!("cuBLASLt: {what}"), status(outcome))) }
+}

@@ -1,0 +1,110 @@
+//! The C interface of cuBLASLt: types, constants and functions as `cublasLt.h` has them from CUDA 11.2 to 13.
+//!
+//! Descriptions are made by the library itself, as their sizes differ between versions. An algorithm's has been the same in all.
+
+use std::ffi::{c_int, c_void};
+
+use tandem_dynamic::functions;
+
+use crate::DType;
+use crate::cuda::nvidia::raw::Opaque;
+
+/// `cublasStatus_t`: done.
+pub(in crate::cuda::nvidia) const SUCCESS: c_int = 0;
+/// `CUBLAS_STATUS_NOT_SUPPORTED`.
+pub(in crate::cuda::nvidia) const NOT_SUPPORTED: c_int = 15;
+
+/// `cublasComputeType_t`: `CUBLAS_COMPUTE_32F`.
+pub(in crate::cuda::nvidia) const COMPUTE_32F: c_int = 68;
+/// `CUBLAS_COMPUTE_32F_FAST_TF32`.
+pub(in crate::cuda::nvidia) const COMPUTE_32F_FAST_TF32: c_int = 77;
+/// `cublasOperation_t`: `CUBLAS_OP_N`, as it lies.
+pub(in crate::cuda::nvidia) const OP_N: c_int = 0;
+/// `CUBLAS_OP_T`, rows and columns exchanged.
+pub(in crate::cuda::nvidia) const OP_T: c_int = 1;
+/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: sums of parts of the depth are kept in f32 and added afterwards.
+pub(in crate::cuda::nvidia) const REDUCTION_COMPUTE_TYPE: u32 = 2;
+
+/// `cublasLtMatmulDescAttributes_t`: `CUBLASLT_MATMUL_DESC_TRANSA`, an `int32_t`.
+pub(in crate::cuda::nvidia) const DESC_TRANSA: c_int = 3;
+/// `CUBLASLT_MATMUL_DESC_TRANSB`, an `int32_t`.
+pub(in crate::cuda::nvidia) const DESC_TRANSB: c_int = 4;
+
+/// `cublasLtMatmulPreferenceAttributes_t`: `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`, a `uint64_t`.
+pub(in crate::cuda::nvidia) const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
+/// `CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK`, a `uint32_t`.
+pub(in crate::cuda::nvidia) const PREF_REDUCTION_SCHEME_MASK: c_int = 3;
+/// `CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES`, `…B…`, `…C…` and `…D…`, `uint32_t`s.
+pub(in crate::cuda::nvidia) const PREF_MIN_ALIGNMENT_BYTES: [c_int; 4] = [5, 6, 7, 8];
+
+/// `cudaDataType_t`: `CUDA_R_32F` and `CUDA_R_16BF`.
+pub(in crate::cuda::nvidia) const fn data_type(dtype: DType) -> c_int {
+    match dtype {
+        DType::F32 => 0,
+        DType::Bf16 => 14,
+    }
+}
+
+/// `cublasLtMatmulAlgo_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::cuda::nvidia) struct Algorithm(pub(in crate::cuda::nvidia) [u64; 8]);
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(in crate::cuda::nvidia) struct Heuristic {
+    pub(in crate::cuda::nvidia) algorithm: Algorithm,
+    pub(in crate::cuda::nvidia) workspace: usize,
+    pub(in crate::cuda::nvidia) state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<Algorithm>() == 64 && align_of::<Algorithm>() == 8);
+    assert!(size_of::<Heuristic>() == 96 && offset_of!(Heuristic, workspace) == 64);
+    assert!(offset_of!(Heuristic, state) == 72 && offset_of!(Heuristic, waves) == 76);
+};
+
+functions! {
+    /// cuBLASLt.
+    pub(in crate::cuda::nvidia) struct BlasFunctions {
+        version = c"cublasLtGetVersion" () -> usize;
+        create = c"cublasLtCreate" (*mut Opaque) -> c_int;
+        destroy = c"cublasLtDestroy" (Opaque) -> c_int;
+        create_desc = c"cublasLtMatmulDescCreate" (*mut Opaque, c_int, c_int) -> c_int;
+        destroy_desc = c"cublasLtMatmulDescDestroy" (Opaque) -> c_int;
+        set_desc = c"cublasLtMatmulDescSetAttribute" (Opaque, c_int, *const c_void, usize) -> c_int;
+        create_layout = c"cublasLtMatrixLayoutCreate" (*mut Opaque, c_int, u64, u64, i64) -> c_int;
+        destroy_layout = c"cublasLtMatrixLayoutDestroy" (Opaque) -> c_int;
+        create_preference = c"cublasLtMatmulPreferenceCreate" (*mut Opaque) -> c_int;
+        destroy_preference = c"cublasLtMatmulPreferenceDestroy" (Opaque) -> c_int;
+        set_preference = c"cublasLtMatmulPreferenceSetAttribute" (Opaque, c_int, *const c_void, usize) -> c_int;
+        heuristic = c"cublasLtMatmulAlgoGetHeuristic"
+            (Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *mut Heuristic, *mut c_int) -> c_int;
+        matmul = c"cublasLtMatmul"
+            (
+                Opaque, Opaque, *const c_void, u64, Opaque, u64, Opaque, *const c_void, u64, Opaque, u64, Opaque,
+                *const Algorithm, u64, usize, Opaque
+            ) -> c_int;
+    }
+}
+
+/// What a `cublasStatus_t` means.
+pub(in crate::cuda::nvidia) fn status(status: c_int) -> String {
+    let name = match status {
+        1 => "CUBLAS_STATUS_NOT_INITIALIZED: it was not initialised, or the driver is too old for it",
+        3 => "CUBLAS_STATUS_ALLOC_FAILED: it found no memory",
+        7 => "CUBLAS_STATUS_INVALID_VALUE: an argument is wrong",
+        8 => "CUBLAS_STATUS_ARCH_MISMATCH: this GPU cannot do it",
+        11 => "CUBLAS_STATUS_MAPPING_ERROR: it could not use the GPU's memory",
+        13 => "CUBLAS_STATUS_EXECUTION_FAILED: the GPU failed",
+        14 => "CUBLAS_STATUS_INTERNAL_ERROR: it failed",
+        15 => "CUBLAS_STATUS_NOT_SUPPORTED: it cannot do this",
+        16 => "CUBLAS_STATUS_LICENSE_ERROR: there is no licence",
+        _ => return format!("cuBLAS error {status}"),
+    };
+    name.to_owned()
+}

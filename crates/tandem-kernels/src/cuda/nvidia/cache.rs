@@ -1,0 +1,191 @@
+//! Compiled kernels on disk: a machine compiles a file once for each compiler and kind of GPU.
+//!
+//! What cannot be read, is damaged or cannot be written is compiled anew: a cache is never the reason why something fails.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::compiler::Compiler;
+use crate::cuda::HEADERS;
+use crate::cuda::driver::Source;
+
+/// What a file of the cache begins with, before the checksum of the rest.
+const MAGIC: &[u8; 8] = b"tandemk1";
+
+/// A folder of compiled kernels, if there is a place for one.
+pub(super) struct Cache {
+    folder: Option<PathBuf>,
+}
+
+/// Everything that a compiled file depends on.
+#[derive(Clone, Copy)]
+pub(super) struct Key(blake3::Hash);
+
+impl Key {
+    pub(super) fn of(source: &Source, target: &str, compiler: (u32, u32)) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        let mut add = |part: &str| {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part.as_bytes());
+        };
+        add(&format!("NVRTC {}.{}", compiler.0, compiler.1));
+        Compiler::options(source, target).iter().for_each(|option| add(option));
+        for file in std::iter::once(source).chain(HEADERS) {
+            add(file.name);
+            add(file.text);
+        }
+        Self(hasher.finalize())
+    }
+}
+
+impl Cache {
+    /// Where the environment says: `TANDEM_CACHE`, else the user's folder for such things.
+    pub(super) fn of_environment() -> Self {
+        Self { folder: folder(|name| std::env::var_os(name).filter(|value| !value.is_empty())) }
+    }
+
+    /// In a folder of its own.
+    #[cfg(test)]
+    pub(super) fn at(folder: &Path) -> Self {
+        Self { folder: Some(folder.to_owned()) }
+    }
+
+    /// Of a machine that has no place for it.
+    #[cfg(test)]
+    pub(super) fn none() -> Self {
+        Self { folder: None }
+    }
+
+    fn path(&self, source: &Source, key: Key) -> Option<PathBuf> {
+        let stem = source.name.strip_suffix(".cu").unwrap_or(source.name);
+        Some(self.folder.as_ref()?.join(format!("{stem}-{}", &key.0.to_hex()[..32])))
+    }
+
+    /// What was put there under that key, if it is whole.
+    pub(super) fn get(&self, source: &Source, key: Key) -> Option<Vec<u8>> {
+        let content = fs::read(self.path(source, key)?).ok()?;
+        let (checksum, image) = content.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
+        (blake3::hash(image) == *checksum).then(|| image.to_vec())
+    }
+
+    /// Keeps it, if that can be.
+    pub(super) fn put(&self, source: &Source, key: Key, image: &[u8]) {
+        let Some(path) = self.path(source, key) else { return };
+        let _ = write(&path, image);
+    }
+}
+
+/// Under another name first: other processes may read meanwhile, or write the same.
+fn write(path: &Path, image: &[u8]) -> std::io::Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let temporary = path.with_extension(format!("{}-{number}.tmp", std::process::id()));
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let written = || {
+        let mut file = fs::File::create(&temporary)?;
+        file.write_all(MAGIC)?;
+        file.write_all(blake3::hash(image).as_bytes())?;
+        file.write_all(image)?;
+        drop(file);
+        fs::rename(&temporary, path)
+    };
+    written().inspect_err(|_| {
+        let _ = fs::remove_file(&temporary);
+    })
+}
+
+fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    if let Some(own) = variable("TANDEM_CACHE") {
+        return Some(Path::new(&own).join("kernels"));
+    }
+    let user = variable("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")));
+    user.map(|user| user.join("tandem/kernels"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static SOURCE: Source = Source { name: "sum.cu", text: "a text", fused: true };
+
+    fn in_temporary_folder<T>(name: &str, act: impl FnOnce(&Path) -> T) -> T {
+        let folder = std::env::temp_dir().join(format!("tandem-{name}-{}", std::process::id()));
+        let result = act(&folder);
+        let _ = fs::remove_dir_all(&folder);
+        result
+    }
+
+    #[test]
+    fn what_is_kept_is_found_again_under_its_key_alone() {
+        in_temporary_folder("cache-keys", |folder| {
+            let (cache, key) = (Cache::at(folder), Key::of(&SOURCE, "sm_80", (12, 9)));
+            assert!(cache.get(&SOURCE, key).is_none());
+            cache.put(&SOURCE, key, b"code");
+            assert_eq!(cache.get(&SOURCE, key).unwrap(), b"code");
+            let other_text = Source { text: "another text", ..SOURCE };
+            let other_rounding = Source { fused: false, ..SOURCE };
+            for key in [
+                Key::of(&SOURCE, "sm_86", (12, 9)),
+                Key::of(&SOURCE, "sm_80", (13, 0)),
+                Key::of(&other_text, "sm_80", (12, 9)),
+                Key::of(&other_rounding, "sm_80", (12, 9)),
+            ] {
+                assert!(cache.get(&SOURCE, key).is_none());
+            }
+            let left = fs::read_dir(folder).unwrap().count();
+            assert_eq!(left, 1, "nothing but the file stays");
+        });
+    }
+
+    #[test]
+    fn damage_is_noticed_and_mended() {
+        in_temporary_folder("cache-damage", |folder| {
+            let (cache, key) = (Cache::at(folder), Key::of(&SOURCE, "sm_80", (12, 9)));
+            cache.put(&SOURCE, key, b"code of a kernel");
+            let path = cache.path(&SOURCE, key).unwrap();
+            let whole = fs::read(&path).unwrap();
+            let mut changed = whole.clone();
+            *changed.last_mut().unwrap() ^= 1;
+            for damaged in [&whole[..whole.len() - 1], &whole[..9], b"", &changed] {
+                fs::write(&path, damaged).unwrap();
+                assert!(cache.get(&SOURCE, key).is_none(), "{} bytes", damaged.len());
+            }
+            cache.put(&SOURCE, key, b"code of a kernel");
+            assert_eq!(cache.get(&SOURCE, key).unwrap(), b"code of a kernel");
+        });
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_no_error() {
+        in_temporary_folder("cache-place", |folder| {
+            fs::write(folder, "a file where the folder would be").unwrap();
+            let (cache, key) = (Cache::at(folder), Key::of(&SOURCE, "sm_80", (12, 9)));
+            cache.put(&SOURCE, key, b"code");
+            assert!(cache.get(&SOURCE, key).is_none());
+            fs::remove_file(folder).unwrap();
+        });
+        let nowhere = Cache::none();
+        let key = Key::of(&SOURCE, "sm_80", (12, 9));
+        nowhere.put(&SOURCE, key, b"code");
+        assert!(nowhere.get(&SOURCE, key).is_none());
+    }
+
+    #[test]
+    fn the_environment_says_where() {
+        let with = |known: &'static [(&'static str, &'static str)]| {
+            folder(move |name| known.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
+        };
+        let all = &[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/cache"), ("TANDEM_CACHE", "/own")];
+        assert_eq!(with(all), Some("/own/kernels".into()));
+        assert_eq!(with(&all[..2]), Some("/cache/tandem/kernels".into()));
+        assert_eq!(with(&all[..1]), Some("/home/a/.cache/tandem/kernels".into()));
+        assert_eq!(with(&[]), None);
+    }
+}

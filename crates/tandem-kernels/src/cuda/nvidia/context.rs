@@ -1,0 +1,227 @@
+//! A GPU that this process has opened, and what its driver answers.
+//!
+//! CUDA keeps for each thread which GPU its calls are about. Threads come and go, and other libraries set it too, so every call
+//! says it again: that costs less than a launch's hundredth part.
+
+use std::ffi::{c_char, c_int};
+use std::sync::Arc;
+
+use tandem_dynamic::text;
+
+use super::raw::result::{
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STUB_LIBRARY, CUDA_SUCCESS,
+};
+use super::raw::{DeviceHandle, DriverFunctions, OLDEST, Opaque, attribute};
+use crate::cuda::driver::Properties;
+use crate::cuda::failed;
+use crate::{KernelError, Result};
+
+/// CUDA's driver, initialised.
+#[derive(Clone)]
+pub(super) struct Cuda(pub(super) Arc<DriverFunctions>);
+
+/// Why there is nothing to compute with.
+pub(super) const NO_GPU: &str = "NVIDIA's driver finds no GPU: there is none in this machine, CUDA_VISIBLE_DEVICES hides it, or \
+                                 the container was not given it";
+
+impl Cuda {
+    /// Initialises the driver. It may be too old, or see no GPU.
+    pub(super) fn start(functions: Arc<DriverFunctions>) -> Result<Self> {
+        let this = Self(functions);
+        let version = this.version()?;
+        if version < OLDEST {
+            return Err(failed(
+                "CUDA",
+                format!(
+                    "NVIDIA's driver is made for CUDA {}, and {} is the oldest that is used: install a later driver",
+                    version_text(version),
+                    version_text(OLDEST)
+                ),
+            ));
+        }
+        // SAFETY: takes nothing but its flags, which are 0.
+        match unsafe { (this.0.init)(0) } {
+            CUDA_ERROR_NO_DEVICE => return Err(failed("CUDA", NO_GPU)),
+            CUDA_ERROR_STUB_LIBRARY => {
+                return Err(failed(
+                    "CUDA",
+                    "the libcuda.so.1 that the loader finds is the toolkit's stub, not the one of NVIDIA's driver: its \
+                     folder stands in LD_LIBRARY_PATH, or the driver is not installed",
+                ));
+            }
+            outcome => this.check("initialising CUDA", outcome)?,
+        }
+        Ok(this)
+    }
+
+    /// The latest CUDA that the driver is made for, as 12080 for 12.8.
+    pub(super) fn version(&self) -> Result<c_int> {
+        let mut version = 0;
+        // SAFETY: the version is written to where it is.
+        self.check("asking for the driver's version", unsafe { (self.0.driver_version)(&raw mut version) })?;
+        Ok(version)
+    }
+
+    /// GPUs that this process may use.
+    pub(super) fn count(&self) -> Result<usize> {
+        let mut count = 0;
+        // SAFETY: the number is written to where it is.
+        self.check("counting GPUs", unsafe { (self.0.device_count)(&raw mut count) })?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// One of them.
+    pub(super) fn handle(&self, ordinal: usize) -> Result<DeviceHandle> {
+        let mut handle = 0;
+        // SAFETY: the handle is written to where it is.
+        let outcome = unsafe { (self.0.device)(&raw mut handle, ordinal as c_int) };
+        self.check(&format!("finding GPU {ordinal}"), outcome)?;
+        Ok(handle)
+    }
+
+    /// A number that says what a GPU is or can do.
+    pub(super) fn attribute(&self, device: DeviceHandle, attribute: c_int) -> Result<usize> {
+        let mut value = 0;
+        // SAFETY: the number is written to where it is.
+        let outcome = unsafe { (self.0.device_attribute)(&raw mut value, attribute, device) };
+        self.check(&format!("asking a GPU for its attribute {attribute}"), outcome)?;
+        Ok(usize::try_from(value).unwrap_or(0))
+    }
+
+    /// What a GPU is.
+    pub(super) fn properties(&self, ordinal: usize) -> Result<Properties> {
+        let device = self.handle(ordinal)?;
+        let mut name: [c_char; 256] = [0; 256];
+        let mut total_memory = 0;
+        // SAFETY: a text is written that is no longer than its place and ends in zero, and a number to where it is.
+        let name = unsafe {
+            self.check(
+                "asking for a GPU's name",
+                (self.0.device_name)(name.as_mut_ptr(), name.len() as c_int, device),
+            )?;
+            self.check("asking for a GPU's memory", (self.0.device_memory)(&raw mut total_memory, device))?;
+            text(name.as_ptr())
+        };
+        let number = |attribute| self.attribute(device, attribute);
+        let capability = (
+            number(attribute::COMPUTE_CAPABILITY_MAJOR)? as u32,
+            number(attribute::COMPUTE_CAPABILITY_MINOR)? as u32,
+        );
+        Ok(Properties {
+            name,
+            ordinal,
+            capability,
+            multiprocessors: number(attribute::MULTIPROCESSOR_COUNT)? as u32,
+            shared_memory: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            total_memory,
+        })
+    }
+
+    /// What the driver answered, as an error if it is one.
+    pub(super) fn check(&self, what: &str, outcome: c_int) -> Result<()> {
+        if outcome == CUDA_SUCCESS { Ok(()) } else { Err(failed(what, self.words(outcome))) }
+    }
+
+    /// What a result means, in the driver's words.
+    fn words(&self, outcome: c_int) -> String {
+        let (mut name, mut meaning) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: the places of texts that are there for ever are written, or nulls.
+        let (name, meaning) = unsafe {
+            (self.0.error_name)(outcome, &raw mut name);
+            (self.0.error_string)(outcome, &raw mut meaning);
+            (text(name), text(meaning))
+        };
+        if name.is_empty() {
+            format!("CUDA error {outcome}")
+        } else {
+            format!("{name} ({outcome}), {meaning}")
+        }
+    }
+}
+
+/// 12080 as 12.8.
+pub(super) fn version_text(version: c_int) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// A GPU that is open, until the last of its memory is given back.
+pub(super) struct Context {
+    pub(super) cuda: Cuda,
+    pub(super) device: DeviceHandle,
+    pub(super) properties: Properties,
+    context: Opaque,
+}
+
+impl Context {
+    /// Opens the context of a GPU that all libraries of the process share.
+    pub(super) fn open(cuda: &Cuda, ordinal: usize) -> Result<Arc<Self>> {
+        let (device, properties) = (cuda.handle(ordinal)?, cuda.properties(ordinal)?);
+        let mut context = 0;
+        // SAFETY: the context is written to where it is; it is given back when this is dropped.
+        let outcome = unsafe { (cuda.0.retain_context)(&raw mut context, device) };
+        cuda.check(&format!("opening GPU {ordinal}"), outcome)?;
+        Ok(Arc::new(Self { cuda: cuda.clone(), device, properties, context }))
+    }
+
+    /// From here on this thread's calls are about this GPU.
+    pub(super) fn enter(&self) -> Result<()> {
+        // SAFETY: the context is open.
+        let outcome = unsafe { (self.cuda.0.set_context)(self.context) };
+        self.cuda.check("choosing a GPU", outcome)
+    }
+
+    /// Calls the driver about this GPU.
+    pub(super) fn call(&self, what: &str, call: impl FnOnce(&DriverFunctions) -> c_int) -> Result<()> {
+        self.enter()?;
+        self.cuda.check(what, call(&self.cuda.0))
+    }
+
+    /// [`Self::call`] for memory. If there is none, it says how much was wanted and how much there is.
+    pub(super) fn allocate(
+        &self,
+        bytes: usize,
+        what: &str,
+        call: impl FnOnce(&DriverFunctions) -> c_int,
+    ) -> Result<()> {
+        self.enter()?;
+        match call(&self.cuda.0) {
+            CUDA_ERROR_OUT_OF_MEMORY => Err(self.exhausted(bytes, what)),
+            outcome => self.cuda.check(what, outcome),
+        }
+    }
+
+    fn exhausted(&self, bytes: usize, what: &str) -> KernelError {
+        let Properties { ordinal, name, .. } = &self.properties;
+        let room = match self.memory() {
+            Ok((free, total)) => format!("{free} of its {total} bytes are free"),
+            Err(error) => error.to_string(),
+        };
+        failed(what, format!("out of memory: {bytes} bytes wanted of GPU {ordinal} ({name}), {room}"))
+    }
+
+    /// Bytes that are free, and all.
+    pub(super) fn memory(&self) -> Result<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both numbers are written to where they are.
+        self.call("asking for free memory", |cuda| unsafe {
+            (cuda.memory_info)(&raw mut free, &raw mut total)
+        })?;
+        Ok((free, total))
+    }
+
+    /// Waits for everything that the GPU has to do. What fails there is told to whoever waits for it; here it only matters that
+    /// nothing runs any more.
+    pub(super) fn settle(&self) {
+        // SAFETY: takes nothing.
+        let _ = self.call("waiting for a GPU", |cuda| unsafe { (cuda.synchronize_context)() });
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was opened once, and nobody has it any more.
+        unsafe {
+            (self.cuda.0.release_context)(self.device);
+        }
+    }
+}

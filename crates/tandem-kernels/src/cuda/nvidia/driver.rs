@@ -1,0 +1,205 @@
+//! CUDA as the back end asks for it, by NVIDIA's libraries.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::blas::Blas;
+use super::context::Context;
+use super::memory::Memory;
+use super::modules::Modules;
+use super::pinned::{Pinned, Seams};
+use super::raw::{Copy2D, EVENT_DEFAULT, EVENT_WAIT_DEFAULT, Opaque, STREAM_NON_BLOCKING, attribute};
+use crate::Result;
+use crate::cuda::driver::{Arg, Driver, Event, Function, Grid, Matmul, Properties, Region, Source, Stream};
+
+/// What a kernel can be launched with at most; CUDA allows more, and nobody needs them.
+const MAX_ARGUMENTS: usize = 64;
+
+/// One GPU of NVIDIA's, driven by its libraries.
+pub(super) struct Nvidia {
+    // In this order they are dropped: the context last.
+    blas: Blas,
+    modules: Modules,
+    seams: Arc<Seams>,
+    /// The longest step from row to row that a copy of rows may make, in bytes.
+    max_pitch: usize,
+    versions: String,
+    context: Arc<Context>,
+}
+
+impl Nvidia {
+    pub(super) fn new(context: Arc<Context>, modules: Modules, blas: Blas) -> Result<Self> {
+        let max_pitch = context.cuda.attribute(context.device, attribute::MAX_PITCH)?;
+        let (major, minor) = modules.compiler.version();
+        let driver = super::context::version_text(context.cuda.version()?);
+        let versions = format!("driver {driver} nvrtc {major}.{minor} cublaslt {}", blas.version());
+        Ok(Self { blas, modules, seams: Arc::default(), max_pitch, versions, context })
+    }
+
+    /// Puts a copy into a stream, in parts where pieces of pinned memory meet.
+    fn copy_parts(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
+        for (offset, len) in self.seams.parts(from, to, bytes) {
+            let (from, to) = (from + offset as u64, to + offset as u64);
+            // SAFETY: who asked for the copy promised that both are there.
+            self.context.call("copying", |cuda| unsafe { (cuda.copy)(to, from, len, stream.0) })?;
+        }
+        Ok(())
+    }
+
+    /// Whether a copy of rows can be one call.
+    fn is_plain(&self, start: u64, pitch: usize, rows: usize, bytes: usize) -> bool {
+        let all = (rows - 1).saturating_mul(pitch).saturating_add(bytes);
+        pitch >= bytes && pitch <= self.max_pitch && !self.seams.cross(start, all)
+    }
+}
+
+// SAFETY: every function hands what it is given to the library's function that does what the trait says.
+unsafe impl Driver for Nvidia {
+    fn properties(&self) -> &Properties {
+        &self.context.properties
+    }
+
+    fn free_memory(&self) -> Result<usize> {
+        Ok(self.context.memory()?.0)
+    }
+
+    fn versions(&self) -> String {
+        self.versions.clone()
+    }
+
+    fn reserve(&self, capacity: usize) -> Result<Box<dyn Region>> {
+        Ok(Box::new(Memory::reserve(&self.context, capacity)?))
+    }
+
+    fn pinned(&self, capacity: usize) -> Result<Box<dyn Region>> {
+        Ok(Box::new(Pinned::reserve(&self.context, &self.seams, capacity)?))
+    }
+
+    fn new_stream(&self) -> Result<Stream> {
+        let mut stream = 0;
+        // SAFETY: the stream is written to where it is.
+        self.context.call("making a stream", |cuda| unsafe {
+            (cuda.create_stream)(&raw mut stream, STREAM_NON_BLOCKING)
+        })?;
+        Ok(Stream(stream))
+    }
+
+    fn end_stream(&self, stream: Stream) {
+        // Its failures were told to whoever waited for it.
+        let _ = self.synchronize(stream);
+        self.blas.end_stream(stream);
+        // SAFETY: the stream was made by `new_stream`, and ends once.
+        let _ = self.context.call("ending a stream", |cuda| unsafe { (cuda.destroy_stream)(stream.0) });
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<()> {
+        // SAFETY: the stream was made by `new_stream`.
+        self.context.call("waiting for the GPU's work", |cuda| unsafe { (cuda.synchronize_stream)(stream.0) })
+    }
+
+    fn new_event(&self) -> Result<Event> {
+        let mut event = 0;
+        self.context.call("making an event", |cuda| {
+            // SAFETY: the event is written to where it is.
+            unsafe { (cuda.create_event)(&raw mut event, EVENT_DEFAULT) }
+        })?;
+        Ok(Event(event))
+    }
+
+    fn end_event(&self, event: Event) {
+        // SAFETY: the event was made by `new_event`, and ends once.
+        let _ = self.context.call("ending an event", |cuda| unsafe { (cuda.destroy_event)(event.0) });
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: both were made by this driver.
+        self.context.call("recording an event", |cuda| unsafe { (cuda.record_event)(event.0, stream.0) })
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        // SAFETY: both were made by this driver.
+        self.context.call("making a stream wait", |cuda| unsafe {
+            (cuda.wait_event)(stream.0, event.0, EVENT_WAIT_DEFAULT)
+        })
+    }
+
+    fn finish(&self, event: Event) -> Result<()> {
+        // SAFETY: the event was made by `new_event`.
+        self.context.call("waiting for an event", |cuda| unsafe { (cuda.synchronize_event)(event.0) })
+    }
+
+    fn elapsed(&self, from: Event, to: Event) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        self.context.call("taking time", |cuda| {
+            // SAFETY: both events were made by `new_event`; the number is written to where it is.
+            unsafe { (cuda.elapsed)(&raw mut milliseconds, from.0, to.0) }
+        })?;
+        Ok(milliseconds)
+    }
+
+    unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.copy_parts(stream, from, to, bytes)
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        stream: Stream,
+        from: (u64, usize),
+        to: (u64, usize),
+        rows: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        if rows == 0 || bytes == 0 {
+            return Ok(());
+        }
+        if rows == 1 || (from.1 == bytes && to.1 == bytes) {
+            return self.copy_parts(stream, from.0, to.0, rows * bytes);
+        }
+        if !self.is_plain(from.0, from.1, rows, bytes) || !self.is_plain(to.0, to.1, rows, bytes) {
+            let row = |(start, pitch): (u64, usize), row: usize| start + (row * pitch) as u64;
+            return (0..rows).try_for_each(|i| self.copy_parts(stream, row(from, i), row(to, i), bytes));
+        }
+        let copy = Copy2D::of(from, to, rows, bytes);
+        // SAFETY: the caller's promise; the description is read.
+        self.context.call("copying rows", |cuda| unsafe { (cuda.copy_2d)(&raw const copy, stream.0) })
+    }
+
+    unsafe fn clear(&self, stream: Stream, at: u64, bytes: usize) -> Result<()> {
+        for (offset, len) in self.seams.parts(at, at, bytes) {
+            let at = at + offset as u64;
+            // SAFETY: the caller's promise.
+            self.context.call("clearing", |cuda| unsafe { (cuda.set_bytes)(at, 0, len, stream.0) })?;
+        }
+        Ok(())
+    }
+
+    fn function(&self, source: &'static Source, name: &str) -> Result<Function> {
+        self.modules.function(source, name)
+    }
+
+    unsafe fn launch(&self, stream: Stream, function: Function, grid: Grid, args: &[Arg]) -> Result<()> {
+        let mut pointers: [*mut c_void; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
+        for (pointer, arg) in pointers[..args.len()].iter_mut().zip(args) {
+            *pointer = arg.pointer().cast_mut().cast();
+        }
+        let [x, y, z] = grid.blocks;
+        let shared = grid.shared as u32;
+        let none = std::ptr::null_mut();
+        // SAFETY: the caller's promise; arguments lie as long as the call lasts, and their first bytes are what counts of them.
+        self.context.call("launching a kernel", |cuda| unsafe {
+            let arguments = pointers.as_mut_ptr();
+            (cuda.launch)(function.0, x, y, z, grid.threads, 1, 1, shared, stream.0, arguments, none)
+        })
+    }
+
+    unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.blas.matmul(stream, product) }
+    }
+}
+
+const _: () = {
+    // Arguments are passed by where their bits lie, of which the first bytes count.
+    assert!(cfg!(target_endian = "little"));
+    assert!(size_of::<Opaque>() == 8 && size_of::<c_int>() == 4);
+};

@@ -1,0 +1,260 @@
+//! cuBLASLt: layouts are taken literally, column by column, and products are plain loops.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+
+use half::bf16;
+
+use super::on_gpu;
+use crate::cuda::nvidia::blas::raw::{Algorithm, BlasFunctions, Heuristic};
+use crate::cuda::nvidia::raw::Opaque;
+
+const INVALID_VALUE: c_int = 7;
+const NOT_SUPPORTED: c_int = 15;
+const HANDLE: Opaque = 77;
+/// `CUDA_R_32F` and `CUDA_R_16BF`.
+const F32: c_int = 0;
+const BF16: c_int = 14;
+
+thread_local! {
+    static CHOSEN: Cell<usize> = const { Cell::new(0) };
+    static DESCRIBED: Cell<isize> = const { Cell::new(0) };
+}
+
+/// How often this thread asked for an algorithm.
+pub(in crate::cuda::nvidia) fn num_chosen() -> usize {
+    CHOSEN.get()
+}
+
+/// Descriptions that this thread has and has not given back.
+pub(in crate::cuda::nvidia) fn num_described() -> isize {
+    DESCRIBED.get()
+}
+
+/// Any of the descriptions.
+#[derive(Default)]
+struct Description {
+    kind: c_int,
+    scale: c_int,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    attributes: HashMap<c_int, Vec<u8>>,
+}
+
+impl Description {
+    fn number(&self, attribute: c_int) -> Option<u64> {
+        let mut bytes = [0; 8];
+        let value = self.attributes.get(&attribute)?;
+        bytes[..value.len()].copy_from_slice(value);
+        Some(u64::from_le_bytes(bytes))
+    }
+}
+
+pub(super) fn functions() -> BlasFunctions {
+    BlasFunctions {
+        version,
+        create,
+        destroy,
+        create_desc,
+        destroy_desc: end,
+        set_desc: set,
+        create_layout,
+        destroy_layout: end,
+        create_preference,
+        destroy_preference: end,
+        set_preference: set,
+        heuristic,
+        matmul,
+    }
+}
+
+unsafe extern "C" fn version() -> usize {
+    120_904
+}
+
+unsafe extern "C" fn create(place: *mut Opaque) -> c_int {
+    on_gpu(|_| {
+        // SAFETY: as in cuBLASLt.
+        unsafe { *place = HANDLE };
+        0
+    })
+}
+
+unsafe extern "C" fn destroy(handle: Opaque) -> c_int {
+    on_gpu(|gpu| {
+        gpu.log("destroy cublaslt".to_owned());
+        if handle == HANDLE { 0 } else { INVALID_VALUE }
+    })
+}
+
+fn give(place: *mut Opaque, description: Description) -> c_int {
+    DESCRIBED.set(DESCRIBED.get() + 1);
+    // SAFETY: as in cuBLASLt.
+    unsafe { *place = Box::into_raw(Box::new(description)).expose_provenance() as Opaque };
+    0
+}
+
+/// # Safety
+/// It is one of the stand-in's, and nobody else uses it.
+unsafe fn of<'a>(handle: Opaque) -> &'a mut Description {
+    // SAFETY: the caller's promise.
+    unsafe { &mut *std::ptr::with_exposed_provenance_mut::<Description>(handle as usize) }
+}
+
+unsafe extern "C" fn create_desc(place: *mut Opaque, kind: c_int, scale: c_int) -> c_int {
+    give(place, Description { kind, scale, ..Description::default() })
+}
+
+unsafe extern "C" fn create_layout(
+    place: *mut Opaque,
+    kind: c_int,
+    rows: u64,
+    cols: u64,
+    stride: i64,
+) -> c_int {
+    let (rows, cols, stride) = (rows as usize, cols as usize, stride as usize);
+    give(place, Description { kind, rows, cols, stride, ..Description::default() })
+}
+
+unsafe extern "C" fn create_preference(place: *mut Opaque) -> c_int {
+    give(place, Description::default())
+}
+
+unsafe extern "C" fn end(handle: Opaque) -> c_int {
+    DESCRIBED.set(DESCRIBED.get() - 1);
+    // SAFETY: as in cuBLASLt; it was made by a box.
+    drop(unsafe { Box::from_raw(of(handle)) });
+    0
+}
+
+unsafe extern "C" fn set(handle: Opaque, attribute: c_int, value: *const c_void, size: usize) -> c_int {
+    // SAFETY: as in cuBLASLt.
+    unsafe {
+        let value = std::slice::from_raw_parts(value.cast::<u8>(), size).to_vec();
+        of(handle).attributes.insert(attribute, value);
+    }
+    0
+}
+
+/// Rows, columns and depth as cuBLASLt counts them, if all layouts fit.
+fn sizes(desc: &Description, [a, b, c, d]: [&Description; 4]) -> Option<[usize; 3]> {
+    let taken = |of: &Description, attribute| match desc.number(attribute) {
+        Some(1) => (of.cols, of.rows),
+        _ => (of.rows, of.cols),
+    };
+    let ((m, k), (depth, n)) = (taken(a, 3), taken(b, 4));
+    let fits = |of: &&Description| of.stride >= of.rows && of.rows > 0 && of.cols > 0;
+    let is_result = |of: &Description| (of.rows, of.cols) == (m, n);
+    (depth == k && is_result(c) && is_result(d) && [a, b, c, d].iter().all(fits)).then_some([m, n, k])
+}
+
+unsafe extern "C" fn heuristic(
+    handle: Opaque,
+    desc: Opaque,
+    a: Opaque,
+    b: Opaque,
+    c: Opaque,
+    d: Opaque,
+    preference: Opaque,
+    asked: c_int,
+    found: *mut Heuristic,
+    count: *mut c_int,
+) -> c_int {
+    CHOSEN.set(CHOSEN.get() + 1);
+    // SAFETY: as in cuBLASLt.
+    let (desc, preference, layouts) =
+        unsafe { (&*of(desc), &*of(preference), [a, b, c, d].map(|one| &*of(one))) };
+    let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
+    let types = layouts.map(|layout| layout.kind);
+    let is_known = matches!(types, [BF16, BF16, BF16, BF16] | [BF16, BF16, F32, F32] | [F32, F32, F32, F32]);
+    let is_computed = desc.kind == 68 || (desc.kind == 77 && types[0] == F32);
+    if handle != HANDLE || asked != 1 || desc.scale != F32 || !is_known || !is_computed {
+        return NOT_SUPPORTED;
+    }
+    assert_eq!(preference.number(3), Some(2), "sums in the order in which they come are not allowed");
+    let alignments = [5, 6, 7, 8].map(|attribute| preference.number(attribute).unwrap());
+    let [of_a, of_b, of_c, of_d] = alignments;
+    let workspace = if k > 8 { preference.number(1).unwrap() as usize } else { 0 };
+    let algorithm = Algorithm([of_a, of_b, of_c, of_d, m as u64, n as u64, k as u64, workspace as u64]);
+    // SAFETY: as in cuBLASLt.
+    unsafe { ((*found).algorithm, (*found).workspace, *count) = (algorithm, workspace, 1) };
+    0
+}
+
+/// An element of a matrix.
+///
+/// # Safety
+/// It is there.
+unsafe fn read(address: u64, layout: &Description, row: usize, col: usize) -> f32 {
+    let index = row + col * layout.stride;
+    let at = std::ptr::with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if layout.kind == F32 {
+            at.cast::<f32>().add(index).read()
+        } else {
+            at.cast::<bf16>().add(index).read().to_f32()
+        }
+    }
+}
+
+unsafe extern "C" fn matmul(
+    handle: Opaque,
+    desc: Opaque,
+    alpha: *const c_void,
+    a: u64,
+    of_a: Opaque,
+    b: u64,
+    of_b: Opaque,
+    beta: *const c_void,
+    c: u64,
+    of_c: Opaque,
+    d: u64,
+    of_d: Opaque,
+    algorithm: *const Algorithm,
+    workspace: u64,
+    bytes: usize,
+    _: Opaque,
+) -> c_int {
+    // SAFETY: as in cuBLASLt.
+    let (desc, layouts, scales, algorithm) = unsafe {
+        let layouts = [of_a, of_b, of_c, of_d].map(|one| &*of(one));
+        (&*of(desc), layouts, [*alpha.cast::<f32>(), *beta.cast::<f32>()], (*algorithm).0)
+    };
+    let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
+    let is_chosen = algorithm[4..] == [m as u64, n as u64, k as u64, bytes as u64] && handle == HANDLE;
+    let is_aligned = [a, b, c, d].iter().zip(algorithm).all(|(address, by)| address % by == 0);
+    let has_room = bytes == 0 || on_gpu(|gpu| c_int::from(gpu.can_touch(workspace, bytes))) == 1;
+    let [first, second, third, result] = layouts;
+    let is_in_place = c == d && (third.stride, third.kind) != (result.stride, result.kind);
+    if !is_chosen || !is_aligned || !has_room || is_in_place {
+        return INVALID_VALUE;
+    }
+    for (row, col) in (0..m).flat_map(|row| (0..n).map(move |col| (row, col))) {
+        let swapped = |attribute, row, col| {
+            if desc.number(attribute) == Some(1) { (col, row) } else { (row, col) }
+        };
+        // SAFETY: as in cuBLASLt.
+        unsafe {
+            let mut sum = 0.0;
+            for depth in 0..k {
+                let ((i, j), (p, q)) = (swapped(3, row, depth), swapped(4, depth, col));
+                sum += read(a, first, i, j) * read(b, second, p, q);
+            }
+            sum *= scales[0];
+            if scales[1] != 0.0 {
+                sum += scales[1] * read(c, third, row, col);
+            }
+            let at = std::ptr::with_exposed_provenance_mut::<u8>(d as usize);
+            let index = row + col * result.stride;
+            if result.kind == F32 {
+                at.cast::<f32>().add(index).write(sum);
+            } else {
+                at.cast::<bf16>().add(index).write(bf16::from_f32(sum));
+            }
+        }
+    }
+    0
+}

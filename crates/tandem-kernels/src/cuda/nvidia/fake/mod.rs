@@ -1,0 +1,164 @@
+//! Stand-ins for NVIDIA's libraries, as strict as they are where it matters here: memory of the GPU is host memory that can be touched
+//! only while it is mapped, calls need a context of the calling thread, and whatever is called is written down.
+//!
+//! Every test has a GPU of its own: its number says which.
+
+mod blas;
+mod driver;
+mod memory;
+mod nvrtc;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use super::cache::Cache;
+use super::context::Cuda;
+use crate::Result;
+use crate::cuda::driver::Drivers;
+
+pub(super) use blas::{num_chosen, num_described};
+pub(super) use nvrtc::{compiler, num_compiled};
+
+// CUresult.
+pub(super) const OK: c_int = 0;
+pub(super) const INVALID_VALUE: c_int = 1;
+pub(super) const OUT_OF_MEMORY: c_int = 2;
+pub(super) const INVALID_IMAGE: c_int = 200;
+pub(super) const INVALID_CONTEXT: c_int = 201;
+
+/// What memory of the GPU comes in.
+pub(super) const GRANULARITY: usize = 2 << 20;
+/// Shared memory of a block, and what a kernel of the stand-in has without asking.
+const SHARED: c_int = 99 << 10;
+const STATIC_SHARED: c_int = 1 << 10;
+
+/// What a GPU is.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
+    pub(super) capability: (u32, u32),
+    pub(super) memory: usize,
+    /// What of the host's memory can be pinned.
+    pub(super) host: usize,
+    /// Whether the host's addresses are the GPU's.
+    pub(super) host_pointers: bool,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self { capability: (8, 0), memory: 1 << 30, host: 1 << 30, host_pointers: true }
+    }
+}
+
+/// A GPU, and what happened to it.
+#[derive(Default)]
+pub(super) struct Gpu {
+    kind: Kind,
+    next: u64,
+    contexts: usize,
+    /// Address space by its start.
+    reserved: BTreeMap<u64, usize>,
+    /// Memory by its handle.
+    allocated: HashMap<u64, usize>,
+    /// Memory by where it is mapped: bytes, handle, and whether it may be touched.
+    mapped: BTreeMap<u64, (usize, u64, bool)>,
+    /// Host memory by its start.
+    registered: BTreeMap<u64, usize>,
+    streams: Vec<u64>,
+    /// When an event was recorded.
+    events: HashMap<u64, Option<u64>>,
+    /// The text of each module.
+    modules: HashMap<u64, String>,
+    /// The name of each function, and what dynamic shared memory it may have.
+    functions: HashMap<u64, (String, c_int)>,
+    calls: Vec<String>,
+}
+
+impl Gpu {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn log(&mut self, call: String) {
+        self.calls.push(call);
+    }
+}
+
+/// What all GPUs of this thread answer before one is opened.
+#[derive(Clone, Copy)]
+pub(super) struct Answers {
+    pub(super) init: c_int,
+    pub(super) version: c_int,
+    pub(super) count: c_int,
+}
+
+thread_local! {
+    pub(super) static ANSWERS: Cell<Answers> = const { Cell::new(Answers { init: OK, version: 12_080, count: 10_000 }) };
+    /// The GPU whose context is this thread's current one.
+    pub(super) static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+fn gpus() -> MutexGuard<'static, HashMap<usize, Gpu>> {
+    static ALL: LazyLock<Mutex<HashMap<usize, Gpu>>> = LazyLock::new(Mutex::default);
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does something with the current GPU.
+fn on_gpu(act: impl FnOnce(&mut Gpu) -> c_int) -> c_int {
+    let Some(ordinal) = CURRENT.get() else { return INVALID_CONTEXT };
+    gpus().get_mut(&ordinal).map_or(INVALID_CONTEXT, act)
+}
+
+/// A test's own GPU.
+pub(super) struct Fake {
+    pub(super) ordinal: usize,
+}
+
+impl Fake {
+    pub(super) fn new(kind: Kind) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let ordinal = NEXT.fetch_add(1, Ordering::Relaxed);
+        gpus().insert(ordinal, Gpu { kind, next: 1000, ..Gpu::default() });
+        Self { ordinal }
+    }
+
+    /// CUDA's driver.
+    pub(super) fn cuda() -> Result<Cuda> {
+        Cuda::start(Arc::new(driver::functions()))
+    }
+
+    /// Opened, with a cache of kernels.
+    pub(super) fn open_with(&self, cache: Cache) -> Result<Drivers> {
+        super::device::open_with(&Self::cuda()?, self.ordinal, nvrtc::functions(), blas::functions(), cache)
+    }
+
+    /// Opened, without a cache.
+    pub(super) fn open(&self) -> Drivers {
+        self.open_with(Cache::none()).unwrap()
+    }
+
+    /// What was called since this was last asked.
+    pub(super) fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut gpus().get_mut(&self.ordinal).unwrap().calls)
+    }
+
+    /// Whatever is still held: contexts, address space, memory, mappings, pinned host memory, streams, events, modules.
+    pub(super) fn held(&self) -> [usize; 8] {
+        let gpus = gpus();
+        let Gpu { contexts, reserved, allocated, mapped, registered, streams, events, modules, .. } =
+            &gpus[&self.ordinal];
+        [
+            *contexts,
+            reserved.len(),
+            allocated.len(),
+            mapped.len(),
+            registered.len(),
+            streams.len(),
+            events.len(),
+            modules.len(),
+        ]
+    }
+}

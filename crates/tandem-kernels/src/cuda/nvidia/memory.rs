@@ -1,0 +1,130 @@
+//! Memory of a GPU behind address space that is reserved once: tensors' addresses stay as the arena grows.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::context::Context;
+use super::raw::{AccessDescription, AllocationHandle, AllocationProperties, GRANULARITY_RECOMMENDED};
+use crate::Result;
+use crate::cuda::driver::Region;
+
+/// What is put behind a region at least, in bytes: the page of GPUs, and what they advise so far.
+const STEP: usize = 2 << 20;
+
+/// Address space of a GPU, and the memory behind it.
+pub(super) struct Memory {
+    context: Arc<Context>,
+    base: u64,
+    reserved: usize,
+    /// What memory comes in.
+    step: usize,
+    mapped: AtomicUsize,
+    pieces: Mutex<Vec<Piece>>,
+}
+
+/// Memory that was put behind the region at once.
+struct Piece {
+    offset: usize,
+    bytes: usize,
+    handle: AllocationHandle,
+}
+
+impl Memory {
+    /// Reserves address space of at least `capacity` bytes.
+    pub(super) fn reserve(context: &Arc<Context>, capacity: usize) -> Result<Self> {
+        let properties = AllocationProperties::of(context.device);
+        let (mut granularity, mut base) = (0, 0);
+        // SAFETY: the properties are read, and the number is written to where it is.
+        context.call("asking for the size of a GPU's pages", |cuda| unsafe {
+            (cuda.granularity)(&raw mut granularity, &raw const properties, GRANULARITY_RECOMMENDED)
+        })?;
+        let step = granularity.max(STEP);
+        let reserved = capacity.max(1).next_multiple_of(step);
+        let what = format!("reserving {reserved} bytes of a GPU's address space");
+        // SAFETY: the address is written to where it is; it is given back when the region is dropped.
+        context.call(&what, |cuda| unsafe { (cuda.reserve_addresses)(&raw mut base, reserved, 0, 0, 0) })?;
+        let (mapped, pieces) = (AtomicUsize::new(0), Mutex::default());
+        Ok(Self { context: context.clone(), base, reserved, step, mapped, pieces })
+    }
+
+    /// Puts new memory behind the range, which has none.
+    fn map(&self, offset: usize, bytes: usize) -> Result<Piece> {
+        let (context, properties) = (&self.context, AllocationProperties::of(self.context.device));
+        let mut handle = 0;
+        // SAFETY: the properties are read, and the handle is written to where it is.
+        context.allocate(bytes, "memory of a GPU", |cuda| unsafe {
+            (cuda.create_memory)(&raw mut handle, bytes, &raw const properties, 0)
+        })?;
+        let piece = Piece { offset, bytes, handle };
+        let at = self.base + offset as u64;
+        // SAFETY: the range lies inside what is reserved, and nothing is mapped there.
+        let outcome = context
+            .call("mapping memory of a GPU", |cuda| unsafe { (cuda.map_memory)(at, bytes, 0, handle, 0) });
+        if let Err(error) = outcome {
+            // SAFETY: the memory was just made, and is not mapped.
+            unsafe { (context.cuda.0.release_memory)(handle) };
+            return Err(error);
+        }
+        let access = AccessDescription::of(context.device);
+        // SAFETY: the range was just mapped, and one description is read.
+        let outcome = context.call("opening memory of a GPU", |cuda| unsafe {
+            (cuda.set_access)(at, bytes, &raw const access, 1)
+        });
+        match outcome {
+            Ok(()) => Ok(piece),
+            Err(error) => {
+                self.unmap(&piece);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes memory away from a range that nothing uses any more.
+    fn unmap(&self, piece: &Piece) {
+        let Piece { offset, bytes, handle } = *piece;
+        let cuda = &self.context.cuda.0;
+        // SAFETY: the piece was mapped there as a whole, and is given back once. Nothing could be done about a failure.
+        unsafe {
+            (cuda.unmap_memory)(self.base + offset as u64, bytes);
+            (cuda.release_memory)(handle);
+        }
+    }
+}
+
+impl Region for Memory {
+    fn base(&self) -> u64 {
+        self.base
+    }
+
+    fn grow(&self, bytes: usize) -> Result<()> {
+        if bytes <= self.mapped() {
+            return Ok(());
+        }
+        assert!(bytes <= self.reserved, "{bytes} bytes of a region of {}", self.reserved);
+        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = self.mapped();
+        let wanted = bytes.next_multiple_of(self.step);
+        if wanted > mapped {
+            pieces.push(self.map(mapped, wanted - mapped)?);
+            self.mapped.store(wanted, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn mapped(&self) -> usize {
+        self.mapped.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Work that was put into any stream may still use it.
+        self.context.settle();
+        let pieces = std::mem::take(self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner));
+        pieces.iter().for_each(|piece| self.unmap(piece));
+        // SAFETY: nothing is mapped there any more, and it is given back once.
+        unsafe {
+            (self.context.cuda.0.free_addresses)(self.base, self.reserved);
+        }
+    }
+}
