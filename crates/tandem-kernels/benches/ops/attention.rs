@@ -3,7 +3,7 @@
 use tandem_kernels::ops::{self, AttentionShape, Visible};
 use tandem_kernels::{DType, Forest, Segment};
 
-use crate::harness::{Bench, Work};
+use crate::harness::{Bench, Place, Work};
 
 /// `count` trees: a prompt with two answers each.
 fn pairs(count: u32, prompt: u32, answer: u32) -> Forest {
@@ -21,8 +21,43 @@ fn pairs(count: u32, prompt: u32, answer: u32) -> Forest {
     Forest::new(tokens, segments, vec![], 0).expect("a valid forest")
 }
 
+/// `count` sequences, which see all that is before them.
+fn sequences(count: u32, length: u32) -> Forest {
+    let ranges = (0..count).map(|sequence| sequence * length..(sequence + 1) * length);
+    let segments = ranges.map(|range| Segment { range, parent: None, first_position: 0 }).collect();
+    Forest::new(vec![0; (count * length) as usize], segments, vec![], 0).expect("a valid forest")
+}
+
+/// Tokens of a micro-batch on a GPU: as one sequence, or as several shorter ones.
+const ON_A_GPU: u32 = 16384;
+
 /// Prints a line per shape, pass and type.
 pub fn run(bench: &Bench) {
+    match bench.place {
+        Place::Cpu => on_a_processor(bench),
+        Place::Cuda => {
+            for length in [1024, 2048, 4096, 8192, ON_A_GPU] {
+                let count = ON_A_GPU / length;
+                let name = format!("attention {count} of {length}, 32/8 of 128 bf16");
+                if bench.wants(&name) {
+                    one(bench, &name, &sequences(count, length), 32, 8, 128, DType::Bf16);
+                }
+            }
+            let name = "attention 16 pairs 256+2x384, 32/8 of 128 bf16";
+            if bench.wants(name) {
+                one(bench, name, &pairs(16, 256, 384), 32, 8, 128, DType::Bf16);
+            }
+        }
+        Place::Emulated => {
+            let name = "attention 2 of 48, 4/2 of 128 bf16";
+            if bench.wants(name) {
+                one(bench, name, &sequences(2, 48), 4, 2, 128, DType::Bf16);
+            }
+        }
+    }
+}
+
+fn on_a_processor(bench: &Bench) {
     let cases = [
         ("8 pairs 200+2x100", pairs(8, 200, 100), 8, 4, 64),
         // Short enough to run between two interruptions on a busy machine.
@@ -69,11 +104,13 @@ fn one(
     // Products of queries and keys that are looked at, a multiply-add counting two.
     let seen: f64 = forest.positions.iter().map(|&p| f64::from(p + 1)).sum();
     let product = 2.0 * seen * q_width as f64;
-    bench.line(&format!("{name} forward"), Work::Flops(2.0 * product, DType::F32), || {
+    // Processors multiply bf16 numbers as f32 here.
+    let multiplied = if bench.is_gpu() { dtype } else { DType::F32 };
+    bench.line(&format!("{name} forward"), Work::Flops(2.0 * product, multiplied), || {
         let (out, lse) = (out.view_mut(), lse.view_mut());
         ops::attention(&bench.device, q, k, v, forest, &shape, out, lse).expect("shapes fit");
     });
-    bench.line(&format!("{name} backward"), Work::Flops(5.0 * product, DType::F32), || {
+    bench.line(&format!("{name} backward"), Work::Flops(5.0 * product, multiplied), || {
         let [dq, dk, dv] = d_qkv.view_mut().split_cols([q_width, kv_width, kv_width]);
         let (out, lse, d_out) = (out.view(), lse.view(), d_out.view());
         ops::attention_backward(&bench.device, q, k, v, out, lse, d_out, forest, &shape, dq, dk, dv)

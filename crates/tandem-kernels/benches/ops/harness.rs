@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 
-use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_kernels::cuda::{self, Options};
+use tandem_kernels::{Backend, DType, Device, Kind, Tensor, ops};
 
 /// What one operation's line is measured against.
 #[derive(Clone, Copy)]
@@ -11,6 +12,34 @@ pub enum Work {
     Flops(f64, DType),
     /// Bytes moved between memory and processor.
     Bytes(f64),
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// This machine's processor.
+    Cpu,
+    /// Its first GPU.
+    Cuda,
+    /// A GPU that the processor stands in for: to try a bench, not to time it.
+    Emulated,
+}
+
+impl Place {
+    const NAMES: [(&str, Self); 3] = [("cpu", Self::Cpu), ("cuda", Self::Cuda), ("emulated", Self::Emulated)];
+
+    /// A device there, with much of its memory.
+    fn device(self, threads: usize) -> tandem_kernels::Result<Device> {
+        match self {
+            Self::Cpu => Device::cpu(threads, 4 << 30),
+            Self::Cuda => {
+                let driver = cuda::open(0)?;
+                let capacity = driver.free_memory()?.saturating_sub(cuda::BESIDE);
+                Device::cuda(driver, capacity, Options::default())
+            }
+            Self::Emulated => tandem_emulated::device(1 << 30),
+        }
+    }
 }
 
 /// The machine's peaks in this run.
@@ -34,27 +63,50 @@ pub struct Products {
 pub struct Bench {
     /// Where operations run.
     pub device: Device,
+    /// What that is.
+    pub place: Place,
     /// Its threads.
     pub threads: usize,
     /// Filled in by the first family.
     pub peak: Peak,
     /// The products that alone are asked for.
     pub products: Option<Products>,
+    /// Whether lines are for programs.
+    pub is_json: bool,
     filter: Option<String>,
 }
 
 impl Bench {
     /// Settings from the command line and the environment.
     pub fn from_arguments() -> Self {
-        // Cargo passes `--bench`; the first other argument is the filter.
-        let arguments: Vec<_> = std::env::args().skip(1).filter(|a| !a.starts_with("--bench")).collect();
-        let products =
-            arguments.first().is_some_and(|a| a == "--products").then(|| products(&arguments[1..]));
-        let filter = arguments.into_iter().find(|a| !a.starts_with("--")).filter(|_| products.is_none());
+        // Cargo passes `--bench`.
+        let mut words = std::env::args().skip(1).filter(|a| !a.starts_with("--bench"));
+        let (mut place, mut is_json, mut asked, mut filter) = (Place::Cpu, false, None, None);
+        while let Some(word) = words.next() {
+            match &*word {
+                "--device" => {
+                    let name = words.next().unwrap_or_default();
+                    let known = Place::NAMES.into_iter().find(|(known, _)| *known == name);
+                    place = known.unwrap_or_else(|| panic!("--device cpu|cuda|emulated, not {name:?}")).1;
+                }
+                "--json" => is_json = true,
+                "--products" => asked = Some(products(&words.by_ref().collect::<Vec<_>>())),
+                // The first other word is the filter.
+                _ if !word.starts_with("--") => filter = filter.or(Some(word)),
+                _ => {}
+            }
+        }
         let threads = std::env::var("TANDEM_BENCH_THREADS").ok().and_then(|t| t.parse().ok());
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let device = Device::cpu(threads, 4 << 30).expect("the device starts");
-        Self { device, threads, peak: Peak::default(), products, filter }
+        let device =
+            place.device(threads).unwrap_or_else(|error| panic!("the device does not start: {error}"));
+        let is_json = is_json || asked.is_some();
+        Self { device, place, threads, peak: Peak::default(), products: asked, filter, is_json }
+    }
+
+    /// Whether a GPU computes, or what stands in for one.
+    pub fn is_gpu(&self) -> bool {
+        self.device.backend() == Backend::Cuda
     }
 
     /// Whether the line is asked for.
@@ -64,14 +116,14 @@ impl Bench {
 
     /// Times `f`, prints its rate and its share of the peak, and returns the seconds of the median run.
     pub fn line(&self, name: &str, work: Work, f: impl FnMut()) -> f64 {
-        let seconds = median_seconds([f])[0];
+        let [seconds] = self.median_seconds([f]);
         self.print(name, work, seconds, "");
         seconds
     }
 
     /// Prints a line for something already timed.
     pub fn print(&self, name: &str, work: Work, seconds: f64, note: &str) {
-        if self.products.is_some() {
+        if self.is_json {
             println!(r#"{{"name": "{name}", "seconds": {seconds:e}}}"#);
             return;
         }
@@ -86,6 +138,34 @@ impl Bench {
             rate / 1e9,
             100.0 * rate / peak
         );
+    }
+
+    /// The median time of each alternative, run in turns so that a slow moment of the machine meets all of them. A GPU's queue is
+    /// waited for once a sample, which is then long enough to hide it.
+    pub fn median_seconds<F: FnMut(), const N: usize>(&self, mut alternatives: [F; N]) -> [f64; N] {
+        let time = |f: &mut F, calls: usize| {
+            let start = seconds_now();
+            (0..calls).for_each(|_| f());
+            self.device.synchronize().expect("it computes");
+            (seconds_now() - start) / calls as f64
+        };
+        let (least, most) = if self.is_gpu() { (20e-3, 21) } else { (1e-3, 101) };
+        // Warm-up, which also tells how many calls make a sample.
+        let calls = alternatives.each_mut().map(|f| {
+            time(f, 1);
+            (least / time(f, 1).max(1e-9)).ceil() as usize
+        });
+        let mut samples: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
+        let start = seconds_now();
+        while samples[0].len() < 5 || (seconds_now() - start < 0.25 && samples[0].len() < most) {
+            for (i, f) in alternatives.iter_mut().enumerate() {
+                samples[i].push(time(f, calls[i]));
+            }
+        }
+        samples.map(|mut s| {
+            s.sort_by(f64::total_cmp);
+            s[s.len() / 2]
+        })
     }
 
     /// A matrix of numbers that look like activations.
@@ -146,30 +226,4 @@ pub fn seconds_now() -> f64 {
     let status = unsafe { libc::clock_gettime(clock, &raw mut now) };
     assert_eq!(status, 0, "both clocks exist");
     now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
-}
-
-/// The median time of each alternative, run in turns so that a slow moment of the machine meets all of them.
-pub fn median_seconds<F: FnMut(), const N: usize>(mut alternatives: [F; N]) -> [f64; N] {
-    let time = |f: &mut F| {
-        let start = seconds_now();
-        f();
-        seconds_now() - start
-    };
-    // Warm-up, which also tells how many calls make a sample of at least a millisecond.
-    let calls = alternatives.each_mut().map(|f| {
-        time(f);
-        (1e-3 / time(f).max(1e-9)).ceil() as usize
-    });
-    let mut samples: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
-    let start = seconds_now();
-    while samples[0].len() < 5 || (seconds_now() - start < 0.25 && samples[0].len() < 101) {
-        for (i, f) in alternatives.iter_mut().enumerate() {
-            let total: f64 = (0..calls[i]).map(|_| time(f)).sum();
-            samples[i].push(total / calls[i] as f64);
-        }
-    }
-    samples.map(|mut s| {
-        s.sort_by(f64::total_cmp);
-        s[s.len() / 2]
-    })
 }

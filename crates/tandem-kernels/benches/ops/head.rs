@@ -3,11 +3,15 @@
 use tandem_kernels::ops::{self, HeadGradients, HeadScores, HeadShape, HeadWeights, Targets};
 use tandem_kernels::{DType, Device};
 
-use crate::harness::{Bench, Work};
+use crate::harness::{Bench, Place, Work};
 
 /// Prints a line per shape, pass and type.
 pub fn run(bench: &Bench) {
-    for (rows, vocabulary, width) in [(800, 8192, 256), (800, 32_000, 512)] {
+    let shapes: &[_] = match bench.place {
+        Place::Cuda => &[(4096, 128_256, 2048), (4096, 128_256, 4096)],
+        _ => &[(800, 8192, 256), (800, 32_000, 512)],
+    };
+    for &(rows, vocabulary, width) in shapes {
         for dtype in [DType::F32, DType::Bf16] {
             let name = format!("head {rows} x {vocabulary} x {width} {dtype}");
             if bench.wants(&name) {

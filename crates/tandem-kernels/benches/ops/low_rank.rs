@@ -3,7 +3,7 @@
 
 use tandem_kernels::{DType, Tensor, ops};
 
-use crate::harness::{Bench, Turns, Work, median_seconds};
+use crate::harness::{Bench, Turns, Work};
 
 const TOKENS: usize = 1024;
 const RANK: usize = 16;
@@ -40,7 +40,7 @@ impl<'a> Layer<'a> {
     fn new(bench: &'a Bench, dtype: DType, width: usize) -> Self {
         let w = bench.matrix(width, width, dtype);
         let mut turns = Self::turns(bench, width, [dtype; 2]);
-        let [full] = median_seconds([|| {
+        let [full] = bench.median_seconds([|| {
             let [x, y] = turns.next();
             ops::linear(&bench.device, x.view(), w.view(), None, None, y.view_mut()).expect("fits");
         }]);
@@ -119,7 +119,7 @@ impl<'a> Layer<'a> {
                 ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), false).expect("fits");
             },
         ];
-        let [with, without, back_with, back_without] = median_seconds(alternatives);
+        let [with, without, back_with, back_without] = bench.median_seconds(alternatives);
         let work = |rank: usize| Work::Flops(2.0 * (TOKENS * width * (width + rank)) as f64, *dtype);
         for (what, with, without) in
             [("y = x wT + h bT", with, without), ("dx = dy w + dh a", back_with, back_without)]
@@ -153,7 +153,7 @@ impl<'a> Layer<'a> {
             },
             &mut || ops::cast(device, w.view(), copy.view_mut()).expect("same shape"),
         ];
-        let [seconds, copy] = median_seconds(alternatives);
+        let [seconds, copy] = bench.median_seconds(alternatives);
         let work = Work::Flops(2.0 * (width * width * (RANK + 1)) as f64, DType::F32);
         let note = format!(", {:.2} x copy, {:.3} x full rank", seconds / copy, seconds / self.full);
         bench.print(&format!("{name}: row norms"), work, seconds, &note);
@@ -168,7 +168,7 @@ impl<'a> Layer<'a> {
             let [x, y] = other.next();
             ops::cast(&bench.device, x.view(), y.view_mut()).expect("same shape");
         }];
-        let [seconds, copy] = median_seconds(alternatives);
+        let [seconds, copy] = bench.median_seconds(alternatives);
         let bytes = (passes * TOKENS * self.width * dtype.size()) as f64;
         let note = format!(", {:.2} x copy, {:.3} x full rank", seconds / copy, seconds / self.full);
         bench.print(name, Work::Bytes(bytes), seconds, &note);

@@ -5,6 +5,9 @@
 //! `TANDEM_BENCH_THREADS` is the number of threads, by default all; `TANDEM_ISA` lowers the vector instructions. On a
 //! busy machine `TANDEM_BENCH_CLOCK=cpu TANDEM_BENCH_THREADS=1` gives rates per processor second.
 //!
+//! `-- --device cuda` times this machine's first GPU instead, at shapes of its own where a processor's are too small for it; `emulated` one
+//! that the processor stands in for, which tells nothing but that a bench runs. `-- --json` prints lines of JSON.
+//!
 //! `-- --products f32 2048x256x688 …` times the three products of linear layers of these shapes (tokens, inputs, outputs) alone and
 //! prints a line of JSON for each: what `bench/run` compares with other libraries.
 

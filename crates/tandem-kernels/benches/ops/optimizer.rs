@@ -2,7 +2,7 @@
 
 use tandem_kernels::{DType, Dither, Kind, Moment, StateForm, States, Tensor, ops};
 
-use crate::harness::{Bench, Work, median_seconds};
+use crate::harness::{Bench, Work};
 
 /// Parameters: large enough to come from memory.
 const LEN: usize = 24 << 20;
@@ -68,7 +68,7 @@ fn forms<'a, F: FnMut(u64)>(
             update(step);
         }
     });
-    let seconds = median_seconds(alternatives);
+    let seconds = bench.median_seconds(alternatives);
     for ((form_name, form), time) in StateForm::NAMES.into_iter().zip(seconds) {
         let width = match form {
             StateForm::F32 => 4.0,

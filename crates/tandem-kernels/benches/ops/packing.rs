@@ -3,7 +3,7 @@
 use tandem_kernels::format::Format;
 use tandem_kernels::{Bytes, DType, Kind, ops};
 
-use crate::harness::{Bench, Work, median_seconds};
+use crate::harness::{Bench, Work};
 
 /// A matrix of a layer of 7 B parameters: far larger than the caches.
 const ROWS: usize = 4096;
@@ -38,7 +38,7 @@ fn one(bench: &Bench, name: &str, format: Format, dtype: DType, rows: usize, col
     ops::pack(&bench.device, values.view(), format, packed.view_mut()).expect("fits");
     drop(values);
     let mut out = bench.matrix(rows, cols, dtype);
-    let [seconds] = median_seconds([|| {
+    let [seconds] = bench.median_seconds([|| {
         ops::unpack(&bench.device, packed.view(), format, out.view_mut()).expect("fits");
     }]);
     let bytes = packed.len() + out.view().num_bytes();
@@ -48,7 +48,7 @@ fn one(bench: &Bench, name: &str, format: Format, dtype: DType, rows: usize, col
 fn pack(bench: &Bench, name: &str, format: Format) {
     let values = bench.matrix(ROWS, COLS, DType::F32);
     let mut packed = Bytes::new(&bench.device, Kind::Scratch, format.packed_len(ROWS, COLS)).expect("memory");
-    let [seconds] = median_seconds([|| {
+    let [seconds] = bench.median_seconds([|| {
         ops::pack(&bench.device, values.view(), format, packed.view_mut()).expect("fits");
     }]);
     print(bench, name, packed.len() + values.view().num_bytes(), ROWS * COLS, seconds);

@@ -46,7 +46,13 @@ pub static SOURCES: &[&Source] = &[
 ];
 
 /// The headers that they include.
-pub static HEADERS: &[Source] = &[source!("columns.cuh"), source!("common.cuh"), source!("elements.cuh"), source!("rows.cuh"), source!("states.cuh")];
+pub static HEADERS: &[Source] = &[
+    source!("columns.cuh"),
+    source!("common.cuh"),
+    source!("elements.cuh"),
+    source!("rows.cuh"),
+    source!("states.cuh"),
+];
 
 /// The arguments of a kernel.
 macro_rules! args {
