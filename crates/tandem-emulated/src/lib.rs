@@ -12,7 +12,7 @@ mod memory;
 
 use std::sync::Arc;
 
-use tandem_kernels::cuda::driver::{Driver as _, Drivers, Properties};
+use tandem_kernels::cuda::driver::{Drivers, Properties};
 use tandem_kernels::cuda::{Gpus, Options};
 use tandem_kernels::{Device, Result};
 

@@ -27,7 +27,26 @@ pub(crate) use source;
 /// Every file of kernels.
 pub static SOURCES: &[&Source] = &[
     &super::activation::SOURCE,
-    &super::attention::SOURCE,
+    &super::attention::DECODE,
+    &super::attention::DELTA,
+    &super::attention::FORWARD[0],
+    &super::attention::FORWARD[1],
+    &super::attention::FORWARD[2],
+    &super::attention::FORWARD[3],
+    &super::attention::FORWARD[4],
+    &super::attention::FORWARD[5],
+    &super::attention::FORWARD[6],
+    &super::attention::BACKWARD[0],
+    &super::attention::BACKWARD[1],
+    &super::attention::BACKWARD[2],
+    &super::attention::BACKWARD[3],
+    &super::attention::BACKWARD[4],
+    &super::attention::BACKWARD[5],
+    &super::attention::BACKWARD[6],
+    &super::attention::BOTH_F32[0],
+    &super::attention::BOTH_F32[1],
+    &super::attention::BOTH_F32[2],
+    &super::attention::BOTH_F32[3],
     &super::columns::SOURCE,
     &super::convert::SOURCE,
     &super::dropout::SOURCE,
@@ -47,11 +66,16 @@ pub static SOURCES: &[&Source] = &[
 
 /// The headers that they include.
 pub static HEADERS: &[Source] = &[
+    source!("attention.cuh"),
+    source!("attention_f32_tiles.cuh"),
+    source!("attention_tiles.cuh"),
     source!("columns.cuh"),
     source!("common.cuh"),
     source!("elements.cuh"),
+    source!("mma.cuh"),
     source!("rows.cuh"),
     source!("states.cuh"),
+    source!("vectors.cuh"),
 ];
 
 /// The arguments of a kernel.

@@ -3,7 +3,7 @@
 use crate::cpu::attention as kernel;
 use crate::device::on;
 use crate::ops::check::{self, Operand};
-use crate::{Backend, DType, Device, Forest, KernelError, Kind, Result, View, ViewMut, cuda};
+use crate::{Backend, DType, Device, Forest, KernelError, Kind, Result, Tensor, View, ViewMut, cuda};
 
 /// What kind of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -238,11 +238,21 @@ pub fn attention_decode(
         let cache = 2.0 * seen * (k.cols() * k.dtype().size()) as f64;
         check::work(OP, &q, flops, cache + bytes)
     };
+    let mut partial = match device.backend() {
+        Backend::Cpu => None,
+        // What each part of a query's keys gives, where some query's are cut into several.
+        Backend::Cuda => {
+            let parts = cuda::attention::decode_parts(visible, rows, shape);
+            let row = || device.alloc(Kind::Scratch, parts * shape.heads, shape.head_dim + 2, DType::F32);
+            (parts > rows).then(row).transpose()?
+        }
+    };
+    let partial = partial.as_mut().map(Tensor::view_mut);
     device.launch_counting(
         work,
         on!(
             cpu => kernel::decode(cpu, q, k, v, visible, shape, out),
-            cuda => cuda::attention::decode(cuda, q, k, v, visible, shape, out)
+            cuda => cuda::attention::decode(cuda, q, k, v, visible, shape, out, partial)
         ),
     )?;
     Ok(())

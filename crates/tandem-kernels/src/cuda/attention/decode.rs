@@ -1,0 +1,111 @@
+//! Single tokens over a cache: a block for each part of a query's keys, and one that adds parts.
+
+use super::kernels::{DECODE, THREADS, too_wide};
+use super::{pack, stride, tables::Entry};
+use crate::cuda::driver::Grid;
+use crate::cuda::{Cuda, args, by_type};
+use crate::ops::{AttentionShape, Visible};
+use crate::{DType, Result, View, ViewMut};
+
+/// Keys of a part, as in `attention_decode.cu`.
+const PART: usize = 128;
+
+/// The widest head there is room for.
+const WIDEST: usize = 256;
+
+/// How many keys a query does not see of those that are listed, and how many it sees.
+fn keys(visible: &Visible, query: usize, shape: &AttentionShape) -> (usize, usize) {
+    let listed = visible.of(query).iter().map(ExactSizeIterator::len).sum::<usize>();
+    let seen = shape.window.map_or(listed, |window| listed.min(window as usize));
+    (listed - seen, seen)
+}
+
+/// How many parts the queries' keys are cut into: as many as queries, if none has more than one.
+pub(crate) fn decode_parts(visible: &Visible, queries: usize, shape: &AttentionShape) -> usize {
+    (0..queries).map(|query| keys(visible, query, shape).1.div_ceil(PART)).sum()
+}
+
+/// Parts, then the pieces of their queries' keys; and the first part of each query with how many it has.
+fn tables(visible: &Visible, queries: usize, shape: &AttentionShape) -> (Vec<Entry>, Vec<[u32; 2]>) {
+    let count = decode_parts(visible, queries, shape) as u32;
+    let (mut parts, mut pieces) = (Vec::with_capacity(count as usize + visible.ranges.len()), Vec::new());
+    let mut of_queries = Vec::with_capacity(queries);
+    for query in 0..queries {
+        let (hidden, seen) = keys(visible, query, shape);
+        let first_piece = count + pieces.len() as u32;
+        let mut number = 0;
+        for range in visible.of(query).iter().filter(|range| !range.is_empty()) {
+            let row = range.start.wrapping_sub(number);
+            number += range.end - range.start;
+            pieces.push([number, row, 0, 0]);
+        }
+        let first_part = parts.len();
+        parts.extend((0..seen).step_by(PART).map(|start| {
+            [query as u32, PART.min(seen - start) as u32, (hidden + start) as u32, first_piece]
+        }));
+        of_queries.push([first_part as u32, (parts.len() - first_part) as u32]);
+    }
+    parts.extend(pieces);
+    (parts, of_queries)
+}
+
+/// The kernel for up to so many heads at once.
+fn kernel(dtype: DType, heads: usize) -> &'static str {
+    match heads {
+        1 => by_type!("attention_decode_1", dtype),
+        2 => by_type!("attention_decode_2", dtype),
+        3..=4 => by_type!("attention_decode_4", dtype),
+        _ => by_type!("attention_decode_8", dtype),
+    }
+}
+
+/// `partial` has a row for each part and head, of a head and two numbers more; none where no query has more than one part.
+pub(crate) fn decode(
+    cuda: &Cuda,
+    q: View,
+    k: View,
+    v: View,
+    visible: &Visible,
+    shape: &AttentionShape,
+    out: ViewMut,
+    partial: Option<ViewMut>,
+) -> Result<()> {
+    if shape.head_dim > WIDEST {
+        return Err(too_wide(shape.head_dim));
+    }
+    let (parts, queries) = tables(visible, q.rows(), shape);
+    let (heads, head_dim) = (shape.heads as i32, shape.head_dim as i32);
+    let (pack, group) = (pack(shape, 8), (shape.heads / shape.kv_heads) as i32);
+    // 16 bytes for each lane.
+    let lanes = (shape.head_dim * q.dtype().size()).div_ceil(16).next_power_of_two().min(32);
+    let (out, partial) = (out.view(), partial.as_ref().map(ViewMut::view));
+    let table = cuda.table::<Entry>(&parts)?;
+    let args = args![
+        table,
+        q,
+        stride(&q),
+        k,
+        stride(&k),
+        v,
+        stride(&v),
+        out,
+        stride(&out),
+        partial,
+        heads,
+        head_dim,
+        pack as i32,
+        group,
+        shape.scale,
+        shape.softcap.unwrap_or(0.0),
+        lanes as i32
+    ];
+    let count = queries.iter().map(|[_, parts]| *parts as usize).sum();
+    let grid = Grid::of([count, shape.heads / pack, 1], THREADS);
+    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked; the rows are inside the cache.
+    unsafe { cuda.launch(&DECODE, kernel(q.dtype(), pack), grid, args)? };
+    let Some(partial) = partial else { return Ok(()) };
+    let args = args![cuda.table::<[u32; 2]>(&queries)?, partial, out, stride(&out), heads, head_dim];
+    let grid = Grid::of([q.rows(), shape.heads, 1], THREADS);
+    // SAFETY: as above; every part has been written.
+    unsafe { cuda.launch(&DECODE, by_type!("attention_combine", q.dtype()), grid, args) }
+}

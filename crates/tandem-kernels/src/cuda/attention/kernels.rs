@@ -1,0 +1,204 @@
+//! The kernels of each width, and the sizes that they are launched with, as in `attention_forward.cu`,
+//! `attention_backward.cu` and `attention_f32.cu`.
+
+use crate::cuda::driver::Source;
+use crate::{DType, KernelError, Result};
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 128;
+
+/// What position nothing reaches.
+pub(super) const NO_WINDOW: u32 = i32::MAX as u32;
+
+/// A kernel: its file, the packed rows of its tiles of queries, and the shared memory of a block.
+pub(super) struct Kernel {
+    pub source: &'static Source,
+    pub name: &'static str,
+    pub rows: usize,
+    pub shared: usize,
+}
+
+/// The kernels of a type and width.
+pub(super) struct Kernels {
+    width: usize,
+    pub forward: Kernel,
+    /// The gradient of queries.
+    pub of_queries: Kernel,
+    /// Those of keys and values, by one kernel or by two.
+    pub of_keys: &'static [Kernel],
+    /// Keys of a tile of keys.
+    pub keys: usize,
+}
+
+macro_rules! text {
+    ($file:literal) => {
+        include_str!(concat!("../../../cuda/", $file, ".cu"))
+    };
+}
+
+/// Files, each compiled for one width.
+macro_rules! of_widths {
+    ($file:literal, [$($width:literal),*]) => {
+        [$(Source {
+            name: concat!($file, "_", $width, ".cu"),
+            text: concat!("#define ONLY_WIDTH ", $width, "\n", text!($file)),
+            fused: true,
+        }),*]
+    };
+}
+
+pub(in crate::cuda) static DELTA: Source =
+    Source { name: "attention_delta.cu", text: text!("attention_delta"), fused: true };
+pub(in crate::cuda) static DECODE: Source =
+    Source { name: "attention_decode.cu", text: text!("attention_decode"), fused: true };
+pub(in crate::cuda) static FORWARD: [Source; 7] =
+    of_widths!("attention_forward", [16, 32, 64, 80, 96, 128, 256]);
+pub(in crate::cuda) static BACKWARD: [Source; 7] =
+    of_widths!("attention_backward", [16, 32, 64, 80, 96, 128, 256]);
+pub(in crate::cuda) static BOTH_F32: [Source; 4] = of_widths!("attention_f32", [32, 64, 128, 256]);
+
+/// A kernel that has so many rows of the width in tiles, and 4-byte words beside them.
+const fn bf16(
+    source: &'static Source,
+    name: &'static str,
+    rows: usize,
+    [width, tiles, words]: [usize; 3],
+) -> Kernel {
+    Kernel { source, name, rows, shared: 2 * width * tiles + 4 * words }
+}
+
+macro_rules! kernels_bf16 {
+    ($index:literal, $width:literal) => {
+        Kernels {
+            width: $width,
+            forward: bf16(
+                &FORWARD[$index],
+                concat!("attention_forward_", $width),
+                128,
+                [$width, 128 + 2 * 64, 2 * 64],
+            ),
+            of_queries: bf16(
+                &BACKWARD[$index],
+                concat!("attention_backward_queries_", $width),
+                64,
+                [$width, 2 * 64 + 3 * 64, 2 * 64],
+            ),
+            of_keys: &[bf16(
+                &BACKWARD[$index],
+                concat!("attention_backward_keys_", $width),
+                64,
+                [$width, 2 * 64 + 3 * 64, 4 * 64],
+            )],
+            keys: 64,
+        }
+    };
+}
+
+static BF16: [Kernels; 7] = [
+    kernels_bf16!(0, 16),
+    kernels_bf16!(1, 32),
+    kernels_bf16!(2, 64),
+    kernels_bf16!(3, 80),
+    kernels_bf16!(4, 96),
+    kernels_bf16!(5, 128),
+    // Smaller tiles, so that they have room; registers do not hold the gradients of keys and of values at once.
+    Kernels {
+        width: 256,
+        forward: bf16(&FORWARD[6], "attention_forward_256", 64, [256, 64 + 2 * 64, 2 * 64]),
+        of_queries: bf16(&BACKWARD[6], "attention_backward_queries_256", 64, [256, 2 * 64 + 2 * 32, 2 * 32]),
+        of_keys: &[
+            bf16(&BACKWARD[6], "attention_backward_keys_256", 32, [256, 2 * 64 + 2 * 32, 4 * 32]),
+            bf16(&BACKWARD[6], "attention_backward_values_256", 32, [256, 2 * 64 + 2 * 32, 4 * 32]),
+        ],
+        keys: 64,
+    },
+];
+
+/// A block of f32 has `own` rows of its side and `other` ones of the other side at a time. How many tiles of each there are in
+/// shared memory, and tiles of scores.
+const fn shared_f32(width: usize, [own, other]: [usize; 2], tiles: [usize; 3]) -> usize {
+    let rows_of_tiles = tiles[0] * own + tiles[1] * other;
+    4 * (rows_of_tiles * (width + 4) + tiles[2] * own * (other + 4) + 4 * other)
+}
+
+macro_rules! kernels_f32 {
+    ($index:literal, $width:literal, $own:literal, $other:literal) => {
+        Kernels {
+            width: $width,
+            forward: Kernel {
+                source: &BOTH_F32[$index],
+                name: concat!("attention_f32_forward_", $width),
+                rows: $own,
+                shared: shared_f32($width, [$own, $other], [1, 1, 1]),
+            },
+            of_queries: Kernel {
+                source: &BOTH_F32[$index],
+                name: concat!("attention_f32_backward_queries_", $width),
+                rows: $own,
+                shared: shared_f32($width, [$own, $other], [2, 1, 1]),
+            },
+            of_keys: &[Kernel {
+                source: &BOTH_F32[$index],
+                name: concat!("attention_f32_backward_keys_", $width),
+                rows: $other,
+                shared: shared_f32($width, [$own, $other], [2, 2, 2]),
+            }],
+            keys: $own,
+        }
+    };
+}
+
+static F32: [Kernels; 4] = [
+    kernels_f32!(0, 32, 32, 32),
+    kernels_f32!(1, 64, 32, 32),
+    kernels_f32!(2, 128, 32, 32),
+    kernels_f32!(3, 256, 16, 16),
+];
+
+/// The kernels of the narrowest width that a head fits into.
+pub(super) fn kernels(dtype: DType, head_dim: usize) -> Result<&'static Kernels> {
+    let all: &'static [Kernels] = match dtype {
+        DType::F32 => &F32,
+        DType::Bf16 => &BF16,
+    };
+    all.iter().find(|kernels| head_dim <= kernels.width).ok_or_else(|| too_wide(head_dim))
+}
+
+/// The error of a head that no kernel has registers for.
+pub(super) fn too_wide(head_dim: usize) -> KernelError {
+    KernelError::invalid(
+        "attention",
+        format!("heads of {head_dim} on a GPU, which has kernels for up to 256"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What GPUs of capability 8.6 and 8.9 give a block.
+    const LIMIT: usize = 99 << 10;
+
+    #[test]
+    fn a_block_has_room() {
+        for kernels in BF16.iter().chain(&F32) {
+            for kernel in [&kernels.forward, &kernels.of_queries].into_iter().chain(kernels.of_keys) {
+                // Positions of four tiles of queries, where there is a window.
+                let shared = kernel.shared + 4 * 4 * kernel.rows;
+                assert!(shared <= LIMIT, "{}: {shared} bytes", kernel.name);
+            }
+        }
+    }
+
+    #[test]
+    fn heads_are_padded_to_the_next_width() {
+        let width = |dtype, head_dim| kernels(dtype, head_dim).map(|kernels| kernels.width);
+        assert_eq!(width(DType::Bf16, 1).unwrap(), 16);
+        assert_eq!(width(DType::Bf16, 64).unwrap(), 64);
+        assert_eq!(width(DType::Bf16, 72).unwrap(), 80);
+        assert_eq!(width(DType::Bf16, 192).unwrap(), 256);
+        assert_eq!(width(DType::F32, 80).unwrap(), 128);
+        let error = width(DType::F32, 257).unwrap_err().to_string();
+        assert_eq!(error, "attention: heads of 257 on a GPU, which has kernels for up to 256");
+    }
+}

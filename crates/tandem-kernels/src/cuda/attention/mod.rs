@@ -1,0 +1,176 @@
+//! Attention over a forest, and over a cache: which kernel, over which tiles.
+//!
+//! bf16 goes through tensor cores, f32 does not. Kernels are compiled for a *width*, which heads are padded to: each is a source of
+//! its own, so that a run compiles what it needs.
+
+mod decode;
+mod kernels;
+mod tables;
+
+pub(crate) use decode::{decode, decode_parts};
+pub(super) use kernels::{BACKWARD, BOTH_F32, DECODE, DELTA, FORWARD};
+
+use kernels::{Kernel, Kernels, NO_WINDOW, kernels};
+use tables::Entry;
+
+use super::driver::{Arg, Grid};
+use super::{Cuda, args, by_type};
+use crate::ops::AttentionShape;
+use crate::{Forest, Result, View, ViewMut};
+
+/// What every kernel is told about heads and scores.
+struct Call<'a> {
+    cuda: &'a Cuda,
+    forest: &'a Forest,
+    shape: &'a AttentionShape,
+    kernels: &'static Kernels,
+    /// Heads that share keys and a tile.
+    pack: usize,
+    /// [`NO_WINDOW`] where every query sees all of its path.
+    window: u32,
+}
+
+impl<'a> Call<'a> {
+    fn new(cuda: &'a Cuda, q: View, forest: &'a Forest, shape: &'a AttentionShape) -> Result<Self> {
+        let hides = |window: &u32| forest.positions.iter().any(|position| position >= window);
+        let window = shape.window.filter(hides).unwrap_or(NO_WINDOW);
+        let kernels = kernels(q.dtype(), shape.head_dim)?;
+        Ok(Self { cuda, forest, shape, kernels, pack: pack(shape, 16), window })
+    }
+
+    /// A tile of queries: its table, and a grid of a block for each and each pack.
+    fn query_tiles(&self, rows: usize, shared: usize) -> Result<(u64, Grid)> {
+        let (count, entries) = tables::query_tiles(self.forest, rows / self.pack);
+        let blocks = [count, self.shape.heads / self.pack, 1];
+        Ok((self.cuda.table::<Entry>(&entries)?, self.grid(blocks, shared)))
+    }
+
+    /// The same of keys: a block for each and each key/value head.
+    fn key_tiles(&self, shared: usize) -> Result<(u64, Grid)> {
+        let (count, entries) = tables::key_tiles(self.forest, self.kernels.keys, self.window);
+        Ok((self.cuda.table::<Entry>(&entries)?, self.grid([count, self.shape.kv_heads, 1], shared)))
+    }
+
+    fn grid(&self, blocks: [usize; 3], shared: usize) -> Grid {
+        Grid::of(blocks, kernels::THREADS).with_shared(shared)
+    }
+
+    /// Puts a kernel into the stream, with what all of them end in behind its own arguments.
+    ///
+    /// # Safety
+    /// As [`Cuda::launch`].
+    unsafe fn launch(&self, kernel: &Kernel, grid: Grid, own: &[Arg]) -> Result<()> {
+        let (shape, group) = (self.shape, (self.shape.heads / self.shape.kv_heads) as i32);
+        let (head_dim, pack, window) = (shape.head_dim as i32, self.pack as i32, self.window as i32);
+        let rest = args![head_dim, pack, group, shape.scale, shape.softcap.unwrap_or(0.0), window];
+        // SAFETY: the caller's promise.
+        unsafe { self.cuda.launch(kernel.source, kernel.name, grid, &[own, rest].concat()) }
+    }
+}
+
+/// The most heads of one group, up to `limit`, that all packs can have as many of.
+fn pack(shape: &AttentionShape, limit: usize) -> usize {
+    let group = shape.heads / shape.kv_heads;
+    (1..=limit).rev().find(|&heads| group.is_multiple_of(heads)).unwrap_or(1)
+}
+
+fn stride(view: &View) -> i32 {
+    view.stride() as i32
+}
+
+pub(crate) fn forward(
+    cuda: &Cuda,
+    q: View,
+    k: View,
+    v: View,
+    forest: &Forest,
+    shape: &AttentionShape,
+    out: ViewMut,
+    log_sum_exp: ViewMut,
+) -> Result<()> {
+    let call = Call::new(cuda, q, forest, shape)?;
+    let kernel = &call.kernels.forward;
+    let (tiles, grid) = call.query_tiles(kernel.rows, kernel.shared)?;
+    let (out, log_sum_exp) = (out.view(), log_sum_exp.view());
+    let args = args![
+        tiles,
+        q,
+        stride(&q),
+        k,
+        stride(&k),
+        v,
+        stride(&v),
+        out,
+        stride(&out),
+        log_sum_exp,
+        stride(&log_sum_exp)
+    ];
+    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked; tiles are of their rows.
+    unsafe { call.launch(kernel, grid, args) }
+}
+
+pub(crate) fn backward(
+    cuda: &Cuda,
+    q: View,
+    k: View,
+    v: View,
+    out: View,
+    log_sum_exp: View,
+    d_out: View,
+    forest: &Forest,
+    shape: &AttentionShape,
+    dq: ViewMut,
+    dk: ViewMut,
+    dv: ViewMut,
+    scratch: ViewMut,
+) -> Result<()> {
+    let call = Call::new(cuda, q, forest, shape)?;
+    let (delta, dq, dk, dv) = (scratch.view(), dq.view(), dk.view(), dv.view());
+    sums_of_rows(cuda, out, d_out, shape, delta)?;
+    let heads = shape.heads as i32;
+    let mut operands = args![
+        0u64,
+        q,
+        stride(&q),
+        k,
+        stride(&k),
+        v,
+        stride(&v),
+        d_out,
+        stride(&d_out),
+        log_sum_exp,
+        stride(&log_sum_exp),
+        delta,
+        heads
+    ]
+    .to_vec();
+    let kernel = &call.kernels.of_queries;
+    let (tiles, grid) = call.query_tiles(kernel.rows, kernel.shared)?;
+    operands[0] = Arg::address(tiles);
+    let own = [&operands[..], args![dq, stride(&dq)]].concat();
+    // SAFETY: as in `forward`; `scratch` has a number for each row and head.
+    unsafe { call.launch(kernel, grid, &own)? };
+    for kernel in call.kernels.of_keys {
+        // Positions of four tiles of queries.
+        let positions = if call.window == NO_WINDOW { 0 } else { 4 * kernel.rows * size_of::<u32>() };
+        let (tiles, grid) = call.key_tiles(kernel.shared + positions)?;
+        operands[0] = Arg::address(tiles);
+        let own = [&operands[..], args![dk, stride(&dk), dv, stride(&dv)]].concat();
+        // SAFETY: as above.
+        unsafe { call.launch(kernel, grid, &own)? };
+    }
+    Ok(())
+}
+
+/// `Σ out · d_out` of each row and head.
+fn sums_of_rows(cuda: &Cuda, out: View, d_out: View, shape: &AttentionShape, delta: View) -> Result<()> {
+    const THREADS: usize = 256;
+    // A lane has four numbers at a time.
+    let lanes = shape.head_dim.div_ceil(4).next_power_of_two().min(32);
+    let (tokens, heads, head_dim) = (out.rows() as i32, shape.heads as i32, shape.head_dim as i32);
+    let args = args![out, stride(&out), d_out, stride(&d_out), delta, tokens, heads, head_dim, lanes as i32];
+    let blocks = (out.rows() * shape.heads * lanes).div_ceil(THREADS);
+    let name = by_type!("attention_delta", out.dtype());
+    // SAFETY: as in `forward`.
+    unsafe { cuda.launch(&DELTA, name, Grid::new(blocks, THREADS as u32), args) }
+}
