@@ -26,7 +26,7 @@ struct Rank<'a> {
 }
 
 impl Split for Rank<'_> {
-    fn sum(&self, device: &Device, x: &mut Tensor) -> Result<()> {
+    fn sum(&self, _: &Device, x: &mut Tensor) -> Result<()> {
         let x = x.view_mut().into_slice::<f32>();
         self.table.sums.lock().unwrap()[self.index] = x.to_vec();
         self.table.barrier.wait();
@@ -39,7 +39,7 @@ impl Split for Rank<'_> {
         Ok(())
     }
 
-    fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()> {
+    fn gather_rows(&self, _: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()> {
         self.table.bytes.lock().unwrap()[self.index] = x.view().as_bytes().to_vec();
         self.table.barrier.wait();
         let (mut all, width) = (Vec::new(), x.cols() * x.dtype().size());

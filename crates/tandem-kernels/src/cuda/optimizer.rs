@@ -80,7 +80,7 @@ pub(crate) fn block_squares(
 ) -> Result<()> {
     let Some(sums) = sums.filter(|_| !blocks.is_empty()) else { return Ok(()) };
     let [f32s, exact] = gradient(x);
-    let args = [&[f32s, exact], &args![&sums, x.len()][..]].concat();
+    let args = [&[f32s, exact], args![&sums, x.len()]].concat();
     // SAFETY: the operands are those of the kernel; there is an f64 for each of its blocks, which are those of the host.
     unsafe {
         cuda.launch(&SOURCE, "block_squares", Grid::new(blocks.len(), THREADS), &args)?;
