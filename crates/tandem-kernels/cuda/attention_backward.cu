@@ -19,10 +19,9 @@ __device__ __forceinline__ void cap(const Factors &factors, float (&scores)[1][N
         }
 }
 
-// Scores of keys that a row does not see are -∞, and have no gradient.
+// Keys that a row does not see have no weight, and their scores no gradient, even if the row's own are no numbers.
 template <int N>
-__device__ __forceinline__ void hide_unseen(const WarpRows<1> &own, int key, int window, float (&scores)[1][N][4],
-                                            float (&gradient)[1][N][4]) {
+__device__ __forceinline__ void hide_unseen(const WarpRows<1> &own, int key, int window, float (&gradient)[1][N][4]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int position = own.position_of(0, half);
@@ -31,7 +30,7 @@ __device__ __forceinline__ void hide_unseen(const WarpRows<1> &own, int key, int
 #pragma unroll
             for (int i = 2 * half; i < 2 * half + 2; i++)
                 if (!sees(position, key + 8 * n + 2 * int(threadIdx.x % 4) + i % 2, window))
-                    scores[0][n][i] = -INFINITY, gradient[0][n][i] = 0;
+                    gradient[0][n][i] = 0;
     }
 }
 
@@ -128,12 +127,12 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
 #pragma unroll
                 for (int i = 0; i < 4; i++) gradient[0][n][i] -= mean[i / 2];
             if (factors.is_capped()) cap<true>(factors, scores, gradient);
-            if (!own.see_all(key, KEYS, window)) hide_unseen(own, key, window, scores, gradient);
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     gradient[0][n][i] *= exp2_fast(scores[0][n][i] * factors.after - less[i / 2]);
+            if (!own.see_all(key, KEYS, window)) hide_unseen(own, key, window, gradient);
             uint32_t rounded[1][N / 2][4];
             round_scores<1, N>(rounded, gradient);
             multiply_columns<WIDTH, 1, N / 2>(sums, rounded, k_tile);
@@ -268,26 +267,6 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
                 }
             }
             if (factors.is_capped()) cap<OF_KEYS>(factors, scores, gradient);
-            if (first_query < own + 15) {
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        if (first_query + pack.query(8 * n + 2 * t + i % 2) < own + g + i / 2 * 8) {
-                            scores[0][n][i] = -INFINITY;
-                            if (OF_KEYS) gradient[0][n][i] = 0;
-                        }
-            }
-            if (is_windowed) {
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        if (positions[step % 4 * ROWS + 8 * n + 2 * t + i % 2] - (tile.position + own + g + i / 2 * 8) >= window) {
-                            scores[0][n][i] = -INFINITY;
-                            if (OF_KEYS) gradient[0][n][i] = 0;
-                        }
-            }
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 const float2 of_rows = *reinterpret_cast<const float2 *>(less + 8 * n + 2 * t);
@@ -296,6 +275,27 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
                     scores[0][n][i] = exp2_fast(scores[0][n][i] * factors.after - (i % 2 ? of_rows.y : of_rows.x));
                     if (OF_KEYS) gradient[0][n][i] *= scores[0][n][i];
                 }
+            }
+            if (first_query < own + 15) {
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (first_query + pack.query(8 * n + 2 * t + i % 2) < own + g + i / 2 * 8) {
+                            scores[0][n][i] = 0;
+                            if (OF_KEYS) gradient[0][n][i] = 0;
+                        }
+            }
+            if (is_windowed) {
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int position = positions[step % 4 * ROWS + 8 * n + 2 * t + i % 2];
+                        if (position - (tile.position + own + g + i / 2 * 8) < window) continue;
+                        scores[0][n][i] = 0;
+                        if (OF_KEYS) gradient[0][n][i] = 0;
+                    }
             }
             if (OF_VALUES) round_scores<1, N>(weights, scores);
             if (OF_KEYS) round_scores<1, N>(rounded, gradient);

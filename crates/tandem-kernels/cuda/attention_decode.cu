@@ -9,7 +9,7 @@ namespace {
 
 constexpr int THREADS = 128, WARPS = THREADS / WARP, PART = 128, WIDEST = 256;
 
-// Elements that are moved at once, and what stands for 16 bytes of them in registers.
+// Elements of 16 bytes, which are moved at once.
 template <typename T> constexpr int SIDE = 16 / sizeof(T);
 
 // A row's elements from `column` on; zeros beyond the head, and where there is no row.

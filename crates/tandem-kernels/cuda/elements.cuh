@@ -3,6 +3,8 @@
 #pragma once
 #include "vectors.cuh"
 
+namespace {
+
 constexpr int THREADS = 256;
 // Vectors of a thread, and of a block.
 template <int N> constexpr int DEPTH = N == 8 ? 2 : 4;
@@ -35,3 +37,5 @@ __device__ __forceinline__ void over_elements(size_t rows, size_t cols, Steps...
     };
     (each(steps), ...);
 }
+
+} // namespace

@@ -4,6 +4,8 @@
 #pragma once
 #include "vectors.cuh"
 
+namespace {
+
 // At most, in a block.
 constexpr int THREADS = 512;
 // Threads whose vectors lie side by side.
@@ -106,3 +108,5 @@ struct Sums {
         }
     }
 };
+
+} // namespace

@@ -101,31 +101,53 @@ fn run(
     shape: &AttentionShape,
     dtype: DType,
 ) -> [Matrix; 5] {
+    run_behind(0, device, qkv, d_out, forest, shape, dtype)
+}
+
+/// [`run`] where every matrix lies behind so many columns of others.
+fn run_behind(
+    pad: usize,
+    device: &Device,
+    qkv: &Matrix,
+    d_out: &Matrix,
+    forest: &Forest,
+    shape: &AttentionShape,
+    dtype: DType,
+) -> [Matrix; 5] {
     let (tokens, q_width, kv_width) =
         (forest.num_tokens(), shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-    let qkv = qkv.tensor(device, dtype);
-    let columns = |from: usize, width: usize| qkv.view().col_range(from..from + width);
+    let qkv = qkv.behind(pad).tensor(device, dtype);
+    let columns = |from: usize, width: usize| qkv.view().col_range(pad + from..pad + from + width);
     let (q, k, v) = (columns(0, q_width), columns(q_width, kv_width), columns(q_width + kv_width, kv_width));
-    let mut out = poison(device, tokens, q_width, dtype);
+    let mut out = poison(device, tokens, pad + q_width, dtype);
     let mut lse = poison(device, tokens, shape.heads, DType::F32);
-    ops::attention(device, q, k, v, forest, shape, out.view_mut(), lse.view_mut()).unwrap();
-    let d_out = d_out.tensor(device, dtype);
-    let mut d_qkv = poison(device, tokens, q_width + 2 * kv_width, dtype);
-    let [dq, dk, dv] = d_qkv.view_mut().split_cols([q_width, kv_width, kv_width]);
-    ops::attention_backward(device, q, k, v, out.view(), lse.view(), d_out.view(), forest, shape, dq, dk, dv)
-        .unwrap();
+    let [_, to] = out.view_mut().split_cols([pad, q_width]);
+    ops::attention(device, q, k, v, forest, shape, to, lse.view_mut()).unwrap();
+    let d_out = d_out.behind(pad).tensor(device, dtype);
+    let mut d_qkv = poison(device, tokens, pad + q_width + 2 * kv_width, dtype);
+    let [_, dq, dk, dv] = d_qkv.view_mut().split_cols([pad, q_width, kv_width, kv_width]);
+    let [of, d_of] = [&out, &d_out].map(|x| x.view().col_range(pad..pad + q_width));
+    ops::attention_backward(device, q, k, v, of, lse.view(), d_of, forest, shape, dq, dk, dv).unwrap();
     let d = Matrix::read(device, d_qkv.view());
+    for (what, found) in [("out", &Matrix::read(device, out.view())), ("gradient", &d)] {
+        assert!(found.columns(0, pad).data.iter().all(|x| x.is_nan()), "columns before the {what}");
+    }
     [
-        Matrix::read(device, out.view()),
+        Matrix::read(device, of),
         Matrix::read(device, lse.view()),
-        d.columns(0, q_width),
-        d.columns(q_width, kv_width),
-        d.columns(q_width + kv_width, kv_width),
+        d.columns(pad, q_width),
+        d.columns(pad + q_width, kv_width),
+        d.columns(pad + q_width + kv_width, kv_width),
     ]
 }
 
 #[track_caller]
 fn check(what: &str, forest: &Forest, shape: &AttentionShape, spread: f64) {
+    check_behind(0, what, forest, shape, spread);
+}
+
+#[track_caller]
+fn check_behind(pad: usize, what: &str, forest: &Forest, shape: &AttentionShape, spread: f64) {
     let (tokens, q_width, kv_width) =
         (forest.num_tokens(), shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     for (place, dtype, tolerance) in cases() {
@@ -134,8 +156,9 @@ fn check(what: &str, forest: &Forest, shape: &AttentionShape, spread: f64) {
             .matrix(tokens, q_width + 2 * kv_width, dtype)
             .map(|x| crate::matrix::round(spread * x, dtype));
         let d_out = random.matrix(tokens, q_width, dtype);
-        let found =
-            same_at_every_thread_count(place, |device| run(device, &qkv, &d_out, forest, shape, dtype));
+        let found = same_at_every_thread_count(place, |device| {
+            run_behind(pad, device, &qkv, &d_out, forest, shape, dtype)
+        });
         let expected = reference(
             shape,
             &qkv.columns(0, q_width),
@@ -194,6 +217,54 @@ fn head_dims_and_groups() {
     check("heads of 256", &forest, &plain(2, 1, 256), 1.0);
 }
 
+/// A GPU's tiles have 64 or 128 rows, and heads are padded to one of a few widths.
+#[test]
+fn lengths_around_every_tile_of_every_width() {
+    for head_dim in [40, 64, 80, 96, 128, 256] {
+        for length in [63, 64, 65, 129] {
+            let what = format!("length {length}, heads of {head_dim}");
+            check(&what, &forest(&[(length, None)]), &plain(2, 1, head_dim), 1.0);
+        }
+    }
+}
+
+/// Heads of a group share a tile on a GPU: all of them, some of them, or none where their number has no divisor.
+#[test]
+fn groups_of_many_heads() {
+    for (heads, kv_heads) in [(8, 1), (16, 2), (7, 1), (12, 1), (34, 1), (17, 1), (48, 2)] {
+        check(&format!("{heads}/{kv_heads}"), &mixed(), &plain(heads, kv_heads, 16), 1.0);
+    }
+    let shape = AttentionShape { window: Some(11), ..plain(20, 1, 24) };
+    check("20/1 with a window", &mixed(), &shape, 1.0);
+}
+
+/// A segment's descendants need not follow one another.
+#[test]
+fn interleaved_trees() {
+    let forest = forest(&[
+        (70, None),
+        (20, None),
+        (9, Some(0)),
+        (66, Some(1)),
+        (5, Some(2)),
+        (40, Some(0)),
+        (3, Some(3)),
+    ]);
+    for window in [None, Some(8), Some(71)] {
+        let shape = AttentionShape { window, ..plain(8, 1, 64) };
+        check(&format!("interleaved, window {window:?}"), &forest, &shape, 1.0);
+    }
+}
+
+/// Rows of fused projections begin anywhere; on a GPU those that 16 bytes cannot be read from at once take another way.
+#[test]
+fn matrices_that_begin_anywhere() {
+    for (pad, head_dim) in [(1, 64), (8, 64), (3, 16), (4, 128), (8, 20), (1, 256)] {
+        let shape = plain(4, 2, head_dim);
+        check_behind(pad, &format!("behind {pad} columns, heads of {head_dim}"), &mixed(), &shape, 1.0);
+    }
+}
+
 #[test]
 fn one_token() {
     check("one token", &forest(&[(1, None)]), &plain(4, 2, 16), 1.0);
@@ -217,6 +288,9 @@ fn many_short_trees() {
 fn a_deep_chain_of_short_segments() {
     let segments: Vec<(u32, Option<u32>)> = (0..60).map(|i: u32| (1 + i % 4, i.checked_sub(1))).collect();
     check("chain", &forest(&segments), &plain(2, 1, 32), 1.0);
+    check("chain, 8/1 of 64", &forest(&segments), &plain(8, 1, 64), 1.0);
+    let shape = AttentionShape { window: Some(7), ..plain(2, 1, 32) };
+    check("chain with a window", &forest(&segments), &shape, 1.0);
 }
 
 #[test]
@@ -234,6 +308,10 @@ fn windows_cross_segment_borders() {
     }
     let shape = AttentionShape { window: Some(64), ..plain(2, 1, 16) };
     check("window in a long sequence", &forest(&[(400, None)]), &shape, 1.0);
+    for head_dim in [64, 256] {
+        let shape = AttentionShape { window: Some(5), ..plain(8, 1, head_dim) };
+        check(&format!("window of 5, heads of {head_dim}"), &mixed(), &shape, 1.0);
+    }
 }
 
 /// Micro-batches put trees together in any order, and rank by rank differently.
@@ -263,6 +341,8 @@ fn the_bits_of_a_tree_do_not_depend_on_its_neighbours() {
 fn softcap() {
     let shape = AttentionShape { softcap: Some(5.0), ..plain(4, 2, 16) };
     check("softcap", &mixed(), &shape, 3.0);
+    let shape = AttentionShape { softcap: Some(5.0), window: Some(20), ..plain(4, 2, 256) };
+    check("softcap and window", &mixed(), &shape, 3.0);
 }
 
 /// Scores up to ±200: without the running maximum the exponentials would overflow.

@@ -1,52 +1,91 @@
-use tandem_kernels::DType;
 use tandem_kernels::ops::{self, AttentionShape, Visible};
+use tandem_kernels::{DType, Device};
 
 use crate::attention::reference;
 use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
 
+/// Decodes random numbers over a cache of so many rows, and compares.
+#[track_caller]
+fn check(shape: &AttentionShape, visible: &Visible, cache: usize) {
+    let (queries, width, kv_width) =
+        (visible.offsets.len() - 1, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    for (place, dtype, tolerance) in cases() {
+        let mut random = Random(23);
+        let q = random.matrix(queries, width, dtype);
+        let [k, v] = [(); 2].map(|()| random.matrix(cache, kv_width, dtype));
+        let found =
+            same_at_every_thread_count(place, |device| decode(device, [&q, &k, &v], visible, shape, dtype));
+        let seen: Vec<Vec<usize>> = (0..queries)
+            .map(|i| {
+                let ranges = &visible.ranges[visible.offsets[i] as usize..visible.offsets[i + 1] as usize];
+                let rows: Vec<usize> = ranges.iter().cloned().flatten().map(|r| r as usize).collect();
+                rows[rows.len().saturating_sub(shape.window.unwrap_or(u32::MAX) as usize)..].to_vec()
+            })
+            .collect();
+        let expected = reference(shape, &q, &k, &v, &q, |t, u| seen[t].contains(&u));
+        found.assert_close(&expected.out, 2.0 * tolerance, &format!("{shape:?} {dtype} {place:?}"));
+    }
+}
+
+fn decode(
+    device: &Device,
+    operands: [&Matrix; 3],
+    visible: &Visible,
+    shape: &AttentionShape,
+    dtype: DType,
+) -> Matrix {
+    let [q, k, v] = operands.map(|m| m.tensor(device, dtype));
+    let mut out = poison(device, q.rows(), q.cols(), dtype);
+    ops::attention_decode(device, q.view(), k.view(), v.view(), visible, shape, out.view_mut()).unwrap();
+    Matrix::read(device, out.view())
+}
+
 #[test]
 fn single_tokens_over_a_cache() {
-    for (place, dtype, tolerance) in cases() {
-        for head_dim in [16, 20, 64, 80, 128] {
-            for (heads, kv_heads) in [(1, 1), (4, 2), (8, 1)] {
-                for window in [None, Some(1), Some(70)] {
-                    let shape = AttentionShape {
-                        heads,
-                        kv_heads,
-                        head_dim,
-                        scale: 0.3,
-                        window,
-                        softcap: (head_dim == 20).then_some(4.0),
-                    };
-                    let visible = Visible {
-                        offsets: vec![0, 1, 3, 4, 7],
-                        ranges: vec![0..1, 0..90, 150..233, 5..6, 10..20, 20..20, 40..169],
-                    };
-                    let mut random = Random(23);
-                    let q = random.matrix(4, heads * head_dim, dtype);
-                    let [k, v] = [(); 2].map(|()| random.matrix(233, kv_heads * head_dim, dtype));
-                    let found = same_at_every_thread_count(place, |device| {
-                        let [q, k, v] = [&q, &k, &v].map(|m| m.tensor(device, dtype));
-                        let mut out = poison(device, 4, heads * head_dim, dtype);
-                        let view = out.view_mut();
-                        ops::attention_decode(device, q.view(), k.view(), v.view(), &visible, &shape, view)
-                            .unwrap();
-                        Matrix::read(device, out.view())
-                    });
-                    let seen: Vec<Vec<usize>> = (0..4)
-                        .map(|i| {
-                            let ranges =
-                                &visible.ranges[visible.offsets[i] as usize..visible.offsets[i + 1] as usize];
-                            let rows: Vec<usize> =
-                                ranges.iter().cloned().flatten().map(|r| r as usize).collect();
-                            rows[rows.len().saturating_sub(window.unwrap_or(u32::MAX) as usize)..].to_vec()
-                        })
-                        .collect();
-                    let expected = reference(&shape, &q, &k, &v, &q, |t, u| seen[t].contains(&u));
-                    let what = format!("{heads}/{kv_heads} of {head_dim} {dtype} window {window:?}");
-                    found.assert_close(&expected.out, 2.0 * tolerance, &what);
-                }
+    let visible = Visible {
+        offsets: vec![0, 1, 3, 4, 7],
+        ranges: vec![0..1, 0..90, 150..233, 5..6, 10..20, 20..20, 40..169],
+    };
+    for head_dim in [16, 20, 64, 80, 128] {
+        for (heads, kv_heads) in [(1, 1), (4, 2), (8, 1)] {
+            for window in [None, Some(1), Some(70)] {
+                let softcap = (head_dim == 20).then_some(4.0);
+                let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3, window, softcap };
+                check(&shape, &visible, 233);
             }
+        }
+    }
+}
+
+/// On a GPU keys are cut into parts of 128, and up to eight heads of a group go together.
+#[test]
+fn long_caches_and_large_groups() {
+    let (ranges, offsets) = ([0..128, 0..127, 3..132, 200..700, 0..1, 0..300], (0..=6).collect());
+    let visible = Visible { offsets, ranges: ranges.to_vec() };
+    for (heads, kv_heads, head_dim) in [(2, 1, 64), (3, 1, 256), (14, 2, 72), (16, 1, 33), (12, 1, 128)] {
+        for window in [None, Some(257)] {
+            let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3, window, softcap: None };
+            check(&shape, &visible, 700);
+        }
+    }
+}
+
+/// What else is in a batch must not change what is generated.
+#[test]
+fn the_bits_of_a_query_do_not_depend_on_others() {
+    let shape =
+        AttentionShape { heads: 8, kv_heads: 2, head_dim: 64, scale: 0.1, window: None, softcap: None };
+    for (place, dtype, _) in cases() {
+        let mut random = Random(29);
+        let q = random.matrix(3, 512, dtype);
+        let [k, v] = [(); 2].map(|()| random.matrix(400, 128, dtype));
+        let device = place.device(2, 1 << 28);
+        let visible = Visible { offsets: vec![0, 1, 3, 4], ranges: vec![7..18, 0..100, 20..51, 1..400] };
+        let among = decode(&device, [&q, &k, &v], &visible, &shape, dtype);
+        for (query, ranges) in [(0, [7..18].to_vec()), (1, vec![0..100, 20..51])] {
+            let visible = Visible { offsets: vec![0, ranges.len() as u32], ranges };
+            let alone = decode(&device, [&q.rows(query, 1), &k, &v], &visible, &shape, dtype);
+            assert!(alone == among.rows(query, 1), "query {query}, {dtype} {place:?}");
         }
     }
 }

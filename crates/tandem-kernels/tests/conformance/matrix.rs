@@ -85,6 +85,13 @@ impl Matrix {
         Self { rows: self.rows, cols, data }
     }
 
+    /// The same behind so many columns of other numbers.
+    pub fn behind(&self, pad: usize) -> Self {
+        let rows =
+            self.data.chunks(self.cols).flat_map(|row| vec![f64::NAN; pad].into_iter().chain(row.to_vec()));
+        Self { rows: self.rows, cols: pad + self.cols, data: rows.collect() }
+    }
+
     /// Some rows.
     pub fn rows(&self, start: usize, rows: usize) -> Self {
         let data = self.data[start * self.cols..(start + rows) * self.cols].to_vec();

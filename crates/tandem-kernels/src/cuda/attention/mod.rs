@@ -38,21 +38,19 @@ impl<'a> Call<'a> {
         Ok(Self { cuda, forest, shape, kernels, pack: pack(shape, 16), window })
     }
 
-    /// A tile of queries: its table, and a grid of a block for each and each pack.
-    fn query_tiles(&self, rows: usize, shared: usize) -> Result<(u64, Grid)> {
-        let (count, entries) = tables::query_tiles(self.forest, rows / self.pack);
+    /// A kernel's tiles of queries: their table, and a grid of a block for each of them and each pack.
+    fn query_tiles(&self, kernel: &Kernel) -> Result<(u64, Grid)> {
+        let (count, entries) = tables::query_tiles(self.forest, kernel.rows / self.pack);
         let blocks = [count, self.shape.heads / self.pack, 1];
-        Ok((self.cuda.table::<Entry>(&entries)?, self.grid(blocks, shared)))
+        let grid = Grid::of(blocks, kernels::THREADS).with_shared(kernel.shared);
+        Ok((self.cuda.table::<Entry>(&entries)?, grid))
     }
 
     /// The same of keys: a block for each and each key/value head.
-    fn key_tiles(&self, shared: usize) -> Result<(u64, Grid)> {
+    fn key_tiles(&self) -> Result<(u64, Grid)> {
         let (count, entries) = tables::key_tiles(self.forest, self.kernels.keys, self.window);
-        Ok((self.cuda.table::<Entry>(&entries)?, self.grid([count, self.shape.kv_heads, 1], shared)))
-    }
-
-    fn grid(&self, blocks: [usize; 3], shared: usize) -> Grid {
-        Grid::of(blocks, kernels::THREADS).with_shared(shared)
+        let blocks = [count, self.shape.kv_heads, 1];
+        Ok((self.cuda.table::<Entry>(&entries)?, Grid::of(blocks, kernels::THREADS)))
     }
 
     /// Puts a kernel into the stream, with what all of them end in behind its own arguments.
@@ -90,7 +88,7 @@ pub(crate) fn forward(
 ) -> Result<()> {
     let call = Call::new(cuda, q, forest, shape)?;
     let kernel = &call.kernels.forward;
-    let (tiles, grid) = call.query_tiles(kernel.rows, kernel.shared)?;
+    let (tiles, grid) = call.query_tiles(kernel)?;
     let (out, log_sum_exp) = (out.view(), log_sum_exp.view());
     let args = args![
         tiles,
@@ -145,19 +143,19 @@ pub(crate) fn backward(
     ]
     .to_vec();
     let kernel = &call.kernels.of_queries;
-    let (tiles, grid) = call.query_tiles(kernel.rows, kernel.shared)?;
+    let (tiles, grid) = call.query_tiles(kernel)?;
     operands[0] = Arg::address(tiles);
     let own = [&operands[..], args![dq, stride(&dq)]].concat();
     // SAFETY: as in `forward`; `scratch` has a number for each row and head.
     unsafe { call.launch(kernel, grid, &own)? };
+    let (tiles, grid) = call.key_tiles()?;
+    operands[0] = Arg::address(tiles);
+    let own = [&operands[..], args![dk, stride(&dk), dv, stride(&dv)]].concat();
     for kernel in call.kernels.of_keys {
         // Positions of four tiles of queries.
         let positions = if call.window == NO_WINDOW { 0 } else { 4 * kernel.rows * size_of::<u32>() };
-        let (tiles, grid) = call.key_tiles(kernel.shared + positions)?;
-        operands[0] = Arg::address(tiles);
-        let own = [&operands[..], args![dk, stride(&dk), dv, stride(&dv)]].concat();
         // SAFETY: as above.
-        unsafe { call.launch(kernel, grid, &own)? };
+        unsafe { call.launch(kernel, grid.with_shared(kernel.shared + positions), &own)? };
     }
     Ok(())
 }
