@@ -82,7 +82,8 @@ fn the_bits_of_a_query_do_not_depend_on_others() {
         let device = place.device(2, 1 << 28);
         let visible = Visible { offsets: vec![0, 1, 3, 4], ranges: vec![7..18, 0..100, 20..51, 1..400] };
         let among = decode(&device, [&q, &k, &v], &visible, &shape, dtype);
-        for (query, ranges) in [(0, [7..18].to_vec()), (1, vec![0..100, 20..51])] {
+        for (query, own) in [(0, 0..1), (1, 1..3)] {
+            let ranges = visible.ranges[own].to_vec();
             let visible = Visible { offsets: vec![0, ranges.len() as u32], ranges };
             let alone = decode(&device, [&q.rows(query, 1), &k, &v], &visible, &shape, dtype);
             assert!(alone == among.rows(query, 1), "query {query}, {dtype} {place:?}");
