@@ -1,6 +1,7 @@
 //! The command line, as clap reads it. Every text here is part of the manual.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tandem_comm::Launch;
@@ -194,9 +195,38 @@ pub struct GenerateArguments {
     pub system: Option<String>,
     #[command(flatten)]
     pub sampling: SamplingArguments,
-    /// Number of threads; by default, all cores.
+    /// Where to compute: auto (the first GPU, or the processor if there is none), cpu, cuda, or cuda:1 for the second GPU.
+    #[arg(long, default_value = "auto")]
+    pub device: Place,
+    /// Number of the processor's threads; by default, all cores.
     #[arg(long)]
     pub threads: Option<usize>,
+}
+
+/// Where one rank computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The first GPU, or the processor if there is none.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// That GPU.
+    Cuda(usize),
+}
+
+impl FromStr for Place {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let ordinal = text.strip_prefix("cuda:").map(str::parse);
+        match (text, ordinal) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(0)),
+            (_, Some(Ok(ordinal))) => Ok(Self::Cuda(ordinal)),
+            _ => Err("expected auto, cpu, cuda, or cuda: with the number of a GPU"),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -167,12 +167,23 @@ impl Emulated {
         self
     }
 
+    /// The same GPU for somebody else: the memory is one, streams are not.
+    pub(crate) fn again(&self) -> Self {
+        let (properties, free) = (self.properties.clone(), self.free.clone());
+        Self { properties, free, streams: Arc::default(), next: AtomicU64::new(1) }
+    }
+
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     fn region(&self, capacity: usize, is_device: bool) -> Result<Box<dyn Region>> {
-        Ok(Box::new(Emulation::new(capacity, is_device, &self.free, &self.streams)?))
+        Ok(Box::new(Emulation::new(
+            capacity,
+            is_device,
+            (&self.free, self.properties.total_memory),
+            &self.streams,
+        )?))
     }
 }
 

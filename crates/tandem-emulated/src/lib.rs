@@ -12,7 +12,7 @@ mod memory;
 
 use std::sync::Arc;
 
-use tandem_kernels::cuda::driver::{Drivers, Properties};
+use tandem_kernels::cuda::driver::{Driver, Drivers, Properties};
 use tandem_kernels::cuda::{Gpus, Options};
 use tandem_kernels::{Device, Result};
 
@@ -28,23 +28,22 @@ pub fn device(capacity: usize) -> Result<Device> {
 
 /// Has this process find so many GPUs of so many bytes each.
 pub fn install(num_gpus: usize, memory: usize) {
-    tandem_kernels::cuda::stand_in(Machine { num_gpus, memory });
+    let gpus = (0..num_gpus).map(|ordinal| Emulated::new(memory).with_ordinal(ordinal)).collect();
+    tandem_kernels::cuda::stand_in(Machine { gpus });
 }
 
-/// A machine with emulated GPUs.
+/// A machine with emulated GPUs. Whoever opens one has another driver of the same memory.
 struct Machine {
-    num_gpus: usize,
-    memory: usize,
+    gpus: Vec<Emulated>,
 }
 
 impl Gpus for Machine {
     fn list(&self) -> Result<Vec<Properties>> {
-        (0..self.num_gpus).map(|ordinal| Ok(self.open(ordinal)?.properties().clone())).collect()
+        Ok(self.gpus.iter().map(|gpu| gpu.properties().clone()).collect())
     }
 
     fn open(&self, ordinal: usize) -> Result<Drivers> {
-        assert!(ordinal < self.num_gpus, "GPU {ordinal} of {}", self.num_gpus);
-        Ok(Arc::new(Emulated::new(self.memory).with_ordinal(ordinal)))
+        Ok(Arc::new(self.gpus[ordinal].again()))
     }
 }
 

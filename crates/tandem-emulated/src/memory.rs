@@ -24,8 +24,9 @@ pub(crate) struct Emulation {
     capacity: usize,
     mapped: AtomicUsize,
     is_device: bool,
-    /// Bytes of the device that are free, if it is the device's.
+    /// Bytes of the device that are free, if it is the device's, and all.
     free: Arc<AtomicUsize>,
+    total: usize,
     /// What may still use it.
     streams: Arc<Streams>,
 }
@@ -39,7 +40,7 @@ impl Emulation {
     pub(crate) fn new(
         capacity: usize,
         is_device: bool,
-        free: &Arc<AtomicUsize>,
+        (free, total): (&Arc<AtomicUsize>, usize),
         streams: &Arc<Streams>,
     ) -> Result<Self> {
         let capacity = capacity.max(1).next_multiple_of(GRAIN);
@@ -51,7 +52,7 @@ impl Emulation {
             return Err(KernelError::System { what: "reserving address space for an emulated GPU", source });
         }
         let (mapped, free, streams) = (AtomicUsize::new(0), free.clone(), streams.clone());
-        Ok(Self { base: base.cast(), capacity, mapped, is_device, free, streams })
+        Ok(Self { base: base.cast(), capacity, mapped, is_device, free, total, streams })
     }
 }
 
@@ -71,8 +72,9 @@ impl Region for Emulation {
         let more = wanted - mapped;
         let take = |free: usize| free.checked_sub(more);
         if self.is_device && self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
-            let (what, free) = ("emulated GPU".to_owned(), self.free.load(Ordering::Relaxed));
-            return Err(KernelError::Cuda { what, reason: format!("{more} bytes wanted, {free} free") });
+            let (what, gpu) = ("memory of a GPU".to_owned(), "an emulated GPU".to_owned());
+            let (free, total) = (self.free.load(Ordering::Relaxed), self.total);
+            return Err(KernelError::GpuFull { what, gpu, wanted: Some(more), free, total });
         }
         // SAFETY: the range lies inside the mapping.
         let outcome =

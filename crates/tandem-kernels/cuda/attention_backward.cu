@@ -196,7 +196,8 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
             if (is_windowed) positions[step % 4 * ROWS + threadIdx.x] = is_there ? int(query + axis.position) : 0;
         }
         found += per_tile;
-        if (found >= tile.queries) found = 0, axis = Axis(tile.pieces);
+        // Read again, for a register that would be kept spills.
+        if (found >= tile.queries) found = 0, axis = Axis(Keys(tiles).pieces);
     };
     // Statistics of a row: those that are not there have weights of zero.
     float next_less = INFINITY, next_mean = 0;

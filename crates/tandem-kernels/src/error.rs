@@ -56,6 +56,20 @@ pub enum KernelError {
         /// What holds the memory.
         in_use: Box<MemoryUse>,
     },
+    /// A GPU has no more memory: what the run planned for was free when it began, and somebody else took it.
+    #[error("{what}: out of memory: {}{free} of the {total} bytes of {gpu} are free", bytes_wanted(*wanted))]
+    GpuFull {
+        /// What for.
+        what: String,
+        /// Which GPU: its number and name.
+        gpu: String,
+        /// Bytes asked for, if that is known.
+        wanted: Option<usize>,
+        /// Bytes that nobody uses.
+        free: usize,
+        /// Bytes that it has.
+        total: usize,
+    },
     /// CUDA or one of its libraries failed.
     #[error("{what}: {reason}")]
     Cuda {
@@ -74,7 +88,16 @@ pub enum KernelError {
     },
 }
 
+fn bytes_wanted(wanted: Option<usize>) -> String {
+    wanted.map_or_else(String::new, |bytes| format!("{bytes} bytes wanted, "))
+}
+
 impl KernelError {
+    /// Whether a device's memory did not suffice.
+    pub const fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::GpuFull { .. })
+    }
+
     /// Shorthand for [`KernelError::Invalid`].
     pub fn invalid(op: &'static str, reason: impl Into<String>) -> Self {
         Self::Invalid { op, reason: reason.into() }

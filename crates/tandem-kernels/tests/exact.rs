@@ -121,15 +121,18 @@ fn blocks_of_squares_add_up_wherever_the_row_is_cut_between_blocks() {
         let len = 3 * ops::SQUARES_BLOCK + 77;
         let x = vector(&device, &numbers(1, len));
         let mut whole = vec![0.0; 4];
-        ops::block_squares(&device, x.view(), &mut whole).unwrap();
+        ops::block_squares(&device, &[x.view().into()], &mut whole).unwrap();
         for cut in 0..=3 {
-            let mut parts = vec![0.0; 4];
             let at = cut * ops::SQUARES_BLOCK;
-            ops::block_squares(&device, x.view().col_range(0..at), &mut parts[..cut]).unwrap();
-            ops::block_squares(&device, x.view().col_range(at..len), &mut parts[cut..]).unwrap();
-            assert_eq!(parts, whole, "{}", isa.name());
+            let halves = [0..at, at..len].map(|range| x.view().col_range(range).into());
+            let mut apart = vec![0.0; 4];
+            ops::block_squares(&device, &halves[..1], &mut apart[..cut]).unwrap();
+            ops::block_squares(&device, &halves[1..], &mut apart[cut..]).unwrap();
+            let mut together = vec![0.0; 4];
+            ops::block_squares(&device, &halves, &mut together).unwrap();
+            assert_eq!([apart, together], [whole.clone(), whole.clone()], "{}", isa.name());
         }
-        let error = ops::block_squares(&device, x.view(), &mut [0.0; 3]).unwrap_err();
+        let error = ops::block_squares(&device, &[x.view().into()], &mut [0.0; 3]).unwrap_err();
         assert_eq!(error.to_string(), "block_squares: room for 3 blocks, not 4");
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use support::{ALL, Golden, cpu};
-use tandem_kernels::{DType, Device, Forest, Kind};
+use tandem_kernels::{DType, Device, Forest, Kind, ops};
 use tandem_model::decode::{Answer, Finish, NewToken};
 use tandem_model::{
     Checkpointing, FlatWeights, Generator, GeneratorOptions, ResidentWeights, Sampling, Walk,
@@ -45,26 +45,32 @@ fn generate(
 #[test]
 fn greedy_text_is_the_argmax_of_a_full_forward_at_each_token() {
     for name in ALL {
-        let golden = Golden::new(name);
-        let device = cpu();
-        let weights = golden.load(&device);
-        let decoder = &golden.decoder;
-        let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
-        let answers = generate(&golden, &device, &weights, options(Sampling::GREEDY));
-        assert_eq!(answers.len(), 3);
-        for (prompt, answer) in prompts(&golden).into_iter().zip(answers) {
-            assert_eq!((answer.tokens.len(), answer.finish), (8, Finish::Length), "{name}");
-            let mut text = prompt;
-            for token in answer.tokens {
-                let forest = Forest::sequence(text.clone()).unwrap();
-                let mut source = ResidentWeights::new(decoder, &weights, None);
-                let last = [text.len() as u32 - 1];
-                let logits = walk.logits(&mut source, &forest, &last).unwrap();
-                let logits: &[f32] = logits.view().as_slice();
-                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
-                assert_eq!(best as u32, token, "{name} after {} tokens", text.len());
-                text.push(token);
-            }
+        check_greedy(name, &cpu());
+    }
+    for name in ["llama", "gpt2", "qwen2-window", "gemma"] {
+        check_greedy(name, &tandem_emulated::device(1 << 28).unwrap());
+    }
+}
+
+fn check_greedy(name: &'static str, device: &Device) {
+    let golden = Golden::new(name);
+    let weights = golden.load(device);
+    let decoder = &golden.decoder;
+    let walk = Walk::new(decoder, device, DType::F32, Checkpointing::None);
+    let answers = generate(&golden, device, &weights, options(Sampling::GREEDY));
+    assert_eq!(answers.len(), 3);
+    for (prompt, answer) in prompts(&golden).into_iter().zip(answers) {
+        assert_eq!((answer.tokens.len(), answer.finish), (8, Finish::Length), "{name}");
+        let mut text = prompt;
+        for token in answer.tokens {
+            let forest = Forest::sequence(text.clone()).unwrap();
+            let mut source = ResidentWeights::new(decoder, &weights, None);
+            let last = [text.len() as u32 - 1];
+            let logits = walk.logits(&mut source, &forest, &last).unwrap();
+            let logits = ops::read_f32(device, logits.view()).unwrap();
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            assert_eq!(best as u32, token, "{name} after {} tokens", text.len());
+            text.push(token);
         }
     }
 }

@@ -105,6 +105,14 @@ pub enum TrainError {
         /// How much which rank needs, and what to change.
         story: String,
     },
+    /// A device's memory did not suffice for a run whose plan it had room for.
+    #[error("{error}{story}")]
+    OutOfMemory {
+        /// What could not be had.
+        error: Box<TrainError>,
+        /// The plan's picture, and what to change.
+        story: String,
+    },
     /// Policy and reference are the same weights, but the first loss says otherwise.
     #[error(
         "the first loss is {found:.6}, but policy and reference start from the same weights, where it is exactly \
@@ -207,7 +215,7 @@ impl TrainError {
             | Self::Model(ModelError::Io { source, .. })
             | Self::Data(DataError::Io { source, .. }) => Self::io_fault(source),
             Self::Comm(error) => Self::comm_fault(error),
-            Self::OnRank { error, .. } => error.fault(),
+            Self::OnRank { error, .. } | Self::OutOfMemory { error, .. } => error.fault(),
             Self::Model(ModelError::Store(error)) if error.is::<CommError>() => {
                 error.downcast_ref().map_or(Fault::Own, Self::comm_fault)
             }
@@ -225,6 +233,16 @@ impl TrainError {
             Self::Comm(error) => Some(error),
             Self::OnRank { error, .. } => error.comm(),
             Self::Model(ModelError::Store(error)) => error.downcast_ref(),
+            _ => None,
+        }
+    }
+
+    /// That memory of a device ran out, if it is that.
+    pub fn out_of_memory(&self) -> Option<&KernelError> {
+        match self {
+            Self::Kernel(error) | Self::Model(ModelError::Kernel(error)) => {
+                Some(error).filter(|error| error.is_out_of_memory())
+            }
             _ => None,
         }
     }

@@ -43,6 +43,11 @@ pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
             }
         }
     };
+    if compute.tf32 && compute.devices.backend() == Backend::Cpu {
+        let reason = "compute.tf32 = true: a processor has no TF32, and there is no GPU: leave it out, or give compute.devices = \"cuda\", \
+                      which says what is missing";
+        return Err(TrainError::Mismatch { reason: reason.to_owned() });
+    }
     Ok(())
 }
 
@@ -159,5 +164,5 @@ pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
         return Ok(Device::cpu(prepare::threads(config), capacity)?);
     }
     let driver = cuda::open(ordinals[rank % ordinals.len()])?;
-    Ok(Device::cuda(driver, capacity, Options::default())?)
+    Ok(Device::cuda(driver, capacity, Options { tf32: config.compute.tf32 })?)
 }

@@ -1,5 +1,6 @@
 //! The run: prepare, plan, load, then steps with evaluations and checkpoints between them, then the final model.
 
+mod memory;
 mod opening;
 #[cfg(test)]
 mod tests;
@@ -111,7 +112,9 @@ impl Trainer {
                 None => observer.event(&Event::Warning("no whole step was taken that could be profiled")),
             }
         }
-        outcome
+        let group = self.mesh.world();
+        let (place, held) = ((group.rank(), group.size()), self.scorer.homes.device.high_water());
+        outcome.map_err(|error| memory::explained(error, &self.config, &self.prepared, place, held))
     }
 
     fn run_steps(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {

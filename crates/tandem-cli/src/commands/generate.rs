@@ -8,12 +8,12 @@ use anyhow::Context;
 use serde_json::{Map, Value};
 use tandem_data::chat_template::RenderOptions;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{DType, Device, KernelError, Kind, cuda};
 use tandem_model::{
     Decoder, Generator, GeneratorOptions, Merged, ModelFolder, PeftFolder, ResidentWeights, Sampling,
 };
 
-use crate::args::{GenerateArguments, SamplingArguments};
+use crate::args::{GenerateArguments, Place, SamplingArguments};
 use crate::exit::{Exit, mistake};
 use crate::output::print_lines;
 
@@ -43,7 +43,8 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let framing = if arguments.raw { Framing::Raw } else { Framing::Chat(arguments.system.as_deref()) };
     let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
     let weights = Weights { folder: &arguments.model, adapter: arguments.adapter.as_deref() };
-    let answers = answers(weights, &texts, framing, &arguments.sampling, arguments.threads)?;
+    let (place, threads) = (arguments.device, arguments.threads);
+    let answers = answers(weights, &texts, framing, &arguments.sampling, place, threads)?;
     // Several answers are told apart by their prompts; a single one stands alone, ready to be piped.
     let lines: Vec<String> = match &answers[..] {
         [answer] => vec![answer.clone()],
@@ -71,12 +72,13 @@ fn read_prompts() -> anyhow::Result<Vec<String>> {
 /// The text that the model answers to each prompt, computed in f32.
 ///
 /// # Errors
-/// If the model, its adapter or its tokenizer cannot be read, or a prompt does not fit.
+/// If the model, its adapter or its tokenizer cannot be read, a prompt does not fit, or the device is not there or too small.
 pub fn answers(
     Weights { folder, adapter }: Weights<'_>,
     prompts: &[&str],
     framing: Framing<'_>,
     sampling: &SamplingArguments,
+    place: Place,
     threads: Option<usize>,
 ) -> tandem_train::Result<Vec<String>> {
     let model = ModelFolder::open(folder)?;
@@ -104,8 +106,7 @@ pub fn answers(
         Some(merged) => merged.decoder().clone(),
         None => Decoder::new(model.spec().clone(), longest)?,
     };
-    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let device = Device::cpu(threads, address_space(&decoder, options.cache_tokens))?;
+    let device = open(place, threads, address_space(&decoder, options.cache_tokens))?;
     let weights = match &merged {
         Some(merged) => merged.load(&device, Kind::Master)?,
         None => model.weights(&decoder)?.load(&decoder, &device, Kind::Master)?,
@@ -115,6 +116,20 @@ pub fn answers(
     let answers = generator.generate(&mut source, &prompts, &mut |_| ControlFlow::Continue(()))?;
     let text = |tokens: &[u32]| tokenizer.decode(tokens, true);
     Ok(answers.iter().map(|answer| text(&answer.tokens)).collect::<Result<_, _>>()?)
+}
+
+/// The device, with an address space of `capacity` bytes.
+fn open(place: Place, threads: Option<usize>, capacity: usize) -> Result<Device, KernelError> {
+    let gpu = match place {
+        Place::Cpu => None,
+        Place::Auto => cuda::list().is_ok_and(|gpus| !gpus.is_empty()).then_some(0),
+        Place::Cuda(ordinal) => Some(ordinal),
+    };
+    let threads = || threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    match gpu {
+        Some(ordinal) => Device::open_cuda(ordinal, capacity, cuda::Options::default()),
+        None => Device::cpu(threads(), capacity),
+    }
 }
 
 fn encode(tokenizer: &Tokenizer, prompt: &str, framing: Framing<'_>) -> tandem_data::Result<Vec<u32>> {

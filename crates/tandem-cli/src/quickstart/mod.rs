@@ -25,7 +25,7 @@ use tandem_train::run_dir::Start;
 
 use self::corpus::Corpus;
 use self::samples::{Sample, side_by_side};
-use crate::args::{QuickstartArguments, SamplingArguments};
+use crate::args::{Place, QuickstartArguments, SamplingArguments};
 use crate::commands::generate::{self, Framing, Weights};
 use crate::commands::train;
 use crate::exit::{Exit, mistake};
@@ -125,6 +125,7 @@ fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<S
         &prompts,
         Framing::Chat(None),
         &sampling,
+        Place::Cpu,
         Some(threads),
     )?)
 }

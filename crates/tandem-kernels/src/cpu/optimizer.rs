@@ -75,17 +75,22 @@ impl Cpu {
         });
     }
 
-    pub(crate) fn block_squares(&self, x: Gradient, blocks: &mut [f64]) {
-        let shared = RowsMut::from_slice(blocks);
-        self.parallel_ranges(x.len(), BLOCK, |block, range| {
-            let mut sum = 0.0;
-            for_chunks_of(self.isa(), x, range, |_, x| {
-                // SAFETY: the processor has this level.
-                sum += unsafe { squares(self.isa(), x) };
+    pub(crate) fn block_squares(&self, parts: &[Gradient], blocks: &mut [f64]) {
+        let mut rest = blocks;
+        for &x in parts {
+            let (own, after) = rest.split_at_mut(x.len().div_ceil(BLOCK));
+            let shared = RowsMut::from_slice(own);
+            self.parallel_ranges(x.len(), BLOCK, |block, range| {
+                let mut sum = 0.0;
+                for_chunks_of(self.isa(), x, range, |_, x| {
+                    // SAFETY: the processor has this level.
+                    sum += unsafe { squares(self.isa(), x) };
+                });
+                // SAFETY: each block writes its own element.
+                unsafe { shared.part(0, block, 1)[0] = sum };
             });
-            // SAFETY: each block writes its own element.
-            unsafe { shared.part(0, block, 1)[0] = sum };
-        });
+            rest = after;
+        }
     }
 
     /// Calls `chunk` with each chunk's range and the gradient there, on all threads.

@@ -3,7 +3,7 @@
 use super::driver::{Arg, Grid};
 use super::{Cuda, args, driver, source};
 use crate::cpu::{AdamStep, RmsStep};
-use crate::ops::{AdamW, Gradient, RmsProp};
+use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK};
 use crate::{DType, Result, STATE_BLOCK, StatesMut, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("optimizer.cu", not fused);
@@ -74,18 +74,21 @@ pub(crate) fn rmsprop(
 /// `sums` is room for an f64 of each block. Waits.
 pub(crate) fn block_squares(
     cuda: &Cuda,
-    x: Gradient,
+    parts: &[Gradient],
     sums: Option<ViewMut>,
     blocks: &mut [f64],
 ) -> Result<()> {
     let Some(sums) = sums.filter(|_| !blocks.is_empty()) else { return Ok(()) };
-    let [f32s, exact] = gradient(x);
-    let args = [&[f32s, exact], args![&sums, x.len()]].concat();
-    // SAFETY: the operands are those of the kernel; there is an f64 for each of its blocks, which are those of the host.
-    unsafe {
-        cuda.launch(&SOURCE, "block_squares", Grid::new(blocks.len(), THREADS), &args)?;
-        cuda.read(sums.address(), blocks)
+    let mut at = sums.address();
+    for &x in parts.iter().filter(|x| !x.is_empty()) {
+        let (count, [f32s, exact]) = (x.len().div_ceil(SQUARES_BLOCK), gradient(x));
+        let args = [f32s, exact, Arg::address(at), x.len().into()];
+        // SAFETY: the operands are those of the kernel; there is an f64 for each of its blocks, which are those of the host.
+        unsafe { cuda.launch(&SOURCE, "block_squares", Grid::new(count, THREADS), &args)? };
+        at += (count * size_of::<f64>()) as u64;
     }
+    // SAFETY: there is an f64 for each block.
+    unsafe { cuda.read(sums.address(), blocks) }
 }
 
 fn grid(len: usize) -> Grid {

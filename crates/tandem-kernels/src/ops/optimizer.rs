@@ -177,20 +177,19 @@ pub const SQUARES_BLOCK: usize = 1 << 14;
 pub fn sum_of_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>) -> Result<f64> {
     let x = x.into();
     let mut blocks = vec![0.0; x.len().div_ceil(SQUARES_BLOCK)];
-    block_squares(device, x, &mut blocks)?;
+    block_squares(device, &[x], &mut blocks)?;
     Ok(blocks.iter().sum())
 }
 
-/// Σ x² in f64 over each block of [`SQUARES_BLOCK`] elements (the last may be shorter), so that ranks that hold some blocks
-/// each can add them all up in one order. Waits for a GPU.
+/// Σ x² in f64 over each block of [`SQUARES_BLOCK`] elements of each of `parts` (the last of a part may be shorter), one part's
+/// after the other's: so that ranks that hold some blocks each can add them all up in one order. Waits for a GPU, once.
 ///
 /// # Errors
-/// If the type does not fit, `x` is not contiguous, or `blocks` has another length.
-pub fn block_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>, blocks: &mut [f64]) -> Result<()> {
+/// If a type does not fit, a part is not contiguous, or `blocks` has another length.
+pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) -> Result<()> {
     const OP: &str = "block_squares";
-    let x = x.into();
-    x.check(OP, "x")?;
-    let expected = x.len().div_ceil(SQUARES_BLOCK);
+    parts.iter().try_for_each(|x| x.check(OP, "x"))?;
+    let expected: usize = parts.iter().map(|x| x.len().div_ceil(SQUARES_BLOCK)).sum();
     if blocks.len() != expected {
         return Err(KernelError::invalid(OP, format!("room for {} blocks, not {expected}", blocks.len())));
     }
@@ -200,12 +199,13 @@ pub fn block_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>, blocks: &m
         Backend::Cuda => Some(device.alloc(Kind::Scratch, 1, 2 * blocks.len(), DType::F32)?),
     };
     let sums = sums.as_mut().map(Tensor::view_mut);
-    let work = Work::new(OP, (1, x.len(), DType::F32), 2.0 * x.len() as f64, x.num_bytes() as f64);
+    let (len, bytes) = parts.iter().fold((0, 0), |(len, bytes), x| (len + x.len(), bytes + x.num_bytes()));
+    let work = Work::new(OP, (1, len, DType::F32), 2.0 * len as f64, bytes as f64);
     device.launch(
         work,
         on!(
-            cpu => cpu.block_squares(x, blocks),
-            cuda => cuda::optimizer::block_squares(cuda, x, sums, blocks)
+            cpu => cpu.block_squares(parts, blocks),
+            cuda => cuda::optimizer::block_squares(cuda, parts, sums, blocks)
         ),
     )?;
     Ok(())

@@ -23,6 +23,8 @@ pub struct ComputeConfig {
     pub devices: Devices,
     /// Compute type; masters are f32. `None` (written "auto") is bf16 where the device multiplies it natively, else f32.
     pub dtype: Option<DType>,
+    /// Whether f32 products on a GPU may round their factors to 10 bits (TF32).
+    pub tf32: bool,
     /// How frozen matrices are kept; `None` (written "auto") is in the compute type.
     pub format: Option<Format>,
     /// Threads per rank; `None` (written 0) for every core, divided among the ranks. The number never changes a result.
@@ -157,11 +159,13 @@ pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig,
     let checkpointing =
         section.take("checkpointing").map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?;
     let (offload, offload_dir) = offload(&mut section)?;
+    let dtype = section.take("dtype").map_or(Ok(None), |e| {
+        e.one_of(&[("auto", None), ("f32", Some(DType::F32)), ("bf16", Some(DType::Bf16))])
+    })?;
     let config = ComputeConfig {
         devices,
-        dtype: section.take("dtype").map_or(Ok(None), |e| {
-            e.one_of(&[("auto", None), ("f32", Some(DType::F32)), ("bf16", Some(DType::Bf16))])
-        })?,
+        dtype,
+        tf32: section.take("tf32").map_or(Ok(false), |e| tf32(&e, dtype, devices))?,
         format: section.take("format").map_or(Ok(None), |e| format(&e, adapts))?,
         threads: section
             .take("threads")
@@ -201,6 +205,22 @@ fn offload(section: &mut Section) -> Result<(Offload, Option<PathBuf>), ConfigEr
         )),
         (_, None) => Ok((kind, None)),
     }
+}
+
+/// Whether f32 products are rounded.
+fn tf32(entry: &Entry, dtype: Option<DType>, devices: Devices) -> Result<bool, ConfigError> {
+    let rounds = entry.boolean()?;
+    if rounds && dtype != Some(DType::F32) {
+        return Err(entry.conflict(
+            "it is for products of f32; set compute.dtype to \"f32\", or leave this out: bf16 is faster still",
+        ));
+    }
+    if rounds && matches!(devices, Devices::Cpu(_)) {
+        return Err(
+            entry.conflict("a processor has no TF32; name GPUs with compute.devices, or leave this out")
+        );
+    }
+    Ok(rounds)
 }
 
 /// Whether the inputs of blocks leave the device.

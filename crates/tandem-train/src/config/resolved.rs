@@ -203,6 +203,7 @@ impl Config {
         let mut out: Entries = vec![
             ("devices", compute.devices.name().into()),
             ("dtype", compute.dtype.map_or("auto", tandem_kernels::DType::name).into()),
+            ("tf32", compute.tf32.into()),
             ("format", compute.format.map_or("auto", tandem_kernels::Format::name).into()),
             ("threads", integer(compute.threads.unwrap_or(0) as u64)),
             ("reduction", name(&SumForm::NAMES, compute.reduction)),

@@ -176,6 +176,12 @@ impl DeviceKind {
         self.cores.is_some()
     }
 
+    /// The same with f32 products that may round to TF32: of all cards that have it, half the rate of bf16.
+    #[must_use]
+    pub fn with_tf32(self, rounds: bool) -> Self {
+        Self { f32_tflops: if rounds { self.bf16_tflops / 2.0 } else { self.f32_tflops }, ..self }
+    }
+
     /// Products a second that a rank reaches, one of `ranks` with so many threads.
     pub fn product_rate(&self, dtype: DType, ranks: usize, threads: usize) -> f64 {
         let peak = match dtype {

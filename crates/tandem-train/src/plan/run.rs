@@ -62,6 +62,7 @@ impl RunPlan {
         device: &DeviceKind,
         ranks: &[usize],
     ) -> Result<Self> {
+        let device = &device.clone().with_tf32(config.compute.tf32);
         let mut groups: Vec<(Vec<usize>, Plan)> = Vec::new();
         for &rank in ranks {
             let plan = Plan::of(config, outline, rank, num_ranks)?;

@@ -89,7 +89,7 @@ impl Profiler {
         let (threads, rank, num_ranks) = (threads(config), group.rank(), group.size());
         group.barrier()?;
         let machine = match gpus::of_rank(&config.compute, rank)? {
-            Some(gpu) => Machine::of_gpu(&gpu.kind),
+            Some(gpu) => Machine::of_gpu(&gpu.kind.with_tf32(config.compute.tf32)),
             None => measure::machine(threads, config.compute.memory)?,
         };
         group.barrier()?;

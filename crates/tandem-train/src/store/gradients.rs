@@ -236,13 +236,20 @@ impl Accumulator {
     pub fn norm(&mut self, mesh: &mut Mesh) -> Result<f64> {
         let mut squares = std::mem::take(&mut self.squares);
         squares.fill(0.0);
-        let mut rest = &mut squares[..];
+        let (mut parts, mut places, mut first) = (Vec::new(), Vec::new(), 0);
         for index in 0..self.begun.len() {
-            let (blocks, after) = rest.split_at_mut(self.partition.len(index).div_ceil(SQUARES_BLOCK));
             for range in &self.counted[index] {
-                self.add_squares(index, range, blocks)?;
+                self.cut(index, range, |part, block| {
+                    places.extend((0..part.len().div_ceil(SQUARES_BLOCK)).map(|next| first + block + next));
+                    parts.push(part);
+                });
             }
-            rest = after;
+            first += self.partition.len(index).div_ceil(SQUARES_BLOCK);
+        }
+        let mut blocks = vec![0.0; places.len()];
+        ops::block_squares(&self.home, &parts, &mut blocks)?;
+        for (place, block) in places.into_iter().zip(blocks) {
+            squares[place] += block;
         }
         if self.partition.is_divided() {
             mesh.shard().all_reduce(&mut squares, Reduction::Sum)?;
@@ -255,9 +262,9 @@ impl Accumulator {
         Ok(mesh.sum_of_slices(sum)?.sqrt())
     }
 
-    /// Adds the squares of what this rank owns of a range of a layer to those of the layer's blocks: cut at the blocks' ends,
-    /// so that the sums do not depend on what is owned by whom.
-    fn add_squares(&self, index: usize, range: &Range<usize>, blocks: &mut [f64]) -> Result<()> {
+    /// Calls `each` with what this rank owns of a range of a layer, and the block of the layer that it begins in: cut at the
+    /// blocks' ends, so that the sums do not depend on what is owned by whom.
+    fn cut<'a>(&'a self, index: usize, range: &Range<usize>, mut each: impl FnMut(Gradient<'a>, usize)) {
         let owned = self.partition.owned(index);
         let gradient = self.owned(index);
         let (mut start, end) = (range.start.max(owned.start), range.end.min(owned.end));
@@ -265,17 +272,9 @@ impl Accumulator {
             let (block, whole_blocks) = (start / SQUARES_BLOCK, end / SQUARES_BLOCK * SQUARES_BLOCK);
             let is_whole = start.is_multiple_of(SQUARES_BLOCK) && start < whole_blocks;
             let stop = if is_whole { whole_blocks } else { end.min((block + 1) * SQUARES_BLOCK) };
-            let part = gradient.range(start - owned.start..stop - owned.start);
-            if is_whole {
-                ops::block_squares(&self.home, part, &mut blocks[block..stop / SQUARES_BLOCK])?;
-            } else {
-                let mut squares = [0.0];
-                ops::block_squares(&self.home, part, &mut squares)?;
-                blocks[block] += squares[0];
-            }
+            each(gradient.range(start - owned.start..stop - owned.start), block);
             start = stop;
         }
-        Ok(())
     }
 }
 

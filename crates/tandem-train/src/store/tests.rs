@@ -288,7 +288,7 @@ fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there
                 let mut squares = vec![0.0; decoder.layout(layers[index]).len];
                 let blocks =
                     &mut squares[..sums.owned(index).len().div_ceil(tandem_kernels::ops::SQUARES_BLOCK)];
-                tandem_kernels::ops::block_squares(&device, sums.owned(index), blocks).unwrap();
+                tandem_kernels::ops::block_squares(&device, &[sums.owned(index)], blocks).unwrap();
                 *found += blocks.iter().sum::<f64>();
             }
         }

@@ -1,11 +1,13 @@
 //! From a config to a run that is ready: everything is opened and checked, planned, and loaded.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use tandem_comm::{Group, Phase, Reduction};
+use tandem_comm::{Group, Phase};
+use tandem_kernels::Profile;
 
+use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
 use crate::checkpoint::Cursor;
 use crate::config::Config;
@@ -13,14 +15,13 @@ use crate::events::{Event, Observer};
 use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{MetricsFile, Split};
-use crate::plan::device::DeviceTable;
-use crate::plan::{self, Outline, Plan};
+use crate::plan::Plan;
 use crate::prepare::{Prepared, partition};
 use crate::profile::Profiler;
 use crate::run_dir::{RunDir, Start};
 use crate::saver::Saver;
 use crate::step::{Learner, Scorer};
-use crate::{Result, TrainError, gpus, reference, resume, size, snapshot};
+use crate::{Result, reference, resume, snapshot};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
@@ -67,56 +68,11 @@ impl Trainer {
         };
 
         refuse_too_large(&config, &prepared, &plan, group)?;
-
-        let make = |recorder| Profiler::new(recorder, &config, mesh.world());
-        let profiler = recorder.map(make).transpose()?;
-        progress.enter(Phase::Reference);
-        let mut homes = Homes::open(&config, plan.needs(), plan.rooms, mesh.world().rank())?;
-        if let Some(profiler) = &profiler {
-            homes = homes.profiled(profiler.recording());
-        }
-        let splits = [Split::Train, Split::Eval];
-        let (policy, reference) = reference::load(&config, &prepared, &homes, &mut mesh, &splits, observer)?;
-        progress.enter(Phase::Load);
-        let decoder = &mesh.part(&prepared.decoder)?;
-        let shard = mesh.shard();
-        let partition = Arc::new(partition(&config, decoder, shard.rank(), shard.size()));
-        let mut learner = Learner::new(&config, decoder, &homes, &mut mesh, partition)?;
-        let mut scorer = Scorer::new(&config, homes, decoder.clone(), policy, reference);
-        scorer.progress = progress;
-
-        let (mut cursor, mut resumed_from) = (Cursor::default(), None);
-        let newest = match &run_dir {
-            Some(run_dir) => resume::newest_checkpoint(run_dir, start, observer)?,
-            None => None,
-        };
-        if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
-            let data_hash = prepared.train.content_hash().to_string();
-            let Scorer { policy, reference, homes, .. } = &mut scorer;
-            let mut follower = reference.follower();
-            let optimizer = &mut learner.optimizer;
-            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
-            policy.refresh(&homes.device)?;
-            follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
-            cursor = checkpoint.cursor().clone();
-            resumed_from = Some(checkpoint.path().to_path_buf());
-            resume::warn_of_changes(&config, earlier.as_ref(), observer);
-        }
-        // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
-        let files = match run_dir {
-            None => None,
-            Some(run_dir) => {
-                run_dir.begin(&config, &format!("{:#}\n", plan.to_json()))?;
-                let open = |path: &Path| match &resumed_from {
-                    Some(_) => MetricsFile::resume(path, cursor.step),
-                    None => MetricsFile::create(path),
-                };
-                let metrics = open(&run_dir.metrics_path())?;
-                let rows = config.train.record_rows.then(|| open(&run_dir.rows_path())).transpose()?;
-                Some(Files { _run_dir: run_dir, metrics, rows })
-            }
-        };
-        let saver = Saver::new(&config, decoder, &mut mesh, learner.snapshot.take());
+        let place = (group.rank(), group.size());
+        let opening = Opening { config: &config, prepared: &prepared, plan: &plan, start, earlier };
+        let loaded = opening.load(&mut mesh, run_dir, recorder, observer);
+        let Loaded { profiler, scorer, learner, saver, files, cursor, resumed_from } =
+            loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
         let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
         Ok(Self {
             batches: prepared.batches(&config),
@@ -139,39 +95,86 @@ impl Trainer {
     }
 }
 
-/// Refuses a run of which a rank needs more than `compute.memory`: all ranks alike, before anything is loaded.
-fn refuse_too_large(config: &Config, prepared: &Prepared, plan: &Plan, group: &mut Group) -> Result<()> {
-    let gpu = gpus::of_rank(&config.compute, group.rank())?;
-    let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
-    let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
-    let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable))];
-    if group.size() > 1 {
-        group.all_reduce(&mut excess, Reduction::Max)?;
-    }
-    let needed = size::in_words(needed as u64);
-    let (story, kind) = match (excess, gpu) {
-        ([over, _], gpu) if over > 0.0 => {
-            let cap = size::in_words(config.compute.memory.expect("it is exceeded"));
-            (format!("a rank needs {needed}, and compute.memory allows {cap}; nothing was loaded"), gpu)
+/// A run that was planned, and is to be loaded.
+struct Opening<'a> {
+    config: &'a Config,
+    prepared: &'a Prepared,
+    plan: &'a Plan,
+    start: Start,
+    /// What the folder's last run was asked for, if it is continued.
+    earlier: Option<Config>,
+}
+
+/// What was loaded.
+struct Loaded {
+    profiler: Option<Profiler>,
+    scorer: Scorer,
+    learner: Learner,
+    saver: Saver,
+    files: Option<Files>,
+    cursor: Cursor,
+    resumed_from: Option<PathBuf>,
+}
+
+impl Opening<'_> {
+    fn load(
+        self,
+        mesh: &mut Mesh,
+        run_dir: Option<RunDir>,
+        recorder: Option<Arc<Profile>>,
+        observer: &mut dyn Observer,
+    ) -> Result<Loaded> {
+        let Self { config, prepared, plan, start, earlier } = self;
+        let progress = mesh.world().progress().clone();
+        let make = |recorder| Profiler::new(recorder, config, mesh.world());
+        let profiler = recorder.map(make).transpose()?;
+        progress.enter(Phase::Reference);
+        let mut homes = Homes::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        if let Some(profiler) = &profiler {
+            homes = homes.profiled(profiler.recording());
         }
-        ([_, over], Some(gpu)) if over > 0.0 => {
-            let (free, total) = (size::in_words(gpu.usable), size::in_words(gpu.total));
-            let story = format!(
-                "this rank needs {needed} of its GPU ({}), which has {free} free of {total}, or another rank needs more than its GPU \
-                 has; nothing was loaded",
-                gpu.kind.name
-            );
-            (story, Some(gpu))
-        }
-        _ => return Ok(()),
-    };
-    let mut story = story;
-    if group.rank() == 0 {
-        let kind = match kind {
-            Some(gpu) => gpu.kind,
-            None => DeviceTable::built_in().find("cpu")?.clone(),
+        let splits = [Split::Train, Split::Eval];
+        let (policy, reference) = reference::load(config, prepared, &homes, mesh, &splits, observer)?;
+        progress.enter(Phase::Load);
+        let decoder = &mesh.part(&prepared.decoder)?;
+        let shard = mesh.shard();
+        let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
+        let mut learner = Learner::new(config, decoder, &homes, mesh, partition)?;
+        let mut scorer = Scorer::new(config, homes, decoder.clone(), policy, reference);
+        scorer.progress = progress;
+
+        let (mut cursor, mut resumed_from) = (Cursor::default(), None);
+        let newest = match &run_dir {
+            Some(run_dir) => resume::newest_checkpoint(run_dir, start, observer)?,
+            None => None,
         };
-        story += &*plan::story(config, &Outline::of(prepared), group.size(), &kind)?;
+        if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
+            let data_hash = prepared.train.content_hash().to_string();
+            let Scorer { policy, reference, homes, .. } = &mut scorer;
+            let mut follower = reference.follower();
+            let optimizer = &mut learner.optimizer;
+            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
+            policy.refresh(&homes.device)?;
+            follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
+            cursor = checkpoint.cursor().clone();
+            resumed_from = Some(checkpoint.path().to_path_buf());
+            resume::warn_of_changes(config, earlier.as_ref(), observer);
+        }
+        // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
+        let files = match run_dir {
+            None => None,
+            Some(run_dir) => {
+                run_dir.begin(config, &format!("{:#}\n", plan.to_json()))?;
+                let open = |path: &Path| match &resumed_from {
+                    Some(_) => MetricsFile::resume(path, cursor.step),
+                    None => MetricsFile::create(path),
+                };
+                let metrics = open(&run_dir.metrics_path())?;
+                let rows = config.train.record_rows.then(|| open(&run_dir.rows_path())).transpose()?;
+                Some(Files { _run_dir: run_dir, metrics, rows })
+            }
+        };
+        let saver = Saver::new(config, decoder, mesh, learner.snapshot.take());
+        Ok(Loaded { profiler, scorer, learner, saver, files, cursor, resumed_from })
     }
-    Err(TrainError::TooLarge { story })
 }

@@ -2,8 +2,8 @@
 
 use tandem_train::run_dir::Start;
 
-use crate::machine;
 use crate::small::Small;
+use crate::{all_gpus, machine};
 
 #[test]
 fn the_same_bits_on_any_number_of_gpus() {
@@ -20,6 +20,7 @@ fn the_same_bits_on_any_number_of_gpus() {
         ("zero3", "cuda", "zero3"),
     ] {
         let place = [format!("compute.devices={devices}"), format!("compute.sharding={sharding}")];
+        let _all = (devices == "cuda").then(all_gpus);
         let steps = run(name, &place.each_ref().map(String::as_str));
         assert_eq!(steps, one, "{name}");
         assert!(small.weights(name) == small.weights("one"), "{name}");

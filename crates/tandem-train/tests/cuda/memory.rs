@@ -3,12 +3,14 @@
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
-use tandem_train::events::Silent;
+use tandem_kernels::cuda;
+use tandem_kernels::cuda::driver::Region;
+use tandem_train::events::{Event, Observer, Silent};
 use tandem_train::ranks;
 use tandem_train::run_dir::Start;
 
-use crate::machine;
 use crate::small::Small;
+use crate::{all_gpus, machine};
 
 /// Of each step, the arena's high-water mark.
 fn arenas(small: &Small, name: &str) -> Vec<u64> {
@@ -44,5 +46,39 @@ fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
     let config = small.config("run", &["compute.devices=cuda:7"]);
     let error =
         ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
-    assert_eq!(error, "compute.devices = \"cuda:7\" names GPU 7, and this process may use 4, counted from 0");
+    assert_eq!(error, "compute.devices = \"cuda:7\" names GPU 7, and this process may use 5, counted from 0");
+}
+
+/// Takes what is free of a GPU when the first step is about to begin.
+struct Hog(usize, Option<Box<dyn Region>>);
+
+impl Observer for Hog {
+    fn event(&mut self, event: &Event) {
+        if matches!(event, Event::Started { .. }) {
+            let gpu = cuda::open(self.0).unwrap();
+            let free = gpu.free_memory().unwrap();
+            let region = gpu.reserve(free).unwrap();
+            region.grow(free).unwrap();
+            self.1 = Some(region);
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_fills_up_is_told_with_the_plan_and_what_to_change() {
+    machine();
+    if !cuda::is_stand_in() {
+        println!("SKIPPED: somebody else may need this machine's GPUs");
+        return;
+    }
+    let _all = all_gpus();
+    let small = Small::new("dpo");
+    let config = small.config("run", &["compute.devices=cuda:4", "reference.kind=model"]);
+    let mut hog = Hog(4, None);
+    let error = ranks::train(&config, Start::Fresh, &mut hog, &AtomicBool::new(false)).unwrap_err();
+    assert_eq!(error.exit_code(), 1);
+    let text = error.to_string();
+    for part in ["out of memory: ", " 0 of the ", " are free", "optimizer", "--set "] {
+        assert!(text.contains(part), "{part:?} is missing: {text}");
+    }
 }

@@ -172,40 +172,51 @@ impl Context {
 
     /// Calls the driver about this GPU.
     pub(super) fn call(&self, what: &str, call: impl FnOnce(&DriverFunctions) -> c_int) -> Result<()> {
-        self.enter()?;
-        self.cuda.check(what, call(&self.cuda.0))
+        self.call_for(None, what, call)
     }
 
-    /// [`Self::call`] for memory. If there is none, it says how much was wanted and how much there is.
+    /// [`Self::call`] for memory. If there is none, it says how much was wanted.
     pub(super) fn allocate(
         &self,
         bytes: usize,
         what: &str,
         call: impl FnOnce(&DriverFunctions) -> c_int,
     ) -> Result<()> {
+        self.call_for(Some(bytes), what, call)
+    }
+
+    fn call_for(
+        &self,
+        wanted: Option<usize>,
+        what: &str,
+        call: impl FnOnce(&DriverFunctions) -> c_int,
+    ) -> Result<()> {
         self.enter()?;
         match call(&self.cuda.0) {
-            CUDA_ERROR_OUT_OF_MEMORY => Err(self.exhausted(bytes, what)),
+            CUDA_ERROR_OUT_OF_MEMORY => Err(self.full(wanted, what)),
             outcome => self.cuda.check(what, outcome),
         }
     }
 
-    fn exhausted(&self, bytes: usize, what: &str) -> KernelError {
+    /// That the GPU has no more memory: kernels' code, streams and launches take some too.
+    pub(super) fn full(&self, wanted: Option<usize>, what: &str) -> KernelError {
         let Properties { ordinal, name, .. } = &self.properties;
-        let room = match self.memory() {
-            Ok((free, total)) => format!("{free} of its {total} bytes are free"),
-            Err(error) => error.to_string(),
-        };
-        failed(what, format!("out of memory: {bytes} bytes wanted of GPU {ordinal} ({name}), {room}"))
+        match self.memory() {
+            Ok((free, total)) => {
+                let (what, gpu) = (what.to_owned(), format!("GPU {ordinal} ({name})"));
+                KernelError::GpuFull { what, gpu, wanted, free, total }
+            }
+            Err(error) => error,
+        }
     }
 
     /// Bytes that are free, and all.
     pub(super) fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
+        self.enter()?;
         // SAFETY: both numbers are written to where they are.
-        self.call("asking for free memory", |cuda| unsafe {
-            (cuda.memory_info)(&raw mut free, &raw mut total)
-        })?;
+        let outcome = unsafe { (self.cuda.0.memory_info)(&raw mut free, &raw mut total) };
+        self.cuda.check("asking for free memory", outcome)?;
         Ok((free, total))
     }
 

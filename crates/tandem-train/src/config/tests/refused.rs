@@ -50,6 +50,19 @@ fn a_key_that_has_moved_is_refused_with_its_new_name() {
 }
 
 #[test]
+fn tf32_is_for_products_of_f32_on_gpus() {
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.devices=cuda", "compute.dtype=auto", "compute.tf32=true"]),
+        "--set compute.tf32=true: `compute.tf32`: it is for products of f32; set compute.dtype to \"f32\", or leave this out: \
+         bf16 is faster still"
+    );
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.devices=cpu", "compute.tf32=true"]),
+        "--set compute.tf32=true: `compute.tf32`: a processor has no TF32; name GPUs with compute.devices, or leave this out"
+    );
+}
+
+#[test]
 fn offloading_says_where_to_and_what_it_goes_with() {
     assert_eq!(
         refusal(EXAMPLE, &["compute.offload=nvme"]),

@@ -64,7 +64,7 @@ fn memory_that_is_not_there_is_told_with_what_is() {
     assert_eq!(
         error,
         format!(
-            "memory of a GPU: out of memory: 8388608 bytes wanted of GPU {} (Stand-in), 6291456 of its 10485760 bytes are free",
+            "memory of a GPU: out of memory: 8388608 bytes wanted, 6291456 of the 10485760 bytes of GPU {} (Stand-in) are free",
             fake.ordinal
         )
     );
