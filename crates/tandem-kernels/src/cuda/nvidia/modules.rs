@@ -13,6 +13,9 @@ use crate::Result;
 use crate::cuda::driver::{Function, Source};
 use crate::cuda::failed;
 
+/// Held by whoever looks into the cache and compiles.
+static COMPILING: Mutex<()> = Mutex::new(());
+
 /// The files that are loaded.
 pub(super) struct Modules {
     context: Arc<Context>,
@@ -62,8 +65,11 @@ impl Modules {
         }
         let key = Key::of(source, &self.target, self.compiler.version());
         // What the driver does not take from the cache is compiled anew, too.
-        let known = self.cache.get(source, key).and_then(|image| self.load(source, image).ok());
-        let module = match known {
+        let known = || self.cache.get(source, key).and_then(|image| self.load(source, image).ok());
+        // Of several GPUs' threads that need a file at the same time one compiles it, which a library of NVIDIA's does one at a
+        // time anyway, and the others find it in the cache.
+        let turn = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match known() {
             Some(module) => module,
             None => {
                 let image = self.compiler.compile(source, &self.target, &[])?.image;
@@ -71,6 +77,7 @@ impl Modules {
                 self.load(source, image)?
             }
         };
+        drop(turn);
         loaded.insert(source.name, module);
         Ok(module)
     }

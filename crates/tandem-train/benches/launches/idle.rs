@@ -1,0 +1,196 @@
+//! A GPU that takes no time: it counts what it is asked for, and does nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapMut, MmapOptions};
+use tandem_kernels::cuda::Gpus;
+use tandem_kernels::cuda::driver::{
+    Arg, Driver, Drivers, Event, Function, Grid, Matmul, Properties, Region, Source, Stream,
+};
+use tandem_kernels::{KernelError, Result};
+
+/// What the GPU was asked for so far.
+#[derive(Default)]
+pub struct Counts {
+    pub launches: AtomicU64,
+    pub products: AtomicU64,
+    pub copies: AtomicU64,
+    pub waits: AtomicU64,
+}
+
+impl Counts {
+    /// Launches, products, copies and waits.
+    pub fn now(&self) -> [u64; 4] {
+        [&self.launches, &self.products, &self.copies, &self.waits].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// One GPU of so many bytes, and of a name that the table of devices knows.
+pub struct Idle {
+    counts: Arc<Counts>,
+    properties: Properties,
+    next: AtomicU64,
+}
+
+/// A machine with one.
+pub struct Machine {
+    pub counts: Arc<Counts>,
+    pub name: String,
+}
+
+impl Gpus for Machine {
+    fn list(&self) -> Result<Vec<Properties>> {
+        Ok(vec![self.properties()])
+    }
+
+    fn open(&self, _: usize) -> Result<Drivers> {
+        Ok(Arc::new(Idle {
+            counts: self.counts.clone(),
+            properties: self.properties(),
+            next: AtomicU64::new(1),
+        }))
+    }
+}
+
+impl Machine {
+    fn properties(&self) -> Properties {
+        Properties {
+            name: self.name.clone(),
+            ordinal: 0,
+            capability: (9, 0),
+            multiprocessors: 132,
+            shared_memory: 99 << 10,
+            total_memory: 1 << 40,
+        }
+    }
+}
+
+impl Idle {
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+fn count(counter: &AtomicU64) -> Result<()> {
+    counter.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Addresses without memory, or host memory, of which the system gives what is touched.
+enum Space {
+    Device { base: u64, mapped: AtomicU64 },
+    Host(MmapMut),
+}
+
+impl Region for Space {
+    fn base(&self) -> u64 {
+        match self {
+            Self::Device { base, .. } => *base,
+            Self::Host(memory) => memory.as_ptr().expose_provenance() as u64,
+        }
+    }
+
+    fn grow(&self, bytes: usize) -> Result<()> {
+        if let Self::Device { mapped, .. } = self {
+            mapped.fetch_max(bytes as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn mapped(&self) -> usize {
+        match self {
+            Self::Device { mapped, .. } => mapped.load(Ordering::Relaxed) as usize,
+            Self::Host(memory) => memory.len(),
+        }
+    }
+}
+
+// SAFETY: nothing is done with any memory. What is read is what lies in the host's part of it: zeros.
+unsafe impl Driver for Idle {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn free_memory(&self) -> Result<usize> {
+        Ok(self.properties.total_memory)
+    }
+
+    fn versions(&self) -> String {
+        "idle".to_owned()
+    }
+
+    fn reserve(&self, _: usize) -> Result<Box<dyn Region>> {
+        Ok(Box::new(Space::Device { base: self.number() << 44, mapped: AtomicU64::new(0) }))
+    }
+
+    fn pinned(&self, capacity: usize) -> Result<Box<dyn Region>> {
+        let memory = MmapOptions::new().len(capacity.max(1)).no_reserve_swap().map_anon();
+        Ok(Box::new(Space::Host(
+            memory.map_err(|source| KernelError::System { what: "host memory", source })?,
+        )))
+    }
+
+    fn new_stream(&self) -> Result<Stream> {
+        Ok(Stream(self.number()))
+    }
+
+    fn end_stream(&self, _: Stream) {}
+
+    fn synchronize(&self, _: Stream) -> Result<()> {
+        count(&self.counts.waits)
+    }
+
+    fn new_event(&self) -> Result<Event> {
+        Ok(Event(self.number()))
+    }
+
+    fn end_event(&self, _: Event) {}
+
+    fn record(&self, _: Event, _: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait(&self, _: Stream, _: Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(&self, _: Event) -> Result<()> {
+        count(&self.counts.waits)
+    }
+
+    fn elapsed(&self, _: Event, _: Event) -> Result<f32> {
+        Ok(0.0)
+    }
+
+    unsafe fn copy(&self, _: Stream, _: u64, _: u64, _: usize) -> Result<()> {
+        count(&self.counts.copies)
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        _: Stream,
+        _: (u64, usize),
+        _: (u64, usize),
+        _: usize,
+        _: usize,
+    ) -> Result<()> {
+        count(&self.counts.copies)
+    }
+
+    unsafe fn clear(&self, _: Stream, _: u64, _: usize) -> Result<()> {
+        count(&self.counts.launches)
+    }
+
+    fn function(&self, _: &'static Source, _: &str) -> Result<Function> {
+        Ok(Function(self.number()))
+    }
+
+    unsafe fn launch(&self, _: Stream, _: Function, _: Grid, _: &[Arg]) -> Result<()> {
+        count(&self.counts.launches)
+    }
+
+    unsafe fn matmul(&self, _: Stream, _: &Matmul) -> Result<()> {
+        count(&self.counts.products)
+    }
+}

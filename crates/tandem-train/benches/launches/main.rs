@@ -1,0 +1,117 @@
+//! What a step costs the host of a GPU: `cargo bench -p tandem-train --bench launches -- RUN.toml [--gpu NAME] [--set KEY=VALUE]…`
+//!
+//! The run is trained for real on a GPU that does nothing and takes no time, so all the time that passes is the host's: it has to
+//! stay well below what the GPU needs, or the GPU waits for work. Beside it stands how long a step takes by the plan for a GPU
+//! of the table of devices. What the driver's own calls take is not in it: a launch costs it a few microseconds.
+
+mod idle;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use idle::{Counts, Machine};
+use tandem_train::plan::device::DeviceTable;
+use tandem_train::plan::estimate::Estimate;
+use tandem_train::run_dir::Start;
+use tandem_train::{Config, Event, Observer, Result, Trainer};
+
+/// Steps before those that count, which fill caches.
+const WARMUP: usize = 2;
+
+/// Notes when each step ended, and what it had asked for.
+struct Watch {
+    counts: Arc<Counts>,
+    gpu: String,
+    output: PathBuf,
+    planned: f64,
+    steps: usize,
+    ends: Vec<(Instant, [u64; 4])>,
+}
+
+impl Observer for Watch {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Plan(plan) => {
+                let kind = DeviceTable::built_in().of_gpu(&self.gpu);
+                self.planned = Estimate::of(plan, &kind).step_seconds;
+                println!(
+                    "{:.1} micro-batches a step, {} tokens in the largest",
+                    plan.load.rounds, plan.data.max_micro_batch_tokens
+                );
+            }
+            Event::Started { steps, .. } => self.steps = *steps as usize,
+            Event::Record(_) => {
+                self.ends.push((Instant::now(), self.counts.now()));
+                if self.ends.len() == self.steps {
+                    tell(self);
+                    // The model that comes next is of no use.
+                    let _ = std::fs::remove_dir_all(&self.output);
+                    std::process::exit(0);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn main() {
+    if let Err(error) = run(std::env::args().skip(1).filter(|argument| argument != "--bench")) {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
+    let (mut config, mut gpu, mut changes) = (None, "NVIDIA H100 80GB HBM3".to_owned(), Vec::new());
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--gpu" => gpu = arguments.next().unwrap_or_default(),
+            "--set" => changes.extend(arguments.next()),
+            _ => config = Some(argument),
+        }
+    }
+    let Some(config) = config else {
+        println!("launches: give a run.toml after --");
+        return Ok(());
+    };
+    let output = std::env::temp_dir().join(format!("tandem-launches-{}", std::process::id()));
+    changes.extend(["compute.devices=cuda:0".to_owned(), format!("output={}", output.display())]);
+    let mut config = Config::load(Path::new(&config), &changes)?;
+    // Neither checkpoints nor evaluations.
+    (config.train.save_every, config.train.eval_every) = (None, None);
+    let counts = Arc::new(Counts::default());
+    tandem_kernels::cuda::stand_in(Machine { counts: counts.clone(), name: gpu.clone() });
+    let mut watch = Watch { counts, gpu, output, planned: 0.0, steps: 0, ends: Vec::new() };
+    let mut trainer = Trainer::new(config, Start::Fresh, &mut watch)?;
+    trainer.run(&mut watch, &AtomicBool::new(false))?;
+    Ok(())
+}
+
+fn tell(watch: &Watch) {
+    let steps = &watch.ends[WARMUP.min(watch.ends.len().saturating_sub(2))..];
+    let mut seconds: Vec<f64> = steps.windows(2).map(|pair| (pair[1].0 - pair[0].0).as_secs_f64()).collect();
+    seconds.sort_by(f64::total_cmp);
+    let Some(&median) = seconds.get(seconds.len() / 2) else {
+        println!("too few steps: give more");
+        return;
+    };
+    let (first, last) = (steps[0].1, steps[steps.len() - 1].1);
+    let [launches, products, copies, waits] =
+        [0, 1, 2, 3].map(|n| (last[n] - first[n]) as f64 / seconds.len() as f64);
+    println!(
+        "a step of the host: {:.2} ms, median of {} (fastest {:.2}); {launches:.0} launches, {products:.0} products, {copies:.0} \
+         copies, {waits:.0} waits; {:.2} us for each",
+        1e3 * median,
+        seconds.len(),
+        1e3 * seconds[0],
+        1e6 * median / (launches + products + copies)
+    );
+    println!(
+        "a step by the plan for {}: {:.1} ms; host / GPU {:.3}",
+        watch.gpu,
+        1e3 * watch.planned,
+        median / watch.planned
+    );
+}
