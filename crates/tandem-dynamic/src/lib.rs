@@ -1,10 +1,23 @@
 //! Libraries that are opened when they are asked for: a program that does without them starts without them.
 //!
-//! [`Library`] is one that is open, [`functions!`] makes a table of what is called in one.
+//! [`Library`] is one that is open, [`functions!`] makes a table of what is called in one, [`Folders`] are where NVIDIA's may lie.
+
+mod folders;
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 use std::ptr::NonNull;
+
+pub use folders::{FOLDERS, Folders};
+
+/// A library that this machine has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its version, as its maker writes it.
+    pub version: String,
+    /// Its file, or the name that the loader found it by.
+    pub file: PathBuf,
+}
 
 /// An open library. It stays open until the process ends: NVIDIA's have threads of their own, which run their code.
 #[derive(Debug)]
@@ -63,6 +76,11 @@ impl Library {
         // SAFETY: the name ends in zero, and stays as long as the library is open.
         let file = if is_known { unsafe { text(found.dli_fname) } } else { String::new() };
         (!file.is_empty()).then(|| PathBuf::from(file))
+    }
+
+    /// This one, of a version, with the file that a function of it comes from.
+    pub fn found(&self, version: String, function: &CStr) -> Found {
+        Found { version, file: self.file_of(function).unwrap_or_else(|| PathBuf::from(&self.name)) }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use tandem_dynamic::{Library, text};
+use tandem_dynamic::{FOLDERS, Folders, Found, Library, text};
 
 use super::raw::{
     CUDA_NO_DEVICE, CUDA_SUCCESS, CudaFunctions, IN_PROGRESS, NcclFunctions, OLDEST, RawCommunicator, SUCCESS,
@@ -35,9 +35,16 @@ impl Libraries {
     /// # Errors
     /// If one of the three is missing: which, where it is to be had, and what the loader says.
     pub fn open() -> crate::Result<Self> {
-        let path = std::env::var_os(PATH).filter(|path| !path.is_empty());
-        let path = path.as_ref().map(|path| path.to_string_lossy());
-        Self::open_at(path.as_deref()).map_err(|reason| CommError::Engine { reason })
+        Self::open_at(named().as_deref()).map_err(|reason| CommError::Engine { reason })
+    }
+
+    /// NCCL's version and file, whether or not there is a GPU.
+    ///
+    /// # Errors
+    /// If there is none, or one that is too old: where it is to be had, and what the loader says.
+    pub fn find() -> crate::Result<Found> {
+        let found = open_nccl(named().as_deref());
+        found.map(|(_, _, found)| found).map_err(|reason| CommError::Engine { reason })
     }
 
     /// NCCL's version.
@@ -49,7 +56,7 @@ impl Libraries {
     }
 
     fn open_at(path: Option<&str>) -> Result<Self, String> {
-        let (nccl, version) = open_nccl(path)?;
+        let (nccl, version, _) = open_nccl(path)?;
         let library = Library::open(CUDA).map_err(|why| {
             format!("there is no {CUDA}, which comes with NVIDIA's driver for its GPUs ({why})")
         })?;
@@ -63,16 +70,26 @@ impl Libraries {
     }
 }
 
-/// NCCL at `path`, or where the loader finds it, and its version.
-fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int), String> {
-    let library = Library::open(path.unwrap_or(NCCL)).map_err(|why| match path {
-        Some(path) => format!("{PATH} names {path}, which cannot be opened as NCCL ({why}); {NCCL_PACKAGES}"),
-        None => format!(
-            "there is no {NCCL} ({why}); {NCCL_PACKAGES}, and {PATH}=/path/to/{NCCL} says where it is if the loader \
-             does not know"
-        ),
-    })?;
-    let name = path.unwrap_or(NCCL);
+/// The file that the environment names.
+fn named() -> Option<String> {
+    let path = std::env::var_os(PATH).filter(|path| !path.is_empty());
+    path.map(|path| path.to_string_lossy().into_owned())
+}
+
+/// NCCL at `path`, or where NVIDIA's libraries are found, its version and its file.
+fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int, Found), String> {
+    let library = match path {
+        Some(path) => Library::open(path).map_err(|why| {
+            format!("{PATH} names {path}, which cannot be opened as NCCL ({why}); {NCCL_PACKAGES}")
+        }),
+        None => Folders::of_environment().open(&[NCCL]).map_err(|why| {
+            format!(
+                "there is no {NCCL} ({why}); {NCCL_PACKAGES}; {PATH}=/path/to/{NCCL} or {FOLDERS}=/its/folder says where it \
+                 is if the loader does not know"
+            )
+        }),
+    }?;
+    let name = library.name();
     let nccl = NcclFunctions::of(&library)
         .map_err(|why| format!("{name} is no NCCL, or one older than 2.18: {why}; {NCCL_PACKAGES}"))?;
     let mut version = 0;
@@ -84,7 +101,8 @@ fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int), String> {
             version_text(version)
         ));
     }
-    Ok((nccl, version))
+    let found = library.found(version_text(version), c"ncclGetVersion");
+    Ok((nccl, version, found))
 }
 
 fn version_text(code: c_int) -> String {
@@ -169,10 +187,11 @@ mod tests {
             );
             return;
         };
-        let (nccl, version) = open_nccl(Some(&path)).unwrap();
+        let (nccl, version, found) = open_nccl(Some(&path)).unwrap();
         assert!((OLDEST..30_000).contains(&version), "{version}");
         let name = version_text(version);
-        assert!(name.starts_with("2."), "{name}");
+        assert!(name.starts_with("2.") && found.version == name, "{name}, {found:?}");
+        assert_eq!(found.file.canonicalize().unwrap(), std::path::Path::new(&path).canonicalize().unwrap());
         // SAFETY: the texts of result codes need nothing.
         let text = unsafe { CStr::from_ptr((nccl.error_string)(IN_PROGRESS)) };
         assert!(text.to_string_lossy().contains("in progress"), "{text:?}");

@@ -4,10 +4,9 @@
 //! and may lie anywhere; there may be several versions. One is taken that the driver can run: of its major version or an earlier one.
 
 use std::ffi::c_int;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tandem_dynamic::Library;
+use tandem_dynamic::{FOLDERS, Folders, Library};
 
 use super::blas::raw::BlasFunctions;
 use super::compiler::NvrtcFunctions;
@@ -16,16 +15,17 @@ use super::raw::DriverFunctions;
 use crate::Result;
 use crate::cuda::failed;
 
-/// Names folders that are looked into first, with colons in between.
-const FOLDERS: &str = "TANDEM_CUDA_LIBRARIES";
 const DRIVER: &str = "libcuda.so.1";
+/// Where what belongs to the driver comes from.
+pub(super) const OF_DRIVER: &str = "comes with NVIDIA's driver for its GPUs: Debian has it in libcuda1 and libnvidia-ml1, Ubuntu in \
+                                    libnvidia-compute of the driver's number; a container is given its host's";
 
 /// A library of the toolkit.
 pub(super) struct Wanted {
     what: &'static str,
     /// File names, latest first, each with the major version of the CUDA that it belongs to; 0 is not known.
     names: &'static [(&'static str, c_int)],
-    packages: &'static str,
+    pub(super) packages: &'static str,
 }
 
 pub(super) const NVRTC: Wanted = Wanted {
@@ -42,97 +42,45 @@ pub(super) const BLAS: Wanted = Wanted {
                nvidia-cublas-cu12 (CUDA 12) and nvidia-cublas (CUDA 13)",
 };
 
-/// Where libraries are looked for: in the first folders, where the loader looks, in the last ones.
-pub(super) struct Search {
-    pub(super) first: Vec<PathBuf>,
-    pub(super) last: Vec<PathBuf>,
-}
-
-impl Search {
-    /// What the environment names, and where toolkits and Python's packages are put.
-    pub(super) fn of_environment() -> Self {
-        let folders = |name| std::env::var_os(name).map(|list| std::env::split_paths(&list).collect());
-        let given = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let first: Vec<PathBuf> = folders(FOLDERS).unwrap_or_default();
-        let first = first.into_iter().filter(|folder| !folder.as_os_str().is_empty()).collect();
-        let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(given);
-        let mut last: Vec<PathBuf> =
-            toolkits.chain(["/usr/local/cuda".into()]).map(|home| home.join("lib64")).collect();
-        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(given);
-        let home = given("HOME").map(|home| home.join(".local"));
-        let prefixes = environments.chain(home).chain(["/usr/local".into(), "/usr".into()]);
-        for prefix in prefixes {
-            last.extend(of_python(&prefix.join("lib")));
-            last.push(prefix.join("lib"));
-        }
-        Self { first, last }
+impl Wanted {
+    /// Opens the latest that is not later than the driver's `major` version.
+    pub(super) fn open(&self, folders: &Folders, major: c_int) -> Result<Library> {
+        let names: Vec<&str> =
+            self.names.iter().filter(|(_, of)| *of <= major).map(|(name, _)| *name).collect();
+        folders.open(&names).map_err(|reasons| {
+            failed(
+                self.what,
+                format!(
+                    "there is no {} ({reasons}); {}; {FOLDERS}=/folder:/folder says where it is if the loader does not know",
+                    names.join(" or "),
+                    self.packages
+                ),
+            )
+        })
     }
-
-    /// Opens the latest of a library that is not later than the driver's `major` version.
-    pub(super) fn open(&self, wanted: &Wanted, major: c_int) -> Result<Library> {
-        let names = wanted.names.iter().filter(|(_, of)| *of <= major).map(|(name, _)| *name);
-        let names: Vec<&str> = names.collect();
-        let mut reasons = Vec::new();
-        let mut there = |folders: &[PathBuf]| {
-            let paths = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
-            paths.filter(|path| path.exists()).find_map(|path| {
-                let path = path.to_string_lossy().into_owned();
-                Library::open(&path).map_err(|why| reasons.push(why)).ok()
-            })
-        };
-        if let Some(library) = there(&self.first) {
-            return Ok(library);
-        }
-        let mut unknown = Vec::new();
-        let known = names.iter().find_map(|name| Library::open(name).map_err(|why| unknown.push(why)).ok());
-        if let Some(library) = known.or_else(|| there(&self.last)) {
-            return Ok(library);
-        }
-        let reasons: Vec<String> = reasons.into_iter().chain(unknown.into_iter().take(1)).collect();
-        Err(failed(
-            wanted.what,
-            format!(
-                "there is no {} ({}); {}; {FOLDERS}=/folder:/folder says where it is if the loader does not know",
-                names.join(" or "),
-                reasons.join("; "),
-                wanted.packages
-            ),
-        ))
-    }
-}
-
-/// Where packages of PyPI have NVIDIA's libraries, of each Python below a `lib` folder.
-fn of_python(lib: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(lib) else { return Vec::new() };
-    let is_python = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("python3");
-    let mut pythons: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok().filter(|entry| is_python(&entry.file_name())))
-        .map(|entry| entry.path())
-        .collect();
-    pythons.sort();
-    let packages =
-        pythons.iter().flat_map(|python| ["site-packages", "dist-packages"].map(|p| python.join(p)));
-    let folders = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cublas/lib"];
-    packages.flat_map(|package| folders.map(|folder| package.join(folder))).collect()
 }
 
 /// Opens NVIDIA's driver.
 pub(super) fn driver() -> Result<Cuda> {
-    let library = Library::open(DRIVER).map_err(|why| {
-        failed("CUDA", format!("there is no {DRIVER}, which comes with NVIDIA's driver for its GPUs ({why})"))
-    })?;
+    Cuda::start(Arc::new(open_driver()?.1))
+}
+
+/// NVIDIA's driver, not yet initialised.
+pub(super) fn open_driver() -> Result<(Library, DriverFunctions)> {
+    let library = Library::open(DRIVER)
+        .map_err(|why| failed("CUDA", format!("there is no {DRIVER}, which {OF_DRIVER} ({why})")))?;
     let functions = DriverFunctions::of(&library).map_err(|why| {
         failed(
             "CUDA",
             format!("NVIDIA's driver is older than CUDA {}: {why}", version_text(super::raw::OLDEST)),
         )
     })?;
-    Cuda::start(Arc::new(functions))
+    Ok((library, functions))
 }
 
 /// Opens NVRTC, of a driver's major version at most.
 pub(super) fn nvrtc(major: c_int) -> Result<NvrtcFunctions> {
-    of_nvrtc(&Search::of_environment().open(&NVRTC, major)?)
+    of_nvrtc(&NVRTC.open(&Folders::of_environment(), major)?)
 }
 
 /// The functions of an open NVRTC, which finds the part of it that it opens by itself.
@@ -153,7 +101,11 @@ pub(super) fn of_nvrtc(library: &Library) -> Result<NvrtcFunctions> {
 
 /// Opens cuBLASLt, of a driver's major version at most.
 pub(super) fn blas(major: c_int) -> Result<BlasFunctions> {
-    let library = Search::of_environment().open(&BLAS, major)?;
-    BlasFunctions::of(&library)
+    of_blas(&BLAS.open(&Folders::of_environment(), major)?)
+}
+
+/// The functions of an open cuBLASLt.
+pub(super) fn of_blas(library: &Library) -> Result<BlasFunctions> {
+    BlasFunctions::of(library)
         .map_err(|why| failed(BLAS.what, format!("older than CUDA 11.2: {why}; {}", BLAS.packages)))
 }

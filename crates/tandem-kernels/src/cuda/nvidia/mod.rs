@@ -15,9 +15,12 @@ mod device;
 mod driver;
 #[cfg(test)]
 mod fake;
+mod inventory;
 mod libraries;
+mod links;
 mod memory;
 mod modules;
+mod nvml;
 mod pinned;
 mod raw;
 #[cfg(test)]
@@ -26,4 +29,6 @@ mod usage;
 
 pub use compiler::{Compiled, Compiler};
 pub use device::{list, open};
+pub use inventory::Inventory;
+pub use links::{Link, Links, links};
 pub use usage::Usage;

@@ -197,6 +197,8 @@ functions! {
         device_name = c"cuDeviceGetName" (*mut c_char, c_int, DeviceHandle) -> c_int;
         device_memory = c"cuDeviceTotalMem_v2" (*mut usize, DeviceHandle) -> c_int;
         device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, DeviceHandle) -> c_int;
+        pci_bus_id = c"cuDeviceGetPCIBusId" (*mut c_char, c_int, DeviceHandle) -> c_int;
+        can_access_peer = c"cuDeviceCanAccessPeer" (*mut c_int, DeviceHandle, DeviceHandle) -> c_int;
         retain_context = c"cuDevicePrimaryCtxRetain" (*mut Opaque, DeviceHandle) -> c_int;
         release_context = c"cuDevicePrimaryCtxRelease_v2" (DeviceHandle) -> c_int;
         set_context = c"cuCtxSetCurrent" (Opaque) -> c_int;

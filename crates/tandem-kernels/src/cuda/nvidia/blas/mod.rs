@@ -43,9 +43,7 @@ impl Blas {
 
     /// As NVIDIA writes it.
     pub(super) fn version(&self) -> String {
-        // SAFETY: takes nothing.
-        let version = unsafe { (self.library.version)() };
-        format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+        self.library.version_text()
     }
 
     /// Puts a product into a stream.

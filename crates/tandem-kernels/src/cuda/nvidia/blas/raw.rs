@@ -92,6 +92,15 @@ functions! {
     }
 }
 
+impl BlasFunctions {
+    /// The library's version, as NVIDIA writes it.
+    pub(in crate::cuda::nvidia) fn version_text(&self) -> String {
+        // SAFETY: takes nothing.
+        let version = unsafe { (self.version)() };
+        format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+    }
+}
+
 /// What a `cublasStatus_t` means.
 pub(in crate::cuda::nvidia) fn status(status: c_int) -> String {
     let name = match status {

@@ -21,6 +21,8 @@ pub(super) fn functions() -> DriverFunctions {
         device_name,
         device_memory,
         device_attribute,
+        pci_bus_id,
+        can_access_peer,
         retain_context,
         release_context,
         set_context,
@@ -101,7 +103,7 @@ unsafe extern "C" fn device(place: *mut DeviceHandle, ordinal: c_int) -> c_int {
     unsafe { answer(place, ordinal + 100) }
 }
 
-fn of_device<T>(device: DeviceHandle, ask: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
+pub(super) fn of_device<T>(device: DeviceHandle, ask: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
     gpus().get_mut(&((device - 100) as usize)).map(ask)
 }
 
@@ -131,6 +133,20 @@ unsafe extern "C" fn device_attribute(place: *mut c_int, attribute: c_int, devic
     });
     // SAFETY: as in CUDA.
     value.map_or(INVALID_VALUE, |value| unsafe { answer(place, value) })
+}
+
+unsafe extern "C" fn pci_bus_id(place: *mut c_char, len: c_int, device: DeviceHandle) -> c_int {
+    let text = format!("{:04x}:{:02x}:00.0\0", device >> 8, device & 0xff);
+    assert!(text.len() <= len as usize);
+    // SAFETY: as in CUDA; there is room.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, text.len()) };
+    OK
+}
+
+unsafe extern "C" fn can_access_peer(place: *mut c_int, device: DeviceHandle, other: DeviceHandle) -> c_int {
+    let [one, other] = [device, other].map(|device| of_device(device, |gpu| gpu.kind.board));
+    // SAFETY: as in CUDA.
+    unsafe { answer(place, c_int::from(one.is_some() && one == other)) }
 }
 
 unsafe extern "C" fn retain_context(place: *mut Opaque, device: DeviceHandle) -> c_int {

@@ -6,6 +6,7 @@
 mod blas;
 mod driver;
 mod memory;
+mod nvml;
 mod nvrtc;
 
 use std::cell::Cell;
@@ -20,6 +21,7 @@ use crate::Result;
 use crate::cuda::driver::Drivers;
 
 pub(super) use blas::{num_chosen, num_described};
+pub(super) use nvml::{UNKNOWN, nvml};
 pub(super) use nvrtc::{compiler, num_compiled};
 
 // CUresult.
@@ -44,11 +46,15 @@ pub(super) struct Kind {
     pub(super) host: usize,
     /// Whether the host's addresses are the GPU's.
     pub(super) host_pointers: bool,
+    /// GPUs of one board reach each other.
+    pub(super) board: u32,
+    /// GPUs of one bridge are joined by NVLink; 0 is none.
+    pub(super) bridge: u32,
 }
 
 impl Default for Kind {
     fn default() -> Self {
-        Self { capability: (8, 0), memory: 1 << 30, host: 1 << 30, host_pointers: true }
+        Self { capability: (8, 0), memory: 1 << 30, host: 1 << 30, host_pointers: true, board: 0, bridge: 0 }
     }
 }
 

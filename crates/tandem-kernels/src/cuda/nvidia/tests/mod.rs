@@ -1,6 +1,8 @@
 //! The driver over stand-ins for NVIDIA's libraries, and over the real ones as far as they go without a GPU.
 
+mod inventory;
 mod kernels;
+mod links;
 mod memory;
 mod opening;
 mod products;

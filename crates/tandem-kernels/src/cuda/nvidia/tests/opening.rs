@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use tandem_dynamic::Folders;
+
 use super::Folder;
 use crate::cuda::nvidia::fake::{ANSWERS, Answers, Fake, Kind, OK, compiler};
-use crate::cuda::nvidia::libraries::{BLAS, NVRTC, Search};
+use crate::cuda::nvidia::libraries::{BLAS, NVRTC, Wanted};
 use crate::cuda::nvidia::{cache::Cache, device};
 
 fn refusal(fake: &Fake) -> String {
@@ -105,13 +107,13 @@ fn code_is_made_for_the_gpu_or_the_nearest_before_it() {
 
 #[test]
 fn a_missing_library_is_named_with_who_has_it() {
-    let nowhere = || Search { first: vec![PathBuf::from("/nowhere")], last: vec![] };
+    let nowhere = || Folders { first: vec![PathBuf::from("/nowhere")], last: vec![] };
     // Of a version that nobody has.
-    let missing = |wanted, major| match nowhere().open(wanted, major) {
+    let missing = |wanted: Wanted, major| match wanted.open(&nowhere(), major) {
         Ok(library) => library.name().to_owned(),
         Err(error) => error.to_string(),
     };
-    let error = missing(&NVRTC, 0);
+    let error = missing(NVRTC, 0);
     if error != "libnvrtc.so" {
         for text in [
             "NVRTC, the compiler of kernels: there is no libnvrtc.so",
@@ -122,7 +124,7 @@ fn a_missing_library_is_named_with_who_has_it() {
             assert!(error.contains(text), "no {text:?} in: {error}");
         }
     }
-    let error = missing(&BLAS, 0);
+    let error = missing(BLAS, 0);
     for text in ["cuBLASLt, which multiplies matrices: there is no ", "libcublas-12-9", "nvidia-cublas-cu12"]
     {
         assert!(error.contains(text), "no {text:?} in: {error}");
@@ -137,22 +139,22 @@ fn folders_that_are_named_come_first_and_versions_beyond_the_driver_never() {
     for name in ["libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so.13"] {
         std::fs::copy(&library, folder.0.join(name)).unwrap();
     }
-    let search = Search { first: vec!["/nowhere".into(), folder.0.clone()], last: vec![] };
+    let folders = Folders { first: vec!["/nowhere".into(), folder.0.clone()], last: vec![] };
     for (major, name) in [
         (11, "libcublasLt.so.11"),
         (12, "libcublasLt.so.12"),
         (13, "libcublasLt.so.13"),
         (14, "libcublasLt.so.13"),
     ] {
-        let found = search.open(&BLAS, major).unwrap();
+        let found = BLAS.open(&folders, major).unwrap();
         assert_eq!(found.name(), folder.0.join(name).to_string_lossy());
     }
     // What cannot be opened is passed, and told if nothing else is there.
     let damaged = Folder::new("damaged");
     std::fs::write(damaged.0.join("libcublasLt.so.13"), "no library").unwrap();
-    let both = Search { first: vec![damaged.0.clone(), folder.0.clone()], last: vec![] };
-    assert!(both.open(&BLAS, 13).unwrap().name().starts_with(&*folder.0.to_string_lossy()));
-    if let Err(error) = (Search { first: vec![damaged.0.clone()], last: vec![] }).open(&BLAS, 13) {
+    let both = Folders { first: vec![damaged.0.clone(), folder.0.clone()], last: vec![] };
+    assert!(BLAS.open(&both, 13).unwrap().name().starts_with(&*folder.0.to_string_lossy()));
+    if let Err(error) = BLAS.open(&Folders { first: vec![damaged.0.clone()], last: vec![] }, 13) {
         assert!(error.to_string().contains(&*damaged.0.to_string_lossy()), "{error}");
     }
 }

@@ -12,7 +12,7 @@ use crate::cuda::driver::Source;
 use crate::cuda::nvidia::{Compiled, Compiler, Usage};
 
 /// The library that the environment names for tests, or a word that there is none.
-fn named(variable: &str, test: &str) -> Option<String> {
+pub(super) fn named(variable: &str, test: &str) -> Option<String> {
     let path = std::env::var(variable).ok();
     if path.is_none() {
         // Past the capture of what tests print: in a log, a skipped test must not look like one that passed.

@@ -1,0 +1,85 @@
+//! What joins the GPUs of this machine.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use super::context::Cuda;
+use super::libraries;
+use super::nvml::Nvml;
+use super::raw::DeviceHandle;
+use crate::Result;
+
+/// How one GPU reaches another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Whether it may read and write the other's memory; else numbers go through the host's.
+    pub access: bool,
+    /// Whether NVLink joins them; else it is the PCIe bus. Nothing, if NVML cannot tell.
+    pub nvlink: Option<bool>,
+}
+
+/// How each GPU that this process may use reaches each other one, by their numbers. There is none from a GPU to itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Links {
+    /// One row for each GPU.
+    pub from: Vec<Vec<Option<Link>>>,
+    /// Why NVML does not tell of NVLink, if it does not.
+    pub unknown: Option<String>,
+}
+
+/// Asks the driver and NVML how the GPUs are joined.
+///
+/// # Errors
+/// If there is no driver, or it fails.
+pub fn links() -> Result<Links> {
+    let cuda = libraries::driver()?;
+    let all: Vec<usize> = (0..cuda.count()?).collect();
+    links_of(&cuda, &all, Nvml::open().map(|(_, nvml)| nvml))
+}
+
+/// [`links`] of these GPUs, with libraries that are there.
+pub(super) fn links_of(cuda: &Cuda, ordinals: &[usize], nvml: Result<Nvml>) -> Result<Links> {
+    let devices = ordinals.iter().map(|&ordinal| cuda.handle(ordinal)).collect::<Result<Vec<_>>>()?;
+    let places = devices.iter().map(|&device| cuda.place(device)).collect::<Result<Vec<_>>>()?;
+    // Why it cannot be used is told with the libraries.
+    let mut unknown = nvml.is_err().then(|| "NVML cannot be used".to_owned());
+    let mut nvlink = |a: usize, b: usize| {
+        let asked = nvml.as_ref().ok()?.is_nvlink([&places[a], &places[b]]);
+        asked.map_err(|error| unknown = Some(error.to_string())).ok()
+    };
+    let mut from = Vec::with_capacity(devices.len());
+    for a in 0..devices.len() {
+        let mut row = Vec::with_capacity(devices.len());
+        for b in 0..devices.len() {
+            row.push(match a == b {
+                true => None,
+                false => {
+                    Some(Link { access: cuda.can_access(devices[a], devices[b])?, nvlink: nvlink(a, b) })
+                }
+            });
+        }
+        from.push(row);
+    }
+    Ok(Links { from, unknown })
+}
+
+impl Cuda {
+    /// Whether kernels of a GPU may read and write another's memory.
+    fn can_access(&self, device: DeviceHandle, other: DeviceHandle) -> Result<bool> {
+        let mut can = 0;
+        // SAFETY: the answer is written to where it is.
+        let outcome = unsafe { (self.0.can_access_peer)(&raw mut can, device, other) };
+        self.check("asking whether a GPU reaches another", outcome)?;
+        Ok(can != 0)
+    }
+
+    /// Where a GPU is on the PCI bus.
+    fn place(&self, device: DeviceHandle) -> Result<CString> {
+        let mut place: [c_char; 32] = [0; 32];
+        // SAFETY: a text is written that is no longer than its place and ends in zero.
+        unsafe {
+            let outcome = (self.0.pci_bus_id)(place.as_mut_ptr(), place.len() as c_int, device);
+            self.check("asking where a GPU is on the bus", outcome)?;
+            Ok(CStr::from_ptr(place.as_ptr()).to_owned())
+        }
+    }
+}
