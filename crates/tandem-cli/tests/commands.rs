@@ -247,3 +247,28 @@ fn merge_says_what_it_lacks() {
     shop.run(&["merge", "tree", "other", "--base", "model"]).expect(2).says(&["ref; name one"]);
     assert!(!shop.path("other").exists());
 }
+
+#[test]
+fn doctor_has_a_line_for_each_library_there_or_not() {
+    let shop = Workshop::new();
+    let output = shop.command(&["doctor"]).env("TANDEM_NCCL", "/nowhere/libnccl.so.2").output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    for (library, package) in [
+        ("driver", "NVIDIA's driver"),
+        ("NVML", "NVIDIA's driver"),
+        ("NVRTC", "nvidia-cuda-nvrtc"),
+        ("cuBLASLt", "nvidia-cublas"),
+        ("NCCL", "libnccl2"),
+    ] {
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix(&format!("{library:<10} ")));
+        let line = lines.next().unwrap_or_else(|| panic!("no line for {library}:\n{text}"));
+        assert_eq!(lines.next(), None, "{text}");
+        let is_found = !line.starts_with("missing: ") && line.contains(", ");
+        assert!(is_found || line.contains(package), "{library}: {line}");
+        assert!(library != "NCCL" || line.starts_with("missing: TANDEM_NCCL names /nowhere"), "{line}");
+    }
+    for other in ["processor", "Gloo"] {
+        assert_eq!(text.lines().filter(|line| line.starts_with(other)).count(), 1, "{text}");
+    }
+}

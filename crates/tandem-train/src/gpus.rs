@@ -134,13 +134,21 @@ pub fn check(compute: &ComputeConfig) -> Result<()> {
 /// If NCCL is asked for and is not there, or does not come to life.
 pub fn carried(compute: &ComputeConfig, group: Group, deadline: Duration) -> Result<Group> {
     let ordinals = ordinals(compute.devices);
-    if ordinals.len() < 2 || compute.engine == Engine::Threads || cuda::is_stand_in() {
+    if ordinals.len() < 2 {
         return Ok(group);
     }
     let ordinal = ordinals[group.rank() % ordinals.len()];
+    carried_on(compute.engine, ordinal, group, deadline)
+}
+
+/// [`carried`], of a rank on this GPU, beside others on others.
+pub(crate) fn carried_on(engine: Engine, ordinal: usize, group: Group, deadline: Duration) -> Result<Group> {
+    if engine == Engine::Threads || cuda::is_stand_in() {
+        return Ok(group);
+    }
     match Libraries::open() {
         Ok(nccl) => Ok(nccl.group(group, Some(ordinal), deadline)?),
-        Err(error) if compute.engine == Engine::Nccl => Err(error.into()),
+        Err(error) if engine == Engine::Nccl => Err(error.into()),
         Err(_) => Ok(group),
     }
 }

@@ -11,6 +11,7 @@
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`profile`]: where the time of some steps went, and how fast each operation was.
+//! * [`numbers`]: device memory as ranks exchange it.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
 //! * [`checkpoint`]: atomic, checksummed training state; [`snapshot`] turns a run into it and back, [`saver`]
 //!   writes it while training goes on.
@@ -28,7 +29,7 @@ pub mod homes;
 pub mod mesh;
 pub mod metrics;
 pub mod micro_batch;
-mod numbers;
+pub mod numbers;
 pub mod objective;
 pub mod optimizer;
 pub mod pipeline;

@@ -9,7 +9,7 @@ use tandem_kernels::exact::ExactSum;
 use tandem_kernels::{DType, Device, Remote, Tensor, bf16};
 
 /// A whole tensor of `device`'s.
-pub(crate) fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> Numbers<'a> {
+pub fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> Numbers<'a> {
     let (len, dtype) = (x.view().len(), x.dtype());
     let kind = match dtype {
         DType::F32 => ElementKind::F32,

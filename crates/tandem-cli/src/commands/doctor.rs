@@ -1,5 +1,7 @@
 //! `tandem doctor`: what this machine has to train with, what is missing, and who has it.
 
+mod links;
+
 use std::fs;
 use std::path::Path;
 
@@ -7,6 +9,7 @@ use anyhow::Context;
 use tandem_comm::nccl::Libraries;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::cuda;
+use tandem_kernels::cuda::nvidia::{self, Inventory};
 use tandem_train::plan::device::{DeviceTable, host_memory};
 use tandem_train::plan::measure;
 
@@ -18,34 +21,15 @@ use crate::output::print_lines;
 const GIB: f64 = (1u64 << 30) as f64;
 
 pub fn run(arguments: &DoctorArguments) -> anyhow::Result<Exit> {
-    let (mut lines, mut gpus) = (vec![processor()], Vec::new());
-    match cuda::list() {
-        Err(error) => lines.push(line("GPUs", &format!("none can be used: {error}"))),
-        Ok(found) => {
-            for properties in found {
-                let (major, minor) = properties.capability;
-                let (state, usable) = state(properties.ordinal);
-                lines.push(line(
-                    &format!("GPU {}", properties.ordinal),
-                    &format!(
-                        "{}, {:.1} GiB, compute capability {major}.{minor}, {} multiprocessors; {state}",
-                        properties.name,
-                        properties.total_memory as f64 / GIB,
-                        properties.multiprocessors
-                    ),
-                ));
-                gpus.extend(usable.then_some(properties.ordinal));
-            }
+    let (libraries, missing) = libraries();
+    let (found, gpus) = gpus(&missing);
+    let mut lines = [vec![processor()], found, libraries, vec![gloo()]].concat();
+    if gpus.len() > 1 {
+        match nvidia::links() {
+            Ok(links) => lines.extend(links::lines(&links).iter().map(|(what, found)| line(what, found))),
+            Err(error) => lines.push(line("links", &error.to_string())),
         }
     }
-    lines.push(line("NCCL", &nccl()));
-    let gloo = match cfg!(feature = "gloo") {
-        true => "built in: ranks may be processes",
-        false => {
-            "not in this build: ranks are threads of one process; install libgloo-dev and build with --features gloo"
-        }
-    };
-    lines.push(line("Gloo", gloo));
     print_lines(&lines)?;
     if let Some(file) = &arguments.measure {
         measured(file, &gpus)?;
@@ -64,31 +48,82 @@ fn processor() -> String {
     line("processor", &format!("{cores} cores{memory}, {isa}"))
 }
 
+/// A line for each GPU, and the numbers of those that can be used.
+fn gpus(missing: &[&str]) -> (Vec<String>, Vec<usize>) {
+    let found = match cuda::list() {
+        Ok(found) => found,
+        Err(error) => {
+            let why = match missing {
+                [] => format!(": {error}"),
+                missing => format!(" without {}: see below", missing.join(", ")),
+            };
+            return (vec![line("GPUs", &format!("none can be used{why}"))], Vec::new());
+        }
+    };
+    let (mut lines, mut gpus) = (Vec::new(), Vec::new());
+    for properties in found {
+        let (major, minor) = properties.capability;
+        let (state, usable) = state(properties.ordinal);
+        lines.push(line(
+            &format!("GPU {}", properties.ordinal),
+            &format!(
+                "{}, {:.1} GiB, compute capability {major}.{minor}, {} multiprocessors; {state}",
+                properties.name,
+                properties.total_memory as f64 / GIB,
+                properties.multiprocessors
+            ),
+        ));
+        gpus.extend(usable.then_some(properties.ordinal));
+    }
+    (lines, gpus)
+}
+
 /// What a GPU is ready for, and whether it can be used.
 fn state(ordinal: usize) -> (String, bool) {
-    let opened = cuda::open(ordinal).and_then(|driver| Ok((driver.versions(), driver.free_memory()?)));
-    match opened {
-        Ok((versions, free)) => (format!("{:.1} GiB free; {versions}", free as f64 / GIB), true),
+    match cuda::open(ordinal).and_then(|driver| driver.free_memory()) {
+        Ok(free) => (format!("{:.1} GiB free", free as f64 / GIB), true),
         Err(error) => (format!("cannot be used: {error}"), false),
     }
 }
 
-fn nccl() -> String {
-    match Libraries::open() {
-        Ok(libraries) => format!("{}: numbers go from GPU to GPU", libraries.version()),
-        Err(error) => format!("not used: {error}"),
+/// A line for each library, there or not, and the names of those without which no GPU can be used.
+fn libraries() -> (Vec<String>, Vec<&'static str>) {
+    let Inventory { driver, nvml, nvrtc, cublaslt } = Inventory::take();
+    let nccl = Libraries::find();
+    let (mut lines, mut missing) = (Vec::new(), Vec::new());
+    for (library, of, is_needed, found) in [
+        ("driver", "for CUDA ", true, driver.map_err(|error| error.to_string())),
+        ("NVML", "of driver ", false, nvml.map_err(|error| error.to_string())),
+        ("NVRTC", "", true, nvrtc.map_err(|error| error.to_string())),
+        ("cuBLASLt", "", true, cublaslt.map_err(|error| error.to_string())),
+        ("NCCL", "", false, nccl.map_err(|error| error.to_string())),
+    ] {
+        let found = match found {
+            Ok(found) => format!("{of}{}, {}", found.version, found.file.display()),
+            Err(why) => {
+                missing.extend(is_needed.then_some(library));
+                format!("missing: {why}")
+            }
+        };
+        lines.push(line(library, &found));
     }
+    (lines, missing)
+}
+
+fn gloo() -> String {
+    let gloo = match cfg!(feature = "gloo") {
+        true => "built in: ranks may be processes",
+        false => {
+            "not in this build: ranks are threads of one process; install libgloo-dev and build with --features gloo"
+        }
+    };
+    line("Gloo", gloo)
 }
 
 /// Measures the processor and the GPUs, and writes a table of devices.
 fn measured(file: &Path, gpus: &[usize]) -> anyhow::Result<()> {
     let DeviceTable { mut device } = measure::processor()?;
-    for &ordinal in gpus {
-        let kind = measure::gpu(ordinal)?;
-        if device.iter().all(|known| known.name != kind.name) {
-            device.push(kind);
-        }
-    }
+    device.extend(measure::gpus(gpus, &measure::OF_A_GPU)?);
     let table = DeviceTable { device }.to_toml();
     fs::write(file, &table).with_context(|| format!("cannot write {}", file.display()))?;
     print_lines(&[String::new(), table.trim_end().to_owned()])

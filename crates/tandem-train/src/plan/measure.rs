@@ -1,12 +1,15 @@
 //! What this machine's processor, or a GPU of it, can do, measured in a few seconds: a row of the table of devices, and what a profile
 //! holds operations against.
 
+mod gpus;
+
 use std::time::{Duration, Instant};
 
 use tandem_comm::{Reduction, threads};
-use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::ops::AttentionShape;
 use tandem_kernels::{DType, Device, Forest, Kind, Segment, Tensor, ops};
+
+pub use gpus::gpus;
 
 use super::device::{DeviceKind, DeviceTable, host_memory};
 use crate::Result;
@@ -20,15 +23,22 @@ const PATIENCE: Duration = Duration::from_millis(600);
 const OF_THE_BEST: f64 = 0.75;
 
 /// What is computed to measure a device: large enough to keep it busy, as training does.
-struct Sizes {
+#[derive(Clone, Debug)]
+pub struct Sizes {
     /// Rows, columns and depth of the products.
-    product: (usize, usize, usize),
+    pub product: (usize, usize, usize),
     /// Sequences of the attention, and tokens of each.
-    sequences: (usize, usize),
+    pub sequences: (usize, usize),
     /// Its heads.
-    heads: AttentionShape,
+    pub heads: AttentionShape,
     /// The type that it computes in.
-    dtype: DType,
+    pub dtype: DType,
+    /// Numbers that are copied at once: more than caches hold.
+    pub copied: usize,
+    /// Numbers that ranks add up.
+    pub exchanged: usize,
+    /// How long each thing is measured.
+    pub patience: Duration,
 }
 
 /// Tokens and widths of a small model, where rates are lower than at their best.
@@ -37,10 +47,13 @@ const OF_A_PROCESSOR: Sizes = Sizes {
     sequences: (4, 512),
     heads: AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125, window: None, softcap: None },
     dtype: DType::F32,
+    copied: COPIED,
+    exchanged: 1 << 22,
+    patience: PATIENCE,
 };
 
 /// Those of a model of 8 B.
-const OF_A_GPU: Sizes = Sizes {
+pub const OF_A_GPU: Sizes = Sizes {
     product: (8192, 4096, 4096),
     sequences: (4, 2048),
     heads: AttentionShape {
@@ -52,13 +65,13 @@ const OF_A_GPU: Sizes = Sizes {
         softcap: None,
     },
     dtype: DType::Bf16,
+    copied: COPIED,
+    exchanged: 1 << 26,
+    patience: PATIENCE,
 };
 
 /// Numbers that are copied at once: more than caches hold.
 const COPIED: usize = 1 << 26;
-
-/// Numbers that two ranks add up.
-const EXCHANGED: usize = 1 << 22;
 
 /// Measures the product rates, the copy bandwidth and what threads exchange, with every core.
 ///
@@ -66,13 +79,13 @@ const EXCHANGED: usize = 1 << 22;
 /// If memory runs out.
 pub fn processor() -> Result<DeviceTable> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let device = Device::cpu(cores, 4 * COPIED * 4)?;
     let sizes = &OF_A_PROCESSOR;
+    let device = Device::cpu(cores, 4 * sizes.copied * 4)?;
     let [bf16_tflops, f32_tflops] =
-        [DType::Bf16, DType::F32].map(|dtype| product_rate(&device, sizes.product, dtype));
+        [DType::Bf16, DType::F32].map(|dtype| product_rate(&device, sizes, dtype));
     let attention = attention_rate(&device, sizes)?;
-    let bandwidth = copy_rate(&device, COPIED)?;
-    let link = exchange_rate();
+    let bandwidth = copy_rate(&device, sizes.copied, sizes.patience)?;
+    let link = exchange_rate(sizes.exchanged);
     Ok(DeviceTable {
         device: vec![DeviceKind {
             name: "cpu".to_owned(),
@@ -94,45 +107,14 @@ pub fn processor() -> Result<DeviceTable> {
     })
 }
 
-/// Measures a GPU as [`processor`] does the processor; links to other GPUs, and to other machines, are the table's of its kind.
-///
-/// # Errors
-/// If it cannot be used, or has too little memory.
-pub fn gpu(ordinal: usize) -> Result<DeviceKind> {
-    let driver = cuda::open(ordinal)?;
-    let properties = driver.properties().clone();
-    let table = DeviceTable::built_in().of_gpu(&properties.name);
-    let device = Device::cuda(driver, 4 << 30, Options::default())?;
-    let sizes = &OF_A_GPU;
-    let rate = |dtype| product_rate(&device, sizes.product, dtype);
-    Ok(DeviceKind {
-        memory_gib: Some((properties.total_memory as f64 / f64::from(1 << 30) * 10.0).floor() / 10.0 - 0.5),
-        bf16_tflops: tflops(rate(DType::Bf16)?),
-        f32_tflops: tflops(rate(DType::F32)?),
-        attention_tflops: Some(tflops(attention_rate(&device, sizes)?)),
-        bandwidth_gbs: gbs(copy_rate(&device, COPIED)?),
-        host_link_gbs: gbs(host_rate(&device)?),
-        achievable_product: OF_THE_BEST,
-        achievable_bandwidth: OF_THE_BEST,
-        name: properties.name,
-        ..table
-    })
-}
-
-/// Bytes a second from pinned host memory to a GPU.
-fn host_rate(device: &Device) -> Result<f64> {
-    let host = device.with_memory(4 * COPIED)?;
-    let source = host.zeros(Kind::Scratch, 1, COPIED, DType::F32)?;
-    let mut copy = device.zeros(Kind::Scratch, 1, COPIED, DType::F32)?;
-    best(device, (COPIED * 4) as f64, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
-}
-
+/// 10⁹ bytes a second, as a table has them: more than nothing.
 fn gbs(rate: f64) -> f64 {
-    (rate / 1e8).round() / 10.0
+    (rate / 1e8).round().max(1.0) / 10.0
 }
 
+/// 10¹² operations a second, as a table has them.
 fn tflops(rate: f64) -> f64 {
-    (rate / 1e9).round() / 1000.0
+    (rate / 1e9).round().max(1.0) / 1000.0
 }
 
 /// What so many threads can do at best: multiply-adds in registers, and copies of more than caches hold, but of no more than
@@ -146,22 +128,27 @@ pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
     let Device::Cpu(cpu) = &device else { unreachable!("made by Device::cpu") };
     let peak = |dtype| {
         let operations = cpu.multiply_adds(dtype);
-        best(&device, operations, || {
+        best(&device, operations, PATIENCE, || {
             cpu.multiply_adds(dtype);
             Ok(())
         })
     };
     let [f32_peak, bf16_peak] = [DType::F32, DType::Bf16].map(peak);
     let instructions = cpu.isa().name();
-    let (f32_peak, bf16_peak, copy_rate) = (f32_peak?, bf16_peak?, copy_rate(&device, copied)?);
+    let (f32_peak, bf16_peak, copy_rate) = (f32_peak?, bf16_peak?, copy_rate(&device, copied, PATIENCE)?);
     Ok(Machine { num_ranks: 1, threads, instructions, f32_peak, bf16_peak, copy_rate })
 }
 
 /// The best of several runs of `work` on `device`, a second's worth of `amount`.
-fn best(device: &Device, amount: f64, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+fn best(
+    device: &Device,
+    amount: f64,
+    patience: Duration,
+    mut work: impl FnMut() -> Result<()>,
+) -> Result<f64> {
     let (began, mut best) = (Instant::now(), 0.0f64);
     let mut rounds = 0;
-    while rounds < 3 || began.elapsed() < PATIENCE {
+    while rounds < 3 || began.elapsed() < patience {
         let start = Instant::now();
         work()?;
         device.synchronize()?;
@@ -172,13 +159,14 @@ fn best(device: &Device, amount: f64, mut work: impl FnMut() -> Result<()>) -> R
 }
 
 /// Operations a second of the three products of a matrix that trains.
-fn product_rate(device: &Device, (m, n, k): (usize, usize, usize), dtype: DType) -> Result<f64> {
+fn product_rate(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
+    let (m, n, k) = sizes.product;
     let [x, w, dy] = [(m, k), (n, k), (m, n)].map(|(rows, cols)| numbers(device, rows, cols, dtype));
     let (x, w, dy) = (x?, w?, dy?);
     let mut y = device.zeros(Kind::Scratch, m, n, dtype)?;
     let mut dx = device.zeros(Kind::Scratch, m, k, dtype)?;
     let mut dw = device.zeros(Kind::Scratch, n, k, DType::F32)?;
-    best(device, 6.0 * (m * n * k) as f64, || {
+    best(device, 6.0 * (m * n * k) as f64, sizes.patience, || {
         ops::linear(device, x.view(), w.view(), None, None, y.view_mut())?;
         ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), false)?;
         Ok(ops::linear_backward_weight(device, dy.view(), x.view(), dw.view_mut(), false)?)
@@ -233,31 +221,32 @@ fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
     let flops = ledger.costs().values().map(|cost| cost.flops).sum();
     let filled = |cols| numbers(device, tokens, cols, dtype);
     let inputs = [filled(wide)?, filled(narrow)?, filled(narrow)?, filled(wide)?];
-    best(device, flops, || both(device, &inputs))
+    best(device, flops, sizes.patience, || both(device, &inputs))
 }
 
 /// Bytes read and written in a second, where so many f32 are copied.
-fn copy_rate(device: &Device, copied: usize) -> Result<f64> {
+fn copy_rate(device: &Device, copied: usize, patience: Duration) -> Result<f64> {
     let source = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
     let mut copy = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
-    best(device, 2.0 * (copied * 4) as f64, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
+    let bytes = 2.0 * (copied * 4) as f64;
+    best(device, bytes, patience, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
 }
 
 /// Bytes that each of two ranks sends in a second.
-fn exchange_rate() -> f64 {
+fn exchange_rate(exchanged: usize) -> f64 {
     let groups = threads::groups(2, Duration::from_secs(60));
     let rates = std::thread::scope(|scope| {
         let ranks: Vec<_> = groups
             .into_iter()
             .map(|mut group| {
                 scope.spawn(move || {
-                    let mut numbers = vec![0f32; EXCHANGED];
+                    let mut numbers = vec![0f32; exchanged];
                     let mut best = 0.0f64;
                     for _ in 0..12 {
                         let start = Instant::now();
                         group.all_reduce(&mut numbers, Reduction::Sum).expect("two threads of this process");
                         // Each of two ranks sends half of twice the numbers.
-                        best = best.max((EXCHANGED * 4) as f64 / start.elapsed().as_secs_f64());
+                        best = best.max((exchanged * 4) as f64 / start.elapsed().as_secs_f64());
                     }
                     best
                 })

@@ -3,11 +3,13 @@
 use tandem_train::run_dir::Start;
 
 use crate::small::Small;
-use crate::{all_gpus, machine};
+use crate::{all_gpus, has_gpus};
 
 #[test]
 fn the_same_bits_on_any_number_of_gpus() {
-    machine();
+    if !has_gpus(4, "the_same_bits_on_any_number_of_gpus") {
+        return;
+    }
     let small = Small::new("dpo");
     let settings = ["train.micro_batch_size=2", "reference.kind=model"];
     let run =
@@ -29,7 +31,9 @@ fn the_same_bits_on_any_number_of_gpus() {
 
 #[test]
 fn frozen_weights_are_divided_too() {
-    machine();
+    if !has_gpus(2, "frozen_weights_are_divided_too") {
+        return;
+    }
     let small = Small::new("dpo");
     let settings = ["adapter.rank=4", "reference.kind=base", "compute.format=nf4"];
     let run =
@@ -40,7 +44,9 @@ fn frozen_weights_are_divided_too() {
 
 #[test]
 fn slices_and_stages_are_near() {
-    machine();
+    if !has_gpus(2, "slices_and_stages_are_near") {
+        return;
+    }
     let small = Small::new("dpo");
     let settings = ["train.learning_rate=1e-3", "reference.kind=model"];
     let run =
@@ -56,7 +62,9 @@ fn slices_and_stages_are_near() {
 
 #[test]
 fn a_run_that_was_stopped_goes_on_with_the_same_bits() {
-    machine();
+    if !has_gpus(3, "a_run_that_was_stopped_goes_on_with_the_same_bits") {
+        return;
+    }
     let small = Small::new("dpo");
     let settings = ["compute.devices=cuda:0", "compute.dtype=bf16"];
     let whole = small.finish("whole", Start::Fresh, &settings);

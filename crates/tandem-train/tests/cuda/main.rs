@@ -3,25 +3,43 @@
 //! `TANDEM_TEST_CUDA=1` runs them on this machine's GPUs instead.
 
 mod gpus;
+mod measure;
 mod memory;
+mod one_gpu;
 mod processor;
 #[path = "../run/small.rs"]
 #[allow(dead_code, reason = "the other runs use more of it")]
 mod small;
 
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// GPUs of the emulated machine, and what each has. No test names the last one, which one of them fills.
 const MACHINE: (usize, usize) = (5, 256 << 20);
 
-/// Has this process find its GPUs.
-fn machine() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+/// Has this process find its GPUs, and says how many there are.
+fn machine() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| {
         if std::env::var_os("TANDEM_TEST_CUDA").is_none() {
             tandem_emulated::install(MACHINE.0, MACHINE.1);
         }
-    });
+        tandem_kernels::cuda::list().unwrap_or_else(|error| panic!("{error}")).len()
+    })
+}
+
+/// Whether there are so many GPUs as a test needs. If not, that is said.
+fn has_gpus(count: usize, test: &str) -> bool {
+    let found = machine();
+    if found < count {
+        skipped(test, &format!("it needs {count} GPUs, and there are {found}"));
+    }
+    found >= count
+}
+
+/// Past the capture of what tests print: in a log, a skipped test must not look like one that passed.
+fn skipped(test: &str, reason: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}");
 }
 
 /// For a test that computes on all GPUs, or fills one.

@@ -10,7 +10,7 @@ use tandem_train::ranks;
 use tandem_train::run_dir::Start;
 
 use crate::small::Small;
-use crate::{all_gpus, machine};
+use crate::{all_gpus, machine, skipped};
 
 /// Of each step, the arena's high-water mark.
 fn arenas(small: &Small, name: &str) -> Vec<u64> {
@@ -35,7 +35,7 @@ fn a_run_takes_what_its_plan_says_and_never_more() {
 
 #[test]
 fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
-    machine();
+    let count = machine();
     let small = Small::new("dpo");
     let settings = ["compute.devices=cuda:0", "compute.memory=1MiB"];
     let config = small.config("run", &settings);
@@ -43,10 +43,11 @@ fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
         ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
     assert!(error.contains("compute.memory allows 1"), "{error}");
     assert!(error.contains("nothing was loaded"), "{error}");
-    let config = small.config("run", &["compute.devices=cuda:7"]);
+    let config = small.config("run", &[&format!("compute.devices=cuda:{count}")]);
     let error =
         ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
-    assert_eq!(error, "compute.devices = \"cuda:7\" names GPU 7, and this process may use 5, counted from 0");
+    let named = format!("compute.devices = \"cuda:{count}\" names GPU {count}");
+    assert_eq!(error, format!("{named}, and this process may use {count}, counted from 0"));
 }
 
 /// Takes what is free of a GPU when the first step is about to begin.
@@ -68,8 +69,8 @@ impl Observer for Hog {
 fn a_gpu_that_fills_up_is_told_with_the_plan_and_what_to_change() {
     machine();
     if !cuda::is_stand_in() {
-        println!("SKIPPED: somebody else may need this machine's GPUs");
-        return;
+        let test = "a_gpu_that_fills_up_is_told_with_the_plan_and_what_to_change";
+        return skipped(test, "somebody else may need this machine's GPUs");
     }
     let _all = all_gpus();
     let small = Small::new("dpo");

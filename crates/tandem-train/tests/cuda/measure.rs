@@ -1,0 +1,67 @@
+//! What GPUs are measured to do, as rows of a table that plans read. How fast they are is not looked at.
+
+use std::time::Duration;
+
+use tandem_kernels::DType;
+use tandem_kernels::ops::AttentionShape;
+use tandem_train::plan::device::{DeviceKind, DeviceTable};
+use tandem_train::plan::measure::{self, Sizes};
+
+use crate::has_gpus;
+
+/// Little enough for the emulation.
+const SMALL: Sizes = Sizes {
+    product: (64, 48, 32),
+    sequences: (2, 64),
+    heads: AttentionShape { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None },
+    dtype: DType::Bf16,
+    copied: 1 << 12,
+    exchanged: 1 << 12,
+    patience: Duration::ZERO,
+};
+
+/// The rows of these GPUs as a plan reads them, which must be of one kind.
+fn measured(ordinals: &[usize]) -> (DeviceKind, DeviceKind) {
+    let device = measure::gpus(ordinals, &SMALL).unwrap_or_else(|error| panic!("{error}"));
+    let built_in = DeviceTable::built_in().of_gpu(&device[0].name);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("devices.toml");
+    std::fs::write(&file, DeviceTable { device: device.clone() }.to_toml()).unwrap();
+    let read = DeviceTable::read(&file).unwrap();
+    assert_eq!(device.len(), 1, "one row for GPUs of one kind");
+    assert_eq!(read.device[0], device[0]);
+    (read.devices(&format!("{}x{}", ordinals.len(), device[0].name)).unwrap().kind, built_in)
+}
+
+/// What plans multiply, to a table's precision.
+fn same(rate: f64, other: f64) {
+    assert!((rate - other).abs() <= 0.05e9, "{rate} and {other}");
+}
+
+#[test]
+fn a_gpu_alone_keeps_the_links_of_the_table() {
+    if !has_gpus(1, "a_gpu_alone_keeps_the_links_of_the_table") {
+        return;
+    }
+    let (kind, built_in) = measured(&[0]);
+    assert_eq!(kind.devices_per_box, 1);
+    // Of a box and of the network, as plans have counted with them before.
+    let near = DeviceKind { devices_per_box: 8, ..kind.clone() };
+    same(near.link_rate((0, 1)), built_in.link_rate((0, 1)));
+    same(kind.link_rate((0, 1)), built_in.link_rate((0, built_in.devices_per_box)));
+    // And what was measured as it was measured.
+    assert_eq!(kind.host_rate(), kind.host_link_gbs * 1e9);
+    assert!(kind.host_link_gbs > 0.0 && kind.attention_tflops.is_some());
+}
+
+#[test]
+fn two_gpus_are_measured_together() {
+    if !has_gpus(2, "two_gpus_are_measured_together") {
+        return;
+    }
+    let (kind, built_in) = measured(&[0, 1]);
+    assert_eq!(kind.devices_per_box, 2);
+    assert_eq!(kind.link_rate((0, 1)), kind.link_gbs * 1e9);
+    same(kind.link_rate((1, 2)), built_in.link_rate((0, built_in.devices_per_box)));
+    assert!(kind.link_gbs != measured(&[0]).0.link_gbs, "the link was measured, and is no more the table's");
+}
