@@ -11,7 +11,7 @@ use tandem_kernels::cuda::driver::{
 use tandem_kernels::{KernelError, Result};
 
 use crate::matmul::matmul;
-use crate::memory::{Emulation, translate};
+use crate::memory::{Emulation, is_known, is_of_host, translate};
 
 /// A kernel's entry, of which only C++ knows the content.
 #[repr(C)]
@@ -251,6 +251,9 @@ unsafe impl Driver for Emulated {
     }
 
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
+        for place in [from, to] {
+            assert!(is_known(place, bytes), "a copy of memory that is neither a GPU's nor pinned");
+        }
         self.streams.put(stream, Work::Copy { from, to, bytes });
         Ok(())
     }
@@ -265,7 +268,8 @@ unsafe impl Driver for Emulated {
     ) -> Result<()> {
         for row in 0..rows {
             let (from, to) = (from.0 + (row * from.1) as u64, to.0 + (row * to.1) as u64);
-            self.streams.put(stream, Work::Copy { from, to, bytes });
+            // SAFETY: the caller's promise.
+            unsafe { self.copy(stream, from, to, bytes)? };
         }
         Ok(())
     }
@@ -294,6 +298,12 @@ unsafe impl Driver for Emulated {
         };
         let found: Vec<usize> = args.iter().map(Arg::size).collect();
         assert_eq!(found, sizes, "sizes of a kernel's arguments as they are given, and as it has them");
+        for arg in args.iter().filter(|arg| arg.size() == 8) {
+            // SAFETY: it points to the argument, which is borrowed.
+            let bits = unsafe { *arg.pointer() };
+            let is_known = !is_of_host(bits) || is_known(bits, 1);
+            assert!(is_known, "a kernel is given memory of the host that is not pinned");
+        }
         assert!(grid.shared <= self.properties.shared_memory, "{} bytes of shared memory", grid.shared);
         self.streams.put(stream, Work::Launch { function, grid, args: args.to_vec() });
         Ok(())
@@ -302,5 +312,30 @@ unsafe impl Driver for Emulated {
     unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
         self.streams.put(stream, Work::Matmul(*product));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+
+    /// Casts from the processor's memory, as nobody must.
+    fn cast_from_the_host(dtype: DType) {
+        let (cpu, gpu) = (Device::cpu(1, 1 << 12).unwrap(), crate::device(1 << 16).unwrap());
+        let alloc = |device: &Device, dtype| -> Tensor { device.alloc(Kind::Scratch, 1, 64, dtype).unwrap() };
+        let (from, mut to) = (alloc(&cpu, DType::F32), alloc(&gpu, dtype));
+        ops::cast(&gpu, from.view(), to.view_mut()).unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "a copy of memory that is neither a GPU's nor pinned")]
+    fn a_copy_from_memory_that_is_not_pinned_is_an_error() {
+        cast_from_the_host(DType::F32);
+    }
+
+    #[test]
+    #[should_panic(expected = "a kernel is given memory of the host that is not pinned")]
+    fn a_kernel_that_reads_memory_that_is_not_pinned_is_an_error() {
+        cast_from_the_host(DType::Bf16);
     }
 }

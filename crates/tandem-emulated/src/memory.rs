@@ -1,7 +1,8 @@
 //! Memory of the device, which is memory of the host under other addresses.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tandem_kernels::cuda::driver::Region;
 use tandem_kernels::{KernelError, Result};
@@ -17,6 +18,27 @@ const GRAIN: usize = 1 << 16;
 /// Where an address of the device is in host memory; one of the host's is itself.
 pub(crate) fn translate(address: u64) -> u64 {
     if address >> 62 == 1 { address & !DEVICE } else { address }
+}
+
+/// Where the regions of all devices of this process begin in host memory, and how long they are.
+static REGIONS: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+
+fn regions() -> MutexGuard<'static, BTreeMap<u64, usize>> {
+    REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a GPU knows all of the memory at an address: of a device, or pinned.
+pub(crate) fn is_known(address: u64, bytes: usize) -> bool {
+    let start = translate(address);
+    let regions = regions();
+    let region = regions.range(..=start).next_back();
+    region.is_some_and(|(base, capacity)| start + bytes as u64 <= base + *capacity as u64)
+}
+
+/// Whether this may be an address of the host: what the system maps is in the middle of the addresses that there are, and no length or
+/// number that kernels take is like it.
+pub(crate) fn is_of_host(bits: u64) -> bool {
+    (1 << 40..1 << 48).contains(&bits)
 }
 
 pub(crate) struct Emulation {
@@ -51,6 +73,7 @@ impl Emulation {
             let source = std::io::Error::last_os_error();
             return Err(KernelError::System { what: "reserving address space for an emulated GPU", source });
         }
+        regions().insert(base.expose_provenance() as u64, capacity);
         let (mapped, free, streams) = (AtomicUsize::new(0), free.clone(), streams.clone());
         Ok(Self { base: base.cast(), capacity, mapped, is_device, free, total, streams })
     }
@@ -101,6 +124,7 @@ impl Drop for Emulation {
         if self.is_device {
             self.free.fetch_add(self.mapped(), Ordering::Relaxed);
         }
+        regions().remove(&(self.base.expose_provenance() as u64));
         // SAFETY: the mapping was made in `new` with this length; all work that could use it is done.
         unsafe {
             libc::munmap(self.base.cast(), self.capacity);
