@@ -1,8 +1,9 @@
 //! One transformer block, forward and backward, for every arrangement of its two halves.
 
-use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor, View, ops};
+use tandem_kernels::{DType, Extent, Forest, Tensor, View};
 
 use super::attention::{self, Attend, Attended, ForestAttention};
+use super::away::AwayInput;
 use super::low_rank::Reduced;
 use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
 use super::rows::{BlockRows, Shares, SomeRows};
@@ -29,23 +30,12 @@ pub(crate) enum Keep {
 
 /// What a block's forward left behind.
 pub(crate) struct SavedBlock {
-    /// `[T,D]` f32.
-    input: Option<Tensor>,
+    /// `[T,D]` f32, if it is here.
+    pub(super) input: Option<Tensor>,
+    /// The input, if it waits elsewhere.
+    pub(super) away: Option<AwayInput>,
     rows: BlockRows,
     inner: Option<Inner>,
-}
-
-impl SavedBlock {
-    /// Moves the input to the memory of a device, if one is given.
-    pub(super) fn leave(mut self, to: Option<&Device>) -> Result<Self> {
-        if let (Some(to), Some(input)) = (to, &mut self.input) {
-            let (rows, cols) = (input.extent(), Extent::exact(input.cols()));
-            let mut moved = to.alloc_in(Kind::Activations, rows, cols, input.dtype())?;
-            ops::cast(to, input.view(), moved.view_mut())?;
-            *input = moved;
-        }
-        Ok(self)
-    }
 }
 
 /// What happens between a block's input and its last product. `R` is `T` unless only some rows went on after attention. A slice
@@ -97,7 +87,8 @@ impl Block<'_> {
         if self.residual() != Residual::Sequential {
             inner.middle = None;
         }
-        Ok((y, SavedBlock { input, rows, inner: (keep >= Keep::Selective).then_some(inner) }))
+        let inner = (keep >= Keep::Selective).then_some(inner);
+        Ok((y, SavedBlock { input, away: None, rows, inner }))
     }
 
     fn residual(&self) -> Residual {
@@ -174,7 +165,7 @@ impl Block<'_> {
         dx: &mut Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
-        let SavedBlock { mut input, rows, inner } = saved;
+        let SavedBlock { mut input, rows, inner, .. } = saved;
         let mut inner = match inner {
             Some(inner) => inner,
             None => {

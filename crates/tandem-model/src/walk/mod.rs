@@ -10,6 +10,7 @@
 //! Nothing here reads tensor memory: the same code runs on a dry-run device, and that is the plan.
 
 mod attention;
+mod away;
 mod block;
 mod embedding;
 mod head;
@@ -91,7 +92,8 @@ pub struct Walk<'a> {
     pub split: Option<&'a dyn Split>,
     /// What decides which inputs of an adapter are dropped: another number for each micro-batch. `None` drops none.
     pub dropout: Option<u64>,
-    /// Where the inputs of blocks wait for backward, if not where they were computed; with [`Checkpointing::Block`] alone.
+    /// Where the inputs of blocks wait for backward, if not where they were computed; with [`Checkpointing::Block`] alone. It copies
+    /// them: of a GPU with a stream of its own, so that it does while blocks are computed.
     pub host: Option<&'a Device>,
     /// What to take memory for where a forest has less.
     pub room: Room,
@@ -212,9 +214,10 @@ impl Walk<'_> {
                 let block = Block { walk: &walk, weights: layer_weights.of(is_reference), index };
                 let rows = self.block_rows(num_tokens, rows.filter(|_| index + 1 == num_layers));
                 let keep = if is_reference { Keep::Nothing } else { keep };
+                let away = if keep == Keep::Nothing { None } else { self.send_away(&x)? };
                 let (y, kept) = block.forward(x, attend, rows, keep)?;
                 if keep != Keep::Nothing {
-                    saved.push(kept.leave(self.host)?);
+                    saved.push(kept.leave(self.device, away)?);
                 }
                 Ok(y)
             })?;

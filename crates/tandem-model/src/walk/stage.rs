@@ -2,7 +2,7 @@
 //! whole decoder is its only stage.
 
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Extent, Forest, Tensor};
+use tandem_kernels::{Backend, DType, Extent, Forest, Tensor};
 
 use super::attention::ForestAttention;
 use super::block::Block;
@@ -89,6 +89,10 @@ impl Walk<'_> {
         let SavedWalk { mut blocks, head } = saved;
         let (first, is_first) = (self.decoder.blocks().start, self.decoder.stage().is_first());
         let last = first + blocks.len();
+        let runs_ahead = self.device.backend() == Backend::Cuda;
+        if let Some(saved) = blocks.last_mut().filter(|_| runs_ahead) {
+            saved.begin_return(self)?;
+        }
         if last > first {
             weights.prefetch(LayerId::Block(last - 1))?;
         }
@@ -124,7 +128,10 @@ impl Walk<'_> {
             let layer_weights = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
             let block = Block { walk: self, weights: &layer_weights, index };
-            let saved = saved.leave(self.host.and(Some(self.device)))?;
+            let saved = saved.come_back(self)?;
+            if let Some(before) = blocks.last_mut().filter(|_| runs_ahead) {
+                before.begin_return(self)?;
+            }
             block.backward(saved, forest, &mut dx, &mut gradients)?;
             weights.release(layer);
             grads.emit(layer)?;
