@@ -8,7 +8,6 @@ use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{Backend, Device, KernelError};
 
 use crate::config::{ComputeConfig, Config, Devices, Engine, GpuSet};
-use crate::homes::Offload;
 use crate::plan::device::{DeviceKind, DeviceTable};
 use crate::prepare;
 use crate::{Result, TrainError};
@@ -113,19 +112,6 @@ pub fn of_rank(compute: &ComputeConfig, rank: usize) -> Result<Option<Gpu>> {
     let kind = DeviceTable::built_in().of_gpu(&properties.name);
     let kind = DeviceKind { name: properties.name.clone(), memory_gib: Some(gib), ..kind };
     Ok(Some(Gpu { kind, usable, total: properties.total_memory as u64 }))
-}
-
-/// What GPUs cannot do yet.
-///
-/// # Errors
-/// If the config asks for it.
-pub fn check(compute: &ComputeConfig) -> Result<()> {
-    if compute.devices.backend() == Backend::Cuda && compute.offload == Offload::Nvme {
-        let reason = "compute.offload = \"nvme\": from GPUs, weights and states are offloaded to host memory alone: give \"host\", or \
-                      compute.devices = \"cpu\"";
-        return Err(TrainError::Mismatch { reason: reason.to_owned() });
-    }
-    Ok(())
 }
 
 /// What carries numbers between ranks that are threads of this process, each on a GPU: NCCL where it is there, or asked for.

@@ -4,12 +4,13 @@
 //! |---|---|---|
 //! | masters of full training, frozen weights, optimiser states | host | file |
 //! | gradient sums, a checkpoint's copy | host | host |
-//!
-//! The copy that a GPU's checkpoint is written from lies in host memory always.
-//!
 //! | an adapter, layers while they run, activations | device | device |
 //!
 //! With `offload_activations` the inputs of blocks wait in host memory for backward.
+//!
+//! A GPU reads and writes host memory, but no file: what lies in its rank's file the processor updates there, and the thread that
+//! brings layers carries them to host memory ([`crate::store::Away`]). So the states of an adapter, which the GPU updates, lie in host
+//! memory. The copy that a GPU's checkpoint is written from does always.
 
 use std::fs::{self, File};
 use std::io;
@@ -23,7 +24,7 @@ use tandem_model::Room;
 
 use crate::config::{ComputeConfig, Config};
 use crate::plan::Needs;
-use crate::{Result, TrainError, gpus};
+use crate::{Result, TrainError, gpus, prepare};
 
 /// What leaves the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,10 +64,11 @@ pub struct Homes {
     host: Option<Device>,
     /// A file, if something is kept there.
     file: Option<Device>,
+    /// Host memory for the inputs of blocks, if they wait there; of a GPU with a stream of its own.
+    activations: Option<Device>,
     /// What every micro-batch takes memory for.
     pub rooms: Rooms,
     offload: Offload,
-    offloads_activations: bool,
 }
 
 impl Homes {
@@ -90,10 +92,20 @@ impl Homes {
             // An evaluation may need none, and no memory is no memory that the system gives.
             let host = homes.device.with_memory(capacity(needs.host).max(1))?;
             host.reserve(needs.host)?;
+            let carrier = || match host.backend() {
+                // All threads of it.
+                Backend::Cpu => Ok(host.clone()),
+                Backend::Cuda => host.on_one_thread(),
+            };
+            homes.activations = compute.offload_activations.then(carrier).transpose()?;
             homes.host = Some(host);
         }
         if let Some(folder) = &compute.offload_dir {
-            homes.file = Some(in_file(&homes.device, folder, &config.output, rank, needs.file)?);
+            let keeper = match homes.device.backend() {
+                Backend::Cpu => homes.device.clone(),
+                Backend::Cuda => Device::cpu(prepare::threads(config), 1)?,
+            };
+            homes.file = Some(in_file(&keeper, folder, &config.output, rank, needs.file)?);
         }
         Ok(homes)
     }
@@ -102,8 +114,9 @@ impl Homes {
     #[must_use]
     pub fn profiled(&self, recorder: &Arc<Profile>) -> Self {
         let profiled = |device: &Device| device.profiled(recorder);
-        let [host, file] = [&self.host, &self.file].map(|device| device.as_ref().map(profiled));
-        Self { device: profiled(&self.device), host, file, ..self.clone() }
+        let beside = [&self.host, &self.file, &self.activations];
+        let [host, file, activations] = beside.map(|device| device.as_ref().map(profiled));
+        Self { device: profiled(&self.device), host, file, activations, ..self.clone() }
     }
 
     /// Memories of a dry run.
@@ -111,19 +124,20 @@ impl Homes {
         let dry = || Device::meta_of(compute.devices.backend());
         let mut homes = Self::new(dry(), compute, rooms);
         homes.host = uses_host(compute).then(dry);
-        homes.file = (compute.offload == Offload::Nvme).then(dry);
+        homes.activations = homes.host.clone().filter(|_| compute.offload_activations);
+        // The processor works on it, whatever computes.
+        homes.file = (compute.offload == Offload::Nvme).then(Device::meta);
         homes
     }
 
     /// One memory for everything.
     pub fn all_in(device: Device) -> Self {
-        let (host, file, rooms) = (None, None, Rooms::default());
-        Self { device, host, file, rooms, offload: Offload::None, offloads_activations: false }
+        let (host, file, activations, rooms) = (None, None, None, Rooms::default());
+        Self { device, host, file, activations, rooms, offload: Offload::None }
     }
 
     fn new(device: Device, compute: &ComputeConfig, rooms: Rooms) -> Self {
-        let (offload, offloads_activations) = (compute.offload, compute.offload_activations);
-        Self { rooms, offload, offloads_activations, ..Self::all_in(device) }
+        Self { rooms, offload: compute.offload, ..Self::all_in(device) }
     }
 
     /// Whether weights and states lie elsewhere than where layers are computed.
@@ -134,6 +148,23 @@ impl Homes {
     /// Where masters of full training, frozen weights and optimiser states lie.
     pub fn state(&self) -> &Device {
         self.file.as_ref().unwrap_or_else(|| self.sums())
+    }
+
+    /// Where optimiser states lie. An adapter is on the device, and what a GPU updates it must be able to read: its states are in
+    /// host memory where those of full training are in a file.
+    pub fn optimizer(&self, has_adapter: bool) -> &Device {
+        if has_adapter && self.staged().is_some() { self.sums() } else { self.state() }
+    }
+
+    /// Who writes frozen weights where they are kept, with what it needs meanwhile where sums lie: of a GPU's file the processor.
+    pub fn packer(&self) -> &Device {
+        self.staged().map_or_else(|| self.sums(), |(file, _)| file)
+    }
+
+    /// The file that a GPU cannot read, and the host memory that it can.
+    pub fn staged(&self) -> Option<(&Device, &Device)> {
+        let both = self.file.as_ref().zip(self.host.as_ref());
+        both.filter(|_| self.device.backend() == Backend::Cuda)
     }
 
     /// Where the copy lies that a checkpoint is written from: in memory that the host reads.
@@ -151,7 +182,7 @@ impl Homes {
 
     /// Where the inputs of blocks wait for backward, if not where they were computed.
     pub fn activations(&self) -> Option<&Device> {
-        self.host.as_ref().filter(|_| self.offloads_activations)
+        self.activations.as_ref()
     }
 
     /// Host memory beside the device's.

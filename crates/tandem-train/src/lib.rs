@@ -13,8 +13,8 @@
 //! * [`profile`]: where the time of some steps went, and how fast each operation was.
 //! * [`numbers`]: device memory as ranks exchange it.
 //! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
-//! * [`checkpoint`]: atomic, checksummed training state; [`snapshot`] turns a run into it and back, [`saver`]
-//!   writes it while training goes on.
+//! * [`checkpoint`]: atomic, checksummed training state; [`state`] is what it holds of a run, [`snapshot`] turns that into it and back,
+//!   [`saver`] writes it while training goes on.
 //! * [`run_dir`]: the folder a run writes, its lock, and what may be deleted from it.
 
 pub mod checkpoint;
@@ -47,6 +47,7 @@ mod size;
 pub mod snapshot;
 pub mod stages;
 pub mod start;
+pub mod state;
 pub mod step;
 pub mod store;
 pub mod trainer;

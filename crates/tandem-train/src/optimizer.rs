@@ -13,6 +13,8 @@ use crate::store::{Accumulator, Partition, Policy};
 
 /// Optimiser states: laid out like this rank's part of the masters, in the form that the config asks for.
 pub struct Optimizer {
+    /// Where the states lie, and what updates them there.
+    home: Device,
     partition: Arc<Partition>,
     rule: config::Optimizer,
     weight_decay: f64,
@@ -68,6 +70,7 @@ impl Optimizer {
         };
         let layers = decoder.layers().into_iter().enumerate();
         Ok(Self {
+            home: home.clone(),
             rule: config.optimizer,
             weight_decay: config.weight_decay,
             first: match config.optimizer {
@@ -80,6 +83,11 @@ impl Optimizer {
                 .collect(),
             partition,
         })
+    }
+
+    /// Where the states lie, and what updates them there.
+    pub fn home(&self) -> &Device {
+        &self.home
     }
 
     /// Whose the states are.
@@ -101,13 +109,12 @@ impl Optimizer {
 
     /// One update with the accumulated gradient times `grad_scale`; `update` is the 1-based count of updates, for
     /// Adam's bias correction. Masters and compute copies are written in the same pass. Of what lies in a file, one layer is
-    /// read while the one before it is updated.
+    /// read while the one before it is updated. Gradients must be there: the processor does not wait for a GPU.
     ///
     /// # Errors
     /// If buffers do not fit one another.
     pub fn update(
         &mut self,
-        device: &Device,
         learning_rate: f64,
         grad_scale: f32,
         update: u64,
@@ -141,11 +148,11 @@ impl Optimizer {
                     (config::Optimizer::AdamW { beta1, beta2, eps }, Some(first)) => {
                         let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step: update };
                         let first = first[index].range_mut(own, run.dither(update, Moment::First));
-                        ops::adamw(device, &rule, grad_scale, grad, master, first, second, copy)?;
+                        ops::adamw(&self.home, &rule, grad_scale, grad, master, first, second, copy)?;
                     }
                     (config::Optimizer::RmsProp { alpha, eps }, _) => {
                         let rule = RmsProp { learning_rate, alpha, eps, weight_decay };
-                        ops::rmsprop(device, &rule, grad_scale, grad, master, second, copy)?;
+                        ops::rmsprop(&self.home, &rule, grad_scale, grad, master, second, copy)?;
                     }
                     (config::Optimizer::AdamW { .. }, None) => {
                         unreachable!("AdamW is made with first moments")

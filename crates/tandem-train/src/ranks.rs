@@ -30,7 +30,6 @@ pub fn train(
     let config = &config;
     let num_ranks = config.compute.devices.num_ranks();
     mesh::check(config, num_ranks)?;
-    gpus::check(&config.compute)?;
     if let Some(warning) = homes::check(&config.compute)? {
         observer.event(&Event::Warning(&warning));
     }

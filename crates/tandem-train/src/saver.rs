@@ -28,7 +28,8 @@ use tandem_model::Decoder;
 use crate::checkpoint::{Checkpoints, Cursor, Part};
 use crate::config::Config;
 use crate::mesh::Mesh;
-use crate::snapshot::{Share, Snapshot, State};
+use crate::snapshot::{Share, Snapshot};
+use crate::state::State;
 use crate::{Result, TrainError, run_dir};
 
 /// One rank's side of saving.

@@ -11,12 +11,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, Tensor, ops};
+use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, ParamSpec};
 
 use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
 use crate::mesh::Mesh;
 use crate::optimizer::Optimizer;
+use crate::state::{Masters, State};
 use crate::store::{Partition, Policy};
 use crate::{Result, TrainError};
 
@@ -25,27 +26,6 @@ const POLICY: &str = "policy";
 
 /// And of a reference's that follows the policy.
 const REFERENCE: &str = "reference";
-
-/// What a checkpoint holds of a run.
-#[derive(Clone, Copy)]
-pub struct State<'a> {
-    /// The weights that train.
-    pub policy: &'a Policy,
-    /// The optimiser's states.
-    pub optimizer: &'a Optimizer,
-    /// The masters of a reference that follows the policy, and whose part they are.
-    pub follower: Option<(&'a FlatWeights, &'a Partition)>,
-}
-
-impl State<'_> {
-    /// Tells that it is not needed for now: what lies in a file leaves this process's memory.
-    pub fn let_go(&self) {
-        self.policy.let_go();
-        self.optimizer.let_go();
-        let follower = self.follower.into_iter().flat_map(|(masters, _)| &masters.layers);
-        follower.for_each(Tensor::let_go);
-    }
-}
 
 /// A whole layer's masters, on the first rank; the others [`hand_over`].
 ///
@@ -113,19 +93,22 @@ impl Share {
     /// The state of a run where it lies, to be written before training goes on.
     pub fn of_run<'a>(&self, state: State<'a>) -> Vec<Piece<'a>> {
         let groups = self.parts(state);
-        groups.iter().flat_map(|(name, parts)| self.pieces(name, parts)).collect()
+        groups.iter().flat_map(|Group { name, parts, .. }| self.pieces(name, parts)).collect()
     }
 
     /// By group and layer, the part that is to be written.
-    fn parts<'a>(&self, state: State<'a>) -> Vec<(&'static str, Parts<'a>)> {
+    fn parts<'a>(&self, state: State<'a>) -> Vec<Group<'a>> {
         let State { policy, optimizer, follower } = state;
-        let flat = |weights: &'a FlatWeights| weights.layers.iter().map(|flat| flat.view().into()).collect();
-        let (masters, held) = policy.masters();
-        let follower = follower.map(|(weights, held)| (REFERENCE, flat(weights), held));
+        let of_masters = |name, Masters { weights, partition, home }: Masters<'a>| {
+            let layers = weights.layers.iter().map(|flat| flat.view().into()).collect();
+            (name, layers, partition, home)
+        };
+        let follower = follower.map(|masters| of_masters(REFERENCE, masters));
         let views = |states: &'a [States]| states.iter().map(States::view).collect();
         let states = optimizer.states().into_iter();
-        let states = states.map(|(name, states)| (name, views(states), optimizer.partition()));
-        let groups = std::iter::once((POLICY, flat(masters), held)).chain(states).chain(follower);
+        let states =
+            states.map(|(name, states)| (name, views(states), optimizer.partition(), optimizer.home()));
+        let groups = std::iter::once(of_masters(POLICY, policy)).chain(states).chain(follower);
         let parts = |layers: Parts<'a>, held: &Partition| {
             let part = |(index, flat): (usize, StatesView<'a>)| {
                 let (start, owned) = (held.owned(index).start, &self.written[index]);
@@ -133,7 +116,7 @@ impl Share {
             };
             layers.into_iter().enumerate().map(part).collect()
         };
-        groups.map(|(name, layers, held)| (name, parts(layers, held))).collect()
+        groups.map(|(name, layers, held, home)| Group { name, parts: parts(layers, held), home }).collect()
     }
 
     /// The parts of the layers of one group, by tensor.
@@ -172,6 +155,15 @@ impl Share {
 /// Of each layer, what is kept of it here.
 type Parts<'a> = Vec<StatesView<'a>>;
 
+/// What is written of the masters, or of one of the optimiser's states.
+struct Group<'a> {
+    name: &'static str,
+    /// By layer.
+    parts: Parts<'a>,
+    /// Where they lie.
+    home: &'a Device,
+}
+
 /// A copy of what a rank writes, made once and filled anew for each checkpoint, so that training can go on.
 pub struct Snapshot {
     share: Share,
@@ -203,11 +195,12 @@ impl Snapshot {
     /// # Errors
     /// If it is not the state of the run that this was made for.
     pub fn fill(&mut self, device: &Device, state: State<'_>) -> Result<()> {
-        let parts = self.share.parts(state);
-        for ((_, copies), (_, parts)) in self.groups.iter_mut().zip(parts) {
+        // What lies in a file the processor copies, to where a GPU may have written.
+        device.synchronize()?;
+        for ((_, copies), Group { parts, home, .. }) in self.groups.iter_mut().zip(self.share.parts(state)) {
             for (copy, part) in copies.iter_mut().zip(parts) {
                 let all = 0..copy.len();
-                ops::copy_states(device, part, copy.range_mut(all, Dither::default()))?;
+                ops::copy_states(home, part, copy.range_mut(all, Dither::default()))?;
             }
         }
         // Another thread reads it next.
@@ -246,9 +239,9 @@ pub fn restore(
         });
     }
     let mut num_known = restore_weights(checkpoint, decoder, policy, follower)?;
-    let partition = optimizer.partition().clone();
+    let (partition, home) = (optimizer.partition().clone(), optimizer.home().clone());
     for (group, states) in optimizer.states_mut() {
-        num_known += read_states(checkpoint, group, decoder, policy.device(), states, &partition)?;
+        num_known += read_states(checkpoint, group, decoder, &home, states, &partition)?;
     }
     let num_stored = checkpoint.tensors().len();
     if num_known != num_stored {
@@ -274,17 +267,16 @@ pub fn restore_weights(
     policy: &mut Policy,
     follower: Option<&mut Policy>,
 ) -> Result<usize> {
-    let partition = policy.masters().1.clone();
-    let device = &policy.device().clone();
-    let mut num_known = read_masters(checkpoint, POLICY, decoder, device, policy.masters_mut(), &partition)?;
+    let (partition, home) = (policy.masters().1.clone(), policy.home().clone());
+    let mut num_known = read_masters(checkpoint, POLICY, decoder, &home, policy.masters_mut(), &partition)?;
     if let Some(follower) = follower {
-        let partition = follower.masters().1.clone();
-        num_known +=
-            read_masters(checkpoint, REFERENCE, decoder, device, follower.masters_mut(), &partition)?;
+        let (partition, home) = (follower.masters().1.clone(), follower.home().clone());
+        let masters = follower.masters_mut();
+        num_known += read_masters(checkpoint, REFERENCE, decoder, &home, masters, &partition)?;
     } else if let Some(follower) = policy.follower_mut() {
-        let partition = follower.partition().clone();
-        num_known +=
-            read_masters(checkpoint, REFERENCE, decoder, device, follower.masters_mut(), &partition)?;
+        let (partition, home) = (follower.partition().clone(), follower.device().clone());
+        let masters = follower.masters_mut();
+        num_known += read_masters(checkpoint, REFERENCE, decoder, &home, masters, &partition)?;
     }
     Ok(num_known)
 }

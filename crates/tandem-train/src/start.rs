@@ -13,7 +13,7 @@ use crate::config::{Config, Weights};
 use crate::homes::Homes;
 use crate::prepare::{Prepared, compute_type, frozen_format};
 use crate::store::{
-    FrozenWeights, Packings, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding, Trained,
+    Away, FrozenWeights, Packings, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding, Trained,
 };
 
 /// Where weights come from, before a layer of them is in memory.
@@ -136,17 +136,18 @@ impl Start {
         kind: Kind,
         see: Option<See<'_>>,
     ) -> Result<Trained> {
-        let (dtype, is_away) = (compute_type(config), homes.is_offloaded());
+        let dtype = compute_type(config);
         let in_parts = |partition: Arc<Partition>, group, see: Option<See<'_>>| {
             let (device, decoder) = (&homes.device, decoder.clone());
             let parts = self.load_parts(&decoder, homes.state(), kind, &partition, see)?;
-            let weights = ShardedWeights::new(device, decoder, partition, group, parts, is_away, dtype)?;
+            let away = Away::of(homes)?;
+            let weights = ShardedWeights::new(device, decoder, partition, group, parts, away, dtype)?;
             Ok(Trained::Sharded(Box::new(weights)))
         };
         if config.compute.sharding == Sharding::Zero3 {
             return in_parts(partition.clone(), shard.split(0)?, see);
         }
-        if is_away {
+        if homes.is_offloaded() {
             return in_parts(Arc::new(Partition::whole(decoder)), Group::alone(), see);
         }
         let masters = self.load(decoder, &homes.device, kind, see)?;
@@ -172,8 +173,8 @@ impl Start {
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
         let bytes = self.pack(decoder, homes, kind, &packings, place, see)?;
-        let (device, decoder, is_away) = (&homes.device, decoder.clone(), homes.is_offloaded());
-        Ok(Box::new(FrozenWeights::new(device, decoder, packings, bytes, group, is_away, dtype)?))
+        let (device, decoder, away) = (&homes.device, decoder.clone(), Away::of(homes)?);
+        Ok(Box::new(FrozenWeights::new(device, decoder, packings, bytes, group, away, dtype)?))
     }
 
     /// This rank's part of every packed layer. One piece at a time is in memory as f32.
@@ -189,8 +190,8 @@ impl Start {
         let layers = decoder.layers();
         let lengths =
             layers.iter().flat_map(|&layer| packings.of(layer).pieces().map(|piece| piece.flat.len()));
-        let (device, home) = (homes.sums(), homes.state());
-        let mut values = device.alloc(Kind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
+        let (scratch, packer, home) = (homes.sums(), homes.packer(), homes.state());
+        let mut values = scratch.alloc(Kind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
         let mut drawn = Vec::new();
         let mut packed = Vec::with_capacity(layers.len());
         for (index, layer) in layers.into_iter().enumerate() {
@@ -199,7 +200,7 @@ impl Start {
             let start: usize = counts[..rank].iter().sum();
             let own = start..start + counts[rank];
             let mut bytes = Bytes::new(home, kind, own.len())?;
-            if let (Source::Random(seed), false) = (&self.source, device.is_meta()) {
+            if let (Source::Random(seed), false) = (&self.source, packer.is_meta()) {
                 drawn.resize(decoder.layout(layer).len, 0.0);
                 init::init_layer(decoder, layer, *seed, &mut drawn);
             }
@@ -215,7 +216,7 @@ impl Start {
                 };
                 let mut values = values.view_mut().col_range(0..piece.flat.len());
                 if stored.is_none() || see.is_some() {
-                    device.host_write(values.reborrow(), |values| {
+                    packer.host_write(values.reborrow(), |values| {
                         match &self.source {
                             Source::Files(files) => files.read_range(index, piece.flat.clone(), values),
                             Source::Random(_) => values.copy_from_slice(&drawn[piece.flat.clone()]),
@@ -226,18 +227,18 @@ impl Start {
                 let values = values.view().reshape(piece.rows, piece.cols);
                 let pack = |packed: BytesMut| -> Result<()> {
                     match stored {
-                        Some(files) => Ok(files.pack_stored(device, index, &piece.flat, packed)?),
-                        None => Ok(ops::pack(device, values, piece.format, packed)?),
+                        Some(files) => Ok(files.pack_stored(packer, index, &piece.flat, packed)?),
+                        None => Ok(ops::pack(packer, values, piece.format, packed)?),
                     }
                 };
                 if part == piece.bytes {
                     pack(bytes.range_mut(part.start - own.start..part.end - own.start))?;
                 } else if !part.is_empty() {
-                    let mut whole = Bytes::new(device, Kind::Scratch, piece.bytes.len())?;
+                    let mut whole = Bytes::new(scratch, Kind::Scratch, piece.bytes.len())?;
                     pack(whole.view_mut())?;
                     let of_piece = part.start - piece.bytes.start..part.end - piece.bytes.start;
                     let place = part.start - own.start..part.end - own.start;
-                    device.copy_bytes(whole.range(of_piece), bytes.range_mut(place))?;
+                    packer.copy_bytes(whole.range(of_piece), bytes.range_mut(place))?;
                 }
             }
             bytes.let_go();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tandem_comm::{Phase, Progress};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{Backend, DType};
-use tandem_model::{Checkpointing, Decoder, FlatWeights, SavedWalk, Streams, Walk, WeightSource};
+use tandem_model::{Checkpointing, Decoder, SavedWalk, Streams, Walk, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, Method, ReferenceKind};
@@ -218,21 +218,15 @@ impl Scorer {
             self.homes.device.note(format_args!("update"));
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
-            optimizer.update(self.homes.sums(), learning_rate, scale, update, gradients, &mut self.policy)?;
+            // What lies in a file the processor updates.
+            self.homes.device.synchronize()?;
+            optimizer.update(learning_rate, scale, update, gradients, &mut self.policy)?;
             self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())?;
         } else if suspects.is_empty() {
             suspects.clone_from(&share.rows);
         }
         let log_ratio = (whole.log_ratio, whole.scored_tokens as u64);
         Ok(StepOutcome { sums: whole.sums, grad_norm, updated, suspects, log_ratio })
-    }
-
-    /// The masters of a reference that follows the policy, and whose part they are.
-    pub fn follower(&self) -> Option<(&FlatWeights, &Partition)> {
-        match &self.reference {
-            Reference::Followed(weights) => Some(weights.masters()),
-            _ => self.policy.follower().map(|weights| (weights.masters(), weights.partition())),
-        }
     }
 
     /// Pulls such a reference towards the policy: `weight · policy + (1 − weight) · reference`.
@@ -390,7 +384,8 @@ impl Learner {
             if config.compute.sharding >= Sharding::Zero2 { Some(mesh.shard().split(0)?) } else { None };
         let form = config.compute.reduction;
         let gradients = Accumulator::new(homes, decoder.clone(), partition.clone(), own, form)?;
-        let optimizer = Optimizer::new(homes.state(), decoder, partition, &config.train)?;
+        let home = homes.optimizer(decoder.adapter().is_some());
+        let optimizer = Optimizer::new(home, decoder, partition, &config.train)?;
         // The last checkpoint is waited for: one that is all there will be needs no copy, but from a GPU, whose memory nobody else
         // reads.
         let copies = config.train.async_checkpoints && config.train.save_every.is_some();

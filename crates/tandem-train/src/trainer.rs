@@ -30,7 +30,8 @@ use crate::profile::Profiler;
 use crate::run_dir::{self, RunDir, Start};
 use crate::saver::Saver;
 use crate::schedule::Schedule;
-use crate::snapshot::{self, State};
+use crate::snapshot;
+use crate::state::State;
 use crate::step::{Learner, Scorer, StepOutcome};
 use crate::{Result, TrainError};
 
@@ -336,8 +337,8 @@ impl Trainer {
         self.cursor.position = self.cursor.step % per_epoch * self.config.train.batch_size as u64;
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
-        let (scorer, optimizer) = (&self.scorer, &self.learner.optimizer);
-        let state = State { policy: &scorer.policy, optimizer, follower: scorer.follower() };
+        let scorer = &self.scorer;
+        let state = State::of(scorer, &self.learner.optimizer);
         self.saver.begin(&self.cursor, self.mesh.world(), &scorer.homes.device, state)?;
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));

@@ -29,6 +29,17 @@ impl Mark {
             None => Ok(()),
         }
     }
+
+    /// The caller waits for it.
+    ///
+    /// # Errors
+    /// If something before it failed.
+    pub fn finish(&self) -> Result<()> {
+        match &self.0 {
+            Some(recorded) => recorded.driver.finish(recorded.event),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Drop for Recorded {

@@ -11,6 +11,8 @@ use tandem_model::{
     Decoder, LayerId, LayerWeights, PackedLayer, Packing, Result as ModelResult, WeightSource,
 };
 
+use super::Away;
+use super::away::bring_bytes;
 use super::courier::{Courier, not_made};
 use super::slots::{Bring, Slots};
 use crate::{Result, numbers};
@@ -68,7 +70,7 @@ struct Layer {
 
 impl FrozenWeights {
     /// Over the bytes that this rank keeps of each layer: with a `group`, used for nothing else, its part as
-    /// [`Packing::counts`] divides it; else all. With `is_away` they are not in the device's memory.
+    /// [`Packing::counts`] divides it; else all. `away` is where they lie, if not in the device's memory.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -78,10 +80,10 @@ impl FrozenWeights {
         packings: Packings,
         bytes: Vec<Bytes>,
         group: Option<Group>,
-        is_away: bool,
+        mut away: Option<Away>,
         dtype: DType,
     ) -> Result<Self> {
-        let travels = is_away || group.is_some();
+        let travels = away.is_some() || group.is_some();
         let group = group.unwrap_or_else(Group::alone);
         let (name, rank, size) = (format!("rank {} frozen", group.rank()), group.rank(), group.size());
         let bytes = Arc::new(bytes);
@@ -91,7 +93,8 @@ impl FrozenWeights {
             let counts = all.of(layer.id).counts(size);
             let own = &kept[of.index(layer.id)];
             let start: usize = counts[..rank].iter().sum();
-            by.copy_bytes(own.view(), bytes.range_mut(start..start + counts[rank])).map_err(not_made)?;
+            let place = bytes.range_mut(start..start + counts[rank]);
+            bring_bytes(&mut away, by, own.view(), place).map_err(not_made)?;
             own.let_go();
             group.all_gather_numbers(numbers::bytes(by, bytes), &counts)
         })?;

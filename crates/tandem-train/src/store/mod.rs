@@ -1,5 +1,6 @@
 //! Where weights and gradients live, and which part of them is whose.
 
+mod away;
 mod courier;
 mod frozen;
 mod gradients;
@@ -10,6 +11,7 @@ mod sharded;
 mod slots;
 mod weights;
 
+pub use away::Away;
 pub use frozen::{FrozenWeights, Packings};
 pub use gradients::{Accumulator, SumForm};
 pub use partition::{Partition, Sharding};

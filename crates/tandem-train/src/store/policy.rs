@@ -92,7 +92,8 @@ impl Policy {
     /// # Errors
     /// If they are of another shape.
     pub fn follow(&mut self, device: &Device, leader: &Self, weight: f32) -> Result<()> {
-        mix(device, leader.masters().0, weight, self.masters_mut())?;
+        let home = self.home().clone();
+        mix(&home, leader.masters().0, weight, self.masters_mut())?;
         self.refresh(device)
     }
 
@@ -115,11 +116,6 @@ impl Policy {
             Trained::Replicated(weights) => weights.masters_mut(),
             Trained::Sharded(weights) => weights.parts_mut(),
         }
-    }
-
-    /// Tells that the masters are not needed for now, as [`Tensor::let_go`].
-    pub fn let_go(&self) {
-        self.masters().0.layers.iter().for_each(Tensor::let_go);
     }
 
     /// Masters that this rank holds of each layer, and the compute copy of their first elements where there is one.
@@ -156,11 +152,11 @@ impl Policy {
         }
     }
 
-    /// Where layers are computed.
-    pub fn device(&self) -> &Device {
+    /// Where the masters lie, and what works on them there.
+    pub fn home(&self) -> &Device {
         match &self.trained {
             Trained::Replicated(weights) => weights.device(),
-            Trained::Sharded(weights) => weights.device(),
+            Trained::Sharded(weights) => weights.home(),
         }
     }
 

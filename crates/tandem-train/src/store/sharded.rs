@@ -10,9 +10,10 @@ use tandem_model::{
     Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource,
 };
 
-use super::Partition;
+use super::away::bring;
 use super::courier::{Courier, Outcome, not_made};
 use super::slots::{Bring, Slots};
+use super::{Away, Partition};
 use crate::{Result, numbers};
 
 /// Masters that are divided, offloaded, or both.
@@ -24,6 +25,8 @@ pub struct ShardedWeights {
 /// This rank's part of every layer, and what becomes of it.
 struct Parts {
     device: Device,
+    /// Where the masters lie.
+    home: Device,
     decoder: Arc<Decoder>,
     partition: Arc<Partition>,
     dtype: DType,
@@ -66,8 +69,8 @@ struct Gathered {
 }
 
 impl ShardedWeights {
-    /// Weights that train, from this rank's part of each layer. `group` is used for nothing else. With `is_away` they are not
-    /// in the device's memory.
+    /// Weights that train, from this rank's part of each layer. `group` is used for nothing else. `away` is where they lie, if
+    /// not in the device's memory.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -77,23 +80,24 @@ impl ShardedWeights {
         partition: Arc<Partition>,
         group: Group,
         masters: FlatWeights,
-        is_away: bool,
+        mut away: Option<Away>,
         dtype: DType,
     ) -> Result<Self> {
-        let travels = is_away || partition.is_divided();
+        let travels = away.is_some() || partition.is_divided();
+        let home = away.as_ref().map_or(device, Away::home).clone();
         let layers = decoder.layers().into_iter();
         let pieces = layers.map(|layer| Pieces::new(&decoder, &partition, layer, dtype));
         let pieces: Arc<Vec<_>> = Arc::new(pieces.collect());
         let (name, all) = (format!("rank {} gather", group.rank()), pieces.clone());
-        let takes_a_while = is_away || group.size() > 1;
+        let takes_a_while = away.is_some() || group.size() > 1;
         let courier =
             Courier::new(device, &name, group, takes_a_while, move |by, group, gathered: &mut Gathered| {
-                gathered.put_own(by, &all[gathered.index])?;
+                gathered.put_own(by, &mut away, &all[gathered.index])?;
                 gathered.gather(by, group, &all[gathered.index])
             })?;
         let slots = Slots::new(courier, travels);
         let (device, masters) = (device.clone(), Arc::new(masters));
-        Ok(Self { parts: Parts { device, decoder, partition, dtype, masters, pieces }, slots })
+        Ok(Self { parts: Parts { device, home, decoder, partition, dtype, masters, pieces }, slots })
     }
 
     /// This rank's part of the masters.
@@ -107,9 +111,9 @@ impl ShardedWeights {
         Arc::get_mut(&mut self.parts.masters).expect("nothing is under way that shares them")
     }
 
-    /// Where layers are gathered.
-    pub fn device(&self) -> &Device {
-        &self.parts.device
+    /// Where the masters lie, and what works on them there.
+    pub fn home(&self) -> &Device {
+        &self.parts.home
     }
 
     /// Whose the parts are.
@@ -125,9 +129,9 @@ impl ShardedWeights {
         if self.partition().is_divided() || !updated.is_divided() || group.size() == 1 {
             return Ok(());
         }
-        let device = self.parts.device.clone();
+        let home = self.parts.home.clone();
         for (index, master) in self.parts_mut().layers.iter_mut().enumerate() {
-            group.all_gather_numbers(numbers::tensor(&device, master), updated.counts(index))?;
+            group.all_gather_numbers(numbers::tensor(&home, master), updated.counts(index))?;
             master.let_go();
         }
         Ok(())
@@ -142,19 +146,24 @@ impl ShardedWeights {
         let group = self.slots.group(&self.parts)?;
         let own = &mut flat[partition.owned(index)];
         let masters = masters.layers[index].view();
-        self.parts.device.host_read(masters, |masters| own.copy_from_slice(masters))?;
+        self.parts.home.host_read(masters, |masters| own.copy_from_slice(masters))?;
         Ok(group.all_gather(flat, partition.counts(index))?)
     }
 }
 
 impl Gathered {
     /// Puts this rank's part at its place among all, converted to what it travels in.
-    fn put_own(&mut self, by: &Device, Pieces { flat, matrices, .. }: &Pieces) -> Outcome {
+    fn put_own(
+        &mut self,
+        by: &Device,
+        away: &mut Option<Away>,
+        Pieces { flat, matrices, .. }: &Pieces,
+    ) -> Outcome {
         let masters = self.masters.take().expect("it sets out with them");
         let master = &masters.layers[self.index];
-        let put = |piece: &Piece, whole: &mut Tensor| {
+        let mut put = |piece: &Piece, whole: &mut Tensor| {
             let part = master.view().col_range(piece.own.clone());
-            ops::cast(by, part, whole.view_mut().col_range(piece.place.clone())).map_err(not_made)
+            bring(away, by, part, whole.view_mut().col_range(piece.place.clone())).map_err(not_made)
         };
         put(flat, &mut self.flat)?;
         if let (Some(piece), Some(whole)) = (matrices, &mut self.matrices) {

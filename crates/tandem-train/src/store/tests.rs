@@ -53,8 +53,8 @@ fn placed(
         part
     };
     let parts = FlatWeights { layers: whole.into_iter().enumerate().map(part).collect() };
-    let is_away = device.memory() != home.memory();
-    ShardedWeights::new(device, decoder.clone(), partition, group, parts, is_away, dtype).unwrap()
+    let away = (device.memory() != home.memory()).then(|| Away::new(home.clone()));
+    ShardedWeights::new(device, decoder.clone(), partition, group, parts, away, dtype).unwrap()
 }
 
 /// What a layer reads, as bytes: products and look-ups.

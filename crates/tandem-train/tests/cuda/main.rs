@@ -5,6 +5,7 @@
 mod gpus;
 mod measure;
 mod memory;
+mod offload;
 mod one_gpu;
 mod processor;
 #[path = "../run/small.rs"]
