@@ -1,8 +1,11 @@
 //! Offload from GPUs: the bits of runs that keep everything on them, in the memory that the plan says.
 
 use std::fs;
+use std::path::Path;
 
 use tandem_kernels::Device;
+use tandem_train::evaluation::evaluate;
+use tandem_train::events::Silent;
 use tandem_train::run_dir::Start;
 use tandem_train::{Event, Observer, Trainer};
 
@@ -115,6 +118,24 @@ fn inputs_of_blocks_that_wait_in_host_memory_change_nothing() {
         };
         assert!(run("here", &[]) == run("away", &activations), "{settings:?} on {place:?}");
     }
+}
+
+#[test]
+fn an_evaluation_reads_weights_in_a_file() {
+    machine();
+    let small = Small::new("dpo");
+    let eval = format!("data.eval={}", small.path("held_out.jsonl").display());
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
+    fs::copy(goldens.join("pref_conv.jsonl"), small.path("held_out.jsonl")).unwrap();
+    let settings = ["reference.kind=model", "compute.devices=cuda:0", "train.steps=2", &eval];
+    small.finish("run", Start::Fresh, &settings);
+    let checkpoint = small.path("run/checkpoints/step-000002");
+    let folder = scratch(&small);
+    let [here, file] = [&[][..], &["compute.offload=nvme", &folder]].map(|offload: &[&str]| {
+        let config = small.config("run", &[&settings[..], offload].concat());
+        evaluate(&config, Some(&checkpoint), &mut Silent).unwrap().get("loss").unwrap()
+    });
+    assert_eq!(here.to_bits(), file.to_bits());
 }
 
 /// What a plan says of the bytes on the device, in host memory and in the file.
