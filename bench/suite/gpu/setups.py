@@ -46,12 +46,18 @@ class GpuSetup(Setup):
 
 
 def of_trl(recipe: str, pairs: int, has_liger: bool) -> list:
-    """What is tried, such that of those that differ in the batch alone the smallest comes first."""
-    kernels = [False, True] if has_liger else [False]
+    """What is tried, such that of those that differ in the batch alone the smallest comes first. Fewer pairs at a time are for where more
+    do not fit."""
+    batches = [batch for batch in (1, 2, 4, 8, 16, 32) if batch <= pairs and pairs % batch == 0]
+
+    def at_least(least: int) -> list:
+        return [batch for batch in batches if batch >= least] or batches[-1:]
+
     return [GpuSetup("TRL", recipe, dtype, "sdpa", recompute, batch, is_liger)
-            for dtype in DTYPES[recipe.removesuffix("-precompute")] for recompute, least in (("none", 1), ("block", 4))
-            for is_liger in kernels
-            for batch in (1, 2, 4, 8, 16, 32) if least <= batch <= pairs and pairs % batch == 0 or batch == pairs < least]
+            for dtype in DTYPES[recipe.removesuffix("-precompute")]
+            for is_liger in ([False, True] if has_liger else [False])
+            for recompute in ("none", "block")
+            for batch in at_least(4 if is_liger or recompute == "block" else 2)]
 
 
 def of_tandem(recipe: str) -> list:

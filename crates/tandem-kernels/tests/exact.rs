@@ -178,7 +178,7 @@ fn terms_and_sums_are_read_from_any_element_on() {
 fn a_dry_run_counts_what_sums_of_squares_take() {
     for (device, meta) in [
         (Device::cpu(1, 1 << 24).unwrap(), Device::meta()),
-        (Place::Emulated.device(1, 1 << 24), Device::meta_of(Backend::Cuda)),
+        (Place::cuda().device(1, 1 << 24), Device::meta_of(Backend::Cuda)),
     ] {
         for device in [&device, &meta] {
             let x = device.zeros(Kind::Scratch, 1, 10 * ops::SQUARES_BLOCK + 1, DType::F32).unwrap();

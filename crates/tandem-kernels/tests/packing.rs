@@ -360,7 +360,7 @@ fn packing_again_keeps_the_codes() {
 fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
     let golden = Golden::open();
     let (quant_map, nested_quant_map) = (golden.f32("quant_map"), golden.f32("nested_quant_map"));
-    let (cpu, gpu) = (Device::cpu(2, 1 << 30).unwrap(), Place::Emulated.device(1, 1 << 30));
+    let (cpu, gpu) = (Device::cpu(2, 1 << 30).unwrap(), Place::cuda().device(1, 1 << 30));
     let shape = (280, 15_001);
     let mut weights = weights(3, shape);
     let [on_cpu, on_gpu] =
@@ -417,7 +417,7 @@ fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
 #[test]
 fn a_dry_run_counts_the_same_memory() {
     let (cpu, meta) = (Device::cpu(1, 1 << 30).unwrap(), Device::meta());
-    let gpu = (Place::Emulated.device(1, 1 << 30), Device::meta_of(Backend::Cuda));
+    let gpu = (Place::cuda().device(1, 1 << 30), Device::meta_of(Backend::Cuda));
     for format in Format::ALL {
         let shape = (300, 301);
         for device in [&cpu, &meta, &gpu.0, &gpu.1] {

@@ -107,7 +107,7 @@ fn a_term_of_zeros_leaves_the_bits() {
 #[test]
 fn a_wide_result_is_rounded_once() {
     let (t, k, n) = (260, 3, 33_000);
-    let device = Place::Emulated.device(1, 1 << 28);
+    let device = Place::cuda().device(1, 1 << 28);
     let [x, w] = [(t, k), (n, k)].map(|shape| Matrix::new(&device, 1, shape, DType::Bf16, 0));
     let bias = Matrix::new(&device, 3, (1, n), DType::F32, 0);
     let residual = Matrix::new(&device, 4, (t, n), DType::F32, 0);

@@ -1,5 +1,5 @@
 //! Where conformance tests run: every level of vector instructions that this processor has, a GPU that the processor emulates,
-//! and a GPU where there is one.
+//! and a GPU where there is one. `TANDEM_TEST_CUDA=1` runs them on the GPU alone, those too that are otherwise for the emulated one.
 
 use std::sync::OnceLock;
 
@@ -25,10 +25,23 @@ fn gpu() -> Option<&'static Drivers> {
 }
 
 impl Place {
-    /// All that this machine has.
+    /// All that this machine has, or the GPU alone.
     pub fn all() -> Vec<Self> {
-        let levels = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-        levels.map(Self::Cpu).chain([Self::Emulated]).chain(gpu().map(|_| Self::Gpu)).collect()
+        if Self::cuda() == Self::Gpu {
+            return vec![Self::Gpu];
+        }
+        let others = [Self::Emulated].into_iter().chain(gpu().map(|_| Self::Gpu));
+        Self::processors().into_iter().chain(others).collect()
+    }
+
+    /// Every level of vector instructions.
+    pub fn processors() -> Vec<Self> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Self::Cpu).collect()
+    }
+
+    /// Where a test of CUDA alone runs.
+    pub fn cuda() -> Self {
+        if std::env::var_os("TANDEM_TEST_CUDA").is_some() { Self::Gpu } else { Self::Emulated }
     }
 
     pub fn name(self) -> &'static str {
@@ -49,7 +62,11 @@ impl Place {
         match self {
             Self::Cpu(isa) => Device::cpu_with_isa(threads, capacity, isa),
             Self::Emulated => tandem_emulated::device(capacity),
-            Self::Gpu => Device::cuda(gpu().expect("a GPU").clone(), capacity, Options::default()),
+            Self::Gpu => Device::cuda(
+                gpu().expect("`tandem doctor` finds a GPU").clone(),
+                capacity,
+                Options::default(),
+            ),
         }
         .expect("threads and memory")
     }

@@ -15,12 +15,16 @@ pub use places::Place;
 
 /// One device of each place, those of processors with `threads` threads.
 pub fn devices(threads: usize) -> Vec<(Place, Device)> {
-    Place::all().into_iter().map(|place| (place, place.device(threads, 1 << 30))).collect()
+    at(Place::all(), threads)
 }
 
 /// As [`devices`], of processors alone.
 pub fn processors(threads: usize) -> Vec<(Place, Device)> {
-    devices(threads).into_iter().filter(|(place, _)| place.is_cpu()).collect()
+    at(Place::processors(), threads)
+}
+
+fn at(places: Vec<Place>, threads: usize) -> Vec<(Place, Device)> {
+    places.into_iter().map(|place| (place, place.device(threads, 1 << 30))).collect()
 }
 
 /// Numbers in [-1, 1) from a seed (SplitMix64).

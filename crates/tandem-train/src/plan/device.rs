@@ -125,15 +125,18 @@ impl DeviceTable {
         Err(TrainError::Mismatch { reason })
     }
 
-    /// The row of a GPU by the name that its driver gives, "NVIDIA H100 80GB HBM3": the one whose name's words are all in it. For one
-    /// that the table lacks, rates of an old one: plans for it tell too long times.
+    /// The row of a GPU by the name that its driver gives, "NVIDIA H100 80GB HBM3": the one most of whose name's words are in it, and all
+    /// but its memory ("NVIDIA H200" tells none). For one that the table lacks, rates of an old one: plans for it tell too long times.
     pub fn of_gpu(&self, name: &str) -> DeviceKind {
         let given = plain(name);
+        let is_in = |word: &&str| given.contains(&plain(word));
         let fits = |row: &&DeviceKind| {
-            !row.is_processor() && row.name.split(['-', ' ']).all(|word| given.contains(&plain(word)))
+            let mut words = row.name.split(['-', ' ']).filter(|word| !word.ends_with("GB"));
+            !row.is_processor() && words.all(|word| is_in(&word))
         };
         // "A10" is in "A100" too.
-        let known = self.device.iter().filter(fits).max_by_key(|row| row.name.len());
+        let likeness = |row: &&DeviceKind| (row.name.split(['-', ' ']).filter(is_in).count(), row.name.len());
+        let known = self.device.iter().filter(fits).max_by_key(likeness);
         let old = || self.device.iter().find(|row| !row.is_processor()).expect("the table has a GPU");
         known.unwrap_or_else(old).clone()
     }
@@ -269,6 +272,7 @@ mod tests {
         let table = DeviceTable::built_in();
         for (given, name) in [
             ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+            ("NVIDIA H200", "H200-141GB"),
             ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
             ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
             ("NVIDIA GeForce RTX 4090", "RTX-4090"),

@@ -9,8 +9,8 @@ use crate::places::Place;
 
 /// A processor with two threads, and a GPU.
 fn devices() -> [(Place, Device); 2] {
-    let place = Place::all()[0];
-    [(place, device(2)), (Place::Emulated, Place::Emulated.device(1, 1 << 28))]
+    let place = Place::processors()[0];
+    [(place, device(2)), (Place::cuda(), Place::cuda().device(1, 1 << 28))]
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn several_strips_on_a_gpu() {
         {
             let case = Case::new(5, vocabulary, 8, dtype, shape, bias);
             let compute = |device: &Device| case.run(device, dtype);
-            let (scores, found) = same_at_every_thread_count(Place::Emulated, compute);
+            let (scores, found) = same_at_every_thread_count(Place::cuda(), compute);
             let (expected, gradients) = case.reference();
             let what = format!("{dtype}, {vocabulary} tokens, bias {bias}");
             expected.assert_are(&scores, 4e-6, &what);
