@@ -11,7 +11,7 @@ fn the_same_bits_on_any_number_of_gpus() {
         return;
     }
     let small = Small::new("dpo");
-    let settings = ["train.micro_batch_size=2", "reference.kind=model"];
+    let settings = ["train.micro_batch_size=2", "reference.kind=model", "train.steps=3"];
     let run =
         |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).steps;
     let one = run("one", &["compute.devices=cuda:0"]);
@@ -35,7 +35,7 @@ fn frozen_weights_are_divided_too() {
         return;
     }
     let small = Small::new("dpo");
-    let settings = ["adapter.rank=4", "reference.kind=base", "compute.format=nf4"];
+    let settings = ["adapter.rank=4", "reference.kind=base", "compute.format=nf4", "train.steps=3"];
     let run =
         |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).steps;
     let one = run("one", &["compute.devices=cuda:0"]);
@@ -48,7 +48,7 @@ fn slices_and_stages_are_near() {
         return;
     }
     let small = Small::new("dpo");
-    let settings = ["train.learning_rate=1e-3", "reference.kind=model"];
+    let settings = ["train.learning_rate=1e-3", "reference.kind=model", "train.steps=3"];
     let run =
         |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).losses;
     let one = run("one", &["compute.devices=cuda:0"]);

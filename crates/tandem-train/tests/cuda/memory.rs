@@ -24,7 +24,7 @@ fn a_run_takes_what_its_plan_says_and_never_more() {
     machine();
     for settings in [&[][..], &["compute.dtype=bf16"], &["adapter.rank=4", "compute.format=nf4"]] {
         let small = Small::new("dpo");
-        small.finish("run", Start::Fresh, &[&["compute.devices=cuda:0"], settings].concat());
+        small.finish("run", Start::Fresh, &[&["compute.devices=cuda:0", "train.steps=3"], settings].concat());
         let plan = std::fs::read_to_string(small.path("run").join("plan.json")).unwrap();
         let plan: Value = serde_json::from_str(&plan).unwrap();
         let planned = plan["arena_bytes"].as_u64().unwrap();

@@ -126,7 +126,8 @@ fn exchange(mut group: Group) {
 /// A run of two ranks on the first GPU beside a run of one.
 fn train(shardings: &[&str], carried: impl Fn(Group) -> Group + Sync) {
     let small = Small::new("dpo");
-    let settings = ["compute.devices=cuda:0", "train.micro_batch_size=2", "reference.kind=model"];
+    let settings =
+        ["compute.devices=cuda:0", "train.micro_batch_size=2", "reference.kind=model", "train.steps=3"];
     small.finish("one", Start::Fresh, &settings);
     for sharding in shardings {
         let sharding_key = format!("compute.sharding={sharding}");

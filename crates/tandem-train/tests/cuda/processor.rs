@@ -10,7 +10,7 @@ fn near(method: &'static str, settings: &[&str], tolerance: f64) {
     machine();
     let small = Small::new(method);
     let run = |name: &str, place: &[&str]| {
-        let slow = ["train.learning_rate=1e-3"];
+        let slow = ["train.learning_rate=1e-3", "train.steps=4", "train.warmup_steps=0"];
         small.finish(name, Start::Fresh, &[&slow, settings, place].concat()).losses
     };
     let cpu = run("cpu", &["compute.devices=cpu", "compute.dtype=f32"]);
@@ -19,7 +19,9 @@ fn near(method: &'static str, settings: &[&str], tolerance: f64) {
     for (step, (a, b)) in cpu.iter().zip(&cuda).enumerate() {
         assert!((a - b).abs() <= tolerance * a.abs().max(1.0), "{settings:?}, step {step}: {a} and {b}");
     }
-    assert!((cpu[0] - cpu[cpu.len() - 1]).abs() > 10.0 * tolerance || tolerance > 1e-3, "it learns: {cpu:?}");
+    // Losses that stay where they began would show nothing.
+    let moves = cpu.iter().any(|loss| (loss - cpu[0]).abs() > 10.0 * tolerance);
+    assert!(moves || tolerance > 1e-3, "{settings:?}: {cpu:?}");
 }
 
 /// In f32 the order of sums alone differs, which every update carries on.
