@@ -1,7 +1,8 @@
 //! A GPU that takes no time: it counts what it is asked for, and does nothing.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use memmap2::{MmapMut, MmapOptions};
 use tandem_kernels::cuda::Gpus;
@@ -17,12 +18,29 @@ pub struct Counts {
     pub products: AtomicU64,
     pub copies: AtomicU64,
     pub waits: AtomicU64,
+    /// Nanoseconds from the end of a wait to the next launch, product or copy: a GPU has nothing to do then.
+    pub idle: AtomicU64,
+    /// When the last wait ended, if nothing came after it.
+    waited: Mutex<Option<Instant>>,
 }
 
 impl Counts {
-    /// Launches, products, copies and waits.
-    pub fn now(&self) -> [u64; 4] {
-        [&self.launches, &self.products, &self.copies, &self.waits].map(|count| count.load(Ordering::Relaxed))
+    /// Launches, products, copies, waits and idle nanoseconds.
+    pub fn now(&self) -> [u64; 5] {
+        let counts = [&self.launches, &self.products, &self.copies, &self.waits, &self.idle];
+        counts.map(|count| count.load(Ordering::Relaxed))
+    }
+
+    fn work(&self, counter: &AtomicU64) -> Result<()> {
+        if let Some(waited) = self.waited.lock().expect("nobody panics here").take() {
+            self.idle.fetch_add(waited.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
+        count(counter)
+    }
+
+    fn wait(&self) -> Result<()> {
+        *self.waited.lock().expect("nobody panics here") = Some(Instant::now());
+        count(&self.waits)
     }
 }
 
@@ -138,7 +156,7 @@ unsafe impl Driver for Idle {
     fn end_stream(&self, _: Stream) {}
 
     fn synchronize(&self, _: Stream) -> Result<()> {
-        count(&self.counts.waits)
+        self.counts.wait()
     }
 
     fn new_event(&self) -> Result<Event> {
@@ -156,7 +174,7 @@ unsafe impl Driver for Idle {
     }
 
     fn finish(&self, _: Event) -> Result<()> {
-        count(&self.counts.waits)
+        self.counts.wait()
     }
 
     fn elapsed(&self, _: Event, _: Event) -> Result<f32> {
@@ -164,7 +182,7 @@ unsafe impl Driver for Idle {
     }
 
     unsafe fn copy(&self, _: Stream, _: u64, _: u64, _: usize) -> Result<()> {
-        count(&self.counts.copies)
+        self.counts.work(&self.counts.copies)
     }
 
     unsafe fn copy_rows(
@@ -175,11 +193,11 @@ unsafe impl Driver for Idle {
         _: usize,
         _: usize,
     ) -> Result<()> {
-        count(&self.counts.copies)
+        self.counts.work(&self.counts.copies)
     }
 
     unsafe fn clear(&self, _: Stream, _: u64, _: usize) -> Result<()> {
-        count(&self.counts.launches)
+        self.counts.work(&self.counts.launches)
     }
 
     fn function(&self, _: &'static Source, _: &str) -> Result<Function> {
@@ -187,10 +205,10 @@ unsafe impl Driver for Idle {
     }
 
     unsafe fn launch(&self, _: Stream, _: Function, _: Grid, _: &[Arg]) -> Result<()> {
-        count(&self.counts.launches)
+        self.counts.work(&self.counts.launches)
     }
 
     unsafe fn matmul(&self, _: Stream, _: &Matmul) -> Result<()> {
-        count(&self.counts.products)
+        self.counts.work(&self.counts.products)
     }
 }

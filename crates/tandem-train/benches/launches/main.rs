@@ -27,7 +27,7 @@ struct Watch {
     output: PathBuf,
     planned: f64,
     steps: usize,
-    ends: Vec<(Instant, [u64; 4])>,
+    ends: Vec<(Instant, [u64; 5])>,
 }
 
 impl Observer for Watch {
@@ -98,15 +98,16 @@ fn tell(watch: &Watch) {
         return;
     };
     let (first, last) = (steps[0].1, steps[steps.len() - 1].1);
-    let [launches, products, copies, waits] =
-        [0, 1, 2, 3].map(|n| (last[n] - first[n]) as f64 / seconds.len() as f64);
+    let [launches, products, copies, waits, idle] =
+        [0, 1, 2, 3, 4].map(|n| (last[n] - first[n]) as f64 / seconds.len() as f64);
     println!(
         "a step of the host: {:.2} ms, median of {} (fastest {:.2}); {launches:.0} launches, {products:.0} products, {copies:.0} \
-         copies, {waits:.0} waits; {:.2} us for each",
+         copies; {:.2} us for each; after {waits:.0} waits the GPU has nothing to do for {:.2} ms together",
         1e3 * median,
         seconds.len(),
         1e3 * seconds[0],
-        1e6 * median / (launches + products + copies)
+        1e6 * median / (launches + products + copies),
+        1e-6 * idle
     );
     println!(
         "a step by the plan for {}: {:.1} ms; host / GPU {:.3}",
