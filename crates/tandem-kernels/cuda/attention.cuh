@@ -70,6 +70,12 @@ struct Queries {
     }
 };
 
+// Where a packed row of a tile of queries begins in memory.
+__device__ __forceinline__ Place place_of(const Queries &tile, const Pack &pack, int first_head, int head_dim, int row) {
+    const int query = pack.query(row);
+    return Place{query < tile.count ? tile.row + query : -1, (first_head + pack.head(row)) * head_dim};
+}
+
 // The rows of a tile of keys on a path, found by as many threads, each of which goes along the path; -1 beyond its end.
 template <int KEYS> struct KeyRows {
     Axis axis;

@@ -61,10 +61,7 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
     const int kv_column = first_head / group * head_dim;
     const bool wide = is_wide(q, q_stride, head_dim) && is_wide(k, k_stride, head_dim) && is_wide(v, v_stride, head_dim) &&
                       is_wide(d_out, d_out_stride, head_dim);
-    const auto query_place = [&](int row) {
-        const int query = pack.query(row);
-        return Place{query < tile.count ? tile.row + query : -1, (first_head + pack.head(row)) * head_dim};
-    };
+    const auto query_place = [&](int row) { return place_of(tile, pack, first_head, head_dim, row); };
     const auto key_places = [&](const int *rows) { return [=](int row) { return Place{rows[row], kv_column}; }; };
 
     KeyRows<KEYS> keys(tile);

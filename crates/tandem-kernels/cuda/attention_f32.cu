@@ -21,10 +21,7 @@ forward(const uint32_t *__restrict__ tiles, const float *__restrict__ q, int q_s
     const int first_head = int(blockIdx.y) * pack.heads, down = threadIdx.x / ACROSS, across = threadIdx.x % ACROSS;
     const bool wide = is_wide(q, q_stride, head_dim) && is_wide(k, k_stride, head_dim) && is_wide(v, v_stride, head_dim);
     const int kv_column = first_head / group * head_dim;
-    const auto query_place = [&](int row) {
-        const int query = pack.query(row);
-        return Place{query < tile.count ? tile.row + query : -1, (first_head + pack.head(row)) * head_dim};
-    };
+    const auto query_place = [&](int row) { return place_of(tile, pack, first_head, head_dim, row); };
     const auto key_place = [&](int row) { return Place{rows[row], kv_column}; };
     load_tile<WIDTH, S::TILE>(q_tile, q, q_stride, query_place, head_dim, wide);
 
@@ -119,10 +116,7 @@ backward_queries(const uint32_t *__restrict__ tiles, const float *__restrict__ q
     const bool wide = is_wide(q, q_stride, head_dim) && is_wide(k, k_stride, head_dim) && is_wide(v, v_stride, head_dim) &&
                       is_wide(d_out, d_out_stride, head_dim);
     const int kv_column = first_head / group * head_dim;
-    const auto query_place = [&](int row) {
-        const int query = pack.query(row);
-        return Place{query < tile.count ? tile.row + query : -1, (first_head + pack.head(row)) * head_dim};
-    };
+    const auto query_place = [&](int row) { return place_of(tile, pack, first_head, head_dim, row); };
     const auto key_place = [&](int row) { return Place{rows[row], kv_column}; };
     load_tile<WIDTH, S::TILE>(q_tile, q, q_stride, query_place, head_dim, wide);
     load_tile<WIDTH, S::TILE>(d_out_tile, d_out, d_out_stride, query_place, head_dim, wide);

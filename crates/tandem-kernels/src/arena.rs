@@ -4,217 +4,20 @@
 //! dropped returns its range to the free list, and the next one of that size takes it. In the steady state the
 //! high-water mark does not move and no system call is made.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use crate::cuda::driver::Region;
+use crate::free_list::{Cut, FreeList};
+use crate::memory_use::{Kind, MemoryUse};
 use crate::{KernelError, Result, file};
-
-/// What memory is used for. The plan reports bytes by kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    /// Master weights (f32).
-    Master,
-    /// Compute copies of the weights.
-    Weights,
-    /// Whole layers that are there for a while: gathered from ranks, fetched from elsewhere, or unpacked.
-    Gathered,
-    /// Gradient accumulators.
-    Gradients,
-    /// Optimiser states.
-    Optimizer,
-    /// Activations, saved and transient.
-    Activations,
-    /// The head's chunk of logits and its buffers.
-    Head,
-    /// Reference weights.
-    Reference,
-    /// Keys and values kept for generation.
-    Cache,
-    /// The copy of the state that a checkpoint is written from while training goes on.
-    Checkpoint,
-    /// Anything else, short-lived.
-    Scratch,
-}
-
-impl Kind {
-    /// Every kind, in display order.
-    pub const ALL: [Self; 11] = [
-        Self::Master,
-        Self::Weights,
-        Self::Gathered,
-        Self::Gradients,
-        Self::Optimizer,
-        Self::Activations,
-        Self::Head,
-        Self::Reference,
-        Self::Cache,
-        Self::Checkpoint,
-        Self::Scratch,
-    ];
-
-    /// The name used in plans and messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Master => "master weights",
-            Self::Weights => "compute weights",
-            Self::Gathered => "gathered layers",
-            Self::Gradients => "gradients",
-            Self::Optimizer => "optimizer",
-            Self::Activations => "activations",
-            Self::Head => "head chunk",
-            Self::Reference => "reference",
-            Self::Cache => "kv cache",
-            Self::Checkpoint => "checkpoint copy",
-            Self::Scratch => "buffers",
-        }
-    }
-}
-
-/// Bytes in use by kind, and the moment of the peak.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Bytes now, by [`Kind`] in the order of [`Kind::ALL`].
-    pub current: [usize; Kind::ALL.len()],
-    /// Bytes by kind at the moment when the total was largest.
-    pub at_peak: [usize; Kind::ALL.len()],
-    /// The largest total.
-    pub peak: usize,
-}
-
-impl MemoryUse {
-    /// Total bytes now.
-    pub fn total(&self) -> usize {
-        self.current.iter().sum()
-    }
-
-    /// Forgets the peak so far: what is in use now is the largest total.
-    pub(crate) fn begin(&mut self) {
-        (self.peak, self.at_peak) = (self.total(), self.current);
-    }
-
-    pub(crate) fn add(&mut self, kind: Kind, bytes: usize) {
-        self.current[kind as usize] += bytes;
-        let total = self.total();
-        if total > self.peak {
-            self.peak = total;
-            self.at_peak = self.current;
-        }
-    }
-
-    pub(crate) fn remove(&mut self, kind: Kind, bytes: usize) {
-        self.current[kind as usize] -= bytes;
-    }
-}
-
-impl std::fmt::Display for MemoryUse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let parts: Vec<String> = Kind::ALL
-            .iter()
-            .filter(|k| self.current[**k as usize] > 0)
-            .map(|k| format!("{} {}", k.name(), self.current[*k as usize]))
-            .collect();
-        f.write_str(&if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") })
-    }
-}
-
-/// Offsets are multiples of this: a cache line, and the widest vector register.
-const ALIGNMENT: usize = 64;
 
 /// What the system maps at a time.
 const PAGE: usize = 4096;
 
 /// The mapping is made of whole huge pages.
 const LARGE: usize = 1 << 21;
-
-/// Which ranges of an address space are free. Cuts the first free range that is long enough, so the same sequence of
-/// requests always gives the same addresses: a dry run knows the real run's high-water mark.
-#[derive(Debug)]
-pub(crate) struct FreeList {
-    /// Offset → length. Neighbours are always merged.
-    free: BTreeMap<usize, usize>,
-    usage: MemoryUse,
-    /// One past the highest byte ever handed out or reserved: what is resident.
-    high_water: usize,
-    /// How often a range was handed out, and bytes.
-    taken: (u64, u64),
-}
-
-/// A range handed out by a [`FreeList`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
-    kind: Kind,
-    offset: usize,
-    length: usize,
-}
-
-impl Cut {
-    /// Where the range begins.
-    pub(crate) fn offset(&self) -> usize {
-        self.offset
-    }
-}
-
-impl FreeList {
-    pub(crate) fn new(capacity: usize) -> Self {
-        let free = BTreeMap::from([(0, capacity)]);
-        Self { free, usage: MemoryUse::default(), high_water: 0, taken: (0, 0) }
-    }
-
-    /// A range of at least `bytes`, or `None` if no free range is long enough.
-    pub(crate) fn cut(&mut self, kind: Kind, bytes: usize) -> Option<Cut> {
-        let length = bytes.max(1).next_multiple_of(ALIGNMENT);
-        let (offset, free) = self.free.iter().find(|&(_, &free)| free >= length).map(|(&o, &l)| (o, l))?;
-        self.free.remove(&offset);
-        if free > length {
-            self.free.insert(offset + length, free - length);
-        }
-        self.usage.add(kind, length);
-        self.taken = (self.taken.0 + 1, self.taken.1 + length as u64);
-        self.high_water = self.high_water.max(offset + length);
-        Some(Cut { kind, offset, length })
-    }
-
-    /// Takes a range back and merges it with its neighbours.
-    pub(crate) fn give_back(&mut self, cut: Cut) {
-        self.usage.remove(cut.kind, cut.length);
-        let (mut offset, mut length) = (cut.offset, cut.length);
-        if let Some((&before, &free)) = self.free.range(..offset).next_back()
-            && before + free == offset
-        {
-            self.free.remove(&before);
-            (offset, length) = (before, length + free);
-        }
-        if let Some(free) = self.free.remove(&(cut.offset + cut.length)) {
-            length += free;
-        }
-        self.free.insert(offset, length);
-    }
-
-    /// Counts everything below `bytes` as resident.
-    pub(crate) fn mark(&mut self, bytes: usize) {
-        self.high_water = self.high_water.max(bytes);
-    }
-
-    pub(crate) fn usage(&self) -> &MemoryUse {
-        &self.usage
-    }
-
-    /// Counts the peak anew.
-    pub(crate) fn begin(&mut self) {
-        self.usage.begin();
-    }
-
-    pub(crate) fn high_water(&self) -> usize {
-        self.high_water
-    }
-
-    pub(crate) fn taken(&self) -> (u64, u64) {
-        self.taken
-    }
-}
 
 /// What the address space belongs to.
 enum Backing {
@@ -303,7 +106,7 @@ impl Arena {
         match state.cut(kind, bytes) {
             Some(cut) => {
                 if let Backing::Region(region) = &self.backing
-                    && let Err(error) = region.grow(cut.offset + cut.length)
+                    && let Err(error) = region.grow(cut.end())
                 {
                     state.give_back(cut);
                     return Err(error);
@@ -363,7 +166,7 @@ impl Drop for Arena {
 
 impl Block {
     pub(crate) fn pointer(&self) -> *mut u8 {
-        self.arena.base.wrapping_add(self.cut.offset)
+        self.arena.base.wrapping_add(self.cut.offset())
     }
 
     /// In a file: has the system begin to read it.
@@ -378,8 +181,8 @@ impl Block {
 
     fn advise(&self, advice: libc::c_int) {
         let Arena { base, backing: Backing::Mapping { in_file: true, .. }, .. } = *self.arena else { return };
-        let start = self.cut.offset / PAGE * PAGE;
-        let length = (self.cut.offset + self.cut.length).next_multiple_of(PAGE) - start;
+        let start = self.cut.offset() / PAGE * PAGE;
+        let length = self.cut.end().next_multiple_of(PAGE) - start;
         // SAFETY: the pages lie inside the mapping, which is whole pages long. It is a file's and shared, so that dropping
         // pages loses nothing: whoever reads them again, also the neighbours on the same page, finds what was written.
         // Refusal changes nothing but speed.
@@ -398,31 +201,8 @@ impl Drop for Block {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::free_list::ALIGNMENT;
     use crate::{DType, Device};
-
-    #[test]
-    fn neighbours_merge_in_every_order_of_return() {
-        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-            let mut list = FreeList::new(3 * ALIGNMENT);
-            let cuts = [0; 3].map(|_| list.cut(Kind::Scratch, ALIGNMENT).unwrap());
-            assert!(list.cut(Kind::Scratch, 1).is_none());
-            for i in order {
-                list.give_back(cuts[i]);
-            }
-            let whole = list.cut(Kind::Scratch, 3 * ALIGNMENT).expect("one range again");
-            assert_eq!(whole.offset, 0, "{order:?}");
-        }
-    }
-
-    #[test]
-    fn a_gap_is_filled_by_what_fits_and_passed_by_what_does_not() {
-        let mut list = FreeList::new(1 << 20);
-        let [_first, gap, _last] = [0; 3].map(|_| list.cut(Kind::Scratch, 1000).unwrap());
-        list.give_back(gap);
-        let large = list.cut(Kind::Scratch, 1025).unwrap();
-        assert_eq!(large.offset, 3 * 1024, "1000 bytes take 1024, a multiple of the alignment");
-        assert_eq!(list.cut(Kind::Scratch, 1024).unwrap().offset, gap.offset);
-    }
 
     #[test]
     fn the_same_requests_leave_the_high_water_mark_where_it_was() {

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::{Kind, MemoryUse};
 use crate::cpu::{Cpu, Isa};
 use crate::cuda::driver::Drivers;
 use crate::cuda::{Cuda, Mark, Options};
 use crate::dtype::DType;
+use crate::memory_use::{Kind, MemoryUse};
 use crate::meta::{Ledger, MetaBlock};
 use crate::profile::Profile;
 use crate::tensor::{Extent, Storage, Tensor};

@@ -1,7 +1,7 @@
 //! What can go wrong in a kernel call.
 
-use crate::arena::MemoryUse;
 use crate::dtype::DType;
+use crate::memory_use::MemoryUse;
 
 /// An operation was called with operands that do not fit, or memory ran out.
 #[derive(Debug, thiserror::Error)]

@@ -14,7 +14,7 @@
 //! Shape suffixes used throughout: `T` tokens, `D` hidden size, `H` attention heads, `K` key/value heads,
 //! `F` feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
 
-pub mod arena;
+mod arena;
 pub mod bytes;
 pub mod cpu;
 pub mod cuda;
@@ -25,7 +25,9 @@ pub mod exact;
 pub mod file;
 pub mod forest;
 pub mod format;
+mod free_list;
 mod host;
+mod memory_use;
 pub mod meta;
 pub mod ops;
 mod product;
@@ -34,7 +36,6 @@ pub mod states;
 pub mod tensor;
 mod work;
 
-pub use arena::{Kind, MemoryUse};
 pub use bytes::{Bytes, BytesMut, BytesView};
 pub use device::{Backend, Device};
 pub use dtype::{DType, Element};
@@ -43,6 +44,7 @@ pub use forest::{Forest, Prediction, Segment};
 pub use format::Format;
 pub use half::bf16;
 pub use host::Remote;
+pub use memory_use::{Kind, MemoryUse};
 pub use profile::Profile;
 pub use states::{Dither, Moment, STATE_BLOCK, StateForm, States, StatesMut, StatesView};
 pub use tensor::{Extent, Tensor, View, ViewMut};

@@ -88,35 +88,29 @@ impl HeadParts {
                 (rows.as_chunks::<OF_ROW>().0, predictions.as_chunks::<OF_PREDICTION>().0)
             })
         };
-        let largest_of = |row: usize| {
+        // Each row's largest logit and log Σ exp, in f64.
+        let mut of_rows = Vec::with_capacity(self.rows);
+        for row in 0..self.rows {
             // f32::max passes over NaN, as the kernel's does; the sums carry it.
-            parts().map(|(rows, _)| rows[row][0]).fold(f64::NEG_INFINITY, f64::max)
-        };
-        let log_sum_exp = |row: usize| {
-            let largest = largest_of(row);
+            let largest = parts().map(|(rows, _)| rows[row][0]).fold(f64::NEG_INFINITY, f64::max);
             let (mut sum, mut weighted, mut total) = (0.0, 0.0, 0.0);
             for (rows, _) in parts() {
                 let [own, own_sum, own_weighted, own_total] = rows[row];
-                let (below, factor) = (own - largest, (own - largest).exp());
+                let below = own - largest;
+                let factor = if below == 0.0 { 1.0 } else { below.exp() };
                 sum += factor * own_sum;
                 weighted += factor * (own_weighted + own_sum * below);
                 total += own_total;
             }
-            (largest + sum.ln(), sum.ln() - weighted / sum, total / vocabulary as f64)
-        };
-        for row in 0..self.rows {
-            let (lse, entropy, mean) = log_sum_exp(row);
-            scores.log_sum_exp[row] = lse as f32;
-            scores.entropy[row] = entropy as f32;
-            scores.mean_logit[row] = mean as f32;
+            let of_sum = sum.ln();
+            scores.log_sum_exp[row] = (largest + of_sum) as f32;
+            scores.entropy[row] = (of_sum - weighted / sum) as f32;
+            scores.mean_logit[row] = (total / vocabulary as f64) as f32;
+            of_rows.push((largest, largest + of_sum));
         }
-        let mut of_row = (usize::MAX, 0.0, 0.0);
         for (i, &row) in rows.iter().enumerate() {
             let row = row as usize;
-            if of_row.0 != row {
-                of_row = (row, log_sum_exp(row).0, largest_of(row));
-            }
-            let (_, lse, largest) = of_row;
+            let (largest, lse) = of_rows[row];
             let mut is_before = true;
             for (rows, predictions) in parts() {
                 let [place, logit] = predictions[i];
