@@ -57,6 +57,23 @@ pub struct Scorer {
     loss: Loss,
 }
 
+/// Each sequence's log-probability, under the policy and under what it is compared with.
+struct Compared {
+    policy: Vec<f64>,
+    reference: Option<Vec<f64>>,
+}
+
+impl Compared {
+    fn pairs<'a>(&'a self, micro: &'a MicroBatch) -> PairLogProbs<'a> {
+        PairLogProbs {
+            policy: &self.policy,
+            reference: self.reference.as_deref(),
+            answer_tokens: &micro.answer_tokens,
+            scored_tokens: &micro.scored_tokens,
+        }
+    }
+}
+
 /// What training adds to scoring.
 pub struct Learner {
     /// Gradient sums.
@@ -129,7 +146,8 @@ impl Scorer {
                 continue;
             };
             let micro = build(share.rows_of(index))?;
-            let (_, report) = self.forward(Split::Eval, &micro, &share.totals, mesh, None, None)?;
+            let (_, compared) = self.forward(Split::Eval, &micro, &share.totals, mesh, None, None)?;
+            let report = self.report(&micro, compared);
             self.policy.rest();
             reports.set(index, &report, mesh.leads());
         }
@@ -170,14 +188,14 @@ impl Scorer {
                     let micro = build(share.rows_of(index))?;
                     let derivative = Some(&mut learner.d_log_prob);
                     let key = dropout_key(self.seed, update, index);
-                    let (saved, report) =
+                    let (saved, compared) =
                         self.forward(Split::Train, &micro, &share.totals, mesh, derivative, Some(key))?;
-                    under_way.push_back((index, micro, saved, report));
+                    under_way.push_back((index, micro, saved, compared));
                 }
                 Turn::Backward(_) => {
                     self.homes.device.enter("backward");
                     // The ranks of one model have as many micro-batches, and idle together when they are through.
-                    let Some((index, micro, saved, report)) = under_way.pop_front() else {
+                    let Some((index, micro, saved, compared)) = under_way.pop_front() else {
                         self.idle_backward(learner)?;
                         self.policy.rest();
                         continue;
@@ -185,6 +203,8 @@ impl Scorer {
                     self.progress.enter(Phase::Backward);
                     self.backward(learner, &micro, saved, mesh, dropout_key(self.seed, update, index))?;
                     self.policy.rest();
+                    // Only now: a GPU has its work and does not wait for the metrics.
+                    let report = self.report(&micro, compared);
                     reports.set(index, &report, mesh.leads());
                     last = Some((index, report));
                 }
@@ -218,8 +238,10 @@ impl Scorer {
             self.homes.device.note(format_args!("update"));
             let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
             let Learner { gradients, optimizer, .. } = learner;
-            // What lies in a file the processor updates.
-            self.homes.device.synchronize()?;
+            // What lies in a GPU's file the processor updates, which no stream waits for.
+            if self.homes.staged().is_some() {
+                self.homes.device.synchronize()?;
+            }
             optimizer.update(learning_rate, scale, update, gradients, &mut self.policy)?;
             self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())?;
         } else if suspects.is_empty() {
@@ -262,8 +284,8 @@ impl Scorer {
         Ok(walk.idle_backward(policy, &mut learner.gradients)?)
     }
 
-    /// Forward, objective and metrics of one micro-batch; the objective is the last stage's. If backward is to follow, the
-    /// derivative of the loss by each prediction's log-probability is written.
+    /// Forward and objective of one micro-batch; the objective is the last stage's, and so is what it compared. If backward is
+    /// to follow, the derivative of the loss by each prediction's log-probability is written.
     fn forward(
         &mut self,
         split: Split,
@@ -272,8 +294,7 @@ impl Scorer {
         mesh: &Mesh,
         derivative: Option<&mut Vec<f32>>,
         dropout: Option<u64>,
-    ) -> Result<(SavedWalk, Report)> {
-        let mut report = Report { in_range: true, ..Report::default() };
+    ) -> Result<(SavedWalk, Option<Compared>)> {
         let Self { homes, decoder, dtype, checkpointing, policy, reference, scores, loss, .. } = self;
         let of_reference = &mut self.reference_scores;
         let walk = Walk {
@@ -296,32 +317,21 @@ impl Scorer {
         let streams = Streams { policy: &mut *scores, reference: is_shared.then_some(&mut *of_reference) };
         let saved = walk.forward(policy, forest, streams, derivative.is_some())?;
         if !walk.is_last() {
-            return Ok((saved, report));
+            return Ok((saved, None));
         }
         enter("loss");
         let reference = if is_shared { Some(sequence_log_probs(forest, of_reference)) } else { reference };
-        let sums = &mut report.sums;
-        let log_probs = sequence_log_probs(forest, scores);
-        let (weight, sides) = match self.method {
+        let compared = Compared { policy: sequence_log_probs(forest, scores), reference };
+        let weight = match self.method {
             Method::Sft => {
-                likelihood_loss(&log_probs, &micro.scored_tokens, loss);
-                (totals.chosen_tokens, Sides::Single)
+                likelihood_loss(&compared.policy, &micro.scored_tokens, loss);
+                totals.chosen_tokens
             }
             Method::Dpo => {
-                let pairs = PairLogProbs {
-                    policy: &log_probs,
-                    reference: reference.as_deref(),
-                    answer_tokens: &micro.answer_tokens,
-                    scored_tokens: &micro.scored_tokens,
-                };
-                preference_loss(&pairs, totals, &self.objective, loss);
-                sums.add_pairs(&pairs, self.objective.beta);
-                (totals.pairs, Sides::Pairs)
+                preference_loss(&compared.pairs(micro), totals, &self.objective, loss);
+                totals.pairs
             }
         };
-        sums.add_loss(loss);
-        let (_, rows) = forest.scored_rows();
-        sums.add_tokens(scores, &rows, &forest.predictions, sides);
         if let Some(derivative) = derivative {
             // The loss is a mean over the whole batch, so its derivative is divided here, before anything is summed.
             let scale = 1.0 / weight as f64;
@@ -329,9 +339,28 @@ impl Scorer {
             derivative.clear();
             derivative.extend(forest.predictions.iter().map(|p| of(p.sequence)));
         }
-        report.log_ratio = reference.map_or(0.0, |r| log_probs.iter().zip(r).map(|(p, r)| p - r).sum());
+        Ok((saved, Some(compared)))
+    }
+
+    /// What is told of the micro-batch that went forward last.
+    fn report(&self, micro: &MicroBatch, compared: Option<Compared>) -> Report {
+        let mut report = Report { in_range: true, ..Report::default() };
+        let Some(compared) = compared else { return report };
+        let sums = &mut report.sums;
+        let sides = match self.method {
+            Method::Sft => Sides::Single,
+            Method::Dpo => {
+                sums.add_pairs(&compared.pairs(micro), self.objective.beta);
+                Sides::Pairs
+            }
+        };
+        sums.add_loss(&self.loss);
+        let (_, rows) = micro.forest.scored_rows();
+        sums.add_tokens(&self.scores, &rows, &micro.forest.predictions, sides);
+        let Compared { policy, reference } = compared;
+        report.log_ratio = reference.map_or(0.0, |r| policy.iter().zip(r).map(|(p, r)| p - r).sum());
         report.scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();
-        Ok((saved, report))
+        report
     }
 
     /// Backward of a micro-batch that went forward.
