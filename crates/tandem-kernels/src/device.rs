@@ -77,7 +77,7 @@ impl Device {
     /// that are kept to be compared with others to the bit are kept under this name.
     pub fn arithmetic(&self) -> String {
         /// Raised with every change of a kernel after which it rounds or sums in another way.
-        const REVISION: u32 = 5;
+        const REVISION: u32 = 6;
         match self {
             Self::Cpu(cpu) => format!("{} {REVISION}", cpu.isa().name()),
             Self::Cuda(cuda) => format!("{} {REVISION}", cuda.arithmetic()),
@@ -158,6 +158,16 @@ impl Device {
             Self::Cuda(cuda) => Self::Cuda(Arc::new(cuda.beside()?)),
             Self::Meta(ledger) => Self::Meta(ledger.clone()),
         })
+    }
+
+    /// The same device and memory, for products of few rows, as generation has: a processor reads their matrix where it lies, and
+    /// once. The bits of such a row depend on how many there are; they do not else. A GPU makes no difference.
+    #[must_use]
+    pub fn for_few_rows(&self) -> Self {
+        match self {
+            Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.for_few_rows())),
+            Self::Cuda(_) | Self::Meta(_) => self.clone(),
+        }
     }
 
     /// The same device and memory, and every operation is timed by `profile`; so are those of the devices that are made of it.

@@ -35,38 +35,73 @@ pub(crate) fn forward(
     mut kept: ViewMut,
     mut spare: ViewMut,
 ) {
-    let (of_rows, of_predictions) = parts.own_mut();
-    of_rows.fill(Statistics::NONE);
-    of_predictions.fill([NOT_HERE, 0.0]);
-    let (of_rows, of_predictions) = (RowsMut::from_slice(of_rows), RowsMut::from_slice(of_predictions));
+    let (of_rows, of_predictions) = begin(parts);
     for strip in strips(hidden.rows(), chunk, weights.weight.rows(), STRIP) {
         let (rows, tokens) = (&strip.rows, &strip.tokens);
         let mut logits = strip.place(&mut kept, &mut spare);
         strip.logits(hidden, &weights, logits.reborrow()).run(cpu);
-        let logits = RowsMut::<f32>::new(logits);
-        cpu.parallel_ranges(rows.len(), ROWS, |_, range| {
-            let mut predictions = targets.of_rows(rows.start + range.start..rows.start + range.end);
-            for r in range {
-                let row = rows.start + r;
-                // SAFETY: this row, its numbers and those of its predictions belong to this block alone.
-                unsafe {
-                    let logits = logits.row(r);
-                    let found = statistics(cpu.isa(), logits, shape);
-                    let so_far = &mut of_rows.part(0, row, 1)[0];
-                    while predictions.start < predictions.end
-                        && targets.rows[predictions.start] as usize == row
-                    {
-                        let i = predictions.start;
-                        let target = targets.targets[i] as usize;
-                        let place = &mut of_predictions.part(0, i, 1)[0];
-                        see_target(place, target, tokens, logits, so_far[0], found.largest);
-                        predictions.start += 1;
-                    }
-                    *so_far = found.after(*so_far);
-                }
-            }
-        });
+        see(cpu, logits, rows.start, tokens, &targets, shape, &of_rows, &of_predictions);
     }
+}
+
+/// Scores logits that are there.
+pub(crate) fn score(
+    cpu: &Cpu,
+    mut logits: ViewMut,
+    targets: Targets,
+    shape: &HeadShape,
+    parts: &mut HeadParts,
+) {
+    let vocabulary = logits.cols();
+    let (of_rows, of_predictions) = begin(parts);
+    for start in (0..vocabulary).step_by(STRIP) {
+        let tokens = start..vocabulary.min(start + STRIP);
+        let logits = logits.reborrow().col_range(tokens.clone());
+        see(cpu, logits, 0, &tokens, &targets, shape, &of_rows, &of_predictions);
+    }
+}
+
+/// The numbers of a part of which nothing was seen.
+fn begin(parts: &mut HeadParts) -> (RowsMut<'_, [f64; 4]>, RowsMut<'_, [f64; 2]>) {
+    let (of_rows, of_predictions) = parts.own_mut();
+    of_rows.fill(Statistics::NONE);
+    of_predictions.fill([NOT_HERE, 0.0]);
+    (RowsMut::from_slice(of_rows), RowsMut::from_slice(of_predictions))
+}
+
+/// Adds what a strip's logits tell, whose first row is `first_row`; they are left with scale and softcap applied.
+fn see(
+    cpu: &Cpu,
+    logits: ViewMut,
+    first_row: usize,
+    tokens: &Range<usize>,
+    targets: &Targets,
+    shape: &HeadShape,
+    of_rows: &RowsMut<[f64; 4]>,
+    of_predictions: &RowsMut<[f64; 2]>,
+) {
+    let count = logits.rows();
+    let logits = RowsMut::<f32>::new(logits);
+    cpu.parallel_ranges(count, ROWS, |_, range| {
+        let mut predictions = targets.of_rows(first_row + range.start..first_row + range.end);
+        for r in range {
+            let row = first_row + r;
+            // SAFETY: this row, its numbers and those of its predictions belong to this block alone.
+            unsafe {
+                let logits = logits.row(r);
+                let found = statistics(cpu.isa(), logits, shape);
+                let so_far = &mut of_rows.part(0, row, 1)[0];
+                while predictions.start < predictions.end && targets.rows[predictions.start] as usize == row {
+                    let i = predictions.start;
+                    let target = targets.targets[i] as usize;
+                    let place = &mut of_predictions.part(0, i, 1)[0];
+                    see_target(place, target, tokens, logits, so_far[0], found.largest);
+                    predictions.start += 1;
+                }
+                *so_far = found.after(*so_far);
+            }
+        }
+    });
 }
 
 /// Brings what is known of a target up to a strip: its place and its logit. `before` is the largest logit before the
@@ -170,6 +205,40 @@ vector_kernel! {
                 weighted = e.mul_add(below, weighted);
             });
             Statistics { largest, sum: sum.sum(), weighted: weighted.sum(), total: total.sum() }
+        }
+    }
+}
+
+vector_kernel! {
+    /// Applies scale and softcap in place.
+    pub(crate) unsafe fn shape<V: Vector>(logits: &mut [f32], shape: &HeadShape) {
+        let scale = shape.logit_scale.unwrap_or(1.0);
+        for_lanes!(V, logits.len(), |i, n| {
+            // SAFETY: inside the slice; the processor has V.
+            unsafe {
+                let at = logits.as_mut_ptr().add(i);
+                shaped(V::load(at, n), scale, shape.softcap).store(at, n);
+            }
+        });
+    }
+}
+
+vector_kernel! {
+    /// `exp((l − largest) / temperature)` in place.
+    pub(crate) unsafe fn relative_weights<V: Vector>(logits: &mut [f32], temperature: f32) {
+        let start = logits.as_mut_ptr();
+        // SAFETY: inside the slice; the processor has V.
+        unsafe {
+            let mut largest = V::splat(f32::NEG_INFINITY);
+            for_lanes!(V, logits.len(), |i, n| {
+                let logit = V::load(start.add(i), n);
+                largest = largest.max(if n < V::LANES { logit.keep_first(n, f32::NEG_INFINITY) } else { logit });
+            });
+            let (largest, factor) = (V::splat(largest.largest()), V::splat(1.0 / temperature));
+            for_lanes!(V, logits.len(), |i, n| {
+                let at = start.add(i);
+                exp(V::load(at, n).sub(largest).mul(factor)).store(at, n);
+            });
         }
     }
 }

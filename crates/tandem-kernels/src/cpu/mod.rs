@@ -52,6 +52,8 @@ pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
     team: Arc<Team>,
     isa: Isa,
+    /// Whether products of few rows read their matrix where it lies.
+    for_few_rows: bool,
     /// Whether a term of an exact sum was out of range; one for all memories.
     out_of_range: Arc<AtomicBool>,
     /// Who times operations, if somebody does.
@@ -62,19 +64,27 @@ impl Cpu {
     pub(crate) fn new(threads: usize, arena: Arc<Arena>, isa: Isa) -> Result<Self> {
         let team = Team::new(threads)
             .map_err(|source| KernelError::System { what: "starting compute threads", source })?;
-        Ok(Self { arena, team: Arc::new(team), isa, out_of_range: Arc::default(), profile: None })
+        let (team, out_of_range) = (Arc::new(team), Arc::default());
+        Ok(Self { arena, team, isa, for_few_rows: false, out_of_range, profile: None })
     }
 
     /// The same threads with another memory.
     pub(crate) fn over(&self, arena: Arc<Arena>) -> Self {
-        let (team, out_of_range) = (self.team.clone(), self.out_of_range.clone());
-        Self { arena, team, isa: self.isa, out_of_range, profile: self.profile.clone() }
+        let (team, out_of_range, profile) =
+            (self.team.clone(), self.out_of_range.clone(), self.profile.clone());
+        Self { arena, team, out_of_range, profile, ..*self }
     }
 
     /// The same memory, and one thread: the caller.
     pub(crate) fn alone(&self) -> Result<Self> {
         let (out_of_range, profile) = (self.out_of_range.clone(), self.profile.clone());
-        Ok(Self { out_of_range, profile, ..Self::new(1, self.arena.clone(), self.isa)? })
+        let for_few_rows = self.for_few_rows;
+        Ok(Self { for_few_rows, out_of_range, profile, ..Self::new(1, self.arena.clone(), self.isa)? })
+    }
+
+    /// The same threads and memory, for products of few rows.
+    pub(crate) fn for_few_rows(&self) -> Self {
+        Self { for_few_rows: true, ..self.over(self.arena.clone()) }
     }
 
     /// The same threads and memory, timed.

@@ -92,24 +92,79 @@ pub(crate) fn forward(
     numbers: Option<ViewMut>,
 ) -> Result<()> {
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
-    let asked = Asked::of(cuda, &targets, rows)?;
-    let (numbers, own) = (numbers.expect("room for numbers"), parts.own_numbers_mut());
-    let of_rows = numbers.address();
-    assert!(numbers.num_bytes() >= size_of_val(own), "room for the numbers of rows and predictions");
-    let of_predictions = of_rows + (size_of_val(own) - 2 * size_of::<f64>() * targets.rows.len()) as u64;
-    let rest = [of_rows, of_predictions].map(Arg::address);
+    let running = Running::new(cuda, &targets, rows, parts, numbers)?;
     let unbiased = HeadWeights { bias: None, ..weights };
     for strip in strips(rows, chunk, vocabulary, strip_width(vocabulary)) {
         let mut logits = strip.place(&mut kept, &mut spare);
         product::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
         let (first_row, first_token) = (strip.rows.start, strip.tokens.start);
         let logits = Logits { logits, bias: weights.bias, first_row, first_token };
-        let names = ["head_statistics_128", "head_statistics_512"];
-        // SAFETY: the kernel's arguments; the numbers of all rows and predictions have room.
-        unsafe { logits.launch(cuda, names, shape, &asked, &rest)? };
+        // SAFETY: the numbers of all rows and predictions have room.
+        unsafe { running.see(cuda, logits, shape)? };
     }
-    // SAFETY: the kernels have written as many.
-    unsafe { cuda.read(of_rows, own) }
+    running.finish(cuda, parts)
+}
+
+/// Scores logits that are there. `numbers` has room for those of `parts`.
+pub(crate) fn score(
+    cuda: &Cuda,
+    mut logits: ViewMut,
+    targets: Targets,
+    shape: &HeadShape,
+    parts: &mut HeadParts,
+    numbers: Option<ViewMut>,
+) -> Result<()> {
+    let (rows, vocabulary) = logits.shape();
+    let running = Running::new(cuda, &targets, rows, parts, numbers)?;
+    let width = strip_width(vocabulary);
+    for first_token in (0..vocabulary).step_by(width) {
+        let tokens = first_token..vocabulary.min(first_token + width);
+        let logits = logits.reborrow().col_range(tokens);
+        // SAFETY: the numbers of all rows and predictions have room.
+        unsafe { running.see(cuda, Logits { logits, bias: None, first_row: 0, first_token }, shape)? };
+    }
+    running.finish(cuda, parts)
+}
+
+/// Where the numbers of a head's part are on the device until all strips were seen.
+struct Running {
+    asked: Asked,
+    of_rows: u64,
+    of_predictions: u64,
+}
+
+impl Running {
+    fn new(
+        cuda: &Cuda,
+        targets: &Targets,
+        rows: usize,
+        parts: &mut HeadParts,
+        numbers: Option<ViewMut>,
+    ) -> Result<Self> {
+        let asked = Asked::of(cuda, targets, rows)?;
+        let (numbers, own) = (numbers.expect("room for numbers"), parts.own_numbers_mut());
+        let of_rows = numbers.address();
+        assert!(numbers.num_bytes() >= size_of_val(own), "room for the numbers of rows and predictions");
+        let of_predictions = of_rows + (size_of_val(own) - 2 * size_of::<f64>() * targets.rows.len()) as u64;
+        Ok(Self { asked, of_rows, of_predictions })
+    }
+
+    /// Adds what a strip's logits tell.
+    ///
+    /// # Safety
+    /// The strip's rows and tokens are among those of the part.
+    unsafe fn see(&self, cuda: &Cuda, logits: Logits, shape: &HeadShape) -> Result<()> {
+        let names = ["head_statistics_128", "head_statistics_512"];
+        let rest = [self.of_rows, self.of_predictions].map(Arg::address);
+        // SAFETY: the kernel's arguments; the caller's promise.
+        unsafe { logits.launch(cuda, names, shape, &self.asked, &rest) }
+    }
+
+    /// Reads the numbers.
+    fn finish(&self, cuda: &Cuda, parts: &mut HeadParts) -> Result<()> {
+        // SAFETY: the kernels have written as many.
+        unsafe { cuda.read(self.of_rows, parts.own_numbers_mut()) }
+    }
 }
 
 /// `kept` holds what [`forward`] left there; the other chunks' logits are computed again. `partial` has room for the sums of columns

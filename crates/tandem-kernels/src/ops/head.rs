@@ -29,7 +29,7 @@ fn strip_width(device: &Device, vocabulary: usize) -> usize {
 }
 
 /// Room for the numbers of rows and predictions where a GPU keeps them until all strips were seen: 64 bytes a row.
-fn running_numbers(device: &Device, rows: Extent, predictions: usize) -> Result<Option<Tensor>> {
+pub(super) fn running_numbers(device: &Device, rows: Extent, predictions: usize) -> Result<Option<Tensor>> {
     // The numbers are f64, twice an f32.
     let numbers = |rows, predictions| 2 * HeadParts::num_numbers(rows, predictions);
     // Most rows have one prediction, those before a fork two or more.
@@ -52,26 +52,7 @@ fn check_operands(op: &'static str, hidden: &View, weights: &HeadWeights, target
         check::shape(op, "b", b, vocabulary, b.cols())?;
         check::same_type(op, "b", b, hidden)?;
     }
-    if vocabulary == 0 || targets.rows.len() != targets.targets.len() || !targets.rows.is_sorted() {
-        return Err(KernelError::invalid(
-            op,
-            format!(
-                "{} rows (which must ascend) and {} targets in a vocabulary of {vocabulary}",
-                targets.rows.len(),
-                targets.targets.len()
-            ),
-        ));
-    }
-    if targets.rows.last().is_some_and(|&row| row as usize >= rows) {
-        return Err(KernelError::invalid(op, format!("a prediction points beyond the {rows} hidden rows")));
-    }
-    if let Some(target) = targets.targets.iter().find(|&&t| t as usize >= vocabulary && t != ELSEWHERE) {
-        return Err(KernelError::invalid(
-            op,
-            format!("target {target} is outside the vocabulary of {vocabulary}"),
-        ));
-    }
-    Ok(())
+    targets.check(op, rows, vocabulary)
 }
 
 /// The head's weights: `logits = hidden · weightᵀ (+ bias) (+ h · bᵀ)`.
@@ -162,6 +143,35 @@ pub struct Targets<'a> {
     pub rows: &'a [u32],
     /// Token ids: rows of `w`, or [`ELSEWHERE`] where another part of a split vocabulary holds it.
     pub targets: &'a [u32],
+}
+
+impl Targets<'_> {
+    /// Refuses predictions of other rows than these, and of tokens beyond the vocabulary.
+    pub(super) fn check(&self, op: &'static str, rows: usize, vocabulary: usize) -> Result<()> {
+        if vocabulary == 0 || self.rows.len() != self.targets.len() || !self.rows.is_sorted() {
+            return Err(KernelError::invalid(
+                op,
+                format!(
+                    "{} rows (which must ascend) and {} targets in a vocabulary of {vocabulary}",
+                    self.rows.len(),
+                    self.targets.len()
+                ),
+            ));
+        }
+        if self.rows.last().is_some_and(|&row| row as usize >= rows) {
+            return Err(KernelError::invalid(
+                op,
+                format!("a prediction points beyond the {rows} hidden rows"),
+            ));
+        }
+        if let Some(target) = self.targets.iter().find(|&&t| t as usize >= vocabulary && t != ELSEWHERE) {
+            return Err(KernelError::invalid(
+                op,
+                format!("target {target} is outside the vocabulary of {vocabulary}"),
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// What the forward pass of the head yields, on the host.

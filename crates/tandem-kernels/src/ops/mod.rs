@@ -16,11 +16,13 @@ mod head;
 mod head_parts;
 mod head_strips;
 mod linear;
+mod logits;
 mod low_rank;
 mod norm;
 mod optimizer;
 mod pack;
 mod rope;
+mod sampling;
 mod stored;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
@@ -43,6 +45,7 @@ pub use linear::{
     bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, linear_low_rank,
     linear_low_rank_backward_input,
 };
+pub use logits::score_logits;
 pub use low_rank::{LowRank, low_rank_row_norms};
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
@@ -52,4 +55,5 @@ pub use optimizer::{
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
 pub use rope::{RopeTable, rope};
+pub use sampling::{relative_weights, shape_logits};
 pub use stored::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};

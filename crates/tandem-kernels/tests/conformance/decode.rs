@@ -1,8 +1,9 @@
 use tandem_kernels::ops::{self, AttentionShape, Visible};
 use tandem_kernels::{DType, Device};
 
-use crate::attention::reference;
+use crate::attention::{forest, reference};
 use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
+use crate::places::Place;
 
 /// Decodes random numbers over a cache of so many rows, and compares.
 #[track_caller]
@@ -87,6 +88,48 @@ fn the_bits_of_a_query_do_not_depend_on_others() {
             let visible = Visible { offsets: vec![0, ranges.len() as u32], ranges };
             let alone = decode(&device, [&q.rows(query, 1), &k, &v], &visible, &shape, dtype);
             assert!(alone == among.rows(query, 1), "query {query}, {dtype} {place:?}");
+        }
+    }
+}
+
+/// A text's next token is what training makes of it.
+#[test]
+fn without_rounding_the_bits_are_those_of_the_forest() {
+    // A prompt, answers to it that end among blocks of queries, and another prompt with its answer.
+    let forest = forest(&[(150, None), (1, Some(0)), (230, Some(0)), (60, None), (40, Some(3))]);
+    let tokens = forest.num_tokens();
+    for isa in Place::processors() {
+        let device = isa.device(2, 1 << 28);
+        for (heads, kv_heads, head_dim) in [(4, 4, 64), (4, 2, 20), (3, 1, 80), (18, 2, 16)] {
+            for window in [None, Some(1), Some(70), Some(300)] {
+                let softcap = (head_dim == 20).then_some(4.0);
+                let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3, window, softcap };
+                let mut random = Random(31);
+                let q = random.matrix(tokens, heads * head_dim, DType::F32);
+                let [k, v] = [(); 2].map(|()| random.matrix(tokens, kv_heads * head_dim, DType::F32));
+                let mut visible = Visible { offsets: vec![0], ranges: Vec::new() };
+                for segment in &forest.segments {
+                    for token in segment.range.clone() {
+                        visible
+                            .ranges
+                            .extend(segment.parent.map(|p| forest.segments[p as usize].range.clone()));
+                        visible.ranges.push(segment.range.start..token + 1);
+                        visible.offsets.push(visible.ranges.len() as u32);
+                    }
+                }
+                let found = decode(&device, [&q, &k, &v], &visible, &shape, DType::F32);
+                let [q, k, v] = [&q, &k, &v].map(|m| m.tensor(&device, DType::F32));
+                let mut out = poison(&device, tokens, q.cols(), DType::F32);
+                let mut lse = poison(&device, tokens, heads, DType::F32);
+                let (to, log_sum_exp) = (out.view_mut(), lse.view_mut());
+                ops::attention(&device, q.view(), k.view(), v.view(), &forest, &shape, to, log_sum_exp)
+                    .unwrap();
+                let expected = Matrix::read(&device, out.view());
+                for token in 0..tokens {
+                    let [found, expected] = [&found, &expected].map(|all| all.rows(token, 1));
+                    assert!(found == expected, "token {token}, {shape:?}, {isa:?}");
+                }
+            }
         }
     }
 }

@@ -50,6 +50,36 @@ fn forward_added_to_what_is_there() {
     });
 }
 
+/// Where the matrix is read where it lies: with all that may be added.
+#[test]
+fn forward_of_few_rows() {
+    for_all(|&Case { ref what, place, device, shape: (t, k, n), dtype, out, pad, .. }| {
+        let (t, rank) = (t.min(16), 5);
+        let device = &device.for_few_rows();
+        let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, pad);
+        let (x, w, h, b) = (matrix(1, t, k), matrix(2, n, k), matrix(3, t, rank), matrix(4, n, rank));
+        let bias = Matrix::new(device, 5, (1, n), DType::F32, pad);
+        let residual = Matrix::new(device, 6, (t, n), DType::F32, pad);
+        let (products, magnitudes) = reference(
+            (t, n, k + rank),
+            |i, p| if p < k { x.values[i * k + p] } else { h.values[i * rank + p - k] },
+            |p, j| if p < k { w.values[j * k + p] } else { b.values[j * rank + p - k] },
+        );
+        let mut y = Matrix::new(device, 7, (t, n), out, pad);
+        let (term, bias_view) = (LowRank { h: h.view(), b: b.view() }, Some(bias.view()));
+        let residual_view = Some(residual.view());
+        ops::linear_low_rank(device, x.view(), w.view(), term, bias_view, residual_view, y.view_mut())
+            .unwrap();
+        let added = |i: usize| [bias.values[i % n], residual.values[i]];
+        let sum = |i: usize| added(i).iter().sum::<f64>();
+        let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + sum(i)).collect();
+        let size = |i: usize| added(i).iter().map(|x| x.abs()).sum::<f64>();
+        let magnitude: Vec<f64> = magnitudes.iter().enumerate().map(|(i, m)| m + size(i)).collect();
+        check_with_term(what, place, &y.read(device), &expected, &magnitude, [n, k, rank], out);
+        assert!(y.padding_is_intact(device), "{what}: wrote outside");
+    });
+}
+
 /// A low-rank term is added, and on a processor rounded once with the product.
 #[test]
 fn forward_with_a_low_rank_term() {

@@ -96,6 +96,32 @@ pub(super) fn blocks(
     })
 }
 
+/// The first position of the block that a position of a segment lies in.
+pub(super) fn block_start(shape: &AttentionShape, segment_start: usize, position: usize) -> usize {
+    let size = block_queries(shape);
+    segment_start + (position - segment_start) / size * size
+}
+
+/// What queries see whose block begins at position `first`, up to `end`: consecutive positions that are summed at once, ascending.
+pub(super) fn strips(
+    first: usize,
+    end: usize,
+    shape: &AttentionShape,
+    layout: &Layout,
+) -> impl Iterator<Item = Range<usize>> {
+    let (diagonal, diagonal_keys) = (first + 1, layout.unit.diagonal_keys);
+    let mut next = shape.window.map_or(0, |window| diagonal.saturating_sub(window as usize));
+    std::iter::from_fn(move || {
+        let start = next;
+        if start >= end {
+            return None;
+        }
+        let keys = if start < diagonal { KEYS.min(diagonal - start) } else { diagonal_keys };
+        next = end.min(start + keys);
+        Some(start..next)
+    })
+}
+
 /// Consecutive positions on the path to a block, and the rows of the block that need them.
 pub(super) struct Strip {
     pub first_position: usize,
@@ -107,20 +133,10 @@ pub(super) struct Strip {
 impl Block {
     /// The strips that some query sees, ascending.
     pub(super) fn strips(self, shape: &AttentionShape, layout: &Layout) -> impl Iterator<Item = Strip> {
-        let Layout { group, unit: Unit { padding, diagonal_keys }, .. } = *layout;
-        let diagonal = self.first_position + 1;
-        let end = self.first_position + self.queries;
-        let mut next = shape.window.map_or(0, |window| diagonal.saturating_sub(window as usize));
-        std::iter::from_fn(move || {
-            let first = next;
-            if first >= end {
-                return None;
-            }
-            let keys =
-                if first < diagonal { KEYS.min(diagonal - first) } else { diagonal_keys.min(end - first) };
-            next = first + keys;
-            let first_row = (first.saturating_sub(self.first_position) * group) / padding * padding;
-            Some(Strip { first_position: first, keys, first_row })
+        let Layout { group, unit: Unit { padding, .. }, .. } = *layout;
+        strips(self.first_position, self.first_position + self.queries, shape, layout).map(move |positions| {
+            let first_row = (positions.start.saturating_sub(self.first_position) * group) / padding * padding;
+            Strip { first_position: positions.start, keys: positions.len(), first_row }
         })
     }
 

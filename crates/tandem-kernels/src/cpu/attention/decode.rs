@@ -1,7 +1,15 @@
 //! Single new tokens over a key/value cache: one task a query and key/value head, bound by reading the cache once.
+//!
+//! Strips of keys, and the order of every sum, are those of the forward pass over the forest in which the last of a query's ranges
+//! is the segment that it is in: without rounding in between (f32) a text's next token has the same bits here and there.
 
-use crate::cpu::elementary::{exp, softcap as capped};
+use std::ops::Range;
+
+use super::block::{KEYS, Layout, Scores, block_start, pack, strips, take};
+use super::forward::LOWEST;
+use crate::cpu::elementary::exp;
 use crate::cpu::rows::RowsMut;
+use crate::cpu::tile::{Strided, transpose};
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, scratch};
 use crate::ops::{AttentionShape, Visible};
@@ -13,6 +21,7 @@ struct Decode<'a, E> {
     v: View<'a>,
     visible: &'a Visible,
     shape: &'a AttentionShape,
+    layout: Layout,
     out: RowsMut<'a, E>,
 }
 
@@ -25,132 +34,132 @@ pub(crate) fn decode(
     shape: &AttentionShape,
     out: ViewMut,
 ) {
-    let group = shape.heads / shape.kv_heads;
+    let layout = Layout::new(shape, false);
+    let (width, group) = (layout.width, layout.group);
+    let len = 2 * group * width + 3 * KEYS * width + (KEYS + 2) * group;
     with_element!(q.dtype(), E => {
-        let call = Decode { q, k, v, visible, shape, out: RowsMut::<E>::new(out) };
+        let call = Decode { q, k, v, visible, shape, layout, out: RowsMut::<E>::new(out) };
         cpu.parallel_for(q.rows() * shape.kv_heads, |task| {
             let (query, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
-            let keys = visible.of(query).iter().map(ExactSizeIterator::len).sum::<usize>();
-            scratch::with_f32(group * (keys + 1) + shape.head_dim, |memory| {
-                // SAFETY: this query's part of these heads belongs to this task alone.
-                unsafe { decode_group(cpu.isa(), &call, query, kv_head, keys, memory) };
+            scratch::with_f32(len, |memory| {
+                // SAFETY: this query's part of these heads belongs to this task alone; the memory suffices.
+                unsafe { decode_group(cpu.isa(), &call, query, kv_head, memory) };
             });
         });
     });
 }
 
 vector_kernel! {
-    /// No other task writes this query's part of these heads.
+    /// No other task writes this query's part of these heads; `memory` holds what [`Decode::group`] takes.
     unsafe fn decode_group<V: Vector, E: Element>(
         call: &Decode<'_, E>,
         query: usize,
         kv_head: usize,
-        keys: usize,
         memory: &mut [f32],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { call.group::<V>(query, kv_head, keys, memory) }
+        unsafe { call.group::<V>(query, kv_head, memory) }
+    }
+}
+
+/// The cache rows of some positions among those that a query sees.
+fn cache_rows(visible: &[Range<u32>], positions: &Range<usize>, rows: &mut [u32]) {
+    let (mut before, mut filled) = (0, 0);
+    for range in visible {
+        let (start, end) = (positions.start.max(before), positions.end.min(before + range.len()));
+        for position in start..end {
+            rows[filled] = range.start + (position - before) as u32;
+            filled += 1;
+        }
+        before += range.len();
     }
 }
 
 impl<E: Element> Decode<'_, E> {
-    /// The cache rows that a query sees, at most `window` of them from the end.
-    fn rows(&self, query: usize, keys: usize) -> impl Iterator<Item = usize> {
-        let hidden = self.shape.window.map_or(0, |window| keys.saturating_sub(window as usize));
-        self.visible.of(query).iter().cloned().flatten().skip(hidden).map(|row| row as usize)
-    }
-
     #[inline(always)]
-    unsafe fn group<V: Vector>(&self, query: usize, kv_head: usize, keys: usize, memory: &mut [f32]) {
-        let head_dim = self.shape.head_dim;
-        let group = self.shape.heads / self.shape.kv_heads;
-        let seen = self.shape.window.map_or(keys, |window| keys.min(window as usize));
-        let columns = kv_head * head_dim..(kv_head + 1) * head_dim;
-        let (weights, memory) = memory.split_at_mut(group * keys);
-        let (sums, out) = memory.split_at_mut(group);
-        let own = |head: usize| (kv_head * group + head) * head_dim;
-        for (key, row) in self.rows(query, keys).enumerate() {
-            let k = &self.k.row::<E>(row)[columns.clone()];
-            for head in 0..group {
-                let q = &self.q.row::<E>(query)[own(head)..own(head) + head_dim];
-                // SAFETY: both hold `head_dim` elements; the caller has V.
-                weights[head * keys + key] = unsafe { dot::<V, E>(q, k) };
+    unsafe fn group<V: Vector>(&self, query: usize, kv_head: usize, mut memory: &mut [f32]) {
+        let (shape, layout) = (self.shape, &self.layout);
+        let Layout { group, head_dim, width, .. } = *layout;
+        let q = take(&mut memory, group * width);
+        let out = take(&mut memory, group * width);
+        let [k, k_across, v] = [(); 3].map(|()| take(&mut memory, KEYS * width));
+        let scores = take(&mut memory, KEYS * group);
+        let (largest, sum) = (take(&mut memory, group), take(&mut memory, group));
+        largest.fill(LOWEST);
+        sum.fill(0.0);
+        out.fill(0.0);
+        let visible = self.visible.of(query);
+        let end: usize = visible.iter().map(ExactSizeIterator::len).sum();
+        let own = visible.iter().rfind(|range| !range.is_empty()).map_or(0, ExactSizeIterator::len);
+        let first = block_start(shape, end - own, end - 1);
+        let hidden = shape.window.map_or(0, |window| end.saturating_sub(window as usize));
+        let factor = Scores::new(shape);
+        let mut rows = [0; KEYS];
+        // SAFETY: the sizes are those just taken; the part of the output belongs to this task alone; the caller has V.
+        unsafe {
+            pack::<V, E>(self.q, self.heads(query, kv_head), layout, q.as_mut_ptr());
+            for strip in strips(first, end, shape, layout) {
+                let (keys, rows) = (strip.len(), &mut rows[..strip.len()]);
+                let padded = keys.next_multiple_of(V::LANES);
+                cache_rows(visible, &strip, rows);
+                pack::<V, E>(self.k, layout.key_rows(rows, kv_head), layout, k.as_mut_ptr());
+                pack::<V, E>(self.v, layout.key_rows(rows, kv_head), layout, v.as_mut_ptr());
+                transpose::<V>(padded, width, k.as_ptr(), k_across.as_mut_ptr());
+                let across = (k_across.as_ptr(), padded);
+                let q = Strided { pointer: q.as_ptr(), row: width, col: 1 };
+                V::multiply([group, padded, head_dim], q, across, (scores.as_mut_ptr(), padded), false);
+                factor.soften::<V>(&mut scores[..group * padded]);
+                let hidden = hidden.saturating_sub(strip.start).min(keys);
+                for head in 0..group {
+                    let scores = &mut scores[head * padded..][..keys];
+                    scores[..hidden].fill(f32::NEG_INFINITY);
+                    let (largest, sum) = (&mut largest[head], &mut sum[head]);
+                    let shrink = normalize_row::<V>(scores, factor.scale, largest, sum);
+                    if shrink != 1.0 {
+                        out[head * width..][..width].iter_mut().for_each(|x| *x *= shrink);
+                    }
+                }
+                let weights = Strided { pointer: scores.as_ptr(), row: padded, col: 1 };
+                V::multiply(
+                    [group, width, keys],
+                    weights,
+                    (v.as_ptr(), width),
+                    (out.as_mut_ptr(), width),
+                    true,
+                );
             }
-        }
-        for head in 0..group {
-            let weights = &mut weights[head * keys..head * keys + seen];
-            // SAFETY: the caller has V.
-            sums[head] = unsafe { softmax::<V>(weights, self.shape.scale, self.shape.softcap) };
-        }
-        for head in 0..group {
-            out.fill(0.0);
-            for (row, weight) in self.rows(query, keys).zip(&weights[head * keys..]) {
-                let v = &self.v.row::<E>(row)[columns.clone()];
-                // SAFETY: both hold `head_dim` elements; the caller has V.
-                unsafe { add_scaled::<V, E>(*weight, v, out) };
-            }
-            // SAFETY: this part belongs to this task alone; the caller has V.
-            unsafe {
-                let to = self.out.part(query, own(head), head_dim);
+            for (head, (row, column)) in self.heads(query, kv_head).enumerate() {
+                let (from, to) = (out.as_ptr().add(head * width), self.out.part(row, column, head_dim));
+                let factor = V::splat(1.0 / sum[head]);
                 for_lanes!(V, head_dim, |c, n| {
-                    V::load(out.as_ptr().add(c), n)
-                        .mul(V::splat(1.0 / sums[head]))
-                        .put(to.as_mut_ptr().add(c), n);
+                    V::load(from.add(c), n).mul(factor).put(to.as_mut_ptr().add(c), n);
                 });
             }
         }
     }
-}
 
-#[inline(always)]
-unsafe fn dot<V: Vector, E: Element>(a: &[E], b: &[E]) -> f32 {
-    // SAFETY: the slices are of one length; the caller has V.
-    unsafe {
-        let mut sum = V::splat(0.0);
-        for_lanes!(V, a.len(), |i, n| {
-            sum = V::get(a.as_ptr().add(i), n).mul_add(V::get(b.as_ptr().add(i), n), sum);
-        });
-        sum.sum()
+    /// Row and first column of a query's heads that share a key/value head.
+    fn heads(&self, query: usize, kv_head: usize) -> impl Iterator<Item = (usize, usize)> {
+        let Layout { group, head_dim, .. } = self.layout;
+        (kv_head * group..(kv_head + 1) * group).map(move |head| (query, head * head_dim))
     }
 }
 
-/// `sum += weight · x`.
+/// As [`super::forward::normalize`], of the scores of one row.
 #[inline(always)]
-unsafe fn add_scaled<V: Vector, E: Element>(weight: f32, x: &[E], sum: &mut [f32]) {
-    for_lanes!(V, x.len(), |i, n| {
-        // SAFETY: the slices are of one length; the caller has V.
-        unsafe {
-            let sum = sum.as_mut_ptr().add(i);
-            V::get(x.as_ptr().add(i), n).mul_add(V::splat(weight), V::load(sum, n)).store(sum, n);
-        }
-    });
-}
-
-/// Turns products into exponentials below the largest score; returns their sum.
-#[inline(always)]
-unsafe fn softmax<V: Vector>(weights: &mut [f32], scale: f32, softcap: Option<f32>) -> f32 {
+unsafe fn normalize_row<V: Vector>(scores: &mut [f32], scale: f32, largest: &mut f32, sum: &mut f32) -> f32 {
     // SAFETY: `for_lanes` stays inside the slice; the caller has V.
     unsafe {
-        let mut largest = f32::NEG_INFINITY;
-        for_lanes!(V, weights.len(), |i, n| {
-            let at = weights.as_mut_ptr().add(i);
-            let mut score = V::load(at, n).mul(V::splat(scale));
-            if let Some(cap) = softcap {
-                score = capped(score, cap);
-            }
-            score.store(at, n);
+        let now = scores.iter().fold(*largest, |now, &score| if score > now { score } else { now });
+        let (of_now, of_scale) = (V::splat(now), V::splat(scale));
+        let mut shrink = 0.0;
+        exp(V::splat(*largest).sub(of_now).mul(of_scale)).store(&mut shrink, 1);
+        for_lanes!(V, scores.len(), |i, n| {
+            let at = scores.as_mut_ptr().add(i);
+            exp(V::load(at, n).sub(of_now).mul(of_scale)).store(at, n);
         });
-        for weight in weights.iter() {
-            largest = largest.max(*weight);
-        }
-        let mut sum = 0.0;
-        for_lanes!(V, weights.len(), |i, n| {
-            let at = weights.as_mut_ptr().add(i);
-            exp(V::load(at, n).sub(V::splat(largest))).store(at, n);
-        });
-        for weight in weights.iter() {
-            sum += weight;
-        }
-        sum
+        *sum = scores.iter().fold(*sum * shrink, |sum, weight| sum + weight);
+        *largest = now;
+        shrink
     }
 }

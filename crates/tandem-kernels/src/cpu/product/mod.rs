@@ -1,7 +1,8 @@
 //! Products of matrices.
 //!
-//! A few rows against a matrix (decoding) are limited by reading the matrix: [`few`]. So are products with a dimension as
-//! short as an adapter's rank: [`thin`]. The rest is limited by arithmetic: [`blocked`].
+//! A few rows against a matrix (decoding) are limited by reading the matrix: [`few`], where the device is for that, for there
+//! sums have another order. So are products with a dimension as short as an adapter's rank: [`thin`]. The rest is limited by
+//! arithmetic: [`blocked`]. In these two the bits of a row do not depend on how many there are.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -43,28 +44,29 @@ impl Product<'_> {
         if m == 0 || n == 0 {
             return;
         }
-        if !few::takes(&self) && thin::run(cpu, &mut self) {
+        let is_of_few_rows = cpu.for_few_rows && few::takes(&self);
+        if !is_of_few_rows && thin::run(cpu, &mut self) {
             return;
         }
         match (cpu.isa(), self.a.dtype()) {
-            (Isa::Portable, _) => self.run_on::<level::Baseline>(cpu),
+            (Isa::Portable, _) => self.run_on::<level::Baseline>(cpu, is_of_few_rows),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, _) => self.run_on::<level::Avx2Level>(cpu),
+            (Isa::Avx2, _) => self.run_on::<level::Avx2Level>(cpu, is_of_few_rows),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Bf16, DType::Bf16) => self.run_on::<level::Avx512Bf16Level>(cpu),
+            (Isa::Avx512Bf16, DType::Bf16) => self.run_on::<level::Avx512Bf16Level>(cpu, is_of_few_rows),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx, DType::Bf16) => self.run_on::<level::AmxLevel>(cpu),
+            (Isa::Amx, DType::Bf16) => self.run_on::<level::AmxLevel>(cpu, is_of_few_rows),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx, DType::F32) => self.run_on::<level::AmxSplitLevel>(cpu),
+            (Isa::Amx, DType::F32) => self.run_on::<level::AmxSplitLevel>(cpu, is_of_few_rows),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16, _) => self.run_on::<level::Avx512Level>(cpu),
+            (Isa::Avx512 | Isa::Avx512Bf16, _) => self.run_on::<level::Avx512Level>(cpu, is_of_few_rows),
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("only x86-64 has these levels"),
         }
     }
 
-    fn run_on<L: level::Level>(&self, cpu: &Cpu) {
-        if few::takes(self) {
+    fn run_on<L: level::Level>(&self, cpu: &Cpu, is_of_few_rows: bool) {
+        if is_of_few_rows {
             few::run::<L>(cpu, self);
         } else {
             blocked::run::<L>(cpu, self);

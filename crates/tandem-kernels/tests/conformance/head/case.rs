@@ -122,6 +122,19 @@ impl Case {
         (scores, all.map(|t| Matrix::read(device, t.view())).collect())
     }
 
+    /// The scores of logits that a product has made before.
+    pub fn score_logits(&self, device: &Device, dtype: DType) -> HeadScores {
+        let (hidden, w) = (self.hidden.tensor(device, dtype), self.w.tensor(device, dtype));
+        let bias = self.bias.as_ref().map(|b| b.tensor(device, DType::F32));
+        let mut logits = poison(device, self.hidden.rows, self.w.rows, DType::F32);
+        let bias = bias.as_ref().map(Tensor::view);
+        ops::linear(device, hidden.view(), w.view(), bias, None, logits.view_mut()).unwrap();
+        let targets = Targets { rows: &self.rows, targets: &self.targets };
+        let mut scores = HeadScores::default();
+        ops::score_logits(device, logits.view_mut(), targets, &self.shape, &mut scores).unwrap();
+        scores
+    }
+
     /// With the vocabulary cut at `cuts`: each part alone, then joined. Gradients of the hidden rows are added up in f64.
     pub fn run_in_parts(&self, device: &Device, dtype: DType, cuts: &[usize]) -> (HeadScores, Gradients) {
         let hidden = self.hidden.tensor(device, dtype);

@@ -35,6 +35,25 @@ fn scores_and_gradients() {
     }
 }
 
+/// On a processor with the bits of the head that has made them.
+#[test]
+fn scores_of_logits_that_are_there() {
+    let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
+    for (place, dtype, _) in cases() {
+        for (rows, vocabulary) in [(1, 2), (5, 2309), (23, 101)] {
+            for (shape, bias) in [(HeadShape::default(), true), (shaped, false)] {
+                let case = Case::new(rows, vocabulary, 24, dtype, shape, bias);
+                let what = format!("{dtype} {rows}x{vocabulary} bias {bias} {shape:?} {place:?}");
+                let found = same_at_every_thread_count(place, |device| case.score_logits(device, dtype));
+                case.reference().0.assert_are(&found, 2e-6, &what);
+                if place.is_cpu() {
+                    assert_eq!(found, case.run(&place.device(1, 1 << 28), dtype).0, "{what}");
+                }
+            }
+        }
+    }
+}
+
 /// More rows than a chunk has and more tokens than a strip (1024 each), the last of them not full.
 #[test]
 fn several_chunks() {

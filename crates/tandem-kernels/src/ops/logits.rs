@@ -1,0 +1,45 @@
+//! Scores of logits that are there, as generation has them.
+
+use crate::cpu::head as kernel;
+use crate::device::on;
+use crate::ops::head::running_numbers;
+use crate::ops::{HeadParts, HeadScores, HeadShape, Targets, check};
+use crate::{Device, Extent, KernelError, Result, Tensor, ViewMut, Work, cuda};
+
+/// The scores that [`head`](crate::ops::head) gives where its products are `logits` `[R,V]` f32: the same bits on a processor, whose
+/// strips are the same. What is left in `logits` is of no use.
+///
+/// # Errors
+/// If shapes or types do not fit, or a target is outside the vocabulary.
+pub fn score_logits(
+    device: &Device,
+    logits: ViewMut,
+    targets: Targets,
+    shape: &HeadShape,
+    scores: &mut HeadScores,
+) -> Result<()> {
+    const OP: &str = "score_logits";
+    let (rows, vocabulary) = logits.shape();
+    check::f32_shape(OP, "logits", &logits, rows, vocabulary)?;
+    targets.check(OP, rows, vocabulary)?;
+    if let Some(target) = targets.targets.iter().find(|&&target| target as usize >= vocabulary) {
+        return Err(KernelError::invalid(
+            OP,
+            format!("target {target} is outside the vocabulary of {vocabulary}"),
+        ));
+    }
+    let mut parts = HeadParts::new(0, 1, rows, targets.rows.len());
+    let mut numbers = running_numbers(device, Extent::exact(rows), targets.rows.len())?;
+    let numbers = numbers.as_mut().map(Tensor::view_mut);
+    let work = Work::new(OP, (rows, vocabulary, logits.dtype()), 0.0, check::bytes(&[&logits]));
+    let of_parts = &mut parts;
+    device.launch(
+        work,
+        on!(
+            cpu => kernel::score(cpu, logits, targets, shape, of_parts),
+            cuda => cuda::head::score(cuda, logits, targets, shape, of_parts, numbers)
+        ),
+    )?;
+    parts.join(targets.rows, vocabulary, scores);
+    Ok(())
+}
