@@ -25,6 +25,7 @@ pub mod row;
 pub mod show;
 pub mod source;
 mod special_tokens;
+pub mod stop_strings;
 mod strftime;
 pub mod token_cache;
 pub mod tokenizer;
