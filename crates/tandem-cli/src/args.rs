@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tandem_comm::Launch;
+use tandem_model::Sampling;
 
 /// Preference optimisation for language models: SFT, then DPO.
 #[derive(Debug, Parser)]
@@ -243,9 +244,32 @@ pub struct SamplingArguments {
     /// Sample among the most likely tokens whose probabilities add up to this.
     #[arg(long)]
     pub top_p: Option<f32>,
+    /// Sample among the tokens that are at least this part as likely as the likeliest.
+    #[arg(long)]
+    pub min_p: Option<f32>,
+    /// Makes tokens that prompt or answer hold less likely; 1 leaves them.
+    #[arg(long, default_value_t = 1.0)]
+    pub repetition_penalty: f32,
+    /// A string that ends an answer, and is no part of it; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
     /// Seed of the sampling.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+impl SamplingArguments {
+    /// How tokens are drawn.
+    pub fn sampling(&self) -> Sampling {
+        Sampling {
+            repetition_penalty: self.repetition_penalty,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p.unwrap_or(1.0),
+            min_p: self.min_p.unwrap_or(0.0),
+            seed: self.seed,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -46,7 +46,7 @@ pub mod weights;
 
 pub use adapter::{Adapter, AdapterConfig, AdapterFiles, AdapterKind, Merged, PeftFolder, Targets};
 pub use config::Config;
-pub use decode::{Generator, GeneratorOptions, Sampling};
+pub use decode::{Generator, GeneratorOptions, Request, Sampling};
 pub use decoder::Decoder;
 pub use error::ModelError;
 pub use folder::ModelFolder;

@@ -1,16 +1,18 @@
 //! `tandem generate`: continues prompts with a model.
 
 use std::io::{BufRead, IsTerminal, stdin};
-use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::Context;
 use serde_json::{Map, Value};
 use tandem_data::chat_template::RenderOptions;
+use tandem_data::decode_stream::DecodeStream;
+use tandem_data::stop_strings::StopStrings;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::{DType, Device, KernelError, Kind, cuda};
+use tandem_model::decode::Flow;
 use tandem_model::{
-    Decoder, Generator, GeneratorOptions, Merged, ModelFolder, PeftFolder, ResidentWeights, Sampling,
+    Decoder, Generator, GeneratorOptions, Merged, ModelFolder, PeftFolder, Request, ResidentWeights, Sampling,
 };
 
 use crate::args::{GenerateArguments, Place, SamplingArguments};
@@ -19,6 +21,9 @@ use crate::output::print_lines;
 
 /// Answers under way at once, at most; it bounds the memory of the cache.
 const MAX_BATCH: usize = 64;
+
+/// Tokens of prompts that are computed at once, at most.
+const PREFILL_TOKENS: usize = 4096;
 
 /// What generates.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +49,9 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
     let weights = Weights { folder: &arguments.model, adapter: arguments.adapter.as_deref() };
     let (place, threads) = (arguments.device, arguments.threads);
-    let answers = answers(weights, &texts, framing, &arguments.sampling, place, threads)?;
+    let SamplingArguments { max_new_tokens, ref stop, .. } = arguments.sampling;
+    let wanted = Wanted { sampling: arguments.sampling.sampling(), max_new_tokens, stop };
+    let answers = answers(weights, &texts, framing, &wanted, place, threads)?;
     // Several answers are told apart by their prompts; a single one stands alone, ready to be piped.
     let lines: Vec<String> = match &answers[..] {
         [answer] => vec![answer.clone()],
@@ -69,6 +76,17 @@ fn read_prompts() -> anyhow::Result<Vec<String>> {
     Ok(prompts)
 }
 
+/// What is wanted of answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Tokens of an answer at most.
+    pub max_new_tokens: usize,
+    /// Strings that end one.
+    pub stop: &'a [String],
+}
+
 /// The text that the model answers to each prompt, computed in f32.
 ///
 /// # Errors
@@ -77,7 +95,7 @@ pub fn answers(
     Weights { folder, adapter }: Weights<'_>,
     prompts: &[&str],
     framing: Framing<'_>,
-    sampling: &SamplingArguments,
+    wanted: &Wanted<'_>,
     place: Place,
     threads: Option<usize>,
 ) -> tandem_train::Result<Vec<String>> {
@@ -86,19 +104,12 @@ pub fn answers(
     let prompts =
         prompts.iter().map(|text| encode(&tokenizer, text, framing)).collect::<Result<Vec<_>, _>>()?;
 
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default() + sampling.max_new_tokens;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default() + wanted.max_new_tokens;
     let options = GeneratorOptions {
-        sampling: Sampling {
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p.unwrap_or(1.0),
-            seed: sampling.seed,
-        },
-        num_answers: 1,
-        max_new_tokens: sampling.max_new_tokens,
-        stop: tokenizer.eos_ids().to_vec(),
         max_batch: MAX_BATCH,
         cache_tokens: longest * prompts.len().clamp(1, MAX_BATCH),
+        prefill_tokens: PREFILL_TOKENS,
+        log_probs: false,
     };
     let adapter = adapter.map(PeftFolder::open).transpose()?;
     let merged = adapter.map(|adapter| Merged::open(&model, &adapter, longest)).transpose()?;
@@ -112,10 +123,63 @@ pub fn answers(
         None => model.weights(&decoder)?.load(&decoder, &device, Kind::Master)?,
     };
     let mut source = ResidentWeights::new(&decoder, &weights, None);
+    // Of few texts at a time: nothing compares their bits with those of other batches.
+    let device = device.for_few_rows();
     let mut generator = Generator::new(&decoder, &device, DType::F32, options)?;
-    let answers = generator.generate(&mut source, &prompts, &mut |_| ControlFlow::Continue(()))?;
-    let text = |tokens: &[u32]| tokenizer.decode(tokens, true);
-    Ok(answers.iter().map(|answer| text(&answer.tokens)).collect::<Result<_, _>>()?)
+    let mut texts: Vec<Text> = prompts.iter().map(|_| Text::new(&tokenizer, wanted.stop)).collect();
+    let mut failure = None;
+    let requests = (0..).zip(prompts).map(|(number, prompt)| Request {
+        prompt,
+        number,
+        num_answers: 1,
+        sampling: wanted.sampling,
+        max_new_tokens: wanted.max_new_tokens,
+        stop: tokenizer.eos_ids().to_vec(),
+    });
+    generator.generate(&mut source, requests.collect(), &mut |new| {
+        texts[new.request].push(new.token).unwrap_or_else(|error| {
+            failure = Some(error);
+            Flow::End
+        })
+    })?;
+    match failure {
+        Some(error) => Err(error.into()),
+        None => Ok(texts.into_iter().map(Text::finish).collect::<Result<_, _>>()?),
+    }
+}
+
+/// An answer as it comes.
+struct Text<'a> {
+    decode: DecodeStream<'a>,
+    stop: StopStrings,
+    text: String,
+    is_ended: bool,
+}
+
+impl<'a> Text<'a> {
+    fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Self {
+        let stop = StopStrings::new(stop.iter().cloned());
+        Self { decode: tokenizer.decode_stream(true), stop, text: String::new(), is_ended: false }
+    }
+
+    fn push(&mut self, token: u32) -> tandem_data::Result<Flow> {
+        let (shown, is_ended) = self.stop.push(&self.decode.push(token)?);
+        self.text += &shown;
+        self.is_ended = is_ended;
+        Ok(if is_ended { Flow::End } else { Flow::Continue })
+    }
+
+    fn finish(mut self) -> tandem_data::Result<String> {
+        if !self.is_ended {
+            let rest = self.decode.finish()?;
+            let (shown, is_ended) = self.stop.push(&rest);
+            self.text += &shown;
+            if !is_ended {
+                self.text += &self.stop.finish();
+            }
+        }
+        Ok(self.text)
+    }
 }
 
 /// The device, with an address space of `capacity` bytes.

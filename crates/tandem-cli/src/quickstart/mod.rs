@@ -20,13 +20,14 @@ use std::{fs, io};
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
+use tandem_model::Sampling;
 use tandem_train::Config;
 use tandem_train::run_dir::Start;
 
 use self::corpus::Corpus;
 use self::samples::{Sample, side_by_side};
-use crate::args::{Place, QuickstartArguments, SamplingArguments};
-use crate::commands::generate::{self, Framing, Weights};
+use crate::args::{Place, QuickstartArguments};
+use crate::commands::generate::{self, Framing, Wanted, Weights};
 use crate::commands::train;
 use crate::exit::{Exit, mistake};
 use crate::signals;
@@ -117,14 +118,14 @@ fn prepare(folder: &Path, threads: usize) -> anyhow::Result<Corpus> {
 
 /// The model's answers to the held-out prompts, sampled from its own distribution.
 fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<String>> {
-    let sampling =
-        SamplingArguments { max_new_tokens: 48, temperature: 1.0, top_k: None, top_p: None, seed: 11 };
+    let sampling = Sampling { seed: 11, ..Sampling::default() };
+    let wanted = Wanted { sampling, max_new_tokens: 48, stop: &[] };
     let prompts: Vec<&str> = corpus.held_out.iter().map(|(prompt, _)| prompt.as_str()).collect();
     Ok(generate::answers(
         Weights { folder: model, adapter: None },
         &prompts,
         Framing::Chat(None),
-        &sampling,
+        &wanted,
         Place::Cpu,
         Some(threads),
     )?)

@@ -1,35 +1,52 @@
 //! From logits to a token.
 
 use tandem_kernels::ops::HeadShape;
+use tandem_kernels::{Device, ops};
 
 use crate::random::uniform;
 use crate::{ModelError, Result};
 
-/// How tokens are drawn.
+/// How tokens are drawn. What is set is applied in this order: penalty, temperature, `top_k`, `top_p`, `min_p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
+    /// Divides positive logits of tokens that prompt or answer hold, and multiplies negative ones; 1 leaves them.
+    pub repetition_penalty: f32,
     /// Divides the logits; 0 takes the most likely token (of equals, the one with the smallest id).
     pub temperature: f32,
     /// Only this many most likely tokens are drawn from.
     pub top_k: Option<usize>,
     /// Only the smallest set of most likely tokens with at least this probability is drawn from; 1 is everything.
     pub top_p: f32,
+    /// Only tokens of at least this part of the likeliest one's probability are drawn from; 0 is everything.
+    pub min_p: f32,
     /// Seed. What is drawn depends on it and on the prompt's, the answer's and the token's number alone.
     pub seed: u64,
 }
 
+impl Default for Sampling {
+    /// The model's own distribution.
+    fn default() -> Self {
+        Self { repetition_penalty: 1.0, temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0, seed: 0 }
+    }
+}
+
 impl Sampling {
     /// The most likely token, always.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: 1.0, seed: 0 };
+    pub const GREEDY: Self =
+        Self { repetition_penalty: 1.0, temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, seed: 0 };
 
     /// # Errors
     /// If a number is out of range.
-    pub(super) fn check(&self) -> Result<()> {
-        let Self { temperature, top_k, top_p, .. } = *self;
+    pub fn check(&self) -> Result<()> {
+        let Self { repetition_penalty, temperature, top_k, top_p, min_p, .. } = *self;
         let problem = if !(temperature >= 0.0 && temperature.is_finite()) {
             format!("temperature is {temperature}, expected 0 or more")
         } else if !(top_p > 0.0 && top_p <= 1.0) {
             format!("top_p is {top_p}, expected more than 0 and at most 1")
+        } else if !(0.0..=1.0).contains(&min_p) {
+            format!("min_p is {min_p}, expected 0 to 1")
+        } else if !(repetition_penalty > 0.0 && repetition_penalty.is_finite()) {
+            format!("repetition_penalty is {repetition_penalty}, expected more than 0")
         } else if top_k == Some(0) {
             "top_k is 0, expected at least 1".into()
         } else {
@@ -38,63 +55,102 @@ impl Sampling {
         Err(ModelError::Invalid(problem))
     }
 
-    /// Draws a token. `place` is the prompt's, the answer's and the token's number.
-    pub(super) fn draw(&self, logits: &[f32], head: &HeadShape, place: [u64; 3]) -> u32 {
+    /// Draws a token from raw logits, in whose place it computes. `seen` are the tokens so far; `place` is the prompt's, the
+    /// answer's and the token's number.
+    pub(super) fn draw(
+        &self,
+        device: &Device,
+        logits: &mut [f32],
+        head: &HeadShape,
+        seen: [&[u32]; 2],
+        place: [u64; 3],
+    ) -> Result<u32> {
+        let is_penalised = self.repetition_penalty != 1.0;
         // Scale and softcap grow with the logit: they do not change which is largest.
+        if is_penalised || self.temperature != 0.0 {
+            ops::shape_logits(device, logits, head)?;
+        }
+        if is_penalised {
+            self.penalise(logits, seen);
+        }
+        let likeliest = argmax(logits);
         if self.temperature == 0.0 {
-            return argmax(logits);
+            return Ok(likeliest);
         }
-        let mut candidates = self.candidates(logits, head);
-        let total: f64 = candidates.iter().map(|c| c.0).sum();
-        if self.top_p < 1.0 {
-            keep_nucleus(&mut candidates, f64::from(self.top_p) * total);
+        ops::relative_weights(device, logits, self.temperature)?;
+        let uniform = uniform(self.seed, place);
+        if self.top_k.is_none_or(|k| k >= logits.len()) && self.top_p >= 1.0 && self.min_p == 0.0 {
+            return Ok(pick(logits.iter().copied().zip(0..), uniform).unwrap_or(likeliest));
         }
-        let total: f64 = candidates.iter().map(|c| c.0).sum();
-        let mut left = uniform(self.seed, place) * total;
-        for &(weight, id) in &candidates {
-            left -= weight;
-            if left < 0.0 {
-                return id;
-            }
-        }
-        // Rounding may leave a crumb.
-        candidates.last().map_or_else(|| argmax(logits), |c| c.1)
+        let candidates = self.candidates(logits);
+        Ok(pick(candidates.into_iter(), uniform).unwrap_or(likeliest))
     }
 
-    /// `(weight, id)` of the `top_k` tokens, weights relative to the likeliest.
-    fn candidates(&self, logits: &[f32], head: &HeadShape) -> Vec<(f64, u32)> {
-        let shaped = |logit: f32| {
-            let scaled = f64::from(logit) * f64::from(head.logit_scale.unwrap_or(1.0));
-            head.softcap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh())
-        };
-        let largest = logits.iter().fold(f64::NEG_INFINITY, |m, &l| m.max(shaped(l)));
-        let weight = |&logit: &f32| ((shaped(logit) - largest) / f64::from(self.temperature)).exp();
-        let mut candidates: Vec<(f64, u32)> = logits.iter().map(weight).zip(0..).collect();
+    fn penalise(&self, logits: &mut [f32], seen: [&[u32]; 2]) {
+        let mut seen = seen.concat();
+        seen.sort_unstable();
+        seen.dedup();
+        for token in seen {
+            let logit = &mut logits[token as usize];
+            *logit = if *logit < 0.0 {
+                *logit * self.repetition_penalty
+            } else {
+                *logit / self.repetition_penalty
+            };
+        }
+    }
+
+    /// `(weight, id)` of the tokens that are drawn from, of weights relative to the likeliest.
+    fn candidates(&self, weights: &[f32]) -> Vec<(f32, u32)> {
+        // Without `top_p` what `min_p` drops can go first: it is the same.
+        let least = if self.top_p < 1.0 { 0.0 } else { self.min_p };
+        let mut candidates: Vec<(f32, u32)> =
+            weights.iter().copied().zip(0..).filter(|c| c.0 >= least).collect();
         if let Some(k) = self.top_k.filter(|&k| k < candidates.len()) {
             candidates.select_nth_unstable_by(k - 1, likelier);
             candidates.truncate(k);
-            candidates.sort_unstable_by_key(|c| c.1);
         }
+        if self.top_p < 1.0 {
+            keep_nucleus(&mut candidates, self.top_p);
+            candidates.retain(|c| c.0 >= self.min_p);
+        }
+        candidates.sort_unstable_by_key(|c| c.1);
         candidates
     }
 }
 
+/// The candidate at this part of all their weight.
+fn pick(candidates: impl Iterator<Item = (f32, u32)> + Clone, uniform: f64) -> Option<u32> {
+    let total: f64 = candidates.clone().map(|c| f64::from(c.0)).sum();
+    let (mut left, mut last) = (uniform * total, None);
+    for (weight, id) in candidates.filter(|c| c.0 > 0.0) {
+        left -= f64::from(weight);
+        last = Some(id);
+        if left < 0.0 {
+            break;
+        }
+    }
+    // Rounding may leave a crumb.
+    last
+}
+
 /// Likelier first; of equals the smaller id, so that the order is one.
-fn likelier(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
+fn likelier(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// Keeps the likeliest candidates whose weights first add up to `mass`.
-fn keep_nucleus(candidates: &mut Vec<(f64, u32)>, mass: f64) {
-    let total: f64 = candidates.iter().map(|c| c.0).sum();
+/// Keeps the likeliest candidates whose weights first add up to this part of all.
+fn keep_nucleus(candidates: &mut Vec<(f32, u32)>, part: f32) {
+    let total: f64 = candidates.iter().map(|c| f64::from(c.0)).sum();
+    let mass = f64::from(part) * total;
     // What is dropped here weighs less than `total − mass` together, so the nucleus is among the rest: the sort is short.
     let least = (total - mass) / candidates.len() as f64;
-    candidates.retain(|c| c.0 >= least);
+    candidates.retain(|c| f64::from(c.0) >= least);
     candidates.sort_unstable_by(likelier);
     let mut sum = 0.0;
     let inside = candidates.iter().take_while(|c| {
         let before = sum;
-        sum += c.0;
+        sum += f64::from(c.0);
         before < mass
     });
     let inside = inside.count();
@@ -125,9 +181,14 @@ mod tests {
         let logits = logits(probabilities);
         let mut counts = vec![0.0; logits.len()];
         for i in 0..draws {
-            counts[sampling.draw(&logits, &HEAD, [0, i, 0]) as usize] += 1.0 / draws as f64;
+            counts[draw(sampling, &logits, &HEAD, i) as usize] += 1.0 / draws as f64;
         }
         counts
+    }
+
+    fn draw(sampling: Sampling, logits: &[f32], head: &HeadShape, answer: u64) -> u32 {
+        let device = Device::meta();
+        sampling.draw(&device, &mut logits.to_vec(), head, [&[], &[]], [0, answer, 0]).unwrap()
     }
 
     fn near(found: &[f64], expected: &[f64]) {
@@ -139,25 +200,25 @@ mod tests {
 
     #[test]
     fn draws_follow_the_probabilities() {
-        let sampling = Sampling { temperature: 1.0, top_k: None, top_p: 1.0, seed: 3 };
+        let sampling = Sampling { temperature: 1.0, seed: 3, ..Sampling::default() };
         near(&shares(sampling, &[0.5, 0.2, 0.3], 20_000), &[0.5, 0.2, 0.3]);
     }
 
     #[test]
     fn temperature_sharpens() {
-        let sampling = Sampling { temperature: 0.5, top_k: None, top_p: 1.0, seed: 3 };
+        let sampling = Sampling { temperature: 0.5, seed: 3, ..Sampling::default() };
         near(&shares(sampling, &[0.75, 0.25], 20_000), &[0.9, 0.1]);
     }
 
     #[test]
     fn top_k_draws_from_the_k_likeliest() {
-        let sampling = Sampling { temperature: 1.0, top_k: Some(2), top_p: 1.0, seed: 3 };
+        let sampling = Sampling { top_k: Some(2), seed: 3, ..Sampling::default() };
         near(&shares(sampling, &[0.1, 0.5, 0.15, 0.25], 20_000), &[0.0, 2.0 / 3.0, 0.0, 1.0 / 3.0]);
     }
 
     #[test]
     fn top_p_keeps_the_token_that_reaches_it() {
-        let sampling = Sampling { temperature: 1.0, top_k: None, top_p: 0.6, seed: 3 };
+        let sampling = Sampling { top_p: 0.6, seed: 3, ..Sampling::default() };
         near(&shares(sampling, &[0.1, 0.5, 0.15, 0.25], 20_000), &[0.0, 2.0 / 3.0, 0.0, 1.0 / 3.0]);
         // Smaller than any token: the likeliest alone.
         let sampling = Sampling { top_p: 1e-6, ..sampling };
@@ -165,15 +226,37 @@ mod tests {
     }
 
     #[test]
+    fn min_p_drops_what_is_far_below_the_likeliest() {
+        let sampling = Sampling { min_p: 0.4, seed: 3, ..Sampling::default() };
+        near(&shares(sampling, &[0.1, 0.5, 0.15, 0.25], 20_000), &[0.0, 2.0 / 3.0, 0.0, 1.0 / 3.0]);
+        // After the nucleus, which drops the second.
+        let sampling = Sampling { top_p: 0.5, min_p: 0.1, ..sampling };
+        near(&shares(sampling, &[0.1, 0.5, 0.15, 0.25], 100), &[0.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn a_penalty_makes_tokens_that_are_there_less_likely() {
+        let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::GREEDY };
+        let device = Device::meta();
+        let greedy = |logits: [f32; 3], prompt: &[u32], answer: &[u32]| {
+            sampling.draw(&device, &mut logits.to_vec(), &HEAD, [prompt, answer], [0; 3]).unwrap()
+        };
+        assert_eq!(greedy([3.0, 2.0, 1.0], &[], &[]), 0);
+        assert_eq!(greedy([3.0, 2.0, 1.0], &[0], &[]), 1);
+        assert_eq!(greedy([3.0, 2.0, 1.0], &[0], &[1, 0]), 0, "however often a token is there");
+        assert_eq!(greedy([-3.0, -2.0, -5.0], &[], &[1]), 0);
+    }
+
+    #[test]
     fn greedy_takes_the_first_of_equals() {
-        assert_eq!(Sampling::GREEDY.draw(&[0.0, 2.0, 2.0, 1.0], &HEAD, [0; 3]), 1);
+        assert_eq!(draw(Sampling::GREEDY, &[0.0, 2.0, 2.0, 1.0], &HEAD, 0), 1);
     }
 
     #[test]
     fn softcap_flattens() {
         let head = HeadShape { softcap: Some(0.001), logit_scale: None };
-        let sampling = Sampling { temperature: 1.0, top_k: None, top_p: 1.0, seed: 3 };
-        let ones = (0..20_000).filter(|&i| sampling.draw(&[0.0, 9.0], &head, [0, i, 0]) == 1).count();
+        let sampling = Sampling { temperature: 1.0, seed: 3, ..Sampling::default() };
+        let ones = (0..20_000).filter(|&i| draw(sampling, &[0.0, 9.0], &head, i) == 1).count();
         near(&[ones as f64 / 20_000.0], &[0.5]);
     }
 
@@ -184,6 +267,8 @@ mod tests {
             Sampling { temperature: f32::NAN, ..Sampling::GREEDY },
             Sampling { top_p: 0.0, ..Sampling::GREEDY },
             Sampling { top_k: Some(0), ..Sampling::GREEDY },
+            Sampling { min_p: 1.1, ..Sampling::GREEDY },
+            Sampling { repetition_penalty: 0.0, ..Sampling::GREEDY },
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
         }
