@@ -1,0 +1,104 @@
+//! How long answers take: `cargo bench -p tandem-model --bench generate -- MODEL PROMPTS.json [--answers 4] [--tokens 128] [--dtype f32]
+//! [--threads 2] [--repeats 3]`
+//!
+//! PROMPTS.json is a list of lists of token ids. Answers are drawn from the model's own distribution and never stop early. A line of
+//! JSON tells the seconds of each repeat, the first of which warms up, and the bytes that were taken. `bench/generate` runs it in turns
+//! with transformers.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::json;
+use tandem_kernels::{DType, Device, Kind};
+use tandem_model::decode::Flow;
+use tandem_model::{
+    Decoder, Generator, GeneratorOptions, ModelFolder, Request, ResidentWeights, Result, Sampling,
+};
+
+struct Arguments {
+    model: PathBuf,
+    prompts: Vec<Vec<u32>>,
+    answers: usize,
+    tokens: usize,
+    dtype: DType,
+    threads: usize,
+    repeats: usize,
+}
+
+fn main() -> Result<()> {
+    let Some(arguments) = Arguments::read(std::env::args().skip(1)) else {
+        println!("generate: give a model's folder and a file of prompts after --");
+        return Ok(());
+    };
+    run(&arguments)
+}
+
+impl Arguments {
+    /// Nothing if there is no model, as where all benches are run.
+    fn read(all: impl Iterator<Item = String>) -> Option<Self> {
+        let (mut places, mut options) = (Vec::new(), std::collections::BTreeMap::new());
+        let mut all = all.filter(|argument| argument != "--bench");
+        while let Some(argument) = all.next() {
+            match argument.strip_prefix("--") {
+                Some(name) => drop(options.insert(name.to_owned(), all.next().expect("a value"))),
+                None => places.push(argument),
+            }
+        }
+        let [model, prompts] = <[String; 2]>::try_from(places).ok()?;
+        let text = std::fs::read_to_string(&prompts).expect("a file of prompts");
+        let number = |name: &str, default: usize| {
+            options.get(name).map_or(default, |value| value.parse().expect("a number"))
+        };
+        Some(Self {
+            model: model.into(),
+            prompts: serde_json::from_str(&text).expect("lists of token ids"),
+            answers: number("answers", 4),
+            tokens: number("tokens", 128),
+            dtype: match options.get("dtype").map(String::as_str) {
+                Some("bf16") => DType::Bf16,
+                _ => DType::F32,
+            },
+            threads: number("threads", 2),
+            repeats: number("repeats", 3),
+        })
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let Arguments { prompts, answers, tokens, dtype, .. } = arguments;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default() + tokens;
+    let model = ModelFolder::open(&arguments.model)?;
+    let decoder = Decoder::new(model.spec().clone(), longest)?;
+    let device = Device::cpu(arguments.threads, 1 << 40)?;
+    let masters = model.weights(&decoder)?.load(&decoder, &device, Kind::Master)?;
+    let copy = match dtype {
+        DType::F32 => None,
+        DType::Bf16 => Some(masters.compute_copy(&decoder, &device, Kind::Weights, DType::Bf16)?),
+    };
+    let mut source = ResidentWeights::new(&decoder, &masters, copy.as_ref());
+    let options = GeneratorOptions {
+        max_batch: prompts.len() * answers,
+        cache_tokens: prompts.iter().map(|prompt| prompt.len() + answers * tokens).sum(),
+        prefill_tokens: 1 << 14,
+        log_probs: true,
+    };
+    let mut generator = Generator::new(&decoder, &device, *dtype, options)?;
+    let mut seconds = Vec::new();
+    for repeat in 0..=arguments.repeats as u64 {
+        let request = |(number, prompt): (u64, &Vec<u32>)| Request {
+            prompt: prompt.clone(),
+            number,
+            num_answers: *answers,
+            sampling: Sampling { seed: repeat, ..Sampling::default() },
+            max_new_tokens: *tokens,
+            stop: Vec::new(),
+        };
+        let requests = (0..).zip(prompts).map(request).collect();
+        let began = Instant::now();
+        let found = generator.generate(&mut source, requests, &mut |_| Flow::Continue)?;
+        seconds.push(began.elapsed().as_secs_f64());
+        assert!(found.iter().all(|answer| answer.tokens.len() == *tokens), "every answer is whole");
+    }
+    println!("{}", json!({ "seconds": seconds, "bytes": device.high_water() }));
+    Ok(())
+}
