@@ -1,5 +1,6 @@
 //! The command line, as clap reads it. Every text here is part of the manual.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -35,6 +36,10 @@ pub enum Command {
     Eval(EvalArguments),
     /// Continue prompts with a model.
     Generate(GenerateArguments),
+    /// Talk with a model in the terminal.
+    Chat(ChatArguments),
+    /// Serve a model through OpenAI's HTTP interface.
+    Serve(ServeArguments),
     /// Make one model of a base model and an adapter.
     Merge(MergeArguments),
     /// Make a model of random weights from a config.json.
@@ -196,12 +201,82 @@ pub struct GenerateArguments {
     pub system: Option<String>,
     #[command(flatten)]
     pub sampling: SamplingArguments,
+    #[command(flatten)]
+    pub compute: ComputeArguments,
+}
+
+#[derive(Debug, Args)]
+pub struct ChatArguments {
+    /// The model's folder.
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// The folder of an adapter, to be merged into the model in memory.
+    #[arg(long, value_name = "FOLDER")]
+    pub adapter: Option<PathBuf>,
+    /// A system message at the beginning.
+    #[arg(long)]
+    pub system: Option<String>,
+    /// Most tokens of a conversation; not more than the model has positions.
+    #[arg(long, default_value_t = 4096)]
+    pub context: usize,
+    #[command(flatten)]
+    pub sampling: SamplingArguments,
+    #[command(flatten)]
+    pub compute: ComputeArguments,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    /// The model's folder.
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// The folder of an adapter, to be merged into the model in memory.
+    #[arg(long, value_name = "FOLDER")]
+    pub adapter: Option<PathBuf>,
+    /// The name that requests ask for; by default, the folder's.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The address to listen at; by default, only programs of this machine reach it.
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub host: IpAddr,
+    /// The port to listen at; 0 takes a free one.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// A variable of the environment that holds a key, which requests must have.
+    #[arg(long, value_name = "NAME")]
+    pub key_env: Option<String>,
+    /// Most tokens of a prompt and its answer; not more than the model has positions.
+    #[arg(long, default_value_t = 4096)]
+    pub context: usize,
+    /// Answers under way at once, at most.
+    #[arg(long, default_value_t = 16)]
+    pub max_batch: usize,
+    /// Tokens of all prompts and answers under way; by default, four times --context. What does not fit waits.
+    #[arg(long)]
+    pub cache_tokens: Option<usize>,
+    #[command(flatten)]
+    pub compute: ComputeArguments,
+}
+
+/// Where and in what a model computes.
+#[derive(Debug, Args)]
+pub struct ComputeArguments {
     /// Where to compute: auto (the first GPU, or the processor if there is none), cpu, cuda, or cuda:1 for the second GPU.
     #[arg(long, default_value = "auto")]
     pub device: Place,
     /// Number of the processor's threads; by default, all cores.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Type of the numbers that are computed with.
+    #[arg(long, value_enum, default_value_t = ComputeType::F32)]
+    pub dtype: ComputeType,
+}
+
+/// A type to compute with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ComputeType {
+    F32,
+    Bf16,
 }
 
 /// Where one rank computes.
@@ -235,9 +310,9 @@ pub struct SamplingArguments {
     /// Most tokens to generate for a prompt.
     #[arg(long, default_value_t = 256)]
     pub max_new_tokens: usize,
-    /// 0 always takes the most likely token; 1 samples from the model's distribution.
-    #[arg(long, default_value_t = 0.0)]
-    pub temperature: f32,
+    /// 0 always takes the most likely token, as `generate` does by default; 1 samples from the model's distribution; `chat` has 0.7.
+    #[arg(long)]
+    pub temperature: Option<f32>,
     /// Sample among this many most likely tokens only.
     #[arg(long)]
     pub top_k: Option<usize>,
@@ -253,21 +328,21 @@ pub struct SamplingArguments {
     /// A string that ends an answer, and is no part of it; may be given several times.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Seed of the sampling.
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
+    /// Seed of the sampling; by default, 0 in `generate`, and another each time in `chat`.
+    #[arg(long)]
+    pub seed: Option<u64>,
 }
 
 impl SamplingArguments {
-    /// How tokens are drawn.
-    pub fn sampling(&self) -> Sampling {
+    /// How tokens are drawn, at this temperature unless another was asked for.
+    pub fn sampling(&self, temperature: f32, seed: u64) -> Sampling {
         Sampling {
             repetition_penalty: self.repetition_penalty,
-            temperature: self.temperature,
+            temperature: self.temperature.unwrap_or(temperature),
             top_k: self.top_k,
             top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p.unwrap_or(0.0),
-            seed: self.seed,
+            seed,
         }
     }
 }

@@ -6,6 +6,7 @@ mod agent;
 mod args;
 mod commands;
 mod exit;
+mod generation;
 mod output;
 mod processes;
 mod quickstart;
@@ -42,6 +43,8 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Data(arguments) => commands::data::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),
+        Command::Chat(arguments) => commands::chat::run(&arguments),
+        Command::Serve(arguments) => commands::serve::run(&arguments),
         Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Init(arguments) => commands::init::run(&arguments),
         Command::Launch(arguments) => commands::launch::run(&arguments),

@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+pub mod chat;
 pub mod data;
 pub mod doctor;
 pub mod eval;
@@ -8,6 +9,7 @@ pub mod init;
 pub mod launch;
 pub mod merge;
 pub mod plan;
+pub mod serve;
 pub mod train;
 
 use tandem_comm::Launch;

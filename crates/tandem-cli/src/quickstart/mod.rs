@@ -26,10 +26,11 @@ use tandem_train::run_dir::Start;
 
 use self::corpus::Corpus;
 use self::samples::{Sample, side_by_side};
-use crate::args::{Place, QuickstartArguments};
-use crate::commands::generate::{self, Framing, Wanted, Weights};
+use crate::args::{ComputeArguments, ComputeType, Place, QuickstartArguments};
+use crate::commands::generate::{self, Framing, Wanted};
 use crate::commands::train;
 use crate::exit::{Exit, mistake};
+use crate::generation::Weights;
 use crate::signals;
 use crate::step_line::in_words;
 use crate::watcher::Watcher;
@@ -126,8 +127,7 @@ fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<S
         &prompts,
         Framing::Chat(None),
         &wanted,
-        Place::Cpu,
-        Some(threads),
+        &ComputeArguments { device: Place::Cpu, threads: Some(threads), dtype: ComputeType::F32 },
     )?)
 }
 

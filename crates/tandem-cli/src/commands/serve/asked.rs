@@ -1,0 +1,85 @@
+//! What both kinds of completion ask for.
+
+use serde_json::Value;
+use tandem_model::{Request, Sampling};
+
+use super::error::ApiError;
+use super::fields::Fields;
+use crate::commands::chat::new_seed;
+use crate::generation::Loaded;
+
+/// Answers to one request, at most.
+const MOST_ANSWERS: u64 = 128;
+
+/// How to answer.
+pub struct Asked {
+    /// Answers to each prompt.
+    pub num_answers: usize,
+    /// Whether pieces are sent as they come.
+    pub stream: bool,
+    /// Whether the last piece tells how many tokens there were.
+    pub include_usage: bool,
+    /// Strings that end an answer.
+    pub stop: Vec<String>,
+    sampling: Sampling,
+    max_new_tokens: Option<usize>,
+}
+
+impl Asked {
+    /// Takes the fields.
+    ///
+    /// # Errors
+    /// If one is out of range.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let most = fields.count("max_completion_tokens", 1, 1 << 32)?;
+        let most = most.or(fields.count("max_tokens", 1, 1 << 32)?);
+        let sampling = Sampling {
+            temperature: fields.number("temperature", 0.0, 100.0)?.unwrap_or(1.0) as f32,
+            top_p: fields.number("top_p", 1e-6, 1.0)?.unwrap_or(1.0) as f32,
+            top_k: fields.count("top_k", 1, 1 << 32)?.map(|k| k as usize),
+            min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(0.0) as f32,
+            repetition_penalty: fields.number("repetition_penalty", 1e-3, 1e3)?.unwrap_or(1.0) as f32,
+            seed: fields.count("seed", 0, u64::MAX)?.unwrap_or_else(new_seed),
+        };
+        let stream = fields.switch("stream")?;
+        let include_usage = match fields.take("stream_options") {
+            None => false,
+            Some(options) => options.get("include_usage").and_then(Value::as_bool).unwrap_or(false),
+        };
+        Ok(Self {
+            num_answers: fields.count("n", 1, MOST_ANSWERS)?.unwrap_or(1) as usize,
+            stream,
+            include_usage,
+            stop: fields.texts("stop")?,
+            sampling,
+            max_new_tokens: most.map(|most| most as usize),
+        })
+    }
+
+    /// The request for a prompt: without a limit, an answer may take all room that is left.
+    ///
+    /// # Errors
+    /// If the prompt leaves none, or the answers would not fit.
+    pub fn request(&self, model: &Loaded, number: u64, prompt: Vec<u32>) -> Result<Request, ApiError> {
+        let (tokens, positions) = (prompt.len(), model.room().positions);
+        let left = positions.saturating_sub(tokens);
+        let wanted = self.max_new_tokens.unwrap_or(left.max(1));
+        if wanted > left {
+            return Err(ApiError::invalid(
+                None,
+                format!(
+                    "the prompt has {tokens} tokens and the answer up to {wanted}: this server has room for {positions} together \
+                     (--context)"
+                ),
+            ));
+        }
+        Ok(Request {
+            prompt,
+            number,
+            num_answers: self.num_answers,
+            sampling: self.sampling,
+            max_new_tokens: wanted,
+            stop: model.tokenizer().eos_ids().to_vec(),
+        })
+    }
+}

@@ -1,0 +1,54 @@
+//! What a request is refused with, in OpenAI's form.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// Why a request is not answered.
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    /// The field that is to blame.
+    field: Option<String>,
+    message: String,
+}
+
+impl ApiError {
+    /// The request cannot be answered as it is.
+    pub fn invalid(field: Option<&str>, message: impl Into<String>) -> Self {
+        let (status, kind) = (StatusCode::BAD_REQUEST, "invalid_request_error");
+        Self { status, kind, field: field.map(str::to_owned), message: message.into() }
+    }
+
+    /// There is no such model.
+    pub fn no_model(asked: &str, served: &str) -> Self {
+        let message = format!("the model {asked:?} is not served here; {served:?} is");
+        let (status, kind) = (StatusCode::NOT_FOUND, "invalid_request_error");
+        Self { status, kind, field: Some("model".to_owned()), message }
+    }
+
+    /// The key is missing or wrong.
+    pub fn no_key() -> Self {
+        let message = "a key is needed: Authorization: Bearer KEY".to_owned();
+        Self { status: StatusCode::UNAUTHORIZED, kind: "authentication_error", field: None, message }
+    }
+
+    /// The server failed.
+    pub fn own(message: impl Into<String>) -> Self {
+        let (status, kind) = (StatusCode::INTERNAL_SERVER_ERROR, "server_error");
+        Self { status, kind, field: None, message: message.into() }
+    }
+
+    /// As it is sent.
+    pub fn body(&self) -> Value {
+        json!({ "error": { "message": self.message, "type": self.kind, "param": self.field, "code": null } })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        (self.status, Json(self.body())).into_response()
+    }
+}

@@ -1,0 +1,118 @@
+//! The two kinds of completion, as JSON.
+
+use serde_json::{Value, json};
+use tandem_data::tokenizer::Tokenizer;
+
+use crate::generation::engine::Piece;
+
+/// Of a conversation, or of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Text,
+}
+
+/// What every object of a completion begins with.
+#[derive(Clone, Debug)]
+pub struct Heading {
+    /// Which kind.
+    pub kind: Kind,
+    /// Of the completion.
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model's name.
+    pub model: String,
+}
+
+impl Heading {
+    /// A whole completion.
+    pub fn whole(&self, choices: Vec<Value>, usage: Value) -> Value {
+        let object = match self.kind {
+            Kind::Chat => "chat.completion",
+            Kind::Text => "text_completion",
+        };
+        let Self { id, created, model, .. } = self;
+        json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices, "usage": usage })
+    }
+
+    /// A part of one.
+    pub fn part(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
+        let object = match self.kind {
+            Kind::Chat => "chat.completion.chunk",
+            Kind::Text => "text_completion",
+        };
+        let Self { id, created, model, .. } = self;
+        let mut part =
+            json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices });
+        if let Some(usage) = usage {
+            part["usage"] = usage;
+        }
+        part
+    }
+}
+
+impl Kind {
+    /// An answer.
+    pub fn choice(self, index: usize, text: &str, log_probs: Value, finish: &str) -> Value {
+        match self {
+            Self::Chat => json!({
+                "index": index, "message": { "role": "assistant", "content": text, "refusal": null }, "logprobs": log_probs,
+                "finish_reason": finish
+            }),
+            Self::Text => {
+                json!({ "index": index, "text": text, "logprobs": log_probs, "finish_reason": finish })
+            }
+        }
+    }
+
+    /// What begins an answer that comes in parts, if something does.
+    pub fn beginning(self, index: usize) -> Option<Value> {
+        let delta = json!({ "role": "assistant", "content": "" });
+        (self == Self::Chat)
+            .then(|| json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null }))
+    }
+
+    /// A part of an answer.
+    pub fn delta(self, index: usize, text: &str, log_probs: Value, finish: Option<&str>) -> Value {
+        match self {
+            Self::Chat => {
+                let delta = if text.is_empty() { json!({}) } else { json!({ "content": text }) };
+                json!({ "index": index, "delta": delta, "logprobs": log_probs, "finish_reason": finish })
+            }
+            Self::Text => {
+                json!({ "index": index, "text": text, "logprobs": log_probs, "finish_reason": finish })
+            }
+        }
+    }
+
+    /// Log-probabilities of tokens.
+    pub fn log_probs(self, tokenizer: &Tokenizer, pieces: &[Piece]) -> Value {
+        let text = |id: u32| tokenizer.decode(&[id], false).unwrap_or_default();
+        match self {
+            Self::Chat => {
+                let content: Vec<Value> = pieces
+                    .iter()
+                    .map(|Piece { token: (id, log_prob), .. }| {
+                        let text = text(*id);
+                        json!({ "token": text, "logprob": log_prob, "bytes": text.as_bytes(), "top_logprobs": [] })
+                    })
+                    .collect();
+                json!({ "content": content, "refusal": null })
+            }
+            Self::Text => {
+                let (mut tokens, mut offsets, mut offset) = (Vec::new(), Vec::new(), 0);
+                for piece in pieces {
+                    let token = text(piece.token.0);
+                    offsets.push(offset);
+                    offset += token.chars().count();
+                    tokens.push(token);
+                }
+                let log_probs: Vec<f32> = pieces.iter().map(|piece| piece.token.1).collect();
+                json!({ "tokens": tokens, "token_logprobs": log_probs, "top_logprobs": null, "text_offset": offsets })
+            }
+        }
+    }
+}

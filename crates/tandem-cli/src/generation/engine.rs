@@ -1,0 +1,149 @@
+//! A thread that generates for whoever asks, all at once.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+use tandem_model::decode::{Answer, Finish, Flow, NewToken};
+use tandem_model::{ModelError, Request};
+
+use super::{Loaded, Text};
+
+/// Something to answer.
+pub struct Job {
+    /// What is asked.
+    pub request: Request,
+    /// Strings that end an answer.
+    pub stop: Vec<String>,
+    /// Told what comes of it; says whether anybody still listens.
+    pub listener: Box<dyn FnMut(Message) -> bool + Send>,
+}
+
+/// What a listener is told.
+#[derive(Debug)]
+pub enum Message {
+    /// A token came. The text that it completes may be empty.
+    Piece(Piece),
+    /// No more comes: why, of each answer.
+    Done(Vec<Ended>),
+    /// It cannot be answered.
+    Refused(String),
+    /// The engine failed.
+    Failed(String),
+}
+
+/// What a token adds to an answer.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// Number of the answer.
+    pub answer: usize,
+    /// The text that can be shown now.
+    pub text: String,
+    /// The token and its log-probability.
+    pub token: (u32, f32),
+}
+
+/// The end of an answer.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Text that was held back.
+    pub rest: String,
+    /// Its tokens.
+    pub num_tokens: usize,
+    /// Whether the number of tokens ended it.
+    pub by_length: bool,
+}
+
+/// A job under way.
+struct Under<'a> {
+    listener: Box<dyn FnMut(Message) -> bool + Send>,
+    texts: Vec<Text<'a>>,
+    ended: Vec<Option<Ended>>,
+    is_wanted: bool,
+}
+
+/// Works off jobs until nobody can send any more.
+///
+/// # Errors
+/// If there is no memory for the cache. What goes wrong later is told to those who wait.
+pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
+    let (mut generator, mut source) = (model.generator()?, model.source());
+    let mut under_way: BTreeMap<usize, Under> = BTreeMap::new();
+    loop {
+        // Whoever has nothing to do waits.
+        let next = if generator.is_idle() {
+            jobs.recv().map_err(|_| TryRecvError::Disconnected)
+        } else {
+            jobs.try_recv()
+        };
+        match next {
+            Ok(Job { request, stop, mut listener }) => {
+                let count = request.num_answers;
+                match generator.submit(request) {
+                    Ok(number) => {
+                        let texts = (0..count).map(|_| Text::new(model.tokenizer(), &stop)).collect();
+                        let under = Under { listener, texts, ended: vec![None; count], is_wanted: true };
+                        under_way.insert(number, under);
+                    }
+                    Err(error) => drop(listener(Message::Refused(error.to_string()))),
+                }
+                continue;
+            }
+            Err(TryRecvError::Disconnected) if generator.is_idle() => return Ok(()),
+            Err(_) => {}
+        }
+        let mut on_token = |new: NewToken| {
+            let under = under_way.get_mut(&new.request).expect("it was submitted");
+            under.hear(new)
+        };
+        match generator.step(&mut source, &mut on_token) {
+            Ok(answers) => {
+                for answer in answers {
+                    let number = answer.request;
+                    let under = under_way.get_mut(&number).expect("it was submitted");
+                    under.end(answer);
+                    if under.ended.iter().all(Option::is_some) {
+                        let mut under = under_way.remove(&number).expect("just found");
+                        (under.listener)(Message::Done(under.ended.into_iter().flatten().collect()));
+                    }
+                }
+            }
+            Err(error) => fail(std::mem::take(&mut under_way), &error),
+        }
+        let unwanted: Vec<usize> =
+            under_way.iter().filter(|(_, under)| !under.is_wanted).map(|(&number, _)| number).collect();
+        for number in unwanted {
+            under_way.remove(&number);
+            generator.cancel(number);
+        }
+    }
+}
+
+fn fail(under_way: BTreeMap<usize, Under>, error: &ModelError) {
+    for mut under in under_way.into_values() {
+        (under.listener)(Message::Failed(error.to_string()));
+    }
+}
+
+impl Under<'_> {
+    fn hear(&mut self, NewToken { answer, token, log_prob, .. }: NewToken) -> Flow {
+        let text = match self.texts[answer].push(token) {
+            Ok(text) => text,
+            Err(error) => {
+                self.is_wanted = false;
+                (self.listener)(Message::Failed(error.to_string()));
+                return Flow::End;
+            }
+        };
+        let piece = Piece { answer, text, token: (token, log_prob) };
+        self.is_wanted &= (self.listener)(Message::Piece(piece));
+        if self.texts[answer].is_ended() || !self.is_wanted { Flow::End } else { Flow::Continue }
+    }
+
+    fn end(&mut self, Answer { answer, tokens, finish, .. }: Answer) {
+        let text = &mut self.texts[answer];
+        // The tokens were decoded before: what is left is known to be text.
+        let rest = text.finish().unwrap_or_default();
+        let by_length = finish == Finish::Length && !text.is_ended();
+        self.ended[answer] = Some(Ended { rest, num_tokens: tokens.len(), by_length });
+    }
+}
