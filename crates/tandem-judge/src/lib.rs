@@ -1,0 +1,24 @@
+//! Judges: what scores generated answers, so that preferences can be made of them while a model trains.
+//!
+//! * A [`Group`] is several answers to one prompt. A [`Judge`] gives each a [`Verdict`]: a score, or why there is none.
+//! * [`RuleJudge`] computes a score from the text: length, a regular expression, the right answer, JSON, how it ended.
+//! * A [`Panel`] adds several judges' scores up, each with its weight.
+//!
+//! A score is never made up. What fails for one answer leaves that answer without a score and says why; what fails for all of
+//! them is a [`JudgeError`].
+
+mod error;
+mod judge;
+mod panel;
+mod rules;
+
+pub use error::JudgeError;
+pub use judge::{Candidate, Counts, Group, Judge, Prompt, Verdict};
+pub use panel::{Assessment, Member, Panel};
+pub use rules::{
+    Compare, ExactConfig, Expect, JsonConfig, LengthConfig, LengthUnit, MissingEosConfig, RegexConfig, Rule,
+    RuleJudge,
+};
+
+/// The result of judging, or of building a judge.
+pub type Result<T, E = JudgeError> = std::result::Result<T, E>;

@@ -1,0 +1,91 @@
+//! Several judges of the same answers: the total is the weighted sum of their scores.
+
+use std::collections::HashSet;
+use std::sync::atomic::AtomicBool;
+
+use crate::{Counts, Group, Judge, JudgeError, Result, Verdict};
+
+/// A judge and what its scores weigh.
+pub struct Member {
+    /// The judge.
+    pub judge: Box<dyn Judge>,
+    /// What its scores are multiplied by. With 0 it is asked, and what it says is stored, but it does not count.
+    pub weight: f64,
+}
+
+/// Judges with weights.
+pub struct Panel {
+    members: Vec<Member>,
+}
+
+/// What a panel says of one answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assessment {
+    /// The sum of weight times score. `None` if a judge that counts has no score, or if the sum is not a finite number.
+    pub total: Option<f64>,
+    /// What each judge said, in the order of the panel.
+    pub verdicts: Vec<Verdict>,
+}
+
+impl Panel {
+    /// A panel.
+    ///
+    /// # Errors
+    /// If nobody's score counts, a weight is not a finite number, or two judges have one name.
+    pub fn new(members: Vec<Member>) -> Result<Self> {
+        let mut names = HashSet::new();
+        for Member { judge, weight } in &members {
+            let name = judge.name();
+            if !weight.is_finite() {
+                let reason = format!("is {weight}; it should be a finite number");
+                return Err(JudgeError::option(name, "weight", reason));
+            }
+            if !names.insert(name) {
+                return Err(JudgeError::Panel(format!(
+                    "has two judges `{name}`; give each a name of its own"
+                )));
+            }
+        }
+        if members.iter().all(|member| member.weight == 0.0) {
+            let reason = "has no judge whose score counts; give one a weight other than 0";
+            return Err(JudgeError::Panel(reason.to_owned()));
+        }
+        Ok(Self { members })
+    }
+
+    /// The judges' names, in the order of [`Assessment::verdicts`].
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.members.iter().map(|member| member.judge.name())
+    }
+
+    /// What each judge did since it was built.
+    pub fn counts(&self) -> impl Iterator<Item = (&str, Counts)> {
+        self.members.iter().map(|member| (member.judge.name(), member.judge.counts()))
+    }
+
+    /// An assessment of each answer of each group, in their order. The judges are asked one after another.
+    ///
+    /// # Errors
+    /// The first judge's that has one.
+    pub fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Assessment>>> {
+        let empty = Assessment { total: Some(0.0), verdicts: Vec::with_capacity(self.members.len()) };
+        let mut assessments: Vec<_> =
+            groups.iter().map(|group| vec![empty.clone(); group.answers.len()]).collect();
+        for Member { judge, weight } in &mut self.members {
+            let said = judge.judge(groups, stop)?;
+            let is_whole = said.iter().map(Vec::len).eq(groups.iter().map(|group| group.answers.len()));
+            assert!(is_whole, "judge `{}` did not give one verdict for each answer", judge.name());
+            for (assessment, verdict) in assessments.iter_mut().flatten().zip(said.into_iter().flatten()) {
+                if *weight != 0.0 {
+                    let term = verdict.score.map(|score| *weight * score);
+                    assessment.total = assessment.total.zip(term).map(|(sum, term)| sum + term);
+                }
+                assessment.verdicts.push(verdict);
+            }
+        }
+        for assessment in assessments.iter_mut().flatten() {
+            assessment.total = assessment.total.filter(|total| total.is_finite());
+        }
+        Ok(assessments)
+    }
+}

@@ -1,0 +1,92 @@
+//! Whether an answer is the right one.
+
+use regex::Regex;
+use serde_json::json;
+
+use super::Row;
+use crate::{Candidate, JudgeError, Result, Verdict};
+
+/// A number as people write it: digits, perhaps with commas between thousands, a fraction, an exponent.
+const NUMBER: &str =
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?";
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compare {
+    /// The whole texts, without blanks around them.
+    #[default]
+    Text,
+    /// The last number in the answer and the last one in the field, as 64-bit floats: `1,200.0` is `1200`.
+    LastNumber,
+}
+
+/// 1 where the answer equals a field of the row, 0 where not.
+#[derive(Clone, Debug, Default)]
+pub struct ExactConfig {
+    /// The field with the right answer.
+    pub field: String,
+    /// What is compared.
+    pub compare: Compare,
+    /// Whether capital and small letters are the same.
+    pub fold_case: bool,
+}
+
+impl ExactConfig {
+    /// Whether a field is named.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn check(&self, judge: &str) -> Result<()> {
+        match self.field.is_empty() {
+            true => Err(JudgeError::option(judge, "field", "is empty; name the field with the right answer")),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn compile(self, judge: &str) -> Result<Exact> {
+        self.check(judge)?;
+        let number = Regex::new(NUMBER).expect("a constant that the tests compile");
+        Ok(Exact { config: self, number })
+    }
+}
+
+/// A comparison with what it needs.
+pub(super) struct Exact {
+    config: ExactConfig,
+    number: Regex,
+}
+
+impl Exact {
+    pub(super) fn verdict(&self, row: &Row<'_>, answer: &Candidate<'_>) -> Result<Verdict> {
+        let expected = row.text(&self.config.field)?;
+        if self.config.compare == Compare::Text {
+            let is_equal = self.folded(&expected) == self.folded(answer.text);
+            return Ok(Verdict::of(f64::from(is_equal), json!({ "expected": expected })));
+        }
+        let number = self.last_number(&expected).ok_or_else(|| JudgeError::Field {
+            judge: row.judge.to_owned(),
+            place: row.group.place.to_owned(),
+            field: self.config.field.clone(),
+            found: "has no number in it".to_owned(),
+        })?;
+        let found = self.last_number(answer.text);
+        Ok(Verdict::of(f64::from(found == Some(number)), json!({ "found": found, "expected": number })))
+    }
+
+    fn folded(&self, text: &str) -> String {
+        match self.config.fold_case {
+            true => text.trim().to_lowercase(),
+            false => text.trim().to_owned(),
+        }
+    }
+
+    /// The last number in a text. A hyphen before it is its sign, unless it stands between two words: `5-3` ends with 3.
+    fn last_number(&self, text: &str) -> Option<f64> {
+        let last = self.number.find_iter(text).last()?;
+        let size: f64 = last.as_str().replace(',', "").parse().ok()?;
+        let mut before = text[..last.start()].chars().rev();
+        let is_sign = matches!(before.next(), Some('-' | '−'));
+        let is_between = before.next().is_some_and(|c| c.is_alphanumeric() || c == ')');
+        Some(if is_sign && !is_between { -size } else { size })
+    }
+}

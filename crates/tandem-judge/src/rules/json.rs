@@ -1,0 +1,25 @@
+//! Whether an answer is valid JSON.
+
+use serde_json::Value;
+
+use crate::{Candidate, Verdict};
+
+/// 1 for an answer that is one JSON value and nothing else, and an object with all `keys` where there are some; else 0.
+#[derive(Clone, Debug, Default)]
+pub struct JsonConfig {
+    /// Keys that it should have.
+    pub keys: Vec<String>,
+}
+
+impl JsonConfig {
+    pub(super) fn verdict(&self, answer: &Candidate<'_>) -> Verdict {
+        let value: Value = match serde_json::from_str(answer.text) {
+            Ok(value) => value,
+            Err(error) => return Verdict::of(0.0, format!("not JSON: {error}")),
+        };
+        match self.keys.iter().find(|key| value.get(key.as_str()).is_none()) {
+            Some(key) => Verdict::of(0.0, format!("no key `{key}`")),
+            None => Verdict::of(1.0, Value::Null),
+        }
+    }
+}

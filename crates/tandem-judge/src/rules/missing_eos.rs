@@ -1,0 +1,41 @@
+//! A penalty for answers that did not end, as `missing_eos_penalty` of TRL's `OnlineDPOConfig`.
+
+use serde_json::Value;
+
+use crate::{Candidate, JudgeError, Result, Verdict};
+
+/// Minus `penalty` for an answer that was cut off by the limit of length, 0 for one that ended by itself.
+#[derive(Clone, Debug)]
+pub struct MissingEosConfig {
+    /// What is subtracted.
+    pub penalty: f64,
+}
+
+impl Default for MissingEosConfig {
+    fn default() -> Self {
+        Self { penalty: 1.0 }
+    }
+}
+
+impl MissingEosConfig {
+    /// Whether the penalty is one.
+    ///
+    /// # Errors
+    /// If it is not a finite number above 0.
+    pub fn check(&self, judge: &str) -> Result<()> {
+        match self.penalty.is_finite() && self.penalty > 0.0 {
+            true => Ok(()),
+            false => {
+                let reason = format!("is {}; it is subtracted and should be above 0", self.penalty);
+                Err(JudgeError::option(judge, "penalty", reason))
+            }
+        }
+    }
+
+    pub(super) fn verdict(&self, answer: &Candidate<'_>) -> Verdict {
+        match answer.is_ended {
+            true => Verdict::of(0.0, Value::Null),
+            false => Verdict::of(-self.penalty, "did not end"),
+        }
+    }
+}

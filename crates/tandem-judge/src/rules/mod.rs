@@ -1,0 +1,144 @@
+//! Judges that compute a score from the text alone: always the same for the same answer.
+
+mod exact;
+mod json;
+mod length;
+mod missing_eos;
+mod regex;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+
+pub use exact::{Compare, ExactConfig};
+pub use json::JsonConfig;
+pub use length::{LengthConfig, LengthUnit};
+pub use missing_eos::MissingEosConfig;
+pub use regex::{Expect, RegexConfig};
+
+use self::exact::Exact;
+use self::regex::Pattern;
+use crate::{Candidate, Counts, Group, Judge, JudgeError, Result, Verdict};
+
+/// What a rule looks at.
+#[derive(Clone, Debug)]
+pub enum Rule {
+    /// How long the answer is.
+    Length(LengthConfig),
+    /// Whether a regular expression matches.
+    Regex(RegexConfig),
+    /// Whether it is the right answer.
+    Exact(ExactConfig),
+    /// Whether it is valid JSON.
+    Json(JsonConfig),
+    /// Whether it ended.
+    MissingEos(MissingEosConfig),
+}
+
+/// A judge that follows one rule.
+pub struct RuleJudge {
+    name: String,
+    rule: Ready,
+    counts: Counts,
+}
+
+/// A rule that was checked and compiled.
+enum Ready {
+    Length(LengthConfig),
+    Regex(Pattern),
+    Exact(Exact),
+    Json(JsonConfig),
+    MissingEos(MissingEosConfig),
+}
+
+impl RuleJudge {
+    /// A judge.
+    ///
+    /// # Errors
+    /// If an option makes no sense.
+    pub fn new(name: impl Into<String>, rule: Rule) -> Result<Self> {
+        let name = name.into();
+        let rule = match rule {
+            Rule::Length(config) => {
+                config.check(&name)?;
+                Ready::Length(config)
+            }
+            Rule::Regex(config) => Ready::Regex(config.compile(&name)?),
+            Rule::Exact(config) => Ready::Exact(config.compile(&name)?),
+            Rule::Json(config) => Ready::Json(config),
+            Rule::MissingEos(config) => {
+                config.check(&name)?;
+                Ready::MissingEos(config)
+            }
+        };
+        Ok(Self { name, rule, counts: Counts::default() })
+    }
+
+    fn verdict(&self, group: &Group<'_>, answer: &Candidate<'_>) -> Result<Verdict> {
+        let row = Row { judge: &self.name, group };
+        Ok(match &self.rule {
+            Ready::Length(rule) => rule.verdict(answer),
+            Ready::Regex(rule) => rule.verdict(&row, answer)?,
+            Ready::Exact(rule) => rule.verdict(&row, answer)?,
+            Ready::Json(rule) => rule.verdict(answer),
+            Ready::MissingEos(rule) => rule.verdict(answer),
+        })
+    }
+}
+
+impl Judge for RuleJudge {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
+        let mut verdicts = Vec::with_capacity(groups.len());
+        for group in groups {
+            if stop.load(Ordering::Relaxed) {
+                return Err(JudgeError::Stopped);
+            }
+            verdicts
+                .push(group.answers.iter().map(|answer| self.verdict(group, answer)).collect::<Result<_>>()?);
+        }
+        self.counts.add_verdicts(&verdicts);
+        Ok(verdicts)
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+}
+
+/// A row's fields, and what an error about them says.
+struct Row<'a> {
+    judge: &'a str,
+    group: &'a Group<'a>,
+}
+
+impl Row<'_> {
+    /// A field as text; of a number, the number as JSON writes it.
+    fn text(&self, field: &str) -> Result<String> {
+        let found = match self.group.row.get(field) {
+            Some(Value::String(text)) => return Ok(text.clone()),
+            Some(Value::Number(number)) => return Ok(number.to_string()),
+            Some(Value::Null) => "is null".to_owned(),
+            Some(Value::Bool(value)) => format!("is {value}"),
+            Some(Value::Array(_)) => "is a list".to_owned(),
+            Some(Value::Object(_)) => "is an object".to_owned(),
+            None => format!("is not there (there are {})", self.fields()),
+        };
+        Err(JudgeError::Field {
+            judge: self.judge.to_owned(),
+            place: self.group.place.to_owned(),
+            field: field.to_owned(),
+            found,
+        })
+    }
+
+    fn fields(&self) -> String {
+        match self.group.row.is_empty() {
+            true => "none".to_owned(),
+            false => self.group.row.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", "),
+        }
+    }
+}
