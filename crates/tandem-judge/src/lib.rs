@@ -2,16 +2,20 @@
 //!
 //! * A [`Group`] is several answers to one prompt. A [`Judge`] gives each a [`Verdict`]: a score, or why there is none.
 //! * [`RuleJudge`] computes a score from the text: length, a regular expression, the right answer, JSON, how it ended.
+//! * [`CommandJudge`] asks a program of the user's, kept running, over lines of JSON.
 //! * A [`Panel`] adds several judges' scores up, each with its weight.
 //!
 //! A score is never made up. What fails for one answer leaves that answer without a score and says why; what fails for all of
 //! them is a [`JudgeError`].
 
+mod backoff;
+mod command;
 mod error;
 mod judge;
 mod panel;
 mod rules;
 
+pub use command::{CommandConfig, CommandJudge, StderrLine};
 pub use error::JudgeError;
 pub use judge::{Candidate, Counts, Group, Judge, Prompt, Verdict};
 pub use panel::{Assessment, Member, Panel};

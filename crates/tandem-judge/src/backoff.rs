@@ -1,0 +1,77 @@
+//! Longer and longer pauses.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::{JudgeError, Result};
+
+/// How long a thread looks away from `stop`.
+pub const LOOK: Duration = Duration::from_millis(20);
+
+/// Pauses that double.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    /// The first.
+    pub first: Duration,
+    /// None is longer.
+    pub longest: Duration,
+}
+
+impl Backoff {
+    /// The pause after the `failures`-th failure in a row, which is 1 or more.
+    pub fn pause(&self, failures: usize) -> Duration {
+        let doublings = u32::try_from(failures.saturating_sub(1)).unwrap_or(u32::MAX).min(30);
+        self.first.saturating_mul(1 << doublings).min(self.longest)
+    }
+
+    /// The same, shortened at random by up to a half, so that those who failed together do not come back together.
+    pub fn jittered(&self, failures: usize) -> Duration {
+        // The standard library's random keys are its one source of random bits.
+        let random = RandomState::new().hash_one(failures) >> 40;
+        self.pause(failures).mul_f64(0.5 + 0.5 * random as f64 / (1u64 << 24) as f64)
+    }
+}
+
+/// Waits, unless it is stopped.
+pub fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
+    let until = Instant::now() + pause;
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return Err(JudgeError::Stopped);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+}
+
+/// Whether a number of seconds is one that can be waited for: more than 0, and less than a year.
+pub fn is_waitable(seconds: f64) -> bool {
+    seconds > 0.0 && seconds <= 3e7
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
+        let pauses: Vec<_> = (1..7).map(|failures| backoff.pause(failures).as_millis()).collect();
+        assert_eq!(pauses, [100, 200, 400, 800, 1000, 1000]);
+        assert_eq!(backoff.pause(usize::MAX).as_secs(), 1);
+    }
+
+    #[test]
+    fn jitter_takes_up_to_a_half() {
+        let backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(1) };
+        let pauses: Vec<_> = (0..100).map(|_| backoff.jittered(1)).collect();
+        assert!(
+            pauses.iter().all(|pause| (Duration::from_millis(500)..=Duration::from_secs(1)).contains(pause))
+        );
+        assert!(pauses.iter().any(|pause| *pause != pauses[0]));
+    }
+}

@@ -1,0 +1,64 @@
+//! A line that a command wrote, as the verdict of an item.
+
+use regex::bytes::Regex;
+use serde_json::Value;
+
+use super::round::Round;
+use crate::Verdict;
+use crate::judge::beginning;
+
+/// How much of a line is kept that is not what it should be.
+const KEPT: usize = 200;
+
+/// Understands lines.
+pub struct Parser {
+    /// Where a line is not JSON, as of Python's `NaN`, it may still say which item it is of.
+    id: Regex,
+}
+
+impl Parser {
+    /// A parser.
+    pub fn new() -> Self {
+        Self { id: Regex::new(r#""id"\s*:\s*([0-9]+)"#).expect("a constant that the tests compile") }
+    }
+
+    /// Gives a round what a line says. True if it was an answer to an item.
+    pub fn take(&self, line: &[u8], round: &mut Round) -> bool {
+        let line = line.trim_ascii();
+        if line.is_empty() {
+            return false;
+        }
+        let text = String::from_utf8_lossy(line);
+        let (id, verdict) = match serde_json::from_slice::<Value>(line) {
+            Ok(answer) => (answer["id"].as_u64(), verdict(&answer, &text)),
+            Err(error) => {
+                let found = self.id.captures(line).and_then(|found| found.get(1));
+                let id = found.and_then(|id| std::str::from_utf8(id.as_bytes()).ok()?.parse().ok());
+                (id, none(&format!("not JSON ({error})"), &text))
+            }
+        };
+        let is_answer = id.is_some_and(|id| round.answered(id, verdict));
+        if !is_answer {
+            round.garbage(format!("a line that is no answer to an item came: {}", beginning(&text, KEPT)));
+        }
+        is_answer
+    }
+}
+
+fn verdict(answer: &Value, line: &str) -> Verdict {
+    let reason = answer["reason"].clone();
+    match answer.get("score") {
+        Some(Value::Number(score)) => match score.as_f64().filter(|score| score.is_finite()) {
+            Some(score) => Verdict::of(score, reason),
+            None => none("the score is too large", line),
+        },
+        Some(Value::Null) if reason.is_null() => Verdict::none("the command gave no score and no reason"),
+        Some(Value::Null) => Verdict::none(reason),
+        Some(_) => none("the score is no number", line),
+        None => none("there is no `score`", line),
+    }
+}
+
+fn none(why: &str, line: &str) -> Verdict {
+    Verdict::none(format!("{why}: {}", beginning(line, KEPT)))
+}

@@ -1,0 +1,81 @@
+//! The options of a command.
+
+use std::time::Duration;
+
+use crate::backoff::{Backoff, is_waitable};
+use crate::{JudgeError, Result};
+
+/// How a command is run.
+#[derive(Clone, Debug)]
+pub struct CommandConfig {
+    /// Program and arguments. No shell is between, unless it is the program.
+    pub command: Vec<String>,
+    /// How long it may take for an item, counted from when no item before it waits.
+    pub seconds: f64,
+    /// The same for its first answer after it was started, where that is longer: it may have a model to load.
+    pub start_seconds: f64,
+    /// How many items it is given at most before it answers.
+    pub in_flight: usize,
+    /// How often in a row it is started again without having answered anything.
+    pub restarts: usize,
+    /// The pause before it is started again; it doubles with each time in a row.
+    pub first_pause_s: f64,
+    /// No pause is longer.
+    pub longest_pause_s: f64,
+    /// How long it may take to end after its stdin was closed. Then it is killed.
+    pub grace_s: f64,
+}
+
+impl Default for CommandConfig {
+    fn default() -> Self {
+        Self {
+            command: Vec::new(),
+            seconds: 60.0,
+            start_seconds: 300.0,
+            in_flight: 16,
+            restarts: 5,
+            first_pause_s: 0.1,
+            longest_pause_s: 10.0,
+            grace_s: 2.0,
+        }
+    }
+}
+
+impl CommandConfig {
+    /// Whether the options make sense.
+    ///
+    /// # Errors
+    /// If one does not.
+    pub fn check(&self, judge: &str) -> Result<()> {
+        let bad = |key, reason: &str| Err(JudgeError::option(judge, key, reason));
+        if self.command.first().is_none_or(String::is_empty) {
+            return bad("command", "is empty; name a program and its arguments");
+        }
+        if self.in_flight == 0 {
+            return bad("in_flight", "is 0; it should be 1 or more");
+        }
+        let times = [
+            ("seconds", self.seconds),
+            ("start_seconds", self.start_seconds),
+            ("first_pause_s", self.first_pause_s),
+            ("longest_pause_s", self.longest_pause_s),
+        ];
+        for (key, seconds) in times {
+            if !is_waitable(seconds) {
+                return bad(key, &format!("is {seconds}; it should be a number of seconds above 0"));
+            }
+        }
+        if self.grace_s != 0.0 && !is_waitable(self.grace_s) {
+            return bad(
+                "grace_s",
+                &format!("is {}; it should be a number of seconds, 0 or more", self.grace_s),
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn backoff(&self) -> Backoff {
+        let [first, longest] = [self.first_pause_s, self.longest_pause_s].map(Duration::from_secs_f64);
+        Backoff { first, longest }
+    }
+}
