@@ -3,6 +3,7 @@
 //! * A [`Group`] is several answers to one prompt. A [`Judge`] gives each a [`Verdict`]: a score, or why there is none.
 //! * [`RuleJudge`] computes a score from the text: length, a regular expression, the right answer, JSON, how it ended.
 //! * [`CommandJudge`] asks a program of the user's, kept running, over lines of JSON.
+//! * [`EndpointJudge`] has a chat model behind an OpenAI-compatible address compare answers in pairs, in both orders.
 //! * A [`Panel`] adds several judges' scores up, each with its weight.
 //!
 //! A score is never made up. What fails for one answer leaves that answer without a score and says why; what fails for all of
@@ -10,12 +11,14 @@
 
 mod backoff;
 mod command;
+mod endpoint;
 mod error;
 mod judge;
 mod panel;
 mod rules;
 
 pub use command::{CommandConfig, CommandJudge, StderrLine};
+pub use endpoint::{DEFAULT_TEMPLATE, EndpointConfig, EndpointJudge};
 pub use error::JudgeError;
 pub use judge::{Candidate, Counts, Group, Judge, Prompt, Verdict};
 pub use panel::{Assessment, Member, Panel};

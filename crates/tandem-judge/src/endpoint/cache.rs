@@ -1,0 +1,80 @@
+//! What was replied before, on disk: a line of JSON for each reply, added at the end.
+//!
+//! Several runs may use one folder at a time. A line that was cut off, or that two runs mixed up, is not understood and is asked
+//! again.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use blake3::Hash;
+use serde_json::{Value, json};
+
+use super::choice::Choice;
+
+const FILE: &str = "replies.jsonl";
+
+/// A reply that was understood.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reply {
+    /// What it says.
+    pub choice: Choice,
+    /// Its words.
+    pub said: String,
+}
+
+/// The replies of a folder.
+#[derive(Debug)]
+pub struct Cache {
+    path: PathBuf,
+    file: File,
+    known: HashMap<Hash, Reply>,
+}
+
+impl Cache {
+    /// Reads a folder's replies; makes the folder if there is none.
+    pub fn open(folder: &Path) -> Result<Self, (PathBuf, io::Error)> {
+        let path = folder.join(FILE);
+        let open = || {
+            std::fs::create_dir_all(folder)?;
+            let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            if bytes.last().is_some_and(|byte| *byte != b'\n') {
+                file.write_all(b"\n")?;
+            }
+            let known = bytes.split(|byte| *byte == b'\n').filter_map(parse).collect();
+            Ok((file, known))
+        };
+        match open() {
+            Ok((file, known)) => Ok(Self { path, file, known }),
+            Err(source) => Err((path, source)),
+        }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is known of a request.
+    pub fn get(&self, key: &Hash) -> Option<&Reply> {
+        self.known.get(key)
+    }
+
+    /// Keeps a reply. It is one write, so that lines of several runs do not mix.
+    pub fn put(&mut self, key: Hash, reply: Reply) -> io::Result<()> {
+        let line = json!({ "key": key.to_string(), "choice": reply.choice.as_str(), "said": reply.said });
+        self.file.write_all(format!("{line}\n").as_bytes())?;
+        self.known.insert(key, reply);
+        Ok(())
+    }
+}
+
+fn parse(line: &[u8]) -> Option<(Hash, Reply)> {
+    let line: Value = serde_json::from_slice(line).ok()?;
+    let key = Hash::from_hex(line["key"].as_str()?).ok()?;
+    let choice = Choice::parse(line["choice"].as_str()?)?;
+    Some((key, Reply { choice, said: line["said"].as_str()?.to_owned() }))
+}

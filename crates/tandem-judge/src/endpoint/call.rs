@@ -1,0 +1,74 @@
+//! Many requests at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+
+use super::asker::Asker;
+use super::cache::Reply;
+use crate::backoff::LOOK;
+use crate::{JudgeError, Result};
+
+/// What the threads of one call share.
+struct Call {
+    asker: Arc<Asker>,
+    bodies: Vec<String>,
+    next: AtomicUsize,
+    /// Nobody waits for replies any longer.
+    is_over: AtomicBool,
+}
+
+/// Ends a call when it goes out of scope, however that comes.
+struct Ending<'a>(&'a Call);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The replies to requests, in their order. When this returns early, requests that are under way are left alone: their threads end
+/// with them, and what they bring still goes to the cache.
+pub fn ask_all(
+    asker: &Arc<Asker>,
+    bodies: Vec<String>,
+    concurrency: usize,
+    stop: &AtomicBool,
+) -> Result<Vec<Result<Reply, String>>> {
+    let num_requests = bodies.len();
+    let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let call = Arc::new(Call { asker: Arc::clone(asker), bodies, next, is_over });
+    let _ending = Ending(&call);
+    let (send, received) = channel();
+    for _ in 0..concurrency.min(num_requests) {
+        let (call, send) = (Arc::clone(&call), send.clone());
+        std::thread::spawn(move || {
+            while let Some((index, reply)) = call.ask_next() {
+                if send.send((index, reply)).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    drop(send);
+    let mut replies: Vec<_> = (0..num_requests).map(|_| None).collect();
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return Err(JudgeError::Stopped);
+        }
+        match received.recv_timeout(LOOK) {
+            Ok((index, reply)) => replies[index] = Some(reply?),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    Ok(replies.into_iter().map(|reply| reply.expect("a thread of the judge panicked")).collect())
+}
+
+impl Call {
+    fn ask_next(&self) -> Option<(usize, Result<Result<Reply, String>>)> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        let body = self.bodies.get(index).filter(|_| !self.is_over.load(Ordering::Relaxed))?;
+        Some((index, self.asker.ask(body, &self.is_over)))
+    }
+}

@@ -1,0 +1,142 @@
+//! The options of an endpoint, and the text that it is asked with.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ureq::http::Uri;
+
+use crate::backoff::{Backoff, is_waitable};
+use crate::{JudgeError, Result};
+
+/// What is asked where nothing else is configured.
+pub const DEFAULT_TEMPLATE: &str = "\
+You compare two answers to one request. The better one is correct, does what was asked, is honest and is clear. \
+Neither its length nor its place makes an answer better.
+
+<request>
+{prompt}
+</request>
+
+<answer_A>
+{a}
+</answer_A>
+
+<answer_B>
+{b}
+</answer_B>
+
+Which answer is better? Reply with one word: A, B, or tie.";
+
+/// How an endpoint is asked.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// The address up to the version, as `https://api.openai.com/v1`; `/chat/completions` is added.
+    pub base_url: String,
+    /// The model's name there.
+    pub model: String,
+    /// The environment variable that holds the key, where one is needed.
+    pub api_key_env: Option<String>,
+    /// What is asked, with the places `{prompt}`, `{a}` and `{b}`. The last line of the reply should name A, B or tie alone.
+    pub prompt: String,
+    /// How long a reply may be. A model that thinks aloud needs more.
+    pub max_tokens: u32,
+    /// How long a request may take.
+    pub timeout_s: f64,
+    /// How often a request is sent again.
+    pub retries: usize,
+    /// The pause before it is sent again; it doubles each time, and is shortened at random by up to a half.
+    pub first_pause_s: f64,
+    /// No pause is longer. A server that asks for a longer one (`Retry-After`) is not asked again.
+    pub longest_pause_s: f64,
+    /// How many requests are under way at once.
+    pub concurrency: usize,
+    /// A folder that keeps what was replied, so that nothing is asked twice.
+    pub cache: Option<PathBuf>,
+    /// The most requests that are sent, repeated ones included, over the judge's life.
+    pub budget: Option<u64>,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self {
+            base_url: String::new(),
+            model: String::new(),
+            api_key_env: None,
+            prompt: DEFAULT_TEMPLATE.to_owned(),
+            max_tokens: 16,
+            timeout_s: 60.0,
+            retries: 5,
+            first_pause_s: 0.5,
+            longest_pause_s: 60.0,
+            concurrency: 8,
+            cache: None,
+            budget: None,
+        }
+    }
+}
+
+impl EndpointConfig {
+    /// Whether the options make sense.
+    ///
+    /// # Errors
+    /// If one does not.
+    pub fn check(&self, judge: &str) -> Result<()> {
+        let bad = |key, reason: &str| Err(JudgeError::option(judge, key, reason));
+        if let Some(reason) = wrong_with(&self.base_url) {
+            return bad("base_url", reason);
+        }
+        if self.model.is_empty() {
+            return bad("model", "is empty; name the model");
+        }
+        for place in ["{prompt}", "{a}", "{b}"] {
+            if !self.prompt.contains(place) {
+                return bad("prompt", &format!("has no `{place}`; it needs {{prompt}}, {{a}} and {{b}}"));
+            }
+        }
+        if self.max_tokens == 0 {
+            return bad("max_tokens", "is 0; it should be 1 or more");
+        }
+        if self.concurrency == 0 {
+            return bad("concurrency", "is 0; it should be 1 or more");
+        }
+        let times = [
+            ("timeout_s", self.timeout_s),
+            ("first_pause_s", self.first_pause_s),
+            ("longest_pause_s", self.longest_pause_s),
+        ];
+        for (key, seconds) in times {
+            if !is_waitable(seconds) {
+                return bad(key, &format!("is {seconds}; it should be a number of seconds above 0"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where requests go.
+    pub(super) fn address(&self) -> String {
+        format!("{}/chat/completions", self.base_url.trim_end_matches('/'))
+    }
+
+    pub(super) fn backoff(&self) -> Backoff {
+        let [first, longest] = [self.first_pause_s, self.longest_pause_s].map(Duration::from_secs_f64);
+        Backoff { first, longest }
+    }
+}
+
+/// Messages show addresses, so there may be no secrets in them.
+fn wrong_with(base_url: &str) -> Option<&'static str> {
+    let has_scheme = base_url.starts_with("http://") || base_url.starts_with("https://");
+    let has_host = base_url.parse::<Uri>().is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()));
+    if !has_scheme || !has_host {
+        return Some(
+            "is no address; it should be like https://api.openai.com/v1 or http://localhost:8000/v1",
+        );
+    }
+    if base_url.contains(['@', '?', '#']) {
+        return Some("has more than host, port and path; give the key by `api_key_env`");
+    }
+    base_url
+        .trim_end_matches('/')
+        .ends_with("/chat/completions")
+        .then_some("ends with /chat/completions; leave that away")
+}

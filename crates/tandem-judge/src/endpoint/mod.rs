@@ -1,0 +1,80 @@
+//! A chat model behind an OpenAI-compatible address, which compares answers in pairs.
+//!
+//! Models prefer the answer that stands first, or second. So each pair is asked about in both orders: an answer that wins in
+//! both has won, anything else is a tie. An answer's score is its mean share of wins against the others of its group.
+
+mod asker;
+mod cache;
+mod call;
+mod choice;
+mod client;
+mod config;
+mod pairs;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+pub use config::{DEFAULT_TEMPLATE, EndpointConfig};
+
+use self::asker::Asker;
+use self::pairs::Pair;
+use crate::{Counts, Group, Judge, JudgeError, Result, Verdict};
+
+/// A judge that asks a chat model.
+#[derive(Debug)]
+pub struct EndpointJudge {
+    config: EndpointConfig,
+    asker: Arc<Asker>,
+    counts: Counts,
+}
+
+impl EndpointJudge {
+    /// Reads the key from its environment variable and opens the cache. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// If an option makes no sense, the variable is not set, or the cache cannot be opened.
+    pub fn new(name: impl Into<String>, config: EndpointConfig) -> Result<Self> {
+        let name = name.into();
+        config.check(&name)?;
+        let asker = Arc::new(Asker::new(name, &config)?);
+        Ok(Self { config, asker, counts: Counts::default() })
+    }
+}
+
+impl Judge for EndpointJudge {
+    fn name(&self) -> &str {
+        self.asker.judge()
+    }
+
+    fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
+        let mut pairs = pairs::of(groups);
+        let asked: Vec<usize> = (0..pairs.len()).filter(|index| !pairs[*index].is_same(groups)).collect();
+        let bodies = asked.iter().flat_map(|index| pairs[*index].bodies(groups, &self.config)).collect();
+        let replies = call::ask_all(&self.asker, bodies, self.config.concurrency, stop)?;
+        let mut last = None;
+        for (index, both) in asked.iter().zip(replies.as_chunks::<2>().0) {
+            let Pair { said, .. } = &mut pairs[*index];
+            *said = pairs::Said::of(both);
+            last = said.failure().map(str::to_owned).or(last);
+        }
+        let has_failed = |index: &usize| pairs[*index].said.failure().is_some();
+        if let Some(reason) = last.filter(|_| asked.iter().all(has_failed)) {
+            return Err(JudgeError::NoPair {
+                judge: self.name().to_owned(),
+                address: self.asker.address().to_owned(),
+                pairs: asked.len(),
+                reason,
+            });
+        }
+        let verdicts = pairs::verdicts(groups, &pairs);
+        self.counts.add_verdicts(&verdicts);
+        Ok(verdicts)
+    }
+
+    fn counts(&self) -> Counts {
+        let mut counts = self.asker.counts();
+        counts.judged = self.counts.judged;
+        counts.unscored = self.counts.unscored;
+        counts
+    }
+}
