@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State as Shared};
 use axum::http::HeaderMap;
@@ -24,6 +24,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::ModelFolder;
+use tokio::sync::oneshot;
 
 use self::asked::Asked;
 use self::completion::Completion;
@@ -62,18 +63,20 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
     let model = Arc::new(Loaded::open(weights, tokenizer, room, &arguments.compute)?);
     let name = arguments.name.clone().unwrap_or_else(|| name_of(weights.folder));
     let (jobs, waiting) = channel();
+    let (ended, end) = oneshot::channel();
     let engine = std::thread::Builder::new().name("engine".to_owned()).spawn({
         let model = Arc::clone(&model);
-        move || engine::run(&model, &waiting)
+        // Whoever has gone does not want to know.
+        move || drop(ended.send(engine::run(&model, &waiting)))
     });
     let engine = engine.context("cannot start a thread")?;
     let state = Arc::new(State::new(model, name, key, jobs));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.context("cannot start threads")?;
-    runtime.block_on(serve(state, SocketAddr::new(arguments.host, arguments.port)))?;
+    runtime.block_on(serve(state, SocketAddr::new(arguments.host, arguments.port), end))?;
     // Streams that are still open end with their tasks, and the engine with the last of them.
     drop(runtime);
-    engine.join().map_err(|_| anyhow::anyhow!("the engine has panicked"))??;
+    engine.join().map_err(|_| anyhow::anyhow!("the engine has panicked"))?;
     Ok(Exit::Done)
 }
 
@@ -83,7 +86,11 @@ fn name_of(folder: &std::path::Path) -> String {
     whole.file_name().unwrap_or(whole.as_os_str()).to_string_lossy().into_owned()
 }
 
-async fn serve(state: Arc<State>, address: SocketAddr) -> anyhow::Result<()> {
+async fn serve(
+    state: Arc<State>,
+    address: SocketAddr,
+    engine: oneshot::Receiver<tandem_model::Result<()>>,
+) -> anyhow::Result<()> {
     let (name, _) = state.name();
     let name = name.to_owned();
     let app = Router::new()
@@ -115,6 +122,13 @@ async fn serve(state: Arc<State>, address: SocketAddr) -> anyhow::Result<()> {
     tokio::select! {
         served = axum::serve(listener, app).into_future() => served.context("cannot serve"),
         () = stopped => Ok(()),
+        ended = engine => {
+            if let Ok(Err(error)) = ended {
+                return Err(error.into());
+            }
+            // It should not, while there is somebody to ask it.
+            bail!("the engine has ended")
+        }
     }
 }
 
