@@ -184,15 +184,11 @@ pub struct DataArguments {
 
 #[derive(Debug, Args)]
 pub struct GenerateArguments {
-    /// The model's folder.
-    #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
+    #[command(flatten)]
+    pub weights: WeightArguments,
     /// Prompts. Without any, each line of standard input is one.
     #[arg(value_name = "PROMPT")]
     pub prompts: Vec<String>,
-    /// The folder of an adapter, to be merged into the model in memory.
-    #[arg(long, value_name = "FOLDER")]
-    pub adapter: Option<PathBuf>,
     /// Continue the prompt as it is, without the chat template.
     #[arg(long)]
     pub raw: bool,
@@ -207,12 +203,8 @@ pub struct GenerateArguments {
 
 #[derive(Debug, Args)]
 pub struct ChatArguments {
-    /// The model's folder.
-    #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
-    /// The folder of an adapter, to be merged into the model in memory.
-    #[arg(long, value_name = "FOLDER")]
-    pub adapter: Option<PathBuf>,
+    #[command(flatten)]
+    pub weights: WeightArguments,
     /// A system message at the beginning.
     #[arg(long)]
     pub system: Option<String>,
@@ -227,12 +219,8 @@ pub struct ChatArguments {
 
 #[derive(Debug, Args)]
 pub struct ServeArguments {
-    /// The model's folder.
-    #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
-    /// The folder of an adapter, to be merged into the model in memory.
-    #[arg(long, value_name = "FOLDER")]
-    pub adapter: Option<PathBuf>,
+    #[command(flatten)]
+    pub weights: WeightArguments,
     /// The name that requests ask for; by default, the folder's.
     #[arg(long)]
     pub name: Option<String>,
@@ -256,6 +244,17 @@ pub struct ServeArguments {
     pub cache_tokens: Option<usize>,
     #[command(flatten)]
     pub compute: ComputeArguments,
+}
+
+/// What generates.
+#[derive(Clone, Debug, Args)]
+pub struct WeightArguments {
+    /// The model's folder.
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// The folder of an adapter, to be merged into the model in memory.
+    #[arg(long, value_name = "FOLDER")]
+    pub adapter: Option<PathBuf>,
 }
 
 /// Where and in what a model computes.

@@ -19,6 +19,12 @@ pub struct Backoff {
 }
 
 impl Backoff {
+    /// Of seconds, which [`check_seconds`] has passed.
+    pub fn of_seconds(first: f64, longest: f64) -> Self {
+        let [first, longest] = [first, longest].map(Duration::from_secs_f64);
+        Self { first, longest }
+    }
+
     /// The pause after the `failures`-th failure in a row, which is 1 or more.
     pub fn pause(&self, failures: usize) -> Duration {
         let doublings = u32::try_from(failures.saturating_sub(1)).unwrap_or(u32::MAX).min(30);
@@ -51,6 +57,17 @@ pub fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
 /// Whether a number of seconds is one that can be waited for: more than 0, and less than a year.
 pub fn is_waitable(seconds: f64) -> bool {
     seconds > 0.0 && seconds <= 3e7
+}
+
+/// Refuses options that are no numbers of seconds that can be waited for.
+pub fn check_seconds(judge: &str, options: &[(&'static str, f64)]) -> Result<()> {
+    match options.iter().find(|(_, seconds)| !is_waitable(*seconds)) {
+        None => Ok(()),
+        Some((key, seconds)) => {
+            let reason = format!("is {seconds}; it should be a number of seconds above 0");
+            Err(JudgeError::option(judge, key, reason))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ use signal_hook::consts::SIGINT;
 use tandem_data::record::Message;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::Flow;
-use tandem_model::{Generator, ModelFolder, Request, Sampling};
+use tandem_model::{Generator, Request, Sampling};
 
 use crate::args::{ChatArguments, SamplingArguments};
 use crate::exit::Exit;
-use crate::generation::loaded::{encode_chat, message};
-use crate::generation::{Loaded, Room, Text, Weights};
+use crate::generation::loaded::{encode_chat, message, positions_of};
+use crate::generation::{Loaded, Room, Text, new_seed};
 
 const HELP: &str = "\
 /reset          begin a new conversation
@@ -27,11 +27,10 @@ const HELP: &str = "\
 Ctrl-C breaks an answer off. A \\ at the end of a line goes on in the next.";
 
 pub fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
-    let weights = Weights { folder: &arguments.model, adapter: arguments.adapter.as_deref() };
-    let tokenizer = Tokenizer::from_folder(weights.folder)?;
+    let weights = &arguments.weights;
+    let tokenizer = Tokenizer::from_folder(&weights.model)?;
     tokenizer.chat_template()?;
-    let spec = ModelFolder::open(weights.folder)?;
-    let positions = arguments.context.min(spec.spec().max_positions);
+    let positions = positions_of(&weights.model, arguments.context)?;
     let room = Room { positions, cache_tokens: positions, max_batch: 1, log_probs: false };
     let model = Loaded::open(weights, tokenizer, room, &arguments.compute)?;
     let SamplingArguments { max_new_tokens, ref stop, seed, .. } = arguments.sampling;
@@ -59,12 +58,6 @@ pub fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
         }
     }
     Ok(Exit::Done)
-}
-
-/// Something else each time.
-pub fn new_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |since| since.as_nanos() as u64)
 }
 
 struct Chat<'a> {

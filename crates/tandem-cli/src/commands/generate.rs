@@ -7,10 +7,10 @@ use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::Flow;
 use tandem_model::{Request, Sampling};
 
-use crate::args::{ComputeArguments, GenerateArguments, SamplingArguments};
+use crate::args::{ComputeArguments, GenerateArguments, SamplingArguments, WeightArguments};
 use crate::exit::{Exit, mistake};
 use crate::generation::loaded::{encode_chat, message};
-use crate::generation::{Loaded, Room, Text, Weights};
+use crate::generation::{Loaded, Room, Text};
 use crate::output::print_lines;
 
 /// Answers under way at once, at most; it bounds the memory of the cache.
@@ -40,11 +40,10 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let prompts = if arguments.prompts.is_empty() { read_prompts()? } else { arguments.prompts.clone() };
     let framing = if arguments.raw { Framing::Raw } else { Framing::Chat(arguments.system.as_deref()) };
     let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
-    let weights = Weights { folder: &arguments.model, adapter: arguments.adapter.as_deref() };
     let SamplingArguments { max_new_tokens, ref stop, .. } = arguments.sampling;
     let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default());
     let wanted = Wanted { sampling, max_new_tokens, stop };
-    let answers = answers(weights, &texts, framing, &wanted, &arguments.compute)?;
+    let answers = answers(&arguments.weights, &texts, framing, &wanted, &arguments.compute)?;
     // Several answers are told apart by their prompts; a single one stands alone, ready to be piped.
     let lines: Vec<String> = match &answers[..] {
         [answer] => vec![answer.clone()],
@@ -74,13 +73,13 @@ fn read_prompts() -> anyhow::Result<Vec<String>> {
 /// # Errors
 /// If the model, its adapter or its tokenizer cannot be read, a prompt does not fit, or the device is not there or too small.
 pub fn answers(
-    weights: Weights<'_>,
+    weights: &WeightArguments,
     prompts: &[&str],
     framing: Framing<'_>,
     wanted: &Wanted<'_>,
     compute: &ComputeArguments,
 ) -> tandem_train::Result<Vec<String>> {
-    let tokenizer = Tokenizer::from_folder(weights.folder)?;
+    let tokenizer = Tokenizer::from_folder(&weights.model)?;
     let prompts =
         prompts.iter().map(|text| encode(&tokenizer, text, framing)).collect::<Result<Vec<_>, _>>()?;
     let positions = prompts.iter().map(Vec::len).max().unwrap_or_default() + wanted.max_new_tokens;

@@ -10,19 +10,10 @@ use tandem_model::{
     Decoder, FlatWeights, Generator, GeneratorOptions, Merged, ModelFolder, PeftFolder, ResidentWeights,
 };
 
-use crate::args::{ComputeArguments, ComputeType, Place};
+use crate::args::{ComputeArguments, ComputeType, Place, WeightArguments};
 
 /// Tokens of prompts that are computed at once, at most.
 const PREFILL_TOKENS: usize = 4096;
-
-/// What generates.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
-    /// The model.
-    pub folder: &'a Path,
-    /// An adapter of it, to be merged into it.
-    pub adapter: Option<&'a Path>,
-}
 
 /// How much text a model is loaded for.
 #[derive(Clone, Copy, Debug)]
@@ -50,18 +41,18 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Loads a model that generates `room` tokens: the model's positions and the tokenizer say how many.
+    /// Loads a model, with its tokenizer, for texts that fit the room.
     ///
     /// # Errors
     /// If the model, its adapter or its tokenizer cannot be read, or the device is not there or too small.
     pub fn open(
-        Weights { folder, adapter }: Weights<'_>,
+        WeightArguments { model: folder, adapter }: &WeightArguments,
         tokenizer: Tokenizer,
         room: Room,
         compute: &ComputeArguments,
     ) -> tandem_train::Result<Self> {
         let model = ModelFolder::open(folder)?;
-        let adapter = adapter.map(PeftFolder::open).transpose()?;
+        let adapter = adapter.as_deref().map(PeftFolder::open).transpose()?;
         let merged = adapter.map(|adapter| Merged::open(&model, &adapter, room.positions)).transpose()?;
         let decoder = match &merged {
             Some(merged) => merged.decoder().clone(),
@@ -107,6 +98,14 @@ impl Loaded {
         let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens: PREFILL_TOKENS, log_probs };
         Generator::new(&self.decoder, &self.device, self.dtype, options)
     }
+}
+
+/// So many positions, or those that the model of a folder has.
+///
+/// # Errors
+/// If there is no such folder, or the model is not supported.
+pub fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result<usize> {
+    Ok(ModelFolder::open(folder)?.spec().max_positions.min(wanted))
 }
 
 /// A conversation as the model reads it, up to where its answer begins.

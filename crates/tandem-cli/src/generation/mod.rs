@@ -4,5 +4,11 @@ pub mod engine;
 pub mod loaded;
 pub mod text;
 
-pub use loaded::{Loaded, Room, Weights};
+pub use loaded::{Loaded, Room};
 pub use text::Text;
+
+/// Something else each time.
+pub fn new_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |since| since.as_nanos() as u64)
+}

@@ -26,11 +26,10 @@ use tandem_train::run_dir::Start;
 
 use self::corpus::Corpus;
 use self::samples::{Sample, side_by_side};
-use crate::args::{ComputeArguments, ComputeType, Place, QuickstartArguments};
+use crate::args::{ComputeArguments, ComputeType, Place, QuickstartArguments, WeightArguments};
 use crate::commands::generate::{self, Framing, Wanted};
 use crate::commands::train;
 use crate::exit::{Exit, mistake};
-use crate::generation::Weights;
 use crate::signals;
 use crate::step_line::in_words;
 use crate::watcher::Watcher;
@@ -123,7 +122,7 @@ fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<S
     let wanted = Wanted { sampling, max_new_tokens: 48, stop: &[] };
     let prompts: Vec<&str> = corpus.held_out.iter().map(|(prompt, _)| prompt.as_str()).collect();
     Ok(generate::answers(
-        Weights { folder: model, adapter: None },
+        &WeightArguments { model: model.to_owned(), adapter: None },
         &prompts,
         Framing::Chat(None),
         &wanted,

@@ -1,8 +1,6 @@
 //! The options of a command.
 
-use std::time::Duration;
-
-use crate::backoff::{Backoff, is_waitable};
+use crate::backoff::{Backoff, check_seconds, is_waitable};
 use crate::{JudgeError, Result};
 
 /// How a command is run.
@@ -60,11 +58,7 @@ impl CommandConfig {
             ("first_pause_s", self.first_pause_s),
             ("longest_pause_s", self.longest_pause_s),
         ];
-        for (key, seconds) in times {
-            if !is_waitable(seconds) {
-                return bad(key, &format!("is {seconds}; it should be a number of seconds above 0"));
-            }
-        }
+        check_seconds(judge, &times)?;
         if self.grace_s != 0.0 && !is_waitable(self.grace_s) {
             return bad(
                 "grace_s",
@@ -75,7 +69,6 @@ impl CommandConfig {
     }
 
     pub(super) fn backoff(&self) -> Backoff {
-        let [first, longest] = [self.first_pause_s, self.longest_pause_s].map(Duration::from_secs_f64);
-        Backoff { first, longest }
+        Backoff::of_seconds(self.first_pause_s, self.longest_pause_s)
     }
 }

@@ -1,11 +1,10 @@
 //! The options of an endpoint, and the text that it is asked with.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use ureq::http::Uri;
 
-use crate::backoff::{Backoff, is_waitable};
+use crate::backoff::{Backoff, check_seconds};
 use crate::{JudgeError, Result};
 
 /// What is asked where nothing else is configured.
@@ -104,12 +103,7 @@ impl EndpointConfig {
             ("first_pause_s", self.first_pause_s),
             ("longest_pause_s", self.longest_pause_s),
         ];
-        for (key, seconds) in times {
-            if !is_waitable(seconds) {
-                return bad(key, &format!("is {seconds}; it should be a number of seconds above 0"));
-            }
-        }
-        Ok(())
+        check_seconds(judge, &times)
     }
 
     /// Where requests go.
@@ -118,8 +112,7 @@ impl EndpointConfig {
     }
 
     pub(super) fn backoff(&self) -> Backoff {
-        let [first, longest] = [self.first_pause_s, self.longest_pause_s].map(Duration::from_secs_f64);
-        Backoff { first, longest }
+        Backoff::of_seconds(self.first_pause_s, self.longest_pause_s)
     }
 }
 

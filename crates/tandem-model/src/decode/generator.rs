@@ -152,15 +152,15 @@ impl<'a> Generator<'a> {
         on_token: OnToken,
     ) -> Result<Vec<Answer>> {
         assert!(self.is_idle(), "other requests are under way");
-        for (index, request) in requests.iter().enumerate() {
-            self.check(request).map_err(|error| match error {
-                ModelError::Invalid(problem) => ModelError::Invalid(format!("prompt {index}: {problem}")),
-                other => other,
-            })?;
-        }
         let first = self.next_request;
-        for request in requests {
-            self.submit(request)?;
+        for (index, request) in requests.into_iter().enumerate() {
+            if let Err(error) = self.submit(request) {
+                self.cancel_all();
+                return Err(match error {
+                    ModelError::Invalid(problem) => ModelError::Invalid(format!("prompt {index}: {problem}")),
+                    other => other,
+                });
+            }
         }
         let mut answers = Vec::new();
         while !self.is_idle() {
@@ -183,11 +183,15 @@ impl<'a> Generator<'a> {
         let mut ended = Vec::new();
         let result = self.advance(weights, on_token, &mut ended);
         if result.is_err() {
-            while let Some((&request, _)) = self.requests.first_key_value() {
-                self.cancel(request);
-            }
+            self.cancel_all();
         }
         result.map(|()| ended)
+    }
+
+    fn cancel_all(&mut self) {
+        while let Some((&request, _)) = self.requests.first_key_value() {
+            self.cancel(request);
+        }
     }
 
     fn advance(

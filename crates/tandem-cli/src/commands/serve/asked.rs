@@ -5,8 +5,7 @@ use tandem_model::{Request, Sampling};
 
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::commands::chat::new_seed;
-use crate::generation::Loaded;
+use crate::generation::{Loaded, new_seed};
 
 /// Answers to one request, at most.
 const MOST_ANSWERS: u64 = 128;

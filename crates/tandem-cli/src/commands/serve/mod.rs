@@ -23,19 +23,17 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tandem_data::tokenizer::Tokenizer;
-use tandem_model::ModelFolder;
 use tokio::sync::oneshot;
 
 use self::asked::Asked;
 use self::completion::Completion;
 use self::error::ApiError;
-use self::fields::Fields;
 use self::kind::Kind;
 use self::state::State;
 use crate::args::ServeArguments;
 use crate::exit::{Exit, mistake};
-use crate::generation::loaded::encode_chat;
-use crate::generation::{Loaded, Room, Weights, engine};
+use crate::generation::loaded::{encode_chat, positions_of};
+use crate::generation::{Loaded, Room, engine};
 use crate::signals;
 
 /// Bytes of a request, at most.
@@ -55,13 +53,13 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
             arguments.host
         );
     }
-    let weights = Weights { folder: &arguments.model, adapter: arguments.adapter.as_deref() };
-    let tokenizer = Tokenizer::from_folder(weights.folder)?;
-    let positions = arguments.context.min(ModelFolder::open(weights.folder)?.spec().max_positions);
+    let weights = &arguments.weights;
+    let tokenizer = Tokenizer::from_folder(&weights.model)?;
+    let positions = positions_of(&weights.model, arguments.context)?;
     let cache_tokens = arguments.cache_tokens.unwrap_or(4 * positions).max(positions);
     let room = Room { positions, cache_tokens, max_batch: arguments.max_batch, log_probs: true };
     let model = Arc::new(Loaded::open(weights, tokenizer, room, &arguments.compute)?);
-    let name = arguments.name.clone().unwrap_or_else(|| name_of(weights.folder));
+    let name = arguments.name.clone().unwrap_or_else(|| name_of(&weights.model));
     let (jobs, waiting) = channel();
     let (ended, end) = oneshot::channel();
     let engine = std::thread::Builder::new().name("engine".to_owned()).spawn({
@@ -144,9 +142,7 @@ async fn chat_completions(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    state.check_key(&headers)?;
-    let mut fields = Fields::read(&body)?;
-    let heading = state.heading(Kind::Chat, &mut fields)?;
+    let (heading, mut fields) = state.open(Kind::Chat, &headers, &body)?;
     let messages = fields.messages()?;
     let asked = Asked::take(&mut fields)?;
     let log_probs = fields.switch("logprobs")?;
@@ -161,9 +157,7 @@ async fn completions(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    state.check_key(&headers)?;
-    let mut fields = Fields::read(&body)?;
-    let heading = state.heading(Kind::Text, &mut fields)?;
+    let (heading, mut fields) = state.open(Kind::Text, &headers, &body)?;
     let prompts = prompts(state.model().tokenizer(), fields.take("prompt"))?;
     let asked = Asked::take(&mut fields)?;
     // The log-probability of the token that was drawn; those of others are not told.

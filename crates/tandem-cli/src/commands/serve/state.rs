@@ -61,11 +61,18 @@ impl State {
         if is_right { Ok(()) } else { Err(ApiError::no_key()) }
     }
 
-    /// What begins a completion by the model that is asked for.
+    /// A request for a completion: what the completion begins with, and the fields but for the model.
     ///
     /// # Errors
-    /// If another model is asked for.
-    pub fn heading(&self, kind: Kind, fields: &mut Fields) -> Result<Heading, ApiError> {
+    /// If the key is missing or wrong, the body is no JSON object, or another model is asked for.
+    pub fn open(&self, kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<(Heading, Fields), ApiError> {
+        self.check_key(headers)?;
+        let mut fields = Fields::read(body)?;
+        Ok((self.heading(kind, &mut fields)?, fields))
+    }
+
+    /// What begins a completion by the model that is asked for; another is refused.
+    fn heading(&self, kind: Kind, fields: &mut Fields) -> Result<Heading, ApiError> {
         let asked = fields.take("model");
         let asked = asked.as_ref().and_then(serde_json::Value::as_str).unwrap_or(&self.name);
         if asked != self.name {
