@@ -80,6 +80,17 @@ impl Config {
         self.count_if(key)?.ok_or_else(|| self.error(format!("{key} is missing")))
     }
 
+    /// A token's id, if the key is there.
+    ///
+    /// # Errors
+    /// If it is not a token's id.
+    pub fn token_id(&self, key: &str) -> Result<Option<u32>> {
+        // Older folders have -1 where there is none.
+        let Some(value) = self.value(key).filter(|value| value.as_i64() != Some(-1)) else { return Ok(None) };
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.map_or_else(|| Err(self.expected(key, "a token id", value)), |id| Ok(Some(id)))
+    }
+
     /// A number, or the default.
     ///
     /// # Errors

@@ -8,9 +8,9 @@ use tandem_kernels::{DType, Format};
 use crate::archive::{SafetensorsArchive, TensorArchive};
 use crate::config::Config;
 use crate::decoder::Decoder;
-use crate::families::{Family, family_of};
+use crate::families::{Family, family_of, scorer_family_of};
 use crate::load::WeightFiles;
-use crate::spec::DecoderSpec;
+use crate::spec::{DecoderSpec, HeadSpec};
 use crate::torch::TorchArchive;
 use crate::{ModelError, Result};
 
@@ -21,6 +21,8 @@ pub struct ModelFolder {
     family: &'static dyn Family,
     spec: DecoderSpec,
     weights: Option<PathBuf>,
+    /// What a score head that the weights lack is drawn from.
+    score_seed: Option<u64>,
 }
 
 /// The key of `config.json` about how the weights beside it are quantised.
@@ -31,16 +33,38 @@ const WEIGHT_FILES: [&str; 4] =
     ["model.safetensors", "model.safetensors.index.json", "policy.pt", "pytorch_model.bin"];
 
 impl ModelFolder {
-    /// Reads the config of a folder. Weights are not touched.
+    /// Reads the config of a language model's folder. Weights are not touched.
     ///
     /// # Errors
-    /// If there is no such folder, no `config.json` in it, or the config describes something unsupported.
+    /// If there is no such folder, no `config.json` in it, or the config describes something unsupported; a reward model too.
     pub fn open(path: &Path) -> Result<Self> {
-        if !path.is_dir() {
-            return Err(ModelError::format(path, "no such model folder"));
+        let config = read_config(path)?;
+        if scorer_family_of(&config)?.is_some() {
+            return Err(config.error(
+                "this is a reward model, which scores texts and predicts no tokens; take a language model, or method = \"reward\"",
+            ));
         }
-        let config = Config::read(&path.join("config.json"))?;
         let family = family_of(&config)?;
+        Self::new(path, config, family)
+    }
+
+    /// Reads the config of a reward model's folder, as `transformers` writes a sequence classifier with one label; or of a language
+    /// model's, which gets a score head that is drawn from `seed` when its weights are read. Weights are not touched.
+    ///
+    /// # Errors
+    /// As [`ModelFolder::open`]; and if a classifier has more labels than one.
+    pub fn open_reward(path: &Path, seed: u64) -> Result<Self> {
+        let config = read_config(path)?;
+        let scorer = scorer_family_of(&config)?;
+        let family = scorer.map_or_else(|| family_of(&config), Ok)?;
+        let pad = config.token_id("pad_token_id")?;
+        let mut folder = Self::new(path, config, family)?;
+        folder.spec.head = HeadSpec::score(pad);
+        folder.score_seed = scorer.is_none().then_some(seed);
+        Ok(folder)
+    }
+
+    fn new(path: &Path, config: Config, family: &'static dyn Family) -> Result<Self> {
         let mut spec = family.spec(&config)?;
         let generation = path.join("generation_config.json");
         if generation.is_file() {
@@ -50,7 +74,19 @@ impl ModelFolder {
                 }
             }
         }
-        Ok(Self { path: path.to_owned(), config, family, spec, weights: None })
+        Ok(Self { path: path.to_owned(), config, family, spec, weights: None, score_seed: None })
+    }
+
+    /// The same reward model, with the token that sequences are padded with.
+    #[must_use]
+    pub fn with_pad(mut self, pad: u32) -> Self {
+        self.spec.head = HeadSpec::score(Some(pad));
+        self
+    }
+
+    /// Whether it is a language model's folder that is read as a reward model's.
+    pub fn begins_score_head(&self) -> bool {
+        self.score_seed.is_some()
     }
 
     /// Takes the weights from another file: a safetensors file or index, or a file of `torch.save` (`policy.pt`).
@@ -136,6 +172,13 @@ impl ModelFolder {
             "safetensors" => Box::new(SafetensorsArchive::open(&file)?),
             _ => Box::new(TorchArchive::open(&file)?),
         };
-        WeightFiles::new(archive, self.family, decoder)
+        WeightFiles::new(archive, self.family, decoder, self.score_seed)
     }
+}
+
+fn read_config(path: &Path) -> Result<Config> {
+    if !path.is_dir() {
+        return Err(ModelError::format(path, "no such model folder"));
+    }
+    Config::read(&path.join("config.json"))
 }

@@ -60,6 +60,15 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
     }
 }
 
+/// Fresh weights of a score head alone, as [`init_layer`] draws them.
+pub(crate) fn init_score(decoder: &Decoder, seed: u64) -> Vec<f32> {
+    let whole = decoder.whole();
+    let layout = whole.layout(LayerId::Head);
+    let mut flat = vec![0.0; layout.len];
+    init_layer(whole, LayerId::Head, seed, &mut flat);
+    layout.param(Part::ScoreWeight).map_or(Vec::new(), |param| flat[param.range()].to_vec())
+}
+
 /// Fills `values` with normal numbers of mean 0: a pair from each counter value (Box and Muller, 1958).
 pub(crate) fn normal(key: u64, std: f32, values: &mut [f32]) {
     const BLOCK: usize = 1 << 15;

@@ -101,6 +101,8 @@ pub enum Part {
     HeadLoraA,
     /// `[V, r]`.
     HeadLoraB,
+    /// `[1, D]`: what a score head multiplies the last hidden row of a sequence with, in f32.
+    ScoreWeight,
 }
 
 /// What an adapter adds to a matrix.
@@ -200,11 +202,12 @@ impl Part {
             Self::TokenLoraB => "token_lora_b",
             Self::HeadLoraA => "head_lora_a",
             Self::HeadLoraB => "head_lora_b",
+            Self::ScoreWeight => "score_weight",
         }
     }
 
     /// Whether it is an operand of a product (or the token table), so that a copy in the compute type is of use.
-    /// Norms, biases and the position table stay f32.
+    /// Norms, biases, the position table and a score head stay f32.
     pub const fn is_matrix(self) -> bool {
         matches!(
             self,
@@ -219,7 +222,7 @@ impl Part {
 
     /// Whether weight decay applies: not to norms and biases.
     pub const fn decays(self) -> bool {
-        self.is_matrix() || self.is_magnitude() || matches!(self, Self::PositionTable)
+        self.is_matrix() || self.is_magnitude() || matches!(self, Self::PositionTable | Self::ScoreWeight)
     }
 
     /// Whether it is the weight of a norm.
@@ -362,11 +365,12 @@ impl LayerLayout {
     }
 
     fn head(spec: &DecoderSpec) -> Self {
-        let (hidden, vocab) = (spec.hidden_size, spec.vocab_size);
+        let (hidden, vocab, is_score) = (spec.hidden_size, spec.vocab_size, spec.head.is_score());
         let parts = [
             (true, Part::FinalNormWeight, 1, hidden),
             (spec.norm.kind == NormKind::Layer, Part::FinalNormBias, 1, hidden),
-            (!spec.head.tied, Part::HeadWeight, vocab, hidden),
+            (!spec.head.tied && !is_score, Part::HeadWeight, vocab, hidden),
+            (is_score, Part::ScoreWeight, 1, hidden),
             (spec.head.bias, Part::HeadBias, 1, vocab),
         ];
         let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();

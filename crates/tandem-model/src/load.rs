@@ -10,6 +10,7 @@ use tandem_kernels::{BytesMut, DType, Device, Format, Kind};
 use crate::archive::{StoredType, TensorArchive};
 use crate::decoder::Decoder;
 use crate::families::{Family, Piece, family_named, pieces};
+use crate::init::init_score;
 use crate::layout::{LayerId, Part};
 use crate::order;
 use crate::quantised::{Quantised, companions};
@@ -35,11 +36,13 @@ pub(crate) struct Source {
     range: Range<usize>,
     /// How it is quantised, if it is.
     quantised: Option<Quantised>,
+    /// Its elements, if the files lack it and it begins afresh.
+    drawn: Option<Vec<f32>>,
 }
 
 impl From<Piece> for Source {
     fn from(piece: Piece) -> Self {
-        Self { block: None, range: piece.range.clone(), piece, quantised: None }
+        Self { block: None, range: piece.range.clone(), piece, quantised: None, drawn: None }
     }
 }
 
@@ -48,20 +51,31 @@ const HARMLESS: [&str; 4] =
     ["rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias", "attention.bias"];
 
 impl WeightFiles {
-    /// Finds every tensor of the decoder; what bitsandbytes has quantised, with what belongs to it.
+    /// Finds every tensor of the decoder; what bitsandbytes has quantised, with what belongs to it. Files of a language model that
+    /// are read as a reward model's have no score head: it is drawn from `score_seed`, if there is one.
     ///
     /// # Errors
     /// If any is missing, left over, or of another shape or type: one error lists all of them.
-    pub fn new(archive: Box<dyn TensorArchive>, family: &dyn Family, decoder: &Decoder) -> Result<Self> {
+    pub fn new(
+        archive: Box<dyn TensorArchive>,
+        family: &dyn Family,
+        decoder: &Decoder,
+        score_seed: Option<u64>,
+    ) -> Result<Self> {
         let whole = decoder.whole();
         let spec = whole.spec();
         let mut problems = Vec::new();
         let (mut used, mut quantised) = (HashSet::new(), HashMap::new());
+        let mut drawn = None;
         let mut layers = Vec::new();
         for layer in whole.layers() {
             let mut found = pieces(family, spec, layer, whole.layout(layer));
             for piece in &mut found {
                 let Some(name) = locate(&*archive, family, piece) else {
+                    if let Some(seed) = score_seed.filter(|_| piece.part == Part::ScoreWeight) {
+                        drawn = Some(init_score(decoder, seed));
+                        continue;
+                    }
                     problems.push(format!("missing: {} {:?}", piece.name, piece.shape));
                     continue;
                 };
@@ -88,12 +102,17 @@ impl WeightFiles {
         }
         if problems.is_empty() {
             let heads = spec.attention.heads;
-            let held = |layer: LayerId| {
+            let mut held = |layer: LayerId| {
                 let mut held = sources(decoder, layer, take(&mut layers[whole.index(layer)]));
-                held.iter_mut().for_each(|s| s.quantised = quantised.get(&s.piece.name).copied());
+                for source in &mut held {
+                    source.quantised = quantised.get(&source.piece.name).copied();
+                    if source.piece.part == Part::ScoreWeight {
+                        source.drawn = drawn.take();
+                    }
+                }
                 held
             };
-            let layers = decoder.layers().into_iter().map(held).collect();
+            let layers = decoder.layers().into_iter().map(&mut held).collect();
             Ok(Self { archive, layers, heads })
         } else {
             Err(ModelError::Tensors { path: archive.path().to_owned(), config: "config.json", problems })
@@ -192,7 +211,10 @@ pub(crate) fn read_sources(
         jobs.push((source, place));
     }
     rest.fill(0.0);
-    jobs.into_par_iter().for_each(|(Source { piece, block, quantised, .. }, place)| {
+    jobs.into_par_iter().for_each(|(Source { piece, block, quantised, drawn, .. }, place)| {
+        if let Some(drawn) = drawn {
+            return place.copy_from_slice(drawn);
+        }
         if let Some(quantised) = quantised {
             return quantised.read(archive, piece, block.as_ref(), place);
         }
@@ -229,6 +251,7 @@ fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source>
             block: Some(block),
             piece,
             quantised: None,
+            drawn: None,
         });
     }
     sources
@@ -268,6 +291,11 @@ fn left_over(
         return None;
     }
     let stored = archive.get(name)?;
+    // Of a language model whose folder is read as a reward model's, the head is of no use.
+    let of_head = [Part::HeadWeight, Part::HeadBias];
+    if decoder.spec().head.is_score() && of_head.iter().any(|&part| family.names(part).contains(&name)) {
+        return None;
+    }
     if decoder.spec().head.tied && family.names(Part::HeadWeight).contains(&name) {
         let embedding = &layers[decoder.index(LayerId::Embedding)];
         let table = embedding.iter().find(|piece| piece.part == Part::TokenTable)?;

@@ -9,7 +9,7 @@ use tandem_kernels::{DType, Device, ops};
 
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::families::{family_named, pieces};
+use crate::families::{family_named, pieces, scorer_class};
 use crate::folder::{ModelFolder, QUANTISATION};
 use crate::layout::LayerId;
 use crate::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
@@ -80,7 +80,22 @@ impl Save<'_> {
         if tied != self.template.spec().head.tied {
             config.insert("tie_word_embeddings".into(), tied.into());
         }
+        if self.decoder.spec().head.is_score() {
+            self.name_classifier(&mut config);
+        }
         write_json(&folder.join("config.json"), &Value::Object(config))
+    }
+
+    /// Says that it is a sequence classifier with one label, and what texts are padded with: `transformers` takes several at once
+    /// only if it knows.
+    fn name_classifier(&self, config: &mut Map<String, Value>) {
+        config.insert("architectures".into(), json!([scorer_class(self.template.family())]));
+        config.remove("num_labels");
+        config.insert("id2label".into(), json!({"0": "LABEL_0"}));
+        config.insert("label2id".into(), json!({"LABEL_0": 0}));
+        if let Some(pad) = self.decoder.spec().head.pad() {
+            config.insert("pad_token_id".into(), pad.into());
+        }
     }
 
     fn write_weights(

@@ -35,6 +35,13 @@ impl Slice {
     /// If key/value heads cannot be divided evenly, or there are fewer channels or tokens than slices.
     pub fn spec(self, whole: &DecoderSpec) -> Result<DecoderSpec> {
         let count = self.count;
+        if count > 1 && whole.head.is_score() {
+            return Err(ModelError::Invalid(
+                "a reward model is not divided among tensor ranks yet; leave compute.tensor out, and divide it by compute.sharding \
+                 or compute.pipeline"
+                    .to_owned(),
+            ));
+        }
         let (heads, kv_heads) = (whole.attention.heads, whole.attention.kv_heads);
         if !kv_heads.is_multiple_of(count) {
             let sizes: Vec<_> =

@@ -153,15 +153,49 @@ pub struct EmbeddingSpec {
     pub learned_positions: Option<usize>,
 }
 
-/// The language-model head.
+/// What stands at the end of the walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadKind {
+    /// Logits over the vocabulary, and a log-probability for each prediction.
+    Language,
+    /// One number for each prediction's row, the score of the sequence that ends there: a reward model.
+    Score {
+        /// The token that a sequence's end is looked for before (`pad_token_id`).
+        pad: Option<u32>,
+    },
+}
+
+/// The head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadSpec {
+    /// Which one.
+    pub kind: HeadKind,
     /// The token table is the head's weight.
     pub tied: bool,
     /// Whether the logits have a bias.
     pub bias: bool,
     /// What happens to the logits.
     pub shape: HeadShape,
+}
+
+impl HeadSpec {
+    /// A score head, as all `ForSequenceClassification` of `transformers` have it: one row of weights, no bias.
+    pub fn score(pad: Option<u32>) -> Self {
+        Self { kind: HeadKind::Score { pad }, tied: false, bias: false, shape: HeadShape::default() }
+    }
+
+    /// Whether it scores sequences rather than tokens.
+    pub fn is_score(&self) -> bool {
+        matches!(self.kind, HeadKind::Score { .. })
+    }
+
+    /// The padding token of a score head.
+    pub fn pad(&self) -> Option<u32> {
+        match self.kind {
+            HeadKind::Language => None,
+            HeadKind::Score { pad } => pad,
+        }
+    }
 }
 
 /// How fresh weights are drawn: normal with mean 0; norms 1, biases 0.

@@ -277,7 +277,12 @@ fn what_a_config_may_not_ask_for_is_refused_with_a_sentence() {
             json!(["MixtralForCausalLM"]),
             "architecture MixtralForCausalLM is not supported; known: LlamaForCausalLM, PhiForCausalLM, GPT2LMHeadModel",
         ),
-        ("llama", "architectures", json!(["LlamaForSequenceClassification"]), "is not supported; known:"),
+        (
+            "llama",
+            "architectures",
+            json!(["LlamaForSequenceClassification"]),
+            "a classifier of 2 labels is no reward model",
+        ),
         (
             "llama",
             "rope_parameters",

@@ -190,6 +190,14 @@ pub struct HeadScores {
 }
 
 impl HeadScores {
+    /// Forgets all of them and keeps the memory.
+    pub fn clear(&mut self) {
+        let Self { log_prob, hit, entropy, mean_logit, log_sum_exp } = self;
+        log_prob.clear();
+        hit.clear();
+        [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
+    }
+
     pub(crate) fn resize(&mut self, rows: usize, predictions: usize) {
         self.log_prob.resize(predictions, 0.0);
         self.hit.resize(predictions, false);

@@ -44,6 +44,10 @@ const HARMLESS: [&str; 14] = [
     "revision",
 ];
 
+/// What the adapters of language models are for, and those of reward models.
+const LANGUAGE: &str = "CAUSAL_LM";
+const SCORE: &str = "SEQ_CLS";
+
 /// Initialisations that leave the base as it was.
 const PLAIN_BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
@@ -67,8 +71,10 @@ impl PeftConfig {
             return Err(config.error(format!("peft_type is {kind:?}; only \"LORA\" is supported")));
         }
         let task = config.word("task_type", "CAUSAL_LM")?;
-        if task != "CAUSAL_LM" {
-            return Err(config.error(format!("task_type is {task:?}; only \"CAUSAL_LM\" is supported")));
+        if ![LANGUAGE, SCORE].contains(&task) {
+            return Err(config.error(format!(
+                "task_type is {task:?}; only \"CAUSAL_LM\" and, for reward models, \"SEQ_CLS\" are supported"
+            )));
         }
         refuse_unknown(&config)?;
         refuse_changed_base(&config)?;
@@ -78,6 +84,9 @@ impl PeftConfig {
                 config.error(format!("lora_dropout is {dropout}, expected a number from 0 to below 1"))
             );
         }
+        let mut saved = names(&config, "modules_to_save")?.unwrap_or_default();
+        // peft names what the heads of classifiers are called in any model; those of ours have the other one.
+        saved.retain(|name| task != SCORE || name != "classifier");
         let adapter = AdapterConfig {
             kind: if config.flag("use_dora", false)? { AdapterKind::Dora } else { AdapterKind::Lora },
             rank: config.count("r")?,
@@ -85,7 +94,7 @@ impl PeftConfig {
             rank_stabilized: config.flag("use_rslora", false)?,
             dropout,
             targets: read_targets(&config)?,
-            modules_to_save: names(&config, "modules_to_save")?.unwrap_or_default(),
+            modules_to_save: saved,
         };
         let base = config.word("base_model_name_or_path", "")?;
         Ok(Self { adapter, base: (!base.is_empty()).then(|| base.to_owned()) })
@@ -177,7 +186,7 @@ pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Valu
         ("rank_pattern", json!({})),
         ("revision", Value::Null),
         ("target_modules", targets.into()),
-        ("task_type", "CAUSAL_LM".into()),
+        ("task_type", if spec.head.is_score() { SCORE } else { LANGUAGE }.into()),
         ("use_dora", (kind == AdapterKind::Dora).into()),
         ("use_rslora", rank_stabilized.into()),
     ];

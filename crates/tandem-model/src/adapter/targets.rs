@@ -46,7 +46,7 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
             let head = LayerLayout::new(&[(Part::HeadWeight, spec.vocab_size, spec.hidden_size)], None);
             layout.params.extend(head.params);
         }
-        let names = |part: Part| family.names(part);
+        let names = |part: Part| crate::families::names(family, part);
         for param in &layout.params {
             let found = pieces(family, spec, layer, &LayerLayout { params: vec![*param], ..layout.clone() });
             let is_whole = found.len() == 1;

@@ -7,7 +7,8 @@ use crate::Result;
 use crate::config::Config;
 use crate::layout::Part;
 use crate::spec::{
-    AttentionSpec, DecoderSpec, EmbeddingSpec, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec, Residual,
+    AttentionSpec, DecoderSpec, EmbeddingSpec, HeadKind, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec,
+    Residual,
 };
 
 /// `GPT2LMHeadModel`.
@@ -67,6 +68,7 @@ impl Family for Gpt2 {
             },
             embedding: EmbeddingSpec { scale: 1.0, learned_positions: Some(positions) },
             head: HeadSpec {
+                kind: HeadKind::Language,
                 tied: config.flag("tie_word_embeddings", true)?,
                 bias: false,
                 shape: HeadShape::default(),

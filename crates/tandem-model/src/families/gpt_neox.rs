@@ -7,7 +7,8 @@ use crate::Result;
 use crate::config::Config;
 use crate::layout::Part;
 use crate::spec::{
-    AttentionSpec, DecoderSpec, EmbeddingSpec, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec, Residual,
+    AttentionSpec, DecoderSpec, EmbeddingSpec, HeadKind, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec,
+    Residual,
 };
 
 /// `GPTNeoXForCausalLM`.
@@ -70,6 +71,7 @@ impl Family for GptNeoX {
             },
             embedding: EmbeddingSpec { scale: 1.0, learned_positions: None },
             head: HeadSpec {
+                kind: HeadKind::Language,
                 tied: config.flag("tie_word_embeddings", false)?,
                 bias: false,
                 shape: HeadShape::default(),

@@ -7,7 +7,8 @@ use crate::Result;
 use crate::config::Config;
 use crate::layout::Part;
 use crate::spec::{
-    AttentionSpec, DecoderSpec, EmbeddingSpec, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec, Residual,
+    AttentionSpec, DecoderSpec, EmbeddingSpec, HeadKind, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec,
+    Residual,
 };
 
 /// `LlamaForCausalLM`.
@@ -77,6 +78,7 @@ pub(super) fn spec(config: &Config, family: &'static str, head_dim: Option<usize
         },
         embedding: EmbeddingSpec { scale: 1.0, learned_positions: None },
         head: HeadSpec {
+            kind: HeadKind::Language,
             tied: config.flag("tie_word_embeddings", false)?,
             bias: false,
             shape: HeadShape::default(),

@@ -104,10 +104,53 @@ pub fn family_of(config: &Config) -> Result<&'static dyn Family> {
     })
 }
 
+/// The family of a config that is a sequence classifier's with one label: a reward model. `None` if it is another model.
+///
+/// # Errors
+/// If it has more labels, or its architecture is none of [`FAMILIES`].
+pub fn scorer_family_of(config: &Config) -> Result<Option<&'static dyn Family>> {
+    let architectures = config.as_map().get("architectures").and_then(Value::as_array);
+    let class = architectures.and_then(|l| l.first()).and_then(Value::as_str);
+    let Some(class) = class.filter(|class| class.ends_with(SCORER)) else { return Ok(None) };
+    let found = FAMILIES.iter().find(|f| scorer_class(**f) == class).copied().ok_or_else(|| {
+        let known: Vec<_> = FAMILIES.iter().map(|f| scorer_class(*f)).collect();
+        config.error(format!("architecture {class} is not supported; known: {}", known.join(", ")))
+    })?;
+    // transformers writes the labels alone, and takes two where there are none.
+    let labels = config.as_map().get("id2label").and_then(Value::as_object).map(serde_json::Map::len);
+    let num_labels = config.count_if("num_labels")?.or(labels).unwrap_or(2);
+    if num_labels != 1 {
+        return Err(config.error(format!(
+            "a classifier of {num_labels} labels is no reward model: that has one (num_labels 1)"
+        )));
+    }
+    Ok(Some(found))
+}
+
+/// The end of the names of HF's classes with a score head.
+const SCORER: &str = "ForSequenceClassification";
+
+/// The class of a family's models with a score head.
+pub fn scorer_class(family: &dyn Family) -> String {
+    format!("{}{SCORER}", stem(family))
+}
+
+/// What the names of a family's classes begin with.
+fn stem(family: &dyn Family) -> &'static str {
+    family.architecture().trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel")
+}
+
+/// The HF tensors of a part; the score head is called the same everywhere.
+pub(crate) fn names(family: &dyn Family, part: Part) -> &'static [&'static str] {
+    match part {
+        Part::ScoreWeight => &["score.weight"],
+        part => family.names(part),
+    }
+}
+
 /// Whether `class` is the family's bare model (`LlamaModel`), which older folders name.
 fn is_headless(family: &&'static dyn Family, class: &str) -> bool {
-    let stem = family.architecture().trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel");
-    class.strip_prefix(stem) == Some("Model")
+    class.strip_prefix(stem(*family)) == Some("Model")
 }
 
 /// The family that wrote a spec.
@@ -119,7 +162,7 @@ pub fn family_named(model_type: &str) -> Option<&'static dyn Family> {
 pub fn pieces(family: &dyn Family, spec: &DecoderSpec, layer: LayerId, layout: &LayerLayout) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for param in &layout.params {
-        let names = family.names(param.part);
+        let names = names(family, param.part);
         let mut start = param.offset;
         for (rows, name) in
             split(spec, param.part, param.rows, param.cols, names.len()).into_iter().zip(names)
@@ -144,7 +187,7 @@ pub fn pieces(family: &dyn Family, spec: &DecoderSpec, layer: LayerId, layout: &
 }
 
 fn is_vector(part: Part) -> bool {
-    !part.is_matrix() && part != Part::PositionTable
+    !part.is_matrix() && !matches!(part, Part::PositionTable | Part::ScoreWeight)
 }
 
 /// Sizes `(rows, cols)` of the tensors that a part of `rows × cols` is made of.

@@ -7,7 +7,8 @@ use crate::Result;
 use crate::config::Config;
 use crate::layout::Part;
 use crate::spec::{
-    AttentionSpec, DecoderSpec, EmbeddingSpec, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec, Residual,
+    AttentionSpec, DecoderSpec, EmbeddingSpec, HeadKind, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec,
+    Residual,
 };
 
 /// `PhiForCausalLM`.
@@ -61,7 +62,7 @@ impl Family for Phi {
                 down_bias: true,
             },
             embedding: EmbeddingSpec { scale: 1.0, learned_positions: None },
-            head: HeadSpec { tied: false, bias: true, shape: HeadShape::default() },
+            head: HeadSpec { kind: HeadKind::Language, tied: false, bias: true, shape: HeadShape::default() },
             init: InitSpec { std, residual_std: std },
             eos_token_ids: config.eos_token_ids()?,
         })

@@ -1,4 +1,4 @@
-//! The end of the walk: final norm and language-model head, over the scored rows only.
+//! The end of the walk: final norm and language-model head, over the scored rows only; or the [score head](super::score).
 
 use tandem_kernels::ops::{HeadGradients, HeadParts, HeadScores, HeadWeights, KeptLogits, Targets};
 use tandem_kernels::{DType, Extent, Forest, Kind, Tensor, View, ops};
@@ -90,34 +90,37 @@ impl Walk<'_> {
         let ScoredRows { rows, index } = scored_rows;
         if rows.is_empty() {
             for scores in std::iter::once(&mut scores.policy).chain(&mut scores.reference) {
-                let HeadScores { log_prob, hit, entropy, mean_logit, log_sum_exp } = scores;
-                log_prob.clear();
-                hit.clear();
-                [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
+                scores.clear();
             }
             self.idle_head_forward(weights)?;
             return Ok(SavedHead { index, scored: None, logits: None });
         }
         self.device.note(format_args!("forward {}", LayerId::Head));
         let shares = self.shares_of(&rows, forest.num_tokens());
-        let Streams { policy: mut normed, reference } = self.final_norm(weights, &hidden, &shares)?;
+        let Streams { policy: mut normed, reference } =
+            self.of_head().final_norm(weights, &hidden, &shares)?;
         let Streams { policy: hidden, reference: of_reference } = hidden;
         drop(of_reference);
         let (layer, _) = self.head_weight();
-        let targets = self.targets(forest)?;
         let head = StreamWeights::fetch(weights, layer, reference.is_some())?;
-        let targets = Targets { rows: &index, targets: &targets };
-        if let Some((normed, scores)) = reference.zip(scores.reference) {
-            self.of_stream(true).score(head.of(true), normed.output(), targets, scores, 0)?;
-        }
-        let keeps = keep && self.checkpointing == Checkpointing::None;
-        let budget = if keeps { LOGITS_BUDGET } else { 0 };
-        let logits = self.score(head.of(false), normed.output(), targets, scores.policy, budget)?;
+        let logits = if self.decoder.spec().head.is_score() {
+            self.score_sequences(head.of(false), normed.output(), &index, scores.policy)?;
+            None
+        } else {
+            let targets = self.targets(forest)?;
+            let targets = Targets { rows: &index, targets: &targets };
+            if let Some((normed, scores)) = reference.zip(scores.reference) {
+                self.of_stream(true).score(head.of(true), normed.output(), targets, scores, 0)?;
+            }
+            let keeps = keep && self.checkpointing == Checkpointing::None;
+            let budget = if keeps { LOGITS_BUDGET } else { 0 };
+            Some(self.score(head.of(false), normed.output(), targets, scores.policy, budget)?)
+        };
         weights.release(layer);
         if self.checkpointing != Checkpointing::None {
             normed.drop_output();
         }
-        Ok(SavedHead { index, scored: Some((hidden, normed, shares)), logits: Some(logits) })
+        Ok(SavedHead { index, scored: Some((hidden, normed, shares)), logits })
     }
 
     /// Scores predictions of one stream from normalised rows; keeps logits of up to `budget` bytes.
@@ -173,13 +176,19 @@ impl Walk<'_> {
         };
         {
             let final_norm = weights.fetch(LayerId::Head)?;
-            restore(self, &final_norm, FINAL_NORM, hidden.view(), &shares, &mut normed)?;
+            restore(&self.of_head(), &final_norm, FINAL_NORM, hidden.view(), &shares, &mut normed)?;
             weights.release(LayerId::Head);
         }
         self.device.note(format_args!("backward {}", LayerId::Head));
-        let targets = self.targets(forest)?;
         let mut dn = self.alloc(shares.all(), hidden_size, DType::F32)?;
-        {
+        if self.decoder.spec().head.is_score() {
+            let head = weights.fetch(layer)?;
+            let mut gradients = grads.open(layer)?;
+            let (hidden, dn) = (normed.output(), dn.view_mut());
+            self.score_backward(&head, hidden, &index, d_log_prob, dn, &mut gradients)?;
+            weights.release(layer);
+        } else {
+            let targets = self.targets(forest)?;
             let head = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
             let term = head.low_rank(Part::HeadWeight);

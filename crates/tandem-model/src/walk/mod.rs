@@ -20,6 +20,7 @@ mod mlp;
 mod norm;
 mod picked;
 mod rows;
+mod score;
 mod split;
 mod stage;
 mod streams;
