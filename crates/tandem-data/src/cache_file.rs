@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! header   32 × u64, its last four a checksum of the others
-//! data     u32 words: per row its ids; for supervised rows then the marks, one byte each, padded to a word
+//! data     u32 words: per row its ids; for supervised rows then the marks, one byte each, padded to a word; for those of reward models then
+//!          the margin, f32
 //! rows     one entry of 40 bytes per row
 //! report   JSON
 //! ```
@@ -19,6 +20,8 @@ use crate::row::TokenRow;
 
 /// Changes with the layout and with every change to what a row's tokens are.
 pub(crate) const FORMAT_VERSION: u64 = 3;
+/// By their number in the header.
+const KINDS: [Kind; 3] = [Kind::Preference, Kind::Supervised, Kind::Reward];
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
@@ -70,7 +73,7 @@ pub(crate) struct RowEntry {
 
 impl Header {
     pub fn kind(&self) -> Kind {
-        if self.kind == 0 { Kind::Preference } else { Kind::Supervised }
+        KINDS[self.kind as usize]
     }
 
     /// Byte offsets of the data, the rows, the report and the end.
@@ -130,7 +133,7 @@ impl Header {
         if self.version != FORMAT_VERSION {
             return Err("it has another format version");
         }
-        if self.header_checksum != self.checksum() {
+        if self.header_checksum != self.checksum() || self.kind >= KINDS.len() as u64 {
             return Err("its header is damaged");
         }
         if self.key != *key.as_bytes() {
@@ -180,13 +183,16 @@ impl<W: Write + Seek> CacheWriter<W> {
             line: origin.line,
         };
         match row {
-            TokenRow::Pair { prompt, unseen, chosen, rejected } => {
+            TokenRow::Pair { prompt, unseen, chosen, rejected, margin } => {
                 let shared = row.as_pair().map_or(0, |pair| pair.shared());
                 [entry.prompt, entry.chosen, entry.rejected, entry.shared] =
                     [prompt.len(), chosen.len(), rejected.len(), shared].map(|n| n as u32);
                 entry.unseen = unseen.map(|n| n as u32);
                 for ids in [prompt, chosen, rejected] {
                     self.write(bytemuck::cast_slice(ids))?;
+                }
+                if self.kind == Kind::Reward {
+                    self.write(&margin.to_le_bytes())?;
                 }
             }
             TokenRow::Scored { tokens, scored } => {
@@ -213,7 +219,7 @@ impl<W: Write + Seek> CacheWriter<W> {
         let mut header = Header {
             magic: MAGIC,
             version: FORMAT_VERSION,
-            kind: u64::from(self.kind == Kind::Supervised),
+            kind: KINDS.iter().position(|&kind| kind == self.kind).expect("every kind is listed") as u64,
             num_words: self.num_bytes / 4,
             num_rows: self.rows.len() as u64,
             report_bytes: report.len() as u64,

@@ -211,6 +211,53 @@ impl ForestBuilder {
         }
     }
 
+    /// Adds a prompt with answers, each a sequence with one prediction: of its last token that is not `pad`, as `transformers`
+    /// finds the end of a text (the first token, if all are). The predictions are for a score head; their target is not looked at.
+    pub fn push_ends(&mut self, prompt: &[u32], answers: &[&[u32]], pad: Option<u32>) {
+        let common = match answers {
+            [first, rest @ ..] if self.share_prefix => {
+                let shared = |other: &&[u32]| first.iter().zip(*other).take_while(|(a, b)| a == b).count();
+                rest.iter().map(shared).min().unwrap_or(first.len())
+            }
+            _ => 0,
+        };
+        let root = match answers {
+            [first, ..] if self.share_prefix => self.segment(None, prompt, &first[..common]),
+            _ => None,
+        };
+        let start = self.predictions.len();
+        for answer in answers {
+            let end = if self.share_prefix {
+                self.segment(root, &answer[common..], &[]).or(root)
+            } else {
+                self.segment(None, prompt, answer)
+            };
+            let hidden_row = end.map(|segment| self.end_before(segment, pad));
+            let sequence = self.num_sequences;
+            self.num_sequences += 1;
+            self.predictions.extend(hidden_row.map(|hidden_row| Prediction {
+                hidden_row,
+                target: 0,
+                sequence,
+            }));
+        }
+        // An answer that others begin with ends before they do.
+        self.predictions[start..].sort_by_key(|prediction| prediction.hidden_row);
+    }
+
+    /// The row of the last token that is not `pad` of what ends with a segment.
+    fn end_before(&self, segment: u32, pad: Option<u32>) -> u32 {
+        let (mut first, mut next) = (0, Some(segment));
+        while let Some(Segment { range, parent, .. }) = next.map(|index| &self.segments[index as usize]) {
+            let tokens = &self.tokens[range.start as usize..range.end as usize];
+            if let Some(place) = tokens.iter().rposition(|&token| Some(token) != pad) {
+                return range.start + place as u32;
+            }
+            (first, next) = (range.start, *parent);
+        }
+        first
+    }
+
     /// Adds a supervised row as one sequence.
     ///
     /// # Panics

@@ -15,6 +15,8 @@ pub type Message = Map<String, Value>;
 pub enum Kind {
     /// `chosen` and `rejected`, with or without `prompt`.
     Preference,
+    /// The same with a number `margin`, if it is there: for reward models, which see whole answers or none.
+    Reward,
     /// `prompt` and `completion`, `messages`, or `text`.
     Supervised,
 }
@@ -60,6 +62,8 @@ pub struct Record {
     pub content: Content,
     /// The shape the row was found in.
     pub shape: Shape,
+    /// `margin`: by how much the chosen answer is to lead; 0 if it is not there, and where rows have none.
+    pub margin: f32,
     /// `tools` for the chat template (a JSON string is parsed).
     pub tools: Option<Value>,
     /// `chat_template_kwargs`: variables for the chat template.
@@ -128,9 +132,16 @@ impl Row<'_> {
             Some(Value::Object(kwargs)) => kwargs,
             Some(other) => return Err(type_error(self.place, "chat_template_kwargs", "an object", &other)),
         };
+        let margin = match self.row.remove("margin").filter(|_| kind == Kind::Reward) {
+            None | Some(Value::Null) => 0.0,
+            Some(value) => match value.as_f64() {
+                Some(margin) => margin as f32,
+                None => return Err(type_error(self.place, "margin", "a number", &value)),
+            },
+        };
         let mut prompt_ignored = false;
         let (content, keys) = match kind {
-            Kind::Preference if self.has("chosen") && self.has("rejected") => {
+            Kind::Preference | Kind::Reward if self.has("chosen") && self.has("rejected") => {
                 self.preference(&mut prompt_ignored)?
             }
             Kind::Supervised if self.has("completion") && self.has("prompt") => {
@@ -158,7 +169,7 @@ impl Row<'_> {
             }
         };
         let shape = Shape { keys, chat };
-        Ok(Record { content, shape, tools, template_kwargs, prompt_ignored })
+        Ok(Record { content, shape, margin, tools, template_kwargs, prompt_ignored })
     }
 
     fn preference(&mut self, prompt_ignored: &mut bool) -> Result<(Content, &'static str), DataError> {
@@ -269,7 +280,7 @@ impl Row<'_> {
 
     fn missing(&self, kind: Kind) -> DataError {
         let expected = match kind {
-            Kind::Preference => PREFERENCE_KEYS,
+            Kind::Preference | Kind::Reward => PREFERENCE_KEYS,
             Kind::Supervised => SUPERVISED_KEYS,
         };
         let nearest = self.row.keys().filter(|k| !KNOWN_KEYS.contains(&k.as_str())).find_map(|found| {
@@ -282,7 +293,9 @@ impl Row<'_> {
             Kind::Supervised if self.has("chosen") => {
                 Some("these are preferences, which method = \"dpo\" trains on".to_string())
             }
-            Kind::Preference if self.has("messages") || self.has("text") || self.has("completion") => {
+            Kind::Preference | Kind::Reward
+                if self.has("messages") || self.has("text") || self.has("completion") =>
+            {
                 Some("these are demonstrations, which method = \"sft\" trains on".to_string())
             }
             _ => None,

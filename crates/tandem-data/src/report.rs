@@ -24,6 +24,8 @@ pub struct Origin {
 pub enum Reason {
     /// Dropped: the prompt alone is `max_length` tokens or more, so no answer token would be left.
     PromptTooLong,
+    /// Dropped: an answer with its prompt is longer than `max_length`, and its end is what counts.
+    TooLong,
     /// Dropped: no token is left that a loss could be computed on.
     NothingToScore,
     /// Left out because the file's weight is below 1.
@@ -42,12 +44,13 @@ pub enum Reason {
 impl Reason {
     /// Whether the row is absent from the data set.
     pub fn drops(self) -> bool {
-        matches!(self, Self::PromptTooLong | Self::NothingToScore | Self::LeftOutByWeight)
+        matches!(self, Self::PromptTooLong | Self::TooLong | Self::NothingToScore | Self::LeftOutByWeight)
     }
 
     fn words(self) -> &'static str {
         match self {
             Self::PromptTooLong => "dropped: the prompt alone fills max_length",
+            Self::TooLong => "dropped: longer than max_length",
             Self::NothingToScore => "dropped: no token to score",
             Self::LeftOutByWeight => "left out by the file's weight",
             Self::Truncated => "cut at max_length",
@@ -95,7 +98,7 @@ impl Report {
     /// Counts a row that is kept.
     pub(crate) fn keep(&mut self, row: &TokenRow) {
         let (parts, longest): ([&[u32]; 3], usize) = match row {
-            TokenRow::Pair { prompt, unseen, chosen, rejected } => {
+            TokenRow::Pair { prompt, unseen, chosen, rejected, .. } => {
                 let [first, second] = PairTokens { prompt, unseen: *unseen, chosen, rejected }.lengths();
                 ([prompt, chosen, rejected], first.max(second))
             }

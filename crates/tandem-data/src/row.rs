@@ -40,7 +40,7 @@ pub enum Truncation {
 pub struct RowOptions {
     /// What the rows are for.
     pub kind: Kind,
-    /// Sequences are cut to so many tokens, prompt included; `None` cuts nothing.
+    /// Sequences are cut to so many tokens, prompt included, or dropped if they are for reward models; `None` cuts and drops none.
     #[serde(default)]
     pub max_length: Option<usize>,
     /// Where they are cut.
@@ -59,7 +59,7 @@ impl RowOptions {
 }
 
 /// A row as token ids.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum TokenRow {
     /// A preference.
     Pair {
@@ -71,6 +71,8 @@ pub enum TokenRow {
         chosen: Vec<u32>,
         /// The worse answer.
         rejected: Vec<u32>,
+        /// By how much the reward of the chosen one is to lead.
+        margin: f32,
     },
     /// A supervised row.
     Scored {
@@ -85,7 +87,7 @@ impl TokenRow {
     /// The pair, if it is one.
     pub fn as_pair(&self) -> Option<PairTokens<'_>> {
         match self {
-            Self::Pair { prompt, unseen, chosen, rejected } => {
+            Self::Pair { prompt, unseen, chosen, rejected, .. } => {
                 Some(PairTokens { prompt, unseen: *unseen, chosen, rejected })
             }
             Self::Scored { .. } => None,
@@ -102,7 +104,7 @@ impl TokenRow {
 }
 
 /// A tokenised row and what happened to it; no row where a reason drops it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// The ids.
     pub row: Option<TokenRow>,
@@ -118,7 +120,7 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
     let context = Context { tokenizer, tools: record.tools.as_ref(), kwargs: &record.template_kwargs };
     let mut outcome = match &record.content {
         Content::Preference { prompt, chosen, rejected } => {
-            context.pair(prompt, chosen, rejected, options)?
+            context.pair(prompt, chosen, rejected, record.margin, options)?
         }
         Content::Completion { prompt, completion } => {
             let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
@@ -156,11 +158,18 @@ impl Context<'_> {
         prompt: &Text,
         chosen: &Text,
         rejected: &Text,
+        margin: f32,
         options: &RowOptions,
     ) -> Result<Outcome, DataError> {
         let mut prompt_ids = self.prompt(prompt)?;
         let mut chosen_ids = self.whole(prompt, chosen)?;
         let mut rejected_ids = self.whole(prompt, rejected)?;
+        if let Some(reason) = (options.kind == Kind::Reward)
+            .then(|| unscorable([&chosen_ids, &rejected_ids], options.max_length))
+            .flatten()
+        {
+            return Ok(Outcome { row: None, reasons: vec![reason] });
+        }
         // The answers start where the prompt alone and either whole part; what merges belongs to the answers.
         let start = common(&prompt_ids, &chosen_ids).min(common(&prompt_ids, &rejected_ids));
         let mut reasons = Vec::new();
@@ -194,7 +203,10 @@ impl Context<'_> {
             prompt_ids.drain(..neither);
             unseen = unseen.map(|n| n - neither);
         }
-        Ok(Outcome { row: Some(TokenRow::Pair { prompt: prompt_ids, unseen, chosen, rejected }), reasons })
+        Ok(Outcome {
+            row: Some(TokenRow::Pair { prompt: prompt_ids, unseen, chosen, rejected, margin }),
+            reasons,
+        })
     }
 
     /// Prompt and whole of a completion, and whether prompt tokens merged with it.
@@ -302,6 +314,14 @@ fn finish_scored(mut tokens: Vec<u32>, mut scored: Vec<u8>, merged: bool, option
         reasons.push(Reason::Truncated);
     }
     Outcome { row: Some(TokenRow::Scored { tokens, scored }), reasons }
+}
+
+/// Why two whole texts have no rewards to compare. As in TRL's `RewardTrainer` none is cut: the end is what the score is of.
+fn unscorable(texts: [&[u32]; 2], max_length: Option<usize>) -> Option<Reason> {
+    if texts.iter().any(|text| text.is_empty()) {
+        return Some(Reason::NothingToScore);
+    }
+    texts.iter().any(|text| max_length.is_some_and(|max| text.len() > max)).then_some(Reason::TooLong)
 }
 
 /// The text with the end-of-sequence token, unless it ends with it already.

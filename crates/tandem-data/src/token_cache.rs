@@ -74,13 +74,23 @@ impl TokenCache {
     /// # Panics
     /// If there is no such row, or the rows are not preferences.
     pub fn pair(&self, i: usize) -> PairTokens<'_> {
-        assert_eq!(self.kind(), Kind::Preference, "pair() of supervised rows");
+        assert_ne!(self.kind(), Kind::Supervised, "pair() of supervised rows");
         let row = self.rows()[i];
         let words = &self.words()[row.start as usize..];
         let (prompt, words) = words.split_at(row.prompt as usize);
         let (chosen, words) = words.split_at(row.chosen as usize);
         let unseen = row.unseen.map(|n| n as usize);
         PairTokens { prompt, unseen, chosen, rejected: &words[..row.rejected as usize] }
+    }
+
+    /// By how much the chosen answer of row `i` is to lead: 0 but in rows for reward models.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn margin(&self, i: usize) -> f32 {
+        let row = self.rows()[i];
+        let end = row.start as usize + (row.prompt + row.chosen + row.rejected) as usize;
+        if self.kind() == Kind::Reward { f32::from_bits(self.words()[end]) } else { 0.0 }
     }
 
     /// Row `i` of a supervised data set.
@@ -113,14 +123,17 @@ impl TokenCache {
         match self.kind() {
             Kind::Supervised => self.scored(i).counts(),
             // The ids themselves are not looked at.
-            Kind::Preference => {
+            Kind::Preference | Kind::Reward => {
                 let row = self.rows()[i];
-                RowCounts::of_pair(
+                let counts = RowCounts::of_pair(
                     row.unseen.map(|unseen| (row.prompt - unseen) as usize),
                     [row.chosen, row.rejected].map(|n| n as usize),
                     row.shared as usize,
                     share_prefix,
-                )
+                );
+                // Of a reward model's row the two ends are scored; equal answers may have one.
+                let scored_rows = if self.kind() == Kind::Reward { 2 } else { counts.scored_rows };
+                RowCounts { scored_rows, ..counts }
             }
         }
     }

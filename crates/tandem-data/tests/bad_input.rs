@@ -161,3 +161,13 @@ fn a_template_that_forgets_earlier_turns_cannot_show_the_assistants_part() {
     options.loss_on = LossOn::All;
     assert_eq!(prepare(&sources, &tokenizer, &options, folder.path(), &Silent).unwrap().num_rows(), 1);
 }
+
+#[test]
+fn a_margin_is_a_number() {
+    let row = |margin: &str| {
+        format!("{{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\", \"margin\": {margin}}}")
+    };
+    let reward = |content: &str| error_of("data.jsonl", content, &RowOptions::new(Kind::Reward));
+    let error = reward(&format!("{}\n{}\n{}", row("0.5"), row("null"), row("\"1\"")));
+    assert_eq!(error, "data.jsonl:3: `margin` should be a number, found a string: \"1\"");
+}

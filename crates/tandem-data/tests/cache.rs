@@ -58,6 +58,7 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
     for (file, kind) in [
         ("pref_conv.jsonl", Kind::Preference),
         ("pref_plain_implicit.jsonl", Kind::Preference),
+        ("../../../../goldens/small/pref_margin.jsonl", Kind::Reward),
         ("sft_messages.jsonl", Kind::Supervised),
         ("sft_completion.jsonl", Kind::Supervised),
     ] {
@@ -81,6 +82,17 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
                         check_counts(&builder.finish().unwrap(), again.counts(row, share));
                     }
                 }
+                Kind::Reward => {
+                    let pair = again.pair(row);
+                    assert_eq!(Some(pair), expected.as_pair());
+                    assert_eq!(again.margin(row), record.margin);
+                    assert!(pair.lengths().into_iter().all(|length| length <= 60), "none is cut");
+                    for share in [true, false] {
+                        let mut builder = ForestBuilder::new(share);
+                        builder.push_ends(pair.prompt, &[pair.chosen, pair.rejected], None);
+                        check_counts(&builder.finish().unwrap(), again.counts(row, share));
+                    }
+                }
                 Kind::Supervised => {
                     assert_eq!(Some(again.scored(row)), expected.as_scored());
                     assert_eq!(again.num_tokens(row, true), again.scored(row).tokens.len());
@@ -93,6 +105,11 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
             row += 1;
         }
         assert_eq!(again.num_rows(), row);
+        if kind == Kind::Reward {
+            let dropped = again.report().count(Reason::TooLong);
+            assert!(dropped > 0 && dropped + row as u64 == again.report().rows_read, "{dropped} dropped");
+            assert!((0..row).any(|row| again.margin(row) == 0.75));
+        }
     }
 }
 

@@ -159,3 +159,44 @@ fn a_recycled_forest_keeps_its_memory() {
         assert_eq!([round(60), round(99)], first);
     }
 }
+
+/// The token that texts are padded with, and the positions where `transformers` would pool them.
+#[test]
+fn a_sequence_ends_before_its_padding() {
+    let cases: [(&[u32], [&[u32]; 2], [usize; 2]); 6] = [
+        (&[5, 6], [&[7, 8], &[7, 9, 9]], [3, 4]),
+        // The rejected answer is where the chosen one begins.
+        (&[5, 6], [&[7, 8], &[7]], [3, 2]),
+        // Trailing padding, in the answer, and up to the prompt.
+        (&[5, 6], [&[7, 0], &[8, 0, 0]], [2, 2]),
+        (&[5, 0], [&[0, 0], &[7, 0, 1]], [0, 4]),
+        (&[], [&[0, 0], &[7]], [0, 0]),
+        (&[5, 6], [&[7], &[7]], [2, 2]),
+    ];
+    for share_prefix in [true, false] {
+        let mut builder = ForestBuilder::new(share_prefix);
+        cases.iter().for_each(|(prompt, answers, _)| builder.push_ends(prompt, answers, Some(0)));
+        let forest = builder.finish().unwrap();
+        let rebuilt = Forest::new(
+            forest.tokens.clone(),
+            forest.segments.clone(),
+            forest.predictions.clone(),
+            forest.num_sequences,
+        );
+        assert_eq!(rebuilt.expect("the invariants hold"), forest);
+        let mut ends = vec![None; forest.num_sequences as usize];
+        for prediction in &forest.predictions {
+            let row = prediction.hidden_row;
+            let segment = forest.segments.iter().position(|s| s.range.contains(&row)).unwrap();
+            let mut path: Vec<_> = forest.ancestors(segment).map(|s| s.range.clone()).collect();
+            path.reverse();
+            path.push(forest.segments[segment].range.start..row + 1);
+            let tokens: Vec<u32> = path.into_iter().flatten().map(|r| forest.tokens[r as usize]).collect();
+            assert!(ends[prediction.sequence as usize].replace(tokens).is_none(), "one end each");
+        }
+        let expected = cases.iter().flat_map(|(prompt, answers, ends)| {
+            answers.iter().zip(ends).map(|(answer, &end)| Some([prompt, *answer].concat()[..=end].to_vec()))
+        });
+        assert_eq!(ends, expected.collect::<Vec<_>>(), "share_prefix = {share_prefix}");
+    }
+}
