@@ -8,6 +8,7 @@
 //!   to a [`GradientSink`]; where these keep them is not its business.
 //! * A [`Slice`] of a decoder is what one of several ranks holds of every layer; a [`Split`] is how they add up. A [`Stage`]
 //!   is which layers a rank holds.
+//! * A decoder's head gives log-probabilities of tokens, or scores of sequences: then it is a reward model.
 //! * [`ModelFolder`] reads a folder, [`save`] writes one, [`init`] makes weights from a seed.
 //! * [`decode`] generates text with a key/value cache.
 //!

@@ -8,6 +8,7 @@
 //!   its [`stages`]; [`pipeline`]: in which order a stage computes its micro-batches.
 //! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
 //! * [`gpus`]: which GPUs there are, and which rank computes on which. [`homes`]: the memories of a rank, and what is offloaded to which.
+//! * [`reward_model`]: texts scored by a model that was trained for it.
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`profile`]: where the time of some steps went, and how fast each operation was.
@@ -40,6 +41,7 @@ pub mod ranks;
 pub mod reference;
 mod reports;
 mod resume;
+pub mod reward_model;
 pub mod run_dir;
 pub mod saver;
 pub mod schedule;
@@ -56,4 +58,5 @@ pub use config::Config;
 pub use error::{Fault, Result, TrainError};
 pub use events::{Event, Observer};
 pub use plan::Plan;
+pub use reward_model::{Answers, RewardModel};
 pub use trainer::{Options, Outcome, Trainer};

@@ -15,6 +15,7 @@ use tandem_kernels::{Device, Tensor};
 use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split, Stage};
 
 use crate::config::{ComputeConfig, Config};
+use crate::prepare::open_folder;
 use crate::stages::Stages;
 use crate::store::{Sharding, lost};
 use crate::{Result, TrainError, numbers};
@@ -254,7 +255,7 @@ pub fn check(config: &Config, num_ranks: usize) -> Result<()> {
     let compute = &config.compute;
     check_ranks(compute, num_ranks)?;
     if compute.tensor * compute.pipeline > 1 {
-        check_model(&ModelFolder::open(&config.model)?, compute)?;
+        check_model(&open_folder(config)?, compute)?;
     }
     Ok(())
 }

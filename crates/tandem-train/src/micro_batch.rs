@@ -18,8 +18,10 @@ pub struct MicroBatch {
     pub forest: Forest,
     /// Scored tokens per sequence.
     pub scored_tokens: Vec<u32>,
-    /// Tokens of each answer; for SFT the scored tokens.
+    /// Tokens of each answer; but for DPO the scored tokens.
     pub answer_tokens: Vec<u32>,
+    /// By how much the reward of each pair's chosen answer is to lead; none but for reward models.
+    pub margins: Vec<f32>,
     /// Tokens as a padding trainer counts them, without its padding: every answer with its own copy of the prompt.
     pub sequence_tokens: u64,
 }
@@ -68,14 +70,15 @@ pub struct MicroBatcher {
     size: Size,
     share_prefix: bool,
     in_rounds: bool,
+    pad: Option<u32>,
     builder: ForestBuilder,
 }
 
 impl MicroBatcher {
     /// For rows of the given kind. `in_rounds` is for ranks that meet in the walk, so that each has to wait for the others in
-    /// every micro-batch.
-    pub fn new(method: Method, size: Size, share_prefix: bool, in_rounds: bool) -> Self {
-        Self { method, size, share_prefix, in_rounds, builder: ForestBuilder::new(share_prefix) }
+    /// every micro-batch. `pad` is the token that the ends of a reward model's texts stand before.
+    pub fn new(method: Method, size: Size, share_prefix: bool, in_rounds: bool, pad: Option<u32>) -> Self {
+        Self { method, size, share_prefix, in_rounds, pad, builder: ForestBuilder::new(share_prefix) }
     }
 
     /// The micro-batches of a batch, as ranges of its rows.
@@ -94,7 +97,7 @@ impl MicroBatcher {
     /// # Errors
     /// If a row cannot form a forest: the cache is not what it was checked to be.
     pub fn build(&mut self, cache: &TokenCache, rows: &[u32]) -> Result<MicroBatch> {
-        let (mut sequence_tokens, mut answer_tokens) = (0, Vec::new());
+        let (mut sequence_tokens, mut answer_tokens, mut margins) = (0, Vec::new(), Vec::new());
         for &row in rows {
             match self.method {
                 Method::Sft => {
@@ -108,6 +111,12 @@ impl MicroBatcher {
                     answer_tokens.extend([pair.chosen.len(), pair.rejected.len()].map(|n| n as u32));
                     self.builder.push_pair(&pair);
                 }
+                Method::Reward => {
+                    let pair = cache.pair(row as usize);
+                    sequence_tokens += pair.lengths().iter().sum::<usize>() as u64;
+                    margins.push(cache.margin(row as usize));
+                    self.builder.push_ends(pair.prompt, &[pair.chosen, pair.rejected], self.pad);
+                }
             }
         }
         let forest = self.builder.finish()?;
@@ -115,10 +124,10 @@ impl MicroBatcher {
         for prediction in &forest.predictions {
             scored_tokens[prediction.sequence as usize] += 1;
         }
-        if self.method == Method::Sft {
+        if self.method != Method::Dpo {
             answer_tokens.clone_from(&scored_tokens);
         }
-        Ok(MicroBatch { rows: rows.to_vec(), forest, scored_tokens, answer_tokens, sequence_tokens })
+        Ok(MicroBatch { rows: rows.to_vec(), forest, scored_tokens, answer_tokens, margins, sequence_tokens })
     }
 
     /// What rank `rank` of `num_ranks` computes of a batch. The cut is that of one rank; only who computes what differs.
@@ -144,7 +153,7 @@ impl MicroBatcher {
                     let row = cache.scored(row as usize);
                     (row.num_scored(), row.tokens.len())
                 }
-                Method::Dpo => {
+                Method::Dpo | Method::Reward => {
                     let pair = cache.pair(row as usize);
                     (pair.num_scored()[0], pair.lengths().iter().sum())
                 }

@@ -12,7 +12,7 @@ use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::{Backend, DType, Format};
 use tandem_model::adapter::PeftFolder;
-use tandem_model::{Adapter, AdapterConfig, Checkpointing, Decoder, ModelFolder, Walk};
+use tandem_model::{Adapter, AdapterConfig, Checkpointing, Decoder, ModelFolder, Part, Walk};
 
 use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, Weights};
 use crate::events::{Event, Observer};
@@ -37,6 +37,9 @@ pub struct Prepared {
     /// Held-out tokens.
     pub eval: Option<TokenCache>,
 }
+
+/// The module of a reward model that trains whole beside an adapter.
+const SCORE: &str = "score";
 
 /// The models of a run, described.
 #[derive(Clone)]
@@ -63,11 +66,24 @@ impl Decoders {
         };
         let policy = match &config.adapter {
             None => Arc::new(plain.clone()),
-            Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => adapted(adapter.clone())?,
+            Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => {
+                let mut adapter = adapter.clone();
+                // As the peft library does: without it there is nothing to score with.
+                if plain.spec().head.is_score() && !adapter.modules_to_save.iter().any(|name| name == SCORE) {
+                    adapter.modules_to_save.push(SCORE.to_owned());
+                }
+                adapted(adapter)?
+            }
             Some(AdapterSection { start: AdapterStart::Folder(path), dropout }) => {
                 adapted(AdapterConfig { dropout: *dropout, ..PeftFolder::open(path)?.config().clone() })?
             }
         };
+        let trains_head = |adapter: &Adapter| adapter.saved().contains(&Part::ScoreWeight);
+        if plain.spec().head.is_score() && policy.adapter().is_some_and(|adapter| !trains_head(adapter)) {
+            let reason = "the adapter that adapter.start names is not a reward model's: it has no head that scores texts; leave \
+                          adapter.start out to begin another";
+            return Err(TrainError::Mismatch { reason: reason.to_owned() });
+        }
         Ok(Self { policy, reference })
     }
 }
@@ -78,7 +94,7 @@ impl Prepared {
     /// # Errors
     /// If a file is missing or wrong, a row is broken, or the data leaves nothing to train on.
     pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
-        let mut folder = ModelFolder::open(&config.model)?;
+        let mut folder = open_folder(config)?;
         if let Weights::File(path) = &config.weights {
             folder = folder.with_weights(path);
         }
@@ -91,6 +107,17 @@ impl Prepared {
                 config.model.display(),
             )));
         }
+        let tokenizer = Tokenizer::from_folder(&config.model)?;
+        if config.method == Method::Reward {
+            folder = with_padding(folder, &tokenizer);
+        }
+        if folder.begins_score_head() && config.weights != Weights::Random {
+            observer.event(&Event::Warning(&format!(
+                "{} is a language model: the head that scores texts starts at random, drawn from the seed {}",
+                config.model.display(),
+                config.seed,
+            )));
+        }
         let spec = folder.spec().clone();
         if let Some(path) = &config.reference.model {
             let reference = ModelFolder::open(path)?;
@@ -98,7 +125,6 @@ impl Prepared {
         }
         // An adapter that does not fit is found before any row is read.
         Decoders::of(config, &Decoder::new(spec.clone(), 1)?)?;
-        let tokenizer = Tokenizer::from_folder(&config.model)?;
         let train = tokens(config, &tokenizer, &config.data.train, Split::Train, observer)?;
         let eval = match config.data.eval.as_slice() {
             [] => None,
@@ -121,7 +147,8 @@ impl Prepared {
     /// What cuts this run's batches.
     pub fn batcher(&self, config: &Config) -> MicroBatcher {
         let in_rounds = config.compute.sharding.meets_in_walk();
-        MicroBatcher::new(config.method, config.train.micro_batch, config.data.share_prefix, in_rounds)
+        let (size, pad) = (config.train.micro_batch, self.decoder.spec().head.pad());
+        MicroBatcher::new(config.method, size, config.data.share_prefix, in_rounds, pad)
     }
 
     /// The rows of this run's steps.
@@ -139,6 +166,27 @@ impl Prepared {
             Split::Train => Some(&self.train),
             Split::Eval => self.eval.as_ref(),
         }
+    }
+}
+
+/// The policy's folder, as the method reads it.
+///
+/// # Errors
+/// If there is none, or it holds another kind of model.
+pub(crate) fn open_folder(config: &Config) -> Result<ModelFolder> {
+    Ok(match config.method {
+        Method::Sft | Method::Dpo => ModelFolder::open(&config.model)?,
+        Method::Reward => ModelFolder::open_reward(&config.model, config.seed)?,
+    })
+}
+
+/// The same reward model, whose texts are padded with what the tokenizer pads with, else with what ends them, as in TRL. Here nothing is
+/// padded; but the end of a text stands before such tokens, also for who reads the model later.
+fn with_padding(folder: ModelFolder, tokenizer: &Tokenizer) -> ModelFolder {
+    let end = || tokenizer.eos_token().ok().and_then(|token| tokenizer.id(token));
+    match tokenizer.pad_id().or_else(end) {
+        Some(pad) => folder.with_pad(pad),
+        None => folder,
     }
 }
 
@@ -188,6 +236,7 @@ fn tokens(
     let kind = match config.method {
         Method::Sft => tandem_data::record::Kind::Supervised,
         Method::Dpo => tandem_data::record::Kind::Preference,
+        Method::Reward => tandem_data::record::Kind::Reward,
     };
     let DataConfig { max_length, truncation, loss_on, .. } = config.data;
     let options = RowOptions { kind, max_length: Some(max_length), truncation, loss_on };

@@ -64,7 +64,11 @@ impl Start {
         }
     }
 
-    fn of_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
+    /// What lies in a folder.
+    ///
+    /// # Errors
+    /// If the files cannot be read or do not fit.
+    pub fn of_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         Ok(Self { source: Source::Files(folder.weights(decoder)?), quantised: folder.quantised() })
     }
 
@@ -175,6 +179,23 @@ impl Start {
         let bytes = self.pack(decoder, homes, kind, &packings, place, see)?;
         let (device, decoder, away) = (&homes.device, decoder.clone(), Away::of(homes)?);
         Ok(Box::new(FrozenWeights::new(device, decoder, packings, bytes, group, away, dtype)?))
+    }
+
+    /// Weights that never change, whole in the memory of `device`.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn resident(
+        &self,
+        decoder: &Arc<Decoder>,
+        device: &Device,
+        format: Format,
+        dtype: DType,
+    ) -> Result<FrozenWeights> {
+        let homes = Homes::all_in(device.clone());
+        let packings = Packings::new(decoder, format, dtype);
+        let bytes = self.pack(decoder, &homes, Kind::Weights, &packings, (0, 1), None)?;
+        FrozenWeights::new(device, decoder.clone(), packings, bytes, None, None, dtype)
     }
 
     /// This rank's part of every packed layer. One piece at a time is in memory as f32.

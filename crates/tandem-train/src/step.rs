@@ -17,7 +17,9 @@ use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{MetricSums, Sides, Split};
 use crate::micro_batch::{MicroBatch, Share};
-use crate::objective::{BatchTotals, Loss, ObjectiveConfig, PairLogProbs, likelihood_loss, preference_loss};
+use crate::objective::{
+    BatchTotals, Loss, ObjectiveConfig, PairLogProbs, likelihood_loss, preference_loss, reward_loss,
+};
 use crate::optimizer::Optimizer;
 use crate::pipeline::{Turn, turns};
 use crate::prepare::{checkpointing, compute_type};
@@ -38,7 +40,7 @@ pub struct Scorer {
     pub dtype: DType,
     /// What backward recomputes.
     pub checkpointing: Checkpointing,
-    /// SFT or preference.
+    /// SFT, preference or reward model.
     pub method: Method,
     /// The loss.
     pub objective: ObjectiveConfig,
@@ -57,7 +59,7 @@ pub struct Scorer {
     loss: Loss,
 }
 
-/// Each sequence's log-probability, under the policy and under what it is compared with.
+/// Each sequence's log-probability (or its reward), under the policy and under what it is compared with.
 struct Compared {
     policy: Vec<f64>,
     reference: Option<Vec<f64>>,
@@ -331,6 +333,11 @@ impl Scorer {
                 preference_loss(&compared.pairs(micro), totals, &self.objective, loss);
                 totals.pairs
             }
+            Method::Reward => {
+                let centring = self.objective.center_rewards_coefficient;
+                reward_loss(&compared.policy, &micro.margins, centring, loss);
+                totals.pairs
+            }
         };
         if let Some(derivative) = derivative {
             // The loss is a mean over the whole batch, so its derivative is divided here, before anything is summed.
@@ -347,16 +354,17 @@ impl Scorer {
         let mut report = Report { in_range: true, ..Report::default() };
         let Some(compared) = compared else { return report };
         let sums = &mut report.sums;
-        let sides = match self.method {
-            Method::Sft => Sides::Single,
-            Method::Dpo => {
-                sums.add_pairs(&compared.pairs(micro), self.objective.beta);
-                Sides::Pairs
-            }
-        };
         sums.add_loss(&self.loss);
         let (_, rows) = micro.forest.scored_rows();
-        sums.add_tokens(&self.scores, &rows, &micro.forest.predictions, sides);
+        let predictions = &micro.forest.predictions;
+        match self.method {
+            Method::Sft => sums.add_tokens(&self.scores, &rows, predictions, Sides::Single),
+            Method::Dpo => {
+                sums.add_pairs(&compared.pairs(micro), self.objective.beta);
+                sums.add_tokens(&self.scores, &rows, predictions, Sides::Pairs);
+            }
+            Method::Reward => sums.add_rewards(&compared.policy),
+        }
         let Compared { policy, reference } = compared;
         report.log_ratio = reference.map_or(0.0, |r| policy.iter().zip(r).map(|(p, r)| p - r).sum());
         report.scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();

@@ -177,7 +177,7 @@ impl Targets<'_> {
 /// What the forward pass of the head yields, on the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeadScores {
-    /// Log-probability of each prediction's target `[P]`.
+    /// Log-probability of each prediction's target `[P]`; from the head of a reward model, which gives nothing else, its score.
     pub log_prob: Vec<f32>,
     /// Whether the target has the largest logit (the first of equals) `[P]`.
     pub hit: Vec<bool>,

@@ -110,7 +110,8 @@ impl<'a> Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Scores the forest's predictions and keeps nothing.
+    /// Scores the forest's predictions and keeps nothing. A [score head](crate::spec::HeadKind::Score) gives each prediction's row
+    /// a number, which stands where a log-probability would, here and in [`Walk::backward`].
     ///
     /// # Errors
     /// If a token is outside the vocabulary, a position beyond the decoder's, weights cannot be had, or memory ends.

@@ -66,6 +66,11 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<DataConfig, 
         eval: section.take("eval").map_or(Ok(Vec::new()), sources)?,
         max_length: section.take("max_length").map_or(Ok(1024), |e| e.integer(2..=1 << 24))? as usize,
         truncation: section.take("truncation").map_or(Ok(Truncation::KeepStart), |e| {
+            if method == Method::Reward {
+                let reason =
+                    "a reward model sees whole texts, and rows with longer ones are dropped; remove it";
+                return Err(e.conflict(reason));
+            }
             e.one_of(&[("keep_start", Truncation::KeepStart), ("keep_end", Truncation::KeepEnd)])
         })?,
         order: section.take("order").map_or(Ok(Order::Shuffled), |e| {

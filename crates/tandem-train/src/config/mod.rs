@@ -68,6 +68,8 @@ pub enum Method {
     Sft,
     /// Direct preference optimisation and its family.
     Dpo,
+    /// A reward model from preferences.
+    Reward,
 }
 
 impl Method {
@@ -76,6 +78,7 @@ impl Method {
         match self {
             Self::Sft => "sft",
             Self::Dpo => "dpo",
+            Self::Reward => "reward",
         }
     }
 }
@@ -129,9 +132,9 @@ impl Config {
 
     fn from_tree(tree: tree::Node, path: &Path) -> Result<Self, ConfigError> {
         let mut root = Section::root(tree, path)?;
-        let method = root.required("method", "how to train: \"sft\" or \"dpo\"")?.one_of_with(
-            &[("sft", Method::Sft), ("dpo", Method::Dpo)],
-            &[("online", "Online DPO is not there yet; \"sft\" and \"dpo\" are")],
+        let method = root.required("method", "how to train: \"sft\", \"dpo\" or \"reward\"")?.one_of_with(
+            &[Method::Sft, Method::Dpo, Method::Reward].map(|method| (method.name(), method)),
+            &[("online", "Online DPO is not there yet; \"sft\", \"dpo\" and \"reward\" are")],
         )?;
         let model = root.required("model", "an HF model folder")?.path()?;
         let weights = match root.take("weights") {

@@ -7,7 +7,12 @@ use crate::objective::registry::{LOSSES, NOT_YET, find};
 use crate::objective::{Divergence, ObjectiveConfig, Smoothing, Term};
 
 pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveConfig, ConfigError> {
+    let center_rewards_coefficient = centring(section.take("center_rewards_coefficient"), method)?;
     let terms = match section.take("loss") {
+        Some(entry) if method == Method::Reward => {
+            return Err(entry.conflict("method = \"reward\" has one loss; remove it"));
+        }
+        None if method == Method::Reward => Vec::new(),
         Some(entry) => terms(entry, method)?,
         None => {
             let name = if method == Method::Sft { "sft" } else { "sigmoid" };
@@ -21,8 +26,8 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveCon
     let divergence = section.take("f_divergence_type");
     let alpha = section.take("f_alpha_divergence_coef");
     for entry in [&beta, &smoothing, &reference_free, &tau, &divergence, &alpha].into_iter().flatten() {
-        if method == Method::Sft {
-            return Err(entry.conflict("it has no meaning under method = \"sft\"; remove it"));
+        if method != Method::Dpo {
+            return Err(entry.conflict(format!("it has no meaning under method = \"{method}\"; remove it")));
         }
     }
     if let Some(entry) = tau.as_ref().filter(|_| terms.iter().all(|t| t.loss.name != "discopop")) {
@@ -35,9 +40,19 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveCon
         reference_free: reference_free.map_or(Ok(false), |e| e.boolean())?,
         discopop_tau: tau.map_or(Ok(0.05), |e| e.number("a positive number", |t| t > 0.0))?,
         terms,
+        center_rewards_coefficient,
     };
     section.finish()?;
     Ok(config)
+}
+
+fn centring(entry: Option<Entry>, method: Method) -> Result<Option<f64>, ConfigError> {
+    match entry {
+        Some(entry) if method != Method::Reward => {
+            Err(entry.conflict("only method = \"reward\" has rewards to centre; remove it"))
+        }
+        entry => entry.map(|e| e.number("a positive number", |c| c > 0.0)).transpose(),
+    }
 }
 
 fn terms(entry: Entry, method: Method) -> Result<Vec<Term>, ConfigError> {

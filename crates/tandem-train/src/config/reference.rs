@@ -49,7 +49,7 @@ pub enum ReferenceKind {
     Model,
     /// What the policy was, pulled towards it every now and then.
     Sync,
-    /// There is none: SFT, or a reference-free loss.
+    /// There is none: SFT, a reward model, or a reference-free loss.
     None,
 }
 
@@ -77,7 +77,7 @@ pub(super) fn parse(
     adapter: Option<&AdapterSection>,
 ) -> Result<ReferenceConfig, ConfigError> {
     use ReferenceKind::{Adapter, Base, Model, None as NoReference, Precompute};
-    let unneeded = method == Method::Sft || objective.reference_free;
+    let unneeded = method != Method::Dpo || objective.reference_free;
     let kind_entry = section.take("kind");
     let kind = match &kind_entry {
         None if unneeded => NoReference,
@@ -92,8 +92,9 @@ pub(super) fn parse(
                 ));
             }
             (NoReference, _) => {}
-            (_, Method::Sft) => {
-                return Err(entry.conflict("method = \"sft\" has no reference; remove the [reference] table"));
+            (_, Method::Sft | Method::Reward) => {
+                let reason = format!("method = \"{method}\" has no reference; remove the [reference] table");
+                return Err(entry.conflict(reason));
             }
             _ if objective.reference_free => {
                 return Err(entry.conflict(

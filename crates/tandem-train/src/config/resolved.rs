@@ -114,7 +114,9 @@ impl Config {
             Truncation::KeepStart => "keep_start",
             Truncation::KeepEnd => "keep_end",
         };
-        out.push(("truncation", truncation.into()));
+        if self.method != super::Method::Reward {
+            out.push(("truncation", truncation.into()));
+        }
         out.push(("order", data.order.name().into()));
         out.extend(data.cache.as_deref().map(|cache| ("cache", path(cache))));
         out.push(("share_prefix", data.share_prefix.into()));
@@ -130,6 +132,10 @@ impl Config {
 
     fn objective_entries(&self) -> Entries {
         let objective = &self.objective;
+        if self.method == super::Method::Reward {
+            let centring = objective.center_rewards_coefficient;
+            return centring.map(|c| ("center_rewards_coefficient", c.into())).into_iter().collect();
+        }
         let loss = match &objective.terms[..] {
             [only] if only.weight == 1.0 => Value::from(only.loss.name),
             terms => Value::Table(terms.iter().map(|t| (t.loss.name.into(), t.weight.into())).collect()),

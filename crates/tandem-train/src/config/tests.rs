@@ -3,6 +3,7 @@
 mod accepted;
 mod adapters;
 mod refused;
+mod rewards;
 
 use std::fs;
 

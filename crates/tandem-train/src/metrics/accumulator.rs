@@ -13,6 +13,8 @@ pub enum Sides {
     Pairs,
     /// Every sequence is an answer to learn (SFT).
     Single,
+    /// As pairs, of which rewards are all there is.
+    Rewards,
 }
 
 /// Sums over any number of micro-batches. Adding the micro-batches of a batch in any cut gives the same means (to f64
@@ -32,6 +34,8 @@ pub struct MetricSums {
     mean_logit: [f64; 2],
     hits: [f64; 2],
     tokens: [f64; 2],
+    /// The least and the largest reward of a reward model; zeros before there is one.
+    reward_range: [f64; 2],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
 }
@@ -57,6 +61,24 @@ impl MetricSums {
         }
     }
 
+    /// Adds the rewards `[2B]` of a micro-batch's pairs, from a reward model.
+    pub fn add_rewards(&mut self, rewards: &[f64]) {
+        let mut own = Self { sides: (!rewards.is_empty()).then_some(Sides::Rewards), ..Self::default() };
+        for &[chosen, rejected] in rewards.as_chunks::<2>().0 {
+            own.chosen_reward += chosen;
+            own.rejected_reward += rejected;
+            own.accurate += f64::from(u8::from(chosen > rejected));
+            own.pairs += 1.0;
+        }
+        own.reward_range = match rewards {
+            [] => [0.0; 2],
+            [first, rest @ ..] => {
+                rest.iter().fold([*first; 2], |[least, most], &r| [least.min(r), most.max(r)])
+            }
+        };
+        self.merge(&own);
+    }
+
     /// Adds a micro-batch's tokens. `rows[i]` is the row of `scores` that prediction `i` was scored at
     /// ([`Forest::scored_rows`](tandem_kernels::Forest::scored_rows)). A row that predicts a token of both answers counts
     /// once for each, as in TRL, where the answers are separate sequences.
@@ -80,7 +102,7 @@ impl MetricSums {
         self.sides = Some(sides);
         for ((prediction, &row), &hit) in predictions.iter().zip(rows).zip(&scores.hit) {
             let side = match sides {
-                Sides::Pairs => (prediction.sequence % 2) as usize,
+                Sides::Pairs | Sides::Rewards => (prediction.sequence % 2) as usize,
                 Sides::Single => 0,
             };
             self.entropy[side] += f64::from(scores.entropy[row as usize]);
@@ -97,6 +119,7 @@ impl MetricSums {
             None => 0.0,
             Some(Sides::Pairs) => 1.0,
             Some(Sides::Single) => 2.0,
+            Some(Sides::Rewards) => 3.0,
         };
         [
             self.loss,
@@ -115,6 +138,8 @@ impl MetricSums {
             hits[1],
             tokens[0],
             tokens[1],
+            self.reward_range[0],
+            self.reward_range[1],
             sides,
         ]
     }
@@ -135,16 +160,18 @@ impl MetricSums {
             mean_logit: [n[10], n[11]],
             hits: [n[12], n[13]],
             tokens: [n[14], n[15]],
-            sides: match n[16] {
+            reward_range: [n[16], n[17]],
+            sides: match n[18] {
                 1.0 => Some(Sides::Pairs),
                 2.0 => Some(Sides::Single),
+                3.0 => Some(Sides::Rewards),
                 _ => None,
             },
         }
     }
 
     /// Numbers in [`MetricSums::to_numbers`].
-    pub const WIDTH: usize = 17;
+    pub const WIDTH: usize = 19;
 
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {
@@ -167,6 +194,14 @@ impl MetricSums {
             self.hits[side] += other.hits[side];
             self.tokens[side] += other.tokens[side];
         }
+        self.reward_range = match (self.sides, other.sides) {
+            (Some(Sides::Rewards), Some(Sides::Rewards)) => {
+                let ([a, b], [c, d]) = (self.reward_range, other.reward_range);
+                [a.min(c), b.max(d)]
+            }
+            (Some(Sides::Rewards), _) => self.reward_range,
+            _ => other.reward_range,
+        };
         self.sides = self.sides.or(other.sides);
     }
 
@@ -184,6 +219,14 @@ impl MetricSums {
     pub fn report(&self, record: &mut Record) {
         if self.weight > 0.0 {
             record.set("loss", self.loss());
+        }
+        if self.sides == Some(Sides::Rewards) {
+            record.set("accuracy", self.accurate / self.pairs);
+            record.set("margin", (self.chosen_reward - self.rejected_reward) / self.pairs);
+            record.set("min_reward", self.reward_range[0]);
+            record.set("mean_reward", (self.chosen_reward + self.rejected_reward) / (2.0 * self.pairs));
+            record.set("max_reward", self.reward_range[1]);
+            return;
         }
         if self.pairs > 0.0 {
             record.set("rewards/chosen", self.chosen_reward / self.pairs);
@@ -283,6 +326,21 @@ mod tests {
         assert_eq!(record.get("rewards/margins"), Some(0.75));
         assert_eq!(record.get("rewards/accuracies"), Some(0.5));
         assert_eq!((record.get("logps/chosen"), record.get("logps/rejected")), (Some(-4.5), Some(-7.0)));
+    }
+
+    #[test]
+    fn rewards_keep_their_range_over_micro_batches_and_ranks() {
+        let [mut sums, mut second] = [MetricSums::default(); 2];
+        sums.add_rewards(&[3.0, 1.0, 2.0, 2.0]);
+        second.add_rewards(&[-4.0, -2.0]);
+        // A rank that computed nothing of a batch reports zeros.
+        sums.merge(&MetricSums::from_numbers(&MetricSums::default().to_numbers()));
+        sums.merge(&MetricSums::from_numbers(&second.to_numbers()));
+        let record = report(&sums);
+        let found =
+            ["min_reward", "mean_reward", "max_reward", "margin", "accuracy"].map(|name| record.get(name));
+        assert_eq!(found, [-4.0, 2.0 / 6.0, 3.0, 0.0, 1.0 / 3.0].map(Some));
+        assert_eq!((record.get("rewards/chosen"), record.get("entropy")), (None, None));
     }
 
     /// What TRL gets wrong: means of means. Unequal micro-batches must give the whole batch's mean.

@@ -32,6 +32,8 @@ impl Split {
 /// | `logits/chosen`, `logits/rejected` | mean over answer tokens of the mean over the vocabulary |
 /// | `entropy` | mean over answer tokens, nats |
 /// | `mean_token_accuracy` | share of chosen answer tokens with the largest logit |
+/// | `accuracy`, `margin` | of a reward model: share of pairs whose chosen answer has the larger reward; mean of the difference |
+/// | `min_reward`, `mean_reward`, `max_reward` | of a reward model, over both answers |
 /// | `num_tokens` | tokens seen since the start, prompts counted for each answer |
 /// | `grad_norm` | before clipping |
 /// | `learning_rate` | of this step |

@@ -19,16 +19,18 @@ mod ipo;
 mod logistic;
 mod pointwise;
 pub mod registry;
+mod reward;
 mod sft;
 mod sppo;
 
 pub use divergence::Divergence;
 pub use registry::{PairLoss, Smoothing};
+pub use reward::reward_loss;
 
 /// What the user asked to minimise.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjectiveConfig {
-    /// The losses and their weights; their weighted sum is the loss. Never empty.
+    /// The losses and their weights; their weighted sum is the loss. Empty for reward models alone, which have one loss.
     pub terms: Vec<Term>,
     /// Strength of the pull towards the reference, positive.
     pub beta: f64,
@@ -40,6 +42,8 @@ pub struct ObjectiveConfig {
     pub discopop_tau: f64,
     /// Which divergence to the reference.
     pub divergence: Divergence,
+    /// How strongly the sum of a pair's rewards is pulled towards zero: for reward models.
+    pub center_rewards_coefficient: Option<f64>,
 }
 
 /// A loss and its weight in the sum.
@@ -107,7 +111,7 @@ pub struct Loss {
     pub sum: f64,
     /// Number of pairs (of scored tokens, for SFT) in `sum`.
     pub weight: f64,
-    /// ∂ `sum` / ∂ (policy log-probability of sequence `s`).
+    /// ∂ `sum` / ∂ (policy log-probability, or reward, of sequence `s`).
     pub d_log_prob: Vec<f64>,
 }
 

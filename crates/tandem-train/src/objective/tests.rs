@@ -21,6 +21,7 @@ fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         .map(|&(name, weight)| Term { loss: registry::find(name).expect("a known loss"), weight })
         .collect();
     ObjectiveConfig {
+        center_rewards_coefficient: None,
         terms,
         beta: 0.1,
         label_smoothing: 0.0,

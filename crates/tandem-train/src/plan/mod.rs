@@ -234,7 +234,7 @@ impl Plan {
                 (length, _) => length.total_steps(data.train_rows, config.train.batch_size),
             },
             batch_size: config.train.batch_size,
-            pairs: config.method == crate::config::Method::Dpo,
+            pairs: config.method != crate::config::Method::Sft,
             outside: outside_arena(outline, threads(config)),
             data,
             phases,

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
-use tandem_model::{Decoder, ModelFolder, Room, Stage};
+use tandem_model::{Decoder, Room, Stage};
 
 use super::largest::Largest;
 use crate::config::{Config, Method, MicroBatch as Size, Order, ReferenceKind};
 use crate::homes::Rooms;
 use crate::micro_batch::{MicroBatch, deal};
-use crate::prepare::Prepared;
+use crate::prepare::{Prepared, open_folder};
 use crate::{Result, TrainError};
 
 /// What a plan has to know of the model and of the data.
@@ -131,7 +131,7 @@ impl<'a> Outline<'a> {
                 "of {tokens} tokens of a micro-batch, {scored} cannot be scored: 2 to {tokens} can"
             ));
         }
-        let folder = ModelFolder::open(&config.model)?;
+        let folder = open_folder(config)?;
         let spec = folder.spec().clone();
         let rows = config.train.batch_size;
         Ok(Self {
@@ -245,7 +245,7 @@ fn typical(steps: &[Vec<usize>]) -> (usize, usize) {
 impl Assumed {
     /// Tokens of the prompt and of an answer of each row, and how many rows there are.
     fn shape(self, config: &Config) -> (usize, usize, usize) {
-        let answers = if config.method == Method::Dpo { 2 } else { 1 };
+        let answers = if config.method == Method::Sft { 1 } else { 2 };
         let tokens = match config.train.micro_batch {
             Size::Tokens(most) => self.tokens.min(most),
             Size::Rows(_) => self.tokens,
@@ -282,6 +282,7 @@ impl Assumed {
                     chosen: &chosen,
                     rejected: &rejected,
                 }),
+                Method::Reward => builder.push_ends(&prompt_tokens, &[&chosen, &rejected], None),
             }
         }
         let forest = builder.finish()?;
@@ -294,6 +295,7 @@ impl Assumed {
             forest,
             scored_tokens: counts.clone(),
             answer_tokens: counts,
+            margins: vec![0.0; if config.method == Method::Reward { rows } else { 0 }],
             sequence_tokens,
         };
         let in_step = config.train.batch_size.div_ceil(rows);

@@ -45,6 +45,13 @@ fn dpo_with_every_reference() {
 }
 
 #[test]
+fn reward_models() {
+    near("reward", &[], SAME_ARITHMETIC);
+    near("reward", &["adapter.rank=4", "compute.offload=host"], SAME_ARITHMETIC);
+    near("reward", &["compute.dtype=bf16"], IN_BF16);
+}
+
+#[test]
 fn adapters_on_every_format() {
     for format in ["f32", "bf16", "int8", "nf4"] {
         let format = format!("compute.format={format}");

@@ -136,15 +136,27 @@ fn other_passes_do_not_make_steps_larger() {
 fn no_run_takes_more_than_was_planned() {
     let small = Small::new("dpo");
     small.finish("start", Start::Fresh, &["adapter.rank=4", "reference.kind=base"]);
+    takes_what_is_planned(&small, &KINDS, &PLACES);
+}
+
+/// Of each pair two rows are scored, or one.
+#[test]
+fn nor_does_a_reward_model() {
+    let whole: Vec<_> =
+        PLACES.into_iter().filter(|(_, of_place)| of_place != &["compute.tensor=2"]).collect();
+    takes_what_is_planned(&Small::new("reward"), &[&[], &["adapter.rank=4", "compute.format=nf4"]], &whole);
+}
+
+fn takes_what_is_planned(small: &Small, kinds: &[&[&str]], places: &[(usize, &[&str])]) {
     let start = small.path("start/final").display().to_string();
     let folder = small.path("").display().to_string();
     let mut wrong = String::new();
     let mut runs = 0;
     for seed in 0..SEEDS {
-        let train = write_pairs(&small, &format!("train-{seed}.jsonl"), 2 * seed, 40);
-        let eval = write_pairs(&small, &format!("eval-{seed}.jsonl"), 2 * seed + 1, 11);
-        for of_kind in KINDS {
-            for (ranks, of_place) in PLACES {
+        let train = write_pairs(small, &format!("train-{seed}.jsonl"), 2 * seed, 40);
+        let eval = write_pairs(small, &format!("eval-{seed}.jsonl"), 2 * seed + 1, 11);
+        for &of_kind in kinds {
+            for &(ranks, of_place) in places {
                 if of_place == ["compute.tensor=2"] && of_kind.iter().any(|key| key.starts_with("adapter")) {
                     continue; // Refused: slices have no adapters.
                 }

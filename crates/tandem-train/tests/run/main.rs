@@ -12,6 +12,7 @@ mod pipeline;
 mod profile;
 mod ranks;
 mod resume;
+mod reward;
 mod safety;
 mod small;
 mod states;

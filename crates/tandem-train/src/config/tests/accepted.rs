@@ -47,6 +47,7 @@ fn the_example_arrives_whole() {
             reference_free: false,
             discopop_tau: 0.05,
             divergence: crate::objective::Divergence::ReverseKl,
+            center_rewards_coefficient: None,
         },
         train: TrainConfig {
             batch_size: 8,
