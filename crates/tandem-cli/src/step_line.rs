@@ -19,9 +19,9 @@ impl StepLine {
     pub fn from_metrics(get: impl Fn(&str) -> Option<f64>) -> Self {
         Self {
             loss: get("loss"),
-            margin: get("rewards/margins"),
+            margin: get("rewards/margins").or_else(|| get("margin")),
             // SFT has the token accuracy, preference methods the share of pairs that are the right way round.
-            accuracy: get("rewards/accuracies").or_else(|| get("mean_token_accuracy")),
+            accuracy: ["rewards/accuracies", "accuracy", "mean_token_accuracy"].into_iter().find_map(&get),
             grad_norm: get("grad_norm"),
             learning_rate: get("learning_rate"),
             tokens_per_second: get("tokens_per_second"),

@@ -29,7 +29,7 @@ pub fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
     for row in (0..cache.num_rows()).skip(arguments.from).take(arguments.rows) {
         lines.push(format!("\n{}", cache.origin(row)));
         let shown = match config.method {
-            Method::Dpo => show_pair(&prepared.tokenizer, &cache.pair(row), options),
+            Method::Dpo | Method::Reward => show_pair(&prepared.tokenizer, &cache.pair(row), options),
             Method::Sft => show_scored(&prepared.tokenizer, &cache.scored(row), options),
         };
         lines.extend(shown.map_err(TrainError::from)?);
