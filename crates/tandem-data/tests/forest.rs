@@ -20,6 +20,15 @@ impl Random {
     }
 }
 
+/// The tokens on the path to a row, with its own.
+fn text_up_to(forest: &Forest, row: u32) -> Vec<u32> {
+    let segment = forest.segments.iter().position(|s| s.range.contains(&row)).unwrap();
+    let mut path: Vec<_> = forest.ancestors(segment).map(|s| s.range.clone()).collect();
+    path.reverse();
+    path.push(forest.segments[segment].range.start..row + 1);
+    path.into_iter().flatten().map(|r| forest.tokens[r as usize]).collect()
+}
+
 /// Reads the sequences back: the tokens on the path to each prediction's row, then its target.
 fn check(forest: &Forest, expected: &[Sequence]) {
     let rebuilt = Forest::new(
@@ -33,11 +42,7 @@ fn check(forest: &Forest, expected: &[Sequence]) {
     let mut found: Vec<Vec<usize>> = vec![Vec::new(); expected.len()];
     for prediction in &forest.predictions {
         let row = prediction.hidden_row;
-        let segment = forest.segments.iter().position(|s| s.range.contains(&row)).unwrap();
-        let mut path: Vec<_> = forest.ancestors(segment).map(|s| s.range.clone()).collect();
-        path.reverse();
-        path.push(forest.segments[segment].range.start..row + 1);
-        let mut tokens: Vec<u32> = path.into_iter().flatten().map(|r| forest.tokens[r as usize]).collect();
+        let mut tokens = text_up_to(forest, row);
         assert_eq!(forest.positions[row as usize] as usize, tokens.len() - 1);
         tokens.push(prediction.target);
         let (sequence, _) = &expected[prediction.sequence as usize];
@@ -160,10 +165,13 @@ fn a_recycled_forest_keeps_its_memory() {
     }
 }
 
-/// The token that texts are padded with, and the positions where `transformers` would pool them.
+/// A prompt with two answers, and at which token of each text its end is.
+type Ends = (&'static [u32], [&'static [u32]; 2], [usize; 2]);
+
+/// Token 0 is what texts are padded with; the positions are where `transformers` pools.
 #[test]
 fn a_sequence_ends_before_its_padding() {
-    let cases: [(&[u32], [&[u32]; 2], [usize; 2]); 6] = [
+    let cases: [Ends; 6] = [
         (&[5, 6], [&[7, 8], &[7, 9, 9]], [3, 4]),
         // The rejected answer is where the chosen one begins.
         (&[5, 6], [&[7, 8], &[7]], [3, 2]),
@@ -186,12 +194,7 @@ fn a_sequence_ends_before_its_padding() {
         assert_eq!(rebuilt.expect("the invariants hold"), forest);
         let mut ends = vec![None; forest.num_sequences as usize];
         for prediction in &forest.predictions {
-            let row = prediction.hidden_row;
-            let segment = forest.segments.iter().position(|s| s.range.contains(&row)).unwrap();
-            let mut path: Vec<_> = forest.ancestors(segment).map(|s| s.range.clone()).collect();
-            path.reverse();
-            path.push(forest.segments[segment].range.start..row + 1);
-            let tokens: Vec<u32> = path.into_iter().flatten().map(|r| forest.tokens[r as usize]).collect();
+            let tokens = text_up_to(&forest, prediction.hidden_row);
             assert!(ends[prediction.sequence as usize].replace(tokens).is_none(), "one end each");
         }
         let expected = cases.iter().flat_map(|(prompt, answers, ends)| {

@@ -90,6 +90,11 @@ fn ipo_on_every_mesh() {
     same_on_every_mesh("dpo", &["reference.kind=model", "objective.loss=ipo"]);
 }
 
+#[test]
+fn reward_models_on_every_mesh() {
+    same_on_every_mesh("reward", &["objective.center_rewards_coefficient=0.1"]);
+}
+
 /// All 32 rows at once are another cut, so other sums in f32: near, not the same bits.
 #[test]
 fn one_micro_batch_of_everything_is_near() {

@@ -153,10 +153,7 @@ fn the_bits_are_the_same_wherever_it_is_computed() {
         &["objective.center_rewards_coefficient=0.1"],
         &[
             &["compute.devices=cpu:2"],
-            &["compute.devices=cpu:2", "compute.sharding=zero1"],
-            &["compute.devices=cpu:3", "compute.sharding=zero2"],
             &["compute.devices=cpu:8", "compute.sharding=zero3"],
-            &["compute.devices=cpu:4", "compute.sharding=zero3", "compute.replicate=2"],
             &["compute.devices=cpu:2", "compute.pipeline=2"],
             &["compute.devices=cpu:1", "compute.offload=host"],
             &["compute.devices=cpu:1", "compute.checkpointing=block"],
