@@ -99,6 +99,10 @@ impl PeftFolder {
     /// # Panics
     /// If the decoder has no adapter.
     pub fn weights(&self, decoder: &Decoder) -> Result<AdapterFiles> {
+        if self.config.scores && !decoder.spec().head.is_score() {
+            let reason = "task_type is \"SEQ_CLS\": it is a reward model's adapter, and its base is read as a language model";
+            return Err(ModelError::format(&self.path.join(CONFIG), reason));
+        }
         let (file, old) = (self.path.join(WEIGHTS), self.path.join(OLD_WEIGHTS));
         let archive: Box<dyn TensorArchive> = if file.is_file() {
             Box::new(SafetensorsArchive::open(&file)?)

@@ -56,6 +56,8 @@ pub(super) struct PeftConfig {
     pub(super) adapter: AdapterConfig,
     /// Name or path of the base model.
     pub(super) base: Option<String>,
+    /// Whether it is a reward model's.
+    pub(super) scores: bool,
 }
 
 impl PeftConfig {
@@ -71,7 +73,8 @@ impl PeftConfig {
             return Err(config.error(format!("peft_type is {kind:?}; only \"LORA\" is supported")));
         }
         let task = config.word("task_type", "CAUSAL_LM")?;
-        if ![LANGUAGE, SCORE].contains(&task) {
+        let scores = task == SCORE;
+        if !scores && task != LANGUAGE {
             return Err(config.error(format!(
                 "task_type is {task:?}; only \"CAUSAL_LM\" and, for reward models, \"SEQ_CLS\" are supported"
             )));
@@ -86,7 +89,7 @@ impl PeftConfig {
         }
         let mut saved = names(&config, "modules_to_save")?.unwrap_or_default();
         // peft names what the heads of classifiers are called in any model; those of ours have the other one.
-        saved.retain(|name| task != SCORE || name != "classifier");
+        saved.retain(|name| !scores || name != "classifier");
         let adapter = AdapterConfig {
             kind: if config.flag("use_dora", false)? { AdapterKind::Dora } else { AdapterKind::Lora },
             rank: config.count("r")?,
@@ -97,7 +100,7 @@ impl PeftConfig {
             modules_to_save: saved,
         };
         let base = config.word("base_model_name_or_path", "")?;
-        Ok(Self { adapter, base: (!base.is_empty()).then(|| base.to_owned()) })
+        Ok(Self { adapter, base: (!base.is_empty()).then(|| base.to_owned()), scores })
     }
 }
 
