@@ -3,7 +3,7 @@
 //! ```text
 //! header   32 × u64, its last four a checksum of the others
 //! data     u32 words: per row its ids; for supervised rows then the marks, one byte each, padded to a word; for those of reward models then
-//!          the margin, f32
+//!          the margin, f32; for prompts then the row they came in, JSON, padded to a word
 //! rows     one entry of 40 bytes per row
 //! report   JSON
 //! ```
@@ -21,7 +21,7 @@ use crate::row::TokenRow;
 /// Changes with the layout and with every change to what a row's tokens are.
 pub(crate) const FORMAT_VERSION: u64 = 3;
 /// By their number in the header.
-const KINDS: [Kind; 3] = [Kind::Preference, Kind::Supervised, Kind::Reward];
+const KINDS: [Kind; 4] = [Kind::Preference, Kind::Supervised, Kind::Reward, Kind::Prompt];
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
@@ -59,7 +59,7 @@ pub(crate) struct RowEntry {
     pub start: u64,
     /// Ids of the prompt; 0 for supervised rows.
     pub prompt: u32,
-    /// Ids of the chosen answer, or of the supervised row.
+    /// Ids of the chosen answer, or of the supervised row; of a prompt, bytes of its row's JSON.
     pub chosen: u32,
     /// Ids of the rejected answer; 0 for supervised rows.
     pub rejected: u32,
@@ -198,8 +198,12 @@ impl<W: Write + Seek> CacheWriter<W> {
             TokenRow::Scored { tokens, scored } => {
                 entry.chosen = tokens.len() as u32;
                 self.write(bytemuck::cast_slice(tokens))?;
-                self.write(scored)?;
-                self.write(&[0; 3][..scored.len().next_multiple_of(4) - scored.len()])?;
+                self.write_padded(scored)?;
+            }
+            TokenRow::Prompt { tokens, row } => {
+                [entry.prompt, entry.chosen] = [tokens.len(), row.len()].map(|n| n as u32);
+                self.write(bytemuck::cast_slice(tokens))?;
+                self.write_padded(row.as_bytes())?;
             }
         }
         self.rows.push(entry);
@@ -236,6 +240,12 @@ impl<W: Write + Seek> CacheWriter<W> {
         self.out.write_all(bytemuck::bytes_of(&header))?;
         self.out.flush()?;
         Ok(self.out)
+    }
+
+    /// Up to the end of a word.
+    fn write_padded(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write(bytes)?;
+        self.write(&[0; 3][..bytes.len().next_multiple_of(4) - bytes.len()])
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

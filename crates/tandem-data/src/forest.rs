@@ -118,6 +118,24 @@ impl RowCounts {
     }
 }
 
+impl RowCounts {
+    /// Of a prompt and answers to it, none of them empty, by lengths alone ([`ForestBuilder::push_answers`]).
+    pub fn of_answers(prompt: usize, answers: &[usize], share_prefix: bool) -> Self {
+        let sum: usize = answers.iter().sum();
+        let sequence_tokens = (answers.len() * prompt + sum) as u64;
+        if !share_prefix {
+            return Self {
+                tokens: sequence_tokens as usize,
+                scored_rows: sum,
+                trees: answers.len(),
+                sequence_tokens,
+            };
+        }
+        let scored_rows = sum - answers.len() + usize::from(!answers.is_empty());
+        Self { tokens: prompt + sum, scored_rows, trees: 1, sequence_tokens }
+    }
+}
+
 impl Sum for RowCounts {
     fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
         counts.fold(Self::default(), |a, b| Self {
@@ -208,6 +226,34 @@ impl ForestBuilder {
             let rest = &answer[common..];
             let child = self.segment(root, rest, &[]);
             self.predict_answer(child, 0, rest, 1, sequence);
+        }
+    }
+
+    /// Adds a prompt with answers, each a sequence: the prompt is a segment, and each answer one, which share nothing more. That is how
+    /// a generator computes them, so that log-probabilities are the same bits.
+    pub fn push_answers(&mut self, prompt: &[u32], answers: &[&[u32]]) {
+        let sequences = self.num_sequences..;
+        self.num_sequences += answers.len() as u32;
+        if !self.share_prefix {
+            for (answer, sequence) in answers.iter().zip(sequences) {
+                let root = self.segment(None, prompt, answer);
+                self.predict_answer(root, prompt.len(), answer, 0, sequence);
+            }
+            return;
+        }
+        let root = self.segment(None, prompt, &[]);
+        if let Some(hidden_row) = root.and_then(|r| row_before(&self.segments[r as usize], prompt.len())) {
+            let firsts =
+                answers.iter().zip(sequences.clone()).filter_map(|(answer, s)| Some((*answer.first()?, s)));
+            self.predictions.extend(firsts.map(|(target, sequence)| Prediction {
+                hidden_row,
+                target,
+                sequence,
+            }));
+        }
+        for (answer, sequence) in answers.iter().zip(sequences) {
+            let child = self.segment(root, answer, &[]);
+            self.predict_answer(child, 0, answer, 1, sequence);
         }
     }
 

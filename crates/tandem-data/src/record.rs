@@ -19,6 +19,8 @@ pub enum Kind {
     Reward,
     /// `prompt` and `completion`, `messages`, or `text`.
     Supervised,
+    /// `prompt` alone, which a model is to answer; what else the row holds is for those who judge the answers.
+    Prompt,
 }
 
 /// Plain text or a conversation.
@@ -44,6 +46,8 @@ pub enum Content {
         /// What is to be learned.
         completion: Text,
     },
+    /// `prompt`, which is to be answered.
+    Prompt(Text),
     /// `prompt`, `chosen`, `rejected`, all plain or all conversations. An implicit prompt has been extracted.
     Preference {
         /// What both answers continue.
@@ -64,6 +68,8 @@ pub struct Record {
     pub shape: Shape,
     /// `margin`: by how much the chosen answer is to lead; 0 if it is not there, and where rows have none.
     pub margin: f32,
+    /// The row as it stands, where more of it than its tokens is needed later: of [`Kind::Prompt`].
+    pub row: Option<Map<String, Value>>,
     /// `tools` for the chat template (a JSON string is parsed).
     pub tools: Option<Value>,
     /// `chat_template_kwargs`: variables for the chat template.
@@ -119,6 +125,7 @@ struct Row<'a> {
 
 impl Row<'_> {
     fn read(mut self, kind: Kind) -> Result<Record, DataError> {
+        let row = (kind == Kind::Prompt).then(|| self.row.clone());
         let tools = match self.row.remove("tools") {
             None | Some(Value::Null) => None,
             Some(Value::String(json)) => Some(serde_json::from_str(&json).map_err(|e| DataError::Json {
@@ -159,17 +166,20 @@ impl Row<'_> {
                 Text::Plain(text) => (Content::Text(text), "text"),
                 Text::Chat(messages) => (Content::Messages(messages), "messages"),
             },
+            Kind::Prompt if self.has("prompt") => (Content::Prompt(self.text("prompt")?), "prompt"),
             _ => return Err(self.missing(kind)),
         };
         let chat = match &content {
             Content::Text(_) => false,
             Content::Messages(_) => true,
-            Content::Completion { prompt, .. } | Content::Preference { prompt, .. } => {
+            Content::Prompt(prompt)
+            | Content::Completion { prompt, .. }
+            | Content::Preference { prompt, .. } => {
                 matches!(prompt, Text::Chat(_))
             }
         };
         let shape = Shape { keys, chat };
-        Ok(Record { content, shape, margin, tools, template_kwargs, prompt_ignored })
+        Ok(Record { content, shape, margin, row, tools, template_kwargs, prompt_ignored })
     }
 
     fn preference(&mut self, prompt_ignored: &mut bool) -> Result<(Content, &'static str), DataError> {
@@ -282,6 +292,7 @@ impl Row<'_> {
         let expected = match kind {
             Kind::Preference | Kind::Reward => PREFERENCE_KEYS,
             Kind::Supervised => SUPERVISED_KEYS,
+            Kind::Prompt => "`prompt`",
         };
         let nearest = self.row.keys().filter(|k| !KNOWN_KEYS.contains(&k.as_str())).find_map(|found| {
             let known = KNOWN_KEYS.iter().filter(|k| !self.has(k));
@@ -297,6 +308,9 @@ impl Row<'_> {
                 if self.has("messages") || self.has("text") || self.has("completion") =>
             {
                 Some("these are demonstrations, which method = \"sft\" trains on".to_string())
+            }
+            Kind::Prompt if self.has("messages") => {
+                Some("a `prompt` may be a list of messages: rename `messages`".to_string())
             }
             _ => None,
         };

@@ -28,6 +28,10 @@ pub enum Reason {
     TooLong,
     /// Dropped: no token is left that a loss could be computed on.
     NothingToScore,
+    /// Dropped: a prompt of no tokens cannot be answered.
+    EmptyPrompt,
+    /// Dropped: behind the prompt there is no room for an answer of the length that is asked for.
+    NoRoom,
     /// Left out because the file's weight is below 1.
     LeftOutByWeight,
     /// The chosen answer (or the whole of a supervised row) was cut at `max_length`.
@@ -44,7 +48,15 @@ pub enum Reason {
 impl Reason {
     /// Whether the row is absent from the data set.
     pub fn drops(self) -> bool {
-        matches!(self, Self::PromptTooLong | Self::TooLong | Self::NothingToScore | Self::LeftOutByWeight)
+        match self {
+            Self::PromptTooLong
+            | Self::TooLong
+            | Self::NothingToScore
+            | Self::EmptyPrompt
+            | Self::NoRoom
+            | Self::LeftOutByWeight => true,
+            Self::Truncated | Self::RejectedTruncated | Self::Merged | Self::PromptIgnored => false,
+        }
     }
 
     fn words(self) -> &'static str {
@@ -52,6 +64,8 @@ impl Reason {
             Self::PromptTooLong => "dropped: the prompt alone fills max_length",
             Self::TooLong => "dropped: longer than max_length",
             Self::NothingToScore => "dropped: no token to score",
+            Self::EmptyPrompt => "dropped: the prompt has no token",
+            Self::NoRoom => "dropped: behind the prompt is no room for max_new_tokens within max_length",
             Self::LeftOutByWeight => "left out by the file's weight",
             Self::Truncated => "cut at max_length",
             Self::RejectedTruncated => "rejected answer cut at max_length",
@@ -102,7 +116,9 @@ impl Report {
                 let [first, second] = PairTokens { prompt, unseen: *unseen, chosen, rejected }.lengths();
                 ([prompt, chosen, rejected], first.max(second))
             }
-            TokenRow::Scored { tokens, .. } => ([&[], tokens, &[]], tokens.len()),
+            TokenRow::Scored { tokens, .. } | TokenRow::Prompt { tokens, .. } => {
+                ([&[], tokens, &[]], tokens.len())
+            }
         };
         self.num_tokens += parts.iter().map(|ids| ids.len() as u64).sum::<u64>();
         self.longest = self.longest.max(longest as u64);

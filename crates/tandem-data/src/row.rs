@@ -74,6 +74,13 @@ pub enum TokenRow {
         /// By how much the reward of the chosen one is to lead.
         margin: f32,
     },
+    /// A prompt that is to be answered.
+    Prompt {
+        /// The ids, up to where an answer begins.
+        tokens: Vec<u32>,
+        /// The row it came in, as JSON.
+        row: String,
+    },
     /// A supervised row.
     Scored {
         /// The ids.
@@ -90,7 +97,7 @@ impl TokenRow {
             Self::Pair { prompt, unseen, chosen, rejected, .. } => {
                 Some(PairTokens { prompt, unseen: *unseen, chosen, rejected })
             }
-            Self::Scored { .. } => None,
+            Self::Scored { .. } | Self::Prompt { .. } => None,
         }
     }
 
@@ -98,7 +105,7 @@ impl TokenRow {
     pub fn as_scored(&self) -> Option<ScoredTokens<'_>> {
         match self {
             Self::Scored { tokens, scored } => Some(ScoredTokens { tokens, scored }),
-            Self::Pair { .. } => None,
+            Self::Pair { .. } | Self::Prompt { .. } => None,
         }
     }
 }
@@ -121,6 +128,10 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
     let mut outcome = match &record.content {
         Content::Preference { prompt, chosen, rejected } => {
             context.pair(prompt, chosen, rejected, record.margin, options)?
+        }
+        Content::Prompt(prompt) => {
+            let row = record.row.as_ref().expect("kept with a prompt");
+            finish_prompt(context.prompt(prompt)?, row, options)
         }
         Content::Completion { prompt, completion } => {
             let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
@@ -285,6 +296,19 @@ impl Context<'_> {
         }
         Ok((whole, ranges))
     }
+}
+
+/// `max_length` is what a prompt may have: the caller has taken off what is kept for the answer.
+fn finish_prompt(tokens: Vec<u32>, row: &Map<String, Value>, options: &RowOptions) -> Outcome {
+    let dropped = |reason| Outcome { row: None, reasons: vec![reason] };
+    if tokens.is_empty() {
+        return dropped(Reason::EmptyPrompt);
+    }
+    if options.max_length.is_some_and(|max| tokens.len() > max) {
+        return dropped(Reason::NoRoom);
+    }
+    let row = serde_json::to_string(row).expect("it was JSON");
+    Outcome { row: Some(TokenRow::Prompt { tokens, row }), reasons: Vec::new() }
 }
 
 fn finish_scored(mut tokens: Vec<u32>, mut scored: Vec<u8>, merged: bool, options: &RowOptions) -> Outcome {

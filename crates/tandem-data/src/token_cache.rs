@@ -74,7 +74,7 @@ impl TokenCache {
     /// # Panics
     /// If there is no such row, or the rows are not preferences.
     pub fn pair(&self, i: usize) -> PairTokens<'_> {
-        assert_ne!(self.kind(), Kind::Supervised, "pair() of supervised rows");
+        assert!(matches!(self.kind(), Kind::Preference | Kind::Reward), "pair() of {:?} rows", self.kind());
         let row = self.rows()[i];
         let words = &self.words()[row.start as usize..];
         let (prompt, words) = words.split_at(row.prompt as usize);
@@ -98,18 +98,32 @@ impl TokenCache {
     /// # Panics
     /// If there is no such row, or the rows are preferences.
     pub fn scored(&self, i: usize) -> ScoredTokens<'_> {
-        assert_eq!(self.kind(), Kind::Supervised, "scored() of preferences");
+        assert_eq!(self.kind(), Kind::Supervised, "scored() of other rows");
         let row = self.rows()[i];
         let (tokens, marks) = self.words()[row.start as usize..].split_at(row.chosen as usize);
         ScoredTokens { tokens, scored: &bytemuck::cast_slice(marks)[..tokens.len()] }
     }
 
-    /// What row `i` adds to a forest, in tokens.
+    /// Row `i` of a data set of prompts: the ids, and the row that they came in, as JSON.
+    ///
+    /// # Panics
+    /// If there is no such row, or the rows are no prompts.
+    pub fn prompt(&self, i: usize) -> (&[u32], &[u8]) {
+        assert_eq!(self.kind(), Kind::Prompt, "prompt() of other rows");
+        let row = self.rows()[i];
+        let (tokens, json) = self.words()[row.start as usize..].split_at(row.prompt as usize);
+        (tokens, &bytemuck::cast_slice(json)[..row.chosen as usize])
+    }
+
+    /// What row `i` adds to a forest, in tokens; a prompt by itself.
     ///
     /// # Panics
     /// If there is no such row.
     pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
         let row = self.rows()[i];
+        if self.kind() == Kind::Prompt {
+            return row.prompt as usize;
+        }
         let unseen = row.unseen.iter().sum::<u32>() as usize;
         let both = 2 * row.prompt as usize + row.chosen as usize + row.rejected as usize - unseen;
         if share_prefix { both - row.shared as usize } else { both }
@@ -122,6 +136,10 @@ impl TokenCache {
     pub fn counts(&self, i: usize, share_prefix: bool) -> RowCounts {
         match self.kind() {
             Kind::Supervised => self.scored(i).counts(),
+            Kind::Prompt => {
+                let tokens = self.num_tokens(i, share_prefix);
+                RowCounts { tokens, scored_rows: 0, trees: 1, sequence_tokens: tokens as u64 }
+            }
             // The ids themselves are not looked at.
             Kind::Preference | Kind::Reward => {
                 let row = self.rows()[i];

@@ -171,3 +171,14 @@ fn a_margin_is_a_number() {
     let error = reward(&format!("{}\n{}\n{}", row("0.5"), row("null"), row("\"1\"")));
     assert_eq!(error, "data.jsonl:3: `margin` should be a number, found a string: \"1\"");
 }
+
+#[test]
+fn a_prompt_has_a_token_and_leaves_room_for_the_answer() {
+    let options = RowOptions { max_length: Some(2), ..RowOptions::new(Kind::Prompt) };
+    let prompts = |content: &str| error_of("data.jsonl", content, &options);
+    let error = prompts("{\"prompt\": \"\"}\n{\"prompt\": \"one two three four five six\"}\n");
+    assert!(error.contains("1 rows (50.0 %) dropped: the prompt has no token [data.jsonl:1]"), "{error}");
+    assert!(error.contains("no room for max_new_tokens within max_length [data.jsonl:2]"), "{error}");
+    let error = prompts("{\"promt\": \"a\"}\n");
+    assert!(error.contains("did you mean `prompt` where it says `promt`?"), "{error}");
+}

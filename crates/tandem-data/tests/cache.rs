@@ -11,7 +11,7 @@ use tandem_data::prepare::prepare;
 use tandem_data::progress::{Progress, Silent};
 use tandem_data::record::Kind;
 use tandem_data::report::{Concerned, Reason};
-use tandem_data::row::{LossOn, RowOptions, tokenise};
+use tandem_data::row::{LossOn, RowOptions, TokenRow, tokenise};
 use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
@@ -61,6 +61,8 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
         ("../../../../goldens/small/pref_margin.jsonl", Kind::Reward),
         ("sft_messages.jsonl", Kind::Supervised),
         ("sft_completion.jsonl", Kind::Supervised),
+        ("pref_conv.jsonl", Kind::Prompt),
+        ("pref_plain.jsonl", Kind::Prompt),
     ] {
         let options = RowOptions { max_length: Some(60), ..RowOptions::new(kind) };
         let first = bench.prepare(data_path(file), &options);
@@ -99,6 +101,13 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
                     let mut builder = ForestBuilder::default();
                     builder.push_scored(&again.scored(row));
                     check_counts(&builder.finish().unwrap(), again.counts(row, true));
+                }
+                Kind::Prompt => {
+                    let (tokens, json) = again.prompt(row);
+                    assert_eq!(json, serde_json::to_vec(&record.row).unwrap(), "the row goes along whole");
+                    let json = String::from_utf8(json.to_vec()).unwrap();
+                    assert_eq!(expected, TokenRow::Prompt { tokens: tokens.to_vec(), row: json });
+                    assert!((1..=60).contains(&tokens.len()) && again.num_tokens(row, true) == tokens.len());
                 }
             }
             assert_eq!(again.origin(row).line, line);

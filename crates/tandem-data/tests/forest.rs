@@ -203,3 +203,42 @@ fn a_sequence_ends_before_its_padding() {
         assert_eq!(ends, expected.collect::<Vec<_>>(), "share_prefix = {share_prefix}");
     }
 }
+
+#[test]
+fn answers_to_a_prompt_are_segments_of_their_own() {
+    let cases: [(&[u32], &[&[u32]]); 3] =
+        [(&[5, 6], &[&[7, 8], &[7, 8, 9], &[4]]), (&[3], &[&[7], &[7]]), (&[1, 2, 3], &[&[4, 5, 6, 7]])];
+    for share_prefix in [true, false] {
+        let mut builder = ForestBuilder::new(share_prefix);
+        cases.iter().for_each(|(prompt, answers)| builder.push_answers(prompt, answers));
+        let forest = builder.finish().unwrap();
+        let rebuilt = Forest::new(
+            forest.tokens.clone(),
+            forest.segments.clone(),
+            forest.predictions.clone(),
+            forest.num_sequences,
+        );
+        assert_eq!(rebuilt.expect("the invariants hold"), forest);
+        // Every token of every answer is predicted once, from all that stands before it.
+        let mut texts = vec![Vec::new(); forest.num_sequences as usize];
+        for prediction in &forest.predictions {
+            let before = text_up_to(&forest, prediction.hidden_row);
+            texts[prediction.sequence as usize].push([before, vec![prediction.target]].concat());
+        }
+        let all =
+            cases.iter().flat_map(|(prompt, answers)| answers.iter().map(move |answer| (prompt, answer)));
+        for ((prompt, answer), found) in all.zip(&texts) {
+            let whole = [*prompt, *answer].concat();
+            let expected: Vec<_> =
+                (prompt.len() + 1..=whole.len()).map(|end| whole[..end].to_vec()).collect();
+            assert_eq!(*found, expected, "share_prefix = {share_prefix}");
+        }
+        let lengths = |answers: &[&[u32]]| answers.iter().map(|answer| answer.len()).collect::<Vec<_>>();
+        let counts: RowCounts = cases
+            .iter()
+            .map(|(prompt, answers)| RowCounts::of_answers(prompt.len(), &lengths(answers), share_prefix))
+            .sum();
+        let found = (forest.num_tokens(), forest.scored_rows().0.len(), forest.groups().len());
+        assert_eq!((counts.tokens, counts.scored_rows, counts.trees), found);
+    }
+}

@@ -1,0 +1,143 @@
+//! `[online]`: how answers are generated and which pairs are made of them.
+
+use super::Method;
+use super::error::ConfigError;
+use super::reader::{Entry, Section};
+
+/// How an online run comes to its pairs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnlineConfig {
+    /// Answers to each prompt.
+    pub num_answers: usize,
+    /// Which of them become pairs.
+    pub pairs: Pairs,
+    /// Tokens of an answer at most, its end token included.
+    pub max_new_tokens: usize,
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f64,
+    /// Only this many most likely tokens are drawn from; `None` (written 0) is all.
+    pub top_k: Option<usize>,
+    /// Only the most likely tokens that together have this probability.
+    pub top_p: f64,
+    /// Only tokens of this part of the likeliest one's probability.
+    pub min_p: f64,
+    /// Makes tokens that are there already less likely.
+    pub repetition_penalty: f64,
+    /// Strings that end an answer.
+    pub stop: Vec<String>,
+    /// Answers under way at the same time on a rank, at most.
+    pub max_batch: usize,
+    /// Steps whose answers are generated at once, by the weights before the first of them.
+    pub steps_per_round: u64,
+    /// Whether answers are generated a step before they are needed, and judged while the step before trains.
+    pub overlap: bool,
+    /// Judged prompts that are kept to be trained on again.
+    pub replay_size: usize,
+    /// How many of them join each step.
+    pub replay_per_step: usize,
+    /// Steps between those whose answers are written to `samples.jsonl`; `None` (written 0) writes none.
+    pub samples_every: Option<u64>,
+}
+
+/// Which answers to a prompt become pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// The one with the highest score and the one with the lowest.
+    BestWorst,
+    /// Every two with different scores.
+    All,
+    /// Two that are drawn.
+    Random,
+}
+
+impl Pairs {
+    /// The names in the config.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("best_worst", Self::BestWorst), ("all", Self::All), ("random", Self::Random)];
+}
+
+/// The section is there where the method is online, and nowhere else.
+pub(super) fn parse(
+    entry: Option<Entry>,
+    empty: impl FnOnce() -> Result<Section, ConfigError>,
+    method: Method,
+    max_length: usize,
+) -> Result<Option<OnlineConfig>, ConfigError> {
+    match entry {
+        Some(entry) if method != Method::Online => {
+            Err(entry.conflict(format!("method = \"{method}\" generates nothing; remove the [online] table")))
+        }
+        Some(entry) => read(entry.section()?, max_length).map(Some),
+        None if method == Method::Online => read(empty()?, max_length).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn read(mut section: Section, max_length: usize) -> Result<OnlineConfig, ConfigError> {
+    let max_new_tokens = match section.take("max_new_tokens") {
+        None if max_length > 64 => 64,
+        None => max_length / 2,
+        Some(entry) => {
+            let tokens = entry.integer(1..=1 << 24)? as usize;
+            if tokens >= max_length {
+                return Err(entry.conflict(format!(
+                    "data.max_length = {max_length} counts prompt and answer together and leaves no room for a prompt; make this \
+                     smaller, or that larger"
+                )));
+            }
+            tokens
+        }
+    };
+    let replay_size = section.take("replay_size").map_or(Ok(0), |e| e.integer(0..=1 << 20))? as usize;
+    let replay_per_step = match section.take("replay_per_step") {
+        None => 0,
+        Some(entry) => match entry.integer(0..=1 << 20)? as usize {
+            n if n > replay_size => {
+                return Err(entry.conflict(format!(
+                    "replay_size keeps {replay_size} prompts; make it at least as many as join each step"
+                )));
+            }
+            n => n,
+        },
+    };
+    let share = |x: f64| (0.0..=1.0).contains(&x);
+    let config = OnlineConfig {
+        num_answers: section.take("answers").map_or(Ok(2), |e| e.integer(2..=64))? as usize,
+        pairs: section.take("pairs").map_or(Ok(Pairs::BestWorst), |e| e.one_of(&Pairs::NAMES))?,
+        max_new_tokens,
+        temperature: section
+            .take("temperature")
+            .map_or(Ok(0.9), |e| e.number("a number of at least 0", |t| t >= 0.0))?,
+        top_k: section
+            .take("top_k")
+            .map_or(Ok(0), |e| e.integer(0..=1 << 24))
+            .map(|k| (k != 0).then_some(k as usize))?,
+        top_p: section
+            .take("top_p")
+            .map_or(Ok(1.0), |e| e.number("a number above 0, at most 1", |p| p > 0.0 && share(p)))?,
+        min_p: section.take("min_p").map_or(Ok(0.0), |e| e.number("a number from 0 to 1", share))?,
+        repetition_penalty: section
+            .take("repetition_penalty")
+            .map_or(Ok(1.0), |e| e.number("a positive number", |p| p > 0.0))?,
+        stop: section.take("stop").map_or(Ok(Vec::new()), strings)?,
+        max_batch: section.take("max_batch").map_or(Ok(64), |e| e.integer(1..=1 << 16))? as usize,
+        steps_per_round: section.take("steps_per_round").map_or(Ok(1), |e| e.integer(1..=1 << 16))?,
+        overlap: section.take("overlap").map_or(Ok(false), |e| e.boolean())?,
+        replay_size,
+        replay_per_step,
+        samples_every: section
+            .take("samples_every")
+            .map_or(Ok(10), |e| e.integer(0..=i64::MAX as u64))
+            .map(|n| (n != 0).then_some(n))?,
+    };
+    section.finish()?;
+    Ok(config)
+}
+
+fn strings(entry: Entry) -> Result<Vec<String>, ConfigError> {
+    let string = |item: Entry| match item.string()? {
+        "" => Err(item.wrong("a string that is not empty")),
+        text => Ok(text.to_owned()),
+    };
+    entry.items().into_iter().map(string).collect()
+}

@@ -1,0 +1,219 @@
+//! Prompts to answers: each rank answers its share of the prompts, and all learn all answers.
+//!
+//! What is drawn depends on the run's seed, the step that the answer is for, the row and the number of the answer, never on the
+//! rank or on what is answered beside it.
+
+use std::ops::Range;
+
+use tandem_comm::{Group, Phase, Progress};
+use tandem_data::stop_strings::StopStrings;
+use tandem_data::token_cache::TokenCache;
+use tandem_data::tokenizer::Tokenizer;
+use tandem_kernels::{DType, Device};
+use tandem_model::decode::{Finish, Flow};
+use tandem_model::{Decoder, Generator, GeneratorOptions, Request, Sampling, WeightSource};
+
+use super::answers::Answer;
+use super::draw;
+use crate::Result;
+use crate::config::{Config, MicroBatch, OnlineConfig};
+
+/// A prompt to answer, and the 0-based step that the answers are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The step.
+    pub step: u64,
+    /// The data set's row.
+    pub row: u32,
+}
+
+/// How answers are generated.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    options: OnlineConfig,
+    seed: u64,
+    /// Within what a rank generates.
+    within: GeneratorOptions,
+}
+
+impl Generation {
+    /// As the config asks for, where `num_ranks` divide the prompts, of which none has more than `longest` tokens.
+    ///
+    /// # Panics
+    /// If the config is no online run's.
+    pub fn of(config: &Config, longest: usize, num_ranks: usize) -> Self {
+        let options = config.online.clone().expect("an online run");
+        let prompts = (config.train.batch_size as u64).saturating_mul(options.steps_per_round) as usize;
+        let answers = prompts.div_ceil(num_ranks).max(1) * options.num_answers;
+        let max_batch = options.max_batch.min(answers);
+        // One more prompt: the last of one and the first answers of the next are often under way together.
+        let prompts_under_way = max_batch.div_ceil(options.num_answers) + 1;
+        let cache_tokens = max_batch * options.max_new_tokens + prompts_under_way * longest;
+        let prefill_tokens = match config.train.micro_batch {
+            MicroBatch::Tokens(tokens) => tokens,
+            MicroBatch::Rows(rows) => rows * longest,
+        };
+        let within = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs: true };
+        Self { options, seed: config.seed, within }
+    }
+
+    /// Within what a rank generates.
+    pub fn within(&self) -> &GeneratorOptions {
+        &self.within
+    }
+
+    /// The answers to some prompts of this rank's: the tokens of each, whether it ended, its log-probability.
+    ///
+    /// # Errors
+    /// If memory runs out or weights cannot be had.
+    pub fn answer(
+        &self,
+        on: &On<'_>,
+        weights: &mut dyn WeightSource,
+        cache: &TokenCache,
+        asked: &[Asked],
+    ) -> Result<Vec<Vec<Answer>>> {
+        let mut generator = Generator::new(on.decoder, on.device, on.dtype, self.within.clone())?;
+        let requests = asked.iter().map(|asked| self.request(asked, cache, on.tokenizer));
+        let requests: Vec<Request> = requests.collect();
+        let mut watches = vec![None; asked.len() * self.options.num_answers];
+        let mut failure = None;
+        let answers = generator.generate(weights, requests, &mut |new| {
+            on.progress.enter(Phase::Generate);
+            if self.options.stop.is_empty() {
+                return Flow::Continue;
+            }
+            let place = new.request * self.options.num_answers + new.answer;
+            let watch = watches[place].get_or_insert_with(|| {
+                (on.tokenizer.decode_stream(true), StopStrings::new(self.options.stop.iter().cloned()))
+            });
+            match watch.0.push(new.token) {
+                Ok(piece) if watch.1.push(&piece).1 => Flow::End,
+                Ok(_) => Flow::Continue,
+                Err(error) => {
+                    failure = Some(error);
+                    Flow::End
+                }
+            }
+        })?;
+        weights.rest();
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        let mut groups = vec![Vec::with_capacity(self.options.num_answers); asked.len()];
+        for answer in answers {
+            groups[answer.request].push(Answer {
+                is_ended: answer.finish == Finish::Stop,
+                log_prob: answer.log_probs.iter().map(|&log_prob| f64::from(log_prob)).sum(),
+                tokens: answer.tokens,
+                ..Answer::default()
+            });
+        }
+        Ok(groups)
+    }
+
+    fn request(&self, asked: &Asked, cache: &TokenCache, tokenizer: &Tokenizer) -> Request {
+        let OnlineConfig { temperature, top_k, top_p, min_p, repetition_penalty, .. } = self.options;
+        Request {
+            prompt: cache.prompt(asked.row as usize).0.to_vec(),
+            number: u64::from(asked.row),
+            num_answers: self.options.num_answers,
+            sampling: Sampling {
+                repetition_penalty: repetition_penalty as f32,
+                temperature: temperature as f32,
+                top_k,
+                top_p: top_p as f32,
+                min_p: min_p as f32,
+                seed: draw(&[self.seed, asked.step]),
+            },
+            max_new_tokens: self.options.max_new_tokens,
+            stop: tokenizer.eos_ids().to_vec(),
+        }
+    }
+}
+
+/// Where answers are computed.
+pub struct On<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// The model.
+    pub decoder: &'a Decoder,
+    /// The compute type.
+    pub dtype: DType,
+    /// What tells the end of an answer.
+    pub tokenizer: &'a Tokenizer,
+    /// Where it is said how far this has come.
+    pub progress: &'a Progress,
+}
+
+/// The prompts that fall to a rank: neighbours, as many for each rank as can be.
+pub fn share_of(num_prompts: usize, rank: usize, num_ranks: usize) -> Range<usize> {
+    let begin = |rank: usize| num_prompts * rank / num_ranks;
+    begin(rank)..begin(rank + 1)
+}
+
+/// All ranks' answers, in the order of the prompts, from each rank's own ([`share_of`]).
+///
+/// # Errors
+/// If a rank is lost.
+pub fn exchange(
+    own: Vec<Vec<Answer>>,
+    num_prompts: usize,
+    num_answers: usize,
+    group: &mut Group,
+) -> Result<Vec<Vec<Answer>>> {
+    let num_ranks = group.size();
+    if num_ranks == 1 {
+        return Ok(own);
+    }
+    let counts: Vec<usize> =
+        (0..num_ranks).map(|rank| share_of(num_prompts, rank, num_ranks).len() * num_answers).collect();
+    let flat = || own.iter().flatten();
+    let ends: Vec<u32> = flat().map(|a| (a.tokens.len() as u32) << 1 | u32::from(a.is_ended)).collect();
+    let ends = group.gather(&ends, &counts)?;
+    let log_probs = group.gather(&flat().map(|a| a.log_prob).collect::<Vec<_>>(), &counts)?;
+    let mut lengths = ends.iter().map(|end| (end >> 1) as usize);
+    let totals: Vec<usize> = counts.iter().map(|&count| lengths.by_ref().take(count).sum()).collect();
+    let tokens: Vec<u32> = flat().flat_map(|a| a.tokens.iter().copied()).collect();
+    let mut tokens = group.gather(&tokens, &totals)?.into_iter();
+    let answers = ends.iter().zip(log_probs).map(|(end, log_prob)| Answer {
+        tokens: tokens.by_ref().take((end >> 1) as usize).collect(),
+        is_ended: end & 1 == 1,
+        log_prob,
+        ..Answer::default()
+    });
+    let answers: Vec<Answer> = answers.collect();
+    Ok(answers.chunks(num_answers).map(<[Answer]>::to_vec).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn answer(prompt: usize, number: usize) -> Answer {
+        Answer {
+            tokens: vec![(10 * prompt + number) as u32; (prompt + number) % 4],
+            is_ended: (prompt + number).is_multiple_of(3),
+            log_prob: -(prompt as f64) / 3.0 - number as f64,
+            ..Answer::default()
+        }
+    }
+
+    #[test]
+    fn answers_return_to_their_places() {
+        for (num_prompts, num_ranks) in [(7, 3), (2, 4), (4, 1), (1, 2)] {
+            let all: Vec<Vec<Answer>> =
+                (0..num_prompts).map(|prompt| (0..2).map(|number| answer(prompt, number)).collect()).collect();
+            let rank = |mut group: Group| {
+                let own = all[share_of(num_prompts, group.rank(), num_ranks)].to_vec();
+                assert_eq!(exchange(own, num_prompts, 2, &mut group).unwrap(), all);
+            };
+            std::thread::scope(|scope| {
+                let groups = tandem_comm::threads::groups(num_ranks, Duration::from_secs(60));
+                groups.into_iter().for_each(|group| drop(scope.spawn(|| rank(group))));
+            });
+        }
+    }
+}
