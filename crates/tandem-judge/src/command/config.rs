@@ -4,7 +4,7 @@ use crate::backoff::{Backoff, check_seconds, is_waitable};
 use crate::{JudgeError, Result};
 
 /// How a command is run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CommandConfig {
     /// Program and arguments. No shell is between, unless it is the program.
     pub command: Vec<String>,

@@ -27,7 +27,7 @@ Neither its length nor its place makes an answer better.
 Which answer is better? Reply with one word: A, B, or tie.";
 
 /// How an endpoint is asked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EndpointConfig {
     /// The address up to the version, as `https://api.openai.com/v1`; `/chat/completions` is added.
     pub base_url: String,

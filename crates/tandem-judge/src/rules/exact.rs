@@ -21,7 +21,7 @@ pub enum Compare {
 }
 
 /// 1 where the answer equals a field of the row, 0 where not.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExactConfig {
     /// The field with the right answer.
     pub field: String,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::{Candidate, Verdict};
 
 /// 1 for an answer that is one JSON value and nothing else, and an object with all `keys` where there are some; else 0.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct JsonConfig {
     /// Keys that it should have.
     pub keys: Vec<String>,

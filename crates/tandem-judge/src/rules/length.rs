@@ -16,7 +16,7 @@ pub enum LengthUnit {
 
 /// Without `per_unit`: 1 for a length from `min` to `max`, 0 for any other. With it: `per_unit` times the length, where a length
 /// below `min` counts as `min` and one above `max` as `max`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LengthConfig {
     /// What is counted.
     pub unit: LengthUnit,

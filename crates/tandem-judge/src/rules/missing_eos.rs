@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::{Candidate, JudgeError, Result, Verdict};
 
 /// Minus `penalty` for an answer that was cut off by the limit of length, 0 for one that ended by itself.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MissingEosConfig {
     /// What is subtracted.
     pub penalty: f64,

@@ -21,7 +21,7 @@ use self::regex::Pattern;
 use crate::{Candidate, Counts, Group, Judge, JudgeError, Result, Verdict};
 
 /// What a rule looks at.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Rule {
     /// How long the answer is.
     Length(LengthConfig),

@@ -22,7 +22,7 @@ pub enum Expect {
 }
 
 /// 1 where the expression does what is expected, 0 where not.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RegexConfig {
     /// The expression, in the syntax of the crate `regex`: no look-around, no back-references. `(?s)` lets `.` match line ends.
     pub pattern: String,

@@ -12,6 +12,7 @@ mod adapter;
 mod compute;
 mod data;
 mod error;
+mod judges;
 mod objective;
 mod reader;
 mod reference;
@@ -27,6 +28,7 @@ pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order};
 pub use error::{ConfigError, Place, Problem};
+pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
@@ -59,6 +61,8 @@ pub struct Config {
     pub train: TrainConfig,
     /// Devices and arithmetic.
     pub compute: ComputeConfig,
+    /// Who scores what the model generates.
+    pub judges: Vec<JudgeSection>,
 }
 
 /// The kind of training.
@@ -163,6 +167,7 @@ impl Config {
             data: data::parse(root.section("data")?, method)?,
             train: train::parse(root.section("train")?)?,
             compute: compute::parse(root.section("compute")?, adapts)?,
+            judges: judges::parse(judges::under(method, root.take("judges"))?)?,
             objective,
             model,
         };

@@ -123,7 +123,18 @@ impl Section {
         Err(ConfigError { place: node.place.clone(), problem })
     }
 
-    fn full(&self, key: &str) -> String {
+    /// Where each key stands that was not taken yet.
+    pub fn places(&self) -> Vec<(String, Place)> {
+        self.entries.iter().map(|(key, node)| (key.clone(), node.place.clone())).collect()
+    }
+
+    /// Where the table stands.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// A key of this table, dotted from the root.
+    pub fn full(&self, key: &str) -> String {
         if self.prefix.is_empty() { key.to_string() } else { format!("{}.{key}", self.prefix) }
     }
 }

@@ -10,7 +10,7 @@ use tandem_kernels::StateForm;
 
 use super::{
     AdapterSection, AdapterStart, Config, DataSource, Length, MicroBatch, Optimizer, ReferenceKind, Sync,
-    Warmup, Weights,
+    Warmup, Weights, judges,
 };
 use crate::homes::Offload;
 use crate::objective::Divergence;
@@ -26,12 +26,14 @@ impl Config {
     /// The config file that yields exactly this config, wherever it is put: paths are absolute and defaults written out.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
-        for (table, entries) in self.tables() {
+        let tables = self.tables().into_iter().map(|(table, entries)| (format!("[{table}]"), entries));
+        let judges = self.judges.iter().map(|judge| ("[[judges]]".to_owned(), judges::entries(judge)));
+        for (header, entries) in tables.chain(judges) {
             if entries.is_empty() {
                 continue;
             }
-            if !table.is_empty() {
-                let _ = write!(text, "\n[{table}]\n");
+            if header != "[]" {
+                let _ = write!(text, "\n{header}\n");
             }
             for (key, value) in entries {
                 let _ = writeln!(text, "{key} = {value}");
@@ -230,16 +232,16 @@ impl Config {
 }
 
 /// TOML integers are i64; every count was read from one or fits by its range.
-fn integer(x: u64) -> Value {
+pub(super) fn integer(x: u64) -> Value {
     Value::Integer(x as i64)
 }
 
 /// Paths come from TOML strings joined to the current directory, so they are UTF-8 wherever that is.
-fn path(path: &Path) -> Value {
+pub(super) fn path(path: &Path) -> Value {
     Value::String(path.to_string_lossy().into_owned())
 }
 
-fn name<T: PartialEq>(names: &[(&'static str, T)], value: T) -> Value {
+pub(super) fn name<T: PartialEq>(names: &[(&'static str, T)], value: T) -> Value {
     let (name, _) = names.iter().find(|(_, v)| *v == value).expect("every value has a name");
     (*name).into()
 }

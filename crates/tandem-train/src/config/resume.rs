@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Config;
+use super::{Config, judges};
 
 /// A key whose value differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,28 @@ const FREE: [&str; 21] = [
     "compute.offload_activations",
 ];
 
+/// The same of a judge: how it is reached, how long it is waited for, and what may be spent on it.
+const FREE_FOR_JUDGES: [&str; 13] = [
+    "seconds",
+    "start_seconds",
+    "in_flight",
+    "restarts",
+    "grace_s",
+    "api_key_env",
+    "timeout_s",
+    "retries",
+    "first_pause_s",
+    "longest_pause_s",
+    "concurrency",
+    "cache",
+    "budget",
+];
+
+fn is_free_for_judges(key: &str) -> bool {
+    let own = key.strip_prefix("judges[").and_then(|rest| rest.split_once("]."));
+    own.is_some_and(|(_, key)| FREE_FOR_JUDGES.contains(&key))
+}
+
 impl Config {
     /// Every difference from the config of a saved run, by key.
     pub fn changes_since(&self, saved: &Self) -> Vec<Change> {
@@ -55,14 +77,17 @@ impl Config {
                 key: key.clone(),
                 saved: old.get(key).cloned(),
                 now: new.get(key).cloned(),
-                alters_run: !FREE.contains(&key.as_str()),
+                alters_run: !FREE.contains(&key.as_str()) && !is_free_for_judges(key),
             })
             .collect()
     }
 
     fn flat(&self) -> BTreeMap<String, String> {
         let mut out = BTreeMap::new();
-        for (table, entries) in self.tables() {
+        let tables = self.tables().into_iter().map(|(table, entries)| (table.to_owned(), entries));
+        let judges = self.judges.iter().enumerate();
+        let judges = judges.map(|(index, judge)| (format!("judges[{index}]"), judges::entries(judge)));
+        for (table, entries) in tables.chain(judges) {
             for (key, value) in entries {
                 let full = if table.is_empty() { key.to_string() } else { format!("{table}.{key}") };
                 out.insert(full, value.to_string());

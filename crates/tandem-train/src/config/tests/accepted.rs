@@ -86,6 +86,7 @@ fn the_example_arrives_whole() {
             offload_dir: None,
             offload_activations: false,
         },
+        judges: Vec::new(),
     };
     assert_eq!(config, expected);
 }
