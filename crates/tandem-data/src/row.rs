@@ -157,6 +157,24 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
     Ok(outcome)
 }
 
+/// The tokens of a prompt with an answer, uncut: what a reward model is trained on. Of a conversation the answer is messages after the
+/// prompt's, rendered with `tools` and `kwargs`; of plain text it ends with the end-of-sequence token.
+///
+/// # Errors
+/// If there is no chat template for a conversation, the template fails, or the tokenizer refuses.
+///
+/// # Panics
+/// If one of them is plain and the other a conversation.
+pub fn whole(
+    prompt: &Text,
+    answer: &Text,
+    tools: Option<&Value>,
+    kwargs: &Map<String, Value>,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>, DataError> {
+    Context { tokenizer, tools, kwargs }.whole(prompt, answer)
+}
+
 struct Context<'a> {
     tokenizer: &'a Tokenizer,
     tools: Option<&'a Value>,

@@ -102,6 +102,14 @@ pub enum JudgeError {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// The model that judges cannot be loaded, or fails.
+    #[error("judge `{judge}`: {source}")]
+    Model {
+        /// The judge.
+        judge: String,
+        /// What went wrong with it.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Every score would have the weight 0, or none at all.
     #[error("the panel of judges {0}")]
     Panel(String),

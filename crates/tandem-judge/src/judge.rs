@@ -116,7 +116,7 @@ pub struct Counts {
 
 impl Counts {
     /// Adds a call's verdicts.
-    pub(crate) fn add_verdicts(&mut self, verdicts: &[Vec<Verdict>]) {
+    pub fn add_verdicts(&mut self, verdicts: &[Vec<Verdict>]) {
         for verdict in verdicts.iter().flatten() {
             self.judged += 1;
             self.unscored += u64::from(verdict.score.is_none());

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use tandem_comm::store::StoreError;
 use tandem_comm::{CommError, Place};
 use tandem_data::DataError;
+use tandem_judge::JudgeError;
 use tandem_kernels::KernelError;
 use tandem_model::ModelError;
 
@@ -149,6 +150,9 @@ pub enum TrainError {
     /// The ranks could not go on together.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// A judge cannot be built, or cannot go on.
+    #[error(transparent)]
+    Judge(#[from] JudgeError),
     /// A kernel refused its operands or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -223,6 +227,7 @@ impl TrainError {
             | Self::Model(ModelError::Kernel(_) | ModelError::Store(_))
             | Self::Data(DataError::Forest(_))
             | Self::Kernel(_) => Fault::Own,
+            Self::Judge(error) => Self::judge_fault(error),
             Self::Model(_) | Self::Data(_) => Fault::User,
         }
     }
@@ -255,6 +260,16 @@ impl TrainError {
             CommError::Store(StoreError::NotAStore { .. } | StoreError::Bind { .. })
             | CommError::Engine { .. } => Fault::User,
             _ => Fault::PeerLost,
+        }
+    }
+
+    /// What was asked of a judge, its program, its endpoint and its budget are the user's; a cache is a file like others.
+    fn judge_fault(error: &JudgeError) -> Fault {
+        match error {
+            JudgeError::Stopped => Fault::Preempted,
+            JudgeError::Cache { source, .. } => Self::io_fault(source),
+            JudgeError::Model { source, .. } => source.downcast_ref().map_or(Fault::Own, Self::fault),
+            _ => Fault::User,
         }
     }
 

@@ -8,7 +8,8 @@
 //!   its [`stages`]; [`pipeline`]: in which order a stage computes its micro-batches.
 //! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
 //! * [`gpus`]: which GPUs there are, and which rank computes on which. [`homes`]: the memories of a rank, and what is offloaded to which.
-//! * [`reward_model`]: texts scored by a model that was trained for it.
+//! * [`judges`]: the panel that a config describes. [`reward_model`]: texts scored by a model that was trained for it, and
+//!   [`reward_judge`], which judges with one.
 //! * [`start`]: the weights that a run starts from.
 //! * [`schedule`]: learning rates and clipping.
 //! * [`profile`]: where the time of some steps went, and how fast each operation was.
@@ -27,6 +28,7 @@ pub mod evaluation;
 pub mod events;
 pub mod gpus;
 pub mod homes;
+pub mod judges;
 pub mod mesh;
 pub mod metrics;
 pub mod micro_batch;
@@ -41,6 +43,7 @@ pub mod ranks;
 pub mod reference;
 mod reports;
 mod resume;
+pub mod reward_judge;
 pub mod reward_model;
 pub mod run_dir;
 pub mod saver;

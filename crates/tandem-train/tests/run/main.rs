@@ -7,6 +7,7 @@ mod combinations;
 mod equivalence;
 mod exactness;
 mod formats;
+mod judges;
 mod offload;
 mod pipeline;
 mod profile;

@@ -20,16 +20,16 @@ use tandem_train::{Answers, Config, RewardModel, evaluation, ranks};
 use crate::ranks::{held_out, log};
 use crate::small::Small;
 
-fn goldens() -> PathBuf {
+pub fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small")
 }
 
-fn golden() -> Value {
+pub fn golden() -> Value {
     serde_json::from_str(&fs::read_to_string(goldens().join("reward.json")).unwrap()).unwrap()
 }
 
 /// The small model as a sequence classifier with the formula's weights.
-fn classifier(golden: &Value, folder: &Path) {
+pub fn classifier(golden: &Value, folder: &Path) {
     fs::create_dir(folder).unwrap();
     for file in fs::read_dir(goldens().join("model")).unwrap() {
         let file = file.unwrap();
