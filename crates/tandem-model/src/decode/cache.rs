@@ -1,22 +1,20 @@
 //! Keys and values of the tokens that text is being continued from.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
-use tandem_kernels::ops::{AttentionShape, Visible};
-use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
+use tandem_kernels::ops::AttentionShape;
+use tandem_kernels::{DType, Device, Kind, Tensor, View, ViewMut, ops};
 
+use super::batch::{NextTokens, Prompts};
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::walk::Attend;
 
-/// Keys and values `[rows, K·d]` of every block, and which rows are free.
+/// Keys and values `[rows, K·d]` of every block.
 pub(super) struct Cache {
     device: Device,
     keys: Vec<Tensor>,
     values: Vec<Tensor>,
-    /// Free rows: start → end. Neighbours are always merged.
-    free: BTreeMap<u32, u32>,
 }
 
 impl Cache {
@@ -27,40 +25,7 @@ impl Cache {
             let one = |_| Ok(device.alloc(Kind::Cache, rows, width, dtype)?);
             (0..spec.num_layers).map(one).collect()
         };
-        let free = BTreeMap::from([(0, rows as u32)]);
-        Ok(Self { device: device.clone(), keys: tensors()?, values: tensors()?, free })
-    }
-
-    /// Adjacent free rows, if there are as many.
-    pub(super) fn take(&mut self, rows: usize) -> Option<Range<u32>> {
-        let rows = rows as u32;
-        if rows == 0 {
-            return Some(0..0);
-        }
-        let (&start, &end) = self.free.iter().find(|&(start, end)| end - start >= rows)?;
-        self.free.remove(&start);
-        if start + rows < end {
-            self.free.insert(start + rows, end);
-        }
-        Some(start..start + rows)
-    }
-
-    /// Returns rows.
-    pub(super) fn give(&mut self, rows: Range<u32>) {
-        if rows.is_empty() {
-            return;
-        }
-        let Range { mut start, mut end } = rows;
-        if let Some((&before, &its_end)) = self.free.range(..start).next_back()
-            && its_end == start
-        {
-            self.free.remove(&before);
-            start = before;
-        }
-        if let Some(after) = self.free.remove(&end) {
-            end = after;
-        }
-        self.free.insert(start, end);
+        Ok(Self { device: device.clone(), keys: tensors()?, values: tensors()? })
     }
 
     /// Copies rows of keys and values into the cache: row range of the operands, first row of the cache.
@@ -82,16 +47,15 @@ impl Cache {
     }
 }
 
-/// Attention over a forest of prompts whose keys and values stay behind: segment `i` in the cache from `rows[i]` on.
+/// Attention over prompts, whose keys and values stay behind.
 pub(super) struct Prefill<'a> {
     pub(super) cache: &'a mut Cache,
-    pub(super) forest: &'a Forest,
-    pub(super) rows: &'a [u32],
+    pub(super) prompts: &'a Prompts,
 }
 
 impl Attend for Prefill<'_> {
     fn positions(&self) -> &[u32] {
-        &self.forest.positions
+        &self.prompts.forest.positions
     }
 
     fn attend(
@@ -104,25 +68,24 @@ impl Attend for Prefill<'_> {
         out: ViewMut,
         log_sum_exp: ViewMut,
     ) -> Result<()> {
-        let segments = self.forest.segments.iter().zip(self.rows);
+        let Prompts { forest, rows, .. } = self.prompts;
+        let segments = forest.segments.iter().zip(rows);
         let moves = segments.map(|(s, &row)| (s.range.start as usize..s.range.end as usize, row as usize));
         self.cache.store(layer, k, v, moves)?;
         let device = &self.cache.device;
-        Ok(ops::attention(device, q, k, v, self.forest, shape, out, log_sum_exp)?)
+        Ok(ops::attention(device, q, k, v, forest, shape, out, log_sum_exp)?)
     }
 }
 
-/// Attention of one new token per text over the cache; token `i` goes to row `rows[i]`.
+/// Attention of one new token per text over the cache.
 pub(super) struct Step<'a> {
     pub(super) cache: &'a mut Cache,
-    pub(super) positions: &'a [u32],
-    pub(super) rows: &'a [u32],
-    pub(super) visible: &'a Visible,
+    pub(super) next: &'a NextTokens,
 }
 
 impl Attend for Step<'_> {
     fn positions(&self) -> &[u32] {
-        self.positions
+        &self.next.positions
     }
 
     fn attend(
@@ -135,42 +98,11 @@ impl Attend for Step<'_> {
         out: ViewMut,
         _: ViewMut,
     ) -> Result<()> {
-        let moves = self.rows.iter().enumerate().map(|(i, &row)| (i..i + 1, row as usize));
+        let NextTokens { rows, visible, .. } = self.next;
+        let moves = rows.iter().enumerate().map(|(i, &row)| (i..i + 1, row as usize));
         self.cache.store(layer, k, v, moves)?;
-        let Cache { device, keys, values, .. } = &*self.cache;
+        let Cache { device, keys, values } = &*self.cache;
         let (keys, values) = (keys[layer].view(), values[layer].view());
-        Ok(ops::attention_decode(device, q, keys, values, self.visible, shape, out)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cache(rows: u32) -> Cache {
-        let (keys, values) = (Vec::new(), Vec::new());
-        Cache { device: Device::meta(), keys, values, free: BTreeMap::from([(0, rows)]) }
-    }
-
-    #[test]
-    fn rows_come_back_and_merge() {
-        let mut cache = cache(10);
-        let (a, b, c) = (cache.take(3).unwrap(), cache.take(4).unwrap(), cache.take(3).unwrap());
-        assert_eq!((a.clone(), b.clone(), c.clone()), (0..3, 3..7, 7..10));
-        assert_eq!(cache.take(1), None);
-        cache.give(a);
-        cache.give(c);
-        assert_eq!(cache.take(4), None, "six rows are free, but not side by side");
-        cache.give(b);
-        assert_eq!(cache.take(10), Some(0..10));
-    }
-
-    #[test]
-    fn no_rows_are_always_free() {
-        let mut cache = cache(1);
-        assert_eq!(cache.take(1), Some(0..1));
-        assert_eq!(cache.take(0), Some(0..0));
-        cache.give(0..0);
-        assert_eq!(cache.take(1), None);
+        Ok(ops::attention_decode(device, q, keys, values, visible, shape, out)?)
     }
 }

@@ -1,15 +1,17 @@
 //! The batch: what enters it, a step of it, and what leaves it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 
-use tandem_kernels::ops::{HeadScores, Targets, Visible};
-use tandem_kernels::{DType, Device, Forest, Kind, Segment, Tensor, ops};
+use tandem_kernels::ops::{HeadScores, Targets};
+use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 
-use super::cache::{Cache, Prefill, Step};
-use super::{Answer, Finish, Flow, NewToken, Request};
+use super::batch::{NextTokens, Prompts};
+use super::model::Model;
+use super::rows::Rows;
+use super::text::{Open, Text};
+use super::{Alone, Answer, Finish, Flow, Meet, NewToken, Request};
 use crate::decoder::Decoder;
-use crate::walk::{Checkpointing, Keep, Walk};
+use crate::walk::{Checkpointing, Walk};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
@@ -28,43 +30,17 @@ pub struct GeneratorOptions {
 
 /// Generates text. The cache is allocated once; requests may come at any time.
 pub struct Generator<'a> {
-    walk: Walk<'a>,
-    options: GeneratorOptions,
-    cache: Cache,
+    pub(super) model: Model<'a>,
+    pub(super) options: GeneratorOptions,
+    /// Of the cache.
+    pub(super) rows: Rows,
     /// By number.
-    requests: BTreeMap<usize, Open>,
+    pub(super) requests: BTreeMap<usize, Open>,
     next_request: usize,
     /// Answers not yet begun: request and number.
-    waiting: VecDeque<(usize, usize)>,
-    texts: Vec<Text>,
+    pub(super) waiting: VecDeque<(usize, usize)>,
+    pub(super) texts: Vec<Text>,
     scores: HeadScores,
-}
-
-/// A request that has answers to come.
-struct Open {
-    request: Request,
-    /// Answers that have not ended.
-    remaining: usize,
-    cached: Option<CachedPrompt>,
-}
-
-/// A prompt whose keys and values are in the cache.
-struct CachedPrompt {
-    rows: Range<u32>,
-    /// Logits after its last token `[V]`, from which each answer's first token is drawn.
-    logits: Vec<f32>,
-}
-
-/// An answer under way.
-struct Text {
-    request: usize,
-    answer: usize,
-    tokens: Vec<u32>,
-    log_probs: Vec<f32>,
-    /// Cache rows for its tokens: all but the last, which nothing follows.
-    rows: Range<u32>,
-    /// Tokens it may have.
-    limit: usize,
 }
 
 /// Told about every token.
@@ -74,7 +50,7 @@ impl<'a> Generator<'a> {
     /// Reserves the cache on the device, in the compute type.
     ///
     /// # Errors
-    /// If an option is out of range, `decoder` is a slice, or the device's memory does not suffice.
+    /// If an option is out of range, `decoder` is a part of one or a reward model, or the device's memory does not suffice.
     pub fn new(
         decoder: &'a Decoder,
         device: &'a Device,
@@ -88,13 +64,11 @@ impl<'a> Generator<'a> {
                  least 1"
             )));
         }
-        if decoder.slice().count > 1 {
-            return Err(ModelError::Invalid("a slice of a decoder cannot generate".to_owned()));
-        }
+        let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
         Ok(Self {
-            walk: Walk::new(decoder, device, dtype, Checkpointing::None),
-            cache: Cache::new(decoder, device, dtype, cache_tokens)?,
+            model: Model::new(walk, cache_tokens)?,
             options,
+            rows: Rows::new(cache_tokens),
             requests: BTreeMap::new(),
             next_request: 0,
             waiting: VecDeque::new(),
@@ -129,10 +103,10 @@ impl<'a> Generator<'a> {
             std::mem::take(&mut self.texts).into_iter().partition(|text: &Text| text.request == request);
         self.texts = under_way;
         if let Some(Open { cached: Some(prompt), .. }) = self.requests.remove(&request) {
-            self.cache.give(prompt.rows);
+            self.rows.give(prompt.rows);
         }
         let end = |text: Text| {
-            self.cache.give(text.rows.clone());
+            self.rows.give(text.rows.clone());
             text.end(Finish::Interrupted)
         };
         ended.into_iter().map(end).collect()
@@ -151,6 +125,25 @@ impl<'a> Generator<'a> {
         requests: Vec<Request>,
         on_token: OnToken,
     ) -> Result<Vec<Answer>> {
+        self.generate_with(weights, &mut Alone, requests, on_token)
+    }
+
+    /// As [`Generator::generate`], together with other ranks: each calls it with requests of its own, or with none, and it returns
+    /// when all of them are answered.
+    ///
+    /// # Errors
+    /// As [`Generator::generate`], and if a rank is lost. A rank that fails is lost to the others: they wait for it until `meet`, or
+    /// their weights, fail.
+    ///
+    /// # Panics
+    /// If other requests are under way.
+    pub fn generate_with(
+        &mut self,
+        weights: &mut dyn WeightSource,
+        meet: &mut dyn Meet,
+        requests: Vec<Request>,
+        on_token: OnToken,
+    ) -> Result<Vec<Answer>> {
         assert!(self.is_idle(), "other requests are under way");
         let first = self.next_request;
         for (index, request) in requests.into_iter().enumerate() {
@@ -163,8 +156,8 @@ impl<'a> Generator<'a> {
             }
         }
         let mut answers = Vec::new();
-        while !self.is_idle() {
-            answers.extend(self.step(weights, &mut |mut token| {
+        while meet.any(!self.is_idle()).inspect_err(|_| self.cancel_all())? {
+            answers.extend(self.step_with(weights, meet, &mut |mut token| {
                 token.request -= first;
                 on_token(token)
             })?);
@@ -180,8 +173,22 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// If weights cannot be had or memory runs out; everything is broken off then.
     pub fn step(&mut self, weights: &mut dyn WeightSource, on_token: OnToken) -> Result<Vec<Answer>> {
+        self.step_with(weights, &mut Alone, on_token)
+    }
+
+    /// As [`Generator::step`], together with other ranks, who call it at the same time: each layer is fetched by all of them, or by
+    /// none.
+    ///
+    /// # Errors
+    /// As [`Generator::step`], and if a rank is lost.
+    pub fn step_with(
+        &mut self,
+        weights: &mut dyn WeightSource,
+        meet: &mut dyn Meet,
+        on_token: OnToken,
+    ) -> Result<Vec<Answer>> {
         let mut ended = Vec::new();
-        let result = self.advance(weights, on_token, &mut ended);
+        let result = self.advance(weights, meet, on_token, &mut ended);
         if result.is_err() {
             self.cancel_all();
         }
@@ -197,18 +204,27 @@ impl<'a> Generator<'a> {
     fn advance(
         &mut self,
         weights: &mut dyn WeightSource,
+        meet: &mut dyn Meet,
         on_token: OnToken,
         ended: &mut Vec<Answer>,
     ) -> Result<()> {
         let under_way = self.texts.len();
-        if under_way > 0 {
-            let logits = self.continue_all(weights)?;
-            self.draw(logits, 0, on_token, ended)?;
+        if meet.any(under_way > 0)? {
+            if under_way > 0 {
+                let logits = self.model.step(weights, &self.next_tokens())?;
+                self.draw(logits, 0, on_token, ended)?;
+            } else {
+                self.model.walk.idle_forward(weights)?;
+            }
         }
         let first = self.texts.len();
         let new_prompts = self.admit();
-        if !new_prompts.is_empty() {
-            self.prefill(weights, &new_prompts)?;
+        if meet.any(!new_prompts.is_empty())? {
+            if new_prompts.is_empty() {
+                self.model.walk.idle_forward(weights)?;
+            } else {
+                self.prefill(weights, &new_prompts)?;
+            }
         }
         if first < self.texts.len() {
             let logits = self.first_logits(first)?;
@@ -217,100 +233,22 @@ impl<'a> Generator<'a> {
             // Prompts kept for their next answers lie in the way of these. Alone, each fits.
             for open in self.requests.values_mut() {
                 if let Some(prompt) = open.cached.take() {
-                    self.cache.give(prompt.rows);
+                    self.rows.give(prompt.rows);
                 }
             }
         }
         Ok(())
     }
 
-    fn check(&self, request: &Request) -> Result<()> {
-        let Request { prompt, num_answers, max_new_tokens, sampling, .. } = request;
-        let invalid = |problem: String| Err(ModelError::Invalid(problem));
-        sampling.check()?;
-        if [*num_answers, *max_new_tokens].contains(&0) {
-            return invalid(format!(
-                "answers ({num_answers}) and new tokens ({max_new_tokens}) must be at least 1"
-            ));
-        }
-        let (tokens, positions) = (prompt.len(), self.walk.decoder.positions());
-        let vocabulary = self.walk.decoder.spec().vocab_size;
-        if tokens == 0 {
-            return invalid("it is empty".to_owned());
-        }
-        if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocabulary) {
-            return invalid(format!("token {token} is outside the model's vocabulary of {vocabulary}"));
-        }
-        if tokens >= positions {
-            return invalid(format!(
-                "it has {tokens} tokens, which leaves no room for an answer within {positions} positions"
-            ));
-        }
-        let limit = self.limit(request);
-        if tokens + limit - 1 > self.options.cache_tokens {
-            return invalid(format!(
-                "it has {tokens} tokens and its answer up to {limit}; the cache holds {}",
-                self.options.cache_tokens
-            ));
-        }
-        Ok(())
-    }
-
-    /// Tokens that an answer may have.
-    fn limit(&self, request: &Request) -> usize {
-        request.max_new_tokens.min(self.walk.decoder.positions() - request.prompt.len())
-    }
-
-    /// Begins waiting answers while there is room; returns the requests whose prompts are new to the cache.
-    fn admit(&mut self) -> Vec<usize> {
-        let (mut new_prompts, mut new_tokens) = (Vec::new(), 0);
-        while self.texts.len() < self.options.max_batch
-            && let Some(&(number, answer)) = self.waiting.front()
-        {
-            let open = &self.requests[&number];
-            let limit = self.limit(&open.request);
-            let missing = if open.cached.is_some() { 0 } else { open.request.prompt.len() };
-            if missing > 0 && new_tokens > 0 && new_tokens + missing > self.options.prefill_tokens {
-                break;
-            }
-            let Some(prompt_rows) = self.cache.take(missing) else { break };
-            let Some(rows) = self.cache.take(limit - 1) else {
-                self.cache.give(prompt_rows);
-                break;
-            };
-            if missing > 0 {
-                new_tokens += missing;
-                let cached = CachedPrompt { rows: prompt_rows, logits: Vec::new() };
-                self.requests.get_mut(&number).expect("found above").cached = Some(cached);
-                new_prompts.push(number);
-            }
-            self.waiting.pop_front();
-            let (tokens, log_probs) = (Vec::with_capacity(limit), Vec::new());
-            self.texts.push(Text { request: number, answer, tokens, log_probs, rows, limit });
-        }
-        new_prompts
-    }
-
     /// Computes the keys and values of new prompts, and the logits after each.
     fn prefill(&mut self, weights: &mut dyn WeightSource, new_prompts: &[usize]) -> Result<()> {
-        let (mut tokens, mut segments) = (Vec::new(), Vec::new());
-        let (mut rows, mut last) = (Vec::new(), Vec::new());
-        for number in new_prompts {
-            let Open { request, cached, .. } = &self.requests[number];
-            let start = tokens.len() as u32;
-            tokens.extend_from_slice(&request.prompt);
-            let end = tokens.len() as u32;
-            segments.push(Segment { range: start..end, parent: None, first_position: 0 });
-            rows.push(cached.as_ref().expect("admitted").rows.start);
-            last.push(end - 1);
-        }
-        let forest = Forest::new(tokens, segments, Vec::new(), 0)?;
-        let mut attend = Prefill { cache: &mut self.cache, forest: &forest, rows: &rows };
-        let (x, _) =
-            self.walk.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(&last), false)?;
-        let logits = self.walk.head_logits(weights, x.policy.view())?;
-        let logits = ops::read_f32(self.walk.device, logits.view())?;
-        for (number, row) in new_prompts.iter().zip(logits.chunks_exact(self.vocabulary())) {
+        let prompts = Prompts::new(new_prompts.iter().map(|number| {
+            let open = &self.requests[number];
+            (&open.request.prompt[..], open.cached().rows.start)
+        }))?;
+        let logits = self.model.prefill(weights, &prompts)?;
+        let logits = self.model.read(&logits)?;
+        for (number, row) in new_prompts.iter().zip(logits.chunks_exact(self.model.vocabulary())) {
             let cached = self.requests.get_mut(number).and_then(|open| open.cached.as_mut());
             cached.expect("admitted").logits = row.to_vec();
         }
@@ -320,33 +258,24 @@ impl<'a> Generator<'a> {
     /// The logits after the prompts of the texts from `first` on.
     fn first_logits(&self, first: usize) -> Result<Tensor> {
         let texts = &self.texts[first..];
-        let device = self.walk.device;
-        let mut logits = device.alloc(Kind::Head, texts.len(), self.vocabulary(), DType::F32)?;
+        let device = self.model.walk.device;
+        let mut logits = device.alloc(Kind::Head, texts.len(), self.model.vocabulary(), DType::F32)?;
         for (row, text) in texts.iter().enumerate() {
-            let prompt = self.requests[&text.request].cached.as_ref().expect("it is kept for its answers");
+            let prompt = self.requests[&text.request].cached();
             ops::write_f32(device, &prompt.logits, logits.view_mut().row_range(row..row + 1))?;
         }
         Ok(logits)
     }
 
-    /// Continues every text by its last token: the next one's logits `[texts, V]`.
-    fn continue_all(&mut self, weights: &mut dyn WeightSource) -> Result<Tensor> {
-        let mut visible = Visible { offsets: vec![0], ranges: Vec::new() };
-        let (mut tokens, mut positions, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+    /// The last token of every text.
+    fn next_tokens(&self) -> NextTokens {
+        let mut next = NextTokens::new();
         for text in &self.texts {
-            let Open { request, cached, .. } = &self.requests[&text.request];
-            let prompt = &cached.as_ref().expect("it is kept for its answers").rows;
-            let length = text.tokens.len() as u32;
-            tokens.push(*text.tokens.last().expect("its first token came with the prompt"));
-            positions.push(request.prompt.len() as u32 + length - 1);
-            rows.push(text.rows.start + length - 1);
-            visible.ranges.extend([prompt.clone(), text.rows.start..text.rows.start + length]);
-            visible.offsets.push(visible.ranges.len() as u32);
+            let token = *text.tokens.last().expect("its first token came with the prompt");
+            let own = text.rows.start..text.rows.start + text.tokens.len() as u32;
+            next.push(token, &self.requests[&text.request].cached().rows, own);
         }
-        let mut attend =
-            Step { cache: &mut self.cache, positions: &positions, rows: &rows, visible: &visible };
-        let (x, _) = self.walk.blocks_with(weights, &tokens, &mut attend, Keep::Nothing, None, false)?;
-        self.walk.head_logits(weights, x.policy.view())
+        next
     }
 
     /// Draws the next token of each text from `first` on, of which these are the logits; those that end leave the batch.
@@ -357,9 +286,10 @@ impl<'a> Generator<'a> {
         on_token: OnToken,
         ended: &mut Vec<Answer>,
     ) -> Result<()> {
-        let (device, head) = (self.walk.device, &self.walk.decoder.spec().head.shape);
-        let mut values = ops::read_f32(device, logits.view())?;
-        let rows = values.chunks_exact_mut(self.vocabulary());
+        let Walk { device, decoder, .. } = self.model.walk;
+        let head = &decoder.spec().head.shape;
+        let mut values = self.model.read(&logits)?;
+        let rows = values.chunks_exact_mut(self.model.vocabulary());
         let drawn = rows
             .zip(&self.texts[first..])
             .map(|(row, text)| {
@@ -399,25 +329,14 @@ impl<'a> Generator<'a> {
 
     /// Takes a finished text out of the cache, and its prompt if it was the last answer to it.
     fn end(&mut self, text: Text, finish: Finish) -> Answer {
-        self.cache.give(text.rows.clone());
+        self.rows.give(text.rows.clone());
         let open = self.requests.get_mut(&text.request).expect("it has answers under way");
         open.remaining -= 1;
         if open.remaining == 0
             && let Some(Open { cached: Some(prompt), .. }) = self.requests.remove(&text.request)
         {
-            self.cache.give(prompt.rows);
+            self.rows.give(prompt.rows);
         }
         text.end(finish)
-    }
-
-    fn vocabulary(&self) -> usize {
-        self.walk.decoder.spec().vocab_size
-    }
-}
-
-impl Text {
-    fn end(self, finish: Finish) -> Answer {
-        let Self { request, answer, tokens, log_probs, .. } = self;
-        Answer { request, answer, tokens, log_probs, finish }
     }
 }

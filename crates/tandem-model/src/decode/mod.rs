@@ -6,12 +6,21 @@
 //! On a processor a text does not depend on what else is in the batch, and the log-probabilities of an f32 model are to the bit
 //! those of a training pass over prompt and answer as two segments. On a device [`for_few_rows`](tandem_kernels::Device::for_few_rows),
 //! and on a GPU, products of few rows may differ from products of many in the last bit.
+//!
+//! Ranks whose weights are gathered from all of them generate side by side: each walks when another does ([`Meet`]).
 
+mod admission;
+mod batch;
 mod cache;
 mod generator;
+mod meet;
+mod model;
 mod request;
+mod rows;
 mod sample;
+mod text;
 
 pub use generator::{Generator, GeneratorOptions, OnToken};
+pub use meet::{Alone, Meet};
 pub use request::{Answer, Finish, Flow, NewToken, Request};
 pub use sample::Sampling;

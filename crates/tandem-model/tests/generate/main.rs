@@ -1,5 +1,7 @@
 //! Generation against the plain forward pass, which has no cache.
 
+mod ranks;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;
