@@ -1,5 +1,6 @@
 //! Generation against the plain forward pass, which has no cache.
 
+mod policies;
 mod ranks;
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,7 +12,8 @@ use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, ops};
 use tandem_model::decode::{Answer, Finish, Flow, NewToken};
 use tandem_model::{
-    Checkpointing, FlatWeights, Generator, GeneratorOptions, Request, ResidentWeights, Sampling, Walk,
+    Checkpointing, Decoder, FlatWeights, Generator, GeneratorOptions, Request, ResidentWeights, Sampling,
+    Walk, WeightSource,
 };
 
 const OPTIONS: GeneratorOptions =
@@ -209,24 +211,33 @@ fn log_probs_are_those_of_a_training_pass() {
         let device = cpu();
         let weights = golden.load(&device);
         let copy = weights.compute_copy(&golden.decoder, &device, Kind::Weights, DType::Bf16).unwrap();
-        check_log_probs(&golden, &device, &weights, None);
-        check_log_probs(&golden, &device, &weights, Some(&copy));
+        let (decoder, device) = (&golden.decoder, &device);
+        let mut source = ResidentWeights::new(decoder, &weights, None);
+        check_log_probs(&golden, decoder, device, DType::F32, &mut source);
+        let mut source = ResidentWeights::new(decoder, &weights, Some(&copy));
+        check_log_probs(&golden, decoder, device, DType::Bf16, &mut source);
     }
     let (golden, device) = (Golden::new("llama"), tandem_emulated::device(1 << 28).unwrap());
-    check_log_probs(&golden, &device, &golden.load(&device), None);
+    let weights = golden.load(&device);
+    let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
+    check_log_probs(&golden, &golden.decoder, &device, DType::F32, &mut source);
 }
 
-fn check_log_probs(golden: &Golden, device: &Device, weights: &FlatWeights, copy: Option<&FlatWeights>) {
-    let decoder = &golden.decoder;
-    let dtype = if copy.is_some() { DType::Bf16 } else { DType::F32 };
-    let mut source = ResidentWeights::new(decoder, weights, copy);
+/// Generates, and compares with a training pass; returns the log-probabilities.
+fn check_log_probs(
+    golden: &Golden,
+    decoder: &Decoder,
+    device: &Device,
+    dtype: DType,
+    source: &mut dyn WeightSource,
+) -> Vec<f32> {
     let options = GeneratorOptions { log_probs: true, ..OPTIONS };
     let mut generator = Generator::new(decoder, device, dtype, options).unwrap();
     let mut requests = requests(prompts(golden), sampling());
     requests.iter_mut().for_each(|request| request.num_answers = 3);
     let mut told = Vec::new();
     let answers = generator
-        .generate(&mut source, requests, &mut |new| {
+        .generate(source, requests, &mut |new| {
             told.push((new.request, new.answer, new.index, new.log_prob));
             Flow::Continue
         })
@@ -261,7 +272,7 @@ fn check_log_probs(golden: &Golden, device: &Device, weights: &FlatWeights, copy
     let forest = Forest::new(tokens, segments, sorted, num_sequences).unwrap();
     let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
     let mut scores = HeadScores::default();
-    walk.forward(&mut source, &forest, &mut scores).unwrap();
+    walk.forward(source, &forest, &mut scores).unwrap();
     for (&i, &trained) in order.iter().zip(&scores.log_prob) {
         let (found, name) = (recorded[i], golden.name);
         if dtype == DType::F32 && matches!(device, Device::Cpu(_)) {
@@ -270,6 +281,7 @@ fn check_log_probs(golden: &Golden, device: &Device, weights: &FlatWeights, copy
             assert!((found - trained).abs() <= 1e-2, "{name} {dtype}: {found} and {trained}");
         }
     }
+    recorded
 }
 
 #[test]

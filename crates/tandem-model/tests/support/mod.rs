@@ -4,6 +4,9 @@
 #[path = "../../../../goldens/formula.rs"]
 pub mod formula;
 
+pub mod adapted;
+pub mod packed;
+
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
