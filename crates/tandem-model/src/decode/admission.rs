@@ -2,6 +2,7 @@
 
 use super::text::{CachedPrompt, Text};
 use super::{Generator, Request};
+use crate::walk::Streams;
 use crate::{ModelError, Result};
 
 impl Generator<'_> {
@@ -15,8 +16,8 @@ impl Generator<'_> {
                 "answers ({num_answers}) and new tokens ({max_new_tokens}) must be at least 1"
             ));
         }
-        let (tokens, positions) = (prompt.len(), self.model.walk.decoder.positions());
-        let vocabulary = self.model.vocabulary();
+        let (tokens, positions) = (prompt.len(), self.models.positions());
+        let vocabulary = self.models.vocabulary();
         if tokens == 0 {
             return invalid("it is empty".to_owned());
         }
@@ -40,7 +41,7 @@ impl Generator<'_> {
 
     /// Tokens that an answer may have.
     fn limit(&self, request: &Request) -> usize {
-        request.max_new_tokens.min(self.model.walk.decoder.positions() - request.prompt.len())
+        request.max_new_tokens.min(self.models.positions() - request.prompt.len())
     }
 
     /// Begins waiting answers while there is room; returns the requests whose prompts are new to the cache.
@@ -62,7 +63,7 @@ impl Generator<'_> {
             };
             if missing > 0 {
                 new_tokens += missing;
-                let cached = CachedPrompt { rows: prompt_rows, logits: Vec::new() };
+                let cached = CachedPrompt { rows: prompt_rows, logits: Streams::default() };
                 self.requests.get_mut(&number).expect("found above").cached = Some(cached);
                 new_prompts.push(number);
             }

@@ -6,12 +6,12 @@ use tandem_kernels::ops::{HeadScores, Targets};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 
 use super::batch::{NextTokens, Prompts};
-use super::model::Model;
+use super::models::Models;
 use super::rows::Rows;
 use super::text::{Open, Text};
-use super::{Alone, Answer, Finish, Flow, Meet, NewToken, Request};
+use super::{Alone, Answer, Finish, Flow, Meet, NewToken, Request, Sources};
 use crate::decoder::Decoder;
-use crate::walk::{Checkpointing, Walk};
+use crate::walk::{Checkpointing, Streams, Walk};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
@@ -30,7 +30,7 @@ pub struct GeneratorOptions {
 
 /// Generates text. The cache is allocated once; requests may come at any time.
 pub struct Generator<'a> {
-    pub(super) model: Model<'a>,
+    pub(super) models: Models<'a>,
     pub(super) options: GeneratorOptions,
     /// Of the cache.
     pub(super) rows: Rows,
@@ -57,6 +57,28 @@ impl<'a> Generator<'a> {
         dtype: DType,
         options: GeneratorOptions,
     ) -> Result<Self> {
+        Self::over(Walk::new(decoder, device, dtype, Checkpointing::None), None, options)
+    }
+
+    /// Draws each token from the geometric mixture of two models that share a tokenizer, the softmax of
+    /// `(1 − part) · policy's logits + part · reference's logits` (Nash-MD, <https://arxiv.org/abs/2312.00886>), to which
+    /// what [`Sampling`](super::Sampling) says is then done. Both read what was drawn, each with a cache of its own. The
+    /// log-probabilities that are told are the policy's own. Of a walk it matters what is walked, where, and in which type.
+    ///
+    /// Its steps need [`Sources`] of both.
+    ///
+    /// # Errors
+    /// As [`Generator::new`]; if `part` is not within 0 to 1, or the vocabularies differ.
+    pub fn mixed(
+        policy: Walk<'a>,
+        reference: Walk<'a>,
+        part: f32,
+        options: GeneratorOptions,
+    ) -> Result<Self> {
+        Self::over(policy, Some((reference, part)), options)
+    }
+
+    fn over(policy: Walk<'a>, reference: Option<(Walk<'a>, f32)>, options: GeneratorOptions) -> Result<Self> {
         let GeneratorOptions { max_batch, cache_tokens, prefill_tokens, .. } = options;
         if [max_batch, cache_tokens, prefill_tokens].contains(&0) {
             return Err(ModelError::Invalid(format!(
@@ -64,9 +86,8 @@ impl<'a> Generator<'a> {
                  least 1"
             )));
         }
-        let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
         Ok(Self {
-            model: Model::new(walk, cache_tokens)?,
+            models: Models::new(policy, reference, cache_tokens)?,
             options,
             rows: Rows::new(cache_tokens),
             requests: BTreeMap::new(),
@@ -121,11 +142,11 @@ impl<'a> Generator<'a> {
     /// If other requests are under way.
     pub fn generate(
         &mut self,
-        weights: &mut dyn WeightSource,
+        mut weights: &mut dyn WeightSource,
         requests: Vec<Request>,
         on_token: OnToken,
     ) -> Result<Vec<Answer>> {
-        self.generate_with(weights, &mut Alone, requests, on_token)
+        self.generate_with(&mut weights, &mut Alone, requests, on_token)
     }
 
     /// As [`Generator::generate`], together with other ranks: each calls it with requests of its own, or with none, and it returns
@@ -139,7 +160,7 @@ impl<'a> Generator<'a> {
     /// If other requests are under way.
     pub fn generate_with(
         &mut self,
-        weights: &mut dyn WeightSource,
+        sources: &mut dyn Sources,
         meet: &mut dyn Meet,
         requests: Vec<Request>,
         on_token: OnToken,
@@ -157,7 +178,7 @@ impl<'a> Generator<'a> {
         }
         let mut answers = Vec::new();
         while meet.any(!self.is_idle()).inspect_err(|_| self.cancel_all())? {
-            answers.extend(self.step_with(weights, meet, &mut |mut token| {
+            answers.extend(self.step_with(sources, meet, &mut |mut token| {
                 token.request -= first;
                 on_token(token)
             })?);
@@ -172,8 +193,8 @@ impl<'a> Generator<'a> {
     ///
     /// # Errors
     /// If weights cannot be had or memory runs out; everything is broken off then.
-    pub fn step(&mut self, weights: &mut dyn WeightSource, on_token: OnToken) -> Result<Vec<Answer>> {
-        self.step_with(weights, &mut Alone, on_token)
+    pub fn step(&mut self, mut weights: &mut dyn WeightSource, on_token: OnToken) -> Result<Vec<Answer>> {
+        self.step_with(&mut weights, &mut Alone, on_token)
     }
 
     /// As [`Generator::step`], together with other ranks, who call it at the same time: each layer is fetched by all of them, or by
@@ -183,12 +204,12 @@ impl<'a> Generator<'a> {
     /// As [`Generator::step`], and if a rank is lost.
     pub fn step_with(
         &mut self,
-        weights: &mut dyn WeightSource,
+        sources: &mut dyn Sources,
         meet: &mut dyn Meet,
         on_token: OnToken,
     ) -> Result<Vec<Answer>> {
         let mut ended = Vec::new();
-        let result = self.advance(weights, meet, on_token, &mut ended);
+        let result = self.advance(sources, meet, on_token, &mut ended);
         if result.is_err() {
             self.cancel_all();
         }
@@ -203,7 +224,7 @@ impl<'a> Generator<'a> {
 
     fn advance(
         &mut self,
-        weights: &mut dyn WeightSource,
+        sources: &mut dyn Sources,
         meet: &mut dyn Meet,
         on_token: OnToken,
         ended: &mut Vec<Answer>,
@@ -211,19 +232,20 @@ impl<'a> Generator<'a> {
         let under_way = self.texts.len();
         if meet.any(under_way > 0)? {
             if under_way > 0 {
-                let logits = self.model.step(weights, &self.next_tokens())?;
+                let next = self.next_tokens();
+                let logits = self.models.each(sources, |model, weights| model.step(weights, &next))?;
                 self.draw(logits, 0, on_token, ended)?;
             } else {
-                self.model.walk.idle_forward(weights)?;
+                self.idle(sources)?;
             }
         }
         let first = self.texts.len();
         let new_prompts = self.admit();
         if meet.any(!new_prompts.is_empty())? {
             if new_prompts.is_empty() {
-                self.model.walk.idle_forward(weights)?;
+                self.idle(sources)?;
             } else {
-                self.prefill(weights, &new_prompts)?;
+                self.prefill(sources, &new_prompts)?;
             }
         }
         if first < self.texts.len() {
@@ -240,29 +262,47 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
+    /// What a rank does while others compute and it has nothing to.
+    fn idle(&mut self, sources: &mut dyn Sources) -> Result<()> {
+        self.models.each(sources, |model, weights| model.walk.idle_forward(weights)).map(drop)
+    }
+
     /// Computes the keys and values of new prompts, and the logits after each.
-    fn prefill(&mut self, weights: &mut dyn WeightSource, new_prompts: &[usize]) -> Result<()> {
+    fn prefill(&mut self, sources: &mut dyn Sources, new_prompts: &[usize]) -> Result<()> {
         let prompts = Prompts::new(new_prompts.iter().map(|number| {
             let open = &self.requests[number];
             (&open.request.prompt[..], open.cached().rows.start)
         }))?;
-        let logits = self.model.prefill(weights, &prompts)?;
-        let logits = self.model.read(&logits)?;
-        for (number, row) in new_prompts.iter().zip(logits.chunks_exact(self.model.vocabulary())) {
+        let logits = self.models.each(sources, |model, weights| {
+            let logits = model.prefill(weights, &prompts)?;
+            model.read(&logits)
+        })?;
+        for (index, number) in new_prompts.iter().enumerate() {
+            let row = index * self.models.vocabulary()..(index + 1) * self.models.vocabulary();
             let cached = self.requests.get_mut(number).and_then(|open| open.cached.as_mut());
-            cached.expect("admitted").logits = row.to_vec();
+            cached.expect("admitted").logits = Streams {
+                policy: logits.policy[row.clone()].to_vec(),
+                reference: logits.reference.as_ref().map(|logits| logits[row].to_vec()),
+            };
         }
         Ok(())
     }
 
     /// The logits after the prompts of the texts from `first` on.
-    fn first_logits(&self, first: usize) -> Result<Tensor> {
-        let texts = &self.texts[first..];
-        let device = self.model.walk.device;
-        let mut logits = device.alloc(Kind::Head, texts.len(), self.model.vocabulary(), DType::F32)?;
-        for (row, text) in texts.iter().enumerate() {
-            let prompt = self.requests[&text.request].cached();
-            ops::write_f32(device, &prompt.logits, logits.view_mut().row_range(row..row + 1))?;
+    fn first_logits(&self, first: usize) -> Result<Streams<Tensor>> {
+        let prompts = || self.texts[first..].iter().map(|text| &self.requests[&text.request].cached().logits);
+        let policy = self.stack(prompts().map(|logits| &logits.policy[..]))?;
+        let reference: Option<Vec<_>> = prompts().map(|logits| logits.reference.as_deref()).collect();
+        let reference = reference.map(|rows| self.stack(rows.into_iter())).transpose()?;
+        Ok(Streams { policy, reference })
+    }
+
+    /// Rows of logits `[rows, V]` on the device.
+    fn stack<'r>(&self, rows: impl ExactSizeIterator<Item = &'r [f32]>) -> Result<Tensor> {
+        let device = self.models.policy.walk.device;
+        let mut logits = device.alloc(Kind::Head, rows.len(), self.models.vocabulary(), DType::F32)?;
+        for (index, row) in rows.enumerate() {
+            ops::write_f32(device, row, logits.view_mut().row_range(index..index + 1))?;
         }
         Ok(logits)
     }
@@ -281,27 +321,27 @@ impl<'a> Generator<'a> {
     /// Draws the next token of each text from `first` on, of which these are the logits; those that end leave the batch.
     fn draw(
         &mut self,
-        mut logits: Tensor,
+        mut logits: Streams<Tensor>,
         first: usize,
         on_token: OnToken,
         ended: &mut Vec<Answer>,
     ) -> Result<()> {
-        let Walk { device, decoder, .. } = self.model.walk;
-        let head = &decoder.spec().head.shape;
-        let mut values = self.model.read(&logits)?;
-        let rows = values.chunks_exact_mut(self.model.vocabulary());
+        let Walk { device, decoder, .. } = self.models.policy.walk;
+        let (mut values, shape) = self.models.drawn_from(&logits)?;
+        let rows = values.chunks_exact_mut(self.models.vocabulary());
         let drawn = rows
             .zip(&self.texts[first..])
             .map(|(row, text)| {
                 let Request { prompt, number, sampling, .. } = &self.requests[&text.request].request;
                 let place = [*number, text.answer as u64, text.tokens.len() as u64];
-                sampling.draw(device, row, head, [prompt, &text.tokens], place)
+                sampling.draw(device, row, &shape, [prompt, &text.tokens], place)
             })
             .collect::<Result<Vec<u32>>>()?;
         if self.options.log_probs {
             let rows: Vec<u32> = (0..drawn.len() as u32).collect();
             let targets = Targets { rows: &rows, targets: &drawn };
-            ops::score_logits(device, logits.view_mut(), targets, head, &mut self.scores)?;
+            let (logits, head) = (logits.policy.view_mut(), &decoder.spec().head.shape);
+            ops::score_logits(device, logits, targets, head, &mut self.scores)?;
         }
         drop(logits);
         let continued = self.texts.split_off(first);

@@ -8,6 +8,7 @@
 //! and on a GPU, products of few rows may differ from products of many in the last bit.
 //!
 //! Ranks whose weights are gathered from all of them generate side by side: each walks when another does ([`Meet`]).
+//! A [mixture](Generator::mixed) draws from two models, whose weights come from [`Sources`].
 
 mod admission;
 mod batch;
@@ -15,12 +16,15 @@ mod cache;
 mod generator;
 mod meet;
 mod model;
+mod models;
 mod request;
 mod rows;
 mod sample;
+mod sources;
 mod text;
 
 pub use generator::{Generator, GeneratorOptions, OnToken};
 pub use meet::{Alone, Meet};
 pub use request::{Answer, Finish, Flow, NewToken, Request};
 pub use sample::Sampling;
+pub use sources::Sources;

@@ -30,7 +30,8 @@ pub struct NewToken {
     pub index: usize,
     /// The token.
     pub token: u32,
-    /// Its log-probability under the model as it is, without temperature, penalties and cuts; NaN if it is not asked for.
+    /// Its log-probability under the model as it is, without temperature, penalties and cuts; of a mixture, under the policy. NaN if
+    /// it is not asked for.
     pub log_prob: f32,
     /// Whether the answer ends with it.
     pub finish: Option<Finish>,
@@ -65,7 +66,7 @@ pub struct Answer {
     pub answer: usize,
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// The log-probability of each under the model as it is; none if they are not asked for.
+    /// The log-probability of each, as [`NewToken::log_prob`]; none if they are not asked for.
     pub log_probs: Vec<f32>,
     /// Why it ended.
     pub finish: Finish,

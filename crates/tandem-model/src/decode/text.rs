@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{Answer, Finish, Request};
+use crate::walk::Streams;
 
 /// A request that has answers to come.
 pub(super) struct Open {
@@ -15,8 +16,8 @@ pub(super) struct Open {
 /// A prompt whose keys and values are in the cache.
 pub(super) struct CachedPrompt {
     pub(super) rows: Range<u32>,
-    /// Logits after its last token `[V]`, from which each answer's first token is drawn.
-    pub(super) logits: Vec<f32>,
+    /// Each model's logits after its last token `[V]`, from which each answer's first token is drawn.
+    pub(super) logits: Streams<Vec<f32>>,
 }
 
 /// An answer under way.

@@ -1,5 +1,6 @@
 //! Generation against the plain forward pass, which has no cache.
 
+mod mixture;
 mod policies;
 mod ranks;
 #[path = "../support/mod.rs"]
@@ -245,6 +246,27 @@ fn check_log_probs(
     told.sort_by_key(|&(request, answer, index, _)| (request, answer, index));
     let recorded: Vec<f32> = answers.iter().flat_map(|answer| answer.log_probs.clone()).collect();
     assert_eq!(told.iter().map(|told| told.3).collect::<Vec<_>>(), recorded);
+    let trained = training_log_probs(golden, decoder, device, dtype, source, &answers);
+    for (&found, trained) in recorded.iter().zip(trained) {
+        let name = golden.name;
+        if dtype == DType::F32 && matches!(device, Device::Cpu(_)) {
+            assert_eq!(found.to_bits(), trained.to_bits(), "{name}: {found} and {trained}");
+        } else {
+            assert!((found - trained).abs() <= 1e-2, "{name} {dtype}: {found} and {trained}");
+        }
+    }
+    recorded
+}
+
+/// The log-probability of each token of three answers to each of the [`prompts`], from a training pass.
+fn training_log_probs(
+    golden: &Golden,
+    decoder: &Decoder,
+    device: &Device,
+    dtype: DType,
+    source: &mut dyn WeightSource,
+    answers: &[Answer],
+) -> Vec<f32> {
     let (mut tokens, mut segments, mut predictions) = (Vec::new(), Vec::<Segment>::new(), Vec::new());
     for (prompt, answers) in prompts(golden).iter().zip(answers.chunks(3)) {
         let parent = segments.len() as u32;
@@ -273,15 +295,9 @@ fn check_log_probs(
     let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
     let mut scores = HeadScores::default();
     walk.forward(source, &forest, &mut scores).unwrap();
-    for (&i, &trained) in order.iter().zip(&scores.log_prob) {
-        let (found, name) = (recorded[i], golden.name);
-        if dtype == DType::F32 && matches!(device, Device::Cpu(_)) {
-            assert_eq!(found.to_bits(), trained.to_bits(), "{name}: {found} and {trained}");
-        } else {
-            assert!((found - trained).abs() <= 1e-2, "{name} {dtype}: {found} and {trained}");
-        }
-    }
-    recorded
+    let mut trained = vec![f32::NAN; order.len()];
+    order.iter().zip(&scores.log_prob).for_each(|(&i, &log_prob)| trained[i] = log_prob);
+    trained
 }
 
 #[test]

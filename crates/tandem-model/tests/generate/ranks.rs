@@ -14,7 +14,7 @@ use crate::support::{ALL, Golden, cpu};
 use crate::{OPTIONS, requests, sampling};
 
 /// Where ranks, as threads, put what they are about to do; none goes on before all have.
-struct Table {
+pub struct Table {
     ranks: usize,
     round: Mutex<Round>,
     changed: Condvar,
@@ -28,7 +28,7 @@ struct Round {
 }
 
 impl Table {
-    fn new(ranks: usize) -> Self {
+    pub fn new(ranks: usize) -> Self {
         Self { ranks, round: Mutex::default(), changed: Condvar::new() }
     }
 
@@ -62,10 +62,10 @@ impl Table {
 }
 
 /// Weights that no rank gets before all have asked for the same layer.
-struct Gathered<'a> {
-    weights: ResidentWeights<'a>,
-    table: &'a Table,
-    fetched: usize,
+pub struct Gathered<'a> {
+    pub weights: ResidentWeights<'a>,
+    pub table: &'a Table,
+    pub fetched: usize,
 }
 
 impl WeightSource for Gathered<'_> {
@@ -82,7 +82,7 @@ impl WeightSource for Gathered<'_> {
     fn release(&mut self, _: LayerId) {}
 }
 
-struct Rank<'a>(&'a Table);
+pub struct Rank<'a>(pub &'a Table);
 
 impl Meet for Rank<'_> {
     fn any(&mut self, mine: bool) -> Result<bool> {
