@@ -2,8 +2,9 @@
 
 mod support;
 
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::Arc;
 
+use support::table::{Rank, Table};
 use support::{ALL, Golden, relative_error, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, Tensor};
@@ -11,71 +12,6 @@ use tandem_model::{
     Checkpointing, Decoder, FlatWeights, LayerId, ModelError, ResidentGradients, ResidentWeights, Result,
     Room, Slice, Split, Walk, init,
 };
-
-/// Ranks as threads that put what they have on one table.
-struct Table {
-    sums: Mutex<Vec<Vec<f32>>>,
-    bytes: Mutex<Vec<Vec<u8>>>,
-    numbers: Mutex<Vec<Vec<f64>>>,
-    barrier: Barrier,
-}
-
-struct Rank<'a> {
-    index: usize,
-    table: &'a Table,
-}
-
-impl Split for Rank<'_> {
-    fn sum(&self, _: &Device, x: &mut Tensor) -> Result<()> {
-        let x = x.view_mut().into_slice::<f32>();
-        self.table.sums.lock().unwrap()[self.index] = x.to_vec();
-        self.table.barrier.wait();
-        x.fill(0.0);
-        for terms in &*self.table.sums.lock().unwrap() {
-            assert_eq!(x.len(), terms.len(), "ranks sum the same");
-            x.iter_mut().zip(terms).for_each(|(x, term)| *x += term);
-        }
-        self.table.barrier.wait();
-        Ok(())
-    }
-
-    fn gather_rows(&self, _: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()> {
-        self.table.bytes.lock().unwrap()[self.index] = x.view().as_bytes().to_vec();
-        self.table.barrier.wait();
-        let (mut all, width) = (Vec::new(), x.cols() * x.dtype().size());
-        for (rank, theirs) in self.table.bytes.lock().unwrap().iter().enumerate() {
-            assert_eq!(theirs.len(), counts.iter().sum::<usize>() * width, "ranks gather the same");
-            all.extend_from_slice(&theirs[all.len()..][..counts[rank] * width]);
-        }
-        x.view_mut().copy_from_bytes(&all);
-        self.table.barrier.wait();
-        Ok(())
-    }
-
-    fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()> {
-        self.sum(device, x)?;
-        let start: usize = counts[..self.index].iter().sum();
-        let own = start * x.cols()..(start + counts[self.index]) * x.cols();
-        let x = x.view_mut().into_slice::<f32>();
-        assert_eq!(x.len() % counts.iter().sum::<usize>(), 0);
-        // What is unspecified must not be read.
-        x[..own.start].fill(f32::NAN);
-        x[own.end..].fill(f32::NAN);
-        Ok(())
-    }
-
-    fn gather(&self, numbers: &mut [f64]) -> Result<()> {
-        self.table.numbers.lock().unwrap()[self.index] = numbers.to_vec();
-        self.table.barrier.wait();
-        let each = numbers.len() / self.table.numbers.lock().unwrap().len();
-        for (rank, theirs) in self.table.numbers.lock().unwrap().iter().enumerate() {
-            let part = rank * each..(rank + 1) * each;
-            numbers[part.clone()].copy_from_slice(&theirs[part]);
-        }
-        self.table.barrier.wait();
-        Ok(())
-    }
-}
 
 /// Scores, which are the same on all ranks, and the gradients put together; each rank reads its slice from the files.
 fn split(golden: &Golden, count: usize, dtype: DType, mode: Checkpointing) -> (HeadScores, FlatWeights) {
@@ -93,12 +29,7 @@ fn split_over(
     forest: &Forest,
     d_log_prob: &[f32],
 ) -> (HeadScores, FlatWeights) {
-    let table = Table {
-        sums: Mutex::new(vec![Vec::new(); count]),
-        bytes: Mutex::new(vec![Vec::new(); count]),
-        numbers: Mutex::new(vec![Vec::new(); count]),
-        barrier: Barrier::new(count),
-    };
+    let table = Table::new(count);
     let whole = Arc::new(golden.decoder.clone());
     let rank = |index: usize| {
         let device = Device::cpu(1, 64 << 20).unwrap();
@@ -177,12 +108,6 @@ fn same_numbers(
     }
 }
 
-/// How many ranks a golden's heads can be divided among.
-fn counts(golden: &Golden) -> Vec<usize> {
-    let kv_heads = golden.decoder.spec().attention.kv_heads;
-    (2..=kv_heads).filter(|&count| kv_heads.is_multiple_of(count)).collect()
-}
-
 #[test]
 fn a_split_decoder_scores_and_trains_like_the_whole_one() {
     let mut checked = Vec::new();
@@ -195,7 +120,7 @@ fn a_split_decoder_scores_and_trains_like_the_whole_one() {
         let decoder = &golden.decoder;
         let (expected, gradients) =
             train(&device, decoder, &weights, DType::F32, Checkpointing::None, &forest, &d_log_prob);
-        for count in counts(&golden) {
+        for count in golden.counts() {
             let (scores, found) = split(&golden, count, DType::F32, Checkpointing::None);
             let what = format!("{name} on {count}");
             same_numbers(decoder, (&scores, &found), (&expected, &gradients), 0.0, &what);
@@ -214,7 +139,7 @@ fn tokens_need_not_divide_evenly() {
         let device = support::cpu();
         let weights = golden.load(&device);
         let text = [&golden.prompt[..], &golden.chosen].concat();
-        let counts = counts(&golden);
+        let counts = golden.counts();
         for (len, scored) in
             [(1, 0..0), (2, 0..1), (3, 1..2), (3, 0..2), (5, 0..0), (7, 0..2), (7, 5..6), (7, 2..5)]
         {
@@ -358,7 +283,7 @@ fn slices_are_read_from_files_and_drawn_as_the_whole_is() {
         let whole = Arc::new(golden.decoder.clone());
         let stored = golden.load(&device);
         let drawn = init::init(&whole, &device, Kind::Master, 3).unwrap();
-        for count in counts(&golden) {
+        for count in golden.counts() {
             let slices: Vec<_> =
                 (0..count).map(|index| Decoder::sliced(&whole, Slice { index, count }).unwrap()).collect();
             let read = |decoder: &Arc<Decoder>| {

@@ -57,13 +57,22 @@ impl<'a> Generator<'a> {
         dtype: DType,
         options: GeneratorOptions,
     ) -> Result<Self> {
-        Self::over(Walk::new(decoder, device, dtype, Checkpointing::None), None, options)
+        Self::over(Walk::new(decoder, device, dtype, Checkpointing::None), options)
+    }
+
+    /// Generates by this walk, of which it matters what is walked, where, in which type, and with whom: of a decoder in slices every
+    /// rank submits the same, in the same order, and draws the same.
+    ///
+    /// # Errors
+    /// As [`Generator::new`]; a slice is refused without those who hold the others.
+    pub fn over(walk: Walk<'a>, options: GeneratorOptions) -> Result<Self> {
+        Self::of(walk, None, options)
     }
 
     /// Draws each token from the geometric mixture of two models that share a tokenizer, the softmax of
     /// `(1 − part) · policy's logits + part · reference's logits` (Nash-MD, <https://arxiv.org/abs/2312.00886>), to which
     /// what [`Sampling`](super::Sampling) says is then done. Both read what was drawn, each with a cache of its own. The
-    /// log-probabilities that are told are the policy's own. Of a walk it matters what is walked, where, and in which type.
+    /// log-probabilities that are told are the policy's own. Of walks it matters what [`Generator::over`] says.
     ///
     /// Its steps need [`Sources`] of both.
     ///
@@ -75,10 +84,10 @@ impl<'a> Generator<'a> {
         part: f32,
         options: GeneratorOptions,
     ) -> Result<Self> {
-        Self::over(policy, Some((reference, part)), options)
+        Self::of(policy, Some((reference, part)), options)
     }
 
-    fn over(policy: Walk<'a>, reference: Option<(Walk<'a>, f32)>, options: GeneratorOptions) -> Result<Self> {
+    fn of(policy: Walk<'a>, reference: Option<(Walk<'a>, f32)>, options: GeneratorOptions) -> Result<Self> {
         let GeneratorOptions { max_batch, cache_tokens, prefill_tokens, .. } = options;
         if [max_batch, cache_tokens, prefill_tokens].contains(&0) {
             return Err(ModelError::Invalid(format!(

@@ -7,7 +7,9 @@
 //! those of a training pass over prompt and answer as two segments. On a device [`for_few_rows`](tandem_kernels::Device::for_few_rows),
 //! and on a GPU, products of few rows may differ from products of many in the last bit.
 //!
-//! Ranks whose weights are gathered from all of them generate side by side: each walks when another does ([`Meet`]).
+//! Ranks whose weights are gathered from all of them generate side by side: each walks when another does ([`Meet`]). Ranks that hold
+//! slices of a decoder generate the same text together ([`Generator::over`]); its log-probabilities are those of the whole but for the
+//! order of f32 sums.
 //! A [mixture](Generator::mixed) draws from two models, whose weights come from [`Sources`].
 
 mod admission;

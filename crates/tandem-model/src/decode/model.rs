@@ -19,9 +19,7 @@ impl<'a> Model<'a> {
     pub(super) fn new(walk: Walk<'a>, rows: usize) -> Result<Self> {
         let Walk { decoder, device, dtype, .. } = walk;
         let refused = |problem: &str| Err(ModelError::Invalid(problem.to_owned()));
-        if decoder.slice().count > 1 {
-            return refused("a slice of a decoder cannot generate");
-        }
+        walk.check_split()?;
         if decoder.stage().count > 1 {
             return refused("a stage of a decoder cannot generate");
         }
@@ -34,7 +32,7 @@ impl<'a> Model<'a> {
 
     /// Tokens that there are.
     pub(super) fn vocabulary(&self) -> usize {
-        self.walk.decoder.spec().vocab_size
+        self.walk.decoder.whole().spec().vocab_size
     }
 
     /// Computes keys and values of prompts: the logits after each, `[prompts, V]`.
@@ -43,14 +41,14 @@ impl<'a> Model<'a> {
         let mut attend = Prefill { cache: &mut self.cache, prompts };
         let (x, _) =
             self.walk.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(last), false)?;
-        self.walk.head_logits(weights, x.policy.view())
+        self.walk.head_logits(weights, x.policy.view(), forest.num_tokens(), Some(last))
     }
 
     /// Goes on by a token of every text: the logits after each, `[texts, V]`.
     pub(super) fn step(&mut self, weights: &mut dyn WeightSource, next: &NextTokens) -> Result<Tensor> {
         let mut attend = Step { cache: &mut self.cache, next };
         let (x, _) = self.walk.blocks_with(weights, &next.tokens, &mut attend, Keep::Nothing, None, false)?;
-        self.walk.head_logits(weights, x.policy.view())
+        self.walk.head_logits(weights, x.policy.view(), next.tokens.len(), None)
     }
 
     /// Numbers from the device.

@@ -1,7 +1,7 @@
 //! The end of the walk: final norm and language-model head, over the scored rows only; or the [score head](super::score).
 
 use tandem_kernels::ops::{HeadGradients, HeadParts, HeadScores, HeadWeights, KeptLogits, Targets};
-use tandem_kernels::{DType, Extent, Forest, Kind, Tensor, View, ops};
+use tandem_kernels::{DType, Extent, Forest, Tensor, View, ops};
 
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
 use super::rows::Shares;
@@ -262,32 +262,9 @@ impl Walk<'_> {
     }
 
     /// `x̃`, if it is not `x`, and `s · x̃ Aᵀ`.
-    fn terms_hidden(&self, term: &LowRank, x: View) -> Result<(Option<Tensor>, Tensor)> {
+    pub(super) fn terms_hidden(&self, term: &LowRank, x: View) -> Result<(Option<Tensor>, Tensor)> {
         let dropped = self.dropped(term, x)?;
         let hidden = self.low_rank_hidden(term, dropped.as_ref().map_or(x, Tensor::view))?;
         Ok((dropped, hidden))
-    }
-
-    /// Logits `[R,V]` f32 of rows of the residual stream, before the head's scale and softcap.
-    pub(crate) fn head_logits(&self, weights: &mut dyn WeightSource, hidden: View) -> Result<Tensor> {
-        let shares = self.shares(hidden.rows());
-        let normed = norm(self, &weights.fetch(LayerId::Head)?, FINAL_NORM, hidden, &shares)?;
-        weights.release(LayerId::Head);
-        let (layer, part) = self.head_weight();
-        let head = weights.fetch(layer)?;
-        let vocab = self.decoder.spec().vocab_size;
-        let mut logits = self.device.alloc(Kind::Head, hidden.rows(), vocab, DType::F32)?;
-        let (x, bias) = (normed.output(), head.get(Part::HeadBias));
-        let weight = head.require(part)?;
-        match head.low_rank(Part::HeadWeight) {
-            None => ops::linear(self.device, x, weight, bias, None, logits.view_mut())?,
-            Some(term) => {
-                let (_, hidden) = self.terms_hidden(&term, x)?;
-                let low_rank = ops::LowRank { h: hidden.view(), b: term.b };
-                ops::linear_low_rank(self.device, x, weight, low_rank, bias, None, logits.view_mut())?;
-            }
-        }
-        weights.release(layer);
-        Ok(logits)
     }
 }

@@ -15,6 +15,7 @@ mod block;
 mod embedding;
 mod head;
 mod idle;
+mod logits;
 mod low_rank;
 mod mlp;
 mod norm;
@@ -35,12 +36,11 @@ pub use streams::Streams;
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor, View, ops};
 
+use crate::Result;
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, Part};
 use crate::weights::{GradientSink, LayerWeights, WeightSource};
-use crate::{ModelError, Result};
 
-use attention::ForestAttention;
 use block::SavedBlock;
 use head::SavedHead;
 use picked::Picked;
@@ -157,22 +157,6 @@ impl Walk<'_> {
         self.check_stage()?;
         let end = Gradient::OfScores { scores, d_log_prob };
         self.stage_backward(weights, grads, forest, saved, end).map(drop)
-    }
-
-    /// All logits `[R, V]` f32 of the given rows of the token axis, before the head's scale and softcap. For
-    /// generation and tests: training and evaluation never hold them.
-    ///
-    /// # Errors
-    /// As [`Walk::forward`]; and for a slice, which has logits of its own tokens alone.
-    pub fn logits(&self, weights: &mut dyn WeightSource, forest: &Forest, rows: &[u32]) -> Result<Tensor> {
-        self.check_stage()?;
-        if self.split.is_some() {
-            return Err(ModelError::Invalid("a slice of a decoder has no logits of all tokens".to_owned()));
-        }
-        let mut attend = ForestAttention { device: self.device, forest };
-        let (x, _) =
-            self.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(rows), false)?;
-        self.head_logits(weights, x.policy.view())
     }
 
     /// Embedding and blocks over tokens at the positions that `attend` tells, with its attention. After the last block only

@@ -47,7 +47,7 @@ pub trait Split {
 
 impl Walk<'_> {
     /// A slice is of no use without those who hold the others.
-    pub(super) fn check_split(&self) -> Result<()> {
+    pub(crate) fn check_split(&self) -> Result<()> {
         let count = self.decoder.slice().count;
         if (count > 1) == self.split.is_some() {
             return Ok(());

@@ -3,6 +3,7 @@
 mod mixture;
 mod policies;
 mod ranks;
+mod slices;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -7,7 +7,7 @@ use tandem_model::{
     ResidentWeights, Result, Sampling, Targets, Walk, WeightSource,
 };
 
-use crate::ranks::{Gathered, Rank, Table};
+use crate::ranks::{Gathered, Meeting, Rank};
 use crate::support::adapted::{Adapted, adapter_weights, config};
 use crate::support::{Golden, cpu};
 use crate::{OPTIONS, prompts, requests, sampling, training_log_probs};
@@ -15,7 +15,7 @@ use crate::{OPTIONS, prompts, requests, sampling, training_log_probs};
 const LOG_PROBS: GeneratorOptions = GeneratorOptions { log_probs: true, ..OPTIONS };
 
 /// Two sources.
-struct Two<P, R>(P, R);
+pub struct Two<P, R>(pub P, pub R);
 
 impl<P: WeightSource, R: WeightSource> Sources for Two<P, R> {
     fn policy(&mut self) -> &mut dyn WeightSource {
@@ -96,7 +96,7 @@ fn run(generator: &mut Generator, sources: &mut dyn Sources, requests: Vec<Reque
 }
 
 /// Three answers to each prompt.
-fn three(prompts: Vec<Vec<u32>>, sampling: Sampling) -> Vec<Request> {
+pub fn three(prompts: Vec<Vec<u32>>, sampling: Sampling) -> Vec<Request> {
     let mut requests = requests(prompts, sampling);
     requests.iter_mut().for_each(|request| request.num_answers = 3);
     requests
@@ -219,14 +219,14 @@ fn a_reference_may_be_the_policys_base() {
 fn ranks_walk_both_in_step() {
     let models = Models::new();
     let alone = models.mixed(0.5, LOG_PROBS, three(models.prompts(), sampling()));
-    let table = Table::new(2);
+    let meeting = Meeting::new(2);
     let rank = |requests: Vec<Request>| {
         let [policy, reference] = models.walks();
         let Two(policy_weights, reference_weights) = models.sources();
-        let gathered = |weights| Gathered { weights, table: &table, fetched: 0 };
+        let gathered = |weights| Gathered { weights, meeting: &meeting, fetched: 0 };
         let mut sources = Two(gathered(policy_weights), gathered(reference_weights));
         let mut generator = Generator::mixed(policy, reference, 0.5, LOG_PROBS).unwrap();
-        let mut meet = Rank(&table);
+        let mut meet = Rank(&meeting);
         let answers =
             generator.generate_with(&mut sources, &mut meet, requests, &mut |_| Flow::Continue).unwrap();
         (answers, sources.0.fetched, sources.1.fetched)

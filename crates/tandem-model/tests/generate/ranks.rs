@@ -14,7 +14,7 @@ use crate::support::{ALL, Golden, cpu};
 use crate::{OPTIONS, requests, sampling};
 
 /// Where ranks, as threads, put what they are about to do; none goes on before all have.
-pub struct Table {
+pub struct Meeting {
     ranks: usize,
     round: Mutex<Round>,
     changed: Condvar,
@@ -27,7 +27,7 @@ struct Round {
     last: Vec<String>,
 }
 
-impl Table {
+impl Meeting {
     pub fn new(ranks: usize) -> Self {
         Self { ranks, round: Mutex::default(), changed: Condvar::new() }
     }
@@ -64,25 +64,25 @@ impl Table {
 /// Weights that no rank gets before all have asked for the same layer.
 pub struct Gathered<'a> {
     pub weights: ResidentWeights<'a>,
-    pub table: &'a Table,
+    pub meeting: &'a Meeting,
     pub fetched: usize,
 }
 
 impl WeightSource for Gathered<'_> {
     fn prefetch(&mut self, layer: LayerId) -> Result<()> {
-        self.table.same(format!("prefetch the {layer}"))
+        self.meeting.same(format!("prefetch the {layer}"))
     }
 
     fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
         self.fetched += 1;
-        self.table.same(format!("fetch the {layer}"))?;
+        self.meeting.same(format!("fetch the {layer}"))?;
         self.weights.fetch(layer)
     }
 
     fn release(&mut self, _: LayerId) {}
 }
 
-pub struct Rank<'a>(pub &'a Table);
+pub struct Rank<'a>(pub &'a Meeting);
 
 impl Meet for Rank<'_> {
     fn any(&mut self, mine: bool) -> Result<bool> {
@@ -104,19 +104,19 @@ fn seven(golden: &Golden) -> Vec<Request> {
 
 /// The answers to all requests, of which each rank answers as many as `dealt` says, and the layers that were fetched.
 fn generate(golden: &Golden, options: &GeneratorOptions, dealt: &[usize]) -> (Vec<Answer>, usize) {
-    let table = Table::new(dealt.len());
+    let meeting = Meeting::new(dealt.len());
     let mut requests = seven(golden).into_iter();
     let shares: Vec<Vec<Request>> =
         dealt.iter().map(|&count| requests.by_ref().take(count).collect()).collect();
-    let table = &table;
+    let meeting = &meeting;
     let rank = |share: Vec<Request>| {
         let device = Device::cpu(1, 64 << 20).unwrap();
         let weights = golden.load(&device);
         let weights = ResidentWeights::new(&golden.decoder, &weights, None);
-        let mut source = Gathered { weights, table, fetched: 0 };
+        let mut source = Gathered { weights, meeting, fetched: 0 };
         let mut generator = Generator::new(&golden.decoder, &device, DType::F32, options.clone()).unwrap();
         let answers =
-            generator.generate_with(&mut source, &mut Rank(table), share, &mut |_| Flow::Continue).unwrap();
+            generator.generate_with(&mut source, &mut Rank(meeting), share, &mut |_| Flow::Continue).unwrap();
         (answers, source.fetched)
     };
     let found: Vec<_> = std::thread::scope(|scope| {

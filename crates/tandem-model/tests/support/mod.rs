@@ -6,6 +6,7 @@ pub mod formula;
 
 pub mod adapted;
 pub mod packed;
+pub mod table;
 
 use std::path::{Path, PathBuf};
 
@@ -138,6 +139,12 @@ impl Golden {
         let mut rejected = self.weights[self.chosen.len()..].iter();
         let next = |p: &Prediction| if p.sequence == 0 { chosen.next() } else { rejected.next() };
         forest.predictions.iter().map(next).map(|w| *w.unwrap()).collect()
+    }
+
+    /// How many ranks its heads can be divided among.
+    pub fn counts(&self) -> Vec<usize> {
+        let kv_heads = self.decoder.spec().attention.kv_heads;
+        (2..=kv_heads).filter(|&count| kv_heads.is_multiple_of(count)).collect()
     }
 
     /// One answer after the prompt as a plain sequence, its tokens predicted.
