@@ -39,6 +39,10 @@ phases! {
     Reference = "reference pass",
     /// Asks the others whether to go on with the next step.
     Agree = "agree on the next step",
+    /// Lets the policy answer prompts.
+    Generate = "generate",
+    /// Waits for what judges say of the answers.
+    Judge = "judge",
     /// Computes a micro-batch forward.
     Forward = "forward",
     /// Computes a micro-batch backward.

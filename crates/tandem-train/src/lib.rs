@@ -8,6 +8,7 @@
 //!   its [`stages`]; [`pipeline`]: in which order a stage computes its micro-batches.
 //! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
 //! * [`gpus`]: which GPUs there are, and which rank computes on which. [`homes`]: the memories of a rank, and what is offloaded to which.
+//! * [`online`]: answers that the policy gives while it trains, their scores, and the pairs made of them.
 //! * [`judges`]: the panel that a config describes. [`reward_model`]: texts scored by a model that was trained for it, and
 //!   [`reward_judge`], which judges with one.
 //! * [`start`]: the weights that a run starts from.
@@ -34,6 +35,7 @@ pub mod metrics;
 pub mod micro_batch;
 pub mod numbers;
 pub mod objective;
+pub mod online;
 pub mod optimizer;
 pub mod pipeline;
 pub mod plan;

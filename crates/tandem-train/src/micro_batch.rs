@@ -1,21 +1,49 @@
 //! The part of a batch that is computed at once.
 
 use tandem_data::forest::ForestBuilder;
-use tandem_data::order::{self, cut};
+use tandem_data::order::cut;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Forest;
 
 use crate::Result;
 use crate::config::{Method, MicroBatch as Size};
 use crate::objective::BatchTotals;
+use crate::online::Ranked;
+
+/// What a batch's rows are numbers of.
+#[derive(Clone, Copy)]
+pub enum Rows<'a> {
+    /// Rows of a data set.
+    Cached(&'a TokenCache),
+    /// Prompts with answers that were generated for this batch.
+    Ranked(&'a [Ranked]),
+}
+
+impl<'a> From<&'a TokenCache> for Rows<'a> {
+    fn from(cache: &'a TokenCache) -> Self {
+        Self::Cached(cache)
+    }
+}
+
+impl Rows<'_> {
+    /// What a row adds to a forest, in tokens.
+    fn num_tokens(self, row: u32, share_prefix: bool) -> usize {
+        match self {
+            Self::Cached(cache) => cache.num_tokens(row as usize, share_prefix),
+            Self::Ranked(ranked) => ranked[row as usize].counts(share_prefix).tokens,
+        }
+    }
+}
 
 /// A part of a batch, as a forest.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MicroBatch {
-    /// Dataset rows, in order; a pair owns two sequences, an SFT row one.
+    /// Rows, in order; a pair owns two sequences, an SFT row one.
     pub rows: Vec<u32>,
     /// Their tokens.
     pub forest: Forest,
+    /// The sequences of each pair: chosen, rejected. None but where answers are compared with a reference.
+    pub pairs: Vec<[u32; 2]>,
     /// Scored tokens per sequence.
     pub scored_tokens: Vec<u32>,
     /// Tokens of each answer; but for DPO the scored tokens.
@@ -82,60 +110,70 @@ impl MicroBatcher {
     }
 
     /// The micro-batches of a batch, as ranges of its rows.
-    pub fn cut(&self, cache: &TokenCache, rows: &[u32]) -> Vec<std::ops::Range<usize>> {
-        let lengths: Vec<usize> =
-            rows.iter().map(|&row| cache.num_tokens(row as usize, self.share_prefix)).collect();
-        let budget = match self.size {
-            Size::Tokens(tokens) => order::MicroBatch::Tokens(tokens),
-            Size::Rows(rows) => order::MicroBatch::Rows(rows),
-        };
-        cut(&lengths, budget)
+    pub fn cut<'a>(&self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Vec<std::ops::Range<usize>> {
+        let of = of.into();
+        let lengths: Vec<usize> = rows.iter().map(|&row| of.num_tokens(row, self.share_prefix)).collect();
+        cut(&lengths, self.size.into())
     }
 
     /// Builds the forest of some rows.
     ///
     /// # Errors
     /// If a row cannot form a forest: the cache is not what it was checked to be.
-    pub fn build(&mut self, cache: &TokenCache, rows: &[u32]) -> Result<MicroBatch> {
-        let (mut sequence_tokens, mut answer_tokens, mut margins) = (0, Vec::new(), Vec::new());
-        for &row in rows {
-            match self.method {
-                Method::Sft => {
-                    let scored = cache.scored(row as usize);
-                    sequence_tokens += scored.tokens.len() as u64;
-                    self.builder.push_scored(&scored);
-                }
-                Method::Dpo => {
-                    let pair = cache.pair(row as usize);
-                    sequence_tokens += pair.lengths().iter().sum::<usize>() as u64;
-                    answer_tokens.extend([pair.chosen.len(), pair.rejected.len()].map(|n| n as u32));
-                    self.builder.push_pair(&pair);
-                }
-                Method::Reward => {
-                    let pair = cache.pair(row as usize);
-                    sequence_tokens += pair.lengths().iter().sum::<usize>() as u64;
-                    margins.push(cache.margin(row as usize));
-                    self.builder.push_ends(pair.prompt, &[pair.chosen, pair.rejected], self.pad);
-                }
+    pub fn build<'a>(&mut self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Result<MicroBatch> {
+        let mut micro = MicroBatch { rows: rows.to_vec(), ..MicroBatch::default() };
+        match of.into() {
+            Rows::Cached(cache) => rows.iter().for_each(|&row| self.push(cache, row as usize, &mut micro)),
+            Rows::Ranked(ranked) => {
+                rows.iter().for_each(|&row| self.push_ranked(&ranked[row as usize], &mut micro))
             }
         }
-        let forest = self.builder.finish()?;
-        let mut scored_tokens = vec![0; forest.num_sequences as usize];
-        for prediction in &forest.predictions {
-            scored_tokens[prediction.sequence as usize] += 1;
+        micro.forest = self.builder.finish()?;
+        micro.scored_tokens = vec![0; micro.forest.num_sequences as usize];
+        for prediction in &micro.forest.predictions {
+            micro.scored_tokens[prediction.sequence as usize] += 1;
         }
-        if self.method != Method::Dpo {
-            answer_tokens.clone_from(&scored_tokens);
+        if micro.answer_tokens.is_empty() {
+            micro.answer_tokens.clone_from(&micro.scored_tokens);
         }
-        Ok(MicroBatch { rows: rows.to_vec(), forest, scored_tokens, answer_tokens, margins, sequence_tokens })
+        Ok(micro)
+    }
+
+    fn push(&mut self, cache: &TokenCache, row: usize, micro: &mut MicroBatch) {
+        if self.method == Method::Sft {
+            let scored = cache.scored(row);
+            micro.sequence_tokens += scored.tokens.len() as u64;
+            return self.builder.push_scored(&scored);
+        }
+        let pair = cache.pair(row);
+        micro.sequence_tokens += pair.lengths().iter().sum::<usize>() as u64;
+        if self.method == Method::Reward {
+            micro.margins.push(cache.margin(row));
+            self.builder.push_ends(pair.prompt, &[pair.chosen, pair.rejected], self.pad);
+            return;
+        }
+        let first = self.builder.num_sequences() as u32;
+        micro.pairs.push([first, first + 1]);
+        micro.answer_tokens.extend([pair.chosen.len(), pair.rejected.len()].map(|n| n as u32));
+        self.builder.push_pair(&pair);
+    }
+
+    fn push_ranked(&mut self, ranked: &Ranked, micro: &mut MicroBatch) {
+        let first = self.builder.num_sequences() as u32;
+        micro.pairs.extend(ranked.pairs.iter().map(|pair| pair.map(|answer| first + answer)));
+        micro.answer_tokens.extend(ranked.answers.iter().map(|answer| answer.len() as u32));
+        micro.sequence_tokens += ranked.counts(self.share_prefix).sequence_tokens;
+        let answers: Vec<&[u32]> = ranked.answers.iter().map(Vec::as_slice).collect();
+        self.builder.push_answers(&ranked.prompt, &answers);
     }
 
     /// What rank `rank` of `num_ranks` computes of a batch. The cut is that of one rank; only who computes what differs.
-    pub fn share(&self, cache: &TokenCache, rows: &[u32], rank: usize, num_ranks: usize) -> Share {
-        let cuts = self.cut(cache, rows);
-        let (totals, sequence_tokens) = self.count(cache, rows);
+    pub fn share<'a>(&self, of: impl Into<Rows<'a>>, rows: &[u32], rank: usize, num_ranks: usize) -> Share {
+        let of = of.into();
+        let cuts = self.cut(of, rows);
+        let (totals, sequence_tokens) = self.count(of, rows);
         let tokens = |cut: &std::ops::Range<usize>| -> usize {
-            rows[cut.clone()].iter().map(|&row| cache.num_tokens(row as usize, self.share_prefix)).sum()
+            rows[cut.clone()].iter().map(|&row| of.num_tokens(row, self.share_prefix)).sum()
         };
         let tokens: Vec<_> = cuts.iter().map(tokens).collect();
         let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
@@ -145,20 +183,30 @@ impl MicroBatcher {
     }
 
     /// Counts over rows, without building their forests.
-    fn count(&self, cache: &TokenCache, rows: &[u32]) -> (BatchTotals, u64) {
+    fn count(&self, of: Rows<'_>, rows: &[u32]) -> (BatchTotals, u64) {
         let (mut totals, mut sequence_tokens) = (BatchTotals::default(), 0);
         for &row in rows {
-            let (chosen, tokens) = match self.method {
-                Method::Sft => {
-                    let row = cache.scored(row as usize);
-                    (row.num_scored(), row.tokens.len())
+            let (pairs, chosen, tokens) = match of {
+                Rows::Ranked(ranked) => {
+                    let ranked = &ranked[row as usize];
+                    let chosen =
+                        ranked.pairs.iter().map(|&[chosen, _]| ranked.answers[chosen as usize].len());
+                    (
+                        ranked.pairs.len(),
+                        chosen.sum(),
+                        ranked.counts(self.share_prefix).sequence_tokens as usize,
+                    )
                 }
-                Method::Dpo | Method::Reward => {
+                Rows::Cached(cache) if self.method == Method::Sft => {
+                    let row = cache.scored(row as usize);
+                    (1, row.num_scored(), row.tokens.len())
+                }
+                Rows::Cached(cache) => {
                     let pair = cache.pair(row as usize);
-                    (pair.num_scored()[0], pair.lengths().iter().sum())
+                    (1, pair.num_scored()[0], pair.lengths().iter().sum())
                 }
             };
-            totals.pairs += 1;
+            totals.pairs += pairs as u64;
             totals.chosen_tokens += chosen as u64;
             sequence_tokens += tokens as u64;
         }

@@ -134,7 +134,8 @@ impl Prepared {
             check_vocabulary(config, cache, spec.vocab_size)?;
         }
         let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
-        let decoder = Decoder::new(spec, longest.max(1))?;
+        let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
+        let decoder = Decoder::new(spec, (longest + answer).max(1))?;
         let Decoders { policy: decoder, reference: reference_decoder } = Decoders::of(config, &decoder)?;
         Ok(Self { folder, decoder, reference_decoder, tokenizer, train, eval })
     }
@@ -175,7 +176,7 @@ impl Prepared {
 /// If there is none, or it holds another kind of model.
 pub(crate) fn open_folder(config: &Config) -> Result<ModelFolder> {
     Ok(match config.method {
-        Method::Sft | Method::Dpo => ModelFolder::open(&config.model)?,
+        Method::Sft | Method::Dpo | Method::Online => ModelFolder::open(&config.model)?,
         Method::Reward => ModelFolder::open_reward(&config.model, config.seed)?,
     })
 }
@@ -237,8 +238,11 @@ fn tokens(
         Method::Sft => tandem_data::record::Kind::Supervised,
         Method::Dpo => tandem_data::record::Kind::Preference,
         Method::Reward => tandem_data::record::Kind::Reward,
+        Method::Online => tandem_data::record::Kind::Prompt,
     };
     let DataConfig { max_length, truncation, loss_on, .. } = config.data;
+    // Of a prompt what the answer leaves.
+    let max_length = max_length - config.online.as_ref().map_or(0, |online| online.max_new_tokens);
     let options = RowOptions { kind, max_length: Some(max_length), truncation, loss_on };
     let relay =
         Relay { split, state: Mutex::new(RelayState { observer: &mut *observer, done: 0, total: 0 }) };

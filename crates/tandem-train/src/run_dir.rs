@@ -114,6 +114,11 @@ impl RunDir {
         self.path.join("rows.jsonl")
     }
 
+    /// `samples.jsonl`.
+    pub fn samples_path(&self) -> PathBuf {
+        self.path.join("samples.jsonl")
+    }
+
     /// `final/`.
     pub fn final_path(&self) -> PathBuf {
         final_path(&self.path)
@@ -125,7 +130,7 @@ impl RunDir {
     }
 
     fn leftovers(&self) -> Vec<&'static str> {
-        ["config.toml", "plan.json", "metrics.jsonl", "rows.jsonl", "checkpoints", "final"]
+        ["config.toml", "plan.json", "metrics.jsonl", "rows.jsonl", "samples.jsonl", "checkpoints", "final"]
             .into_iter()
             .filter(|name| self.path.join(name).exists())
             .collect()
@@ -133,7 +138,8 @@ impl RunDir {
 
     /// Deletes what a run writes. Files of other names stay, and so do the folders they are in.
     fn clear(&self) -> Result<()> {
-        for path in [self.config_path(), self.plan_path(), self.metrics_path(), self.rows_path()] {
+        let logs = [self.metrics_path(), self.rows_path(), self.samples_path()];
+        for path in [self.config_path(), self.plan_path()].into_iter().chain(logs) {
             remove_file(&path)?;
         }
         self.checkpoints().clear()?;
@@ -306,7 +312,7 @@ mod tests {
 
     #[test]
     fn every_file_of_a_run_makes_a_folder_used() {
-        for name in ["plan.json", "metrics.jsonl", "rows.jsonl", "checkpoints", "final"] {
+        for name in ["plan.json", "metrics.jsonl", "rows.jsonl", "samples.jsonl", "checkpoints", "final"] {
             let folder = tempfile::tempdir().expect("a temporary folder");
             fs::write(folder.path().join(name), "").expect("written");
             let error = RunDir::open(folder.path(), Start::Fresh).expect_err("a used folder").to_string();

@@ -63,16 +63,36 @@ pub struct Scorer {
 struct Compared {
     policy: Vec<f64>,
     reference: Option<Vec<f64>>,
+    /// The same of the sequences of pairs, pair by pair, where there are pairs.
+    paired: Paired,
+}
+
+/// The sequences of pairs, pair by pair: a sequence stands as often as it is in one.
+#[derive(Default)]
+struct Paired {
+    policy: Vec<f64>,
+    reference: Option<Vec<f64>>,
+    answer_tokens: Vec<u32>,
+    scored_tokens: Vec<u32>,
 }
 
 impl Compared {
-    fn pairs<'a>(&'a self, micro: &'a MicroBatch) -> PairLogProbs<'a> {
-        PairLogProbs {
-            policy: &self.policy,
-            reference: self.reference.as_deref(),
-            answer_tokens: &micro.answer_tokens,
-            scored_tokens: &micro.scored_tokens,
+    fn new(policy: Vec<f64>, reference: Option<Vec<f64>>, micro: &MicroBatch) -> Self {
+        fn of<T: Copy>(values: &[T], micro: &MicroBatch) -> Vec<T> {
+            micro.pairs.iter().flatten().map(|&sequence| values[sequence as usize]).collect()
         }
+        let paired = Paired {
+            policy: of(&policy, micro),
+            reference: reference.as_ref().map(|reference| of(reference, micro)),
+            answer_tokens: of(&micro.answer_tokens, micro),
+            scored_tokens: of(&micro.scored_tokens, micro),
+        };
+        Self { policy, reference, paired }
+    }
+
+    fn pairs(&self) -> PairLogProbs<'_> {
+        let Paired { policy, reference, answer_tokens, scored_tokens } = &self.paired;
+        PairLogProbs { policy, reference: reference.as_deref(), answer_tokens, scored_tokens }
     }
 }
 
@@ -88,7 +108,7 @@ pub struct Learner {
 }
 
 /// What a step did.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StepOutcome {
     /// Sums behind the metrics.
     pub sums: MetricSums,
@@ -323,14 +343,15 @@ impl Scorer {
         }
         enter("loss");
         let reference = if is_shared { Some(sequence_log_probs(forest, of_reference)) } else { reference };
-        let compared = Compared { policy: sequence_log_probs(forest, scores), reference };
+        let compared = Compared::new(sequence_log_probs(forest, scores), reference, micro);
         let weight = match self.method {
             Method::Sft => {
                 likelihood_loss(&compared.policy, &micro.scored_tokens, loss);
                 totals.chosen_tokens
             }
-            Method::Dpo => {
-                preference_loss(&compared.pairs(micro), totals, &self.objective, loss);
+            Method::Dpo | Method::Online => {
+                preference_loss(&compared.pairs(), totals, &self.objective, loss);
+                loss.spread(&micro.pairs, forest.num_sequences as usize);
                 totals.pairs
             }
             Method::Reward => {
@@ -360,12 +381,17 @@ impl Scorer {
         match self.method {
             Method::Sft => sums.add_tokens(&self.scores, &rows, predictions, Sides::Single),
             Method::Dpo => {
-                sums.add_pairs(&compared.pairs(micro), self.objective.beta);
+                sums.add_pairs(&compared.pairs(), self.objective.beta);
                 sums.add_tokens(&self.scores, &rows, predictions, Sides::Pairs);
+            }
+            Method::Online => {
+                sums.add_pairs(&compared.pairs(), self.objective.beta);
+                sums.add_tokens(&self.scores, &rows, predictions, Sides::Single);
+                sums.add_answers(&compared.policy, compared.reference.as_deref());
             }
             Method::Reward => sums.add_rewards(&compared.policy),
         }
-        let Compared { policy, reference } = compared;
+        let Compared { policy, reference, .. } = compared;
         report.log_ratio = reference.map_or(0.0, |r| policy.iter().zip(r).map(|(p, r)| p - r).sum());
         report.scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();
         report

@@ -23,8 +23,9 @@ use crate::events::{Event, Observer};
 use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{MetricsFile, Record, Split};
-use crate::micro_batch::MicroBatcher;
+use crate::micro_batch::{MicroBatcher, Rows};
 use crate::objective::exact_at_start;
+use crate::online::{Batch, Online, Ranked, Ready};
 use crate::prepare::{Prepared, compute_type};
 use crate::profile::Profiler;
 use crate::run_dir::{self, RunDir, Start};
@@ -48,6 +49,8 @@ pub struct Trainer {
     learner: Learner,
     batches: Batches,
     batcher: MicroBatcher,
+    /// Where pairs come from, if rows are prompts alone.
+    online: Option<Online>,
     schedule: Schedule,
     cursor: Cursor,
     resumed_from: Option<PathBuf>,
@@ -217,21 +220,39 @@ impl Trainer {
     fn step(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let began = Instant::now();
         self.device().enter("data");
-        let learning_rate = self.schedule.at(self.cursor.step);
-        let (cache, mesh) = (&self.prepared.train, &mut self.mesh);
-        let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
-        let rows = self.batches.rows(self.cursor.step);
-        let share = self.batcher.share(cache, rows, data_rank, data_size);
-        if let Some(Files { rows: Some(file), .. }) = &mut self.files {
-            file.write_rows(self.cursor.step + 1, rows)?;
+        let (step, per_epoch) = (self.cursor.step, self.batches.steps_per_epoch());
+        let learning_rate = self.schedule.at(step);
+        let Self { online, scorer, mesh, prepared, batches, batcher, learner, files, .. } = self;
+        scorer.objective.beta = self.config.objective.beta_at(step, per_epoch);
+        let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, prepared, batches));
+        for line in online.iter().flat_map(|online| online.lines()) {
+            observer.event(&Event::Warning(&line));
         }
-        let max_norm = self.config.train.max_grad_norm;
-        let update = self.cursor.updates + 1;
-        let build = &mut |rows: &[u32]| self.batcher.build(cache, rows);
-        let outcome =
-            self.scorer.step(&mut self.learner, mesh, &share, build, learning_rate, max_norm, update)?;
+        let ready = ready.transpose()?;
+        let rows = batches.rows(step);
+        if let Some(Files { rows: Some(file), .. }) = files {
+            file.write_rows(step + 1, rows)?;
+        }
+        // Prompts with answers are numbered from 0 in each step.
+        let numbers: Vec<u32>;
+        let (of, rows) = match &ready {
+            None => (Rows::Cached(&prepared.train), rows),
+            Some(ready) => {
+                numbers = (0..ready.ranked.len() as u32).collect();
+                (Rows::Ranked(&ready.ranked), &numbers[..])
+            }
+        };
+        let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
+        let share = batcher.share(of, rows, data_rank, data_size);
+        let outcome = if share.totals.pairs == 0 {
+            StepOutcome::default()
+        } else {
+            let max_norm = self.config.train.max_grad_norm;
+            let build = &mut |rows: &[u32]| batcher.build(of, rows);
+            scorer.step(learner, mesh, &share, build, learning_rate, max_norm, self.cursor.updates + 1)?
+        };
         self.scorer.homes.device.enter("metrics");
-        if self.cursor.step == 0 {
+        if self.cursor.step == 0 && share.totals.pairs > 0 {
             self.check_start(&outcome, observer)?;
         }
         self.cursor.step += 1;
@@ -244,6 +265,9 @@ impl Trainer {
         self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
         let mut record = Record::new(self.cursor.step, Split::Train);
         outcome.sums.report(&mut record);
+        if let Some(ready) = &ready {
+            self.report_answers(ready, &outcome, &mut record);
+        }
         record.set("grad_norm", outcome.grad_norm);
         record.set("learning_rate", learning_rate);
         record.set("epoch", self.cursor.step as f64 / self.batches.steps_per_epoch() as f64);
@@ -253,22 +277,42 @@ impl Trainer {
         record.set_count("memory", resident_peak());
         record.set_count("arena", self.scorer.homes.device.high_water() as u64);
         self.log(&record, observer)?;
+        if share.totals.pairs == 0 {
+            // Answers without a better and a worse one among them leave nothing to learn.
+            return Ok(());
+        }
         if !outcome.updated {
-            return self.skipped(&outcome, observer);
+            let ranked = ready.map(|ready| ready.ranked);
+            return self.skipped(&outcome, ranked.as_deref(), observer);
         }
         self.cursor.updates += 1;
         self.cursor.skipped_in_row = 0;
         Ok(())
     }
 
+    /// What was generated for a step.
+    fn report_answers(&self, ready: &Ready, outcome: &StepOutcome, record: &mut Record) {
+        ready.summary.report(record, self.scorer.objective.beta, outcome.sums.kl());
+        let (generating, judging, tokens) = ready.took;
+        record.set("time_generate", generating);
+        record.set("time_judge", judging);
+        record.set_count("generated_tokens", tokens as u64);
+    }
+
     /// Counts a step that was left out; too many in a row end the run.
-    fn skipped(&mut self, outcome: &StepOutcome, observer: &mut dyn Observer) -> Result<()> {
+    fn skipped(
+        &mut self,
+        outcome: &StepOutcome,
+        ranked: Option<&[Ranked]>,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
         self.cursor.skipped += 1;
         self.cursor.skipped_in_row += 1;
         let places: Vec<String> = outcome
             .suspects
             .iter()
-            .map(|&row| self.prepared.train.origin(row as usize).to_string())
+            .map(|&row| ranked.map_or(row, |ranked| ranked[row as usize].row))
+            .map(|row| self.prepared.train.origin(row as usize).to_string())
             .collect();
         let rows = places.join(", ");
         let in_a_row = self.cursor.skipped_in_row;
@@ -332,6 +376,10 @@ impl Trainer {
         self.mesh.world().progress().enter(Phase::Save);
         self.device().enter("checkpoint");
         self.finish_saving(observer)?;
+        if let Some(online) = &mut self.online {
+            online.settle(&mut self.mesh)?;
+            self.cursor.online = Some(online.state().clone());
+        }
         let per_epoch = self.batches.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;
         self.cursor.position = self.cursor.step % per_epoch * self.config.train.batch_size as u64;
@@ -351,6 +399,16 @@ impl Trainer {
             observer.event(&Event::Saved(&path));
         }
         Ok(())
+    }
+
+    /// Answers from elsewhere, judged, for the next steps of an online run in their order: what is trained on instead of what would
+    /// have been generated. Every rank is to be given the same.
+    ///
+    /// # Panics
+    /// If the run is not online, or its next step has answers already.
+    pub fn answered(&mut self, batches: impl IntoIterator<Item = Batch>) {
+        let online = self.online.as_mut().expect("an online run");
+        online.give(batches, self.cursor.step);
     }
 
     /// Tells the other ranks why this one cannot go on.

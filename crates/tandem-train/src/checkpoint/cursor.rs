@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::online::OnlineState;
+
 /// Everything besides tensors that the next step depends on. Orders and permutations are functions of seed and epoch, so no
 /// generator state is needed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,4 +29,7 @@ pub struct Cursor {
     pub skipped_in_row: u64,
     /// Seconds of training, over all sessions.
     pub seconds: f64,
+    /// Of an online run: answers that wait to be trained on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub online: Option<OnlineState>,
 }

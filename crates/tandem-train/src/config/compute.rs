@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tandem_kernels::{Backend, DType, Format};
 
+use super::Method;
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
 use crate::homes::Offload;
@@ -154,7 +155,11 @@ impl Devices {
     }
 }
 
-pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig, ConfigError> {
+pub(super) fn parse(
+    mut section: Section,
+    method: Method,
+    adapts: bool,
+) -> Result<ComputeConfig, ConfigError> {
     let devices = section.take("devices").map_or(Ok(Devices::Auto), |e| devices(&e))?;
     let checkpointing =
         section.take("checkpointing").map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?;
@@ -175,7 +180,7 @@ pub(super) fn parse(mut section: Section, adapts: bool) -> Result<ComputeConfig,
         sharding: section.take("sharding").map_or(Ok(Sharding::Ddp), |e| e.one_of(&Sharding::NAMES))?,
         replicate: section.take("replicate").map_or(Ok(1), |e| e.integer(1..=MAX_REPLICAS))? as usize,
         tensor: section.take("tensor").map_or(Ok(1), |e| tensor(&e, adapts))?,
-        pipeline: section.take("pipeline").map_or(Ok(1), |e| e.integer(1..=MAX_RANKS as u64))? as usize,
+        pipeline: section.take("pipeline").map_or(Ok(1), |e| pipeline(&e, method))?,
         checkpointing,
         memory: section.take("memory").map(|e| memory(&e)).transpose()?,
         engine: section.take("engine").map_or(Ok(Engine::Auto), |e| engine(&e, devices))?,
@@ -236,6 +241,15 @@ fn activations(entry: &Entry, checkpointing: Checkpointing) -> Result<bool, Conf
 }
 
 /// How many ranks hold the slices of a model.
+fn pipeline(entry: &Entry, method: Method) -> Result<usize, ConfigError> {
+    match entry.integer(1..=MAX_RANKS as u64)? {
+        2.. if method == Method::Online => Err(entry.conflict(
+            "a model in stages does not generate yet; divide it by compute.sharding or compute.tensor",
+        )),
+        stages => Ok(stages as usize),
+    }
+}
+
 fn tensor(entry: &Entry, adapts: bool) -> Result<usize, ConfigError> {
     match entry.integer(1..=MAX_RANKS as u64)? {
         2.. if adapts => Err(entry.conflict(

@@ -63,13 +63,21 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<DataConfig, 
     let train = sources(section.required("train", SOURCES)?)?;
     let config = DataConfig {
         train,
-        eval: section.take("eval").map_or(Ok(Vec::new()), sources)?,
+        eval: section.take("eval").map_or(Ok(Vec::new()), |entry| match method {
+            Method::Online => Err(entry.conflict(
+                "an online run has no answers to evaluate on; remove it, and compare models with `tandem eval --judge`",
+            )),
+            _ => sources(entry),
+        })?,
         max_length: section.take("max_length").map_or(Ok(1024), |e| e.integer(2..=1 << 24))? as usize,
         truncation: section.take("truncation").map_or(Ok(Truncation::KeepStart), |e| {
-            if method == Method::Reward {
-                let reason =
-                    "a reward model sees whole texts, and rows with longer ones are dropped; remove it";
-                return Err(e.conflict(reason));
+            let whole = match method {
+                Method::Sft | Method::Dpo => None,
+                Method::Reward => Some("a reward model sees whole texts, and rows with longer ones are dropped"),
+                Method::Online => Some("a prompt is answered whole, and rows with longer ones are dropped"),
+            };
+            if let Some(reason) = whole {
+                return Err(e.conflict(format!("{reason}; remove it")));
             }
             e.one_of(&[("keep_start", Truncation::KeepStart), ("keep_end", Truncation::KeepEnd)])
         })?,

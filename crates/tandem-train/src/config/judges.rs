@@ -94,8 +94,11 @@ pub fn load_judges(path: &Path) -> Result<Vec<JudgeSection>, ConfigError> {
 }
 
 /// Lets `[[judges]]` pass where the method has answers to judge.
-pub(super) fn under(method: Method, entry: Option<Entry>) -> Result<Option<Entry>, ConfigError> {
-    match (method, entry) {
+pub(super) fn under(method: Method, root: &mut Section) -> Result<Option<Entry>, ConfigError> {
+    match (method, root.take("judges")) {
+        (Method::Online, None) => {
+            Err(root.missing("judges", "a [[judges]] table for each judge of the answers that are generated"))
+        }
         (Method::Sft | Method::Dpo | Method::Reward, Some(entry)) => Err(entry.conflict(format!(
             "method = \"{method}\" generates no answers that could be judged; remove the [[judges]] tables"
         ))),

@@ -14,6 +14,7 @@ mod data;
 mod error;
 mod judges;
 mod objective;
+mod online;
 mod reader;
 mod reference;
 mod resolved;
@@ -29,6 +30,7 @@ pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order};
 pub use error::{ConfigError, Place, Problem};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
+pub use online::{OnlineConfig, Pairs};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
@@ -55,6 +57,8 @@ pub struct Config {
     pub reference: ReferenceConfig,
     /// Training and evaluation rows.
     pub data: DataConfig,
+    /// How answers are generated, where rows are prompts alone.
+    pub online: Option<OnlineConfig>,
     /// What is minimised.
     pub objective: ObjectiveConfig,
     /// Batches, steps, optimiser, checkpoints.
@@ -74,6 +78,8 @@ pub enum Method {
     Dpo,
     /// A reward model from preferences.
     Reward,
+    /// Preferences between answers that the policy itself gives while it trains: Online DPO.
+    Online,
 }
 
 impl Method {
@@ -83,7 +89,13 @@ impl Method {
             Self::Sft => "sft",
             Self::Dpo => "dpo",
             Self::Reward => "reward",
+            Self::Online => "online",
         }
+    }
+
+    /// Whether what it minimises is of pairs of answers, against a reference.
+    pub const fn has_reference(self) -> bool {
+        matches!(self, Self::Dpo | Self::Online)
     }
 }
 
@@ -136,10 +148,10 @@ impl Config {
 
     fn from_tree(tree: tree::Node, path: &Path) -> Result<Self, ConfigError> {
         let mut root = Section::root(tree, path)?;
-        let method = root.required("method", "how to train: \"sft\", \"dpo\" or \"reward\"")?.one_of_with(
-            &[Method::Sft, Method::Dpo, Method::Reward].map(|method| (method.name(), method)),
-            &[("online", "Online DPO is not there yet; \"sft\", \"dpo\" and \"reward\" are")],
-        )?;
+        let methods = [Method::Sft, Method::Dpo, Method::Reward, Method::Online];
+        let method = root
+            .required("method", "how to train: \"sft\", \"dpo\", \"reward\" or \"online\"")?
+            .one_of(&methods.map(|method| (method.name(), method)))?;
         let model = root.required("model", "an HF model folder")?.path()?;
         let weights = match root.take("weights") {
             None => Weights::Folder,
@@ -151,6 +163,9 @@ impl Config {
         let adapter = root.take("adapter").map(|entry| adapter::parse(entry.section()?)).transpose()?;
         let adapts = adapter.is_some();
         let objective = objective::parse(root.section("objective")?, method)?;
+        let data = data::parse(root.section("data")?, method)?;
+        let online = root.take("online");
+        let online = online::parse(online, || root.section("online"), method, data.max_length)?;
         let config = Self {
             method,
             weights,
@@ -164,10 +179,11 @@ impl Config {
                 adapter.as_ref(),
             )?,
             adapter,
-            data: data::parse(root.section("data")?, method)?,
+            data,
+            online,
             train: train::parse(root.section("train")?)?,
-            compute: compute::parse(root.section("compute")?, adapts)?,
-            judges: judges::parse(judges::under(method, root.take("judges"))?)?,
+            compute: compute::parse(root.section("compute")?, method, adapts)?,
+            judges: judges::parse(judges::under(method, &mut root)?)?,
             objective,
             model,
         };

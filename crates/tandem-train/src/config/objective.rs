@@ -26,16 +26,26 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveCon
     let divergence = section.take("f_divergence_type");
     let alpha = section.take("f_alpha_divergence_coef");
     for entry in [&beta, &smoothing, &reference_free, &tau, &divergence, &alpha].into_iter().flatten() {
-        if method != Method::Dpo {
+        if !method.has_reference() {
             return Err(entry.conflict(format!("it has no meaning under method = \"{method}\"; remove it")));
         }
     }
     if let Some(entry) = tau.as_ref().filter(|_| terms.iter().all(|t| t.loss.name != "discopop")) {
         return Err(entry.conflict("only the loss \"discopop\" has it; remove it"));
     }
+    let beta_every = section.take("beta_every");
+    let betas = match beta {
+        Some(entry) => betas(entry, method)?,
+        None => vec![0.1],
+    };
+    if let Some(entry) = beta_every.as_ref().filter(|_| betas.len() == 1) {
+        return Err(entry.conflict("one beta stays what it is; give `beta` a list, or remove this"));
+    }
     let config = ObjectiveConfig {
         divergence: self::divergence(divergence, alpha, &terms)?,
-        beta: beta.map_or(Ok(0.1), |e| e.number("a positive number", |b| b > 0.0))?,
+        beta: betas[0],
+        next_betas: betas[1..].to_vec(),
+        beta_every: beta_every.map(|e| e.integer(1..=i64::MAX as u64)).transpose()?,
         label_smoothing: label_smoothing(&section, smoothing, &terms)?,
         reference_free: reference_free.map_or(Ok(false), |e| e.boolean())?,
         discopop_tau: tau.map_or(Ok(0.05), |e| e.number("a positive number", |t| t > 0.0))?,
@@ -44,6 +54,21 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveCon
     };
     section.finish()?;
     Ok(config)
+}
+
+/// One, or a list of which each lasts an epoch, or `beta_every` steps, and the last for ever.
+fn betas(entry: Entry, method: Method) -> Result<Vec<f64>, ConfigError> {
+    let is_list = entry.is_list();
+    if is_list && method != Method::Online {
+        return Err(entry.conflict("only method = \"online\" takes a list; give one number"));
+    }
+    let empty = entry.wrong("a positive number, or a list of them");
+    let betas: Vec<f64> = entry
+        .items()
+        .iter()
+        .map(|item| item.number("a positive number", |b| b > 0.0))
+        .collect::<Result<_, _>>()?;
+    if betas.is_empty() { Err(empty) } else { Ok(betas) }
 }
 
 fn centring(entry: Option<Entry>, method: Method) -> Result<Option<f64>, ConfigError> {
@@ -82,6 +107,8 @@ fn loss(
             LOSSES.len() - 1
         )));
     }
+    // TRL's `OnlineDPOTrainer` does not divide by lengths.
+    let name = if method == Method::Online && name == "ipo" { "ipo_sum" } else { name };
     let names: Vec<&str> = LOSSES.iter().map(|l| l.name).collect();
     let Some(loss) = find(name) else {
         let hint = nearest(name, &names).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();

@@ -184,6 +184,11 @@ impl Entry {
         Ok(Section { prefix: self.key, place, file: self.file, entries, known })
     }
 
+    /// Whether the value is a list.
+    pub fn is_list(&self) -> bool {
+        matches!(self.node.value, Value::Array(_))
+    }
+
     /// A list's items, or the value itself as the only one.
     pub fn items(self) -> Vec<Self> {
         let (key, file) = (self.key, self.file);

@@ -77,16 +77,19 @@ pub(super) fn parse(
     adapter: Option<&AdapterSection>,
 ) -> Result<ReferenceConfig, ConfigError> {
     use ReferenceKind::{Adapter, Base, Model, None as NoReference, Precompute};
-    let unneeded = method != Method::Dpo || objective.reference_free;
+    let unneeded = !method.has_reference() || objective.reference_free;
     let kind_entry = section.take("kind");
     let kind = match &kind_entry {
         None if unneeded => NoReference,
+        // Nothing can be computed beforehand of answers that are yet to be given.
+        None if method == Method::Online && adapter.is_some() => Base,
+        None if method == Method::Online => Model,
         None => Precompute,
         Some(entry) => entry.one_of(&ReferenceKind::NAMES)?,
     };
     if let Some(entry) = &kind_entry {
         match (kind, method) {
-            (NoReference, Method::Dpo) if !objective.reference_free => {
+            (NoReference, Method::Dpo | Method::Online) if !objective.reference_free => {
                 return Err(entry.conflict(
                     "without a reference the loss needs objective.reference_free = true; set it, or kind = \"precompute\"",
                 ));
@@ -99,6 +102,11 @@ pub(super) fn parse(
             _ if objective.reference_free => {
                 return Err(entry.conflict(
                     "objective.reference_free = true leaves the reference unused; write kind = \"none\" or drop one of the two",
+                ));
+            }
+            (Precompute, Method::Online) => {
+                return Err(entry.conflict(
+                    "answers are generated while the policy trains, so that nothing can be computed of them before; write kind = \"model\", \"sync\" or, with an [adapter], \"base\" or \"adapter\"",
                 ));
             }
             (Base | Adapter, _) if adapter.is_none() => {

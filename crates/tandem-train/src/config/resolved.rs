@@ -49,6 +49,7 @@ impl Config {
             ("adapter", self.adapter_entries()),
             ("reference", self.reference_entries()),
             ("data", self.data_entries()),
+            ("online", self.online_entries()),
             ("objective", self.objective_entries()),
             ("train", self.train_entries()),
             ("compute", self.compute_entries()),
@@ -116,7 +117,7 @@ impl Config {
             Truncation::KeepStart => "keep_start",
             Truncation::KeepEnd => "keep_end",
         };
-        if self.method != super::Method::Reward {
+        if !matches!(self.method, super::Method::Reward | super::Method::Online) {
             out.push(("truncation", truncation.into()));
         }
         out.push(("order", data.order.name().into()));
@@ -130,6 +131,27 @@ impl Config {
             out.push(("loss_on", loss_on.into()));
         }
         out
+    }
+
+    fn online_entries(&self) -> Entries {
+        let Some(online) = &self.online else { return Vec::new() };
+        vec![
+            ("answers", integer(online.num_answers as u64)),
+            ("pairs", name(&super::Pairs::NAMES, online.pairs)),
+            ("max_new_tokens", integer(online.max_new_tokens as u64)),
+            ("temperature", online.temperature.into()),
+            ("top_k", integer(online.top_k.unwrap_or(0) as u64)),
+            ("top_p", online.top_p.into()),
+            ("min_p", online.min_p.into()),
+            ("repetition_penalty", online.repetition_penalty.into()),
+            ("stop", Value::Array(online.stop.iter().map(|text| text.clone().into()).collect())),
+            ("max_batch", integer(online.max_batch as u64)),
+            ("steps_per_round", integer(online.steps_per_round)),
+            ("overlap", online.overlap.into()),
+            ("replay_size", integer(online.replay_size as u64)),
+            ("replay_per_step", integer(online.replay_per_step as u64)),
+            ("samples_every", integer(online.samples_every.unwrap_or(0))),
+        ]
     }
 
     fn objective_entries(&self) -> Entries {
@@ -146,7 +168,9 @@ impl Config {
         if self.method == super::Method::Sft {
             return out;
         }
-        out.push(("beta", objective.beta.into()));
+        let betas: Vec<Value> = objective.betas().map(Value::from).collect();
+        out.push(("beta", if betas.len() == 1 { objective.beta.into() } else { Value::Array(betas) }));
+        out.extend(objective.beta_every.map(|steps| ("beta_every", integer(steps))));
         if objective.terms.iter().any(|t| t.loss.smoothing != crate::objective::Smoothing::Unused) {
             out.push(("label_smoothing", objective.label_smoothing.into()));
         }

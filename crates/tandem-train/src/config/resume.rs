@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 21] = [
+const FREE: [&str; 23] = [
     "output",
     "data.cache",
     "data.eval",
@@ -28,6 +28,8 @@ const FREE: [&str; 21] = [
     "train.keep",
     "train.max_skipped",
     "train.record_rows",
+    "online.max_batch",
+    "online.samples_every",
     "compute.devices",
     "compute.threads",
     "compute.sharding",

@@ -52,6 +52,15 @@ pub enum MicroBatch {
     Rows(usize),
 }
 
+impl From<MicroBatch> for tandem_data::order::MicroBatch {
+    fn from(size: MicroBatch) -> Self {
+        match size {
+            MicroBatch::Tokens(tokens) => Self::Tokens(tokens),
+            MicroBatch::Rows(rows) => Self::Rows(rows),
+        }
+    }
+}
+
 /// How long a run lasts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Length {

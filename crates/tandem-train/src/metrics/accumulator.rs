@@ -36,6 +36,8 @@ pub struct MetricSums {
     tokens: [f64; 2],
     /// The least and the largest reward of a reward model; zeros before there is one.
     reward_range: [f64; 2],
+    /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref.
+    answers: [f64; 3],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
 }
@@ -59,6 +61,22 @@ impl MetricSums {
             self.rejected_log_prob += batch.policy[2 * i + 1];
             self.pairs += 1.0;
         }
+    }
+
+    /// Adds answers that the policy gave itself, by their log-probabilities.
+    pub fn add_answers(&mut self, policy: &[f64], reference: Option<&[f64]>) {
+        for (sequence, log_prob) in policy.iter().enumerate() {
+            let [count, sum, log_ratio] = &mut self.answers;
+            *count += 1.0;
+            *sum += log_prob;
+            *log_ratio += log_prob - reference.map_or(0.0, |reference| reference[sequence]);
+        }
+    }
+
+    /// The mean log-ratio of policy to reference over the answers added, an estimate of the divergence; `None` without answers.
+    pub fn kl(&self) -> Option<f64> {
+        let [count, _, log_ratio] = self.answers;
+        (count > 0.0).then(|| log_ratio / count)
     }
 
     /// Adds the rewards `[2B]` of a micro-batch's pairs, from a reward model.
@@ -140,6 +158,9 @@ impl MetricSums {
             tokens[1],
             self.reward_range[0],
             self.reward_range[1],
+            self.answers[0],
+            self.answers[1],
+            self.answers[2],
             sides,
         ]
     }
@@ -161,7 +182,8 @@ impl MetricSums {
             hits: [n[12], n[13]],
             tokens: [n[14], n[15]],
             reward_range: [n[16], n[17]],
-            sides: match n[18] {
+            answers: [n[18], n[19], n[20]],
+            sides: match n[21] {
                 1.0 => Some(Sides::Pairs),
                 2.0 => Some(Sides::Single),
                 3.0 => Some(Sides::Rewards),
@@ -171,7 +193,7 @@ impl MetricSums {
     }
 
     /// Numbers in [`MetricSums::to_numbers`].
-    pub const WIDTH: usize = 19;
+    pub const WIDTH: usize = 22;
 
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {
@@ -193,6 +215,9 @@ impl MetricSums {
             self.mean_logit[side] += other.mean_logit[side];
             self.hits[side] += other.hits[side];
             self.tokens[side] += other.tokens[side];
+        }
+        for (mine, theirs) in self.answers.iter_mut().zip(other.answers) {
+            *mine += theirs;
         }
         self.reward_range = match (self.sides, other.sides) {
             (Some(Sides::Rewards), Some(Sides::Rewards)) => {
@@ -235,6 +260,10 @@ impl MetricSums {
             record.set("rewards/margins", (self.chosen_reward - self.rejected_reward) / self.pairs);
             record.set("logps/chosen", self.chosen_log_prob / self.pairs);
             record.set("logps/rejected", self.rejected_log_prob / self.pairs);
+        }
+        if let Some(kl) = self.kl() {
+            record.set("objective/kl", kl);
+            record.set("objective/entropy", -self.answers[1] / self.answers[0]);
         }
         let Some(sides) = self.sides else { return };
         // TRL answers 0 where no token was scored.

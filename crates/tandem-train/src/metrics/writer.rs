@@ -1,4 +1,4 @@
-//! `metrics.jsonl` and `rows.jsonl`: an object with a `step` a line; appended line by line, cut back on resume.
+//! `metrics.jsonl`, `rows.jsonl` and `samples.jsonl`: an object with a `step` a line; appended line by line, cut back on resume.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -60,6 +60,14 @@ impl MetricsFile {
     /// If the file cannot be written.
     pub fn write_rows(&mut self, step: u64, rows: &[u32]) -> Result<()> {
         self.append(json!({ "step": step, "rows": rows }).to_string())
+    }
+
+    /// Appends an object that has the 1-based `step` it belongs to.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write_line(&mut self, line: &Value) -> Result<()> {
+        self.append(line.to_string())
     }
 
     fn append(&mut self, mut line: String) -> Result<()> {

@@ -32,8 +32,12 @@ pub use reward::reward_loss;
 pub struct ObjectiveConfig {
     /// The losses and their weights; their weighted sum is the loss. Empty for reward models alone, which have one loss.
     pub terms: Vec<Term>,
-    /// Strength of the pull towards the reference, positive.
+    /// Strength of the pull towards the reference, positive: the first, where it changes.
     pub beta: f64,
+    /// What it changes to, one after another.
+    pub next_betas: Vec<f64>,
+    /// Steps that each of them lasts but the last; `None` is an epoch.
+    pub beta_every: Option<u64>,
     /// Share of labels believed to be flipped, in `[0, 1]`; what a loss does with it is in [`Smoothing`].
     pub label_smoothing: f64,
     /// Take the reference's log-probabilities as zero.
@@ -44,6 +48,20 @@ pub struct ObjectiveConfig {
     pub divergence: Divergence,
     /// How strongly the sum of a pair's rewards is pulled towards zero: for reward models.
     pub center_rewards_coefficient: Option<f64>,
+}
+
+impl ObjectiveConfig {
+    /// All values of beta, in order.
+    pub fn betas(&self) -> impl Iterator<Item = f64> {
+        std::iter::once(self.beta).chain(self.next_betas.iter().copied())
+    }
+
+    /// Beta in a 0-based step.
+    pub fn beta_at(&self, step: u64, steps_per_epoch: u64) -> f64 {
+        let index = step / self.beta_every.unwrap_or(steps_per_epoch);
+        let last = self.next_betas.last().copied().unwrap_or(self.beta);
+        usize::try_from(index).ok().and_then(|index| self.betas().nth(index)).unwrap_or(last)
+    }
 }
 
 /// A loss and its weight in the sum.
@@ -119,6 +137,15 @@ impl Loss {
     /// `sum / weight`.
     pub fn mean(&self) -> f64 {
         self.sum / self.weight
+    }
+
+    /// From the sequences of pairs, pair by pair, to those of a forest: what a sequence is in several pairs for is added up.
+    pub fn spread(&mut self, pairs: &[[u32; 2]], num_sequences: usize) {
+        let mut of_sequence = vec![0.0; num_sequences];
+        for (&sequence, derivative) in pairs.iter().flatten().zip(&self.d_log_prob) {
+            of_sequence[sequence as usize] += derivative;
+        }
+        self.d_log_prob = of_sequence;
     }
 
     fn reset(&mut self) {

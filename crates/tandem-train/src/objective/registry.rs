@@ -57,12 +57,13 @@ const fn reverse_kl_loss(name: &'static str, value: fn(&Pair, &ObjectiveConfig) 
 }
 
 /// Every loss.
-pub static LOSSES: [PairLoss; 13] = [
+pub static LOSSES: [PairLoss; 14] = [
     loss("sigmoid", logistic::sigmoid_loss, Smoothing::Any),
     loss("sigmoid_norm", logistic::sigmoid_norm_loss, Smoothing::Any),
     loss("robust", logistic::robust_loss, Smoothing::BelowHalf),
     loss("hinge", hinge::hinge_loss, Smoothing::Unused),
     loss("ipo", ipo::ipo_loss, Smoothing::Unused),
+    loss("ipo_sum", ipo::ipo_sum_loss, Smoothing::Unused),
     loss("exo_pair", exo::exo_pair_loss, Smoothing::Positive),
     reverse_kl_loss("nca_pair", pointwise::nca_pair_loss),
     reverse_kl_loss("bco_pair", pointwise::bco_pair_loss),

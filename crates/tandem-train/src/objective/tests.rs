@@ -24,6 +24,8 @@ fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         center_rewards_coefficient: None,
         terms,
         beta: 0.1,
+        next_betas: Vec::new(),
+        beta_every: None,
         label_smoothing: 0.0,
         reference_free: false,
         discopop_tau: 0.05,

@@ -5,13 +5,15 @@
 
 use std::ops::Range;
 
-use tandem_comm::{Group, Phase, Progress};
+use tandem_comm::{Group, Phase, Progress, Reduction};
 use tandem_data::stop_strings::StopStrings;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_kernels::{DType, Device};
-use tandem_model::decode::{Finish, Flow};
-use tandem_model::{Decoder, Generator, GeneratorOptions, Request, Sampling, WeightSource};
+use tandem_kernels::Backend;
+use tandem_model::decode::{Finish, Flow, Meet, Sources};
+use tandem_model::{
+    Generator, GeneratorOptions, ModelError, Request, Result as ModelResult, Sampling, Walk, WeightSource,
+};
 
 use super::answers::Answer;
 use super::draw;
@@ -69,16 +71,17 @@ impl Generation {
     pub fn answer(
         &self,
         on: &On<'_>,
-        weights: &mut dyn WeightSource,
+        sources: &mut dyn Sources,
+        meet: &mut dyn Meet,
         cache: &TokenCache,
         asked: &[Asked],
     ) -> Result<Vec<Vec<Answer>>> {
-        let mut generator = Generator::new(on.decoder, on.device, on.dtype, self.within.clone())?;
+        let mut generator = Generator::over(on.walk.clone(), self.within.clone())?;
         let requests = asked.iter().map(|asked| self.request(asked, cache, on.tokenizer));
         let requests: Vec<Request> = requests.collect();
-        let mut watches = vec![None; asked.len() * self.options.num_answers];
+        let mut watches: Vec<_> = (0..asked.len() * self.options.num_answers).map(|_| None).collect();
         let mut failure = None;
-        let answers = generator.generate(weights, requests, &mut |new| {
+        let answers = generator.generate_with(sources, meet, requests, &mut |new| {
             on.progress.enter(Phase::Generate);
             if self.options.stop.is_empty() {
                 return Flow::Continue;
@@ -96,7 +99,7 @@ impl Generation {
                 }
             }
         })?;
-        weights.rest();
+        sources.policy().rest();
         if let Some(error) = failure {
             return Err(error.into());
         }
@@ -110,6 +113,41 @@ impl Generation {
             });
         }
         Ok(groups)
+    }
+
+    /// Takes the memory that answering takes, on a device that computes nothing: as many answers under way as there may be, to
+    /// prompts as long as they are, of which as many come at once as may.
+    ///
+    /// # Errors
+    /// If memory runs out or weights cannot be had.
+    pub fn rehearse(&self, walk: Walk<'_>, weights: &mut dyn WeightSource, longest: usize) -> Result<()> {
+        let GeneratorOptions { max_batch, prefill_tokens, .. } = self.within;
+        let prompts = max_batch.div_ceil(self.options.num_answers);
+        let mut lengths = vec![longest; prompts];
+        let at_once = (prefill_tokens / longest).max(1);
+        if at_once < prompts && prefill_tokens % longest > 0 && prefill_tokens > longest {
+            // As many tokens as may be computed at once.
+            lengths[at_once] = prefill_tokens % longest;
+        }
+        // Until all are under way; on a GPU what an operation takes grows with the text.
+        let until_all = prompts.div_ceil(at_once) + 2;
+        let tokens = match walk.device.backend() {
+            Backend::Cpu => until_all.min(self.options.max_new_tokens),
+            Backend::Cuda => self.options.max_new_tokens,
+        };
+        let mut generator = Generator::over(walk, self.within.clone())?;
+        let request = |(number, &length): (usize, &usize)| Request {
+            prompt: vec![0; length],
+            number: number as u64,
+            num_answers: self.options.num_answers.min(max_batch - number * self.options.num_answers),
+            sampling: Sampling::GREEDY,
+            max_new_tokens: tokens,
+            stop: Vec::new(),
+        };
+        let requests = lengths.iter().enumerate().map(request).collect();
+        generator.generate(weights, requests, &mut |_| Flow::Continue)?;
+        weights.rest();
+        Ok(())
     }
 
     fn request(&self, asked: &Asked, cache: &TokenCache, tokenizer: &Tokenizer) -> Request {
@@ -134,16 +172,24 @@ impl Generation {
 
 /// Where answers are computed.
 pub struct On<'a> {
-    /// The device.
-    pub device: &'a Device,
-    /// The model.
-    pub decoder: &'a Decoder,
-    /// The compute type.
-    pub dtype: DType,
+    /// What is walked, and where.
+    pub walk: Walk<'a>,
     /// What tells the end of an answer.
     pub tokenizer: &'a Tokenizer,
     /// Where it is said how far this has come.
     pub progress: &'a Progress,
+}
+
+/// Ranks that hold a model's weights in parts and walk together.
+pub struct Together(pub Group);
+
+impl Meet for Together {
+    fn any(&mut self, mine: bool) -> ModelResult<bool> {
+        let mut votes = [u8::from(mine)];
+        let voted = self.0.all_reduce(&mut votes, Reduction::Max);
+        voted.map_err(|error| ModelError::Store(Box::new(error)))?;
+        Ok(votes != [0])
+    }
 }
 
 /// The prompts that fall to a rank: neighbours, as many for each rank as can be.
@@ -169,13 +215,15 @@ pub fn exchange(
     let counts: Vec<usize> =
         (0..num_ranks).map(|rank| share_of(num_prompts, rank, num_ranks).len() * num_answers).collect();
     let flat = || own.iter().flatten();
-    let ends: Vec<u32> = flat().map(|a| (a.tokens.len() as u32) << 1 | u32::from(a.is_ended)).collect();
+    let ends: Vec<i64> = flat().map(|a| (a.tokens.len() as i64) << 1 | i64::from(a.is_ended)).collect();
     let ends = group.gather(&ends, &counts)?;
     let log_probs = group.gather(&flat().map(|a| a.log_prob).collect::<Vec<_>>(), &counts)?;
     let mut lengths = ends.iter().map(|end| (end >> 1) as usize);
-    let totals: Vec<usize> = counts.iter().map(|&count| lengths.by_ref().take(count).sum()).collect();
-    let tokens: Vec<u32> = flat().flat_map(|a| a.tokens.iter().copied()).collect();
-    let mut tokens = group.gather(&tokens, &totals)?.into_iter();
+    let bytes: Vec<usize> =
+        counts.iter().map(|&count| 4 * lengths.by_ref().take(count).sum::<usize>()).collect();
+    let tokens: Vec<u8> = flat().flat_map(|a| &a.tokens).flat_map(|token| token.to_le_bytes()).collect();
+    let tokens = group.gather(&tokens, &bytes)?;
+    let mut tokens = tokens.as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token));
     let answers = ends.iter().zip(log_probs).map(|(end, log_prob)| Answer {
         tokens: tokens.by_ref().take((end >> 1) as usize).collect(),
         is_ended: end & 1 == 1,
@@ -204,8 +252,9 @@ mod tests {
     #[test]
     fn answers_return_to_their_places() {
         for (num_prompts, num_ranks) in [(7, 3), (2, 4), (4, 1), (1, 2)] {
-            let all: Vec<Vec<Answer>> =
-                (0..num_prompts).map(|prompt| (0..2).map(|number| answer(prompt, number)).collect()).collect();
+            let all: Vec<Vec<Answer>> = (0..num_prompts)
+                .map(|prompt| (0..2).map(|number| answer(prompt, number)).collect())
+                .collect();
             let rank = |mut group: Group| {
                 let own = all[share_of(num_prompts, group.rank(), num_ranks)].to_vec();
                 assert_eq!(exchange(own, num_prompts, 2, &mut group).unwrap(), all);

@@ -1,98 +1,159 @@
 //! Answers to scores. The first rank alone asks the judges; what an answer is worth the others learn from it.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use serde_json::{Map, Value};
-use tandem_comm::{Group, Phase};
+use tandem_comm::Group;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_judge::{Assessment, Candidate, Group as Answers, JudgeError, Panel, Prompt};
+use tandem_judge::{Assessment, Candidate, Group as Case, JudgeError, Panel, Prompt};
 
 use super::answers::{Answered, Opinion};
-use crate::{Result, TrainError};
+use crate::Result;
 
-/// The judges, or where they are.
-pub enum Judging {
-    /// They wait.
-    Idle(Panel),
-    /// They judge while this thread goes on.
-    Busy(JoinHandle<(Panel, Verdicts)>),
-    /// They are on the first rank.
-    Elsewhere,
+/// The judges.
+pub struct Judging {
+    /// Where they are, on the first rank; `None` on the others.
+    panel: Option<At>,
+    /// The judges' names, on the first rank.
+    names: Vec<String>,
+    /// What their commands write to stderr.
+    lines: mpsc::Receiver<String>,
 }
 
+enum At {
+    /// They wait.
+    Rest(Box<Panel>),
+    /// They judge while this thread goes on.
+    Work(JoinHandle<(Box<Panel>, Verdicts)>),
+}
+
+/// For each answer of each prompt.
 type Verdicts = Result<Vec<Vec<Assessment>>, JudgeError>;
 
+impl Judging {
+    /// With a panel on the first rank, which `lines` come from, and without on the others.
+    pub fn new(panel: Option<Panel>, lines: mpsc::Receiver<String>) -> Self {
+        let names = panel.iter().flat_map(Panel::names).map(str::to_owned).collect();
+        Self { panel: panel.map(|panel| At::Rest(Box::new(panel))), names, lines }
+    }
+
+    /// Has answers judged, on a thread of its own.
+    ///
+    /// # Errors
+    /// If a token is unknown.
+    ///
+    /// # Panics
+    /// If others are being judged.
+    pub fn begin<'a>(
+        &mut self,
+        prompts: impl Iterator<Item = &'a Answered>,
+        cache: &TokenCache,
+        tokenizer: &Tokenizer,
+    ) -> Result<()> {
+        let Some(at) = self.panel.take() else { return Ok(()) };
+        let At::Rest(mut panel) = at else { panic!("other answers are being judged") };
+        let cases = prompts.map(|answered| Owned::of(answered, cache, tokenizer));
+        let cases: Vec<Owned> = cases.collect::<Result<_>>()?;
+        let judge = move || {
+            let views: Vec<Case> = cases.iter().map(Owned::view).collect();
+            let verdicts = panel.judge(&views, &AtomicBool::new(false));
+            (panel, verdicts)
+        };
+        let thread = std::thread::Builder::new().name("judges".to_owned());
+        self.panel = Some(At::Work(thread.spawn(judge).expect("a thread for the judges")));
+        Ok(())
+    }
+
+    /// Waits for the judges, and tells every rank the scores.
+    ///
+    /// # Errors
+    /// If a judge cannot go on, or a rank is lost.
+    pub fn end(&mut self, prompts: &mut [Answered], group: &mut Group) -> Result<()> {
+        if let Some(at) = self.panel.take() {
+            let At::Work(thread) = at else { panic!("nothing is being judged") };
+            let (panel, verdicts) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            self.panel = Some(At::Rest(panel));
+            note(prompts, verdicts?);
+        }
+        if group.size() == 1 {
+            return Ok(());
+        }
+        let answers = || prompts.iter().flat_map(|answered| &answered.answers);
+        let mut scores: Vec<f64> = answers().map(|answer| answer.score.unwrap_or(f64::NAN)).collect();
+        group.broadcast(&mut scores, 0)?;
+        let answers = prompts.iter_mut().flat_map(|answered| &mut answered.answers);
+        answers
+            .zip(scores)
+            .for_each(|(answer, score)| answer.score = Some(score).filter(|score| !score.is_nan()));
+        Ok(())
+    }
+
+    /// What their commands have written to stderr since this was called.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.lines.try_iter()
+    }
+
+    /// The judges' names, where they are.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+}
+
+fn note(prompts: &mut [Answered], verdicts: Vec<Vec<Assessment>>) {
+    let answers = prompts.iter_mut().flat_map(|answered| &mut answered.answers);
+    for (answer, assessment) in answers.zip(verdicts.into_iter().flatten()) {
+        answer.score = assessment.total;
+        let opinion = |verdict: tandem_judge::Verdict| Opinion { score: verdict.score, said: verdict.said };
+        answer.opinions = assessment.verdicts.into_iter().map(opinion).collect();
+    }
+}
+
 /// A prompt and its answers as judges see them.
-struct Case {
+struct Owned {
     place: String,
     prompt: Value,
     row: Map<String, Value>,
+    /// Text, tokens, and whether it ended.
     answers: Vec<(String, usize, bool)>,
 }
 
-impl Case {
+impl Owned {
     fn of(answered: &Answered, cache: &TokenCache, tokenizer: &Tokenizer) -> Result<Self> {
-        let row = answered.row as usize;
-        let (_, json) = cache.prompt(row);
-        let mut row_map: Map<String, Value> = serde_json::from_slice(json).expect("written as JSON");
-        let prompt = row_map.remove("prompt").unwrap_or_default();
-        let text = |answer: &super::Answer| -> Result<_> {
-            let ends = answer.tokens.last().is_some_and(|token| tokenizer.eos_ids().contains(token));
-            let length = answer.tokens.len() - usize::from(ends);
-            Ok((tokenizer.decode(&answer.tokens[..length], true)?, length, answer.is_ended))
-        };
-        let answers = answered.answers.iter().map(text).collect::<Result<_>>()?;
-        Ok(Self { place: cache.origin(row).to_string(), prompt, row: row_map, answers })
+        let mut row = row(answered, cache);
+        let prompt = row.remove("prompt").unwrap_or_default();
+        let mut answers = Vec::with_capacity(answered.answers.len());
+        for answer in &answered.answers {
+            let tokens = without_end(&answer.tokens, tokenizer);
+            answers.push((tokenizer.decode(tokens, true)?, tokens.len(), answer.is_ended));
+        }
+        Ok(Self { place: cache.origin(answered.row as usize).to_string(), prompt, row, answers })
     }
 
-    fn view(&self) -> Answers<'_> {
+    fn view(&self) -> Case<'_> {
         let prompt = match &self.prompt {
             Value::String(text) => Prompt::Text(text),
             Value::Array(messages) => Prompt::Messages(messages),
             other => unreachable!("a prompt is a text or messages, not {other}"),
         };
-        let candidate = |(text, tokens, is_ended): &(String, usize, bool)| Candidate {
-            text,
-            tokens: *tokens,
-            is_ended: *is_ended,
-        };
-        let answers = self.answers.iter().map(candidate).collect();
-        Answers { place: &self.place, prompt, row: &self.row, answers }
+        let candidates =
+            self.answers.iter().map(|&(ref text, tokens, is_ended)| Candidate { text, tokens, is_ended });
+        let answers = candidates.collect();
+        Case { place: &self.place, prompt, row: &self.row, answers }
     }
 }
 
-impl Judging {
-    /// Has answers judged; with `meanwhile` on a thread of its own.
-    ///
-    /// # Errors
-    /// If a token is unknown, or a judge cannot go on.
-    pub fn begin(
-        &mut self,
-        prompts: &mut [Answered],
-        cache: &TokenCache,
-        tokenizer: &Tokenizer,
-        meanwhile: bool,
-    ) -> Result<()> {
-        let Self::Idle(_) = self else { return Ok(()) };
-        let cases = prompts.iter().map(|answered| Case::of(answered, cache, tokenizer));
-        let cases: Vec<Case> = cases.collect::<Result<_>>()?;
-        let Self::Idle(mut panel) = std::mem::replace(self, Self::Elsewhere) else { unreachable!("just seen") };
-        let mut judge = move || {
-            let views: Vec<Answers> = cases.iter().map(Case::view).collect();
-            let verdicts = panel.judge(&views, &AtomicBool::new(false));
-            (panel, verdicts)
-        };
-        if meanwhile {
-            let thread = std::thread::Builder::new().name("judges".to_owned());
-            *self = Self::Busy(thread.spawn(judge).expect("a thread for the judges"));
-            return Ok(());
-        }
-        let (panel, verdicts) = judge();
-        *self = Self::Idle(panel);
-        note(prompts, verdicts?);
-        Ok(())
+/// The row of the data that a prompt came in.
+pub(super) fn row(answered: &Answered, cache: &TokenCache) -> Map<String, Value> {
+    serde_json::from_slice(cache.prompt(answered.row as usize).1).expect("it was written as JSON")
+}
+
+/// An answer's tokens without the one that ends it.
+pub(super) fn without_end<'a>(tokens: &'a [u32], tokenizer: &Tokenizer) -> &'a [u32] {
+    match tokens {
+        [rest @ .., last] if tokenizer.eos_ids().contains(last) => rest,
+        whole => whole,
     }
 }

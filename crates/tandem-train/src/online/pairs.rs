@@ -116,7 +116,11 @@ mod tests {
         let scores = [Some(1.0), None, Some(3.0), Some(-2.0), Some(3.0), Some(-2.0)];
         assert_eq!(paired(Pairs::BestWorst, &scores), (vec![[2, 3]], 0));
         assert_eq!(paired(Pairs::BestWorst, &[Some(0.0), Some(0.0), Some(-0.0)]), (vec![], 1));
-        assert_eq!(paired(Pairs::BestWorst, &[Some(1.0), None]), (vec![], 0), "one score compares with nothing");
+        assert_eq!(
+            paired(Pairs::BestWorst, &[Some(1.0), None]),
+            (vec![], 0),
+            "one score compares with nothing"
+        );
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod evaluation;
 pub mod json;
 mod largest;
 pub mod measure;
+mod online;
 pub mod page;
 pub mod picture;
 mod run;
@@ -31,7 +32,7 @@ use std::ops::Range;
 use tandem_comm::recorder;
 use tandem_kernels::meta::{Ledger, Moment};
 use tandem_kernels::{DType, MemoryUse};
-use tandem_model::Stage;
+use tandem_model::{Stage, Walk};
 
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
@@ -40,6 +41,7 @@ use crate::config::{ComputeConfig, Config, ReferenceKind};
 use crate::homes::{Homes, Rooms};
 use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
+use crate::online::Generation;
 use crate::pipeline::most_under_way;
 use crate::prepare::{Decoders, Prepared, compute_type, threads};
 use crate::step::{Learner, Scorer};
@@ -323,6 +325,17 @@ impl Rehearsal<'_> {
         let mut mesh = Mesh::new(group, &config.compute)?;
         let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
         self.phases.push(Phase::of("load", &homes, 0.0));
+
+        if config.online.is_some() {
+            begin(&homes);
+            let longest = outline.longest_prompt(config);
+            let generation = Generation::of(config, longest, mesh.data().size());
+            homes.device.note(format_args!("generation"));
+            let Scorer { decoder, dtype, checkpointing, policy, .. } = &mut scorer;
+            let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
+            generation.rehearse(Walk { split: mesh.split(), ..walk }, policy, longest)?;
+            self.phases.push(Phase::of("generate", &homes, 0.0));
+        }
 
         begin(&homes);
         let mut flops: f64 = 0.0;

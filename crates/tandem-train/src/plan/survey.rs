@@ -9,7 +9,7 @@ use tandem_kernels::Format;
 use tandem_model::{Decoder, Room, Stage};
 
 use super::largest::Largest;
-use crate::config::{Config, Method, MicroBatch as Size, Order, ReferenceKind};
+use crate::config::{Config, Method, MicroBatch as Size, Order, Pairs, ReferenceKind};
 use crate::homes::Rooms;
 use crate::micro_batch::{MicroBatch, deal};
 use crate::prepare::{Prepared, open_folder};
@@ -68,9 +68,9 @@ pub struct Survey {
     /// One of the steps' with the mean number of tokens.
     pub typical: MicroBatch,
     /// Tokens of each micro-batch of every step; of an epoch, if all are alike.
-    steps: Vec<Vec<usize>>,
+    pub(super) steps: Vec<Vec<usize>>,
     /// How many of the steps are what time is estimated from.
-    measured: usize,
+    pub(super) measured: usize,
     /// Tokens of a step, each answer with its own copy of the prompt: the mean.
     pub sequence_tokens: f64,
     /// Rows of a step: the mean.
@@ -98,7 +98,7 @@ pub struct Turns {
 }
 
 /// Steps by which a step's work is measured, at least.
-const LOOK_AHEAD: u64 = 1000;
+pub(super) const LOOK_AHEAD: u64 = 1000;
 
 impl<'a> Outline<'a> {
     /// Of inputs that have been opened.
@@ -152,6 +152,14 @@ impl<'a> Outline<'a> {
         }
     }
 
+    /// Tokens of the longest prompt of an online run.
+    pub fn longest_prompt(&self, config: &Config) -> usize {
+        match self.rows {
+            Rows::Known(prepared) => prepared.train.report().longest as usize,
+            Rows::Assumed(assumed) => assumed.shape(config).0.max(1),
+        }
+    }
+
     /// The batches of a run. The same cut is looked at once.
     ///
     /// # Errors
@@ -164,6 +172,7 @@ impl<'a> Outline<'a> {
             return Ok(survey.clone());
         }
         let survey = Arc::new(match &self.rows {
+            Rows::Known(prepared) if config.online.is_some() => super::online::survey(config, prepared)?,
             Rows::Known(prepared) => look(config, prepared)?,
             Rows::Assumed(assumed) => assumed.survey(config)?,
         });
@@ -245,7 +254,7 @@ fn typical(steps: &[Vec<usize>]) -> (usize, usize) {
 impl Assumed {
     /// Tokens of the prompt and of an answer of each row, and how many rows there are.
     fn shape(self, config: &Config) -> (usize, usize, usize) {
-        let answers = if config.method == Method::Sft { 1 } else { 2 };
+        let answers = answers(config);
         let tokens = match config.train.micro_batch {
             Size::Tokens(most) => self.tokens.min(most),
             Size::Rows(_) => self.tokens,
@@ -283,6 +292,7 @@ impl Assumed {
                     rejected: &rejected,
                 }),
                 Method::Reward => builder.push_ends(&prompt_tokens, &[&chosen, &rejected], None),
+                Method::Online => builder.push_answers(&prompt_tokens, &vec![&chosen[..]; answers(config)]),
             }
         }
         let forest = builder.finish()?;
@@ -293,6 +303,10 @@ impl Assumed {
         let batch = MicroBatch {
             rows: (0..rows as u32).collect(),
             forest,
+            pairs: match config.method.has_reference() {
+                true => (1..sequences as u32).map(|worse| [worse - 1, worse]).collect(),
+                false => Vec::new(),
+            },
             scored_tokens: counts.clone(),
             answer_tokens: counts,
             margins: vec![0.0; if config.method == Method::Reward { rows } else { 0 }],
@@ -313,6 +327,15 @@ impl Assumed {
             sequence_tokens: sequence_tokens as f64 * config.train.batch_size as f64 / rows as f64,
             rows: config.train.batch_size as f64,
         })
+    }
+}
+
+/// Answers of a row that go through the model, at most.
+fn answers(config: &Config) -> usize {
+    match (&config.online, config.method) {
+        (Some(online), _) if online.pairs == Pairs::All => online.num_answers,
+        (_, Method::Sft) => 1,
+        _ => 2,
     }
 }
 

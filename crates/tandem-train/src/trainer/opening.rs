@@ -1,27 +1,32 @@
 //! From a config to a run that is ready: everything is opened and checked, planned, and loaded.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use tandem_comm::{Group, Phase};
+use tandem_judge::Panel;
 use tandem_kernels::Profile;
 
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
 use crate::checkpoint::Cursor;
-use crate::config::Config;
+use crate::config::{Config, JudgeKind};
 use crate::events::{Event, Observer};
 use crate::homes::Homes;
+use crate::judges::{self, JudgeLine};
 use crate::mesh::Mesh;
 use crate::metrics::{MetricsFile, Split};
+use crate::online::generate::Together;
+use crate::online::judging::Judging;
+use crate::online::{Generation, Online};
 use crate::plan::Plan;
-use crate::prepare::{Prepared, partition};
+use crate::prepare::{Prepared, compute_type, partition};
 use crate::profile::Profiler;
 use crate::run_dir::{RunDir, Start};
 use crate::saver::Saver;
 use crate::step::{Learner, Scorer};
-use crate::{Result, reference, resume, snapshot};
+use crate::{Result, gpus, reference, resume, snapshot};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
@@ -71,10 +76,11 @@ impl Trainer {
         let place = (group.rank(), group.size());
         let opening = Opening { config: &config, prepared: &prepared, plan: &plan, start, earlier };
         let loaded = opening.load(&mut mesh, run_dir, recorder, observer);
-        let Loaded { profiler, scorer, learner, saver, files, cursor, resumed_from } =
+        let Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from } =
             loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
         let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
         Ok(Self {
+            online: online(&config, &prepared, &scorer.homes, &cursor, samples, total_steps, &mut mesh)?,
             batches: prepared.batches(&config),
             batcher: prepared.batcher(&config),
             schedule: config.train.schedule(total_steps),
@@ -112,6 +118,8 @@ struct Loaded {
     learner: Learner,
     saver: Saver,
     files: Option<Files>,
+    /// The file of what is generated, on the first rank.
+    samples: Option<MetricsFile>,
     cursor: Cursor,
     resumed_from: Option<PathBuf>,
 }
@@ -161,6 +169,7 @@ impl Opening<'_> {
             resume::warn_of_changes(config, earlier.as_ref(), observer);
         }
         // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
+        let mut samples = None;
         let files = match run_dir {
             None => None,
             Some(run_dir) => {
@@ -171,10 +180,52 @@ impl Opening<'_> {
                 };
                 let metrics = open(&run_dir.metrics_path())?;
                 let rows = config.train.record_rows.then(|| open(&run_dir.rows_path())).transpose()?;
+                if config.online.as_ref().is_some_and(|online| online.samples_every.is_some()) {
+                    samples = Some(open(&run_dir.samples_path())?);
+                }
                 Some(Files { _run_dir: run_dir, metrics, rows })
             }
         };
         let saver = Saver::new(config, decoder, mesh, learner.snapshot.take());
-        Ok(Loaded { profiler, scorer, learner, saver, files, cursor, resumed_from })
+        Ok(Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from })
     }
 }
+
+/// Where the pairs of an online run come from.
+fn online(
+    config: &Config,
+    prepared: &Prepared,
+    homes: &Homes,
+    cursor: &Cursor,
+    samples: Option<MetricsFile>,
+    total_steps: u64,
+    mesh: &mut Mesh,
+) -> Result<Option<Online>> {
+    if config.online.is_none() {
+        return Ok(None);
+    }
+    let longest = prepared.train.report().longest as usize;
+    let generation = Generation::of(config, longest, mesh.data().size());
+    let (on_line, lines) = mpsc::channel();
+    let panel = if mesh.world().rank() == 0 { Some(panel(config, homes, on_line)?) } else { None };
+    let state = cursor.online.clone().unwrap_or_default();
+    let meets = config.compute.sharding.meets_in_walk();
+    let together = meets.then(|| mesh.shard().split(0)).transpose()?.map(Together);
+    let judging = Judging::new(panel, lines);
+    Ok(Some(Online::new(config, generation, judging, together, samples, state, total_steps)))
+}
+
+/// The judges, who tell `lines` of what their commands write to stderr.
+fn panel(config: &Config, homes: &Homes, lines: mpsc::Sender<String>) -> Result<Panel> {
+    let has_model = config.judges.iter().any(|judge| matches!(judge.kind, JudgeKind::Reward(_)));
+    // A reward model has a memory of its own, so that the plan of what trains holds.
+    let device = if has_model { gpus::device(config, 0, REWARD_MODELS)? } else { homes.device.clone() };
+    let on_line: JudgeLine = Arc::new(move |judge, line| {
+        // Nobody listens when the run is over.
+        let _ = lines.send(format!("judge `{judge}`: {line}"));
+    });
+    judges::panel(&config.judges, &device, compute_type(config), &on_line)
+}
+
+/// Address space for the reward models among the judges, of which they take what they need.
+const REWARD_MODELS: usize = 1 << 38;

@@ -9,6 +9,7 @@ mod exactness;
 mod formats;
 mod judges;
 mod offload;
+mod online;
 mod pipeline;
 mod profile;
 mod ranks;

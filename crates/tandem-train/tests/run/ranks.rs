@@ -10,7 +10,8 @@ pub fn log(small: &Small, name: &str) -> Vec<Map<String, Value>> {
     let text = std::fs::read_to_string(small.path(name).join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Map<_, _>>(line).unwrap());
     let timeless = lines.map(|mut line| {
-        line.retain(|key, _| !["time", "tokens_per_second", "memory", "arena"].contains(&key.as_str()));
+        let volatile = ["time", "tokens_per_second", "memory", "arena", "time_generate", "time_judge"];
+        line.retain(|key, _| !volatile.contains(&key.as_str()));
         line
     });
     timeless.collect()

@@ -41,7 +41,8 @@ impl Observer for Watcher<'_> {
     fn event(&mut self, event: &Event<'_>) {
         match event {
             Event::Record(record) if record.split() == Split::Train => {
-                let volatile = ["tokens_per_second", "time", "memory", "arena"];
+                let volatile =
+                    ["tokens_per_second", "time", "memory", "arena", "time_generate", "time_judge"];
                 let mut value: serde_json::Value =
                     serde_json::from_str(&record.to_json()).expect("a record is JSON");
                 value.as_object_mut().expect("an object").retain(|key, _| !volatile.contains(&key.as_str()));
@@ -76,11 +77,23 @@ impl Small {
     /// The config file of a run.
     pub fn file(&self, name: &str) -> PathBuf {
         let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
-        let data = if self.method == "sft" { "sft_completion.jsonl" } else { "pref_conv.jsonl" };
+        let data = match self.method {
+            "sft" => "sft_completion.jsonl",
+            "online" => "../online/prompts_conv.jsonl",
+            _ => "pref_conv.jsonl",
+        };
+        // Of answers of an untrained model: longer is better, and so is an end.
+        let judges = match self.method {
+            "online" => {
+                "[online]\nmax_new_tokens = 12\ntemperature = 1.0\n[[judges]]\nkind = \"length\"\nunit = \"characters\"\n\
+                 per_unit = 0.5\n[[judges]]\nkind = \"missing_eos\"\npenalty = 2\n"
+            }
+            _ => "",
+        };
         let text = format!(
             "method = \"{}\"\nmodel = {:?}\nweights = \"random\"\noutput = {:?}\n[data]\ntrain = {:?}\n\
              cache = {:?}\nmax_length = 96\n[train]\nbatch_size = 8\nmicro_batch_tokens = 300\nsteps = 6\n\
-             learning_rate = 1e-2\nwarmup_steps = 2\nsave_every = 2\n[compute]\ndtype = \"f32\"\nthreads = 2\n",
+             learning_rate = 1e-2\nwarmup_steps = 2\nsave_every = 2\n[compute]\ndtype = \"f32\"\nthreads = 2\n{judges}",
             self.method,
             goldens.join("model"),
             self.path(name),

@@ -37,12 +37,15 @@ fn the_example_arrives_whole() {
             share_prefix: true,
             loss_on: tandem_data::row::LossOn::Answer,
         },
+        online: None,
         objective: ObjectiveConfig {
             terms: vec![crate::objective::Term {
                 loss: crate::objective::registry::find("sigmoid").expect("registered"),
                 weight: 1.0,
             }],
             beta: 0.1,
+            next_betas: Vec::new(),
+            beta_every: None,
             label_smoothing: 0.0,
             reference_free: false,
             discopop_tau: 0.05,

@@ -1,0 +1,109 @@
+//! What a step's answers come to, under TRL's names where it has one.
+
+use super::answers::Batch;
+use super::pairs::Paired;
+use crate::metrics::Record;
+
+/// Counts and means of the answers to a step's prompts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    answers: usize,
+    ended: usize,
+    /// Least, sum, most tokens.
+    lengths: [usize; 3],
+    scored: usize,
+    score: f64,
+    pairs: usize,
+    margin: f64,
+    ties: usize,
+    replayed: usize,
+    /// Steps that the weights took since.
+    age: u64,
+    log_prob: f64,
+    /// Name, sum and count of each judge's scores.
+    judges: Vec<(String, f64, usize)>,
+}
+
+impl Summary {
+    /// Of a batch's answers and the pairs made of them; `names` are the judges'.
+    pub fn of(batch: &Batch, paired: &[Paired], names: &[String]) -> Self {
+        let mut summary = Self {
+            age: batch.step - batch.answered_after,
+            lengths: [usize::MAX, 0, 0],
+            judges: names.iter().map(|name| (name.clone(), 0.0, 0)).collect(),
+            ..Self::default()
+        };
+        for (answered, paired) in batch.prompts.iter().zip(paired) {
+            for answer in &answered.answers {
+                let length = answer.tokens.len();
+                let [least, sum, most] = &mut summary.lengths;
+                (*least, *sum, *most) = ((*least).min(length), *sum + length, (*most).max(length));
+                summary.answers += 1;
+                summary.ended += usize::from(answer.is_ended);
+                summary.log_prob += answer.log_prob;
+                if let Some(score) = answer.score {
+                    summary.scored += 1;
+                    summary.score += score;
+                }
+                for ((_, sum, count), opinion) in summary.judges.iter_mut().zip(&answer.opinions) {
+                    if let Some(score) = opinion.score {
+                        (*sum, *count) = (*sum + score, *count + 1);
+                    }
+                }
+            }
+            summary.add_pairs(answered, paired);
+        }
+        summary
+    }
+
+    fn add_pairs(&mut self, answered: &super::Answered, paired: &Paired) {
+        let score = |answer: usize| answered.answers[answer].score.expect("what is in a pair has a score");
+        self.ties += paired.ties;
+        self.pairs += paired.pairs.len();
+        self.margin += paired.pairs.iter().map(|&[better, worse]| score(better) - score(worse)).sum::<f64>();
+    }
+
+    /// Counts the prompts that join from earlier steps.
+    pub fn add_replayed(&mut self, prompts: usize) {
+        self.replayed += prompts;
+    }
+
+    /// Writes it into a step's record. `kl` is the mean log-ratio of policy to reference of the answers that were trained on, if
+    /// there were any.
+    pub fn report(&self, record: &mut Record, beta: f64, kl: Option<f64>) {
+        let mean = |sum: f64, count: usize| sum / count as f64;
+        record.set("beta", beta);
+        if self.scored > 0 {
+            let scores = mean(self.score, self.scored);
+            record.set("objective/scores", scores);
+            kl.into_iter().for_each(|kl| record.set("objective/rlhf_reward", scores - beta * kl));
+        }
+        kl.into_iter().for_each(|kl| record.set("objective/non_score_reward", -beta * kl));
+        if self.pairs > 0 {
+            record.set("objective/scores_margin", mean(self.margin, self.pairs));
+        }
+        if self.answers > 0 {
+            record.set("val/contain_eos_token", mean(self.ended as f64, self.answers));
+            let [least, sum, most] = self.lengths;
+            record.set("completions/mean_length", mean(sum as f64, self.answers));
+            record.set_count("completions/min_length", least as u64);
+            record.set_count("completions/max_length", most as u64);
+            record.set("completions/log_prob", mean(self.log_prob, self.answers));
+        }
+        for (name, sum, count) in &self.judges {
+            if *count > 0 {
+                record.set(&format!("judges/{name}"), mean(*sum, *count));
+            }
+        }
+        record.set_count("pairs", self.pairs as u64);
+        record.set_count("ties", self.ties as u64);
+        record.set_count("unscored", (self.answers - self.scored) as u64);
+        record.set_count("replayed", self.replayed as u64);
+        record.set_count("age", self.age);
+    }
+
+    /// Pairs of the step's own prompts.
+    pub fn num_pairs(&self) -> usize {
+        self.pairs
+    }
+}

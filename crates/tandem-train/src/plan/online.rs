@@ -1,0 +1,122 @@
+//! What an online run may hold: known are its prompts, and how long an answer may get.
+
+use tandem_data::order;
+use tandem_kernels::ops::MANY_TREES;
+use tandem_model::Room;
+
+use super::survey::{Pass, Survey};
+use crate::Result;
+use crate::config::{Config, MicroBatch as Size, Order, Pairs};
+use crate::micro_batch::{MicroBatch, MicroBatcher, Rows};
+use crate::online::Ranked;
+use crate::prepare::Prepared;
+
+/// What no micro-batch exceeds, whatever is answered: prompts of the data, with as many answers as may be in pairs, none longer than
+/// it may be. As many tokens as a micro-batch may have are there in as few trees as can be, and in more.
+pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
+    let online = config.online.as_ref().expect("an online run");
+    let cache = &prepared.train;
+    let largest_of = |prompt: usize| {
+        let answers = if online.pairs == Pairs::All { online.num_answers } else { 2 };
+        longest_row(prompt, answers, online.max_new_tokens)
+    };
+    let mut prompts: Vec<usize> = (0..cache.num_rows()).map(|row| cache.prompt(row).0.len()).collect();
+    prompts.sort_unstable_by(|a, b| b.cmp(a));
+    let share_prefix = config.data.share_prefix;
+    let in_step = config.train.batch_size + online.replay_per_step;
+    // The longest prompts; fewer rows than a step has stand in it more than once.
+    let longest: Vec<Ranked> =
+        prompts.iter().cycle().take(in_step).map(|&prompt| largest_of(prompt)).collect();
+    let tokens = |rows: &[Ranked]| rows.iter().map(|row| row.counts(share_prefix).tokens).sum::<usize>();
+    let most = match config.train.micro_batch {
+        Size::Tokens(most) => tokens(&longest).min(most).max(tokens(&longest[..1])),
+        Size::Rows(rows) => tokens(&longest[..rows.min(in_step)]),
+    };
+    let mut batcher = prepared.batcher(config);
+    let mut largest = Vec::new();
+    for trees in (1..=in_step.min(MANY_TREES)).rev() {
+        if let Size::Rows(rows) = config.train.micro_batch
+            && trees > rows
+        {
+            continue;
+        }
+        let rows = if trees == MANY_TREES { &longest[..] } else { &longest[..trees] };
+        largest.push(build(&mut batcher, &cut_to(rows, most, share_prefix))?);
+    }
+    let shortest: Vec<Ranked> =
+        prompts.iter().rev().take(in_step).map(|&prompt| largest_of(prompt)).collect();
+    largest.push(build(&mut batcher, &cut_to(&shortest, most, share_prefix))?);
+    let scored = largest.iter().map(|batch| batch.forest.scored_rows().0.len()).max().unwrap_or(0);
+    let train = Pass { room: Room { tokens: most, scored }, largest };
+    // Time is told for answers as long as they may get.
+    let mut batches = prepared.batches(config);
+    let rows =
+        |rows: &[u32]| rows.iter().map(|&row| largest_of(cache.prompt(row as usize).0.len())).collect();
+    let cuts = |rows: &[Ranked]| {
+        let lengths: Vec<usize> = rows.iter().map(|row| row.counts(share_prefix).tokens).collect();
+        order::cut(&lengths, config.train.micro_batch.into())
+    };
+    let measured = match config.data.order {
+        Order::Shuffled | Order::Sequential => batches.steps_per_epoch().min(super::survey::LOOK_AHEAD),
+    };
+    let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
+    for step in 0..measured {
+        let ranked: Vec<Ranked> = rows(batches.rows(step));
+        sequence_tokens += ranked.iter().map(|row| row.counts(share_prefix).sequence_tokens).sum::<u64>();
+        num_rows += ranked.len();
+        steps.push(cuts(&ranked).into_iter().map(|cut| tokens(&ranked[cut])).collect());
+    }
+    let first: Vec<Ranked> = rows(batches.rows(0));
+    let typical = build(&mut batcher, &first[cuts(&first)[0].clone()])?;
+    let per_step = |count: f64| count / measured as f64;
+    let none = Pass { room: Room::default(), largest: Vec::new() };
+    Ok(Survey {
+        train,
+        evaluation: none.clone(),
+        reference: none,
+        typical,
+        steps,
+        measured: measured as usize,
+        sequence_tokens: per_step(sequence_tokens as f64),
+        rows: per_step(num_rows as f64),
+    })
+}
+
+/// A prompt with answers of the same length, all in one chain of pairs.
+pub(super) fn longest_row(prompt: usize, answers: usize, tokens: usize) -> Ranked {
+    Ranked {
+        row: 0,
+        prompt: vec![0; prompt],
+        answers: vec![vec![0; tokens]; answers],
+        pairs: (1..answers as u32).map(|worse| [worse - 1, worse]).collect(),
+    }
+}
+
+/// Rows from the first on, the last of them with shorter answers, of so many tokens at most; the first is whole.
+fn cut_to(rows: &[Ranked], most: usize, share_prefix: bool) -> Vec<Ranked> {
+    let mut left = most;
+    let mut kept: Vec<Ranked> = Vec::new();
+    for row in rows {
+        let tokens = row.counts(share_prefix).tokens;
+        if tokens <= left || kept.is_empty() {
+            left = left.saturating_sub(tokens);
+            kept.push(row.clone());
+            continue;
+        }
+        let mut row = row.clone();
+        let copies = if share_prefix { 1 } else { row.answers.len() };
+        let Some(for_answers) = left.checked_sub(copies * row.prompt.len()) else { break };
+        let length = for_answers / row.answers.len();
+        if length > 0 {
+            row.answers.iter_mut().for_each(|answer| answer.truncate(length));
+            kept.push(row);
+        }
+        break;
+    }
+    kept
+}
+
+fn build(batcher: &mut MicroBatcher, rows: &[Ranked]) -> Result<MicroBatch> {
+    let numbers: Vec<u32> = (0..rows.len() as u32).collect();
+    batcher.build(Rows::Ranked(rows), &numbers)
+}

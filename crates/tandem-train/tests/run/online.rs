@@ -1,0 +1,160 @@
+//! Online runs: the same answers, scores, losses and weights wherever they are computed and however often they are stopped, and what
+//! is left behind.
+
+use std::fs;
+
+use serde_json::{Map, Value};
+use tandem_train::Outcome;
+use tandem_train::run_dir::Start;
+
+use crate::ranks::log;
+use crate::small::Small;
+
+fn samples(small: &Small, name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(small.path(name).join("samples.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Log, samples and final weights.
+type Run = (Vec<Map<String, Value>>, Vec<Value>, Vec<u8>);
+
+fn left(small: &Small, name: &str) -> Run {
+    (log(small, name), samples(small, name), small.weights(name))
+}
+
+const COMMON: [&str; 4] =
+    ["compute.threads=1", "online.samples_every=1", "train.learning_rate=3e-3", "train.batch_size=5"];
+
+fn run(small: &Small, name: &str, settings: &[&str]) -> Run {
+    small.finish(name, Start::Overwrite, &[&COMMON[..], settings].concat());
+    left(small, name)
+}
+
+fn same_everywhere(own: &[&str], places: &[&[&str]]) {
+    let small = Small::new("online");
+    let expected = run(&small, "one", own);
+    assert_eq!(expected.0.len(), 6);
+    assert!(
+        expected.0.iter().any(|line| line["pairs"].as_u64() > Some(0)),
+        "there is something to learn from"
+    );
+    for place in places {
+        let found = run(&small, "other", &[own, place].concat());
+        assert_eq!(found.1, expected.1, "{own:?} {place:?}: answers and scores");
+        assert_eq!(found.0, expected.0, "{own:?} {place:?}: the log");
+        assert!(found.2 == expected.2, "{own:?} {place:?}: the final weights");
+    }
+}
+
+#[test]
+fn answers_and_weights_are_the_same_on_any_number_of_ranks() {
+    same_everywhere(
+        &[],
+        &[
+            &["compute.devices=cpu:2"],
+            &["compute.devices=cpu:4", "online.max_batch=3"],
+            &["compute.devices=cpu:2", "compute.sharding=zero2"],
+            &["compute.devices=cpu:3", "compute.sharding=zero3", "online.max_batch=2"],
+            &["compute.devices=cpu:4", "compute.sharding=zero3", "compute.replicate=2"],
+            &["compute.offload=host"],
+        ],
+    );
+}
+
+#[test]
+fn all_pairs_of_four_answers_in_bf16_are_the_same_too() {
+    same_everywhere(
+        &["online.answers=4", "online.pairs=all", "compute.dtype=bf16", "online.steps_per_round=2"],
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.devices=cpu:4"]],
+    );
+}
+
+#[test]
+fn an_adapter_on_4_bit_weights_generates_on_any_number_of_ranks() {
+    same_everywhere(
+        &[
+            "adapter.kind=lora",
+            "adapter.rank=4",
+            "compute.format=nf4",
+            "online.pairs=random",
+            "online.answers=3",
+        ],
+        &[&["compute.devices=cpu:2"], &["compute.devices=cpu:2", "compute.sharding=zero3"]],
+    );
+}
+
+/// Killed or stopped after any step, also within a round and while judges work on the next.
+#[test]
+fn a_stopped_run_goes_on_as_if_it_had_not_been() {
+    for own in [
+        &[][..],
+        &["online.steps_per_round=3"],
+        &[
+            "online.overlap=true",
+            "online.steps_per_round=2",
+            "online.replay_size=7",
+            "online.replay_per_step=2",
+        ],
+    ] {
+        let small = Small::new("online");
+        let whole = run(&small, "whole", own);
+        let mut start = Start::Fresh;
+        for (ranks, until) in [(1, Some(1)), (2, Some(3)), (3, Some(4)), (1, None)] {
+            let devices = format!("compute.devices=cpu:{ranks}");
+            let settings = [&COMMON[..], own, &[devices.as_str()]].concat();
+            let (_, outcome) = small.run("parts", start, until, &settings);
+            let outcome = outcome.unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(matches!(outcome, Outcome::Finished(_)), until.is_none());
+            start = Start::Resume;
+        }
+        let parts = left(&small, "parts");
+        assert_eq!(parts.1, whole.1, "{own:?}: samples");
+        assert_eq!(parts.0, whole.0, "{own:?}: the log");
+        assert!(parts.2 == whole.2, "{own:?}: the final weights");
+    }
+}
+
+#[test]
+fn what_generated_an_answer_is_what_trains_on_it() {
+    let small = Small::new("online");
+    let (log, samples, _) = run(&small, "run", &["online.answers=2"]);
+    for (line, step) in log.iter().zip(1..) {
+        let number = |key: &str| line[key].as_f64().unwrap();
+        let of_step: Vec<&Value> = samples.iter().filter(|line| line["step"] == step).collect();
+        assert_eq!(of_step.len(), if step % 3 == 0 { 2 } else { 5 }, "12 rows in batches of 5");
+        let answers = || of_step.iter().flat_map(|line| line["answers"].as_array().unwrap());
+        let mean = |key: &str| {
+            let all: Vec<f64> = answers().map(|answer| answer[key].as_f64().unwrap()).collect();
+            all.iter().sum::<f64>() / all.len() as f64
+        };
+        assert_eq!(number("objective/scores"), mean("score"));
+        assert_eq!(number("completions/mean_length") <= 12.0, true);
+        assert_eq!((number("age"), number("unscored")), (0.0, 0.0));
+        if line["ties"] == 0 {
+            // All answers are in pairs: the pass that trains says what the generator said, to the bit.
+            let entropy: f64 = answers().map(|answer| answer["log_prob"].as_f64().unwrap()).sum();
+            let entropy = -entropy / answers().count() as f64;
+            assert!((number("objective/entropy") - entropy).abs() <= 1e-12 * entropy, "step {step}");
+        }
+        for answer in answers() {
+            let judges = &answer["judges"];
+            let [length, ending] =
+                ["length", "missing_eos"].map(|name| judges[name]["score"].as_f64().unwrap());
+            assert_eq!(length, 0.5 * answer["text"].as_str().unwrap().chars().count() as f64);
+            assert_eq!(ending, if answer["ended"] == true { 0.0 } else { -2.0 });
+            assert_eq!(answer["score"].as_f64().unwrap(), length + ending);
+        }
+    }
+}
+
+#[test]
+fn answers_that_are_all_alike_leave_nothing_to_learn_and_the_run_goes_on() {
+    let small = Small::new("online");
+    let (log, _, weights) = run(&small, "run", &["online.temperature=0", "train.steps=2"]);
+    for line in &log {
+        let count = |key: &str| line[key].as_u64().unwrap();
+        assert_eq!((count("pairs"), count("ties"), line.get("loss")), (0, 5, None), "{line:?}");
+    }
+    let (_, _, untrained) = run(&small, "other", &["online.temperature=0", "train.steps=1"]);
+    assert!(weights == untrained, "nothing moved");
+}
