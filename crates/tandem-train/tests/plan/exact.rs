@@ -147,6 +147,20 @@ fn nor_does_a_reward_model() {
     takes_what_is_planned(&Small::new("reward"), &[&[], &["adapter.rank=4", "compute.format=nf4"]], &whole);
 }
 
+/// Answers are as long as they come; what is planned is the most that they may take.
+#[test]
+fn nor_does_an_online_run() {
+    let kinds: [&[&str]; 4] = [
+        &[],
+        &["online.answers=3", "online.pairs=all", "online.max_new_tokens=40", "online.steps_per_round=2"],
+        &["adapter.rank=4", "compute.format=nf4", "online.max_batch=3", "compute.checkpointing=block"],
+        &["online.replay_size=9", "online.replay_per_step=3", "compute.dtype=bf16", "reference.kind=sync"],
+    ];
+    let whole: Vec<_> =
+        PLACES.into_iter().filter(|(_, of_place)| !of_place[..].contains(&"compute.pipeline=2")).collect();
+    takes_what_is_planned(&Small::new("online"), &kinds, &whole);
+}
+
 fn takes_what_is_planned(small: &Small, kinds: &[&[&str]], places: &[(usize, &[&str])]) {
     let start = small.path("start/final").display().to_string();
     let folder = small.path("").display().to_string();
@@ -168,10 +182,12 @@ fn takes_what_is_planned(small: &Small, kinds: &[&[&str]], places: &[(usize, &[&
                     of_kind.iter().chain(of_place).chain(&RUN).chain(&[cut]).map(place).collect();
                 settings.extend([
                     format!("data.train={train}"),
-                    format!("data.eval={eval}"),
                     format!("compute.devices=cpu:{ranks}"),
                     format!("seed={seed}"),
                 ]);
+                if small.evaluates() {
+                    settings.push(format!("data.eval={eval}"));
+                }
                 let config = |more: &[String]| {
                     let settings: Vec<&str> = settings.iter().chain(more).map(String::as_str).collect();
                     small.config("run", &settings)
