@@ -44,6 +44,10 @@ pub struct MicroBatch {
     pub forest: Forest,
     /// The sequences of each pair: chosen, rejected. None but where answers are compared with a reference.
     pub pairs: Vec<[u32; 2]>,
+    /// The sequences that are answers of the reference itself, for XPO.
+    pub explored: Vec<u32>,
+    /// By how much each sequence is preferred, more than evenly, to what it was compared with: for Nash-MD alone.
+    pub advantages: Vec<f64>,
     /// Scored tokens per sequence.
     pub scored_tokens: Vec<u32>,
     /// Tokens of each answer; but for DPO the scored tokens.
@@ -161,6 +165,8 @@ impl MicroBatcher {
     fn push_ranked(&mut self, ranked: &Ranked, micro: &mut MicroBatch) {
         let first = self.builder.num_sequences() as u32;
         micro.pairs.extend(ranked.pairs.iter().map(|pair| pair.map(|answer| first + answer)));
+        micro.explored.extend(ranked.explored.iter().map(|answer| first + answer));
+        micro.advantages.extend(&ranked.advantages);
         micro.answer_tokens.extend(ranked.answers.iter().map(|answer| answer.len() as u32));
         micro.sequence_tokens += ranked.counts(self.share_prefix).sequence_tokens;
         let answers: Vec<&[u32]> = ranked.answers.iter().map(Vec::as_slice).collect();
@@ -191,11 +197,7 @@ impl MicroBatcher {
                     let ranked = &ranked[row as usize];
                     let chosen =
                         ranked.pairs.iter().map(|&[chosen, _]| ranked.answers[chosen as usize].len());
-                    (
-                        ranked.pairs.len(),
-                        chosen.sum(),
-                        ranked.counts(self.share_prefix).sequence_tokens as usize,
-                    )
+                    (ranked.weight(), chosen.sum(), ranked.counts(self.share_prefix).sequence_tokens as usize)
                 }
                 Rows::Cached(cache) if self.method == Method::Sft => {
                     let row = cache.scored(row as usize);

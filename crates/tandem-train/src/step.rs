@@ -18,7 +18,8 @@ use crate::mesh::Mesh;
 use crate::metrics::{MetricSums, Sides, Split};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::objective::{
-    BatchTotals, Loss, ObjectiveConfig, PairLogProbs, likelihood_loss, preference_loss, reward_loss,
+    BatchTotals, Loss, ObjectiveConfig, PairLogProbs, TokenLogProbs, add_exploration, likelihood_loss,
+    nash_md_loss, preference_loss, reward_loss,
 };
 use crate::optimizer::Optimizer;
 use crate::pipeline::{Turn, turns};
@@ -328,7 +329,7 @@ impl Scorer {
         let walk = StagedWalk { walk, stages: mesh.stages() };
         let forest = &micro.forest;
         let is_shared = reference.is_shared();
-        let reference = reference.log_probs(&walk, split, micro, scores)?;
+        let reference = reference.log_probs(&walk, split, micro, of_reference)?;
         let enter = |phase| {
             if split == Split::Train {
                 homes.device.enter(phase);
@@ -349,9 +350,17 @@ impl Scorer {
                 likelihood_loss(&compared.policy, &micro.scored_tokens, loss);
                 totals.chosen_tokens
             }
+            Method::Online if !micro.advantages.is_empty() => {
+                let sequence: Vec<u32> = forest.predictions.iter().map(|p| p.sequence).collect();
+                let (policy, reference) = (&scores.log_prob, &of_reference.log_prob);
+                let tokens = TokenLogProbs { sequence: &sequence, policy, reference };
+                nash_md_loss(&tokens, &micro.advantages, self.objective.beta, loss);
+                totals.pairs
+            }
             Method::Dpo | Method::Online => {
                 preference_loss(&compared.pairs(), totals, &self.objective, loss);
                 loss.spread(&micro.pairs, forest.num_sequences as usize);
+                add_exploration(&compared.policy, &micro.explored, self.objective.exploration, loss);
                 totals.pairs
             }
             Method::Reward => {
@@ -363,9 +372,14 @@ impl Scorer {
         if let Some(derivative) = derivative {
             // The loss is a mean over the whole batch, so its derivative is divided here, before anything is summed.
             let scale = 1.0 / weight as f64;
-            let of = |sequence: u32| (loss.d_log_prob[sequence as usize] * scale) as f32;
+            let of = |sequence: u32| loss.d_log_prob[sequence as usize];
             derivative.clear();
-            derivative.extend(forest.predictions.iter().map(|p| of(p.sequence)));
+            if loss.d_token.is_empty() {
+                derivative.extend(forest.predictions.iter().map(|p| (of(p.sequence) * scale) as f32));
+            } else {
+                let both = forest.predictions.iter().zip(&loss.d_token);
+                derivative.extend(both.map(|(p, own)| ((of(p.sequence) + own) * scale) as f32));
+            }
         }
         Ok((saved, Some(compared)))
     }

@@ -10,12 +10,24 @@ use tempfile::TempDir;
 use super::*;
 use crate::disk::failing::Failing;
 use crate::error::{Result, TrainError};
+use crate::online::answers::Opinion;
+use crate::online::{Answer, Answered, Batch, OnlineState};
 
 /// Ranks, so that the tensors below lie in two files.
 const RANKS: usize = 2;
 
 fn cursor(step: u64) -> Cursor {
+    let answer = Answer {
+        tokens: vec![7, 2],
+        is_ended: true,
+        log_prob: -1.0 / 3.0,
+        score: Some(0.1 + 0.2),
+        opinions: vec![Opinion { score: None, said: "nothing".into() }],
+    };
+    let answered = Answered { row: 3, answers: vec![answer, Answer::default()] };
+    let batch = Batch { step: 9, answered_after: 8, prompts: vec![answered.clone()] };
     Cursor {
+        online: Some(OnlineState { pending: [batch].into(), replay: [answered].into() }),
         step,
         updates: step - 1,
         epoch: 2,

@@ -30,7 +30,7 @@ pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order};
 pub use error::{ConfigError, Place, Problem};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
-pub use online::{OnlineConfig, Pairs};
+pub use online::{Algorithm, OnlineConfig, Pairs};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
@@ -162,10 +162,11 @@ impl Config {
         let seed = root.take("seed").map_or(Ok(42), |e| e.integer(0..=i64::MAX as u64))?;
         let adapter = root.take("adapter").map(|entry| adapter::parse(entry.section()?)).transpose()?;
         let adapts = adapter.is_some();
-        let objective = objective::parse(root.section("objective")?, method)?;
         let data = data::parse(root.section("data")?, method)?;
         let online = root.take("online");
         let online = online::parse(online, || root.section("online"), method, data.max_length)?;
+        let algorithm = online.as_ref().map_or(Algorithm::Dpo, |online| online.algorithm);
+        let objective = objective::parse(root.section("objective")?, method, algorithm)?;
         let config = Self {
             method,
             weights,

@@ -1,18 +1,26 @@
 //! `[objective]`: the losses and their strength.
 
-use super::Method;
 use super::error::ConfigError;
 use super::reader::{Entry, Section, nearest};
+use super::{Algorithm, Method};
 use crate::objective::registry::{LOSSES, NOT_YET, find};
 use crate::objective::{Divergence, ObjectiveConfig, Smoothing, Term};
 
-pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveConfig, ConfigError> {
+pub(super) fn parse(
+    mut section: Section,
+    method: Method,
+    algorithm: Algorithm,
+) -> Result<ObjectiveConfig, ConfigError> {
+    let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
     let center_rewards_coefficient = centring(section.take("center_rewards_coefficient"), method)?;
     let terms = match section.take("loss") {
         Some(entry) if method == Method::Reward => {
             return Err(entry.conflict("method = \"reward\" has one loss; remove it"));
         }
-        None if method == Method::Reward => Vec::new(),
+        Some(entry) if is_nash => {
+            return Err(entry.conflict("online.algorithm = \"nash_md\" has one loss; remove it"));
+        }
+        None if method == Method::Reward || is_nash => Vec::new(),
         Some(entry) => terms(entry, method)?,
         None => {
             let name = if method == Method::Sft { "sft" } else { "sigmoid" };
@@ -29,6 +37,15 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveCon
         if !method.has_reference() {
             return Err(entry.conflict(format!("it has no meaning under method = \"{method}\"; remove it")));
         }
+    }
+    for entry in [&smoothing, &reference_free, &tau, &divergence, &alpha].into_iter().flatten() {
+        if is_nash {
+            return Err(entry.conflict("it has no meaning under online.algorithm = \"nash_md\"; remove it"));
+        }
+    }
+    if let Some(entry) = reference_free.as_ref().filter(|_| algorithm.asks_reference()) {
+        let name = algorithm.name();
+        return Err(entry.conflict(format!("online.algorithm = \"{name}\" needs its reference; remove it")));
     }
     if let Some(entry) = tau.as_ref().filter(|_| terms.iter().all(|t| t.loss.name != "discopop")) {
         return Err(entry.conflict("only the loss \"discopop\" has it; remove it"));
@@ -51,6 +68,10 @@ pub(super) fn parse(mut section: Section, method: Method) -> Result<ObjectiveCon
         discopop_tau: tau.map_or(Ok(0.05), |e| e.number("a positive number", |t| t > 0.0))?,
         terms,
         center_rewards_coefficient,
+        exploration: match algorithm {
+            Algorithm::Xpo { alpha } => alpha,
+            _ => 0.0,
+        },
     };
     section.finish()?;
     Ok(config)

@@ -7,6 +7,8 @@ use super::reader::{Entry, Section};
 /// How an online run comes to its pairs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OnlineConfig {
+    /// What is made of the answers.
+    pub algorithm: Algorithm,
     /// Answers to each prompt.
     pub num_answers: usize,
     /// Which of them become pairs.
@@ -37,6 +39,40 @@ pub struct OnlineConfig {
     pub replay_per_step: usize,
     /// Steps between those whose answers are written to `samples.jsonl`; `None` (written 0) writes none.
     pub samples_every: Option<u64>,
+}
+
+/// What is made of answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Algorithm {
+    /// Pairs of the policy's own answers.
+    Dpo,
+    /// A pair of the policy's answer and the reference's, and a pull away from the reference's: exploratory preference
+    /// optimisation (arXiv 2405.21046).
+    Xpo {
+        /// Strength of that pull.
+        alpha: f64,
+    },
+    /// The policy's answer, by how likely it is preferred to one of a mixture of policy and reference: Nash-MD (arXiv 2312.00886).
+    NashMd {
+        /// The reference's part of the mixture.
+        mixture: f64,
+    },
+}
+
+impl Algorithm {
+    /// The name in the config.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Dpo => "dpo",
+            Self::Xpo { .. } => "xpo",
+            Self::NashMd { .. } => "nash_md",
+        }
+    }
+
+    /// Whether the reference has to answer too.
+    pub const fn asks_reference(self) -> bool {
+        !matches!(self, Self::Dpo)
+    }
 }
 
 /// Which answers to a prompt become pairs.
@@ -101,9 +137,32 @@ fn read(mut section: Section, max_length: usize) -> Result<OnlineConfig, ConfigE
         },
     };
     let share = |x: f64| (0.0..=1.0).contains(&x);
+    let algorithm = algorithm(&mut section)?;
+    let two = |entry: &Entry| {
+        match algorithm.asks_reference() {
+        true => Err(entry.conflict(format!(
+            "algorithm = \"{}\" has two answers to a prompt, the second of them not the policy's own; remove it",
+            algorithm.name()
+        ))),
+        false => Ok(()),
+    }
+    };
     let config = OnlineConfig {
-        num_answers: section.take("answers").map_or(Ok(2), |e| e.integer(2..=64))? as usize,
-        pairs: section.take("pairs").map_or(Ok(Pairs::BestWorst), |e| e.one_of(&Pairs::NAMES))?,
+        algorithm,
+        num_answers: section.take("answers").map_or(Ok(2), |e| {
+            let answers = e.integer(2..=64)?;
+            if answers > 2 {
+                two(&e)?
+            }
+            Ok(answers)
+        })? as usize,
+        pairs: section.take("pairs").map_or(Ok(Pairs::BestWorst), |e| {
+            let pairs = e.one_of(&Pairs::NAMES)?;
+            if pairs != Pairs::BestWorst {
+                two(&e)?
+            }
+            Ok(pairs)
+        })?,
         max_new_tokens,
         temperature: section
             .take("temperature")
@@ -132,6 +191,28 @@ fn read(mut section: Section, max_length: usize) -> Result<OnlineConfig, ConfigE
     };
     section.finish()?;
     Ok(config)
+}
+
+fn algorithm(section: &mut Section) -> Result<Algorithm, ConfigError> {
+    let name = section
+        .take("algorithm")
+        .map_or(Ok("dpo"), |e| e.one_of(&[("dpo", "dpo"), ("xpo", "xpo"), ("nash_md", "nash_md")]))?;
+    let (alpha, mixture) = (section.take("alpha"), section.take("mixture"));
+    for (entry, own) in [(&alpha, "xpo"), (&mixture, "nash_md")] {
+        if let Some(entry) = entry.as_ref().filter(|_| name != own) {
+            return Err(entry.conflict(format!("only algorithm = \"{own}\" has it; remove it")));
+        }
+    }
+    Ok(match name {
+        "xpo" => Algorithm::Xpo {
+            alpha: alpha.map_or(Ok(1e-5), |e| e.number("a number of at least 0", |a| a >= 0.0))?,
+        },
+        "nash_md" => Algorithm::NashMd {
+            mixture: mixture
+                .map_or(Ok(0.5), |e| e.number("a number from 0 to 1", |m| (0.0..=1.0).contains(&m)))?,
+        },
+        _ => Algorithm::Dpo,
+    })
 }
 
 fn strings(entry: Entry) -> Result<Vec<String>, ConfigError> {

@@ -9,8 +9,8 @@ use tandem_data::row::{LossOn, Truncation};
 use tandem_kernels::StateForm;
 
 use super::{
-    AdapterSection, AdapterStart, Config, DataSource, Length, MicroBatch, Optimizer, ReferenceKind, Sync,
-    Warmup, Weights, judges,
+    AdapterSection, AdapterStart, Algorithm, Config, DataSource, Length, MicroBatch, Optimizer,
+    ReferenceKind, Sync, Warmup, Weights, judges,
 };
 use crate::homes::Offload;
 use crate::objective::Divergence;
@@ -133,9 +133,19 @@ impl Config {
         out
     }
 
+    fn asks_reference(&self) -> bool {
+        self.online.as_ref().is_some_and(|online| online.algorithm.asks_reference())
+    }
+
     fn online_entries(&self) -> Entries {
         let Some(online) = &self.online else { return Vec::new() };
-        vec![
+        let mut out: Entries = vec![("algorithm", online.algorithm.name().into())];
+        match online.algorithm {
+            Algorithm::Dpo => {}
+            Algorithm::Xpo { alpha } => out.push(("alpha", alpha.into())),
+            Algorithm::NashMd { mixture } => out.push(("mixture", mixture.into())),
+        }
+        out.extend([
             ("answers", integer(online.num_answers as u64)),
             ("pairs", name(&super::Pairs::NAMES, online.pairs)),
             ("max_new_tokens", integer(online.max_new_tokens as u64)),
@@ -151,7 +161,8 @@ impl Config {
             ("replay_size", integer(online.replay_size as u64)),
             ("replay_per_step", integer(online.replay_per_step as u64)),
             ("samples_every", integer(online.samples_every.unwrap_or(0))),
-        ]
+        ]);
+        out
     }
 
     fn objective_entries(&self) -> Entries {
@@ -164,17 +175,24 @@ impl Config {
             [only] if only.weight == 1.0 => Value::from(only.loss.name),
             terms => Value::Table(terms.iter().map(|t| (t.loss.name.into(), t.weight.into())).collect()),
         };
-        let mut out: Entries = vec![("loss", loss)];
+        // Nash-MD has one loss and no choices.
+        let is_nash = objective.terms.is_empty();
+        let mut out: Entries = if is_nash { Vec::new() } else { vec![("loss", loss)] };
         if self.method == super::Method::Sft {
             return out;
         }
         let betas: Vec<Value> = objective.betas().map(Value::from).collect();
         out.push(("beta", if betas.len() == 1 { objective.beta.into() } else { Value::Array(betas) }));
         out.extend(objective.beta_every.map(|steps| ("beta_every", integer(steps))));
+        if is_nash {
+            return out;
+        }
         if objective.terms.iter().any(|t| t.loss.smoothing != crate::objective::Smoothing::Unused) {
             out.push(("label_smoothing", objective.label_smoothing.into()));
         }
-        out.push(("reference_free", objective.reference_free.into()));
+        if !self.asks_reference() {
+            out.push(("reference_free", objective.reference_free.into()));
+        }
         out.push(("f_divergence_type", objective.divergence.name().into()));
         if let Divergence::Alpha(alpha) = objective.divergence {
             out.push(("f_alpha_divergence_coef", alpha.into()));

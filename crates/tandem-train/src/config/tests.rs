@@ -3,6 +3,7 @@
 mod accepted;
 mod adapters;
 mod judges;
+mod online;
 mod refused;
 mod rewards;
 

@@ -331,7 +331,7 @@ mod tests {
         };
         let mut sums = MetricSums::default();
         sums.add_tokens(&scores, &[0, 1], &[prediction(0, 0), prediction(1, 1)], Sides::Single);
-        sums.add_loss(&Loss { sum: 6.0, weight: 2.0, d_log_prob: vec![] });
+        sums.add_loss(&Loss { sum: 6.0, weight: 2.0, ..Loss::default() });
         let record = report(&sums);
         assert_eq!(record.get("loss"), Some(3.0));
         assert_eq!(record.get("entropy"), Some(2.0));
@@ -386,7 +386,7 @@ mod tests {
         second.add_pairs(&pairs(&policy[2..]), 1.0);
         tokens(&mut whole);
         tokens(&mut second);
-        let loss = |sum, weight| Loss { sum, weight, d_log_prob: vec![] };
+        let loss = |sum, weight| Loss { sum, weight, ..Loss::default() };
         whole.add_loss(&loss(7.0, 3.0));
         first.add_loss(&loss(1.0, 1.0));
         second.add_loss(&loss(6.0, 2.0));

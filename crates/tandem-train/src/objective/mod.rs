@@ -17,15 +17,19 @@ mod exo;
 mod hinge;
 mod ipo;
 mod logistic;
+mod nash_md;
 mod pointwise;
 pub mod registry;
 mod reward;
 mod sft;
 mod sppo;
+mod xpo;
 
 pub use divergence::Divergence;
+pub use nash_md::{TokenLogProbs, nash_md_loss};
 pub use registry::{PairLoss, Smoothing};
 pub use reward::reward_loss;
+pub use xpo::add_exploration;
 
 /// What the user asked to minimise.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +50,8 @@ pub struct ObjectiveConfig {
     pub discopop_tau: f64,
     /// Which divergence to the reference.
     pub divergence: Divergence,
+    /// How strongly the policy is pulled away from the reference's own answers: XPO's α, else 0.
+    pub exploration: f64,
     /// How strongly the sum of a pair's rewards is pulled towards zero: for reward models.
     pub center_rewards_coefficient: Option<f64>,
 }
@@ -131,6 +137,8 @@ pub struct Loss {
     pub weight: f64,
     /// ∂ `sum` / ∂ (policy log-probability, or reward, of sequence `s`).
     pub d_log_prob: Vec<f64>,
+    /// What is added to it for each prediction, where a loss sees single tokens; else empty.
+    pub d_token: Vec<f64>,
 }
 
 impl Loss {
@@ -152,6 +160,7 @@ impl Loss {
         self.sum = 0.0;
         self.weight = 0.0;
         self.d_log_prob.clear();
+        self.d_token.clear();
     }
 }
 
@@ -202,6 +211,9 @@ pub fn likelihood_loss(log_prob: &[f64], scored_tokens: &[u32], out: &mut Loss) 
 /// The loss's exact value where policy and reference agree (ln 2 for `sigmoid`), which a run from equal weights must show
 /// at step 0. `None` if the value depends on the log-probabilities themselves (`sft`, reference-free).
 pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
+    if config.terms.is_empty() || config.exploration != 0.0 {
+        return None;
+    }
     if config.reference_free || config.terms.iter().any(|t| !t.loss.of_ratios && t.weight != 0.0) {
         return None;
     }

@@ -22,6 +22,7 @@ fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         .collect();
     ObjectiveConfig {
         center_rewards_coefficient: None,
+        exploration: 0.0,
         terms,
         beta: 0.1,
         next_betas: Vec::new(),

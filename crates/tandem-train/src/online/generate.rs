@@ -10,15 +10,14 @@ use tandem_data::stop_strings::StopStrings;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::Backend;
-use tandem_model::decode::{Finish, Flow, Meet, Sources};
-use tandem_model::{
-    Generator, GeneratorOptions, ModelError, Request, Result as ModelResult, Sampling, Walk, WeightSource,
-};
+use tandem_model::decode::{Alone, Finish, Flow, Meet, OnToken, Sources};
+use tandem_model::{Generator, GeneratorOptions, ModelError, Request, Result as ModelResult, Sampling, Walk};
 
 use super::answers::Answer;
 use super::draw;
+use super::sources::OfReference;
 use crate::Result;
-use crate::config::{Config, MicroBatch, OnlineConfig};
+use crate::config::{Algorithm, Config, MicroBatch, OnlineConfig};
 
 /// A prompt to answer, and the 0-based step that the answers are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +48,7 @@ impl Generation {
         let answers = prompts.div_ceil(num_ranks).max(1) * options.num_answers;
         let max_batch = options.max_batch.min(answers);
         // One more prompt: the last of one and the first answers of the next are often under way together.
-        let prompts_under_way = max_batch.div_ceil(options.num_answers) + 1;
+        let prompts_under_way = max_batch.div_ceil(at_once(&options)) + 1;
         let cache_tokens = max_batch * options.max_new_tokens + prompts_under_way * longest;
         let prefill_tokens = match config.train.micro_batch {
             MicroBatch::Tokens(tokens) => tokens,
@@ -73,46 +72,69 @@ impl Generation {
         on: &On<'_>,
         sources: &mut dyn Sources,
         meet: &mut dyn Meet,
-        cache: &TokenCache,
         asked: &[Asked],
     ) -> Result<Vec<Vec<Answer>>> {
-        let mut generator = Generator::over(on.walk.clone(), self.within.clone())?;
-        let requests = asked.iter().map(|asked| self.request(asked, cache, on.tokenizer));
-        let requests: Vec<Request> = requests.collect();
-        let mut watches: Vec<_> = (0..asked.len() * self.options.num_answers).map(|_| None).collect();
+        let mut groups = vec![Vec::with_capacity(self.options.num_answers); asked.len()];
+        for author in self.authors() {
+            let answers = self.ask(author, on, sources, meet, asked)?;
+            answers.into_iter().for_each(|(place, answer)| groups[place].push(answer));
+        }
+        Ok(groups)
+    }
+
+    /// Who answers, one after another.
+    fn authors(&self) -> impl Iterator<Item = Author> {
+        let second = match self.options.algorithm {
+            Algorithm::Dpo => None,
+            Algorithm::Xpo { .. } => Some(Author::Reference),
+            Algorithm::NashMd { mixture } => Some(Author::Mixture(mixture as f32)),
+        };
+        std::iter::once(Author::Policy).chain(second)
+    }
+
+    /// One author's answers, and the places of their prompts.
+    fn ask(
+        &self,
+        author: Author,
+        on: &On<'_>,
+        sources: &mut dyn Sources,
+        meet: &mut dyn Meet,
+        asked: &[Asked],
+    ) -> Result<Vec<(usize, Answer)>> {
+        let requests: Vec<Request> = asked.iter().map(|asked| self.request(author, asked, on)).collect();
+        let mut watches: Vec<_> = (0..asked.len() * at_once(&self.options)).map(|_| None).collect();
         let mut failure = None;
-        let answers = generator.generate_with(sources, meet, requests, &mut |new| {
-            on.progress.enter(Phase::Generate);
-            if self.options.stop.is_empty() {
-                return Flow::Continue;
-            }
-            let place = new.request * self.options.num_answers + new.answer;
-            let watch = watches[place].get_or_insert_with(|| {
-                (on.tokenizer.decode_stream(true), StopStrings::new(self.options.stop.iter().cloned()))
-            });
-            match watch.0.push(new.token) {
-                Ok(piece) if watch.1.push(&piece).1 => Flow::End,
-                Ok(_) => Flow::Continue,
-                Err(error) => {
-                    failure = Some(error);
-                    Flow::End
+        let answers =
+            author.generate(on.walk.clone(), &self.within, sources, meet, requests, &mut |new| {
+                on.progress.enter(Phase::Generate);
+                if self.options.stop.is_empty() {
+                    return Flow::Continue;
                 }
-            }
-        })?;
-        sources.policy().rest();
+                let watch =
+                    watches[new.request * at_once(&self.options) + new.answer].get_or_insert_with(|| {
+                        (
+                            on.tokenizer.decode_stream(true),
+                            StopStrings::new(self.options.stop.iter().cloned()),
+                        )
+                    });
+                match watch.0.push(new.token) {
+                    Ok(piece) if watch.1.push(&piece).1 => Flow::End,
+                    Ok(_) => Flow::Continue,
+                    Err(error) => {
+                        failure = Some(error);
+                        Flow::End
+                    }
+                }
+            })?;
         if let Some(error) = failure {
             return Err(error.into());
         }
-        let mut groups = vec![Vec::with_capacity(self.options.num_answers); asked.len()];
-        for answer in answers {
-            groups[answer.request].push(Answer {
-                is_ended: answer.finish == Finish::Stop,
-                log_prob: answer.log_probs.iter().map(|&log_prob| f64::from(log_prob)).sum(),
-                tokens: answer.tokens,
-                ..Answer::default()
-            });
-        }
-        Ok(groups)
+        let answer = |answer: tandem_model::decode::Answer| {
+            let log_prob = answer.log_probs.iter().map(|&log_prob| f64::from(log_prob)).sum();
+            let is_ended = answer.finish == Finish::Stop;
+            (answer.request, Answer { tokens: answer.tokens, is_ended, log_prob, ..Answer::default() })
+        };
+        Ok(answers.into_iter().map(answer).collect())
     }
 
     /// Takes the memory that answering takes, on a device that computes nothing: as many answers under way as there may be, to
@@ -120,9 +142,10 @@ impl Generation {
     ///
     /// # Errors
     /// If memory runs out or weights cannot be had.
-    pub fn rehearse(&self, walk: Walk<'_>, weights: &mut dyn WeightSource, longest: usize) -> Result<()> {
+    pub fn rehearse(&self, walk: &Walk<'_>, sources: &mut dyn Sources, longest: usize) -> Result<()> {
         let GeneratorOptions { max_batch, prefill_tokens, .. } = self.within;
-        let prompts = max_batch.div_ceil(self.options.num_answers);
+        let num_answers = at_once(&self.options);
+        let prompts = max_batch.div_ceil(num_answers);
         let mut lengths = vec![longest; prompts];
         let at_once = (prefill_tokens / longest).max(1);
         if at_once < prompts && prefill_tokens % longest > 0 && prefill_tokens > longest {
@@ -135,38 +158,82 @@ impl Generation {
             Backend::Cpu => until_all.min(self.options.max_new_tokens),
             Backend::Cuda => self.options.max_new_tokens,
         };
-        let mut generator = Generator::over(walk, self.within.clone())?;
         let request = |(number, &length): (usize, &usize)| Request {
             prompt: vec![0; length],
             number: number as u64,
-            num_answers: self.options.num_answers.min(max_batch - number * self.options.num_answers),
+            num_answers: num_answers.min(max_batch - number * num_answers),
             sampling: Sampling::GREEDY,
             max_new_tokens: tokens,
             stop: Vec::new(),
         };
-        let requests = lengths.iter().enumerate().map(request).collect();
-        generator.generate(weights, requests, &mut |_| Flow::Continue)?;
-        weights.rest();
+        let requests: Vec<Request> = lengths.iter().enumerate().map(request).collect();
+        for author in self.authors() {
+            let requests = requests.clone();
+            let on_token = &mut |_| Flow::Continue;
+            author.generate(walk.clone(), &self.within, sources, &mut Alone, requests, on_token)?;
+        }
         Ok(())
     }
 
-    fn request(&self, asked: &Asked, cache: &TokenCache, tokenizer: &Tokenizer) -> Request {
+    fn request(&self, author: Author, asked: &Asked, on: &On<'_>) -> Request {
         let OnlineConfig { temperature, top_k, top_p, min_p, repetition_penalty, .. } = self.options;
         Request {
-            prompt: cache.prompt(asked.row as usize).0.to_vec(),
+            prompt: on.prompts.prompt(asked.row as usize).0.to_vec(),
             number: u64::from(asked.row),
-            num_answers: self.options.num_answers,
+            num_answers: at_once(&self.options),
             sampling: Sampling {
                 repetition_penalty: repetition_penalty as f32,
                 temperature: temperature as f32,
                 top_k,
                 top_p: top_p as f32,
                 min_p: min_p as f32,
-                seed: draw(&[self.seed, asked.step]),
+                seed: draw(&[self.seed, asked.step, u64::from(author != Author::Policy)]),
             },
             max_new_tokens: self.options.max_new_tokens,
-            stop: tokenizer.eos_ids().to_vec(),
+            stop: on.tokenizer.eos_ids().to_vec(),
         }
+    }
+}
+
+/// Answers to a prompt that one author gives.
+fn at_once(options: &OnlineConfig) -> usize {
+    if options.algorithm.asks_reference() { 1 } else { options.num_answers }
+}
+
+/// Who answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Author {
+    /// What trains.
+    Policy,
+    /// What it is compared with.
+    Reference,
+    /// Both, with this part of the reference.
+    Mixture(f32),
+}
+
+impl Author {
+    fn generate(
+        self,
+        walk: Walk<'_>,
+        within: &GeneratorOptions,
+        sources: &mut dyn Sources,
+        meet: &mut dyn Meet,
+        requests: Vec<Request>,
+        on_token: OnToken,
+    ) -> Result<Vec<tandem_model::decode::Answer>> {
+        let mut generator = match self {
+            Self::Policy | Self::Reference => Generator::over(walk, within.clone())?,
+            Self::Mixture(part) => Generator::mixed(walk.clone(), walk, part, within.clone())?,
+        };
+        let answers = match self {
+            Self::Reference => {
+                generator.generate_with(&mut OfReference(&mut *sources), meet, requests, on_token)
+            }
+            Self::Policy | Self::Mixture(_) => generator.generate_with(sources, meet, requests, on_token),
+        }?;
+        sources.policy().rest();
+        sources.reference().into_iter().for_each(|reference| reference.rest());
+        Ok(answers)
     }
 }
 
@@ -174,6 +241,8 @@ impl Generation {
 pub struct On<'a> {
     /// What is walked, and where.
     pub walk: Walk<'a>,
+    /// The prompts.
+    pub prompts: &'a TokenCache,
     /// What tells the end of an answer.
     pub tokenizer: &'a Tokenizer,
     /// Where it is said how far this has come.

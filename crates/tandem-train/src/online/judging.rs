@@ -6,11 +6,10 @@ use std::thread::JoinHandle;
 
 use serde_json::{Map, Value};
 use tandem_comm::Group;
-use tandem_data::token_cache::TokenCache;
-use tandem_data::tokenizer::Tokenizer;
 use tandem_judge::{Assessment, Candidate, Group as Case, JudgeError, Panel, Prompt};
 
-use super::answers::{Answered, Opinion};
+use super::answers::{Answer, Answered, Opinion};
+use super::shown::Shown;
 use crate::Result;
 
 /// The judges.
@@ -50,12 +49,11 @@ impl Judging {
     pub fn begin<'a>(
         &mut self,
         prompts: impl Iterator<Item = &'a Answered>,
-        cache: &TokenCache,
-        tokenizer: &Tokenizer,
+        shown: &Shown<'_>,
     ) -> Result<()> {
         let Some(at) = self.panel.take() else { return Ok(()) };
         let At::Rest(mut panel) = at else { panic!("other answers are being judged") };
-        let cases = prompts.map(|answered| Owned::of(answered, cache, tokenizer));
+        let cases = prompts.map(|answered| Owned::of(answered, shown));
         let cases: Vec<Owned> = cases.collect::<Result<_>>()?;
         let judge = move || {
             let views: Vec<Case> = cases.iter().map(Owned::view).collect();
@@ -121,15 +119,12 @@ struct Owned {
 }
 
 impl Owned {
-    fn of(answered: &Answered, cache: &TokenCache, tokenizer: &Tokenizer) -> Result<Self> {
-        let mut row = row(answered, cache);
+    fn of(answered: &Answered, shown: &Shown<'_>) -> Result<Self> {
+        let mut row = shown.row(answered);
         let prompt = row.remove("prompt").unwrap_or_default();
-        let mut answers = Vec::with_capacity(answered.answers.len());
-        for answer in &answered.answers {
-            let tokens = without_end(&answer.tokens, tokenizer);
-            answers.push((tokenizer.decode(tokens, true)?, tokens.len(), answer.is_ended));
-        }
-        Ok(Self { place: cache.origin(answered.row as usize).to_string(), prompt, row, answers })
+        let answer = |answer: &Answer| Ok((shown.text(answer)?, shown.length(answer), answer.is_ended));
+        let answers = answered.answers.iter().map(answer).collect::<Result<_>>()?;
+        Ok(Self { place: shown.prompts.origin(answered.row as usize).to_string(), prompt, row, answers })
     }
 
     fn view(&self) -> Case<'_> {
@@ -142,18 +137,5 @@ impl Owned {
             self.answers.iter().map(|&(ref text, tokens, is_ended)| Candidate { text, tokens, is_ended });
         let answers = candidates.collect();
         Case { place: &self.place, prompt, row: &self.row, answers }
-    }
-}
-
-/// The row of the data that a prompt came in.
-pub(super) fn row(answered: &Answered, cache: &TokenCache) -> Map<String, Value> {
-    serde_json::from_slice(cache.prompt(answered.row as usize).1).expect("it was written as JSON")
-}
-
-/// An answer's tokens without the one that ends it.
-pub(super) fn without_end<'a>(tokens: &'a [u32], tokenizer: &Tokenizer) -> &'a [u32] {
-    match tokens {
-        [rest @ .., last] if tokenizer.eos_ids().contains(last) => rest,
-        whole => whole,
     }
 }

@@ -11,6 +11,8 @@ pub mod generate;
 pub mod judging;
 pub mod pairs;
 mod samples;
+mod shown;
+pub mod sources;
 mod summary;
 
 use std::time::Instant;
@@ -26,13 +28,15 @@ pub use pairs::{Paired, Ranked};
 pub use summary::Summary;
 
 use crate::Result;
-use crate::config::{Config, OnlineConfig};
+use crate::config::{Algorithm, Config, OnlineConfig};
 use crate::mesh::Mesh;
 use crate::metrics::MetricsFile;
 use crate::prepare::Prepared;
 use crate::step::Scorer;
 use generate::{Asked, On, Together, exchange, share_of};
 use judging::Judging;
+use shown::Shown;
+use sources::Both;
 
 /// Where an online run's pairs come from.
 pub struct Online {
@@ -176,7 +180,7 @@ impl Online {
         self.seconds.generate += began.elapsed().as_secs_f64();
         self.seconds.tokens += tokens;
         let prompts = round.iter().flat_map(|batch| &batch.prompts);
-        self.judging.begin(prompts, &prepared.train, &prepared.tokenizer)?;
+        self.judging.begin(prompts, &shown(&self.config, prepared))?;
         self.round = Some(round);
         Ok(())
     }
@@ -189,14 +193,15 @@ impl Online {
         mesh: &Mesh,
         prepared: &Prepared,
     ) -> Result<Vec<Vec<Answer>>> {
-        let Scorer { homes, decoder, dtype, checkpointing, policy, progress, .. } = scorer;
+        let Scorer { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
         let meet: &mut dyn Meet = match &mut self.together {
             Some(together) => together,
             None => &mut Alone,
         };
         let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
-        let on = On { walk: Walk { split: mesh.split(), ..walk }, tokenizer: &prepared.tokenizer, progress };
-        self.generation.answer(&on, policy, meet, &prepared.train, mine)
+        let walk = Walk { split: mesh.split(), ..walk };
+        let on = On { walk, prompts: &prepared.train, tokenizer: &prepared.tokenizer, progress };
+        self.generation.answer(&on, &mut Both::of(policy, reference), meet, mine)
     }
 
     /// Waits until what is being judged is judged: then nothing is under way.
@@ -236,7 +241,12 @@ impl Online {
         let seed = |answered: &Answered| draw(&[self.seed, batch.step, u64::from(answered.row)]);
         let make = |answered: &Answered| Paired::of(answered, pairs, seed(answered));
         let rank = |answered: &Answered, paired: &Paired| {
-            paired.rank(answered, prepared.train.prompt(answered.row as usize).0)
+            let prompt = prepared.train.prompt(answered.row as usize).0;
+            match self.config.algorithm {
+                Algorithm::Dpo => paired.rank(answered, prompt, answered.answers.len()),
+                Algorithm::Xpo { .. } => paired.rank(answered, prompt, 1),
+                Algorithm::NashMd { .. } => Ranked::of_nash(answered, prompt),
+            }
         };
         let paired: Vec<Paired> = batch.prompts.iter().map(make).collect();
         let names = self.judging.names();
@@ -248,12 +258,12 @@ impl Online {
             ranked.push(rank(earlier, &make(earlier)));
             summary.add_replayed(1);
         }
-        ranked.retain(|ranked| !ranked.pairs.is_empty());
+        ranked.retain(|ranked| ranked.weight() > 0);
         let step = batch.step + 1;
         if let Some(file) = &mut self.samples
             && samples_every.is_some_and(|every| step.is_multiple_of(every) || step == 1)
         {
-            for line in samples::lines(step, &batch, &paired, names, &prepared.train, &prepared.tokenizer)? {
+            for line in samples::lines(step, &batch, &paired, names, &shown(&self.config, prepared))? {
                 file.write_line(&line)?;
             }
         }
@@ -267,6 +277,10 @@ impl Online {
         let Seconds { generate, judge, tokens } = self.seconds;
         Ok(Ready { ranked, summary, took: (generate, judge, tokens) })
     }
+}
+
+fn shown<'a>(config: &'a OnlineConfig, prepared: &'a Prepared) -> Shown<'a> {
+    Shown { prompts: &prepared.train, tokenizer: &prepared.tokenizer, stop: &config.stop }
 }
 
 /// A number that belongs to these.

@@ -17,9 +17,28 @@ pub struct Ranked {
     pub answers: Vec<Vec<u32>>,
     /// The better and the worse answer of each pair.
     pub pairs: Vec<[u32; 2]>,
+    /// The answers that are the reference's own, for XPO.
+    pub explored: Vec<u32>,
+    /// For Nash-MD, which has no pairs: by how much each answer is preferred, more than evenly, to the mixture's.
+    pub advantages: Vec<f64>,
 }
 
 impl Ranked {
+    /// What it counts for in a mean: its pairs, or its answers where there are none.
+    pub fn weight(&self) -> usize {
+        if self.advantages.is_empty() { self.pairs.len() } else { self.answers.len() }
+    }
+
+    /// The policy's answer, by how likely its score says that it is preferred to the mixture's, which stands behind it. Nothing,
+    /// where one has no score.
+    pub fn of_nash(answered: &Answered, prompt: &[u32]) -> Self {
+        let ranked = Self { row: answered.row, prompt: prompt.to_vec(), ..Self::default() };
+        let [own, other] = &answered.answers[..] else { panic!("two answers to a prompt") };
+        let (Some(score), Some(others)) = (own.score, other.score) else { return ranked };
+        let preferred = 1.0 / (1.0 + (others - score).exp());
+        Self { answers: vec![own.tokens.clone()], advantages: vec![preferred - 0.5], ..ranked }
+    }
+
     /// What it adds to a forest.
     pub fn counts(&self, share_prefix: bool) -> RowCounts {
         let lengths: Vec<usize> = self.answers.iter().map(Vec::len).collect();
@@ -77,8 +96,8 @@ impl Paired {
         }
     }
 
-    /// The answers that are in pairs, each once, with the prompt's tokens.
-    pub fn rank(&self, answered: &Answered, prompt: &[u32]) -> Ranked {
+    /// The answers that are in pairs, each once, with the prompt's tokens. From the answer `own` on they are the reference's.
+    pub fn rank(&self, answered: &Answered, prompt: &[u32], own: usize) -> Ranked {
         let mut used: Vec<usize> = self.pairs.iter().flatten().copied().collect();
         used.sort_unstable();
         used.dedup();
@@ -88,6 +107,8 @@ impl Paired {
             prompt: prompt.to_vec(),
             answers: used.iter().map(|&i| answered.answers[i].tokens.clone()).collect(),
             pairs: self.pairs.iter().map(|pair| pair.map(place)).collect(),
+            explored: used.iter().filter(|&&answer| answer >= own).map(|&answer| place(answer)).collect(),
+            advantages: Vec::new(),
         }
     }
 }
@@ -147,12 +168,14 @@ mod tests {
     #[test]
     fn answers_outside_pairs_are_left_out() {
         let scores = answered(&[Some(1.0), Some(2.0), Some(0.0)]);
-        let ranked = Paired::of(&scores, Pairs::BestWorst, 0).rank(&scores, &[9, 9]);
+        let ranked = Paired::of(&scores, Pairs::BestWorst, 0).rank(&scores, &[9, 9], 1);
         let expected = Ranked {
             row: 7,
             prompt: vec![9, 9],
             answers: vec![vec![1, 1], vec![2, 2, 2]],
             pairs: vec![[0, 1]],
+            explored: vec![0, 1],
+            advantages: Vec::new(),
         };
         assert_eq!(ranked, expected);
         let counts = ranked.counts(true);

@@ -1,15 +1,13 @@
 //! `samples.jsonl`: what was answered, and what the judges said of it; a line a prompt.
 
 use serde_json::{Map, Value, json};
-use tandem_data::token_cache::TokenCache;
-use tandem_data::tokenizer::Tokenizer;
 
 use super::answers::{Answer, Answered, Batch};
-use super::judging::{row, without_end};
 use super::pairs::Paired;
+use super::shown::Shown;
 use crate::Result;
 
-/// The lines of a batch that the 1-based `step` trains on.
+/// The lines of a batch that the 1-based `step` trains on. `names` are the judges'.
 ///
 /// # Errors
 /// If a token is unknown.
@@ -18,16 +16,15 @@ pub fn lines(
     batch: &Batch,
     paired: &[Paired],
     names: &[String],
-    cache: &TokenCache,
-    tokenizer: &Tokenizer,
+    shown: &Shown<'_>,
 ) -> Result<Vec<Value>> {
     let line = |(answered, paired): (&Answered, &Paired)| -> Result<Value> {
-        let answers = answered.answers.iter().map(|answer| shown(answer, names, tokenizer));
+        let answers = answered.answers.iter().map(|answer| of_answer(answer, names, shown));
         Ok(json!({
             "step": step,
-            "place": cache.origin(answered.row as usize).to_string(),
+            "place": shown.prompts.origin(answered.row as usize).to_string(),
             "row": answered.row,
-            "prompt": row(answered, cache)["prompt"],
+            "prompt": shown.row(answered)["prompt"],
             "answers": answers.collect::<Result<Vec<_>>>()?,
             "pairs": paired.pairs,
             "answered_after": batch.answered_after,
@@ -36,16 +33,15 @@ pub fn lines(
     batch.prompts.iter().zip(paired).map(line).collect()
 }
 
-fn shown(answer: &Answer, names: &[String], tokenizer: &Tokenizer) -> Result<Value> {
-    let tokens = without_end(&answer.tokens, tokenizer);
+fn of_answer(answer: &Answer, names: &[String], shown: &Shown<'_>) -> Result<Value> {
     let judges: Map<String, Value> = names
         .iter()
         .zip(&answer.opinions)
         .map(|(name, opinion)| (name.clone(), json!({ "score": opinion.score, "said": opinion.said })))
         .collect();
     Ok(json!({
-        "text": tokenizer.decode(tokens, true)?,
-        "tokens": tokens.len(),
+        "text": shown.text(answer)?,
+        "tokens": shown.length(answer),
         "ended": answer.is_ended,
         "log_prob": answer.log_prob,
         "score": answer.score,

@@ -42,6 +42,7 @@ use crate::homes::{Homes, Rooms};
 use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::online::Generation;
+use crate::online::sources::Both;
 use crate::pipeline::most_under_way;
 use crate::prepare::{Decoders, Prepared, compute_type, threads};
 use crate::step::{Learner, Scorer};
@@ -331,9 +332,10 @@ impl Rehearsal<'_> {
             let longest = outline.longest_prompt(config);
             let generation = Generation::of(config, longest, mesh.data().size());
             homes.device.note(format_args!("generation"));
-            let Scorer { decoder, dtype, checkpointing, policy, .. } = &mut scorer;
+            let Scorer { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
             let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
-            generation.rehearse(Walk { split: mesh.split(), ..walk }, policy, longest)?;
+            let walk = Walk { split: mesh.split(), ..walk };
+            generation.rehearse(&walk, &mut Both::of(policy, reference), longest)?;
             self.phases.push(Phase::of("generate", &homes, 0.0));
         }
 

@@ -6,7 +6,7 @@ use tandem_model::Room;
 
 use super::survey::{Pass, Survey};
 use crate::Result;
-use crate::config::{Config, MicroBatch as Size, Order, Pairs};
+use crate::config::{Algorithm, Config, MicroBatch as Size, Order, Pairs};
 use crate::micro_batch::{MicroBatch, MicroBatcher, Rows};
 use crate::online::Ranked;
 use crate::prepare::Prepared;
@@ -17,8 +17,9 @@ pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
     let online = config.online.as_ref().expect("an online run");
     let cache = &prepared.train;
     let largest_of = |prompt: usize| {
-        let answers = if online.pairs == Pairs::All { online.num_answers } else { 2 };
-        longest_row(prompt, answers, online.max_new_tokens)
+        let is_nash = matches!(online.algorithm, Algorithm::NashMd { .. });
+        let answers = if online.pairs == Pairs::All { online.num_answers } else { 2 - usize::from(is_nash) };
+        longest_row(prompt, answers, online.max_new_tokens, is_nash)
     };
     let mut prompts: Vec<usize> = (0..cache.num_rows()).map(|row| cache.prompt(row).0.len()).collect();
     prompts.sort_unstable_by(|a, b| b.cmp(a));
@@ -83,12 +84,14 @@ pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
 }
 
 /// A prompt with answers of the same length, all in one chain of pairs.
-pub(super) fn longest_row(prompt: usize, answers: usize, tokens: usize) -> Ranked {
+fn longest_row(prompt: usize, answers: usize, tokens: usize, is_nash: bool) -> Ranked {
     Ranked {
         row: 0,
         prompt: vec![0; prompt],
         answers: vec![vec![0; tokens]; answers],
         pairs: (1..answers as u32).map(|worse| [worse - 1, worse]).collect(),
+        explored: Vec::new(),
+        advantages: vec![0.0; if is_nash { answers } else { 0 }],
     }
 }
 

@@ -9,7 +9,7 @@ use tandem_kernels::Format;
 use tandem_model::{Decoder, Room, Stage};
 
 use super::largest::Largest;
-use crate::config::{Config, Method, MicroBatch as Size, Order, Pairs, ReferenceKind};
+use crate::config::{Algorithm, Config, Method, MicroBatch as Size, Order, Pairs, ReferenceKind};
 use crate::homes::Rooms;
 use crate::micro_batch::{MicroBatch, deal};
 use crate::prepare::{Prepared, open_folder};
@@ -307,6 +307,11 @@ impl Assumed {
                 true => (1..sequences as u32).map(|worse| [worse - 1, worse]).collect(),
                 false => Vec::new(),
             },
+            explored: Vec::new(),
+            advantages: match &config.online {
+                Some(online) if matches!(online.algorithm, Algorithm::NashMd { .. }) => vec![0.0; sequences],
+                _ => Vec::new(),
+            },
             scored_tokens: counts.clone(),
             answer_tokens: counts,
             margins: vec![0.0; if config.method == Method::Reward { rows } else { 0 }],
@@ -334,6 +339,7 @@ impl Assumed {
 fn answers(config: &Config) -> usize {
     match (&config.online, config.method) {
         (Some(online), _) if online.pairs == Pairs::All => online.num_answers,
+        (Some(online), _) if matches!(online.algorithm, Algorithm::NashMd { .. }) => 1,
         (_, Method::Sft) => 1,
         _ => 2,
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tandem_comm::threads::groups;
 use tandem_kernels::Device;
+use tandem_train::config::Method;
 use tandem_train::events::Silent;
 use tandem_train::plan::Plan;
 use tandem_train::prepare::Prepared;
@@ -150,8 +151,10 @@ fn nor_does_a_reward_model() {
 /// Answers are as long as they come; what is planned is the most that they may take.
 #[test]
 fn nor_does_an_online_run() {
-    let kinds: [&[&str]; 4] = [
+    let kinds: [&[&str]; 6] = [
         &[],
+        &["online.algorithm=xpo", "online.steps_per_round=3"],
+        &["online.algorithm=nash_md", "adapter.rank=4", "online.max_new_tokens=30"],
         &["online.answers=3", "online.pairs=all", "online.max_new_tokens=40", "online.steps_per_round=2"],
         &["adapter.rank=4", "compute.format=nf4", "online.max_batch=3", "compute.checkpointing=block"],
         &["online.replay_size=9", "online.replay_per_step=3", "compute.dtype=bf16", "reference.kind=sync"],
@@ -185,7 +188,7 @@ fn takes_what_is_planned(small: &Small, kinds: &[&[&str]], places: &[(usize, &[&
                     format!("compute.devices=cpu:{ranks}"),
                     format!("seed={seed}"),
                 ]);
-                if small.evaluates() {
+                if small.config("any", &[]).method != Method::Online {
                     settings.push(format!("data.eval={eval}"));
                 }
                 let config = |more: &[String]| {

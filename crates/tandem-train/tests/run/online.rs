@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tandem_train::Outcome;
 use tandem_train::run_dir::Start;
 
@@ -83,12 +83,56 @@ fn an_adapter_on_4_bit_weights_generates_on_any_number_of_ranks() {
     );
 }
 
+/// The reference answers too: weights of its own, or the policy's base without its adapter.
+#[test]
+fn xpo_is_the_same_on_any_number_of_ranks() {
+    let own = ["online.algorithm=xpo", "online.alpha=0.01"];
+    same_everywhere(
+        &own,
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.devices=cpu:4"]],
+    );
+    let own = [&own[..], &["adapter.rank=4", "compute.format=int8"]].concat();
+    same_everywhere(&own, &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
+}
+
+#[test]
+fn nash_md_is_the_same_on_any_number_of_ranks() {
+    let own = ["online.algorithm=nash_md", "online.mixture=0.25"];
+    same_everywhere(
+        &own,
+        &[&["compute.devices=cpu:3", "compute.sharding=zero3"], &["compute.devices=cpu:2"]],
+    );
+    let own = [&own[..], &["adapter.rank=4", "reference.kind=base"]].concat();
+    same_everywhere(&own, &[&["compute.devices=cpu:2"]]);
+}
+
+/// Slices add up in another order, which the texts of an untrained model do not show.
+#[test]
+fn slices_of_a_model_generate_together() {
+    let small = Small::new("online");
+    let settings = |devices| [devices, "train.steps=1", "online.answers=3"];
+    let whole = run(&small, "whole", &settings("compute.devices=cpu:1"));
+    let slices = [&settings("compute.devices=cpu:2")[..], &["compute.tensor=2"]].concat();
+    let found = run(&small, "slices", &slices);
+    let both =
+        [&settings("compute.devices=cpu:4")[..], &["compute.tensor=2", "compute.sharding=zero3"]].concat();
+    let both = run(&small, "both", &both);
+    // What a slice computes of a row depends on the rows beside it, in the last bits.
+    let texts = |run: &Run| -> Vec<Value> {
+        let answers = run.1.iter().flat_map(|line| line["answers"].as_array().unwrap());
+        answers.map(|answer| json!([answer["text"], answer["score"]])).collect()
+    };
+    assert_eq!(texts(&both), texts(&found));
+    assert_eq!(texts(&found), texts(&whole));
+}
+
 /// Killed or stopped after any step, also within a round and while judges work on the next.
 #[test]
 fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     for own in [
         &[][..],
         &["online.steps_per_round=3"],
+        &["online.algorithm=nash_md", "online.overlap=true"],
         &[
             "online.overlap=true",
             "online.steps_per_round=2",

@@ -66,11 +66,6 @@ impl Small {
         Self { folder: TempDir::new().expect("a temporary folder"), method }
     }
 
-    /// Whether its runs may evaluate on rows.
-    pub fn evaluates(&self) -> bool {
-        self.method != "online"
-    }
-
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

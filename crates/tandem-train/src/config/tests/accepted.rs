@@ -51,6 +51,7 @@ fn the_example_arrives_whole() {
             discopop_tau: 0.05,
             divergence: crate::objective::Divergence::ReverseKl,
             center_rewards_coefficient: None,
+            exploration: 0.0,
         },
         train: TrainConfig {
             batch_size: 8,

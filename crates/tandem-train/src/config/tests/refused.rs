@@ -191,7 +191,6 @@ fn missing_keys_say_what_to_give() {
 #[test]
 fn what_is_not_there_yet_is_refused_and_never_ignored() {
     let cases = [
-        ("method=online", "`method = \"online\"`: Online DPO is not there yet"),
         ("compute.devices=cuda:0,1,0", "GPU 0 is named twice"),
         ("compute.devices=cuda:64", "numbers of GPUs, which count from 0, below 64"),
         ("objective.loss=aot", "is not there yet"),

@@ -1,0 +1,64 @@
+//! Exploratory preference optimisation (arXiv 2405.21046).
+
+use super::Loss;
+
+/// Adds `alpha · log π` of the reference's own answers to a loss of pairs: the policy is pulled away from them, whether they won or
+/// lost. `policy` `[S]` are sums over the scored tokens of sequences, `explored` the sequences that the reference has given, and
+/// the derivatives of `out` those of sequences.
+pub fn add_exploration(policy: &[f64], explored: &[u32], alpha: f64, out: &mut Loss) {
+    for &sequence in explored {
+        out.sum += alpha * policy[sequence as usize];
+        out.d_log_prob[sequence as usize] += alpha;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objective::registry::find;
+    use crate::objective::{BatchTotals, Divergence, ObjectiveConfig, PairLogProbs, Term, preference_loss};
+
+    /// TRL 0.21's and 1.0's `XPOTrainer._compute_losses` in f64: two prompts, the policy's answer and the reference's; in the second
+    /// the reference's is the better one.
+    #[test]
+    fn the_value_is_trls() {
+        let policy = [-3.5, -3.0, -1.8, -2.8];
+        let reference = [-3.8, -2.9, -2.0, -2.8];
+        let pairs = [[0, 1], [3, 2]];
+        for (name, mean, own, others) in [
+            ("sigmoid", 0.6592721734773341, [-0.0245000667, 0.0252499917], [0.0295000667, -0.0202499917]),
+            ("ipo_sum", 24.071, [-4.6, 5.2], [4.605, -5.195]),
+        ] {
+            let config = ObjectiveConfig {
+                terms: vec![Term { loss: find(name).unwrap(), weight: 1.0 }],
+                beta: 0.1,
+                next_betas: Vec::new(),
+                beta_every: None,
+                label_smoothing: 0.0,
+                reference_free: false,
+                discopop_tau: 0.05,
+                divergence: Divergence::ReverseKl,
+                exploration: 0.01,
+                center_rewards_coefficient: None,
+            };
+            let of =
+                |values: &[f64]| pairs.as_flattened().iter().map(|&s| values[s as usize]).collect::<Vec<_>>();
+            let (of_policy, of_reference) = (of(&policy), of(&reference));
+            let batch = PairLogProbs {
+                policy: &of_policy,
+                reference: Some(&of_reference),
+                answer_tokens: &[2; 4],
+                scored_tokens: &[2; 4],
+            };
+            let mut out = Loss::default();
+            preference_loss(&batch, &BatchTotals { pairs: 2, chosen_tokens: 4 }, &config, &mut out);
+            out.spread(&pairs, 4);
+            add_exploration(&policy, &[1, 3], config.exploration, &mut out);
+            assert!((out.mean() - mean).abs() < 1e-12 * mean, "{name}: {}", out.mean());
+            let found: Vec<f64> = out.d_log_prob.iter().map(|d| d / out.weight).collect();
+            for (found, expected) in found.iter().zip([own[0], others[0], own[1], others[1]]) {
+                assert!((found - expected).abs() < 1e-9, "{name}: {found}, TRL has {expected}");
+            }
+        }
+    }
+}
