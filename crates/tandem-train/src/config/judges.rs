@@ -10,7 +10,7 @@ use tandem_judge::{CommandConfig, EndpointConfig, JudgeError, Rule};
 use tandem_kernels::Format;
 
 use super::Method;
-use super::error::{ConfigError, Place, Problem};
+use super::error::{ConfigError, Problem};
 use super::reader::{Entry, Section};
 use super::tree::{Node, Value};
 pub(super) use written::entries;
@@ -127,6 +127,7 @@ fn judge(entry: Entry, others: &[JudgeSection]) -> Result<JudgeSection, ConfigEr
     let doubled = |key: &Entry, name: &str| {
         key.conflict(format!("another judge is named {name:?} too; give each a `name` of its own"))
     };
+    let (table, table_place) = (entry.key.clone(), entry.node.place.clone());
     let mut section = entry.section()?;
     let places = section.places();
     let kind = section.required("kind", &format!("what judges: one of {}", kinds::list()))?;
@@ -144,17 +145,14 @@ fn judge(entry: Entry, others: &[JudgeSection]) -> Result<JudgeSection, ConfigEr
     if others.iter().any(|other| other.name == judge.name) {
         return Err(doubled(name.as_ref().unwrap_or(&kind), &judge.name));
     }
-    judge.kind.check(&judge.name).map_err(|error| refused(&section, &places, error))?;
     section.finish()?;
+    judge.kind.check(&judge.name).map_err(|error| {
+        let (key, reason) = match error {
+            JudgeError::Option { key, reason, .. } => (key, format!("it {reason}")),
+            other => ("kind", other.to_string()),
+        };
+        let place = places.into_iter().find(|(name, _)| name == key).map_or(table_place, |(_, place)| place);
+        ConfigError { place, problem: Problem::Conflict { key: format!("{table}.{key}"), reason } }
+    })?;
     Ok(judge)
-}
-
-/// What a judge says of its options, at the place of the one that it names.
-fn refused(section: &Section, places: &[(String, Place)], error: JudgeError) -> ConfigError {
-    let (key, reason) = match error {
-        JudgeError::Option { key, reason, .. } => (key, format!("it {reason}")),
-        other => ("kind", other.to_string()),
-    };
-    let place = places.iter().find(|(name, _)| name == key).map_or_else(|| section.place(), |(_, p)| p);
-    ConfigError { place: place.clone(), problem: Problem::Conflict { key: section.full(key), reason } }
 }

@@ -128,13 +128,7 @@ impl Section {
         self.entries.iter().map(|(key, node)| (key.clone(), node.place.clone())).collect()
     }
 
-    /// Where the table stands.
-    pub fn place(&self) -> &Place {
-        &self.place
-    }
-
-    /// A key of this table, dotted from the root.
-    pub fn full(&self, key: &str) -> String {
+    fn full(&self, key: &str) -> String {
         if self.prefix.is_empty() { key.to_string() } else { format!("{}.{key}", self.prefix) }
     }
 }

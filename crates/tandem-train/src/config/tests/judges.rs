@@ -126,6 +126,10 @@ fn mistakes_are_refused_with_line_key_and_remedy() {
             "kind = \"missing_eos\"\nmax = 3",
             "judges.toml:6: unknown key `judges[1].max`; known here: kind, name, weight, penalty",
         ),
+        (
+            "kind = \"length\"\nmxa = 3",
+            "judges.toml:6: unknown key `judges[1].mxa`; did you mean `judges[1].max`?",
+        ),
         ("kind = \"length\"\nmin = -1", "judges.toml:6: `judges[1].min`: expected an integer from 0 to "),
         (
             "kind = \"length\"\nmin = 4\nmax = 3",
