@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use tandem_comm::Launch;
 use tandem_model::Sampling;
 
@@ -32,7 +32,7 @@ pub enum Command {
     Plan(PlanArguments),
     /// Show the data as the model will see it: tokens, with those in the loss in colour.
     Data(DataArguments),
-    /// Evaluate the model of run.toml on its held-out data.
+    /// Evaluate the model of run.toml on its held-out data; or tell, with --judge, how often a model's answers are better than others.
     Eval(EvalArguments),
     /// Continue prompts with a model.
     Generate(GenerateArguments),
@@ -152,13 +152,85 @@ impl LaunchArguments {
     }
 }
 
+/// What means something with `--judge` alone.
+const JUDGED: [&str; 19] = [
+    "model",
+    "adapter",
+    "against",
+    "against_adapter",
+    "against_column",
+    "prompts",
+    "samples",
+    "json",
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "stop",
+    "seed",
+    "device",
+    "threads",
+    "dtype",
+];
+
 #[derive(Debug, Args)]
+#[command(
+    group = ArgGroup::new("judged").args(JUDGED).multiple(true).requires("judge"),
+    group = ArgGroup::new("opponent").args(["against", "against_column"]),
+)]
 pub struct EvalArguments {
-    #[command(flatten)]
-    pub run: RunArguments,
+    /// The run's configuration. Paths in it are relative to it.
+    #[arg(value_name = "RUN.TOML", required_unless_present = "judge")]
+    pub config: Option<PathBuf>,
+    /// Change a key of the configuration, for example --set data.max_length=512. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
     /// Evaluate the weights of a checkpoint of this run instead of the model that it starts from.
     #[arg(long, value_name = "FOLDER")]
     pub checkpoint: Option<PathBuf>,
+    #[command(flatten)]
+    pub judged: JudgedArguments,
+}
+
+/// A model's answers beside others, and who judges them.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "How often a model's answers are better than others")]
+pub struct JudgedArguments {
+    /// Instead of a run: how often the answers of --model are better than those of --against, as the [[judges]] tables of this file
+    /// say. Both answer every prompt once.
+    #[arg(long, value_name = "JUDGES.TOML", requires_all = ["model", "prompts", "opponent"])]
+    pub judge: Option<PathBuf>,
+    /// The model's folder.
+    #[arg(long, value_name = "FOLDER")]
+    pub model: Option<PathBuf>,
+    /// The folder of an adapter, to be merged into it in memory.
+    #[arg(long, value_name = "FOLDER")]
+    pub adapter: Option<PathBuf>,
+    /// The folder of the model that it is compared with.
+    #[arg(long, value_name = "FOLDER")]
+    pub against: Option<PathBuf>,
+    /// The folder of an adapter, to be merged into that one.
+    #[arg(long, value_name = "FOLDER", requires = "against")]
+    pub against_adapter: Option<PathBuf>,
+    /// Compare with answers that are there: the name of their column among the prompts.
+    #[arg(long, value_name = "NAME")]
+    pub against_column: Option<String>,
+    /// A JSONL or JSON file of rows with a `prompt`: a text, which is continued as it is, or messages, for the chat template. The other
+    /// fields are for the judges.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Write prompts, answers, scores and what the judges said to this file, a line of JSON for each prompt.
+    #[arg(long, value_name = "FILE")]
+    pub samples: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArguments,
+    #[command(flatten)]
+    pub compute: ComputeArguments,
 }
 
 #[derive(Debug, Args)]

@@ -41,6 +41,8 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     }
     let mut top = known_keys(&shop, "");
     tables.iter().for_each(|table| assert!(top.remove(*table), "{table}"));
+    // What a judge's table may hold depends on its kind: a test of `tandem-train` compares that.
+    assert!(top.remove("judges") && text.contains("\n## `[[judges]]`\n"));
     assert_eq!(documented_keys(&text, "At the top"), top);
 }
 

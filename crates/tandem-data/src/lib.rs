@@ -3,6 +3,7 @@
 //! * [`Sources`](source::Sources) name the files, [`Record`](record::Record) is a row of them.
 //! * [`Tokenizer`](tokenizer::Tokenizer) and [`ChatTemplate`](chat_template::ChatTemplate) do what transformers does
 //!   with the files of a model's folder; [`row::tokenise`] makes TRL's tokens of a record.
+//! * [`prompts`] reads rows that are to be answered and judged.
 //! * [`prepare`](prepare::prepare) does all of it once and leaves a [`TokenCache`](token_cache::TokenCache) for later runs.
 //! * [`ForestBuilder`](forest::ForestBuilder) packs rows into a batch; [`order`] says which rows, when.
 //! * [`Report`](report::Report) tells what happened to rows that did not pass unchanged.
@@ -17,6 +18,7 @@ mod mersenne;
 pub mod order;
 pub mod prepare;
 pub mod progress;
+pub mod prompts;
 mod python_text;
 mod reader;
 pub mod record;

@@ -5,16 +5,12 @@ use std::io::{BufRead, IsTerminal, stdin};
 use anyhow::Context;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::Flow;
-use tandem_model::{Request, Sampling};
 
 use crate::args::{ComputeArguments, GenerateArguments, SamplingArguments, WeightArguments};
 use crate::exit::{Exit, mistake};
 use crate::generation::loaded::{encode_chat, message};
-use crate::generation::{Loaded, Room, Text};
+use crate::generation::{Wanted, answers};
 use crate::output::print_lines;
-
-/// Answers under way at once, at most; it bounds the memory of the cache.
-const MAX_BATCH: usize = 64;
 
 /// What stands around a prompt.
 #[derive(Clone, Copy, Debug)]
@@ -23,17 +19,6 @@ pub enum Framing<'a> {
     Chat(Option<&'a str>),
     /// Nothing.
     Raw,
-}
-
-/// What is wanted of answers.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
-    /// How tokens are drawn.
-    pub sampling: Sampling,
-    /// Tokens of an answer at most.
-    pub max_new_tokens: usize,
-    /// Strings that end one.
-    pub stop: &'a [String],
 }
 
 pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
@@ -82,36 +67,8 @@ pub fn answers(
     let tokenizer = Tokenizer::from_folder(&weights.model)?;
     let prompts =
         prompts.iter().map(|text| encode(&tokenizer, text, framing)).collect::<Result<Vec<_>, _>>()?;
-    let positions = prompts.iter().map(Vec::len).max().unwrap_or_default() + wanted.max_new_tokens;
-    let cache_tokens = positions * prompts.len().clamp(1, MAX_BATCH);
-    let room = Room { positions, cache_tokens, max_batch: MAX_BATCH, log_probs: false };
-    let model = Loaded::open(weights, tokenizer, room, compute)?;
-    let (tokenizer, mut generator) = (model.tokenizer(), model.generator()?);
-    let requests = (0..).zip(prompts).map(|(number, prompt)| Request {
-        prompt,
-        number,
-        num_answers: 1,
-        sampling: wanted.sampling,
-        max_new_tokens: wanted.max_new_tokens,
-        stop: tokenizer.eos_ids().to_vec(),
-    });
-    let requests: Vec<Request> = requests.collect();
-    let mut texts: Vec<_> =
-        requests.iter().map(|_| (Text::new(tokenizer, wanted.stop), String::new())).collect();
-    let mut failure = None;
-    generator.generate(&mut model.source(), requests, &mut |new| {
-        let (text, shown) = &mut texts[new.request];
-        match text.push(new.token) {
-            Ok(piece) => *shown += &piece,
-            Err(error) => failure = Some(error),
-        }
-        if text.is_ended() || failure.is_some() { Flow::End } else { Flow::Continue }
-    })?;
-    if let Some(error) = failure {
-        return Err(error.into());
-    }
-    let whole = |(mut text, shown): (Text, String)| Ok(shown + &text.finish()?);
-    texts.into_iter().map(whole).collect()
+    let answers = answers::all(weights, tokenizer, prompts, wanted, compute, &mut |_| Flow::Continue)?;
+    Ok(answers.into_iter().flatten().map(|answered| answered.text).collect())
 }
 
 fn encode(tokenizer: &Tokenizer, prompt: &str, framing: Framing<'_>) -> tandem_data::Result<Vec<u32>> {

@@ -125,7 +125,10 @@ pub fn message(role: &str, content: &str) -> Message {
 }
 
 /// The device, with an address space of `capacity` bytes.
-fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, KernelError> {
+///
+/// # Errors
+/// If it is not there, or the system refuses.
+pub fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, KernelError> {
     let gpu = match compute.device {
         Place::Cpu => None,
         Place::Auto => cuda::list().is_ok_and(|gpus| !gpus.is_empty()).then_some(0),
@@ -140,7 +143,7 @@ fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, KernelErr
 }
 
 /// Bytes of address space for weights, cache and activations. It costs nothing until it is touched.
-fn address_space(decoder: &Decoder, cache_tokens: usize) -> usize {
+pub fn address_space(decoder: &Decoder, cache_tokens: usize) -> usize {
     let spec = decoder.spec();
     let per_token = 16 * spec.hidden_size * (decoder.layers().len() + 8) + 8 * spec.vocab_size;
     8 * decoder.num_parameters() + cache_tokens * per_token + (4 << 30)

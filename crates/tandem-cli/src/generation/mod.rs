@@ -1,9 +1,11 @@
 //! A model that answers: what `generate`, `chat` and `serve` share.
 
+pub mod answers;
 pub mod engine;
 pub mod loaded;
 pub mod text;
 
+pub use answers::{Answered, Wanted};
 pub use loaded::{Loaded, Room};
 pub use text::Text;
 

@@ -1,18 +1,32 @@
-//! `tandem eval`: the metrics of the held-out rows as one JSON object on stdout.
+//! `tandem eval`: the metrics of the held-out rows as one JSON object on stdout; with `--judge`, how often a model's answers are
+//! better than others.
+
+mod judged;
+mod report;
+mod side;
+mod tally;
 
 use tandem_train::Config;
 use tandem_train::evaluation::evaluate;
 
 use crate::args::EvalArguments;
-use crate::exit::Exit;
+use crate::exit::{Exit, mistake};
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
 pub fn run(arguments: &EvalArguments) -> anyhow::Result<Exit> {
     super::refuse_several_ranks()?;
-    let config = Config::load(&arguments.run.config, &arguments.run.overrides)?;
+    let EvalArguments { config, overrides, checkpoint, judged } = arguments;
+    let Some(config) = config.as_ref().filter(|_| judged.judge.is_none()) else {
+        if config.is_some() || !overrides.is_empty() || checkpoint.is_some() {
+            let reason = "RUN.TOML, --set and --checkpoint are for the held-out data of a run, and mean nothing with --judge";
+            return Err(mistake(format!("{reason}: leave out either")));
+        }
+        return judged::run(judged);
+    };
+    let config = Config::load(config, overrides)?;
     let mut watcher = Watcher::every(1);
-    let record = evaluate(&config, arguments.checkpoint.as_deref(), &mut watcher)?;
+    let record = evaluate(&config, checkpoint.as_deref(), &mut watcher)?;
     watcher.finish();
     print_lines(&[record.to_json()])?;
     Ok(Exit::Done)
