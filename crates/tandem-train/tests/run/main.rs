@@ -10,6 +10,7 @@ mod formats;
 mod judges;
 mod offload;
 mod online;
+mod online_judges;
 mod pipeline;
 mod profile;
 mod ranks;
