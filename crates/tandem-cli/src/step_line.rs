@@ -6,8 +6,14 @@ use std::time::Duration;
 /// What a step's line shows. What a method does not have (SFT has no margin) is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepLine {
+    /// Of the answers of an online run: what the judges say, and how many pairs came of them.
+    pub score: Option<f64>,
+    pub pairs: Option<f64>,
     pub loss: Option<f64>,
     pub margin: Option<f64>,
+    /// Of the answers of an online run: how far the policy is from the reference, and tokens.
+    pub kl: Option<f64>,
+    pub length: Option<f64>,
     pub accuracy: Option<f64>,
     pub grad_norm: Option<f64>,
     pub learning_rate: Option<f64>,
@@ -17,11 +23,18 @@ pub struct StepLine {
 impl StepLine {
     /// Reads the metrics by the names that `metrics.jsonl` has.
     pub fn from_metrics(get: impl Fn(&str) -> Option<f64>) -> Self {
+        // SFT has the token accuracy, preference methods the share of pairs that are the right way round. Of pairs that are made
+        // anew in each step it says little.
+        let accuracies = ["rewards/accuracies", "accuracy", "mean_token_accuracy"];
+        let pairs = get("pairs");
         Self {
+            score: get("objective/scores"),
+            pairs,
             loss: get("loss"),
             margin: get("rewards/margins").or_else(|| get("margin")),
-            // SFT has the token accuracy, preference methods the share of pairs that are the right way round.
-            accuracy: ["rewards/accuracies", "accuracy", "mean_token_accuracy"].into_iter().find_map(&get),
+            kl: get("objective/kl"),
+            length: get("completions/mean_length"),
+            accuracy: accuracies.into_iter().find_map(&get).filter(|_| pairs.is_none()),
             grad_norm: get("grad_norm"),
             learning_rate: get("learning_rate"),
             tokens_per_second: get("tokens_per_second"),
@@ -32,8 +45,12 @@ impl StepLine {
 impl fmt::Display for StepLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fields = [
+            ("score", self.score.map(|x| format!("{x:.3}"))),
+            ("pairs", self.pairs.map(|x| format!("{x:.0}"))),
             ("loss", self.loss.map(|x| format!("{x:.4}"))),
             ("margin", self.margin.map(|x| format!("{x:.3}"))),
+            ("kl", self.kl.map(|x| format!("{x:.3}"))),
+            ("length", self.length.map(|x| format!("{x:.1}"))),
             ("accuracy", self.accuracy.map(|x| format!("{:.0} %", x * 100.0))),
             ("grad", self.grad_norm.map(|x| format!("{x:.3}"))),
             ("lr", self.learning_rate.map(|x| format!("{x:.2e}"))),
@@ -60,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preference_step_and_a_supervised_step() {
+    fn a_step_of_each_kind_shows_what_it_has() {
         let dpo = [
             ("loss", 0.69312),
             ("rewards/margins", 0.12),
@@ -71,6 +88,20 @@ mod tests {
         assert_eq!(
             StepLine::from_metrics(get).to_string(),
             "loss 0.6931  margin 0.120  accuracy 88 %  lr 1.00e-5"
+        );
+        let online = [
+            ("loss", 0.5),
+            ("rewards/margins", 0.4),
+            ("rewards/accuracies", 0.75),
+            ("objective/kl", -0.0625),
+            ("objective/scores", 1.2656),
+            ("completions/mean_length", 16.703),
+            ("pairs", 12.0),
+        ];
+        let get = |name: &str| online.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+        assert_eq!(
+            StepLine::from_metrics(get).to_string(),
+            "score 1.266  pairs 12  loss 0.5000  margin 0.400  kl -0.062  length 16.7"
         );
         let sft = |name: &str| (name == "mean_token_accuracy").then_some(0.5);
         assert_eq!(StepLine::from_metrics(sft).to_string(), "accuracy 50 %");

@@ -67,6 +67,19 @@ pub fn show_pair(
         .collect()
 }
 
+/// A prompt that is to be answered, in one line.
+///
+/// # Errors
+/// If an id is not the tokenizer's.
+pub fn show_prompt(
+    tokenizer: &Tokenizer,
+    ids: &[u32],
+    options: ShowOptions,
+) -> Result<Vec<String>, DataError> {
+    let text = line(tokenizer, ids, |_| false, Paint::Given, options)?;
+    Ok(vec![format!("{:>8} {:5}  {text}", "prompt", ids.len())])
+}
+
 /// A supervised row in one line.
 ///
 /// # Errors

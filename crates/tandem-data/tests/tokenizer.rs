@@ -8,7 +8,7 @@ use tandem_data::error::Place;
 use tandem_data::forest::{PairTokens, ScoredTokens};
 use tandem_data::record::{Kind, Record};
 use tandem_data::row::{RowOptions, tokenise};
-use tandem_data::show::{ShowOptions, show_pair, show_scored};
+use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
 use tandem_data::tokenizer::Tokenizer;
 use tandem_data::tokenizer_train::TokenizerRecipe;
 
@@ -174,6 +174,8 @@ fn shown_rows_mark_what_is_scored() {
     assert!(color[1].contains("48;5;22m good\x1b[0m") && color[2].contains("48;5;52m"), "{color:?}");
     let short = show_pair(&tokenizer, &pair, ShowOptions { limit: 3, ..Default::default() }).unwrap();
     assert_eq!(short[0], "  prompt     5  E│xplain … 2 more … ⏎");
+
+    assert_eq!(show_prompt(&tokenizer, &prompt, ShowOptions::default()).unwrap(), &plain[..1]);
 
     let row = ScoredTokens { tokens: &prompt, scored: &[1, 0, 1, 0, 1] };
     let shown = show_scored(&tokenizer, &row, ShowOptions::default()).unwrap();

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use tandem_data::show::{ShowOptions, show_pair, show_scored};
+use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
 use tandem_train::config::Method;
 use tandem_train::prepare::Prepared;
 use tandem_train::{Config, TrainError};
@@ -31,6 +31,7 @@ pub fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
         let shown = match config.method {
             Method::Dpo | Method::Reward => show_pair(&prepared.tokenizer, &cache.pair(row), options),
             Method::Sft => show_scored(&prepared.tokenizer, &cache.scored(row), options),
+            Method::Online => show_prompt(&prepared.tokenizer, cache.prompt(row).0, options),
         };
         lines.extend(shown.map_err(TrainError::from)?);
     }
