@@ -92,6 +92,18 @@ fn eval_prints_the_metrics_of_the_held_out_rows() {
 }
 
 #[test]
+fn an_online_run_shows_scores_and_has_nothing_to_evaluate_on() {
+    let shop = Workshop::new();
+    shop.write_online("run");
+    shop.run(&["train", "online.toml"]).expect(0).says(&["step 6/6  score ", "  length "]);
+    shop.run(&["eval", "online.toml"]).expect(2).says(&["tandem eval --judge"]);
+    let plan = shop.run(&["plan", "online.toml"]).expect(0).stdout;
+    assert!(plan.contains("generate") && plan.contains("kv cache"), "{plan}");
+    let rows = shop.run(&["data", "online.toml", "--rows", "1"]).expect(0).stdout;
+    assert!(rows.contains("12 rows read, 12 kept") && rows.contains("  prompt "), "{rows}");
+}
+
+#[test]
 fn plan_says_what_it_needs_and_writes_nothing() {
     let shop = Workshop::new();
     let outcome = shop.run(&["plan", "dpo.toml"]).expect(0);

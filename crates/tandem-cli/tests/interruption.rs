@@ -67,6 +67,27 @@ fn ctrl_c_saves_exits_with_143_and_resumes_bit_for_bit() {
     resume_and_compare(&shop);
 }
 
+/// The step under way is still judged and trained on.
+#[test]
+fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
+    let shop = Workshop::new();
+    shop.write_online("run");
+    let settings = ["online.overlap=true", "online.steps_per_round=3", "online.samples_every=1", STEPS];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let train = [&["train", "online.toml"], &settings[..]].concat();
+    let mut child = shop.start(&train);
+    wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
+    signal(&child, "-INT");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
+    assert_eq!(Some(newest_step(&shop, "run")), last, "the last step that ran is the one that was saved");
+    shop.run(&[&train[..], &["--resume"]].concat()).expect(0);
+    shop.run(&[&train[..], &["--set", "output=whole"]].concat()).expect(0);
+    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
+    assert_eq!(shop.read("run/samples.jsonl"), shop.read("whole/samples.jsonl"));
+    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
+}
+
 #[test]
 fn sigterm_saves_and_exits_with_143() {
     let shop = Workshop::new();

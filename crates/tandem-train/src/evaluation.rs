@@ -6,7 +6,7 @@ use std::time::Instant;
 use tandem_data::token_cache::TokenCache;
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{ComputeConfig, Config};
+use crate::config::{ComputeConfig, Config, Method};
 use crate::events::{Event, Observer};
 use crate::homes::{Homes, Rooms};
 use crate::mesh::Mesh;
@@ -23,9 +23,14 @@ use crate::{Result, TrainError, gpus, plan, reference, snapshot};
 /// If the config has no `data.eval`, an input is missing or wrong, `compute.memory` does not suffice, or a pass fails.
 pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn Observer) -> Result<Record> {
     if config.data.eval.is_empty() {
-        return Err(TrainError::Mismatch {
-            reason: "there is nothing to evaluate on: set data.eval to a file of held-out rows".to_owned(),
-        });
+        let reason = match config.method {
+            Method::Online => {
+                "an online run has no held-out pairs to evaluate on; `tandem eval --judge` tells how often a model's answers are \
+                 better than another's"
+            }
+            _ => "there is nothing to evaluate on: set data.eval to a file of held-out rows",
+        };
+        return Err(TrainError::Mismatch { reason: reason.to_owned() });
     }
     // One rank, whatever the run had: with every core.
     let mut compute = config.compute.clone();

@@ -94,6 +94,16 @@ threads = 1
         )
     }
 
+    /// `prompts.jsonl` and `online.toml`, a small online run into the folder `output`.
+    pub fn write_online(&self, output: &str) {
+        self.write_rows("prompts.jsonl", 12, |i| json!({ "prompt": format!("Count to {i}:") }));
+        let toml = self.dpo_toml(output).replace("\"dpo\"", "\"online\"").replace("preferences", "prompts");
+        self.write(
+            "online.toml",
+            &format!("{toml}[online]\nmax_new_tokens = 12\n[[judges]]\nkind = \"length\"\nper_unit = 1.0\nunit = \"characters\"\n"),
+        );
+    }
+
     /// `folder/config.json` of a Llama with two narrow layers.
     pub fn write_config(&self, folder: &str) -> Value {
         let config = json!({
@@ -173,7 +183,7 @@ threads = 1
         let strip = |line: &str| {
             let mut value: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
             let object = value.as_object_mut().expect("a line is an object");
-            for name in ["time", "tokens_per_second", "memory", "arena"] {
+            for name in ["time", "time_generate", "time_judge", "tokens_per_second", "memory", "arena"] {
                 object.remove(name);
             }
             value
