@@ -16,7 +16,8 @@ fn document(name: &str) -> String {
 /// Keys that the program knows in a table, as it lists them when it meets one that it does not know.
 fn known_keys(shop: &Workshop, table: &str) -> BTreeSet<String> {
     let key = if table.is_empty() { "zzzzzzzz=1".to_owned() } else { format!("{table}.zzzzzzzz=1") };
-    let error = Config::load(&shop.path("dpo.toml"), &[key]).expect_err("an unknown key is refused");
+    let run = if table == "online" { "online.toml" } else { "dpo.toml" };
+    let error = Config::load(&shop.path(run), &[key]).expect_err("an unknown key is refused");
     let Problem::UnknownKey { known, .. } = error.problem else { panic!("{error}") };
     known.into_iter().map(str::to_owned).collect()
 }
@@ -35,7 +36,8 @@ fn documented_keys(text: &str, heading: &str) -> BTreeSet<String> {
 #[test]
 fn every_key_is_documented_and_every_documented_key_exists() {
     let (shop, text) = (Workshop::new(), document("docs/config.md"));
-    let tables = ["adapter", "reference", "data", "objective", "train", "compute"];
+    shop.write_online("run");
+    let tables = ["adapter", "reference", "data", "online", "objective", "train", "compute"];
     for table in tables {
         assert_eq!(documented_keys(&text, &format!("`[{table}]`")), known_keys(&shop, table), "[{table}]");
     }

@@ -34,6 +34,13 @@ impl Split {
 /// | `mean_token_accuracy` | share of chosen answer tokens with the largest logit |
 /// | `accuracy`, `margin` | of a reward model: share of pairs whose chosen answer has the larger reward; mean of the difference |
 /// | `min_reward`, `mean_reward`, `max_reward` | of a reward model, over both answers |
+/// | `objective/kl`, `objective/entropy` | of an online run: means of log π − log π_ref and of −log π over the answers trained on |
+/// | `objective/scores`, `objective/scores_margin` | mean of the judges' total; mean of its difference in a pair |
+/// | `objective/non_score_reward`, `objective/rlhf_reward` | −β `objective/kl`; that and `objective/scores` |
+/// | `val/contain_eos_token`, `beta` | share of answers that ended by themselves; β of this step |
+/// | `completions/*`, `judges/NAME` | lengths and log-probability of answers; mean score of a judge |
+/// | `pairs`, `ties`, `unscored`, `replayed`, `age` | counts of a step's answers; steps between answering and training |
+/// | `time_generate`, `time_judge`, `generated_tokens` | of the answers that a step brought |
 /// | `num_tokens` | tokens seen since the start, prompts counted for each answer |
 /// | `grad_norm` | before clipping |
 /// | `learning_rate` | of this step |
