@@ -136,7 +136,10 @@ fn every_example_is_in_the_list_of_them() {
         let name = entry.file_name().into_string().unwrap();
         if entry.path().is_dir() {
             assert!(list.contains(&format!("[{name}]({name}/README.md)")), "{name}");
-            assert!(["launch", "online"].contains(&&*name) || EXAMPLES.contains(&&*name), "{name} is not tested");
+            assert!(
+                ["launch", "online"].contains(&&*name) || EXAMPLES.contains(&&*name),
+                "{name} is not tested"
+            );
         }
     }
 }

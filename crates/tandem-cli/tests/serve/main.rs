@@ -94,6 +94,18 @@ fn requests_that_cannot_be_answered_are_refused() {
     refused(chat(json!({ "messages": [] })), 400, "`messages` is empty");
     refused(chat(json!({ "messages": [{ "role": "user" }] })), 400, "message 0 has no text");
     refused(chat(json!({ "max_tokens": 65 })), 400, "this server has room for 64 together");
+    let options = |options: Value| chat(json!({ "stream": true, "stream_options": options }));
+    refused(
+        options(json!({ "include_usge": true })),
+        400,
+        "`stream_options.include_usge` = true is not supported",
+    );
+    refused(
+        options(json!({ "include_usage": 1 })),
+        400,
+        "`stream_options.include_usage` = 1 is not supported",
+    );
+    refused(options(json!(true)), 400, "`stream_options` is true, expected an object");
     refused(json!([]), 400, "the body is no JSON object");
     assert_eq!(server.get("/v2").0, 400);
     // What is the default may be said.
@@ -123,6 +135,8 @@ fn a_key_is_asked_for_if_there_is_one() {
     let shop = Workshop::new();
     let outcome = shop.run(&["serve", "model", "--key-env", "NO_SUCH_KEY"]).expect(2);
     assert!(outcome.stderr.contains("the environment has no variable NO_SUCH_KEY"), "{}", outcome.stderr);
+    let outcome = shop.run(&["serve", "model", "--cache-tokens", "3"]).expect(2);
+    assert!(outcome.stderr.contains("--cache-tokens 3 holds no text of"), "{}", outcome.stderr);
     let server = Server::with_key(&shop, "a key");
     assert_eq!(server.get("/v1/models").0, 200);
     let stranger = server.seen_with("another");

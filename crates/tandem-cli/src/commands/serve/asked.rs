@@ -41,10 +41,7 @@ impl Asked {
             seed: fields.count("seed", 0, u64::MAX)?.unwrap_or_else(new_seed),
         };
         let stream = fields.switch("stream")?;
-        let include_usage = match fields.take("stream_options") {
-            None => false,
-            Some(options) => options.get("include_usage").and_then(Value::as_bool).unwrap_or(false),
-        };
+        let include_usage = include_usage(fields.take("stream_options"))?;
         Ok(Self {
             num_answers: fields.count("n", 1, MOST_ANSWERS)?.unwrap_or(1) as usize,
             stream,
@@ -81,4 +78,22 @@ impl Asked {
             stop: model.tokenizer().eos_ids().to_vec(),
         })
     }
+}
+
+/// Whether a stream is to end with what it took: the one option that there is.
+fn include_usage(options: Option<Value>) -> Result<bool, ApiError> {
+    let invalid = |what: String| Err(ApiError::invalid(Some("stream_options"), what));
+    let Some(options) = options else { return Ok(false) };
+    let Value::Object(options) = options else {
+        return invalid(format!("`stream_options` is {options}, expected an object"));
+    };
+    let mut include = false;
+    for (name, value) in &options {
+        match (name.as_str(), value) {
+            ("include_usage", Value::Bool(wanted)) => include = *wanted,
+            ("include_usage" | "include_obfuscation", Value::Null | Value::Bool(false)) => {}
+            _ => return invalid(format!("`stream_options.{name}` = {value} is not supported; leave it out")),
+        }
+    }
+    Ok(include)
 }

@@ -56,7 +56,13 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
     let weights = &arguments.weights;
     let tokenizer = Tokenizer::from_folder(&weights.model)?;
     let positions = positions_of(&weights.model, arguments.context)?;
-    let cache_tokens = arguments.cache_tokens.unwrap_or(4 * positions).max(positions);
+    let cache_tokens = arguments.cache_tokens.unwrap_or(4 * positions);
+    if cache_tokens < positions {
+        return Err(mistake(format!(
+            "--cache-tokens {cache_tokens} holds no text of {positions} tokens, which --context allows: raise the one or lower \
+             the other"
+        )));
+    }
     let room = Room { positions, cache_tokens, max_batch: arguments.max_batch, log_probs: true };
     let model = Arc::new(Loaded::open(weights, tokenizer, room, &arguments.compute)?);
     let name = arguments.name.clone().unwrap_or_else(|| name_of(&weights.model));
