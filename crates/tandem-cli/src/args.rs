@@ -198,8 +198,8 @@ pub struct EvalArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How often a model's answers are better than others")]
 pub struct JudgedArguments {
-    /// Instead of a run: how often the answers of --model are better than those of --against, as the [[judges]] tables of this file
-    /// say. Both answer every prompt once.
+    /// Instead of a run: how often the answers of --model are better than those of --against, as the judges of this file say:
+    /// see docs/judges.md. Both answer every prompt once.
     #[arg(long, value_name = "JUDGES.TOML", requires_all = ["model", "prompts", "opponent"])]
     pub judge: Option<PathBuf>,
     /// The model's folder.
