@@ -129,7 +129,7 @@ impl MicroBatcher {
         match of.into() {
             Rows::Cached(cache) => rows.iter().for_each(|&row| self.push(cache, row as usize, &mut micro)),
             Rows::Ranked(ranked) => {
-                rows.iter().for_each(|&row| self.push_ranked(&ranked[row as usize], &mut micro))
+                rows.iter().for_each(|&row| self.push_ranked(&ranked[row as usize], &mut micro));
             }
         }
         micro.forest = self.builder.finish()?;

@@ -225,7 +225,7 @@ impl Trainer {
         let Self { online, scorer, mesh, prepared, batches, batcher, learner, files, .. } = self;
         scorer.objective.beta = self.config.objective.beta_at(step, per_epoch);
         let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, prepared, batches));
-        for line in online.iter().flat_map(|online| online.lines()) {
+        for line in online.iter().flat_map(Online::lines) {
             observer.event(&Event::Warning(&line));
         }
         let ready = ready.transpose()?;

@@ -152,14 +152,14 @@ fn read(mut section: Section, max_length: usize) -> Result<OnlineConfig, ConfigE
         num_answers: section.take("answers").map_or(Ok(2), |e| {
             let answers = e.integer(2..=64)?;
             if answers > 2 {
-                two(&e)?
+                two(&e)?;
             }
             Ok(answers)
         })? as usize,
         pairs: section.take("pairs").map_or(Ok(Pairs::BestWorst), |e| {
             let pairs = e.one_of(&Pairs::NAMES)?;
             if pairs != Pairs::BestWorst {
-                two(&e)?
+                two(&e)?;
             }
             Ok(pairs)
         })?,

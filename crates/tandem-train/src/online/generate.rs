@@ -104,28 +104,23 @@ impl Generation {
         let requests: Vec<Request> = asked.iter().map(|asked| self.request(author, asked, on)).collect();
         let mut watches: Vec<_> = (0..asked.len() * at_once(&self.options)).map(|_| None).collect();
         let mut failure = None;
-        let answers =
-            author.generate(on.walk.clone(), &self.within, sources, meet, requests, &mut |new| {
-                on.progress.enter(Phase::Generate);
-                if self.options.stop.is_empty() {
-                    return Flow::Continue;
+        let answers = author.generate(on.walk, &self.within, sources, meet, requests, &mut |new| {
+            on.progress.enter(Phase::Generate);
+            if self.options.stop.is_empty() {
+                return Flow::Continue;
+            }
+            let watch = watches[new.request * at_once(&self.options) + new.answer].get_or_insert_with(|| {
+                (on.tokenizer.decode_stream(true), StopStrings::new(self.options.stop.iter().cloned()))
+            });
+            match watch.0.push(new.token) {
+                Ok(piece) if watch.1.push(&piece).1 => Flow::End,
+                Ok(_) => Flow::Continue,
+                Err(error) => {
+                    failure = Some(error);
+                    Flow::End
                 }
-                let watch =
-                    watches[new.request * at_once(&self.options) + new.answer].get_or_insert_with(|| {
-                        (
-                            on.tokenizer.decode_stream(true),
-                            StopStrings::new(self.options.stop.iter().cloned()),
-                        )
-                    });
-                match watch.0.push(new.token) {
-                    Ok(piece) if watch.1.push(&piece).1 => Flow::End,
-                    Ok(_) => Flow::Continue,
-                    Err(error) => {
-                        failure = Some(error);
-                        Flow::End
-                    }
-                }
-            })?;
+            }
+        })?;
         if let Some(error) = failure {
             return Err(error.into());
         }
@@ -170,7 +165,7 @@ impl Generation {
         for author in self.authors() {
             let requests = requests.clone();
             let on_token = &mut |_| Flow::Continue;
-            author.generate(walk.clone(), &self.within, sources, &mut Alone, requests, on_token)?;
+            author.generate(*walk, &self.within, sources, &mut Alone, requests, on_token)?;
         }
         Ok(())
     }
@@ -223,7 +218,7 @@ impl Author {
     ) -> Result<Vec<tandem_model::decode::Answer>> {
         let mut generator = match self {
             Self::Policy | Self::Reference => Generator::over(walk, within.clone())?,
-            Self::Mixture(part) => Generator::mixed(walk.clone(), walk, part, within.clone())?,
+            Self::Mixture(part) => Generator::mixed(walk, walk, part, within.clone())?,
         };
         let answers = match self {
             Self::Reference => {
@@ -232,7 +227,9 @@ impl Author {
             Self::Policy | Self::Mixture(_) => generator.generate_with(sources, meet, requests, on_token),
         }?;
         sources.policy().rest();
-        sources.reference().into_iter().for_each(|reference| reference.rest());
+        if let Some(reference) = sources.reference() {
+            reference.rest();
+        }
         Ok(answers)
     }
 }

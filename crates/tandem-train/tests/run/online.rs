@@ -172,7 +172,7 @@ fn what_generated_an_answer_is_what_trains_on_it() {
             all.iter().sum::<f64>() / all.len() as f64
         };
         assert_eq!(number("objective/scores"), mean("score"));
-        assert_eq!(number("completions/mean_length") <= 12.0, true);
+        assert!(number("completions/mean_length") <= 12.0);
         assert_eq!((number("age"), number("unscored")), (0.0, 0.0));
         if line["ties"] == 0 {
             // All answers are in pairs: the pass that trains says what the generator said, to the bit.
