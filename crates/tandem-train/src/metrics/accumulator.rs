@@ -36,7 +36,7 @@ pub struct MetricSums {
     tokens: [f64; 2],
     /// The least and the largest reward of a reward model; zeros before there is one.
     reward_range: [f64; 2],
-    /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref.
+    /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref; this is no number without a reference.
     answers: [f64; 3],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
@@ -69,14 +69,15 @@ impl MetricSums {
             let [count, sum, log_ratio] = &mut self.answers;
             *count += 1.0;
             *sum += log_prob;
-            *log_ratio += log_prob - reference.map_or(0.0, |reference| reference[sequence]);
+            *log_ratio += log_prob - reference.map_or(f64::NAN, |reference| reference[sequence]);
         }
     }
 
-    /// The mean log-ratio of policy to reference over the answers added, an estimate of the divergence; `None` without answers.
+    /// The mean log-ratio of policy to reference over the answers added, an estimate of the divergence; `None` without answers or
+    /// without a reference.
     pub fn kl(&self) -> Option<f64> {
         let [count, _, log_ratio] = self.answers;
-        (count > 0.0).then(|| log_ratio / count)
+        (count > 0.0 && !log_ratio.is_nan()).then(|| log_ratio / count)
     }
 
     /// Adds the rewards `[2B]` of a micro-batch's pairs, from a reward model.
@@ -261,8 +262,8 @@ impl MetricSums {
             record.set("logps/chosen", self.chosen_log_prob / self.pairs);
             record.set("logps/rejected", self.rejected_log_prob / self.pairs);
         }
-        if let Some(kl) = self.kl() {
-            record.set("objective/kl", kl);
+        self.kl().into_iter().for_each(|kl| record.set("objective/kl", kl));
+        if self.answers[0] > 0.0 {
             record.set("objective/entropy", -self.answers[1] / self.answers[0]);
         }
         let Some(sides) = self.sides else { return };
@@ -318,6 +319,16 @@ mod tests {
         assert_eq!(record.get("entropy"), Some((1.0 + 1.0 + 2.0 + 4.0 + 8.0) / 5.0));
         // Hits of chosen tokens only: predictions 0 and 3.
         assert_eq!(record.get("mean_token_accuracy"), Some(1.0));
+    }
+
+    #[test]
+    fn answers_have_a_divergence_where_there_is_a_reference() {
+        for (reference, expected) in [(Some(&[-1.5, -1.0][..]), Some(-0.75)), (None, None)] {
+            let mut sums = MetricSums::default();
+            sums.add_answers(&[-1.0, -3.0], reference);
+            let record = report(&sums);
+            assert_eq!((record.get("objective/kl"), record.get("objective/entropy")), (expected, Some(2.0)));
+        }
     }
 
     #[test]
