@@ -88,6 +88,29 @@ fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
     assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
 }
 
+/// At moments that nobody chose: while it loads, answers, judges, trains or saves; each time on another number of ranks.
+#[test]
+fn an_online_run_that_is_killed_again_and_again_ends_the_same() {
+    let shop = Workshop::new();
+    shop.write_online("run");
+    let settings = ["online.overlap=true", "online.steps_per_round=3", "online.samples_every=1", STEPS];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let train = [&["train", "online.toml"], &settings[..]].concat();
+    for attempt in 0..8 {
+        let devices = format!("compute.devices=cpu:{}", 1 + attempt % 3);
+        let mut child = shop.start(&[&train[..], &["--resume", "--set", &devices]].concat());
+        std::thread::sleep(Duration::from_millis(150 + 61 * attempt));
+        // It may have come to its end by itself.
+        let _ = child.kill();
+        child.wait().unwrap();
+    }
+    shop.run(&[&train[..], &["--resume"]].concat()).expect(0);
+    shop.run(&[&train[..], &["--set", "output=whole"]].concat()).expect(0);
+    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
+    assert_eq!(shop.read("run/samples.jsonl"), shop.read("whole/samples.jsonl"));
+    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
+}
+
 #[test]
 fn sigterm_saves_and_exits_with_143() {
     let shop = Workshop::new();

@@ -20,7 +20,7 @@ use crate::homes::Homes;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatcher;
 use crate::store::{Partition, Sharding};
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, judges};
 
 /// A config whose inputs have been opened and checked.
 pub struct Prepared {
@@ -130,6 +130,9 @@ impl Prepared {
             [] => None,
             sources => Some(tokens(config, &tokenizer, sources, Split::Eval, observer)?),
         };
+        if config.method == Method::Online {
+            judges::check_rows(&config.judges, &train)?;
+        }
         for cache in eval.iter().chain([&train]) {
             check_vocabulary(config, cache, spec.vocab_size)?;
         }

@@ -157,6 +157,13 @@ impl Trainer {
             }
         }
         self.end_profile()?;
+        if self.resumed_from.is_none() && self.online.as_ref().is_some_and(|online| online.num_trained() == 0)
+        {
+            observer.event(&Event::Warning(
+                "nothing was learned: in no step was an answer to a prompt better than another. samples.jsonl has what was answered \
+                 and what the judges said; answers that differ need online.temperature above 0",
+            ));
+        }
         self.mesh.world().progress().enter(Phase::Save);
         self.finish_saving(observer)?;
         self.write_model(observer)

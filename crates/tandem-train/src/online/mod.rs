@@ -51,6 +51,8 @@ pub struct Online {
     round: Option<Vec<Batch>>,
     state: OnlineState,
     samples: Option<MetricsFile>,
+    /// Prompts that were trained on since this began.
+    num_trained: usize,
     /// Of the round that was brought for the next step.
     seconds: Seconds,
 }
@@ -97,6 +99,7 @@ impl Online {
             round: None,
             state,
             samples,
+            num_trained: 0,
             seconds: Seconds::default(),
         }
     }
@@ -230,6 +233,11 @@ impl Online {
         self.judging.lines()
     }
 
+    /// Prompts that were trained on since this began.
+    pub fn num_trained(&self) -> usize {
+        self.num_trained
+    }
+
     /// What a checkpoint keeps. Nothing may be under way ([`Online::settle`]).
     pub fn state(&self) -> &OnlineState {
         &self.state
@@ -259,6 +267,7 @@ impl Online {
             summary.add_replayed(1);
         }
         ranked.retain(|ranked| ranked.weight() > 0);
+        self.num_trained += ranked.len();
         let step = batch.step + 1;
         if let Some(file) = &mut self.samples
             && samples_every.is_some_and(|every| step.is_multiple_of(every) || step == 1)

@@ -149,6 +149,11 @@ impl RunPlan {
             significant(estimate.rows_per_second),
             100.0 * estimate.utilisation
         );
+        if plan.phases.iter().any(|phase| phase.name == "generate") {
+            text.push_str(
+                "\n(training alone, on answers of full length; generating and judging come on top)",
+            );
+        }
         if plan.ranks > 1 {
             let _ = write!(
                 text,

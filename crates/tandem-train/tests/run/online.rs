@@ -194,7 +194,14 @@ fn what_generated_an_answer_is_what_trains_on_it() {
 #[test]
 fn answers_that_are_all_alike_leave_nothing_to_learn_and_the_run_goes_on() {
     let small = Small::new("online");
-    let (log, _, weights) = run(&small, "run", &["online.temperature=0", "train.steps=2"]);
+    let settings = [&COMMON[..], &["online.temperature=0", "train.steps=2"]].concat();
+    let heard = small.finish("run", Start::Overwrite, &settings);
+    assert!(
+        heard.warnings.iter().any(|text| text.starts_with("nothing was learned")),
+        "{:?}",
+        heard.warnings
+    );
+    let (log, _, weights) = left(&small, "run");
     for line in &log {
         let count = |key: &str| line[key].as_u64().unwrap();
         assert_eq!((count("pairs"), count("ties"), line.get("loss")), (0, 5, None), "{line:?}");

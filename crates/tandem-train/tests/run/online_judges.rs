@@ -87,6 +87,13 @@ fn a_command_that_cannot_be_started_ends_the_run() {
     ends_with(judge, &["judge `own`", "/no/such/program"]);
 }
 
+/// Before anything is generated.
+#[test]
+fn a_row_without_the_right_answer_is_named() {
+    let judge = "[[judges]]\nname = \"own\"\nkind = \"exact\"\nfield = \"answer\"\n";
+    ends_with(judge, &["judge `own`", "prompts_conv.jsonl:2", "`answer` is not there"]);
+}
+
 #[test]
 fn an_endpoint_where_nobody_listens_ends_the_run() {
     let judge = "[[judges]]\nname = \"own\"\nkind = \"endpoint\"\nbase_url = \"http://127.0.0.1:9/v1\"\nmodel = \"m\"\n\
