@@ -6,6 +6,8 @@
 //! * [`EndpointJudge`] has a chat model behind an OpenAI-compatible address compare answers in pairs, in both orders.
 //! * A [`Panel`] adds several judges' scores up, each with its weight.
 //!
+//! [`http`] is how endpoints are reached, for others who reach some too.
+//!
 //! A score is never made up. What fails for one answer leaves that answer without a score and says why; what fails for all of
 //! them is a [`JudgeError`].
 
@@ -13,6 +15,7 @@ mod backoff;
 mod command;
 mod endpoint;
 mod error;
+pub mod http;
 mod judge;
 mod panel;
 mod rules;

@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use ureq::http::Uri;
-
 use crate::backoff::{Backoff, check_seconds};
-use crate::{JudgeError, Result};
+use crate::{JudgeError, Result, http};
 
 /// What is asked where nothing else is configured.
 pub const DEFAULT_TEMPLATE: &str = "\
@@ -82,7 +80,7 @@ impl EndpointConfig {
     pub fn check(&self, judge: &str) -> Result<()> {
         let bad = |key, reason: &str| Err(JudgeError::option(judge, key, reason));
         if let Some(reason) = wrong_with(&self.base_url) {
-            return bad("base_url", reason);
+            return bad("base_url", &reason);
         }
         if self.model.is_empty() {
             return bad("model", "is empty; name the model");
@@ -116,20 +114,9 @@ impl EndpointConfig {
     }
 }
 
-/// Messages show addresses, so there may be no secrets in them.
-fn wrong_with(base_url: &str) -> Option<&'static str> {
-    let has_scheme = base_url.starts_with("http://") || base_url.starts_with("https://");
-    let has_host = base_url.parse::<Uri>().is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()));
-    if !has_scheme || !has_host {
-        return Some(
-            "is no address; it should be like https://api.openai.com/v1 or http://localhost:8000/v1",
-        );
-    }
-    if base_url.contains(['@', '?', '#']) {
-        return Some("has more than host, port and path; give the key by `api_key_env`");
-    }
-    base_url
-        .trim_end_matches('/')
-        .ends_with("/chat/completions")
-        .then_some("ends with /chat/completions; leave that away")
+fn wrong_with(base_url: &str) -> Option<String> {
+    http::wrong_with(base_url, "api_key_env").or_else(|| {
+        let has_path = base_url.trim_end_matches('/').ends_with("/chat/completions");
+        has_path.then(|| "ends with /chat/completions; leave that away".to_owned())
+    })
 }

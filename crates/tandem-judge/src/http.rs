@@ -1,0 +1,170 @@
+//! Requests to an address of the user's, with a key that is never shown.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use ureq::http::Uri;
+use ureq::{Agent, Body, http::Response};
+
+pub use crate::backoff::Backoff;
+use crate::judge::beginning;
+
+/// How much of a server's message is shown.
+const SHOWN: usize = 500;
+
+/// What is never shown.
+#[derive(Clone)]
+pub struct Key(String);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+impl Key {
+    /// Reads it from the environment variable of that name.
+    ///
+    /// # Errors
+    /// If the variable is not set or holds no key: what is wrong, to follow the name of the option.
+    pub fn read(name: &str) -> Result<Self, String> {
+        let key = std::env::var(name)
+            .map_err(|_| format!("names the environment variable `{name}`, which is not set"))?;
+        let key = key.trim();
+        if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(format!("names the environment variable `{name}`, which holds no key"));
+        }
+        Ok(Self(key.to_owned()))
+    }
+}
+
+/// Sends requests.
+#[derive(Debug)]
+pub struct Http {
+    agent: Agent,
+    key: Option<Key>,
+    /// A longer reply is not read.
+    longest: u64,
+}
+
+/// What a server replied.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reply {
+    /// The status.
+    pub status: u16,
+    /// When the server wants to be asked again.
+    pub after: Option<Duration>,
+    /// The body. The key may be in it ([`Http::hidden`]).
+    pub text: String,
+}
+
+impl Http {
+    /// To a server at `address`, each request with this time, and this many connections that are kept. Certificates are compared with
+    /// Mozilla's roots. The proxy is the environment's, but for this machine.
+    pub fn new(address: &str, key: Option<Key>, time: Duration, connections: usize, longest: u64) -> Self {
+        let mut agent = Agent::config_builder()
+            .timeout_global(Some(time))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .max_idle_connections_per_host(connections)
+            .user_agent(concat!("tandem/", env!("CARGO_PKG_VERSION")));
+        let host = address.parse::<Uri>().ok().and_then(|uri| uri.host().map(str::to_owned));
+        if matches!(host.as_deref(), Some("localhost" | "127.0.0.1" | "[::1]")) {
+            agent = agent.proxy(None);
+        }
+        Self { agent: agent.build().new_agent(), key, longest }
+    }
+
+    /// Sends JSON.
+    ///
+    /// # Errors
+    /// If no reply came: why, without the key.
+    pub fn post(&self, url: &str, body: &str) -> Result<Reply, String> {
+        let request = self.agent.post(url).header("Content-Type", "application/json");
+        let request = match self.authorization() {
+            Some(value) => request.header("Authorization", value),
+            None => request,
+        };
+        self.read(request.send(body))
+    }
+
+    /// Asks for what is there.
+    ///
+    /// # Errors
+    /// As [`Http::post`].
+    pub fn get(&self, url: &str) -> Result<Reply, String> {
+        let request = self.agent.get(url);
+        let request = match self.authorization() {
+            Some(value) => request.header("Authorization", value),
+            None => request,
+        };
+        self.read(request.call())
+    }
+
+    /// A text without the key, which a server may have sent back.
+    pub fn hidden(&self, text: &str) -> String {
+        match &self.key {
+            Some(Key(key)) => text.replace(key.as_str(), "…"),
+            None => text.to_owned(),
+        }
+    }
+
+    /// The server's words about an error, wherever they stand.
+    pub fn message(&self, reply: &Reply) -> String {
+        // Hidden before it is cut: a part of the key is too much.
+        beginning(&self.hidden(&message(&reply.text)), SHOWN)
+    }
+
+    /// How a text begins, without the key.
+    pub fn beginning(&self, text: &str) -> String {
+        beginning(&self.hidden(text), SHOWN)
+    }
+
+    fn authorization(&self) -> Option<String> {
+        self.key.as_ref().map(|Key(key)| format!("Bearer {key}"))
+    }
+
+    fn read(&self, response: Result<Response<Body>, ureq::Error>) -> Result<Reply, String> {
+        let read = |mut response: Response<Body>| {
+            let after = response.headers().get("retry-after");
+            let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok());
+            // A date, which it may be too, is not understood: then pauses are the asker's own.
+            let after = after.and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok());
+            let status = response.status().as_u16();
+            let body = response.body_mut().with_config().limit(self.longest).lossy_utf8(true);
+            Ok(Reply { status, after, text: body.read_to_string()? })
+        };
+        response.and_then(read).map_err(|error: ureq::Error| self.hidden(&error.to_string()))
+    }
+}
+
+impl Reply {
+    /// Whether it may be better another time: too many requests, a time that was over, a server in trouble.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.status, 408 | 425 | 429 | 500..)
+    }
+}
+
+/// What is wrong with an address; messages show it, so there may be no secrets in it. `key` is the option that names the key's variable.
+pub fn wrong_with(address: &str, key: &str) -> Option<String> {
+    let has_scheme = address.starts_with("http://") || address.starts_with("https://");
+    let has_host = address.parse::<Uri>().is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()));
+    if !has_scheme || !has_host {
+        let like = "https://api.openai.com/v1 or http://localhost:8000/v1";
+        return Some(format!("is no address; it should be like {like}"));
+    }
+    address
+        .contains(['@', '?', '#'])
+        .then(|| format!("has more than host, port and path; give the key by `{key}`"))
+}
+
+fn message(text: &str) -> String {
+    let reply: Value = serde_json::from_str(text).unwrap_or_default();
+    let found =
+        ["/error/message", "/error", "/message", "/detail"].iter().find_map(|at| reply.pointer(at)?.as_str());
+    match found.unwrap_or(text).trim() {
+        "" => "(no message)".to_owned(),
+        message => message.to_owned(),
+    }
+}
