@@ -153,6 +153,14 @@ pub enum TrainError {
     /// A judge cannot be built, or cannot go on.
     #[error(transparent)]
     Judge(#[from] JudgeError),
+    /// The server that answers cannot be used.
+    #[error("the server at {address} (online.server): {reason}")]
+    Server {
+        /// The address.
+        address: String,
+        /// What it did, and what to do.
+        reason: String,
+    },
     /// A kernel refused its operands or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -212,6 +220,7 @@ impl TrainError {
             | Self::BrokenCheckpoint { .. }
             | Self::NotShared { .. }
             | Self::Mismatch { .. }
+            | Self::Server { .. }
             | Self::TooLarge { .. }
             | Self::WrongStart { .. }
             | Self::NotFinite { .. } => Fault::User,

@@ -9,14 +9,17 @@
 //! the same under every sharding.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, ops};
-use tandem_model::{Decoder, FlatWeights, LayerId, ParamSpec};
+use tandem_model::adapter::save_adapter;
+use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ParamSpec};
 
 use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
 use crate::mesh::Mesh;
 use crate::optimizer::Optimizer;
+use crate::prepare::Prepared;
 use crate::state::{Masters, State};
 use crate::store::{Partition, Policy};
 use crate::{Result, TrainError};
@@ -59,6 +62,26 @@ pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<
             stages.answer(&flat)?;
         }
     }
+    Ok(())
+}
+
+/// Writes the adapter that trains as a folder that the peft library loads, on the first rank; the others [`hand_over`].
+///
+/// # Errors
+/// If it cannot be written, or a rank is lost.
+pub fn write_adapter(
+    folder: &Path,
+    prepared: &Prepared,
+    mesh: &Mesh,
+    part: &Decoder,
+    policy: &mut Policy,
+) -> Result<()> {
+    let Prepared { folder: base, decoder, .. } = prepared;
+    save_adapter(folder, base, decoder, &mut |layer, flat| {
+        let read = read_whole(mesh, part, policy, layer);
+        flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
+        Ok(())
+    })?;
     Ok(())
 }
 

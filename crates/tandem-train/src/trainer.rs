@@ -13,7 +13,6 @@ use tandem_comm::{Phase, Reduction};
 use tandem_data::order::Batches;
 use tandem_kernels::Device;
 use tandem_model::ModelError;
-use tandem_model::adapter::save_adapter;
 use tandem_model::save::{SHARD_BYTES, Save};
 
 use crate::checkpoint::Cursor;
@@ -182,12 +181,7 @@ impl Trainer {
         let Prepared { folder: template, decoder, .. } = &self.prepared;
         let Scorer { policy, decoder: part, .. } = &mut self.scorer;
         if self.files.is_some() && decoder.adapter().is_some() {
-            let read = &mut |layer, flat: &mut [f32]| {
-                let read = snapshot::read_whole(&self.mesh, part, policy, layer);
-                flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
-                Ok(())
-            };
-            save_adapter(&folder, template, decoder, read)?;
+            snapshot::write_adapter(&folder, &self.prepared, &self.mesh, part, policy)?;
             observer.event(&Event::Finished(&folder));
         } else if self.files.is_some() {
             let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };

@@ -42,8 +42,7 @@ pub enum Outcome {
 impl Client {
     /// Reads the key.
     pub fn new(judge: &str, config: &EndpointConfig) -> Result<Self> {
-        let read =
-            |name| Key::read(name).map_err(|reason| JudgeError::option(judge, "api_key_env", reason));
+        let read = |name| Key::read(name).map_err(|reason| JudgeError::option(judge, "api_key_env", reason));
         let key = config.api_key_env.as_deref().map(read).transpose()?;
         let address = config.address();
         let time = Duration::from_secs_f64(config.timeout_s);

@@ -19,6 +19,7 @@ mod reader;
 mod reference;
 mod resolved;
 mod resume;
+mod server;
 mod train;
 mod tree;
 
@@ -33,6 +34,7 @@ pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use online::{Algorithm, OnlineConfig, Pairs};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
+pub use server::{ServerConfig, unservable};
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
 
 pub use crate::objective::ObjectiveConfig;
@@ -163,8 +165,15 @@ impl Config {
         let adapter = root.take("adapter").map(|entry| adapter::parse(entry.section()?)).transpose()?;
         let adapts = adapter.is_some();
         let data = data::parse(root.section("data")?, method)?;
-        let online = root.take("online");
-        let online = online::parse(online, || root.section("online"), method, data.max_length)?;
+        let compute = compute::parse(root.section("compute")?, method, adapts)?;
+        let around = online::Around {
+            method,
+            max_length: data.max_length,
+            output: &output,
+            adapter: adapter.as_ref(),
+            tensor: compute.tensor,
+        };
+        let online = online::parse(root.take("online"), || root.section("online"), &around)?;
         let algorithm = online.as_ref().map_or(Algorithm::Dpo, |online| online.algorithm);
         let objective = objective::parse(root.section("objective")?, method, algorithm)?;
         let config = Self {
@@ -183,7 +192,7 @@ impl Config {
             data,
             online,
             train: train::parse(root.section("train")?)?,
-            compute: compute::parse(root.section("compute")?, method, adapts)?,
+            compute,
             judges: judges::parse(judges::under(method, &mut root)?)?,
             objective,
             model,

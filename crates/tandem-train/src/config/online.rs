@@ -1,8 +1,11 @@
 //! `[online]`: how answers are generated and which pairs are made of them.
 
-use super::Method;
+use std::path::Path;
+
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
+use super::server::{self, ServerConfig};
+use super::{AdapterSection, Method};
 
 /// How an online run comes to its pairs.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +30,7 @@ pub struct OnlineConfig {
     pub repetition_penalty: f64,
     /// Strings that end an answer.
     pub stop: Vec<String>,
-    /// Answers under way at the same time on a rank, at most.
+    /// Answers under way at the same time on a rank, at most. A server has limits of its own.
     pub max_batch: usize,
     /// Steps whose answers are generated at once, by the weights before the first of them.
     pub steps_per_round: u64,
@@ -39,6 +42,17 @@ pub struct OnlineConfig {
     pub replay_per_step: usize,
     /// Steps between those whose answers are written to `samples.jsonl`; `None` (written 0) writes none.
     pub samples_every: Option<u64>,
+    /// Who answers, if this process does not.
+    pub server: Option<ServerConfig>,
+}
+
+/// What `[online]` depends on besides.
+pub(super) struct Around<'a> {
+    pub method: Method,
+    pub max_length: usize,
+    pub output: &'a Path,
+    pub adapter: Option<&'a AdapterSection>,
+    pub tensor: usize,
 }
 
 /// What is made of answers.
@@ -96,20 +110,22 @@ impl Pairs {
 pub(super) fn parse(
     entry: Option<Entry>,
     empty: impl FnOnce() -> Result<Section, ConfigError>,
-    method: Method,
-    max_length: usize,
+    around: &Around<'_>,
 ) -> Result<Option<OnlineConfig>, ConfigError> {
+    let method = around.method;
     match entry {
         Some(entry) if method != Method::Online => {
             Err(entry.conflict(format!("method = \"{method}\" generates nothing; remove the [online] table")))
         }
-        Some(entry) => read(entry.section()?, max_length).map(Some),
-        None if method == Method::Online => read(empty()?, max_length).map(Some),
+        Some(entry) => read(entry.section()?, around).map(Some),
+        None if method == Method::Online => read(empty()?, around).map(Some),
         None => Ok(None),
     }
 }
 
-fn read(mut section: Section, max_length: usize) -> Result<OnlineConfig, ConfigError> {
+fn read(mut section: Section, around: &Around<'_>) -> Result<OnlineConfig, ConfigError> {
+    let max_length = around.max_length;
+    let server = section.take("server");
     let max_new_tokens = match section.take("max_new_tokens") {
         None if max_length > 64 => 64,
         None => max_length / 2,
@@ -179,7 +195,15 @@ fn read(mut section: Section, max_length: usize) -> Result<OnlineConfig, ConfigE
             .take("repetition_penalty")
             .map_or(Ok(1.0), |e| e.number("a positive number", |p| p > 0.0))?,
         stop: section.take("stop").map_or(Ok(Vec::new()), strings)?,
-        max_batch: section.take("max_batch").map_or(Ok(64), |e| e.integer(1..=1 << 16))? as usize,
+        max_batch: match (section.take("max_batch"), &server) {
+            (Some(entry), Some(_)) => {
+                return Err(entry.conflict(
+                    "a server decides for itself how many answers are under way; remove it, or [online.server], whose \
+                     `concurrency` counts requests",
+                ));
+            }
+            (entry, _) => entry.map_or(Ok(64), |e| e.integer(1..=1 << 16))? as usize,
+        },
         steps_per_round: section.take("steps_per_round").map_or(Ok(1), |e| e.integer(1..=1 << 16))?,
         overlap: section.take("overlap").map_or(Ok(false), |e| e.boolean())?,
         replay_size,
@@ -188,9 +212,14 @@ fn read(mut section: Section, max_length: usize) -> Result<OnlineConfig, ConfigE
             .take("samples_every")
             .map_or(Ok(10), |e| e.integer(0..=i64::MAX as u64))
             .map(|n| (n != 0).then_some(n))?,
+        server: None,
     };
     section.finish()?;
-    Ok(config)
+    let Some(entry) = server else { return Ok(config) };
+    if let Some(reason) = server::contradicts(&config) {
+        return Err(entry.conflict(reason));
+    }
+    Ok(OnlineConfig { server: Some(server::parse(entry, around)?), ..config })
 }
 
 fn algorithm(section: &mut Section) -> Result<Algorithm, ConfigError> {

@@ -10,7 +10,7 @@ use tandem_kernels::StateForm;
 
 use super::{
     AdapterSection, AdapterStart, Algorithm, Config, DataSource, Length, MicroBatch, Optimizer,
-    ReferenceKind, Sync, Warmup, Weights, judges,
+    ReferenceKind, ServerConfig, Sync, Warmup, Weights, judges, server,
 };
 use crate::homes::Offload;
 use crate::objective::Divergence;
@@ -50,6 +50,7 @@ impl Config {
             ("reference", self.reference_entries()),
             ("data", self.data_entries()),
             ("online", self.online_entries()),
+            ("online.server", self.server().map(server::entries).unwrap_or_default()),
             ("objective", self.objective_entries()),
             ("train", self.train_entries()),
             ("compute", self.compute_entries()),
@@ -137,6 +138,11 @@ impl Config {
         self.online.as_ref().is_some_and(|online| online.algorithm.asks_reference())
     }
 
+    /// The server that answers, if one does.
+    pub fn server(&self) -> Option<&ServerConfig> {
+        self.online.as_ref()?.server.as_ref()
+    }
+
     fn online_entries(&self) -> Entries {
         let Some(online) = &self.online else { return Vec::new() };
         let mut out: Entries = vec![("algorithm", online.algorithm.name().into())];
@@ -155,13 +161,15 @@ impl Config {
             ("min_p", online.min_p.into()),
             ("repetition_penalty", online.repetition_penalty.into()),
             ("stop", Value::Array(online.stop.iter().map(|text| text.clone().into()).collect())),
-            ("max_batch", integer(online.max_batch as u64)),
             ("steps_per_round", integer(online.steps_per_round)),
             ("overlap", online.overlap.into()),
             ("replay_size", integer(online.replay_size as u64)),
             ("replay_per_step", integer(online.replay_per_step as u64)),
             ("samples_every", integer(online.samples_every.unwrap_or(0))),
         ]);
+        if online.server.is_none() {
+            out.push(("max_batch", integer(online.max_batch as u64)));
+        }
         out
     }
 

@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 /// Keys that decide where things are kept or how fast and how often, never what is computed for training.
-const FREE: [&str; 23] = [
+const FREE: [&str; 29] = [
     "output",
     "data.cache",
     "data.eval",
@@ -30,6 +30,12 @@ const FREE: [&str; 23] = [
     "train.record_rows",
     "online.max_batch",
     "online.samples_every",
+    "online.server.address",
+    "online.server.key_variable",
+    "online.server.seconds",
+    "online.server.retries",
+    "online.server.concurrency",
+    "online.server.adapters",
     "compute.devices",
     "compute.threads",
     "compute.sharding",

@@ -275,15 +275,40 @@ pub fn exchange(
     group: &mut Group,
 ) -> Result<Vec<Vec<Answer>>> {
     let num_ranks = group.size();
-    if num_ranks == 1 {
-        return Ok(own);
-    }
     let counts: Vec<usize> =
         (0..num_ranks).map(|rank| share_of(num_prompts, rank, num_ranks).len() * num_answers).collect();
+    gather(own, &counts, num_answers, group)
+}
+
+/// The first rank's answers, which `own` are there, to `num_prompts` prompts.
+///
+/// # Errors
+/// If a rank is lost.
+pub fn from_first(
+    own: Vec<Vec<Answer>>,
+    num_prompts: usize,
+    num_answers: usize,
+    group: &mut Group,
+) -> Result<Vec<Vec<Answer>>> {
+    let mut counts = vec![0; group.size()];
+    counts[0] = num_prompts * num_answers;
+    gather(own, &counts, num_answers, group)
+}
+
+/// All ranks' answers, of which each has as many as `counts` say.
+fn gather(
+    own: Vec<Vec<Answer>>,
+    counts: &[usize],
+    num_answers: usize,
+    group: &mut Group,
+) -> Result<Vec<Vec<Answer>>> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
     let flat = || own.iter().flatten();
     let ends: Vec<i64> = flat().map(|a| (a.tokens.len() as i64) << 1 | i64::from(a.is_ended)).collect();
-    let ends = group.gather(&ends, &counts)?;
-    let log_probs = group.gather(&flat().map(|a| a.log_prob).collect::<Vec<_>>(), &counts)?;
+    let ends = group.gather(&ends, counts)?;
+    let log_probs = group.gather(&flat().map(|a| a.log_prob).collect::<Vec<_>>(), counts)?;
     let mut lengths = ends.iter().map(|end| (end >> 1) as usize);
     let bytes: Vec<usize> =
         counts.iter().map(|&count| 4 * lengths.by_ref().take(count).sum::<usize>()).collect();
@@ -323,7 +348,9 @@ mod tests {
                 .collect();
             let rank = |mut group: Group| {
                 let own = all[share_of(num_prompts, group.rank(), num_ranks)].to_vec();
+                let mine = if group.rank() == 0 { all.clone() } else { Vec::new() };
                 assert_eq!(exchange(own, num_prompts, 2, &mut group).unwrap(), all);
+                assert_eq!(from_first(mine, num_prompts, 2, &mut group).unwrap(), all);
             };
             std::thread::scope(|scope| {
                 let groups = tandem_comm::threads::groups(num_ranks, Duration::from_secs(60));

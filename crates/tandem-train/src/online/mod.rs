@@ -4,6 +4,8 @@
 //! them. Each rank answers its share of the prompts ([`generate`]), the first has all of them judged ([`judging`]), and every rank
 //! knows the answers with their scores. From there on everything is a function of these, of the seed and of the step ([`pairs`]).
 //!
+//! With `[online.server]` the first rank has a server answer all of them instead ([`server`]).
+//!
 //! With `online.overlap` a round is answered a step early, and judged while that step trains.
 
 pub mod answers;
@@ -11,6 +13,7 @@ pub mod generate;
 pub mod judging;
 pub mod pairs;
 mod samples;
+pub mod server;
 mod shown;
 pub mod sources;
 mod summary;
@@ -25,6 +28,7 @@ use tandem_model::decode::{Alone, Meet};
 pub use answers::{Answer, Answered, Batch, OnlineState};
 pub use generate::Generation;
 pub use pairs::{Paired, Ranked};
+pub use server::Server;
 pub use summary::Summary;
 
 use crate::Result;
@@ -42,10 +46,8 @@ use sources::Both;
 pub struct Online {
     config: OnlineConfig,
     seed: u64,
-    /// Those whose weights are gathered from all of them, so that they generate in step.
-    together: Option<Together>,
     total_steps: u64,
-    generation: Generation,
+    answering: Answering,
     judging: Judging,
     /// A round that is being judged.
     round: Option<Vec<Batch>>,
@@ -55,6 +57,19 @@ pub struct Online {
     num_trained: usize,
     /// Of the round that was brought for the next step.
     seconds: Seconds,
+}
+
+/// Who answers.
+pub enum Answering {
+    /// This process; each rank its share of the prompts.
+    Own {
+        /// How.
+        generation: Generation,
+        /// Those whose weights are gathered from all of them, so that they generate in step.
+        together: Option<Together>,
+    },
+    /// A server.
+    Server(Server),
 }
 
 /// What a round took.
@@ -82,9 +97,8 @@ impl Online {
     /// If the config is no online run's.
     pub fn new(
         config: &Config,
-        generation: Generation,
+        answering: Answering,
         judging: Judging,
-        together: Option<Together>,
         samples: Option<MetricsFile>,
         state: OnlineState,
         total_steps: u64,
@@ -92,9 +106,8 @@ impl Online {
         Self {
             config: config.online.clone().expect("an online run"),
             seed: config.seed,
-            together,
             total_steps,
-            generation,
+            answering,
             judging,
             round: None,
             state,
@@ -165,10 +178,7 @@ impl Online {
         scorer.progress.enter(Phase::Generate);
         scorer.homes.device.enter("generate");
         scorer.homes.device.note(format_args!("generation"));
-        let data = mesh.data();
-        let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
-        let own = self.answer(mine, scorer, mesh, prepared)?;
-        let answers = exchange(own, asked.len(), self.config.num_answers, mesh.data())?;
+        let answers = self.answer(&asked, after, scorer, mesh, prepared)?;
         let tokens = answers.iter().flatten().map(|answer| answer.tokens.len()).sum::<usize>();
         let mut answered =
             asked.iter().zip(answers).map(|(asked, answers)| Answered { row: asked.row, answers });
@@ -188,23 +198,31 @@ impl Online {
         Ok(())
     }
 
-    /// This rank's answers to its prompts.
+    /// The answers to prompts, by weights that have taken `after` steps.
     fn answer(
         &mut self,
-        mine: &[Asked],
+        asked: &[Asked],
+        after: u64,
         scorer: &mut Scorer,
-        mesh: &Mesh,
+        mesh: &mut Mesh,
         prepared: &Prepared,
     ) -> Result<Vec<Vec<Answer>>> {
+        let (generation, together) = match &mut self.answering {
+            Answering::Server(server) => return server.answer(asked, after, scorer, mesh, prepared),
+            Answering::Own { generation, together } => (generation, together),
+        };
         let Scorer { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
-        let meet: &mut dyn Meet = match &mut self.together {
+        let meet: &mut dyn Meet = match together {
             Some(together) => together,
             None => &mut Alone,
         };
+        let data = mesh.data();
+        let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
         let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
         let walk = Walk { split: mesh.split(), ..walk };
         let on = On { walk, prompts: &prepared.train, tokenizer: &prepared.tokenizer, progress };
-        self.generation.answer(&on, &mut Both::of(policy, reference), meet, mine)
+        let own = generation.answer(&on, &mut Both::of(policy, reference), meet, mine)?;
+        exchange(own, asked.len(), self.config.num_answers, mesh.data())
     }
 
     /// Waits until what is being judged is judged: then nothing is under way.

@@ -327,7 +327,7 @@ impl Rehearsal<'_> {
         let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
         self.phases.push(Phase::of("load", &homes, 0.0));
 
-        if config.online.is_some() {
+        if config.online.is_some() && config.server().is_none() {
             begin(&homes);
             let longest = outline.longest_prompt(config);
             let generation = Generation::of(config, longest, mesh.data().size());

@@ -19,7 +19,7 @@ use crate::mesh::Mesh;
 use crate::metrics::{MetricsFile, Split};
 use crate::online::generate::Together;
 use crate::online::judging::Judging;
-use crate::online::{Generation, Online};
+use crate::online::{Answering, Generation, Online, Server};
 use crate::plan::Plan;
 use crate::prepare::{Prepared, compute_type, partition};
 use crate::profile::Profiler;
@@ -204,15 +204,21 @@ fn online(
     if config.online.is_none() {
         return Ok(None);
     }
-    let longest = prepared.train.report().longest as usize;
-    let generation = Generation::of(config, longest, mesh.data().size());
     let (on_line, lines) = mpsc::channel();
     let panel = if mesh.world().rank() == 0 { Some(panel(config, homes, on_line)?) } else { None };
     let state = cursor.online.clone().unwrap_or_default();
-    let meets = config.compute.sharding.meets_in_walk();
-    let together = meets.then(|| mesh.shard().split(0)).transpose()?.map(Together);
+    let answering = if config.server().is_some() {
+        Answering::Server(Server::of(config, mesh.world().rank() == 0)?)
+    } else {
+        let longest = prepared.train.report().longest as usize;
+        let meets = config.compute.sharding.meets_in_walk();
+        Answering::Own {
+            generation: Generation::of(config, longest, mesh.data().size()),
+            together: meets.then(|| mesh.shard().split(0)).transpose()?.map(Together),
+        }
+    };
     let judging = Judging::new(panel, lines);
-    Ok(Some(Online::new(config, generation, judging, together, samples, state, total_steps)))
+    Ok(Some(Online::new(config, answering, judging, samples, state, total_steps)))
 }
 
 /// The judges, who tell `lines` of what their commands write to stderr.

@@ -17,6 +17,8 @@ mod ranks;
 mod resume;
 mod reward;
 mod safety;
+mod server;
 mod small;
 mod states;
 mod tensor;
+mod vllm;

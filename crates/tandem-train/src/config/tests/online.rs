@@ -101,3 +101,82 @@ fn what_makes_no_sense_is_refused_with_a_sentence() {
     let (_folder, config) = load_with(SMALL_SFT, &["objective.beta=[0.1]"]);
     assert!(config.is_err());
 }
+
+const SERVED: [&str; 3] =
+    ["adapter.rank=4", "online.server.address=http://127.0.0.1:8000/v1/", "online.server.model=base"];
+
+fn served(more: &[&str]) -> (TempDir, Result<Config, ConfigError>) {
+    load_with(ONLINE, &[&SERVED, more].concat())
+}
+
+#[test]
+fn a_server_needs_an_address_and_a_model_and_is_read_back() {
+    let config = served(&[]).1.unwrap_or_else(|e| panic!("{e}"));
+    let server = config.server().expect("a server");
+    assert_eq!((server.address.as_str(), server.model.as_str()), ("http://127.0.0.1:8000/v1", "base"));
+    assert_eq!(server.adapters, config.output.join("adapters"));
+    let more = [
+        "online.server.key_variable=KEY",
+        "online.server.seconds=2.5",
+        "online.server.retries=0",
+        "online.server.concurrency=3",
+        "online.server.adapters=/tmp/elsewhere",
+    ];
+    let changed = served(&more).1.unwrap_or_else(|e| panic!("{e}"));
+    let server = changed.server().expect("a server");
+    assert_eq!((server.seconds, server.retries, server.concurrency), (2.5, 0, 3));
+    for config in [&config, &changed] {
+        let folder = TempDir::new().expect("a temporary folder");
+        let path = folder.path().join("again.toml");
+        fs::write(&path, config.to_toml()).expect("written");
+        assert_eq!(&Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{e}")), config);
+    }
+    let mut changes = changed.changes_since(&config);
+    changes.retain(|change| change.key.starts_with("online"));
+    assert!(changes.len() == 5 && changes.iter().all(|change| !change.alters_run), "{changes:?}");
+    let other = served(&["online.server.model=other"]).1.unwrap_or_else(|e| panic!("{e}"));
+    assert!(other.changes_since(&config).iter().any(|c| c.key == "online.server.model" && c.alters_run));
+}
+
+#[test]
+fn what_a_server_cannot_be_told_is_refused() {
+    for (overrides, expected) in [
+        (&["adapter.kind=dora"][..], "LoRA adapters and no others"),
+        (&["adapter.modules_to_save=[\"lm_head\"]"], "modules that train whole (lm_head)"),
+        (&["online.algorithm=xpo"], "has the reference answer too"),
+        (&["online.algorithm=nash_md"], "has the reference answer too"),
+        (&["online.temperature=0"], "the same answer again and again"),
+        (&["online.max_batch=3"], "a server decides for itself"),
+        (&["compute.tensor=2"], "a model in slices"),
+        (&["online.server.address=localhost:8000"], "is no address"),
+        (&["online.server.address=http://me:secret@host/v1"], "give the key by `online.server.key_variable`"),
+        (&["online.server.model=\"\""], "a name"),
+        (&["online.server.seconds=0"], "a number of seconds above 0"),
+        (&["online.server.concurrency=0"], "an integer from 1"),
+        (&["online.server.adress=x"], "address"),
+    ] {
+        let error = served(overrides).1.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{overrides:?}: {error}");
+    }
+    let error = load_with(ONLINE, &SERVED[1..]).1.expect_err("every weight trains").to_string();
+    assert!(error.contains("add an [adapter] table"), "{error}");
+    let error = load_with(ONLINE, &SERVED[..2]).1.expect_err("no model").to_string();
+    assert!(error.contains("online.server.model"), "{error}");
+}
+
+#[test]
+fn the_documentation_lists_a_servers_keys() {
+    let page = include_str!("../../../../../docs/config.md");
+    let section = page.split("\n### `[online.server]`").nth(1).expect("a section");
+    let section = section.split("\n## ").next().expect("a section");
+    let keys = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let mut documented: Vec<&str> = keys.map(|(key, _)| key).collect();
+    let Problem::UnknownKey { mut known, .. } =
+        served(&["online.server.qqqqqqqq=1"]).1.expect_err("an unknown key").problem
+    else {
+        panic!("another problem came first")
+    };
+    known.sort_unstable();
+    documented.sort_unstable();
+    assert_eq!(documented, known);
+}

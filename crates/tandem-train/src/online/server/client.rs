@@ -1,0 +1,173 @@
+//! Requests to a server that answers: vLLM's interface, which is OpenAI's with adapters that come and go.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tandem_judge::http::{Backoff, Http, Key, Reply};
+
+use crate::config::ServerConfig;
+use crate::{Result, TrainError};
+
+/// A longer reply is not read: 64 answers of many thousand tokens.
+const LONGEST_REPLY: u64 = 1 << 28;
+
+/// Pauses before a request is sent again.
+const PAUSES: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(60) };
+
+/// Sends requests to a server, again and again if need be.
+pub struct Client {
+    http: Http,
+    server: ServerConfig,
+}
+
+impl Client {
+    /// Reads the key.
+    pub fn new(server: &ServerConfig) -> Result<Self> {
+        let error = |reason| TrainError::Server {
+            address: server.address.clone(),
+            reason: format!("online.server.key_variable {reason}"),
+        };
+        let key = server.key_variable.as_deref().map(Key::read).transpose().map_err(error)?;
+        let time = Duration::from_secs_f64(server.seconds);
+        let http = Http::new(&server.address, key, time, server.concurrency, LONGEST_REPLY);
+        Ok(Self { http, server: server.clone() })
+    }
+
+    /// Requests that may be under way at once.
+    pub fn concurrency(&self) -> usize {
+        self.server.concurrency
+    }
+
+    /// The error that ends the run.
+    pub fn error(&self, reason: String) -> TrainError {
+        TrainError::Server { address: self.server.address.clone(), reason }
+    }
+
+    /// Has the adapter in a folder loaded under a name, and makes sure that the server has it.
+    pub fn load(&self, name: &str, folder: &Path) -> Result<()> {
+        let ServerConfig { model, .. } = &self.server;
+        let models = self.models()?;
+        if !models.iter().any(|id| id == model) {
+            return Err(self.error(format!(
+                "it serves {}, not {model:?}; set online.server.model to the name of the base",
+                listed(&models)
+            )));
+        }
+        if models.iter().any(|id| id == name) {
+            // A run that was killed left it, and its folder may be gone.
+            self.unload(name)?;
+        }
+        let body = json!({ "lora_name": name, "lora_path": folder }).to_string();
+        let reply = self.send("load_lora_adapter", Some(&body)).map_err(|reason| self.error(reason))?;
+        // What was loaded and could not be told is asked for again. The name is the content's.
+        if !is_good(&reply) && !reply.text.contains("already been loaded") {
+            return Err(self.error(self.not_loaded(&reply, folder)));
+        }
+        let models = self.models()?;
+        if models.iter().any(|id| id == name) {
+            return Ok(());
+        }
+        Err(self.error(format!(
+            "it was given the adapter {name:?} and serves {}: what it would answer with are other weights; is it behind a proxy, or \
+             are there several servers?",
+            listed(&models)
+        )))
+    }
+
+    /// Has the adapter of that name unloaded.
+    pub fn unload(&self, name: &str) -> Result<()> {
+        let body = json!({ "lora_name": name }).to_string();
+        let reply = self.send("unload_lora_adapter", Some(&body)).map_err(|reason| self.error(reason))?;
+        // One that is not there any more was unloaded by a request whose reply was lost.
+        if is_good(&reply) || (reply.status == 404 && reply.text.contains(name)) {
+            return Ok(());
+        }
+        Err(self.error(format!("it does not unload the adapter {name:?}: {}", self.said(&reply))))
+    }
+
+    /// The reply to a request for answers, or what is wrong.
+    pub fn complete(&self, body: &str) -> Result<Value, String> {
+        let reply = self.send("completions", Some(body))?;
+        if !is_good(&reply) {
+            return Err(format!("it refuses a request for answers: {}", self.said(&reply)));
+        }
+        serde_json::from_str(&reply.text).map_err(|_| self.not_json(&reply))
+    }
+
+    /// The names of what it serves.
+    fn models(&self) -> Result<Vec<String>> {
+        let models = || {
+            let reply = self.send("models", None)?;
+            if !is_good(&reply) {
+                return Err(format!("it does not list its models: {}", self.said(&reply)));
+            }
+            let list: Value = serde_json::from_str(&reply.text).map_err(|_| self.not_json(&reply))?;
+            let list = list["data"].as_array().ok_or_else(|| self.not_json(&reply))?;
+            Ok(list.iter().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
+        };
+        models().map_err(|reason| self.error(reason))
+    }
+
+    /// Any reply but one that may be better another time, or why there is none after all tries.
+    fn send(&self, path: &str, body: Option<&str>) -> Result<Reply, String> {
+        let ServerConfig { address, seconds, retries, .. } = &self.server;
+        let url = format!("{address}/{path}");
+        let mut failures = 0;
+        loop {
+            let found = body.map_or_else(|| self.http.get(&url), |body| self.http.post(&url, body));
+            let (reason, after) = match found {
+                Ok(reply) if !reply.may_pass() => return Ok(reply),
+                Ok(reply) => (self.said(&reply), reply.after.unwrap_or_default()),
+                Err(reason) => (reason, Duration::ZERO),
+            };
+            failures += 1;
+            if failures > *retries || after > PAUSES.longest {
+                return Err(format!(
+                    "no answer to /{path} after {failures} tries of at most {seconds} s (online.server.retries, \
+                     online.server.seconds): {reason}"
+                ));
+            }
+            std::thread::sleep(PAUSES.jittered(failures).max(after));
+        }
+    }
+
+    fn not_loaded(&self, reply: &Reply, folder: &Path) -> String {
+        let said = self.said(reply);
+        let has_no_such_path = matches!(reply.status, 404 | 405) && !reply.text.contains("adapter");
+        match has_no_such_path {
+            true => format!(
+                "it has no /load_lora_adapter ({said}): start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its \
+                 environment, and give online.server.address with its /v1"
+            ),
+            false => format!(
+                "it does not load the adapter {}: {said}. It must find the folder at the same path (online.server.adapters), and \
+                 vLLM's --max-lora-rank must be the adapter's rank or more",
+                folder.display()
+            ),
+        }
+    }
+
+    fn said(&self, reply: &Reply) -> String {
+        format!("HTTP {}: {}", reply.status, self.http.message(reply))
+    }
+
+    fn not_json(&self, reply: &Reply) -> String {
+        format!(
+            "its reply (HTTP {}) is not what an OpenAI-compatible server says: {}; is online.server.address right?",
+            reply.status,
+            self.http.beginning(&reply.text)
+        )
+    }
+}
+
+fn is_good(reply: &Reply) -> bool {
+    (200..300).contains(&reply.status)
+}
+
+fn listed(models: &[String]) -> String {
+    match models {
+        [] => "nothing".to_owned(),
+        _ => models.iter().map(|id| format!("{id:?}")).collect::<Vec<_>>().join(", "),
+    }
+}

@@ -1,0 +1,149 @@
+//! Answers of a server of the user's, which is given the adapter of each round.
+//!
+//! The first rank writes the adapter where the server reads it, has it loaded under a name made of its content, asks for all answers
+//! and has it unloaded. An answer of any other model ends the run: what trains is never compared with what weights of another round
+//! gave. All ranks learn the same answers.
+
+mod client;
+mod completion;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use tandem_comm::{Phase, Progress};
+
+use super::Answer;
+use super::generate::{Asked, from_first};
+use crate::config::{Config, OnlineConfig};
+use crate::mesh::Mesh;
+use crate::prepare::Prepared;
+use crate::step::Scorer;
+use crate::{Result, TrainError, snapshot};
+use client::Client;
+use completion::Form;
+
+/// What asks a server.
+pub struct Server {
+    options: OnlineConfig,
+    seed: u64,
+    /// On the first rank, which alone asks.
+    first: Option<First>,
+}
+
+/// The first rank's.
+struct First {
+    client: Client,
+    adapters: PathBuf,
+    /// The folder of the round before.
+    before: Option<PathBuf>,
+}
+
+impl Server {
+    /// As the config asks for; the first rank reads the key. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// If the key's variable is not set.
+    ///
+    /// # Panics
+    /// If the config has no server.
+    pub fn of(config: &Config, is_first: bool) -> Result<Self> {
+        let server = config.server().expect("a server");
+        let first = || -> Result<_> {
+            Ok(First { client: Client::new(server)?, adapters: server.adapters.clone(), before: None })
+        };
+        Ok(Self {
+            options: config.online.clone().expect("an online run"),
+            seed: config.seed,
+            first: is_first.then(first).transpose()?,
+        })
+    }
+
+    /// The answers to all prompts of a round, by weights that have taken `after` steps. Every rank calls this, and gets the same.
+    ///
+    /// # Errors
+    /// If the adapter cannot be written, the server cannot be used, or a rank is lost.
+    pub fn answer(
+        &mut self,
+        asked: &[Asked],
+        after: u64,
+        scorer: &mut Scorer,
+        mesh: &mut Mesh,
+        prepared: &Prepared,
+    ) -> Result<Vec<Vec<Answer>>> {
+        let Scorer { policy, decoder: part, progress, .. } = scorer;
+        let answers = match &mut self.first {
+            None => {
+                snapshot::hand_over(mesh, part, policy)?;
+                None
+            }
+            Some(first) => {
+                let folder = first.adapters.join(format!("step-{after:06}"));
+                let io = |source| TrainError::Io { action: "create", path: first.adapters.clone(), source };
+                fs::create_dir_all(&first.adapters).map_err(io)?;
+                snapshot::write_adapter(&folder, prepared, mesh, part, policy)?;
+                let name = name_of(&folder)?;
+                let form = Form { name: &name, options: &self.options, seed: self.seed, prepared };
+                first.client.load(&name, &folder)?;
+                let answers = ask(&first.client, &form, asked, progress)?;
+                first.client.unload(&name)?;
+                if let Some(before) = first.before.replace(folder.clone()).filter(|before| *before != folder)
+                {
+                    let io = |source| TrainError::Io { action: "remove", path: before.clone(), source };
+                    fs::remove_dir_all(&before).map_err(io)?;
+                }
+                Some(answers)
+            }
+        };
+        from_first(answers.unwrap_or_default(), asked.len(), self.options.num_answers, mesh.world())
+    }
+}
+
+/// The name of an adapter in a folder: other content, other name.
+fn name_of(folder: &Path) -> Result<String> {
+    let mut hash = blake3::Hasher::new();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        let path = folder.join(file);
+        let bytes = fs::read(&path).map_err(|source| TrainError::Io {
+            action: "read",
+            path: path.clone(),
+            source,
+        })?;
+        hash.update(&bytes);
+    }
+    Ok(format!("tandem-{}", &hash.finalize().to_hex()[..16]))
+}
+
+/// The answers to all prompts, in their order, as many requests at once as may be. The first error ends all of it, as soon as requests
+/// that are under way have ended.
+fn ask(client: &Client, form: &Form<'_>, asked: &[Asked], progress: &Progress) -> Result<Vec<Vec<Answer>>> {
+    let next = AtomicUsize::new(0);
+    let (send, received) = mpsc::channel();
+    let mut answers = vec![Vec::new(); asked.len()];
+    let work = |send: mpsc::Sender<_>| {
+        while let Some((index, asked)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, asked.get(i)?)))
+        {
+            let answers = client.complete(&form.body(asked)).and_then(|reply| form.answers(asked, &reply));
+            let answers = answers.map_err(|reason| client.error(reason));
+            if answers.is_err() {
+                next.store(usize::MAX / 2, Ordering::Relaxed);
+            }
+            // Nobody listens where another request has failed.
+            let _ = send.send((index, answers));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..client.concurrency().min(asked.len()) {
+            let (send, work) = (send.clone(), &work);
+            scope.spawn(move || work(send));
+        }
+        drop(send);
+        for (index, found) in received {
+            progress.enter(Phase::Generate);
+            answers[index] = found?;
+        }
+        Ok(answers)
+    })
+}
