@@ -1,6 +1,6 @@
 //! `[online.server]`: a server of the user's that answers instead of this process.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tandem_judge::http;
 use tandem_model::AdapterKind;
@@ -134,7 +134,7 @@ pub(super) fn entries(server: &ServerConfig) -> Entries {
         ("seconds", (*seconds).into()),
         ("retries", integer(*retries as u64)),
         ("concurrency", integer(*concurrency as u64)),
-        ("adapters", path(adapters as &Path)),
+        ("adapters", path(adapters)),
     ]);
     out
 }

@@ -102,9 +102,25 @@ fn the_documentation_lists_exactly_the_known_keys() {
             .map(|(key, _)| key)
             .collect();
         if prefix.is_empty() {
-            documented.extend(["adapter", "reference", "data", "objective", "train", "compute", "judges"]);
+            documented.extend([
+                "adapter",
+                "reference",
+                "data",
+                "online",
+                "objective",
+                "train",
+                "compute",
+                "judges",
+            ]);
         }
-        let (_folder, config) = load_with(EXAMPLE, &[&format!("{prefix}qqqqqqqq=1")]);
+        let example = match table {
+            "online" => {
+                documented.push("server");
+                online::ONLINE
+            }
+            _ => EXAMPLE,
+        };
+        let (_folder, config) = load_with(example, &[&format!("{prefix}qqqqqqqq=1")]);
         let Problem::UnknownKey { mut known, .. } = config.expect_err("an unknown key").problem else {
             panic!("{heading}: another problem came first")
         };
@@ -113,5 +129,5 @@ fn the_documentation_lists_exactly_the_known_keys() {
         assert_eq!(documented, known, "{heading}");
         checked += 1;
     }
-    assert_eq!(checked, 7);
+    assert_eq!(checked, 8);
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const ONLINE: &str = r#"
+pub(super) const ONLINE: &str = r#"
 method = "online"
 model = "m"
 output = "o"
