@@ -227,6 +227,15 @@ fn error_404(message: &str) -> (u16, String) {
 }
 
 #[test]
+fn a_server_leaves_nothing_to_plan_for_generation() {
+    let small = Small::new("online");
+    let plan = |name| fs::read_to_string(small.path(name).join("plan.json")).unwrap();
+    run(&small, "served", &usual(), &["train.steps=1"]);
+    small.finish("own", Start::Fresh, &["adapter.rank=4", "train.steps=1"]);
+    assert!(plan("own").contains("\"generate\"") && !plan("served").contains("\"generate\""));
+}
+
+#[test]
 fn what_a_killed_run_left_loaded_is_loaded_again() {
     let small = Small::new("online");
     let server = usual();

@@ -15,6 +15,14 @@ const LONGEST_REPLY: u64 = 1 << 28;
 /// Pauses before a request is sent again.
 const PAUSES: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(60) };
 
+/// What loading needs.
+const NEEDS: &str = "It must find the folder at the same path (online.server.adapters), and vLLM's --max-lora-rank must be the adapter's \
+                     rank or more";
+
+/// What makes vLLM load anything while it runs.
+const SWITCHES: &str = "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and give \
+                        online.server.address with its /v1";
+
 /// Sends requests to a server, again and again if need be.
 pub struct Client {
     http: Http,
@@ -59,10 +67,18 @@ impl Client {
             self.unload(name)?;
         }
         let body = json!({ "lora_name": name, "lora_path": folder }).to_string();
-        let reply = self.send("load_lora_adapter", Some(&body)).map_err(|reason| self.error(reason))?;
+        let refused =
+            |why: String| format!("it does not load the adapter {}: {why}. {NEEDS}", folder.display());
+        let reply = self.send("load_lora_adapter", Some(&body));
+        let reply = reply.map_err(|reason| self.error(refused(reason)))?;
         // What was loaded and could not be told is asked for again. The name is the content's.
         if !is_good(&reply) && !reply.text.contains("already been loaded") {
-            return Err(self.error(self.not_loaded(&reply, folder)));
+            let said = self.said(&reply);
+            let has_no_such_path = matches!(reply.status, 404 | 405) && !reply.text.contains("adapter");
+            return Err(self.error(match has_no_such_path {
+                true => format!("it has no /load_lora_adapter ({said}): {SWITCHES}"),
+                false => refused(said),
+            }));
         }
         let models = self.models()?;
         if models.iter().any(|id| id == name) {
@@ -129,22 +145,6 @@ impl Client {
                 ));
             }
             std::thread::sleep(PAUSES.jittered(failures).max(after));
-        }
-    }
-
-    fn not_loaded(&self, reply: &Reply, folder: &Path) -> String {
-        let said = self.said(reply);
-        let has_no_such_path = matches!(reply.status, 404 | 405) && !reply.text.contains("adapter");
-        match has_no_such_path {
-            true => format!(
-                "it has no /load_lora_adapter ({said}): start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its \
-                 environment, and give online.server.address with its /v1"
-            ),
-            false => format!(
-                "it does not load the adapter {}: {said}. It must find the folder at the same path (online.server.adapters), and \
-                 vLLM's --max-lora-rank must be the adapter's rank or more",
-                folder.display()
-            ),
         }
     }
 

@@ -88,8 +88,8 @@ impl Server {
                 first.client.load(&name, &folder)?;
                 let answers = ask(&first.client, &form, asked, progress)?;
                 first.client.unload(&name)?;
-                if let Some(before) = first.before.replace(folder.clone()).filter(|before| *before != folder)
-                {
+                let before = first.before.replace(folder.clone()).filter(|before| *before != folder);
+                if let Some(before) = before.filter(|before| before.exists()) {
                     let io = |source| TrainError::Io { action: "remove", path: before.clone(), source };
                     fs::remove_dir_all(&before).map_err(io)?;
                 }
