@@ -19,7 +19,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Of seconds, which [`check_seconds`] has passed.
+    /// Of seconds that can be waited for: above 0, and less than a year.
     pub fn of_seconds(first: f64, longest: f64) -> Self {
         let [first, longest] = [first, longest].map(Duration::from_secs_f64);
         Self { first, longest }
