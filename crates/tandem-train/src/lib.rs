@@ -21,6 +21,7 @@
 //! * [`run_dir`]: the folder a run writes, its lock, and what may be deleted from it.
 
 pub mod checkpoint;
+mod compared;
 pub mod config;
 mod disk;
 pub mod dry_run;

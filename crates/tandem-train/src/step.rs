@@ -12,14 +12,15 @@ use tandem_kernels::{Backend, DType};
 use tandem_model::{Checkpointing, Decoder, SavedWalk, Streams, Walk, WeightSource};
 
 use crate::Result;
+use crate::compared::Compared;
 use crate::config::{Config, Method, ReferenceKind};
 use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{MetricSums, Sides, Split};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::objective::{
-    BatchTotals, Loss, ObjectiveConfig, PairLogProbs, TokenLogProbs, add_exploration, likelihood_loss,
-    nash_md_loss, preference_loss, reward_loss,
+    BatchTotals, Loss, ObjectiveConfig, TokenLogProbs, add_exploration, likelihood_loss, nash_md_loss,
+    preference_loss, reward_loss,
 };
 use crate::optimizer::Optimizer;
 use crate::pipeline::{Turn, turns};
@@ -58,43 +59,6 @@ pub struct Scorer {
     /// Of a reference that goes along.
     reference_scores: HeadScores,
     loss: Loss,
-}
-
-/// Each sequence's log-probability (or its reward), under the policy and under what it is compared with.
-struct Compared {
-    policy: Vec<f64>,
-    reference: Option<Vec<f64>>,
-    /// The same of the sequences of pairs, pair by pair, where there are pairs.
-    paired: Paired,
-}
-
-/// The sequences of pairs, pair by pair: a sequence stands as often as it is in one.
-#[derive(Default)]
-struct Paired {
-    policy: Vec<f64>,
-    reference: Option<Vec<f64>>,
-    answer_tokens: Vec<u32>,
-    scored_tokens: Vec<u32>,
-}
-
-impl Compared {
-    fn new(policy: Vec<f64>, reference: Option<Vec<f64>>, micro: &MicroBatch) -> Self {
-        fn of<T: Copy>(values: &[T], micro: &MicroBatch) -> Vec<T> {
-            micro.pairs.iter().flatten().map(|&sequence| values[sequence as usize]).collect()
-        }
-        let paired = Paired {
-            policy: of(&policy, micro),
-            reference: reference.as_ref().map(|reference| of(reference, micro)),
-            answer_tokens: of(&micro.answer_tokens, micro),
-            scored_tokens: of(&micro.scored_tokens, micro),
-        };
-        Self { policy, reference, paired }
-    }
-
-    fn pairs(&self) -> PairLogProbs<'_> {
-        let Paired { policy, reference, answer_tokens, scored_tokens } = &self.paired;
-        PairLogProbs { policy, reference: reference.as_deref(), answer_tokens, scored_tokens }
-    }
 }
 
 /// What training adds to scoring.

@@ -2,6 +2,7 @@
 
 mod memory;
 mod opening;
+mod step;
 #[cfg(test)]
 mod tests;
 
@@ -16,23 +17,22 @@ use tandem_model::ModelError;
 use tandem_model::save::{SHARD_BYTES, Save};
 
 use crate::checkpoint::Cursor;
-use crate::config::{Config, ReferenceKind, Sync};
+use crate::config::Config;
 use crate::evaluation::evaluation_record;
 use crate::events::{Event, Observer};
 use crate::homes::Homes;
 use crate::mesh::Mesh;
-use crate::metrics::{MetricsFile, Record, Split};
-use crate::micro_batch::{MicroBatcher, Rows};
-use crate::objective::exact_at_start;
-use crate::online::{Batch, Online, Ranked, Ready};
-use crate::prepare::{Prepared, compute_type};
+use crate::metrics::{MetricsFile, Record};
+use crate::micro_batch::MicroBatcher;
+use crate::online::{Batch, Online};
+use crate::prepare::Prepared;
 use crate::profile::Profiler;
 use crate::run_dir::{self, RunDir, Start};
 use crate::saver::Saver;
 use crate::schedule::Schedule;
 use crate::snapshot;
 use crate::state::State;
-use crate::step::{Learner, Scorer, StepOutcome};
+use crate::step::{Learner, Scorer};
 use crate::{Result, TrainError};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
@@ -217,140 +217,6 @@ impl Trainer {
         Ok(asked)
     }
 
-    /// One step, its checks and its line in the log.
-    fn step(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let began = Instant::now();
-        self.device().enter("data");
-        let (step, per_epoch) = (self.cursor.step, self.batches.steps_per_epoch());
-        let learning_rate = self.schedule.at(step);
-        let Self { online, scorer, mesh, prepared, batches, batcher, learner, files, .. } = self;
-        scorer.objective.beta = self.config.objective.beta_at(step, per_epoch);
-        let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, prepared, batches));
-        for line in online.iter().flat_map(Online::lines) {
-            observer.event(&Event::Warning(&line));
-        }
-        let ready = ready.transpose()?;
-        let rows = batches.rows(step);
-        if let Some(Files { rows: Some(file), .. }) = files {
-            file.write_rows(step + 1, rows)?;
-        }
-        // Prompts with answers are numbered from 0 in each step.
-        let numbers: Vec<u32>;
-        let (of, rows) = match &ready {
-            None => (Rows::Cached(&prepared.train), rows),
-            Some(ready) => {
-                numbers = (0..ready.ranked.len() as u32).collect();
-                (Rows::Ranked(&ready.ranked), &numbers[..])
-            }
-        };
-        let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
-        let share = batcher.share(of, rows, data_rank, data_size);
-        let outcome = if share.totals.pairs == 0 {
-            StepOutcome::default()
-        } else {
-            let max_norm = self.config.train.max_grad_norm;
-            let build = &mut |rows: &[u32]| batcher.build(of, rows);
-            scorer.step(learner, mesh, &share, build, learning_rate, max_norm, self.cursor.updates + 1)?
-        };
-        self.scorer.homes.device.enter("metrics");
-        if self.cursor.step == 0 && share.totals.pairs > 0 {
-            self.check_start(&outcome, observer)?;
-        }
-        self.cursor.step += 1;
-        let Sync { steps, alpha } = self.config.reference.sync;
-        if self.config.reference.kind == ReferenceKind::Sync && self.cursor.step.is_multiple_of(steps) {
-            self.scorer.pull_follower(alpha as f32)?;
-        }
-        let tokens = share.sequence_tokens;
-        self.cursor.num_tokens += tokens;
-        self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
-        let mut record = Record::new(self.cursor.step, Split::Train);
-        outcome.sums.report(&mut record);
-        if let Some(ready) = &ready {
-            self.report_answers(ready, &outcome, &mut record);
-        }
-        record.set("grad_norm", outcome.grad_norm);
-        record.set("learning_rate", learning_rate);
-        record.set("epoch", self.cursor.step as f64 / self.batches.steps_per_epoch() as f64);
-        record.set_count("num_tokens", self.cursor.num_tokens);
-        record.set("tokens_per_second", tokens as f64 / began.elapsed().as_secs_f64());
-        record.set("time", self.cursor.seconds);
-        record.set_count("memory", resident_peak());
-        record.set_count("arena", self.scorer.homes.device.high_water() as u64);
-        self.log(&record, observer)?;
-        if share.totals.pairs == 0 {
-            // Answers without a better and a worse one among them leave nothing to learn.
-            return Ok(());
-        }
-        if !outcome.updated {
-            let ranked = ready.map(|ready| ready.ranked);
-            return self.skipped(&outcome, ranked.as_deref(), observer);
-        }
-        self.cursor.updates += 1;
-        self.cursor.skipped_in_row = 0;
-        Ok(())
-    }
-
-    /// What was generated for a step.
-    fn report_answers(&self, ready: &Ready, outcome: &StepOutcome, record: &mut Record) {
-        ready.summary.report(record, self.scorer.objective.beta, outcome.sums.kl());
-        let (generating, judging, tokens) = ready.took;
-        record.set("time_generate", generating);
-        record.set("time_judge", judging);
-        record.set_count("generated_tokens", tokens as u64);
-    }
-
-    /// Counts a step that was left out; too many in a row end the run.
-    fn skipped(
-        &mut self,
-        outcome: &StepOutcome,
-        ranked: Option<&[Ranked]>,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        self.cursor.skipped += 1;
-        self.cursor.skipped_in_row += 1;
-        let places: Vec<String> = outcome
-            .suspects
-            .iter()
-            .map(|&row| ranked.map_or(row, |ranked| ranked[row as usize].row))
-            .map(|row| self.prepared.train.origin(row as usize).to_string())
-            .collect();
-        let rows = places.join(", ");
-        let in_a_row = self.cursor.skipped_in_row;
-        observer.event(&Event::Skipped { step: self.cursor.step, rows: &rows, in_a_row });
-        if in_a_row > self.config.train.max_skipped {
-            return Err(TrainError::NotFinite { step: self.cursor.step, in_a_row, rows });
-        }
-        Ok(())
-    }
-
-    /// Where policy and reference are the same weights, the first loss has one right value.
-    fn check_start(&self, outcome: &StepOutcome, observer: &mut dyn Observer) -> Result<()> {
-        if self.config.reference.kind == ReferenceKind::None {
-            return Ok(());
-        }
-        let (log_ratio, tokens) = outcome.log_ratio;
-        if self.config.reference.model.is_some() {
-            observer.event(&Event::StartingGap { per_token: log_ratio / tokens.max(1) as f64 });
-            return Ok(());
-        }
-        let Some(expected) = exact_at_start(&self.config.objective) else { return Ok(()) };
-        let found = outcome.sums.loss();
-        if !found.is_finite() {
-            // No wrong start but a broken row: the step is left out, and the rows are named.
-            return Ok(());
-        }
-        // The same weights give the same numbers up to rounding, which depends on what a row is packed with.
-        let tolerance = match compute_type(&self.config) {
-            tandem_kernels::DType::F32 => 1e-3,
-            tandem_kernels::DType::Bf16 => 3e-2,
-        };
-        if (found - expected).abs() <= tolerance * expected.abs().max(1.0) {
-            return Ok(());
-        }
-        Err(TrainError::WrongStart { expected, found, per_token: log_ratio / tokens.max(1) as f64 })
-    }
-
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(cache) = &self.prepared.eval else { return Ok(()) };
         self.mesh.world().progress().enter(Phase::Evaluate);
@@ -431,11 +297,4 @@ impl Trainer {
     pub fn output(&self) -> &Path {
         &self.config.output
     }
-}
-
-/// The largest resident size of this process so far, in bytes; 0 where the system does not tell.
-fn resident_peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
