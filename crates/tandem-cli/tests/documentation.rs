@@ -26,8 +26,9 @@ fn known_keys(shop: &Workshop, table: &str) -> BTreeSet<String> {
 fn documented_keys(text: &str, heading: &str) -> BTreeSet<String> {
     let start = text.find(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no heading {heading}"));
     let section = text[start + 4..].split("\n## ").next().unwrap_or_default();
-    section
-        .lines()
+    // Tables within a table are under headings of their own.
+    let own = section.split("\n### ").next().unwrap_or_default();
+    own.lines()
         .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
         .map(|(key, _)| key.to_owned())
         .collect()
@@ -39,7 +40,10 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     shop.write_online("run");
     let tables = ["adapter", "reference", "data", "online", "objective", "train", "compute"];
     for table in tables {
-        assert_eq!(documented_keys(&text, &format!("`[{table}]`")), known_keys(&shop, table), "[{table}]");
+        let mut known = known_keys(&shop, table);
+        // A test of `tandem-train` compares what it holds.
+        known.remove("server");
+        assert_eq!(documented_keys(&text, &format!("`[{table}]`")), known, "[{table}]");
     }
     let mut top = known_keys(&shop, "");
     tables.iter().for_each(|table| assert!(top.remove(*table), "{table}"));
