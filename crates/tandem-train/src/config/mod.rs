@@ -165,13 +165,14 @@ impl Config {
         let adapter = root.take("adapter").map(|entry| adapter::parse(entry.section()?)).transpose()?;
         let adapts = adapter.is_some();
         let data = data::parse(root.section("data")?, method)?;
-        let compute = compute::parse(root.section("compute")?, method, adapts)?;
+        // What is wrong with it is told after what stands before it.
+        let compute = compute::parse(root.section("compute")?, method, adapts);
         let around = online::Around {
             method,
             max_length: data.max_length,
             output: &output,
             adapter: adapter.as_ref(),
-            tensor: compute.tensor,
+            tensor: compute.as_ref().map_or(1, |compute| compute.tensor),
         };
         let online = online::parse(root.take("online"), || root.section("online"), &around)?;
         let algorithm = online.as_ref().map_or(Algorithm::Dpo, |online| online.algorithm);
@@ -192,7 +193,7 @@ impl Config {
             data,
             online,
             train: train::parse(root.section("train")?)?,
-            compute,
+            compute: compute?,
             judges: judges::parse(judges::under(method, &mut root)?)?,
             objective,
             model,
