@@ -49,12 +49,17 @@ fn stopped_with(shop: &Workshop, name: &str, more: &[&str]) -> ExitStatus {
     status
 }
 
+/// The run in pieces left the log and the weights of the one that was never stopped.
+fn ended_as_the_whole_one(shop: &Workshop) {
+    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
+    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
+}
+
 /// Resumes the stopped run, and compares it with one that was never stopped.
 fn resume_and_compare(shop: &Workshop) {
     shop.run(&["train", "dpo.toml", "--set", STEPS, "--resume"]).expect(0);
     shop.run(&["train", "dpo.toml", "--set", STEPS, "--set", "output=whole"]).expect(0);
-    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
-    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
+    ended_as_the_whole_one(shop);
 }
 
 #[test]
@@ -83,9 +88,8 @@ fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
     assert_eq!(Some(newest_step(&shop, "run")), last, "the last step that ran is the one that was saved");
     shop.run(&[&train[..], &["--resume"]].concat()).expect(0);
     shop.run(&[&train[..], &["--set", "output=whole"]].concat()).expect(0);
-    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
+    ended_as_the_whole_one(&shop);
     assert_eq!(shop.read("run/samples.jsonl"), shop.read("whole/samples.jsonl"));
-    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
 }
 
 /// At moments that nobody chose: while it loads, answers, judges, trains or saves; each time on another number of ranks.
@@ -106,9 +110,8 @@ fn an_online_run_that_is_killed_again_and_again_ends_the_same() {
     }
     shop.run(&[&train[..], &["--resume"]].concat()).expect(0);
     shop.run(&[&train[..], &["--set", "output=whole"]].concat()).expect(0);
-    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
+    ended_as_the_whole_one(&shop);
     assert_eq!(shop.read("run/samples.jsonl"), shop.read("whole/samples.jsonl"));
-    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
 }
 
 #[test]
@@ -131,8 +134,7 @@ fn killed_while_its_state_lies_in_a_file_a_run_leaves_no_file_and_resumes_bit_fo
     assert_eq!(entries(&shop.path("scratch")), [""; 0]);
     shop.run(&[&["train", "dpo.toml", "--set", STEPS, "--resume"], &offload[..]].concat()).expect(0);
     shop.run(&["train", "dpo.toml", "--set", STEPS, "--set", "output=whole"]).expect(0);
-    assert_eq!(shop.metrics("run"), shop.metrics("whole"));
-    assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
+    ended_as_the_whole_one(&shop);
 }
 
 #[test]

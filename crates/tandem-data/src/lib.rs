@@ -29,6 +29,7 @@ pub mod source;
 mod special_tokens;
 pub mod stop_strings;
 mod strftime;
+pub mod text_stream;
 pub mod token_cache;
 pub mod tokenizer;
 pub mod tokenizer_train;

@@ -153,6 +153,14 @@ impl Tokenizer {
         &self.eos
     }
 
+    /// Tokens of an answer but the one of [`eos_ids`](Self::eos_ids) that it may end with.
+    pub fn without_end<'t>(&self, tokens: &'t [u32]) -> &'t [u32] {
+        match tokens {
+            [rest @ .., last] if self.eos.contains(last) => rest,
+            whole => whole,
+        }
+    }
+
     /// The padding id.
     pub fn pad_id(&self) -> Option<u32> {
         self.pad

@@ -20,6 +20,13 @@ impl Random {
     }
 }
 
+/// What a forest is checked for when it is made of its parts.
+fn holds_its_invariants(forest: &Forest) {
+    let Forest { tokens, segments, predictions, num_sequences, .. } = forest.clone();
+    let rebuilt = Forest::new(tokens, segments, predictions, num_sequences);
+    assert_eq!(rebuilt.expect("the invariants hold"), *forest);
+}
+
 /// The tokens on the path to a row, with its own.
 fn text_up_to(forest: &Forest, row: u32) -> Vec<u32> {
     let segment = forest.segments.iter().position(|s| s.range.contains(&row)).unwrap();
@@ -185,13 +192,7 @@ fn a_sequence_ends_before_its_padding() {
         let mut builder = ForestBuilder::new(share_prefix);
         cases.iter().for_each(|(prompt, answers, _)| builder.push_ends(prompt, answers, Some(0)));
         let forest = builder.finish().unwrap();
-        let rebuilt = Forest::new(
-            forest.tokens.clone(),
-            forest.segments.clone(),
-            forest.predictions.clone(),
-            forest.num_sequences,
-        );
-        assert_eq!(rebuilt.expect("the invariants hold"), forest);
+        holds_its_invariants(&forest);
         let mut ends = vec![None; forest.num_sequences as usize];
         for prediction in &forest.predictions {
             let tokens = text_up_to(&forest, prediction.hidden_row);
@@ -212,13 +213,7 @@ fn answers_to_a_prompt_are_segments_of_their_own() {
         let mut builder = ForestBuilder::new(share_prefix);
         cases.iter().for_each(|(prompt, answers)| builder.push_answers(prompt, answers));
         let forest = builder.finish().unwrap();
-        let rebuilt = Forest::new(
-            forest.tokens.clone(),
-            forest.segments.clone(),
-            forest.predictions.clone(),
-            forest.num_sequences,
-        );
-        assert_eq!(rebuilt.expect("the invariants hold"), forest);
+        holds_its_invariants(&forest);
         // Every token of every answer is predicted once, from all that stands before it.
         let mut texts = vec![Vec::new(); forest.num_sequences as usize];
         for prediction in &forest.predictions {

@@ -24,6 +24,7 @@ pub mod checkpoint;
 mod compared;
 pub mod config;
 mod disk;
+mod draw;
 pub mod dry_run;
 pub mod error;
 pub mod evaluation;

@@ -329,10 +329,15 @@ pub fn compute_type(config: &Config) -> DType {
 /// compute type.
 pub fn frozen_format(config: &Config, quantised: Option<Format>) -> Format {
     let stored = quantised.filter(|_| config.adapter.is_some());
-    config.compute.format.or(stored).unwrap_or(match compute_type(config) {
+    config.compute.format.or(stored).unwrap_or(whole(compute_type(config)))
+}
+
+/// The format that keeps every number of a compute type.
+pub(crate) fn whole(dtype: DType) -> Format {
+    match dtype {
         DType::F32 => Format::F32,
         DType::Bf16 => Format::Bf16,
-    })
+    }
 }
 
 /// What the walk keeps for backward.

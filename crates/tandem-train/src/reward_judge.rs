@@ -12,11 +12,12 @@ use tandem_data::record::{Message, Text};
 use tandem_data::row;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_judge::{Counts, Group, Judge, JudgeError, Prompt, Verdict};
-use tandem_kernels::{DType, Device, Format};
+use tandem_kernels::{DType, Device};
 use tandem_model::ModelFolder;
 
 use crate::TrainError;
 use crate::config::RewardSection;
+use crate::prepare::whole;
 use crate::reward_model::{Answers, RewardModel};
 
 /// A reward model, ready to judge.
@@ -42,10 +43,7 @@ impl RewardJudge {
     ) -> Result<Self, JudgeError> {
         let name = name.into();
         let RewardSection { model: folder, max_length, micro_batch_tokens, format } = section;
-        let format = format.unwrap_or(match dtype {
-            DType::Bf16 => Format::Bf16,
-            _ => Format::F32,
-        });
+        let format = format.unwrap_or(whole(dtype));
         let open = || -> crate::Result<_> {
             let positions = ModelFolder::open_reward(folder, 0)?.spec().max_positions;
             let max_length = positions.min(*max_length);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, ops};
 use tandem_model::adapter::save_adapter;
-use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ParamSpec};
+use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ParamSpec, Result as ModelResult};
 
 use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
 use crate::mesh::Mesh;
@@ -77,11 +77,23 @@ pub fn write_adapter(
     policy: &mut Policy,
 ) -> Result<()> {
     let Prepared { folder: base, decoder, .. } = prepared;
-    save_adapter(folder, base, decoder, &mut |layer, flat| {
-        let read = read_whole(mesh, part, policy, layer);
-        flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
-        Ok(())
-    })?;
+    save_adapter(folder, base, decoder, &mut |layer, flat| copy_whole(mesh, part, policy, layer, flat))?;
+    Ok(())
+}
+
+/// [`read_whole`] into the memory of who writes a model.
+///
+/// # Errors
+/// As there.
+pub fn copy_whole(
+    mesh: &Mesh,
+    part: &Decoder,
+    policy: &mut Policy,
+    layer: LayerId,
+    flat: &mut [f32],
+) -> ModelResult<()> {
+    let read = read_whole(mesh, part, policy, layer);
+    flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use tandem_model::{Checkpointing, Decoder, SavedWalk, Streams, Walk, WeightSourc
 use crate::Result;
 use crate::compared::Compared;
 use crate::config::{Config, Method, ReferenceKind};
+use crate::draw::draw;
 use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::{MetricSums, Sides, Split};
@@ -401,12 +402,7 @@ impl Scorer {
 
 /// Another number for each micro-batch of a run, whichever rank computes it.
 fn dropout_key(seed: u64, update: u64, index: usize) -> u64 {
-    let mut hash = blake3::Hasher::new();
-    for number in [seed, update, index as u64] {
-        hash.update(&number.to_le_bytes());
-    }
-    let first = hash.finalize().as_bytes()[..8].try_into().expect("eight bytes");
-    u64::from_le_bytes(first)
+    draw(&[seed, update, index as u64])
 }
 
 impl Learner {

@@ -13,7 +13,6 @@ use std::time::Instant;
 use tandem_comm::{Phase, Reduction};
 use tandem_data::order::Batches;
 use tandem_kernels::Device;
-use tandem_model::ModelError;
 use tandem_model::save::{SHARD_BYTES, Save};
 
 use crate::checkpoint::Cursor;
@@ -185,11 +184,8 @@ impl Trainer {
             observer.event(&Event::Finished(&folder));
         } else if self.files.is_some() {
             let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
-            save.write(&folder, &mut |layer, flat| {
-                let read = snapshot::read_whole(&self.mesh, part, policy, layer);
-                flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
-                Ok(())
-            })?;
+            let mesh = &self.mesh;
+            save.write(&folder, &mut |layer, flat| snapshot::copy_whole(mesh, part, policy, layer, flat))?;
             observer.event(&Event::Finished(&folder));
         } else {
             snapshot::hand_over(&self.mesh, part, policy)?;

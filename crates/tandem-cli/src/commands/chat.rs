@@ -10,6 +10,7 @@ use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use signal_hook::consts::SIGINT;
 use tandem_data::record::Message;
+use tandem_data::text_stream::TextStream;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::Flow;
 use tandem_model::{Generator, Request, Sampling};
@@ -17,7 +18,7 @@ use tandem_model::{Generator, Request, Sampling};
 use crate::args::{ChatArguments, SamplingArguments};
 use crate::exit::Exit;
 use crate::generation::loaded::{encode_chat, message, positions_of};
-use crate::generation::{Loaded, Room, Text, new_seed};
+use crate::generation::{Loaded, Room, new_seed};
 
 const HELP: &str = "\
 /reset          begin a new conversation
@@ -143,7 +144,7 @@ impl Chat<'_> {
         })?;
         self.turns += 1;
         self.interrupted.store(false, Ordering::Relaxed);
-        let mut text = Text::new(tokenizer, self.stop);
+        let mut text = TextStream::new(tokenizer, self.stop);
         let (mut source, mut answer, mut tokens) = (self.model.source(), String::new(), 0);
         let (mut failure, began) = (None, Instant::now());
         while !self.generator.is_idle() {

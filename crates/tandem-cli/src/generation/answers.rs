@@ -1,10 +1,11 @@
 //! The answers to many prompts, all at once.
 
+use tandem_data::text_stream::TextStream;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::{Finish, Flow};
 use tandem_model::{ModelError, Request, Sampling};
 
-use super::{Loaded, Room, Text};
+use super::{Loaded, Room};
 use crate::args::{ComputeArguments, WeightArguments};
 
 /// Answers under way at once, at most; it bounds the memory of the cache.
@@ -64,7 +65,7 @@ pub fn all(
             ModelError::Invalid(problem) => ModelError::Invalid(format!("prompt {number}: {problem}")),
             other => other,
         })?;
-        under_way.push((Text::new(tokenizer, wanted.stop), Answered::default()));
+        under_way.push((TextStream::new(tokenizer, wanted.stop), Answered::default()));
     }
     let (mut failure, mut done) = (None, 0);
     while !generator.is_idle() {
@@ -86,8 +87,7 @@ pub fn all(
         for answer in ended {
             let (text, answered) = &mut under_way[answer.request];
             answered.text += &text.finish()?;
-            let stop = answer.tokens.last().is_some_and(|last| tokenizer.eos_ids().contains(last));
-            answered.tokens = answer.tokens.len() - usize::from(stop);
+            answered.tokens = tokenizer.without_end(&answer.tokens).len();
             answered.is_ended = answer.finish == Finish::Stop;
             done += 1;
         }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
+use tandem_data::text_stream::TextStream;
 use tandem_model::decode::{Answer, Finish, Flow, NewToken};
 use tandem_model::{ModelError, Request};
 
-use super::{Loaded, Text};
+use super::Loaded;
 
 /// Something to answer.
 pub struct Job {
@@ -56,7 +57,7 @@ pub struct Ended {
 /// A job under way.
 struct Under<'a> {
     listener: Box<dyn FnMut(Message) -> bool + Send>,
-    texts: Vec<Text<'a>>,
+    texts: Vec<TextStream<'a>>,
     ended: Vec<Option<Ended>>,
     is_wanted: bool,
 }
@@ -80,7 +81,7 @@ pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
                 let count = request.num_answers;
                 match generator.submit(request) {
                     Ok(number) => {
-                        let texts = (0..count).map(|_| Text::new(model.tokenizer(), &stop)).collect();
+                        let texts = (0..count).map(|_| TextStream::new(model.tokenizer(), &stop)).collect();
                         let under = Under { listener, texts, ended: vec![None; count], is_wanted: true };
                         under_way.insert(number, under);
                     }

@@ -3,11 +3,9 @@
 pub mod answers;
 pub mod engine;
 pub mod loaded;
-pub mod text;
 
 pub use answers::{Answered, Wanted};
 pub use loaded::{Loaded, Room};
-pub use text::Text;
 
 /// Something else each time.
 pub fn new_seed() -> u64 {

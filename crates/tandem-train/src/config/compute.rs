@@ -240,7 +240,7 @@ fn activations(entry: &Entry, checkpointing: Checkpointing) -> Result<bool, Conf
     Ok(offloads)
 }
 
-/// How many ranks hold the slices of a model.
+/// How many stages a model is cut into.
 fn pipeline(entry: &Entry, method: Method) -> Result<usize, ConfigError> {
     match entry.integer(1..=MAX_RANKS as u64)? {
         2.. if method == Method::Online => Err(entry.conflict(
@@ -250,6 +250,7 @@ fn pipeline(entry: &Entry, method: Method) -> Result<usize, ConfigError> {
     }
 }
 
+/// How many ranks hold the slices of a model.
 fn tensor(entry: &Entry, adapts: bool) -> Result<usize, ConfigError> {
     match entry.integer(1..=MAX_RANKS as u64)? {
         2.. if adapts => Err(entry.conflict(

@@ -84,16 +84,6 @@ pub enum Problem {
         /// What stands there.
         found: String,
     },
-    /// A value that makes sense but is not implemented.
-    #[error("`{key} = {found}`: {reason}")]
-    NotYet {
-        /// The full key.
-        key: String,
-        /// What stands there.
-        found: String,
-        /// One sentence: that it is not there yet, and what is.
-        reason: String,
-    },
     /// Values that contradict each other.
     #[error("`{key}`: {reason}")]
     Conflict {

@@ -155,13 +155,13 @@ fn read(mut section: Section, around: &Around<'_>) -> Result<OnlineConfig, Confi
     let share = |x: f64| (0.0..=1.0).contains(&x);
     let algorithm = algorithm(&mut section)?;
     let two = |entry: &Entry| {
-        match algorithm.asks_reference() {
-        true => Err(entry.conflict(format!(
-            "algorithm = \"{}\" has two answers to a prompt, the second of them not the policy's own; remove it",
-            algorithm.name()
-        ))),
-        false => Ok(()),
-    }
+        if !algorithm.asks_reference() {
+            return Ok(());
+        }
+        let name = algorithm.name();
+        Err(entry.conflict(format!(
+            "algorithm = \"{name}\" has two answers to a prompt, the second of them not the policy's own; remove it"
+        )))
     };
     let config = OnlineConfig {
         algorithm,

@@ -155,15 +155,6 @@ impl Entry {
         self.error(Problem::Conflict { key: self.key.clone(), reason: reason.into() })
     }
 
-    /// The error for a value that is planned; `reason` is one sentence.
-    pub fn not_yet(&self, reason: impl Into<String>) -> ConfigError {
-        let found = match &self.node.value {
-            Value::String(s) => format!("{s:?}"),
-            other => other.describe(),
-        };
-        self.error(Problem::NotYet { key: self.key.clone(), found, reason: reason.into() })
-    }
-
     fn error(&self, problem: Problem) -> ConfigError {
         ConfigError { place: self.node.place.clone(), problem }
     }
@@ -235,15 +226,6 @@ impl Entry {
 
     /// One of several names.
     pub fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T, ConfigError> {
-        self.one_of_with(choices, &[])
-    }
-
-    /// One of several names, or the refusal of a planned one.
-    pub fn one_of_with<T: Copy>(
-        &self,
-        choices: &[(&str, T)],
-        planned: &[(&str, &str)],
-    ) -> Result<T, ConfigError> {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let list = names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
         let Value::String(text) = &self.node.value else {
@@ -251,9 +233,6 @@ impl Entry {
         };
         if let Some((_, value)) = choices.iter().find(|(name, _)| name == text) {
             return Ok(*value);
-        }
-        if let Some((_, reason)) = planned.iter().find(|(name, _)| name == text) {
-            return Err(self.not_yet(*reason));
         }
         let hint = nearest(text, &names).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();
         Err(self.wrong(format!("one of {list}{hint}")))

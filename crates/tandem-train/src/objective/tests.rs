@@ -15,7 +15,7 @@ fn floats(value: &Json) -> Vec<f64> {
     value.as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number")).collect()
 }
 
-fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
+pub(super) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
     let terms = terms
         .iter()
         .map(|&(name, weight)| Term { loss: registry::find(name).expect("a known loss"), weight })

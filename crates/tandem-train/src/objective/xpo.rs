@@ -15,8 +15,8 @@ pub fn add_exploration(policy: &[f64], explored: &[u32], alpha: f64, out: &mut L
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objective::registry::find;
-    use crate::objective::{BatchTotals, Divergence, ObjectiveConfig, PairLogProbs, Term, preference_loss};
+    use crate::objective::tests::config;
+    use crate::objective::{BatchTotals, ObjectiveConfig, PairLogProbs, preference_loss};
 
     /// TRL 0.21's and 1.0's `XPOTrainer._compute_losses` in f64: two prompts, the policy's answer and the reference's; in the second
     /// the reference's is the better one.
@@ -29,18 +29,7 @@ mod tests {
             ("sigmoid", 0.6592721734773341, [-0.0245000667, 0.0252499917], [0.0295000667, -0.0202499917]),
             ("ipo_sum", 24.071, [-4.6, 5.2], [4.605, -5.195]),
         ] {
-            let config = ObjectiveConfig {
-                terms: vec![Term { loss: find(name).unwrap(), weight: 1.0 }],
-                beta: 0.1,
-                next_betas: Vec::new(),
-                beta_every: None,
-                label_smoothing: 0.0,
-                reference_free: false,
-                discopop_tau: 0.05,
-                divergence: Divergence::ReverseKl,
-                exploration: 0.01,
-                center_rewards_coefficient: None,
-            };
+            let config = ObjectiveConfig { exploration: 0.01, ..config(&[(name, 1.0)]) };
             let of =
                 |values: &[f64]| pairs.as_flattened().iter().map(|&s| values[s as usize]).collect::<Vec<_>>();
             let (of_policy, of_reference) = (of(&policy), of(&reference));

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use tandem_comm::{Group, Phase, Progress, Reduction};
-use tandem_data::stop_strings::StopStrings;
+use tandem_data::text_stream::TextStream;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::Backend;
@@ -14,10 +14,10 @@ use tandem_model::decode::{Alone, Finish, Flow, Meet, OnToken, Sources};
 use tandem_model::{Generator, GeneratorOptions, ModelError, Request, Result as ModelResult, Sampling, Walk};
 
 use super::answers::Answer;
-use super::draw;
 use super::sources::OfReference;
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatch, OnlineConfig};
+use crate::draw::draw;
 
 /// A prompt to answer, and the 0-based step that the answers are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +56,6 @@ impl Generation {
         };
         let within = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs: true };
         Self { options, seed: config.seed, within }
-    }
-
-    /// Within what a rank generates.
-    pub fn within(&self) -> &GeneratorOptions {
-        &self.within
     }
 
     /// The answers to some prompts of this rank's: the tokens of each, whether it ended, its log-probability.
@@ -109,17 +104,12 @@ impl Generation {
             if self.options.stop.is_empty() {
                 return Flow::Continue;
             }
-            let watch = watches[new.request * at_once(&self.options) + new.answer].get_or_insert_with(|| {
-                (on.tokenizer.decode_stream(true), StopStrings::new(self.options.stop.iter().cloned()))
-            });
-            match watch.0.push(new.token) {
-                Ok(piece) if watch.1.push(&piece).1 => Flow::End,
-                Ok(_) => Flow::Continue,
-                Err(error) => {
-                    failure = Some(error);
-                    Flow::End
-                }
+            let watch = watches[new.request * at_once(&self.options) + new.answer]
+                .get_or_insert_with(|| TextStream::new(on.tokenizer, &self.options.stop));
+            if let Err(error) = watch.push(new.token) {
+                failure = Some(error);
             }
+            if watch.is_ended() || failure.is_some() { Flow::End } else { Flow::Continue }
         })?;
         if let Some(error) = failure {
             return Err(error.into());

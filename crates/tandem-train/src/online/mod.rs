@@ -33,6 +33,7 @@ pub use summary::Summary;
 
 use crate::Result;
 use crate::config::{Algorithm, Config, OnlineConfig};
+use crate::draw::draw;
 use crate::mesh::Mesh;
 use crate::metrics::MetricsFile;
 use crate::prepare::Prepared;
@@ -308,16 +309,6 @@ impl Online {
 
 fn shown<'a>(config: &'a OnlineConfig, prepared: &'a Prepared) -> Shown<'a> {
     Shown { prompts: &prepared.train, tokenizer: &prepared.tokenizer, stop: &config.stop }
-}
-
-/// A number that belongs to these.
-fn draw(of: &[u64]) -> u64 {
-    let mut hash = blake3::Hasher::new();
-    for number in of {
-        hash.update(&number.to_le_bytes());
-    }
-    let first = hash.finalize().as_bytes()[..8].try_into().expect("eight bytes");
-    u64::from_le_bytes(first)
 }
 
 /// So many different numbers below `among`, or all of them, in order.

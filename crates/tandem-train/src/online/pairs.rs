@@ -3,8 +3,8 @@
 use tandem_data::forest::RowCounts;
 
 use super::answers::Answered;
-use super::draw;
 use crate::config::Pairs;
+use crate::draw::draw;
 
 /// A prompt with those of its answers that are in pairs.
 #[derive(Clone, Debug, Default, PartialEq)]

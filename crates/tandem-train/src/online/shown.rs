@@ -26,7 +26,7 @@ impl Shown<'_> {
 
     /// Tokens of an answer but the one that ends it.
     pub fn length(&self, answer: &Answer) -> usize {
-        self.without_end(answer).len()
+        self.tokenizer.without_end(&answer.tokens).len()
     }
 
     /// An answer's text, up to what ended it.
@@ -34,17 +34,10 @@ impl Shown<'_> {
     /// # Errors
     /// If a token is unknown.
     pub fn text(&self, answer: &Answer) -> Result<String> {
-        let mut text = self.tokenizer.decode(self.without_end(answer), true)?;
+        let mut text = self.tokenizer.decode(self.tokenizer.without_end(&answer.tokens), true)?;
         if let Some(end) = self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
             text.truncate(end);
         }
         Ok(text)
-    }
-
-    fn without_end<'t>(&self, answer: &'t Answer) -> &'t [u32] {
-        match &answer.tokens[..] {
-            [rest @ .., last] if self.tokenizer.eos_ids().contains(last) => rest,
-            whole => whole,
-        }
     }
 }

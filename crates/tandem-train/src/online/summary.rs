@@ -101,9 +101,4 @@ impl Summary {
         record.set_count("replayed", self.replayed as u64);
         record.set_count("age", self.age);
     }
-
-    /// Pairs of the step's own prompts.
-    pub fn num_pairs(&self) -> usize {
-        self.pairs
-    }
 }

@@ -3,9 +3,10 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::super::Answer;
 use super::super::generate::Asked;
-use super::super::{Answer, draw};
 use crate::config::OnlineConfig;
+use crate::draw::draw;
 use crate::prepare::Prepared;
 
 /// What requests are made with, and replies compared.

@@ -1,18 +1,18 @@
 //! An answer's text as its tokens come.
 
-use tandem_data::Result;
-use tandem_data::decode_stream::DecodeStream;
-use tandem_data::stop_strings::StopStrings;
-use tandem_data::tokenizer::Tokenizer;
+use crate::Result;
+use crate::decode_stream::DecodeStream;
+use crate::stop_strings::StopStrings;
+use crate::tokenizer::Tokenizer;
 
 /// Turns tokens into text, up to a string that ends it.
-pub struct Text<'a> {
+pub struct TextStream<'a> {
     decode: DecodeStream<'a>,
     stop: StopStrings,
     is_ended: bool,
 }
 
-impl<'a> Text<'a> {
+impl<'a> TextStream<'a> {
     /// An empty text.
     pub fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Self {
         let stop = StopStrings::new(stop.iter().cloned());
@@ -31,7 +31,7 @@ impl<'a> Text<'a> {
     /// The rest, when no token comes any more.
     ///
     /// # Errors
-    /// None that [`Text::push`] has not reported.
+    /// None that [`TextStream::push`] has not reported.
     pub fn finish(&mut self) -> Result<String> {
         let piece = self.decode.finish()?;
         let mut shown = self.show(&piece);
