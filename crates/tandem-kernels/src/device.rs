@@ -132,6 +132,19 @@ impl Device {
         })
     }
 
+    /// The same device for work that goes on beside this one's: with a memory of its own that may grow to `capacity` bytes and, of a
+    /// GPU, a stream of its own (see [`Device::mark`]). On a processor the two take turns with its threads. No profile times it.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn beside(&self, capacity: usize) -> Result<Self> {
+        Ok(match self {
+            Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.untimed_over(Arena::new(capacity)?))),
+            Self::Cuda(cuda) => Self::Cuda(Arc::new(cuda.beside_in(capacity)?)),
+            Self::Meta(ledger) => Self::meta_of(ledger.backend()),
+        })
+    }
+
     /// The same device with `capacity` bytes of an empty file for memory. They are set aside on its disk, so that none is
     /// missing later; the file may be removed and closed, and is gone with the last tensor.
     ///

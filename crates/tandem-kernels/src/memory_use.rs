@@ -78,6 +78,19 @@ impl MemoryUse {
         self.current.iter().sum()
     }
 
+    /// With what another memory holds, where both may be at their peaks at once.
+    #[must_use]
+    pub fn beside(&self, other: &Self) -> Self {
+        let both = |own: &[usize; Kind::ALL.len()], other: &[usize; Kind::ALL.len()]| {
+            std::array::from_fn(|kind| own[kind] + other[kind])
+        };
+        Self {
+            current: both(&self.current, &other.current),
+            at_peak: both(&self.at_peak, &other.at_peak),
+            peak: self.peak + other.peak,
+        }
+    }
+
     /// Forgets the peak so far: what is in use now is the largest total.
     pub(crate) fn begin(&mut self) {
         (self.peak, self.at_peak) = (self.total(), self.current);

@@ -7,7 +7,8 @@ use crate::layout::LayerId;
 use crate::weights::{FlatLayer, GradientSink, LayerGradients, LayerWeights, WeightSource};
 use crate::{ModelError, Result};
 
-/// One flat buffer `[1, len]` per layer, in the order of [`Decoder::layers`].
+/// One flat buffer `[1, len]` per layer, in the order of [`Decoder::layers`]. By default there is none.
+#[derive(Default)]
 pub struct FlatWeights {
     /// The buffers.
     pub layers: Vec<Tensor>,

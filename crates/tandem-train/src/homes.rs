@@ -66,6 +66,8 @@ pub struct Homes {
     file: Option<Device>,
     /// Host memory for the inputs of blocks, if they wait there; of a GPU with a stream of its own.
     activations: Option<Device>,
+    /// Where answers are generated while a step trains, if they are: with a memory of its own.
+    beside: Option<Device>,
     /// What every micro-batch takes memory for.
     pub rooms: Rooms,
     offload: Offload,
@@ -85,9 +87,15 @@ impl Homes {
             Some(cap) => own + (cap as usize).saturating_sub(needs.ram()),
             None => 2 * own + (1 << 30),
         };
-        let device = gpus::device(config, rank, capacity(needs.arena))?;
-        device.reserve(needs.arena)?;
+        let arena = needs.arena - needs.beside;
+        let device = gpus::device(config, rank, capacity(arena))?;
+        device.reserve(arena)?;
         let mut homes = Self::new(device, compute, rooms);
+        if needs.beside > 0 {
+            let beside = homes.device.beside(capacity(needs.beside))?;
+            beside.reserve(needs.beside)?;
+            homes.beside = Some(beside);
+        }
         if uses_host(compute) {
             // An evaluation may need none, and no memory is no memory that the system gives.
             let host = homes.device.with_memory(capacity(needs.host).max(1))?;
@@ -132,8 +140,8 @@ impl Homes {
 
     /// One memory for everything.
     pub fn all_in(device: Device) -> Self {
-        let (host, file, activations, rooms) = (None, None, None, Rooms::default());
-        Self { device, host, file, activations, rooms, offload: Offload::None }
+        let (host, file, activations, beside, rooms) = (None, None, None, None, Rooms::default());
+        Self { device, host, file, activations, beside, rooms, offload: Offload::None }
     }
 
     fn new(device: Device, compute: &ComputeConfig, rooms: Rooms) -> Self {
@@ -183,6 +191,16 @@ impl Homes {
     /// Where the inputs of blocks wait for backward, if not where they were computed.
     pub fn activations(&self) -> Option<&Device> {
         self.activations.as_ref()
+    }
+
+    /// Bytes of the device's arenas that were ever handed out.
+    pub fn high_water(&self) -> usize {
+        self.device.high_water() + self.beside.as_ref().map_or(0, Device::high_water)
+    }
+
+    /// Where answers are generated while a step trains, if they are.
+    pub fn beside(&self) -> Option<&Device> {
+        self.beside.as_ref()
     }
 
     /// Host memory beside the device's.

@@ -77,6 +77,14 @@ impl Mesh {
         Ok(mesh)
     }
 
+    /// The same ranks once more, for calls that go on beside those of this mesh. All of them call this.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn beside(&mut self, compute: &ComputeConfig) -> Result<Self> {
+        Self::new(self.world.split(0)?, compute)
+    }
+
     /// One rank.
     pub fn alone() -> Self {
         Self { world: Group::alone(), axes: None, hybrid: None }

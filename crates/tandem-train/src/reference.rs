@@ -8,6 +8,7 @@ mod row_scores;
 
 use std::sync::Arc;
 
+use tandem_comm::Group;
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, ops};
 use tandem_model::{Decoder, FlatWeights, Streams, Walk, WeightSource};
@@ -22,7 +23,7 @@ use crate::micro_batch::MicroBatch;
 use crate::prepare::{Decoders, Prepared, compute_type, partition};
 use crate::stages::StagedWalk;
 use crate::start::{See, Start, adapter_masters};
-use crate::store::{Policy, ReplicatedWeights, SharedReference};
+use crate::store::{Away, FrozenWeights, Policy, ReplicatedWeights, SharedReference};
 
 pub use row_scores::RowScores;
 
@@ -40,7 +41,7 @@ pub enum Reference {
         eval: Option<RowScores>,
     },
     /// A second set of weights.
-    Model(Box<dyn WeightSource + Send>),
+    Model(Box<FrozenWeights>),
     /// A second set of weights that is pulled towards the policy.
     Followed(Box<Policy>),
     /// The policy's base, with another adapter or none: it goes along with the policy.
@@ -106,6 +107,34 @@ impl Reference {
 }
 
 impl Reference {
+    /// What somebody else reads a reference's weights through, while they are lent: as [`Policy::reader`]. Where they are the
+    /// policy's base, its reader does; numbers that were computed once are not asked for.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reader(&self, homes: &Homes, device: &Device, shard: &mut Group) -> Result<Self> {
+        Ok(match self {
+            Self::None | Self::Precomputed { .. } => Self::None,
+            Self::Shared => Self::Shared,
+            Self::Model(weights) => Self::Model(Box::new(weights.reader(device, Away::of(homes)?, shard)?)),
+            Self::Followed(weights) => Self::Followed(Box::new(weights.reader(homes, device, shard)?)),
+        })
+    }
+
+    /// Lends a reference's weights to a reader of them.
+    pub fn lend(&self, reader: &mut Self) {
+        if let (Self::Followed(own), Self::Followed(reader)) = (self, reader) {
+            own.lend(reader);
+        }
+    }
+
+    /// A reader gives back what it was lent.
+    pub fn give_back(&mut self) {
+        if let Self::Followed(weights) = self {
+            weights.give_back();
+        }
+    }
+
     /// What [`Reference::log_probs`] does for a rank that has no batch while others have one.
     ///
     /// # Errors

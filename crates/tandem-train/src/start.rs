@@ -170,7 +170,7 @@ impl Start {
         shard: &mut Group,
         kind: Kind,
         see: Option<See<'_>>,
-    ) -> Result<Box<dyn WeightSource + Send>> {
+    ) -> Result<Box<FrozenWeights>> {
         let dtype = compute_type(config);
         let packings = Packings::new(decoder, self.frozen_format(config), dtype);
         let divides = config.compute.sharding == Sharding::Zero3 && shard.size() > 1;

@@ -158,6 +158,24 @@ impl Scorer {
         max_grad_norm: Option<f64>,
         update: u64,
     ) -> Result<StepOutcome> {
+        let outcome = self.differentiate(learner, mesh, share, build, update)?;
+        self.update(learner, mesh, &outcome, learning_rate, max_grad_norm, update)?;
+        Ok(outcome)
+    }
+
+    /// The first part of a step, in which no weights change: the sums of gradients, and what the step comes to. [`Scorer::update`] is
+    /// the other.
+    ///
+    /// # Errors
+    /// As [`Scorer::step`].
+    pub fn differentiate(
+        &mut self,
+        learner: &mut Learner,
+        mesh: &mut Mesh,
+        share: &Share,
+        build: &mut dyn FnMut(&[u32]) -> Result<MicroBatch>,
+        update: u64,
+    ) -> Result<StepOutcome> {
         self.progress.enter(Phase::Forward);
         self.homes.device.note(format_args!("beginning of a step"));
         let mut reports = Reports::new(share.cuts.len());
@@ -220,23 +238,40 @@ impl Scorer {
         // A dry run has no numbers, and takes the way of a good step.
         let is_dry = self.homes.device.is_meta();
         let updated = is_dry || (suspects.is_empty() && grad_norm.is_finite());
-        if updated {
-            self.progress.enter(Phase::Update);
-            self.homes.device.enter("update");
-            self.homes.device.note(format_args!("update"));
-            let scale = clip_coefficient(grad_norm, max_grad_norm) as f32;
-            let Learner { gradients, optimizer, .. } = learner;
-            // What lies in a GPU's file the processor updates, which no stream waits for.
-            if self.homes.staged().is_some() {
-                self.homes.device.synchronize()?;
-            }
-            optimizer.update(learning_rate, scale, update, gradients, &mut self.policy)?;
-            self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())?;
-        } else if suspects.is_empty() {
+        if !updated && suspects.is_empty() {
             suspects.clone_from(&share.rows);
         }
         let log_ratio = (whole.log_ratio, whole.scored_tokens as u64);
         Ok(StepOutcome { sums: whole.sums, grad_norm, updated, suspects, log_ratio })
+    }
+
+    /// The second part of a step: changes the weights, if the first came to something that they can be changed by.
+    ///
+    /// # Errors
+    /// As [`Scorer::step`].
+    pub fn update(
+        &mut self,
+        learner: &mut Learner,
+        mesh: &mut Mesh,
+        outcome: &StepOutcome,
+        learning_rate: f64,
+        max_grad_norm: Option<f64>,
+        update: u64,
+    ) -> Result<()> {
+        if !outcome.updated {
+            return Ok(());
+        }
+        self.progress.enter(Phase::Update);
+        self.homes.device.enter("update");
+        self.homes.device.note(format_args!("update"));
+        let scale = clip_coefficient(outcome.grad_norm, max_grad_norm) as f32;
+        let Learner { gradients, optimizer, .. } = learner;
+        // What lies in a GPU's file the processor updates, which no stream waits for.
+        if self.homes.staged().is_some() {
+            self.homes.device.synchronize()?;
+        }
+        optimizer.update(learning_rate, scale, update, gradients, &mut self.policy)?;
+        self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())
     }
 
     /// Pulls such a reference towards the policy: `weight · policy + (1 − weight) · reference`.

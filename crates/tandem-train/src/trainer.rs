@@ -7,6 +7,7 @@ mod step;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -38,7 +39,7 @@ use crate::{Result, TrainError};
 pub struct Trainer {
     config: Config,
     mesh: Mesh,
-    prepared: Prepared,
+    prepared: Arc<Prepared>,
     /// Before the run's folder, whose lock is held until nothing is written any more.
     saver: Saver,
     /// The run's folder and its log, on the first rank alone.
@@ -115,7 +116,7 @@ impl Trainer {
             }
         }
         let group = self.mesh.world();
-        let (place, held) = ((group.rank(), group.size()), self.scorer.homes.device.high_water());
+        let (place, held) = ((group.rank(), group.size()), self.scorer.homes.high_water());
         outcome.map_err(|error| memory::explained(error, &self.config, &self.prepared, place, held))
     }
 
@@ -135,23 +136,16 @@ impl Trainer {
             }
             self.mesh.world().progress().enter(Phase::Agree);
             device.enter("agree");
-            if self.is_to_stop(stop, observer)? {
-                self.end_profile()?;
-                if self.cursor.step == 0 {
-                    return Ok(Outcome::Stopped(None));
-                }
-                self.save(observer)?;
-                self.finish_saving(observer)?;
-                return Ok(Outcome::Stopped(self.saved.as_ref().and_then(|(_, path)| path.clone())));
+            if self.is_to_stop(stop, observer)? || !self.step(observer, stop)? {
+                return self.stopped(observer, stop);
             }
-            self.step(observer)?;
             let due = |every: Option<u64>| every.is_some_and(|n| self.cursor.step.is_multiple_of(n));
             let (evaluate, save) = (due(self.config.train.eval_every), due(self.config.train.save_every));
             if self.prepared.eval.is_some() && (evaluate || self.cursor.step == steps) {
                 self.evaluate(observer)?;
             }
             if save || self.cursor.step == steps {
-                self.save(observer)?;
+                self.save(observer, stop)?;
             }
         }
         self.end_profile()?;
@@ -167,6 +161,17 @@ impl Trainer {
         self.write_model(observer)
     }
 
+    /// Saves what there is, if anything, where the run was asked to stop.
+    fn stopped(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        self.end_profile()?;
+        if self.cursor.step == 0 {
+            return Ok(Outcome::Stopped(None));
+        }
+        self.save(observer, stop)?;
+        self.finish_saving(observer)?;
+        Ok(Outcome::Stopped(self.saved.as_ref().and_then(|(_, path)| path.clone())))
+    }
+
     /// Ends the profile, if it has not ended, after the last step that was taken.
     fn end_profile(&mut self) -> Result<()> {
         let (profiler, device) = (&mut self.profiler, &self.scorer.homes.device);
@@ -177,7 +182,7 @@ impl Trainer {
     fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         self.mesh.world().progress().enter(Phase::Finish);
         let folder = run_dir::final_path(&self.config.output);
-        let Prepared { folder: template, decoder, .. } = &self.prepared;
+        let Prepared { folder: template, decoder, .. } = &*self.prepared;
         let Scorer { policy, decoder: part, .. } = &mut self.scorer;
         if self.files.is_some() && decoder.adapter().is_some() {
             snapshot::write_adapter(&folder, &self.prepared, &self.mesh, part, policy)?;
@@ -232,7 +237,7 @@ impl Trainer {
     }
 
     /// Begins a checkpoint of this step, unless there is one; one that is under way is completed before.
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+    fn save(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<()> {
         if self.saved.as_ref().is_some_and(|(step, _)| *step == self.cursor.step) {
             return Ok(());
         }
@@ -240,7 +245,8 @@ impl Trainer {
         self.device().enter("checkpoint");
         self.finish_saving(observer)?;
         if let Some(online) = &mut self.online {
-            online.settle(&mut self.mesh)?;
+            // What is not judged yet is kept as it is.
+            online.settle(&mut self.mesh, stop)?;
             self.cursor.online = Some(online.state().clone());
         }
         let per_epoch = self.batches.steps_per_epoch();

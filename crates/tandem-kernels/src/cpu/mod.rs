@@ -75,6 +75,11 @@ impl Cpu {
         Self { arena, team, out_of_range, profile, ..*self }
     }
 
+    /// The same threads with another memory, and nobody who times.
+    pub(crate) fn untimed_over(&self, arena: Arc<Arena>) -> Self {
+        Self { profile: None, ..self.over(arena) }
+    }
+
     /// The same memory, and one thread: the caller.
     pub(crate) fn alone(&self) -> Result<Self> {
         let (out_of_range, profile) = (self.out_of_range.clone(), self.profile.clone());

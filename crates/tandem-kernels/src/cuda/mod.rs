@@ -123,10 +123,17 @@ impl Cuda {
     /// The same device and memory with a stream of its own. Memory that is given back there, or is taken there and was given back here,
     /// may be under way in the other stream: see [`Mark`].
     pub(crate) fn beside(&self) -> Result<Self> {
+        Ok(Self { profile: self.profile.clone(), ..self.streaming_beside(self.arena.clone())? })
+    }
+
+    /// The same device with a stream of its own, a memory of its own of at most `capacity` bytes, and nobody who times.
+    pub(crate) fn beside_in(&self, capacity: usize) -> Result<Self> {
+        self.streaming_beside(Arena::on(self.driver().reserve(capacity)?, capacity))
+    }
+
+    fn streaming_beside(&self, arena: Arc<Arena>) -> Result<Self> {
         let Shared { driver, flags, tf32, .. } = &*self.shared;
-        let options = Options { tf32: *tf32 };
-        let this = Self::streaming(driver.clone(), self.arena.clone(), flags.clone(), options)?;
-        Ok(Self { profile: self.profile.clone(), ..this })
+        Self::streaming(driver.clone(), arena, flags.clone(), Options { tf32: *tf32 })
     }
 
     /// The same, timed.

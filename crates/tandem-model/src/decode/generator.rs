@@ -142,7 +142,8 @@ impl<'a> Generator<'a> {
         ended.into_iter().map(end).collect()
     }
 
-    /// Answers every request, and returns answers in the order of requests, whose numbers are their places.
+    /// Answers every request, and returns answers in the order of requests, whose numbers are their places; those that ended, if
+    /// `on_token` had it break off.
     ///
     /// # Errors
     /// As [`Generator::submit`], before anything is computed, and [`Generator::step`].
@@ -185,12 +186,17 @@ impl<'a> Generator<'a> {
                 });
             }
         }
-        let mut answers = Vec::new();
+        let (mut answers, mut is_over) = (Vec::new(), false);
         while meet.any(!self.is_idle()).inspect_err(|_| self.cancel_all())? {
             answers.extend(self.step_with(sources, meet, &mut |mut token| {
                 token.request -= first;
-                on_token(token)
+                let flow = on_token(token);
+                is_over |= flow == Flow::BreakOff;
+                flow
             })?);
+            if is_over {
+                self.cancel_all();
+            }
         }
         answers.iter_mut().for_each(|answer| answer.request -= first);
         answers.sort_by_key(|answer| (answer.request, answer.answer));
@@ -368,7 +374,7 @@ impl<'a> Generator<'a> {
                 (text.tokens.len() == text.limit).then_some(Finish::Length)
             };
             let flow = on_token(NewToken { request, answer, index, token, log_prob, finish });
-            match finish.or((flow == Flow::End).then_some(Finish::Stop)) {
+            match finish.or((flow != Flow::Continue).then_some(Finish::Stop)) {
                 None => self.texts.push(text),
                 Some(finish) => ended.push(self.end(text, finish)),
             }

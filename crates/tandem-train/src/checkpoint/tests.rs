@@ -27,7 +27,11 @@ fn cursor(step: u64) -> Cursor {
     let answered = Answered { row: 3, answers: vec![answer, Answer::default()] };
     let batch = Batch { step: 9, answered_after: 8, prompts: vec![answered.clone()] };
     Cursor {
-        online: Some(OnlineState { pending: [batch].into(), replay: [answered].into() }),
+        online: Some(OnlineState {
+            pending: [batch.clone()].into(),
+            unjudged: vec![batch],
+            replay: [answered].into(),
+        }),
         step,
         updates: step - 1,
         epoch: 2,

@@ -34,7 +34,7 @@ pub struct OnlineConfig {
     pub max_batch: usize,
     /// Steps whose answers are generated at once, by the weights before the first of them.
     pub steps_per_round: u64,
-    /// Whether answers are generated a step before they are needed, and judged while the step before trains.
+    /// Whether answers are generated and judged while the step before trains.
     pub overlap: bool,
     /// Judged prompts that are kept to be trained on again.
     pub replay_size: usize,
@@ -140,7 +140,8 @@ fn read(mut section: Section, around: &Around<'_>) -> Result<OnlineConfig, Confi
             tokens
         }
     };
-    let replay_size = section.take("replay_size").map_or(Ok(0), |e| e.integer(0..=1 << 20))? as usize;
+    let replay = section.take("replay_size");
+    let replay_size = replay.as_ref().map_or(Ok(0), |e| e.integer(0..=1 << 20))? as usize;
     let replay_per_step = match section.take("replay_per_step") {
         None => 0,
         Some(entry) => match entry.integer(0..=1 << 20)? as usize {
@@ -152,6 +153,11 @@ fn read(mut section: Section, around: &Around<'_>) -> Result<OnlineConfig, Confi
             n => n,
         },
     };
+    if let Some(entry) = replay.filter(|_| replay_size > 0 && replay_per_step == 0) {
+        return Err(entry.conflict(
+            "no step would train on what is kept; say with replay_per_step how many prompts join each, or remove this key",
+        ));
+    }
     let share = |x: f64| (0.0..=1.0).contains(&x);
     let algorithm = algorithm(&mut section)?;
     let two = |entry: &Entry| {

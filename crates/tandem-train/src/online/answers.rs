@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::generate::Asked;
+
 /// What a judge said of an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,6 +61,31 @@ pub struct Batch {
 pub struct OnlineState {
     /// Batches that are judged and wait to be trained on.
     pub pending: VecDeque<Batch>,
+    /// Batches that are answered and not judged: after `pending`, if there is any. Judging them was stopped.
+    #[serde(default)]
+    pub unjudged: Vec<Batch>,
     /// Prompts that were trained on and may be again, the oldest first.
     pub replay: VecDeque<Answered>,
+}
+
+/// What a round asks, in the order of its prompts.
+pub fn asked_of(round: &[Batch]) -> Vec<Asked> {
+    let asked = |batch: &Batch| {
+        let step = batch.step;
+        batch.prompts.iter().map(move |&Answered { row, .. }| Asked { step, row }).collect::<Vec<_>>()
+    };
+    round.iter().flat_map(asked).collect()
+}
+
+/// Gives a round's prompts their answers.
+///
+/// # Panics
+/// If there are not as many.
+pub fn fill(round: &mut [Batch], answers: Vec<Vec<Answer>>) {
+    let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
+    let mut answers = answers.into_iter();
+    for prompt in prompts {
+        prompt.answers = answers.next().expect("answers to every prompt");
+    }
+    assert!(answers.next().is_none(), "answers to prompts alone");
 }

@@ -4,6 +4,7 @@
 //! rank or on what is answered beside it.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tandem_comm::{Group, Phase, Progress, Reduction};
 use tandem_data::text_stream::TextStream;
@@ -58,7 +59,12 @@ impl Generation {
         Self { options, seed: config.seed, within }
     }
 
-    /// The answers to some prompts of this rank's: the tokens of each, whether it ended, its log-probability.
+    /// Answers to a prompt.
+    pub fn num_answers(&self) -> usize {
+        self.options.num_answers
+    }
+
+    /// The answers to some prompts of this rank's: the tokens of each, whether it ended, its log-probability. `None` if it was stopped.
     ///
     /// # Errors
     /// If memory runs out or weights cannot be had.
@@ -68,13 +74,16 @@ impl Generation {
         sources: &mut dyn Sources,
         meet: &mut dyn Meet,
         asked: &[Asked],
-    ) -> Result<Vec<Vec<Answer>>> {
+    ) -> Result<Option<Vec<Vec<Answer>>>> {
         let mut groups = vec![Vec::with_capacity(self.options.num_answers); asked.len()];
         for author in self.authors() {
             let answers = self.ask(author, on, sources, meet, asked)?;
             answers.into_iter().for_each(|(place, answer)| groups[place].push(answer));
+            if on.stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
         }
-        Ok(groups)
+        Ok(Some(groups))
     }
 
     /// Who answers, one after another.
@@ -101,6 +110,9 @@ impl Generation {
         let mut failure = None;
         let answers = author.generate(on.walk, &self.within, sources, meet, requests, &mut |new| {
             on.progress.enter(Phase::Generate);
+            if on.stop.load(Ordering::Relaxed) {
+                return Flow::BreakOff;
+            }
             if self.options.stop.is_empty() {
                 return Flow::Continue;
             }
@@ -234,10 +246,26 @@ pub struct On<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Where it is said how far this has come.
     pub progress: &'a Progress,
+    /// Has it break off. Where ranks compute an answer together, nobody may: they would have to agree on it.
+    pub stop: &'a AtomicBool,
 }
+
+/// Does not stop anything.
+pub static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// Ranks that hold a model's weights in parts and walk together.
 pub struct Together(pub Group);
+
+impl Together {
+    /// Those of a shard group, of which all call this, if they do.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn of(config: &Config, shard: &mut Group) -> Result<Option<Self>> {
+        let meets = config.compute.sharding.meets_in_walk();
+        Ok(meets.then(|| shard.split(0)).transpose()?.map(Self))
+    }
+}
 
 impl Meet for Together {
     fn any(&mut self, mine: bool) -> ModelResult<bool> {
@@ -254,47 +282,51 @@ pub fn share_of(num_prompts: usize, rank: usize, num_ranks: usize) -> Range<usiz
     begin(rank)..begin(rank + 1)
 }
 
-/// All ranks' answers, in the order of the prompts, from each rank's own ([`share_of`]).
+/// All ranks' answers, in the order of the prompts, from each rank's own ([`share_of`]); `None` if a rank was stopped.
 ///
 /// # Errors
 /// If a rank is lost.
 pub fn exchange(
-    own: Vec<Vec<Answer>>,
+    own: Option<Vec<Vec<Answer>>>,
     num_prompts: usize,
     num_answers: usize,
     group: &mut Group,
-) -> Result<Vec<Vec<Answer>>> {
+) -> Result<Option<Vec<Vec<Answer>>>> {
     let num_ranks = group.size();
     let counts: Vec<usize> =
         (0..num_ranks).map(|rank| share_of(num_prompts, rank, num_ranks).len() * num_answers).collect();
     gather(own, &counts, num_answers, group)
 }
 
-/// The first rank's answers, which `own` are there, to `num_prompts` prompts.
+/// The first rank's answers to `num_prompts` prompts, where `own` are not looked at elsewhere; `None` if it was stopped.
 ///
 /// # Errors
 /// If a rank is lost.
 pub fn from_first(
-    own: Vec<Vec<Answer>>,
+    own: Option<Vec<Vec<Answer>>>,
     num_prompts: usize,
     num_answers: usize,
     group: &mut Group,
-) -> Result<Vec<Vec<Answer>>> {
+) -> Result<Option<Vec<Vec<Answer>>>> {
     let mut counts = vec![0; group.size()];
     counts[0] = num_prompts * num_answers;
+    let own = if group.rank() == 0 { own } else { Some(Vec::new()) };
     gather(own, &counts, num_answers, group)
 }
 
-/// All ranks' answers, of which each has as many as `counts` say.
+/// All ranks' answers, of which each has as many as `counts` say, unless a rank was stopped.
 fn gather(
-    own: Vec<Vec<Answer>>,
+    own: Option<Vec<Vec<Answer>>>,
     counts: &[usize],
     num_answers: usize,
     group: &mut Group,
-) -> Result<Vec<Vec<Answer>>> {
+) -> Result<Option<Vec<Vec<Answer>>>> {
     if group.size() == 1 {
         return Ok(own);
     }
+    let mut votes = [u8::from(own.is_none())];
+    group.all_reduce(&mut votes, Reduction::Max)?;
+    let Some(own) = own.filter(|_| votes == [0]) else { return Ok(None) };
     let flat = || own.iter().flatten();
     let ends: Vec<i64> = flat().map(|a| (a.tokens.len() as i64) << 1 | i64::from(a.is_ended)).collect();
     let ends = group.gather(&ends, counts)?;
@@ -312,7 +344,7 @@ fn gather(
         ..Answer::default()
     });
     let answers: Vec<Answer> = answers.collect();
-    Ok(answers.chunks(num_answers).map(<[Answer]>::to_vec).collect())
+    Ok(Some(answers.chunks(num_answers).map(<[Answer]>::to_vec).collect()))
 }
 
 #[cfg(test)]
@@ -338,9 +370,15 @@ mod tests {
                 .collect();
             let rank = |mut group: Group| {
                 let own = all[share_of(num_prompts, group.rank(), num_ranks)].to_vec();
-                let mine = if group.rank() == 0 { all.clone() } else { Vec::new() };
-                assert_eq!(exchange(own, num_prompts, 2, &mut group).unwrap(), all);
+                let mine = (group.rank() == 0).then(|| all.clone());
+                let all = Some(all.clone());
+                assert_eq!(exchange(Some(own.clone()), num_prompts, 2, &mut group).unwrap(), all);
                 assert_eq!(from_first(mine, num_prompts, 2, &mut group).unwrap(), all);
+                // One that was stopped stops all of them.
+                let unless = |is_stopped: bool| (!is_stopped).then(|| own.clone());
+                let last = group.rank() + 1 == num_ranks;
+                assert_eq!(exchange(unless(last), num_prompts, 2, &mut group).unwrap(), None);
+                assert_eq!(from_first(None, num_prompts, 2, &mut group).unwrap(), None);
             };
             std::thread::scope(|scope| {
                 let groups = tandem_comm::threads::groups(num_ranks, Duration::from_secs(60));

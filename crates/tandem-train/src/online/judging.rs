@@ -1,8 +1,8 @@
 //! Answers to scores. The first rank alone asks the judges; what an answer is worth the others learn from it.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc;
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
 
 use serde_json::{Map, Value};
 use tandem_comm::Group;
@@ -10,6 +10,7 @@ use tandem_judge::{Assessment, Candidate, Group as Case, JudgeError, Panel, Prom
 
 use super::answers::{Answer, Answered, Opinion};
 use super::shown::Shown;
+use super::work::Work;
 use crate::Result;
 
 /// The judges.
@@ -20,13 +21,15 @@ pub struct Judging {
     names: Vec<String>,
     /// What their commands write to stderr.
     lines: mpsc::Receiver<String>,
+    /// Has those that work give up.
+    stop: Arc<AtomicBool>,
 }
 
 enum At {
     /// They wait.
     Rest(Box<Panel>),
-    /// They judge while this thread goes on.
-    Work(JoinHandle<(Box<Panel>, Verdicts)>),
+    /// They judge while this thread goes on, or wait for answers.
+    Work(Work<(Box<Panel>, Verdicts)>),
 }
 
 /// For each answer of each prompt.
@@ -36,57 +39,65 @@ impl Judging {
     /// With a panel on the first rank, which `lines` come from, and without on the others.
     pub fn new(panel: Option<Panel>, lines: mpsc::Receiver<String>) -> Self {
         let names = panel.iter().flat_map(Panel::names).map(str::to_owned).collect();
-        Self { panel: panel.map(|panel| At::Rest(Box::new(panel))), names, lines }
+        Self { panel: panel.map(|panel| At::Rest(Box::new(panel))), names, lines, stop: Arc::default() }
     }
 
-    /// Has answers judged, on a thread of its own.
-    ///
-    /// # Errors
-    /// If a token is unknown.
+    /// Has the answers judged that will be sent, on a thread of its own; elsewhere than on the first rank there is nobody to send them
+    /// to.
     ///
     /// # Panics
     /// If others are being judged.
-    pub fn begin<'a>(
-        &mut self,
-        prompts: impl Iterator<Item = &'a Answered>,
-        shown: &Shown<'_>,
-    ) -> Result<()> {
-        let Some(at) = self.panel.take() else { return Ok(()) };
-        let At::Rest(mut panel) = at else { panic!("other answers are being judged") };
-        let cases = prompts.map(|answered| Owned::of(answered, shown));
-        let cases: Vec<Owned> = cases.collect::<Result<_>>()?;
+    pub fn begin(&mut self) -> Option<Sender<Cases>> {
+        let At::Rest(mut panel) = self.panel.take()? else { panic!("other answers are being judged") };
+        let (send, receive) = mpsc::channel();
+        self.stop.store(false, Ordering::Relaxed);
+        let stop = self.stop.clone();
         let judge = move || {
+            // Nobody sends any where answering has failed.
+            let Ok(Cases(cases)) = receive.recv() else { return (panel, Ok(Vec::new())) };
             let views: Vec<Case> = cases.iter().map(Owned::view).collect();
-            let verdicts = panel.judge(&views, &AtomicBool::new(false));
+            let verdicts = panel.judge(&views, &stop);
             (panel, verdicts)
         };
-        let thread = std::thread::Builder::new().name("judges".to_owned());
-        self.panel = Some(At::Work(thread.spawn(judge).expect("a thread for the judges")));
-        Ok(())
+        self.panel = Some(At::Work(Work::begin("judges", judge)));
+        Some(send)
     }
 
-    /// Waits for the judges, and tells every rank the scores.
+    /// Waits for the judges, and tells every rank the scores; `false` if they were stopped before they had all.
     ///
     /// # Errors
     /// If a judge cannot go on, or a rank is lost.
-    pub fn end(&mut self, prompts: &mut [Answered], group: &mut Group) -> Result<()> {
+    ///
+    /// # Panics
+    /// If nothing is being judged.
+    pub fn end<'a>(
+        &mut self,
+        prompts: impl Iterator<Item = &'a mut Answered>,
+        group: &mut Group,
+        stop: &AtomicBool,
+    ) -> Result<bool> {
+        let mut answers: Vec<&mut Answer> = prompts.flat_map(|prompt| &mut prompt.answers).collect();
+        let mut is_judged = true;
         if let Some(at) = self.panel.take() {
-            let At::Work(thread) = at else { panic!("nothing is being judged") };
-            let (panel, verdicts) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let At::Work(work) = at else { panic!("nothing is being judged") };
+            let (panel, verdicts) =
+                work.end(|| self.stop.store(stop.load(Ordering::Relaxed), Ordering::Relaxed));
             self.panel = Some(At::Rest(panel));
-            note(prompts, verdicts?);
+            match verdicts {
+                Err(JudgeError::Stopped) => is_judged = false,
+                verdicts => note(&mut answers, verdicts?),
+            }
         }
         if group.size() == 1 {
-            return Ok(());
+            return Ok(is_judged);
         }
-        let answers = || prompts.iter().flat_map(|answered| &answered.answers);
-        let mut scores: Vec<f64> = answers().map(|answer| answer.score.unwrap_or(f64::NAN)).collect();
+        let scores = answers.iter().map(|answer| answer.score.unwrap_or(f64::NAN));
+        let mut scores: Vec<f64> = std::iter::once(f64::from(u8::from(is_judged))).chain(scores).collect();
         group.broadcast(&mut scores, 0)?;
-        let answers = prompts.iter_mut().flat_map(|answered| &mut answered.answers);
-        answers
-            .zip(scores)
-            .for_each(|(answer, score)| answer.score = Some(score).filter(|score| !score.is_nan()));
-        Ok(())
+        for (answer, score) in answers.into_iter().zip(&scores[1..]) {
+            answer.score = Some(*score).filter(|score| !score.is_nan());
+        }
+        Ok(scores[0] == 1.0)
     }
 
     /// What their commands have written to stderr since this was called.
@@ -100,12 +111,31 @@ impl Judging {
     }
 }
 
-fn note(prompts: &mut [Answered], verdicts: Vec<Vec<Assessment>>) {
-    let answers = prompts.iter_mut().flat_map(|answered| &mut answered.answers);
-    for (answer, assessment) in answers.zip(verdicts.into_iter().flatten()) {
+impl Drop for Judging {
+    /// Nobody waits for those that work.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn note(answers: &mut [&mut Answer], verdicts: Vec<Vec<Assessment>>) {
+    for (answer, assessment) in answers.iter_mut().zip(verdicts.into_iter().flatten()) {
         answer.score = assessment.total;
         let opinion = |verdict: tandem_judge::Verdict| Opinion { score: verdict.score, said: verdict.said };
         answer.opinions = assessment.verdicts.into_iter().map(opinion).collect();
+    }
+}
+
+/// Prompts and their answers as judges see them.
+pub struct Cases(Vec<Owned>);
+
+impl Cases {
+    /// Of some prompts.
+    ///
+    /// # Errors
+    /// If a token is unknown.
+    pub fn of<'a>(prompts: impl Iterator<Item = &'a Answered>, shown: &Shown<'_>) -> Result<Self> {
+        Ok(Self(prompts.map(|answered| Owned::of(answered, shown)).collect::<Result<_>>()?))
     }
 }
 

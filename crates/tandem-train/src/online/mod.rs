@@ -6,9 +6,12 @@
 //!
 //! With `[online.server]` the first rank has a server answer all of them instead ([`server`]).
 //!
-//! With `online.overlap` a round is answered a step early, and judged while that step trains.
+//! With `online.overlap` a round is answered and judged while the step before it trains, on threads of its own ([`aside`]): by the
+//! weights as they are before that step's update, so that its last moment is the one before the update.
 
 pub mod answers;
+pub mod aside;
+pub mod borrower;
 pub mod generate;
 pub mod judging;
 pub mod pairs;
@@ -17,7 +20,10 @@ pub mod server;
 mod shown;
 pub mod sources;
 mod summary;
+mod work;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use tandem_comm::Phase;
@@ -26,6 +32,8 @@ use tandem_model::Walk;
 use tandem_model::decode::{Alone, Meet};
 
 pub use answers::{Answer, Answered, Batch, OnlineState};
+pub use aside::{Answerer, Aside};
+pub use borrower::Borrower;
 pub use generate::Generation;
 pub use pairs::{Paired, Ranked};
 pub use server::Server;
@@ -38,8 +46,9 @@ use crate::mesh::Mesh;
 use crate::metrics::MetricsFile;
 use crate::prepare::Prepared;
 use crate::step::Scorer;
-use generate::{Asked, On, Together, exchange, share_of};
-use judging::Judging;
+use answers::{asked_of, fill};
+use generate::{NEVER, On, Together, exchange, share_of};
+use judging::{Cases, Judging};
 use shown::Shown;
 use sources::Both;
 
@@ -48,37 +57,50 @@ pub struct Online {
     config: OnlineConfig,
     seed: u64,
     total_steps: u64,
+    prepared: Arc<Prepared>,
     answering: Answering,
     judging: Judging,
-    /// A round that is being judged.
-    round: Option<Vec<Batch>>,
+    /// A round that is not judged yet.
+    round: Option<Round>,
+    /// What the step that was begun last trains on.
+    current: Option<Batch>,
     state: OnlineState,
     samples: Option<MetricsFile>,
     /// Prompts that were trained on since this began.
     num_trained: usize,
-    /// Of the round that was brought for the next step.
-    seconds: Seconds,
+    took: Took,
 }
 
-/// Who answers.
+/// Who answers, and when.
 pub enum Answering {
-    /// This process; each rank its share of the prompts.
-    Own {
+    /// This process, before it trains; each rank its share of the prompts.
+    Before {
         /// How.
         generation: Generation,
         /// Those whose weights are gathered from all of them, so that they generate in step.
         together: Option<Together>,
     },
-    /// A server.
-    Server(Server),
+    /// Whoever works on a thread of its own.
+    Aside(Aside),
 }
 
-/// What a round took.
+/// A round on its way.
+enum Round {
+    /// It is being answered.
+    Asked,
+    /// It is being judged.
+    Answered(Vec<Batch>),
+}
+
+/// What the answers of a step held it up for, and how many tokens of answers came in it, on all ranks.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seconds {
-    generate: f64,
-    judge: f64,
-    tokens: usize,
+pub struct Took {
+    /// Seconds of generating, or of waiting for answers.
+    pub generate: f64,
+    /// Seconds of waiting for judges.
+    pub judge: f64,
+    /// Tokens.
+    pub tokens: usize,
 }
 
 /// What a step trains on.
@@ -87,8 +109,6 @@ pub struct Ready {
     pub ranked: Vec<Ranked>,
     /// What its own answers come to.
     pub summary: Summary,
-    /// Seconds that it took to generate and to wait for judges, and tokens that were generated on all ranks.
-    pub took: (f64, f64, usize),
 }
 
 impl Online {
@@ -98,6 +118,7 @@ impl Online {
     /// If the config is no online run's.
     pub fn new(
         config: &Config,
+        prepared: Arc<Prepared>,
         answering: Answering,
         judging: Judging,
         samples: Option<MetricsFile>,
@@ -108,13 +129,15 @@ impl Online {
             config: config.online.clone().expect("an online run"),
             seed: config.seed,
             total_steps,
+            prepared,
             answering,
             judging,
             round: None,
+            current: None,
             state,
             samples,
             num_trained: 0,
-            seconds: Seconds::default(),
+            took: Took::default(),
         }
     }
 
@@ -130,7 +153,10 @@ impl Online {
         );
     }
 
-    /// What the 0-based step trains on. Every rank calls this, and gets the same.
+    /// What the 0-based step trains on; `None` if any rank was to stop before that was known. Every rank calls this, and gets the same.
+    ///
+    /// With `online.overlap` the next round is being answered when this returns: then nothing may change the weights before
+    /// [`Online::answered`].
     ///
     /// # Errors
     /// If generating fails, a judge cannot go on, samples cannot be written, or a rank is lost.
@@ -139,112 +165,146 @@ impl Online {
         step: u64,
         scorer: &mut Scorer,
         mesh: &mut Mesh,
-        prepared: &Prepared,
         batches: &mut Batches,
-    ) -> Result<Ready> {
-        self.seconds = Seconds::default();
+        stop: &AtomicBool,
+    ) -> Result<Option<Ready>> {
+        self.commit();
+        self.took = Took::default();
         if self.state.pending.is_empty() {
-            if self.round.is_none() {
-                self.begin(step, step, scorer, mesh, prepared, batches)?;
+            let is_begun = self.round.is_some() || self.begin(step, step, scorer, mesh, batches, stop)?;
+            if !is_begun || !self.answered(mesh, stop)? || !self.settle(mesh, stop)? {
+                return Ok(None);
             }
-            self.settle(mesh)?;
         }
         let batch = self.state.pending.pop_front().expect("a round has a batch");
         assert_eq!(batch.step, step, "batches are trained on in their order");
         if self.config.overlap && self.state.pending.is_empty() && step + 1 < self.total_steps {
-            self.begin(step + 1, step, scorer, mesh, prepared, batches)?;
+            self.begin(step + 1, step, scorer, mesh, batches, stop)?;
         }
-        self.rank(batch, prepared)
+        let ready = self.rank(&batch)?;
+        self.current = Some(batch);
+        Ok(Some(ready))
     }
 
-    /// Answers a round that begins with the 0-based step `first`, by weights that have taken `after` steps, and has the judges begin.
+    /// Has a round answered and judged that begins with the 0-based step `first`, by weights that have taken `after` steps. What was
+    /// answered already and not judged is only judged. `false` if any rank was to stop.
     fn begin(
         &mut self,
         first: u64,
         after: u64,
         scorer: &mut Scorer,
         mesh: &mut Mesh,
-        prepared: &Prepared,
         batches: &mut Batches,
-    ) -> Result<()> {
-        let began = Instant::now();
-        let steps = first..(first + self.config.steps_per_round).min(self.total_steps);
-        let mut asked = Vec::new();
-        let mut counts = Vec::new();
-        for step in steps.clone() {
-            let rows = batches.rows(step);
-            counts.push(rows.len());
-            asked.extend(rows.iter().map(|&row| Asked { step, row }));
+        stop: &AtomicBool,
+    ) -> Result<bool> {
+        let mut round = std::mem::take(&mut self.state.unjudged);
+        if round.is_empty() {
+            let steps = first..(first + self.config.steps_per_round).min(self.total_steps);
+            let mut batch = |step| {
+                let prompt = |&row: &u32| Answered { row, answers: Vec::new() };
+                Batch {
+                    step,
+                    answered_after: after,
+                    prompts: batches.rows(step).iter().map(prompt).collect(),
+                }
+            };
+            round = steps.map(&mut batch).collect();
+            if let Answering::Aside(aside) = &mut self.answering {
+                aside.begin(round, self.judging.begin(), scorer, mesh, &self.prepared)?;
+                self.round = Some(Round::Asked);
+                return Ok(true);
+            }
+            let began = Instant::now();
+            let answers = self.answer(&round, scorer, mesh, stop)?;
+            self.took.generate += began.elapsed().as_secs_f64();
+            let Some(answers) = answers else { return Ok(false) };
+            fill(&mut round, answers);
+            self.took.tokens += num_tokens(&round);
         }
+        if let Some(judges) = self.judging.begin() {
+            let prompts = round.iter().flat_map(|batch| &batch.prompts);
+            // Who does not listen has failed, and says so.
+            let _ = judges.send(Cases::of(prompts, &Shown::of(&self.prepared, &self.config.stop))?);
+        }
+        self.round = Some(Round::Answered(round));
+        Ok(true)
+    }
+
+    /// This process's answers to a round.
+    fn answer(
+        &mut self,
+        round: &[Batch],
+        scorer: &mut Scorer,
+        mesh: &mut Mesh,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<Vec<Answer>>>> {
+        let Answering::Before { generation, together } = &mut self.answering else {
+            unreachable!("others answer aside")
+        };
         scorer.progress.enter(Phase::Generate);
         scorer.homes.device.enter("generate");
         scorer.homes.device.note(format_args!("generation"));
-        let answers = self.answer(&asked, after, scorer, mesh, prepared)?;
-        let tokens = answers.iter().flatten().map(|answer| answer.tokens.len()).sum::<usize>();
-        let mut answered =
-            asked.iter().zip(answers).map(|(asked, answers)| Answered { row: asked.row, answers });
-        let round: Vec<Batch> = steps
-            .zip(counts)
-            .map(|(step, count)| Batch {
-                step,
-                answered_after: after,
-                prompts: answered.by_ref().take(count).collect(),
-            })
-            .collect();
-        self.seconds.generate += began.elapsed().as_secs_f64();
-        self.seconds.tokens += tokens;
-        let prompts = round.iter().flat_map(|batch| &batch.prompts);
-        self.judging.begin(prompts, &shown(&self.config, prepared))?;
-        self.round = Some(round);
-        Ok(())
-    }
-
-    /// The answers to prompts, by weights that have taken `after` steps.
-    fn answer(
-        &mut self,
-        asked: &[Asked],
-        after: u64,
-        scorer: &mut Scorer,
-        mesh: &mut Mesh,
-        prepared: &Prepared,
-    ) -> Result<Vec<Vec<Answer>>> {
-        let (generation, together) = match &mut self.answering {
-            Answering::Server(server) => return server.answer(asked, after, scorer, mesh, prepared),
-            Answering::Own { generation, together } => (generation, together),
-        };
         let Scorer { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
         let meet: &mut dyn Meet = match together {
             Some(together) => together,
             None => &mut Alone,
         };
-        let data = mesh.data();
+        let (asked, data) = (asked_of(round), mesh.data());
         let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
         let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
         let walk = Walk { split: mesh.split(), ..walk };
-        let on = On { walk, prompts: &prepared.train, tokenizer: &prepared.tokenizer, progress };
+        let stop = if walk.split.is_some() { &NEVER } else { stop };
+        let Prepared { train: prompts, tokenizer, .. } = &*self.prepared;
+        let on = On { walk, prompts, tokenizer, progress, stop };
         let own = generation.answer(&on, &mut Both::of(policy, reference), meet, mine)?;
         exchange(own, asked.len(), self.config.num_answers, mesh.data())
     }
 
-    /// Waits until what is being judged is judged: then nothing is under way.
+    /// Waits for the answers of a round that is on its way, if there is one: from then on nobody else reads the weights. `false` if any
+    /// rank was to stop: then the step that was begun is to be left out, and there is what there was before it.
+    ///
+    /// # Errors
+    /// If answering failed, or a rank is lost.
+    pub fn answered(&mut self, mesh: &mut Mesh, stop: &AtomicBool) -> Result<bool> {
+        if let (Some(Round::Asked), Answering::Aside(aside)) = (&self.round, &mut self.answering) {
+            let began = Instant::now();
+            let progress = mesh.world().progress();
+            progress.enter(Phase::Generate);
+            let answered = aside.end(progress, stop)?;
+            self.took.generate += began.elapsed().as_secs_f64();
+            self.took.tokens += answered.as_deref().map_or(0, num_tokens);
+            self.round = answered.map(Round::Answered);
+            if self.round.is_none() {
+                self.state.pending.extend(self.current.take());
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until what is being judged is judged; then nothing is on its way. `false` if any rank was to stop before that: what is not
+    /// judged is kept as it is.
     ///
     /// # Errors
     /// If a judge cannot go on, or a rank is lost.
-    pub fn settle(&mut self, mesh: &mut Mesh) -> Result<()> {
-        let Some(mut round) = self.round.take() else { return Ok(()) };
+    pub fn settle(&mut self, mesh: &mut Mesh, stop: &AtomicBool) -> Result<bool> {
+        self.commit();
+        let Some(Round::Answered(mut round)) = self.round.take() else { return Ok(true) };
         let began = Instant::now();
         mesh.world().progress().enter(Phase::Judge);
-        let counts: Vec<usize> = round.iter().map(|batch| batch.prompts.len()).collect();
-        let mut prompts: Vec<Answered> =
-            round.iter_mut().flat_map(|batch| std::mem::take(&mut batch.prompts)).collect();
-        self.judging.end(&mut prompts, mesh.world())?;
-        let mut prompts = prompts.into_iter();
-        for (batch, count) in round.iter_mut().zip(counts) {
-            batch.prompts = prompts.by_ref().take(count).collect();
+        let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
+        let is_judged = self.judging.end(prompts, mesh.world(), stop)?;
+        match is_judged {
+            true => self.state.pending.extend(round),
+            false => self.state.unjudged = round,
         }
-        self.state.pending.extend(round);
-        self.seconds.judge += began.elapsed().as_secs_f64();
-        Ok(())
+        self.took.judge += began.elapsed().as_secs_f64();
+        Ok(is_judged)
+    }
+
+    /// What the answers of the step that was begun last took.
+    pub fn took(&self) -> Took {
+        self.took
     }
 
     /// What judges' commands have written to stderr since this was called.
@@ -262,11 +322,31 @@ impl Online {
         &self.state
     }
 
-    /// Makes pairs of a batch, lets earlier prompts join, and writes samples.
-    fn rank(&mut self, batch: Batch, prepared: &Prepared) -> Result<Ready> {
-        let OnlineConfig { pairs, replay_size, replay_per_step, samples_every, .. } = self.config;
-        let seed = |answered: &Answered| draw(&[self.seed, batch.step, u64::from(answered.row)]);
-        let make = |answered: &Answered| Paired::of(answered, pairs, seed(answered));
+    /// The pairs of a prompt that a step trains on.
+    fn pair(&self, step: u64, answered: &Answered) -> Paired {
+        Paired::of(answered, self.config.pairs, draw(&[self.seed, step, u64::from(answered.row)]))
+    }
+
+    /// Keeps what the last step was trained on, to be trained on again.
+    fn commit(&mut self) {
+        let Some(Batch { step, prompts, .. }) = self.current.take() else { return };
+        if self.config.replay_size == 0 {
+            return;
+        }
+        for answered in prompts {
+            if !self.pair(step, &answered).pairs.is_empty() {
+                self.state.replay.push_back(answered);
+            }
+        }
+        let excess = self.state.replay.len().saturating_sub(self.config.replay_size);
+        self.state.replay.drain(..excess);
+    }
+
+    /// The pairs of a batch, with earlier prompts that join; writes samples.
+    fn rank(&mut self, batch: &Batch) -> Result<Ready> {
+        let OnlineConfig { replay_per_step, samples_every, .. } = self.config;
+        let prepared = &*self.prepared;
+        let make = |answered: &Answered| self.pair(batch.step, answered);
         let rank = |answered: &Answered, paired: &Paired| {
             let prompt = prepared.train.prompt(answered.row as usize).0;
             match self.config.algorithm {
@@ -277,7 +357,7 @@ impl Online {
         };
         let paired: Vec<Paired> = batch.prompts.iter().map(make).collect();
         let names = self.judging.names();
-        let mut summary = Summary::of(&batch, &paired, names);
+        let mut summary = Summary::of(batch, &paired, names);
         let mut ranked: Vec<Ranked> =
             batch.prompts.iter().zip(&paired).map(|(answered, paired)| rank(answered, paired)).collect();
         for index in drawn(self.state.replay.len(), replay_per_step, draw(&[self.seed, batch.step])) {
@@ -291,24 +371,19 @@ impl Online {
         if let Some(file) = &mut self.samples
             && samples_every.is_some_and(|every| step.is_multiple_of(every) || step == 1)
         {
-            for line in samples::lines(step, &batch, &paired, names, &shown(&self.config, prepared))? {
+            for line in samples::lines(step, batch, &paired, names, &Shown::of(prepared, &self.config.stop))?
+            {
                 file.write_line(&line)?;
             }
         }
-        if replay_size > 0 {
-            let with_pairs =
-                batch.prompts.into_iter().zip(&paired).filter(|(_, paired)| !paired.pairs.is_empty());
-            self.state.replay.extend(with_pairs.map(|(answered, _)| answered));
-            let excess = self.state.replay.len().saturating_sub(replay_size);
-            self.state.replay.drain(..excess);
-        }
-        let Seconds { generate, judge, tokens } = self.seconds;
-        Ok(Ready { ranked, summary, took: (generate, judge, tokens) })
+        Ok(Ready { ranked, summary })
     }
 }
 
-fn shown<'a>(config: &'a OnlineConfig, prepared: &'a Prepared) -> Shown<'a> {
-    Shown { prompts: &prepared.train, tokenizer: &prepared.tokenizer, stop: &config.stop }
+/// Tokens of all answers of a round.
+fn num_tokens(round: &[Batch]) -> usize {
+    let prompts = round.iter().flat_map(|batch| &batch.prompts);
+    prompts.flat_map(|answered| &answered.answers).map(|answer| answer.tokens.len()).sum()
 }
 
 /// So many different numbers below `among`, or all of them, in order.

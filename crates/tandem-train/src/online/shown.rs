@@ -6,6 +6,7 @@ use tandem_data::tokenizer::Tokenizer;
 
 use super::answers::{Answer, Answered};
 use crate::Result;
+use crate::prepare::Prepared;
 
 /// What turns tokens into text.
 #[derive(Clone, Copy)]
@@ -18,7 +19,12 @@ pub struct Shown<'a> {
     pub stop: &'a [String],
 }
 
-impl Shown<'_> {
+impl<'a> Shown<'a> {
+    /// The prompts of a run.
+    pub fn of(prepared: &'a Prepared, stop: &'a [String]) -> Self {
+        Self { prompts: &prepared.train, tokenizer: &prepared.tokenizer, stop }
+    }
+
     /// The row of the data that a prompt came in.
     pub fn row(&self, answered: &Answered) -> Map<String, Value> {
         serde_json::from_slice(self.prompts.prompt(answered.row as usize).1).expect("it was written as JSON")

@@ -31,7 +31,7 @@ use std::ops::Range;
 
 use tandem_comm::recorder;
 use tandem_kernels::meta::{Ledger, Moment};
-use tandem_kernels::{DType, MemoryUse};
+use tandem_kernels::{DType, Device, MemoryUse};
 use tandem_model::{Stage, Walk};
 
 pub use run::{Fit, RunPlan};
@@ -41,8 +41,8 @@ use crate::config::{ComputeConfig, Config, ReferenceKind};
 use crate::homes::{Homes, Rooms};
 use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
-use crate::online::Generation;
 use crate::online::sources::Both;
+use crate::online::{Borrower, Generation};
 use crate::pipeline::most_under_way;
 use crate::prepare::{Decoders, Prepared, compute_type, threads};
 use crate::step::{Learner, Scorer};
@@ -129,8 +129,10 @@ pub struct Phase {
     pub memory: MemoryUse,
     /// When that is.
     pub moment: Moment,
-    /// One past the highest address used until its end: what is resident by then.
+    /// One past the highest address used until its end: what is resident by then, in all of the device's arenas.
     pub high_water: usize,
+    /// How much of that is of the one where answers are generated while a step trains.
+    pub beside: usize,
     /// What is offloaded to host memory.
     pub host: Offloaded,
     /// What is offloaded to a file.
@@ -151,8 +153,10 @@ pub struct Offloaded {
 /// Bytes that a rank will touch of each of its memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// Of the device's arena.
+    /// Of the device's arenas.
     pub arena: usize,
+    /// How much of that is of the one where answers are generated while a step trains.
+    pub beside: usize,
     /// Of host memory beside it: what is offloaded there.
     pub host: usize,
     /// Of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be taken from
@@ -165,6 +169,7 @@ impl Needs {
         let most = |bytes: &dyn Fn(&Phase) -> usize| phases.iter().map(bytes).max().unwrap_or(0);
         Self {
             arena: most(&|phase| phase.high_water),
+            beside: most(&|phase| phase.beside),
             host: most(&|phase| phase.host.high_water),
             file: most(&|phase| phase.file.high_water),
         }
@@ -252,7 +257,7 @@ impl Plan {
         Needs::of(&self.phases)
     }
 
-    /// Bytes of the device's arena that the run will touch.
+    /// Bytes of the device's arenas that the run will touch.
     pub fn arena_bytes(&self) -> usize {
         self.needs().arena
     }
@@ -327,16 +332,24 @@ impl Rehearsal<'_> {
         let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
         self.phases.push(Phase::of("load", &homes, 0.0));
 
-        if config.online.is_some() && config.server().is_none() {
-            begin(&homes);
+        let mut beside = None;
+        if let Some(online) = config.online.as_ref().filter(|online| online.server.is_none()) {
             let longest = outline.longest_prompt(config);
             let generation = Generation::of(config, longest, mesh.data().size());
-            homes.device.note(format_args!("generation"));
-            let Scorer { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
-            let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
-            let walk = Walk { split: mesh.split(), ..walk };
-            generation.rehearse(&walk, &mut Both::of(policy, reference), longest)?;
-            self.phases.push(Phase::of("generate", &homes, 0.0));
+            if online.overlap {
+                let device = homes.device.beside(0)?;
+                Borrower::new(generation, config, &scorer, device.clone(), &mut mesh)?
+                    .rehearse(&scorer, longest)?;
+                beside = Some(device);
+            } else {
+                begin(&homes);
+                homes.device.note(format_args!("generation"));
+                let Scorer { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
+                let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
+                let walk = Walk { split: mesh.split(), ..walk };
+                generation.rehearse(&walk, &mut Both::of(policy, reference), longest)?;
+                self.phases.push(Phase::of("generate", &homes, 0.0));
+            }
         }
 
         begin(&homes);
@@ -349,7 +362,11 @@ impl Rehearsal<'_> {
                 flops = flops.max((total_flops(&homes) - before) / turns.own.max(1) as f64);
             }
         }
-        self.phases.push(Phase::of("train", &homes, flops));
+        let train = Phase::of("train", &homes, flops);
+        self.phases.push(match beside {
+            Some(device) => train.with_generation(&device),
+            None => train,
+        });
 
         homes.device.note(format_args!("between steps"));
         begin(&homes);
@@ -411,7 +428,14 @@ impl Phase {
             ledger.map(of).unwrap_or_default()
         };
         let (host, file) = (offloaded(host), offloaded(file));
-        Self { name, memory, moment, high_water, host, file, flops }
+        Self { name, memory, moment, high_water, beside: 0, host, file, flops }
+    }
+
+    /// With answers that are generated meanwhile on a device of their own, which may be fullest at the same moment.
+    fn with_generation(self, device: &Device) -> Self {
+        let beside = device.high_water();
+        let memory = self.memory.beside(&device.memory());
+        Self { memory, high_water: self.high_water + beside, beside, ..self }
     }
 }
 

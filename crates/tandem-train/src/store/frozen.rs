@@ -24,6 +24,7 @@ pub struct FrozenWeights {
 }
 
 /// What this rank keeps of every layer, and how.
+#[derive(Clone)]
 struct Parts {
     device: Device,
     decoder: Arc<Decoder>,
@@ -33,6 +34,8 @@ struct Parts {
     bytes: Arc<Vec<Bytes>>,
     /// Whether a layer is brought when it runs: from other ranks, or from where this one keeps it.
     travels: bool,
+    /// Whether other ranks hold the rest of a layer.
+    is_divided: bool,
 }
 
 /// How the layers of a decoder are packed: all blocks alike.
@@ -80,15 +83,30 @@ impl FrozenWeights {
         packings: Packings,
         bytes: Vec<Bytes>,
         group: Option<Group>,
-        mut away: Option<Away>,
+        away: Option<Away>,
         dtype: DType,
     ) -> Result<Self> {
-        let travels = away.is_some() || group.is_some();
+        let (travels, is_divided) = (away.is_some() || group.is_some(), group.is_some());
+        let (device, bytes) = (device.clone(), Arc::new(bytes));
+        Self::bringing(Parts { device, decoder, dtype, packings, bytes, travels, is_divided }, group, away)
+    }
+
+    /// What somebody else reads these weights through: layers come to `device`, and `shard` are the ranks among which they are
+    /// divided. All of these call this.
+    ///
+    /// # Errors
+    /// If the system refuses a thread, or a rank is lost.
+    pub fn reader(&self, device: &Device, away: Option<Away>, shard: &mut Group) -> Result<Self> {
+        let group = if self.parts.is_divided { Some(shard.split(0)?) } else { None };
+        Self::bringing(Parts { device: device.clone(), ..self.parts.clone() }, group, away)
+    }
+
+    fn bringing(parts: Parts, group: Option<Group>, mut away: Option<Away>) -> Result<Self> {
         let group = group.unwrap_or_else(Group::alone);
         let (name, rank, size) = (format!("rank {} frozen", group.rank()), group.rank(), group.size());
-        let bytes = Arc::new(bytes);
+        let Parts { device, decoder, packings, bytes, travels, .. } = &parts;
         let (all, kept, of) = (packings.clone(), bytes.clone(), decoder.clone());
-        let courier = Courier::new(device, &name, group, travels, move |by, group, layer: &mut Layer| {
+        let courier = Courier::new(device, &name, group, *travels, move |by, group, layer: &mut Layer| {
             let Some(bytes) = &mut layer.bytes else { return Ok(()) };
             let counts = all.of(layer.id).counts(size);
             let own = &kept[of.index(layer.id)];
@@ -98,9 +116,8 @@ impl FrozenWeights {
             own.let_go();
             group.all_gather_numbers(numbers::bytes(by, bytes), &counts)
         })?;
-        let slots = Slots::new(courier, travels);
-        let device = device.clone();
-        Ok(Self { parts: Parts { device, decoder, dtype, packings, bytes, travels }, slots })
+        let slots = Slots::new(courier, *travels);
+        Ok(Self { parts, slots })
     }
 }
 

@@ -6,8 +6,9 @@ use tandem_model::{
     AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
 };
 
-use super::{Partition, ReplicatedWeights, ShardedWeights};
+use super::{Away, FrozenWeights, Partition, ReplicatedWeights, ShardedWeights};
 use crate::Result;
+use crate::homes::Homes;
 
 /// The policy's weights.
 pub struct Policy {
@@ -25,7 +26,7 @@ pub enum Trained {
 
 /// What an adapter stands on, and who else does.
 struct Frozen {
-    base: Box<dyn WeightSource + Send>,
+    base: Box<FrozenWeights>,
     /// The reference's adapter on the same base.
     reference: Option<ReplicatedWeights>,
     /// Whether that one follows the policy's.
@@ -39,10 +40,61 @@ impl Policy {
     }
 
     /// An adapter, whole on every rank, on a base.
-    pub fn adapted(adapter: ReplicatedWeights, base: Box<dyn WeightSource + Send>) -> Self {
+    pub fn adapted(adapter: ReplicatedWeights, base: Box<FrozenWeights>) -> Self {
         Self {
             trained: Trained::Replicated(adapter),
             frozen: Some(Frozen { base, reference: None, follows: false }),
+        }
+    }
+
+    /// What somebody else reads these weights through, while they are lent: layers come to `device`, and `shard` are the ranks among
+    /// which they are divided. All of these call this.
+    ///
+    /// # Errors
+    /// If memory runs out, the system refuses a thread, or a rank is lost.
+    pub fn reader(&self, homes: &Homes, device: &Device, shard: &mut Group) -> Result<Self> {
+        let trained = match &self.trained {
+            Trained::Replicated(weights) => Trained::Replicated(weights.reader()),
+            Trained::Sharded(weights) => {
+                Trained::Sharded(Box::new(weights.reader(device, Away::of(homes)?, shard)?))
+            }
+        };
+        let frozen = |Frozen { base, reference, follows }: &Frozen| -> Result<Frozen> {
+            Ok(Frozen {
+                base: Box::new(base.reader(device, Away::of(homes)?, shard)?),
+                reference: reference.as_ref().map(ReplicatedWeights::reader),
+                follows: *follows,
+            })
+        };
+        Ok(Self { trained, frozen: self.frozen.as_ref().map(frozen).transpose()? })
+    }
+
+    /// Lends these weights to a reader of them: nothing is written before it has given them back.
+    ///
+    /// # Panics
+    /// If it is no reader of these.
+    pub fn lend(&self, reader: &mut Self) {
+        match (&self.trained, &mut reader.trained) {
+            (Trained::Replicated(own), Trained::Replicated(reader)) => own.lend(reader),
+            (Trained::Sharded(own), Trained::Sharded(reader)) => own.lend(reader),
+            _ => panic!("weights are lent to a reader of them"),
+        }
+        if let (Some(own), Some(Frozen { reference: Some(reader), .. })) =
+            (self.reference(), &mut reader.frozen)
+        {
+            own.lend(reader);
+        }
+    }
+
+    /// A reader gives back what it was lent.
+    pub fn give_back(&mut self) {
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.give_back(),
+            Trained::Sharded(weights) => weights.give_back(),
+        }
+        if let Some(frozen) = &mut self.frozen {
+            frozen.base.rest();
+            frozen.reference.iter_mut().for_each(ReplicatedWeights::give_back);
         }
     }
 

@@ -13,6 +13,7 @@ use tandem_model::{
 use super::away::bring;
 use super::courier::{Courier, Outcome, not_made};
 use super::slots::{Bring, Slots};
+use super::weights::unshared;
 use super::{Away, Partition};
 use crate::{Result, numbers};
 
@@ -80,24 +81,58 @@ impl ShardedWeights {
         partition: Arc<Partition>,
         group: Group,
         masters: FlatWeights,
-        mut away: Option<Away>,
+        away: Option<Away>,
         dtype: DType,
     ) -> Result<Self> {
-        let travels = away.is_some() || partition.is_divided();
         let home = away.as_ref().map_or(device, Away::home).clone();
         let layers = decoder.layers().into_iter();
         let pieces = layers.map(|layer| Pieces::new(&decoder, &partition, layer, dtype));
         let pieces: Arc<Vec<_>> = Arc::new(pieces.collect());
-        let (name, all) = (format!("rank {} gather", group.rank()), pieces.clone());
-        let takes_a_while = away.is_some() || group.size() > 1;
-        let courier =
-            Courier::new(device, &name, group, takes_a_while, move |by, group, gathered: &mut Gathered| {
-                gathered.put_own(by, &mut away, &all[gathered.index])?;
-                gathered.gather(by, group, &all[gathered.index])
-            })?;
-        let slots = Slots::new(courier, travels);
         let (device, masters) = (device.clone(), Arc::new(masters));
-        Ok(Self { parts: Parts { device, home, decoder, partition, dtype, masters, pieces }, slots })
+        Self::bringing(Parts { device, home, decoder, partition, dtype, masters, pieces }, group, away)
+    }
+
+    fn bringing(parts: Parts, group: Group, mut away: Option<Away>) -> Result<Self> {
+        let travels = away.is_some() || parts.partition.is_divided();
+        let (name, all) = (format!("rank {} gather", group.rank()), parts.pieces.clone());
+        let takes_a_while = away.is_some() || group.size() > 1;
+        let gather = move |by: &Device, group: &mut Group, gathered: &mut Gathered| {
+            gathered.put_own(by, &mut away, &all[gathered.index])?;
+            gathered.gather(by, group, &all[gathered.index])
+        };
+        let courier = Courier::new(&parts.device, &name, group, takes_a_while, gather)?;
+        Ok(Self { parts, slots: Slots::new(courier, travels) })
+    }
+
+    /// What somebody else reads these weights through, while they are lent: layers come to `device`, and `shard` are the ranks among
+    /// which they are divided. All of these call this.
+    ///
+    /// # Errors
+    /// If the system refuses a thread, or a rank is lost.
+    pub fn reader(&self, device: &Device, away: Option<Away>, shard: &mut Group) -> Result<Self> {
+        let Parts { home, decoder, partition, dtype, pieces, .. } = &self.parts;
+        let parts = Parts {
+            device: device.clone(),
+            home: home.clone(),
+            decoder: decoder.clone(),
+            partition: partition.clone(),
+            dtype: *dtype,
+            masters: Arc::default(),
+            pieces: pieces.clone(),
+        };
+        let group = if partition.is_divided() { shard.split(0)? } else { Group::alone() };
+        Self::bringing(parts, group, away)
+    }
+
+    /// Lends these weights to a reader of them.
+    pub fn lend(&self, reader: &mut Self) {
+        reader.parts.masters = self.parts.masters.clone();
+    }
+
+    /// A reader gives back what it was lent.
+    pub fn give_back(&mut self) {
+        self.slots.forget();
+        self.parts.masters = Arc::default();
     }
 
     /// This rank's part of the masters.
@@ -108,7 +143,7 @@ impl ShardedWeights {
     /// As [`ShardedWeights::parts`], to be written. What was gathered before is forgotten.
     pub fn parts_mut(&mut self) -> &mut FlatWeights {
         self.slots.forget();
-        Arc::get_mut(&mut self.parts.masters).expect("nothing is under way that shares them")
+        unshared(&mut self.parts.masters)
     }
 
     /// Where the masters lie, and what works on them there.

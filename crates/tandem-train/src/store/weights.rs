@@ -18,8 +18,10 @@ use crate::{Result, numbers};
 pub struct ReplicatedWeights {
     device: Device,
     decoder: Arc<Decoder>,
-    masters: FlatWeights,
-    compute: Option<FlatWeights>,
+    /// Shared while somebody else reads them, and nobody does when they are written.
+    masters: Arc<FlatWeights>,
+    /// As the masters.
+    compute: Option<Arc<FlatWeights>>,
     /// Everything is this rank's.
     partition: Partition,
 }
@@ -32,10 +34,27 @@ impl ReplicatedWeights {
     pub fn new(device: &Device, decoder: Arc<Decoder>, masters: FlatWeights, dtype: DType) -> Result<Self> {
         let compute = match dtype {
             DType::F32 => None,
-            _ => Some(masters.compute_copy(&decoder, device, Kind::Weights, dtype)?),
+            _ => Some(Arc::new(masters.compute_copy(&decoder, device, Kind::Weights, dtype)?)),
         };
-        let partition = Partition::whole(&decoder);
+        let (partition, masters) = (Partition::whole(&decoder), Arc::new(masters));
         Ok(Self { device: device.clone(), decoder, masters, compute, partition })
+    }
+
+    /// What somebody else reads these weights through, while they are lent.
+    pub fn reader(&self) -> Self {
+        let Self { device, decoder, partition, .. } = self;
+        let (device, decoder, partition) = (device.clone(), decoder.clone(), partition.clone());
+        Self { device, decoder, masters: Arc::default(), compute: None, partition }
+    }
+
+    /// Lends these weights to a reader of them.
+    pub fn lend(&self, reader: &mut Self) {
+        (reader.masters, reader.compute) = (self.masters.clone(), self.compute.clone());
+    }
+
+    /// A reader gives back what it was lent.
+    pub fn give_back(&mut self) {
+        (self.masters, self.compute) = (Arc::default(), None);
     }
 
     /// Where they are.
@@ -67,13 +86,16 @@ impl ReplicatedWeights {
 
     /// The masters, to be written from outside; then [`ReplicatedWeights::refresh`].
     pub fn masters_mut(&mut self) -> &mut FlatWeights {
-        &mut self.masters
+        unshared(&mut self.masters)
     }
 
     /// Master and compute copy (of its first elements) of each layer, to be updated together.
     pub fn layers_mut(&mut self) -> impl Iterator<Item = (&mut Tensor, Option<&mut Tensor>)> {
-        let mut copies = self.compute.as_mut().map(|c| c.layers.iter_mut());
-        self.masters.layers.iter_mut().map(move |master| (master, copies.as_mut().and_then(Iterator::next)))
+        let mut copies = self.compute.as_mut().map(|c| unshared(c).layers.iter_mut());
+        unshared(&mut self.masters)
+            .layers
+            .iter_mut()
+            .map(move |master| (master, copies.as_mut().and_then(Iterator::next)))
     }
 
     /// Brings every rank the parts that the others have updated.
@@ -84,7 +106,7 @@ impl ReplicatedWeights {
         if !partition.is_divided() || group.size() == 1 {
             return Ok(());
         }
-        for (index, master) in self.masters.layers.iter_mut().enumerate() {
+        for (index, master) in unshared(&mut self.masters).layers.iter_mut().enumerate() {
             group.all_gather_numbers(numbers::tensor(device, master), partition.counts(index))?;
         }
         self.refresh(device)
@@ -114,4 +136,9 @@ impl WeightSource for ReplicatedWeights {
     }
 
     fn release(&mut self, _: LayerId) {}
+}
+
+/// What is to be written, which nobody else may be reading.
+pub(super) fn unshared<T>(weights: &mut Arc<T>) -> &mut T {
+    Arc::get_mut(weights).expect("weights that were lent are given back before they are written")
 }

@@ -19,7 +19,7 @@ use crate::mesh::Mesh;
 use crate::metrics::{MetricsFile, Split};
 use crate::online::generate::Together;
 use crate::online::judging::Judging;
-use crate::online::{Answering, Generation, Online, Server};
+use crate::online::{Answerer, Answering, Aside, Borrower, Generation, Online, Server};
 use crate::plan::Plan;
 use crate::prepare::{Prepared, compute_type, partition};
 use crate::profile::Profiler;
@@ -61,7 +61,7 @@ impl Trainer {
             group.barrier()?;
         }
         progress.enter(Phase::Tokenize);
-        let prepared = Prepared::open(&config, observer)?;
+        let prepared = Arc::new(Prepared::open(&config, observer)?);
         if run_dir.is_some() {
             group.barrier()?;
         }
@@ -80,7 +80,7 @@ impl Trainer {
             loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
         let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
         Ok(Self {
-            online: online(&config, &prepared, &scorer.homes, &cursor, samples, total_steps, &mut mesh)?,
+            online: online(&config, &prepared, &scorer, &cursor, samples, total_steps, &mut mesh)?,
             batches: prepared.batches(&config),
             batcher: prepared.batcher(&config),
             schedule: config.train.schedule(total_steps),
@@ -194,31 +194,37 @@ impl Opening<'_> {
 /// Where the pairs of an online run come from.
 fn online(
     config: &Config,
-    prepared: &Prepared,
-    homes: &Homes,
+    prepared: &Arc<Prepared>,
+    scorer: &Scorer,
     cursor: &Cursor,
     samples: Option<MetricsFile>,
     total_steps: u64,
     mesh: &mut Mesh,
 ) -> Result<Option<Online>> {
-    if config.online.is_none() {
-        return Ok(None);
-    }
+    let Some(options) = &config.online else { return Ok(None) };
     let (on_line, lines) = mpsc::channel();
-    let panel = if mesh.world().rank() == 0 { Some(panel(config, homes, on_line)?) } else { None };
+    let panel = if mesh.world().rank() == 0 { Some(panel(config, &scorer.homes, on_line)?) } else { None };
     let state = cursor.online.clone().unwrap_or_default();
-    let answering = if config.server().is_some() {
-        Answering::Server(Server::of(config, mesh.world().rank() == 0)?)
+    let longest = prepared.train.report().longest as usize;
+    let generation = |mesh: &mut Mesh| Generation::of(config, longest, mesh.data().size());
+    let answerer = if options.server.is_some() {
+        let server = Server::of(config, mesh.world().rank() == 0)?;
+        Some(Answerer::Server(server, mesh.world().split(0)?))
+    } else if let Some(device) = scorer.homes.beside() {
+        let device = device.clone();
+        Some(Answerer::Borrower(Borrower::new(generation(mesh), config, scorer, device, mesh)?))
     } else {
-        let longest = prepared.train.report().longest as usize;
-        let meets = config.compute.sharding.meets_in_walk();
-        Answering::Own {
-            generation: Generation::of(config, longest, mesh.data().size()),
-            together: meets.then(|| mesh.shard().split(0)).transpose()?.map(Together),
+        None
+    };
+    let answering = match answerer {
+        Some(answerer) => Answering::Aside(Aside::new(answerer, &options.stop)),
+        None => {
+            let (generation, together) = (generation(mesh), Together::of(config, mesh.shard())?);
+            Answering::Before { generation, together }
         }
     };
-    let judging = Judging::new(panel, lines);
-    Ok(Some(Online::new(config, answering, judging, samples, state, total_steps)))
+    let (judging, prepared) = (Judging::new(panel, lines), prepared.clone());
+    Ok(Some(Online::new(config, prepared, answering, judging, samples, state, total_steps)))
 }
 
 /// The judges, who tell `lines` of what their commands write to stderr.

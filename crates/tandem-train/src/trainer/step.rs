@@ -1,5 +1,6 @@
 //! One step of a run: what it trains on, its checks, and its line in the log.
 
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::{Files, Trainer};
@@ -8,25 +9,29 @@ use crate::events::{Event, Observer};
 use crate::metrics::{Record, Split};
 use crate::micro_batch::Rows;
 use crate::objective::exact_at_start;
-use crate::online::{Online, Ranked, Ready};
+use crate::online::{Online, Ranked, Ready, Took};
 use crate::prepare::compute_type;
 use crate::step::StepOutcome;
 use crate::{Result, TrainError};
 
 impl Trainer {
-    /// One step, its checks and its line in the log.
-    pub(super) fn step(&mut self, observer: &mut dyn Observer) -> Result<()> {
+    /// One step, its checks and its line in the log; `false` if an online step was left out because any rank was to stop.
+    pub(super) fn step(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<bool> {
         let began = Instant::now();
         self.device().enter("data");
         let (step, per_epoch) = (self.cursor.step, self.batches.steps_per_epoch());
         let learning_rate = self.schedule.at(step);
+        let max_norm = self.config.train.max_grad_norm;
         let Self { online, scorer, mesh, prepared, batches, batcher, learner, files, .. } = self;
         scorer.objective.beta = self.config.objective.beta_at(step, per_epoch);
-        let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, prepared, batches));
+        let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, batches, stop));
         for line in online.iter().flat_map(Online::lines) {
             observer.event(&Event::Warning(&line));
         }
-        let ready = ready.transpose()?;
+        let ready = match ready.transpose()? {
+            Some(None) => return Ok(false),
+            ready => ready.flatten(),
+        };
         let rows = batches.rows(step);
         if let Some(Files { rows: Some(file), .. }) = files {
             file.write_rows(step + 1, rows)?;
@@ -42,13 +47,25 @@ impl Trainer {
         };
         let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
         let share = batcher.share(of, rows, data_rank, data_size);
+        let update = self.cursor.updates + 1;
         let outcome = if share.totals.pairs == 0 {
             StepOutcome::default()
         } else {
-            let max_norm = self.config.train.max_grad_norm;
-            let build = &mut |rows: &[u32]| batcher.build(of, rows);
-            scorer.step(learner, mesh, &share, build, learning_rate, max_norm, self.cursor.updates + 1)?
+            scorer.differentiate(
+                learner,
+                mesh,
+                &share,
+                &mut |rows: &[u32]| batcher.build(of, rows),
+                update,
+            )?
         };
+        // What is answered meanwhile is so by the weights as they are.
+        if let Some(online) = online
+            && !online.answered(mesh, stop)?
+        {
+            return Ok(false);
+        }
+        scorer.update(learner, mesh, &outcome, learning_rate, max_norm, update)?;
         self.scorer.homes.device.enter("metrics");
         if self.cursor.step == 0 && share.totals.pairs > 0 {
             self.check_start(&outcome, observer)?;
@@ -64,15 +81,16 @@ impl Trainer {
         self.log(&record, observer)?;
         if share.totals.pairs == 0 {
             // Answers without a better and a worse one among them leave nothing to learn.
-            return Ok(());
+            return Ok(true);
         }
         if !outcome.updated {
             let ranked = ready.map(|ready| ready.ranked);
-            return self.skipped(&outcome, ranked.as_deref(), observer);
+            self.skipped(&outcome, ranked.as_deref(), observer)?;
+            return Ok(true);
         }
         self.cursor.updates += 1;
         self.cursor.skipped_in_row = 0;
-        Ok(())
+        Ok(true)
     }
 
     /// What there is to tell of a step.
@@ -80,11 +98,12 @@ impl Trainer {
         self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
         let mut record = Record::new(self.cursor.step, Split::Train);
         outcome.sums.report(&mut record);
-        if let Some(Ready { summary, took: (generating, judging, tokens), .. }) = ready {
+        if let (Some(Ready { summary, .. }), Some(online)) = (ready, &self.online) {
+            let Took { generate, judge, tokens } = online.took();
             summary.report(&mut record, self.scorer.objective.beta, outcome.sums.kl());
-            record.set("time_generate", *generating);
-            record.set("time_judge", *judging);
-            record.set_count("generated_tokens", *tokens as u64);
+            record.set("time_generate", generate);
+            record.set("time_judge", judge);
+            record.set_count("generated_tokens", tokens as u64);
         }
         record.set("grad_norm", outcome.grad_norm);
         record.set("learning_rate", learning_rate);
@@ -92,7 +111,7 @@ impl Trainer {
         record.set_count("num_tokens", self.cursor.num_tokens);
         record.set("time", self.cursor.seconds);
         record.set_count("memory", resident_peak());
-        record.set_count("arena", self.scorer.homes.device.high_water() as u64);
+        record.set_count("arena", self.scorer.homes.high_water() as u64);
         record
     }
 

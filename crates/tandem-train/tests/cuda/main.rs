@@ -7,6 +7,7 @@ mod measure;
 mod memory;
 mod offload;
 mod one_gpu;
+mod online;
 mod processor;
 #[path = "../run/small.rs"]
 #[allow(dead_code, reason = "the other runs use more of it")]

@@ -106,8 +106,9 @@ fn taken(config: &Config, ranks: usize) -> Vec<Memories> {
                     Trainer::on_rank(config.clone(), Start::Overwrite, group, &mut Silent).unwrap();
                 trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
                 let homes = trainer.homes();
-                [Some(trainer.device()), homes.host(), homes.file()]
-                    .map(|memory| memory.map_or(0, Device::high_water))
+                let [host, file] =
+                    [homes.host(), homes.file()].map(|memory| memory.map_or(0, Device::high_water));
+                [homes.high_water(), host, file]
             })
         };
         let ranks: Vec<_> = groups(ranks, DEADLINE).into_iter().map(rank).collect();
@@ -151,13 +152,15 @@ fn nor_does_a_reward_model() {
 /// Answers are as long as they come; what is planned is the most that they may take.
 #[test]
 fn nor_does_an_online_run() {
-    let kinds: [&[&str]; 6] = [
+    let kinds: [&[&str]; 8] = [
         &[],
         &["online.algorithm=xpo", "online.steps_per_round=3"],
         &["online.algorithm=nash_md", "adapter.rank=4", "online.max_new_tokens=30"],
         &["online.answers=3", "online.pairs=all", "online.max_new_tokens=40", "online.steps_per_round=2"],
         &["adapter.rank=4", "compute.format=nf4", "online.max_batch=3", "compute.checkpointing=block"],
         &["online.replay_size=9", "online.replay_per_step=3", "compute.dtype=bf16", "reference.kind=sync"],
+        &["online.overlap=true", "online.algorithm=xpo"],
+        &["online.overlap=true", "adapter.rank=4", "compute.format=nf4", "online.max_batch=3"],
     ];
     let whole: Vec<_> =
         PLACES.into_iter().filter(|(_, of_place)| !of_place[..].contains(&"compute.pipeline=2")).collect();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use tandem_comm::{Group, threads};
 use tandem_kernels::{DType, Device, Format, Kind, MemoryUse};
+use tandem_model::WeightSource;
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, LayerId, ModelFolder, Part, Save, init};
 use tandem_train::config::{Config, Weights};

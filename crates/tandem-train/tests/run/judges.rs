@@ -11,10 +11,16 @@ use serde_json::{Map, Value};
 use tandem_judge::{Assessment, Candidate, Group, JudgeError, Panel, Prompt};
 use tandem_kernels::{DType, Device};
 use tandem_train::config::load_judges;
-use tandem_train::{Result, judges};
+use tandem_train::events::Silent;
+use tandem_train::plan::Plan;
+use tandem_train::prepare::Prepared;
+use tandem_train::run_dir::Start;
+use tandem_train::{Config, Outcome, Result, judges, ranks};
 use tempfile::TempDir;
 
+use crate::ranks::log;
 use crate::reward::{classifier, golden, goldens};
+use crate::small::Small;
 
 /// What the judges of these tables say on stderr.
 type Said = Arc<Mutex<Vec<(String, String)>>>;
@@ -169,4 +175,31 @@ fn a_reward_model_stops_when_it_is_asked_to() {
     let group = Group { place: "rows.jsonl:1", prompt: Prompt::Text("so?"), row: &row, answers };
     let error = panel.judge(&[group], &AtomicBool::new(true)).unwrap_err();
     assert!(matches!(error, JudgeError::Stopped), "{error}");
+}
+
+/// The first rank, which alone has them, may take no more than was planned.
+#[test]
+fn the_plan_counts_the_reward_models_of_an_online_run() {
+    let small = Small::new("online");
+    classifier(&golden(), &small.path("model"));
+    let path = small.file("run");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("{}{REWARD}", text.split("[[judges]]").next().unwrap())).unwrap();
+    for ahead in ["online.overlap=false", "online.overlap=true"] {
+        let settings = ["compute.devices=cpu:2", "train.steps=2", "online.max_new_tokens=40", ahead];
+        let load = |more: &[&str]| {
+            Config::load(&path, &[&settings, more].concat()).unwrap_or_else(|e| panic!("{e}"))
+        };
+        let config = load(&[]);
+        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let plans = [0, 1].map(|rank| Plan::make(&config, &prepared, rank, 2).unwrap());
+        let [first, second] = plans.each_ref().map(Plan::needs);
+        assert!(first.judges > 0 && second.judges == 0, "{first:?} {second:?}");
+        assert!(first.arena >= first.judges + second.arena, "{first:?} {second:?}");
+        let cap = format!("compute.memory={}B", first.ram());
+        let outcome = ranks::train(&load(&[&cap]), Start::Overwrite, &mut Silent, &AtomicBool::new(false));
+        assert!(matches!(outcome, Ok(Outcome::Finished(_))), "{ahead}: {outcome:?}");
+        let scored = log(&small, "run").iter().all(|line| line["unscored"] == 0);
+        assert!(scored, "{ahead}");
+    }
 }

@@ -2,10 +2,13 @@
 //! is left behind.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tandem_train::Outcome;
+use tandem_train::events::Silent;
 use tandem_train::run_dir::Start;
+use tandem_train::{Outcome, ranks};
 
 use crate::ranks::log;
 use crate::small::Small;
@@ -106,6 +109,48 @@ fn nash_md_is_the_same_on_any_number_of_ranks() {
     same_everywhere(&own, &[&["compute.devices=cpu:2"]]);
 }
 
+/// Also where the weights that generate are on their way to the passes that train at the same time.
+#[test]
+fn answers_that_come_while_a_step_trains_are_the_same_on_any_number_of_ranks() {
+    same_everywhere(
+        &["online.overlap=true"],
+        &[
+            &["compute.devices=cpu:2", "compute.threads=2"],
+            &["compute.devices=cpu:3", "compute.sharding=zero3", "online.max_batch=2"],
+            &["compute.devices=cpu:4", "compute.sharding=zero3", "compute.replicate=2"],
+            &["compute.devices=cpu:2", "compute.sharding=zero2", "compute.offload=host"],
+        ],
+    );
+    let adapter = ["adapter.rank=4", "compute.format=nf4", "online.overlap=true", "online.algorithm=xpo"];
+    same_everywhere(
+        &adapter,
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.offload=host"]],
+    );
+    let followed = ["reference.kind=sync", "online.overlap=true", "compute.dtype=bf16"];
+    let followed = [&followed[..], &["online.algorithm=nash_md", "reference.sync_steps=2"]].concat();
+    same_everywhere(&followed, &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
+}
+
+/// The first two steps' answers are by the weights before the first, the third's by those before the second, and so on.
+#[test]
+fn answers_that_come_while_a_step_trains_are_by_the_weights_before_it() {
+    let small = Small::new("online");
+    let steps = |name: &str, settings: &[&str]| {
+        let (_, samples, _) = run(&small, name, settings);
+        move |step: u64| {
+            let of_step = samples.iter().filter(|line| line["step"] == step).cloned();
+            of_step.collect::<Vec<Value>>()
+        }
+    };
+    let (ahead, at_once) = (steps("a", &["online.overlap=true"]), steps("b", &["online.steps_per_round=2"]));
+    assert_eq!((ahead(1), ahead(2)), (at_once(1), at_once(2)));
+    for step in 2..=6 {
+        assert!(ahead(step).iter().all(|line| line["answered_after"] == step - 2));
+    }
+    let texts = |lines: &[Value]| lines.iter().map(|line| line["answers"].clone()).collect::<Vec<_>>();
+    assert_ne!(texts(&ahead(3)), texts(&at_once(3)), "weights moved between the first step and the second");
+}
+
 /// Slices add up in another order, which the texts of an untrained model do not show.
 #[test]
 fn slices_of_a_model_generate_together() {
@@ -124,6 +169,10 @@ fn slices_of_a_model_generate_together() {
     };
     assert_eq!(texts(&both), texts(&found));
     assert_eq!(texts(&found), texts(&whole));
+    let ahead = [&slices[..], &["train.steps=2"]].concat();
+    let before = [&ahead[..], &["online.steps_per_round=2"]].concat();
+    let ahead = run(&small, "ahead", &[&ahead[..], &["online.overlap=true"]].concat());
+    assert_eq!(texts(&ahead), texts(&run(&small, "before", &before)));
 }
 
 /// Killed or stopped after any step, also within a round and while judges work on the next.
@@ -151,6 +200,39 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
             assert_eq!(matches!(outcome, Outcome::Finished(_)), until.is_none());
             start = Start::Resume;
         }
+        let parts = left(&small, "parts");
+        assert_eq!(parts.1, whole.1, "{own:?}: samples");
+        assert_eq!(parts.0, whole.0, "{own:?}: the log");
+        assert!(parts.2 == whole.2, "{own:?}: the final weights");
+    }
+}
+
+/// At moments that nobody chose: while answers are generated or judged, or a step trains.
+#[test]
+fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
+    for own in [&["online.overlap=false"][..], &["online.overlap=true"]] {
+        let small = Small::new("online");
+        let own = [own, &["online.max_new_tokens=40", "online.answers=4"]].concat();
+        let whole = run(&small, "whole", &own);
+        let mut start = Start::Overwrite;
+        for turn in 0..8 {
+            let devices = format!("compute.devices=cpu:{}", 1 + turn % 3);
+            let settings = [&COMMON[..], &own, &[devices.as_str()]].concat();
+            let (config, stop) = (small.config("parts", &settings), AtomicBool::new(false));
+            let outcome = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(60 + 37 * turn));
+                    stop.store(true, Ordering::Relaxed);
+                });
+                ranks::train(&config, start, &mut Silent, &stop)
+            });
+            if let Outcome::Stopped(Some(_)) | Outcome::Finished(_) =
+                outcome.unwrap_or_else(|e| panic!("{e}"))
+            {
+                start = Start::Resume;
+            }
+        }
+        small.finish("parts", start, &[&COMMON[..], &own].concat());
         let parts = left(&small, "parts");
         assert_eq!(parts.1, whole.1, "{own:?}: samples");
         assert_eq!(parts.0, whole.0, "{own:?}: the log");

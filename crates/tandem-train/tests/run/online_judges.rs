@@ -2,7 +2,8 @@
 //! trains on a score that nobody gave.
 
 use std::fs;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 use tandem_train::events::Silent;
@@ -12,16 +13,20 @@ use tandem_train::{Config, Outcome, Result, ranks};
 use crate::ranks::log;
 use crate::small::Small;
 
-/// Runs on so many ranks with these judges.
-fn train(small: &Small, judges: &str, ranks: usize) -> Result<Outcome> {
-    let path = small.file("run");
+/// A run on so many ranks with these judges.
+fn config(small: &Small, name: &str, judges: &str, ranks: usize, more: &[&str]) -> Config {
+    let path = small.file(name);
     let text = fs::read_to_string(&path).unwrap();
     let without = text.split("[[judges]]").next().unwrap();
     fs::write(&path, format!("{without}{judges}")).unwrap();
     let devices = format!("compute.devices=cpu:{ranks}");
     let settings =
         ["train.steps=2", "train.batch_size=3", "compute.threads=1", "online.samples_every=1", &devices];
-    let config = Config::load(&path, &settings).unwrap_or_else(|e| panic!("{e}"));
+    Config::load(&path, &[&settings, more].concat()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn train(small: &Small, judges: &str, ranks: usize) -> Result<Outcome> {
+    let config = config(small, "run", judges, ranks, &[]);
     ranks::train(&config, Start::Overwrite, &mut Silent, &AtomicBool::new(false))
 }
 
@@ -120,6 +125,40 @@ fn a_slow_command_is_waited_for() {
     train(&small, &judge, 2).unwrap_or_else(|e| panic!("{e}"));
     let lines = log(&small, "run");
     assert!(lines.iter().all(|line| line["pairs"] == 3 && line["unscored"] == 0), "{lines:?}");
+}
+
+/// Who asks a run to stop is not made to wait for a judge that takes an hour; what was answered is judged when the run goes on.
+#[test]
+fn a_run_does_not_wait_for_its_judges_when_it_is_to_stop() {
+    for more in [&["train.steps=4"][..], &["train.steps=4", "online.overlap=true"]] {
+        let small = Small::new("online");
+        let (busy, gate) = (small.path("busy"), small.path("gate"));
+        let score = "echo \"{\\\"id\\\":$id,\\\"score\\\":$((${#line} - ${#id}))}\"";
+        let lines = "n=$((n+1)); if [ $n -gt 14 ] && [ ! -e GATE ]; then echo > BUSY; sleep 3600; fi";
+        let lines = lines.replace("GATE", gate.to_str().unwrap()).replace("BUSY", busy.to_str().unwrap());
+        let judge = shell(&format!("{lines}; {score}"), "seconds = 7200\n");
+        let (stop, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let parts = config(&small, "parts", &judge, 2, more);
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !busy.exists() && !is_over.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            let outcome = ranks::train(&parts, Start::Fresh, &mut Silent, &stop);
+            is_over.store(true, Ordering::Relaxed);
+            outcome
+        });
+        assert!(matches!(outcome, Ok(Outcome::Stopped(Some(_)))), "{outcome:?}");
+        fs::write(&gate, "").unwrap();
+        let rest = config(&small, "parts", &judge, 1, more);
+        let go = |config: &Config, start| ranks::train(config, start, &mut Silent, &AtomicBool::new(false));
+        assert!(matches!(go(&rest, Start::Resume), Ok(Outcome::Finished(_))));
+        go(&config(&small, "whole", &judge, 1, more), Start::Fresh).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(log(&small, "parts"), log(&small, "whole"), "{more:?}");
+        assert!(small.weights("parts") == small.weights("whole"), "{more:?}");
+    }
 }
 
 /// A judge of weight 0 has its say and no vote.

@@ -75,6 +75,7 @@ fn what_makes_no_sense_is_refused_with_a_sentence() {
         (&["compute.pipeline=2"], "a model in stages does not generate yet"),
         (&["online.max_new_tokens=1024"], "leaves no room for a prompt"),
         (&["online.replay_per_step=2"], "replay_size keeps 0 prompts"),
+        (&["online.replay_size=2"], "no step would train on what is kept"),
         (&["online.answers=1"], "an integer from 2 to 64"),
         (&["online.anwsers=3"], "answers"),
         (&["online.alpha=1"], "only algorithm = \"xpo\" has it"),

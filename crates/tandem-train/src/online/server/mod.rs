@@ -9,10 +9,10 @@ mod completion;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use tandem_comm::{Phase, Progress};
+use tandem_comm::{Group, Phase, Progress};
 
 use super::Answer;
 use super::generate::{Asked, from_first};
@@ -36,6 +36,8 @@ pub struct Server {
 struct First {
     client: Client,
     adapters: PathBuf,
+    /// The folder of the adapter that is to answer next.
+    published: Option<PathBuf>,
     /// The folder of the round before.
     before: Option<PathBuf>,
 }
@@ -51,7 +53,8 @@ impl Server {
     pub fn of(config: &Config, is_first: bool) -> Result<Self> {
         let server = config.server().expect("a server");
         let first = || -> Result<_> {
-            Ok(First { client: Client::new(server)?, adapters: server.adapters.clone(), before: None })
+            let (adapters, published, before) = (server.adapters.clone(), None, None);
+            Ok(First { client: Client::new(server)?, adapters, published, before })
         };
         Ok(Self {
             options: config.online.clone().expect("an online run"),
@@ -60,43 +63,61 @@ impl Server {
         })
     }
 
-    /// The answers to all prompts of a round, by weights that have taken `after` steps. Every rank calls this, and gets the same.
+    /// Writes the adapter, which has taken `after` steps, where the server reads it. Every rank calls this.
     ///
     /// # Errors
-    /// If the adapter cannot be written, the server cannot be used, or a rank is lost.
-    pub fn answer(
+    /// If it cannot be written, or a rank is lost.
+    pub fn publish(
         &mut self,
-        asked: &[Asked],
         after: u64,
         scorer: &mut Scorer,
         mesh: &mut Mesh,
         prepared: &Prepared,
-    ) -> Result<Vec<Vec<Answer>>> {
-        let Scorer { policy, decoder: part, progress, .. } = scorer;
-        let answers = match &mut self.first {
-            None => {
-                snapshot::hand_over(mesh, part, policy)?;
-                None
-            }
-            Some(first) => {
-                let folder = first.adapters.join(format!("step-{after:06}"));
-                let io = |source| TrainError::Io { action: "create", path: first.adapters.clone(), source };
-                fs::create_dir_all(&first.adapters).map_err(io)?;
-                snapshot::write_adapter(&folder, prepared, mesh, part, policy)?;
-                let name = name_of(&folder)?;
-                let form = Form { name: &name, options: &self.options, seed: self.seed, prepared };
-                first.client.load(&name, &folder)?;
-                let answers = ask(&first.client, &form, asked, progress)?;
-                first.client.unload(&name)?;
-                let before = first.before.replace(folder.clone()).filter(|before| *before != folder);
-                if let Some(before) = before.filter(|before| before.exists()) {
-                    let io = |source| TrainError::Io { action: "remove", path: before.clone(), source };
-                    fs::remove_dir_all(&before).map_err(io)?;
-                }
-                Some(answers)
-            }
+    ) -> Result<()> {
+        let Scorer { policy, decoder: part, .. } = scorer;
+        let Some(First { adapters, published, .. }) = &mut self.first else {
+            return snapshot::hand_over(mesh, part, policy);
         };
-        from_first(answers.unwrap_or_default(), asked.len(), self.options.num_answers, mesh.world())
+        let folder = adapters.join(format!("step-{after:06}"));
+        let io = |source| TrainError::Io { action: "create", path: adapters.clone(), source };
+        fs::create_dir_all(&*adapters).map_err(io)?;
+        snapshot::write_adapter(&folder, prepared, mesh, part, policy)?;
+        *published = Some(folder);
+        Ok(())
+    }
+
+    /// The answers to all prompts of a round, by the adapter that was published last, `None` if the first rank was stopped. Every rank
+    /// calls this, and gets the same.
+    ///
+    /// # Errors
+    /// If the server cannot be used, or a rank is lost.
+    ///
+    /// # Panics
+    /// If none was published.
+    pub fn answer(
+        &mut self,
+        asked: &[Asked],
+        prepared: &Prepared,
+        group: &mut Group,
+        progress: &Progress,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<Vec<Answer>>>> {
+        let Self { options, seed, first } = self;
+        let mut answers = None;
+        if let Some(First { client, published, before, .. }) = first {
+            let folder = published.take().expect("an adapter is published before it answers");
+            let name = name_of(&folder)?;
+            let form = Form { name: &name, options, seed: *seed, prepared };
+            client.load(&name, &folder)?;
+            answers = ask(client, &form, asked, progress, stop)?;
+            client.unload(&name)?;
+            let before = before.replace(folder.clone()).filter(|before| *before != folder);
+            if let Some(before) = before.filter(|before| before.exists()) {
+                let io = |source| TrainError::Io { action: "remove", path: before.clone(), source };
+                fs::remove_dir_all(&before).map_err(io)?;
+            }
+        }
+        from_first(answers, asked.len(), options.num_answers, group)
     }
 }
 
@@ -116,8 +137,14 @@ fn name_of(folder: &Path) -> Result<String> {
 }
 
 /// The answers to all prompts, in their order, as many requests at once as may be. The first error ends all of it, as soon as requests
-/// that are under way have ended.
-fn ask(client: &Client, form: &Form<'_>, asked: &[Asked], progress: &Progress) -> Result<Vec<Vec<Answer>>> {
+/// that are under way have ended; so does `stop`, and then there are none.
+fn ask(
+    client: &Client,
+    form: &Form<'_>,
+    asked: &[Asked],
+    progress: &Progress,
+    stop: &AtomicBool,
+) -> Result<Option<Vec<Vec<Answer>>>> {
     let next = AtomicUsize::new(0);
     let (send, received) = mpsc::channel();
     let mut answers = vec![Vec::new(); asked.len()];
@@ -127,7 +154,7 @@ fn ask(client: &Client, form: &Form<'_>, asked: &[Asked], progress: &Progress) -
         {
             let answers = client.complete(&form.body(asked)).and_then(|reply| form.answers(asked, &reply));
             let answers = answers.map_err(|reason| client.error(reason));
-            if answers.is_err() {
+            if answers.is_err() || stop.load(Ordering::Relaxed) {
                 next.store(usize::MAX / 2, Ordering::Relaxed);
             }
             // Nobody listens where another request has failed.
@@ -144,6 +171,6 @@ fn ask(client: &Client, form: &Form<'_>, asked: &[Asked], progress: &Progress) -
             progress.enter(Phase::Generate);
             answers[index] = found?;
         }
-        Ok(answers)
+        Ok((!stop.load(Ordering::Relaxed)).then_some(answers))
     })
 }

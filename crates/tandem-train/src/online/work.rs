@@ -1,0 +1,69 @@
+//! What another thread works on while this one goes on.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How often whoever waits looks around.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// Work on a thread of its own.
+pub struct Work<T> {
+    thread: JoinHandle<()>,
+    result: Receiver<T>,
+}
+
+impl<T: Send + 'static> Work<T> {
+    /// Begins it.
+    ///
+    /// # Panics
+    /// If the system refuses a thread.
+    pub fn begin(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
+        let (send, result) = sync_channel(1);
+        // Nobody listens where what waited has failed.
+        let work = move || drop(send.send(work()));
+        let thread = Builder::new().name(name.to_owned()).spawn(work).expect("a thread");
+        Self { thread, result }
+    }
+
+    /// Waits for it, and does something else now and then.
+    ///
+    /// # Panics
+    /// With the thread's panic.
+    pub fn end(self, mut meanwhile: impl FnMut()) -> T {
+        loop {
+            match self.result.recv_timeout(GLANCE) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) => meanwhile(),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let panic = self.thread.join().expect_err("it ends with a result");
+                    std::panic::resume_unwind(panic);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_looks_around_until_there_is_a_result() {
+        let (go, told) = channel();
+        let work = Work::begin("slow", move || told.recv().map(|n: u32| n + 1));
+        let mut go = Some(go);
+        let found = work.end(|| go.take().iter().for_each(|go| go.send(41).unwrap()));
+        assert_eq!((found, go.is_none()), (Ok(42), true));
+    }
+
+    #[test]
+    fn a_panic_there_is_one_here() {
+        let work = Work::<()>::begin("panic", || panic!("in the thread"));
+        let caught = catch_unwind(AssertUnwindSafe(|| work.end(|| ())));
+        assert_eq!(caught.unwrap_err().downcast_ref::<&str>().copied(), Some("in the thread"));
+    }
+}
