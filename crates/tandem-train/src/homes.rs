@@ -68,6 +68,8 @@ pub struct Homes {
     activations: Option<Device>,
     /// Where answers are generated while a step trains, if they are: with a memory of its own.
     beside: Option<Device>,
+    /// Where reward models judge, if there are any on this rank: with a memory of its own.
+    judges: Option<Device>,
     /// What every micro-batch takes memory for.
     pub rooms: Rooms,
     offload: Offload,
@@ -87,15 +89,19 @@ impl Homes {
             Some(cap) => own + (cap as usize).saturating_sub(needs.ram()),
             None => 2 * own + (1 << 30),
         };
-        let arena = needs.arena - needs.beside;
+        let arena = needs.arena - needs.beside - needs.judges;
         let device = gpus::device(config, rank, capacity(arena))?;
         device.reserve(arena)?;
         let mut homes = Self::new(device, compute, rooms);
-        if needs.beside > 0 {
-            let beside = homes.device.beside(capacity(needs.beside))?;
-            beside.reserve(needs.beside)?;
-            homes.beside = Some(beside);
-        }
+        let beside = |own: usize| -> Result<Option<Device>> {
+            if own == 0 {
+                return Ok(None);
+            }
+            let beside = homes.device.beside(capacity(own))?;
+            beside.reserve(own)?;
+            Ok(Some(beside))
+        };
+        (homes.beside, homes.judges) = (beside(needs.beside)?, beside(needs.judges)?);
         if uses_host(compute) {
             // An evaluation may need none, and no memory is no memory that the system gives.
             let host = homes.device.with_memory(capacity(needs.host).max(1))?;
@@ -140,8 +146,16 @@ impl Homes {
 
     /// One memory for everything.
     pub fn all_in(device: Device) -> Self {
-        let (host, file, activations, beside, rooms) = (None, None, None, None, Rooms::default());
-        Self { device, host, file, activations, beside, rooms, offload: Offload::None }
+        Self {
+            device,
+            host: None,
+            file: None,
+            activations: None,
+            beside: None,
+            judges: None,
+            rooms: Rooms::default(),
+            offload: Offload::None,
+        }
     }
 
     fn new(device: Device, compute: &ComputeConfig, rooms: Rooms) -> Self {
@@ -195,12 +209,18 @@ impl Homes {
 
     /// Bytes of the device's arenas that were ever handed out.
     pub fn high_water(&self) -> usize {
-        self.device.high_water() + self.beside.as_ref().map_or(0, Device::high_water)
+        let arenas = [Some(&self.device), self.beside(), self.judges()];
+        arenas.into_iter().flatten().map(Device::high_water).sum()
     }
 
     /// Where answers are generated while a step trains, if they are.
     pub fn beside(&self) -> Option<&Device> {
         self.beside.as_ref()
+    }
+
+    /// Where reward models judge, if there are any on this rank.
+    pub fn judges(&self) -> Option<&Device> {
+        self.judges.as_ref()
     }
 
     /// Host memory beside the device's.

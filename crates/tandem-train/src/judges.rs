@@ -8,7 +8,7 @@ use tandem_data::token_cache::TokenCache;
 use tandem_judge::{
     Candidate, CommandJudge, EndpointJudge, Group, Judge, JudgeError, Member, Panel, Prompt, Rule, RuleJudge,
 };
-use tandem_kernels::{DType, Device};
+use tandem_kernels::{Backend, DType, Device};
 
 use crate::Result;
 use crate::config::{JudgeKind, JudgeSection};
@@ -28,6 +28,21 @@ pub fn panel(sections: &[JudgeSection], device: &Device, dtype: DType, on_line: 
     };
     let members = sections.iter().map(member).collect::<Result<_>>()?;
     Ok(Panel::new(members)?)
+}
+
+/// What the reward models among the judges take of a device, if there are any: one that computes nothing and has all of them.
+///
+/// # Errors
+/// If a model cannot be opened.
+pub fn memory(sections: &[JudgeSection], backend: Backend, dtype: DType) -> Result<Option<Device>> {
+    let device = Device::meta_of(backend);
+    let open = |section: &JudgeSection| -> Option<Result<RewardJudge, JudgeError>> {
+        let JudgeKind::Reward(model) = &section.kind else { return None };
+        Some(RewardJudge::open(&section.name, model, &device, dtype))
+    };
+    let mut judges = sections.iter().filter_map(open).collect::<Result<Vec<_>, _>>()?;
+    judges.iter_mut().try_for_each(RewardJudge::rehearse)?;
+    Ok((!judges.is_empty()).then_some(device))
 }
 
 /// Whether every row has what rules compare answers with.

@@ -55,6 +55,14 @@ impl RewardJudge {
         Ok(Self { name, tokenizer, model, max_length, micro_batch_tokens, counts: Counts::default() })
     }
 
+    /// Takes the memory that judging takes, on a device that computes nothing.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn rehearse(&mut self) -> Result<(), JudgeError> {
+        self.model.rehearse(self.micro_batch_tokens).map_err(|error| failed(&self.name, error))
+    }
+
     /// The tokens of each answer of a group, after its prompt.
     fn tokens(&self, group: &Group<'_>) -> Result<Vec<Vec<u32>>, JudgeError> {
         let at = |error: &dyn Display| {

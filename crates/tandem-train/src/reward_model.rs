@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tandem_data::forest::ForestBuilder;
-use tandem_kernels::ops::HeadScores;
+use tandem_kernels::ops::{HeadScores, MANY_TREES};
 use tandem_kernels::{DType, Device, Format};
 use tandem_model::{Checkpointing, Decoder, ModelFolder, Walk};
 
@@ -54,10 +54,31 @@ impl RewardModel {
             return Err(TrainError::Mismatch { reason });
         }
         let decoder = Arc::new(Decoder::new(folder.spec().clone(), max_length)?);
-        let start = Start::of_folder(&folder, &decoder)?;
+        let start = match device.is_meta() {
+            true => Start::dry(folder.quantised()),
+            false => Start::of_folder(&folder, &decoder)?,
+        };
         let weights = start.resident(&decoder, device, format, dtype)?;
         let (builder, scores) = (ForestBuilder::default(), HeadScores::default());
         Ok(Self { device: device.clone(), decoder, dtype, weights, builder, scores })
+    }
+
+    /// Takes the memory that scoring takes, on a device that computes nothing: of texts that have so many tokens together, or of the
+    /// longest one.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn rehearse(&mut self, tokens: usize) -> Result<()> {
+        let longest = self.decoder.positions();
+        let tokens = tokens.max(longest);
+        let any = u32::from(self.decoder.spec().head.pad() == Some(0));
+        let few = tokens.div_ceil(longest)..=MANY_TREES.min(tokens);
+        for count in few.chain([tokens]) {
+            let text = vec![any; tokens.div_ceil(count).min(longest)];
+            let answers = [&text[..]];
+            self.score(&vec![Answers { prompt: &[], answers: &answers }; count])?;
+        }
+        Ok(())
     }
 
     /// The score of each text, group by group: of its last token that is not padding. They go through the model together, so

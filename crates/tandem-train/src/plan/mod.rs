@@ -47,7 +47,7 @@ use crate::pipeline::most_under_way;
 use crate::prepare::{Decoders, Prepared, compute_type, threads};
 use crate::step::{Learner, Scorer};
 use crate::store::Sharding;
-use crate::{Result, dry_run};
+use crate::{Result, dry_run, judges};
 use device::DeviceKind;
 use survey::{Load, Survey, Turns};
 use work::{Peers, Work};
@@ -133,6 +133,8 @@ pub struct Phase {
     pub high_water: usize,
     /// How much of that is of the one where answers are generated while a step trains.
     pub beside: usize,
+    /// How much of it is of the one where reward models judge.
+    pub judges: usize,
     /// What is offloaded to host memory.
     pub host: Offloaded,
     /// What is offloaded to a file.
@@ -157,6 +159,8 @@ pub struct Needs {
     pub arena: usize,
     /// How much of that is of the one where answers are generated while a step trains.
     pub beside: usize,
+    /// How much of it is of the one where reward models judge.
+    pub judges: usize,
     /// Of host memory beside it: what is offloaded there.
     pub host: usize,
     /// Of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be taken from
@@ -170,6 +174,7 @@ impl Needs {
         Self {
             arena: most(&|phase| phase.high_water),
             beside: most(&|phase| phase.beside),
+            judges: most(&|phase| phase.judges),
             host: most(&|phase| phase.host.high_water),
             file: most(&|phase| phase.file.high_water),
         }
@@ -385,6 +390,19 @@ impl Rehearsal<'_> {
             self.phases.push(Phase::of("evaluate", &homes, flops));
         }
 
+        if config.online.is_some()
+            && self.rank == 0
+            && let Some(device) =
+                judges::memory(&config.judges, homes.device.backend(), compute_type(config))?
+        {
+            // They come when the run is loaded.
+            self.phases
+                .iter_mut()
+                .skip_while(|phase| phase.name != "load")
+                .skip(1)
+                .for_each(|phase| phase.with_judges(&device));
+        }
+
         let mut cost = |count: usize| -> Result<Work> {
             log.take();
             begin(&homes);
@@ -428,7 +446,14 @@ impl Phase {
             ledger.map(of).unwrap_or_default()
         };
         let (host, file) = (offloaded(host), offloaded(file));
-        Self { name, memory, moment, high_water, beside: 0, host, file, flops }
+        Self { name, memory, moment, high_water, beside: 0, judges: 0, host, file, flops }
+    }
+
+    /// With reward models on a device of their own, which may be fullest at the same moment.
+    fn with_judges(&mut self, device: &Device) {
+        self.judges = device.high_water();
+        self.high_water += self.judges;
+        self.memory = self.memory.beside(&device.memory());
     }
 
     /// With answers that are generated meanwhile on a device of their own, which may be fullest at the same moment.

@@ -11,7 +11,7 @@ use tandem_kernels::Profile;
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
 use crate::checkpoint::Cursor;
-use crate::config::{Config, JudgeKind};
+use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::homes::Homes;
 use crate::judges::{self, JudgeLine};
@@ -26,7 +26,7 @@ use crate::profile::Profiler;
 use crate::run_dir::{RunDir, Start};
 use crate::saver::Saver;
 use crate::step::{Learner, Scorer};
-use crate::{Result, gpus, reference, resume, snapshot};
+use crate::{Result, reference, resume, snapshot};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
@@ -229,15 +229,10 @@ fn online(
 
 /// The judges, who tell `lines` of what their commands write to stderr.
 fn panel(config: &Config, homes: &Homes, lines: mpsc::Sender<String>) -> Result<Panel> {
-    let has_model = config.judges.iter().any(|judge| matches!(judge.kind, JudgeKind::Reward(_)));
-    // A reward model has a memory of its own, so that the plan of what trains holds.
-    let device = if has_model { gpus::device(config, 0, REWARD_MODELS)? } else { homes.device.clone() };
     let on_line: JudgeLine = Arc::new(move |judge, line| {
         // Nobody listens when the run is over.
         let _ = lines.send(format!("judge `{judge}`: {line}"));
     });
-    judges::panel(&config.judges, &device, compute_type(config), &on_line)
+    let device = homes.judges().unwrap_or(&homes.device);
+    judges::panel(&config.judges, device, compute_type(config), &on_line)
 }
-
-/// Address space for the reward models among the judges, of which they take what they need.
-const REWARD_MODELS: usize = 1 << 38;

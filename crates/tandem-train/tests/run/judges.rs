@@ -195,7 +195,9 @@ fn the_plan_counts_the_reward_models_of_an_online_run() {
         let plans = [0, 1].map(|rank| Plan::make(&config, &prepared, rank, 2).unwrap());
         let [first, second] = plans.each_ref().map(Plan::needs);
         assert!(first.judges > 0 && second.judges == 0, "{first:?} {second:?}");
-        assert!(first.arena >= first.judges + second.arena, "{first:?} {second:?}");
+        // Two ranks share what trains nearly evenly.
+        let own = first.arena - first.judges;
+        assert!(own.abs_diff(second.arena) < own / 50, "{first:?} {second:?}");
         let cap = format!("compute.memory={}B", first.ram());
         let outcome = ranks::train(&load(&[&cap]), Start::Overwrite, &mut Silent, &AtomicBool::new(false));
         assert!(matches!(outcome, Ok(Outcome::Finished(_))), "{ahead}: {outcome:?}");
