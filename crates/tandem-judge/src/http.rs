@@ -161,8 +161,8 @@ pub fn wrong_with(address: &str, key: &str) -> Option<String> {
 
 fn message(text: &str) -> String {
     let reply: Value = serde_json::from_str(text).unwrap_or_default();
-    let found =
-        ["/error/message", "/error", "/message", "/detail"].iter().find_map(|at| reply.pointer(at)?.as_str());
+    let places = ["/error/message", "/error", "/message", "/error_message", "/detail"];
+    let found = places.iter().find_map(|at| reply.pointer(at)?.as_str());
     match found.unwrap_or(text).trim() {
         "" => "(no message)".to_owned(),
         message => message.to_owned(),

@@ -84,9 +84,8 @@ impl Decoders {
                           adapter.start out to begin another";
             return Err(TrainError::Mismatch { reason: reason.to_owned() });
         }
-        let own = policy.adapter().map(Adapter::config);
-        let unservable = own.and_then(|own| config::unservable(own.kind, &own.modules_to_save));
-        if let Some(reason) = unservable.filter(|_| config.server().is_some()) {
+        let served = policy.adapter().map(Adapter::config).zip(config.server());
+        if let Some(reason) = served.and_then(|(own, server)| config::unservable(own, server.kind)) {
             return Err(TrainError::Mismatch { reason });
         }
         Ok(Self { policy, reference })

@@ -34,7 +34,7 @@ pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use online::{Algorithm, OnlineConfig, Pairs};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
-pub use server::{ServerConfig, unservable};
+pub use server::{ServerConfig, ServerKind, unservable};
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
 
 pub use crate::objective::ObjectiveConfig;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tandem_judge::http;
-use tandem_model::AdapterKind;
+use tandem_model::{AdapterConfig, AdapterKind};
 
 use super::error::ConfigError;
 use super::online::{Around, OnlineConfig};
@@ -11,10 +11,30 @@ use super::reader::Entry;
 use super::resolved::{Entries, integer, path};
 use super::{AdapterSection, AdapterStart};
 
+/// What a server speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerKind {
+    /// vLLM's version of OpenAI's interface.
+    Vllm,
+    /// SGLang's own interface.
+    Sglang,
+}
+
+impl ServerKind {
+    const NAMES: [(&str, Self); 2] = [("vllm", Self::Vllm), ("sglang", Self::Sglang)];
+
+    /// The name in a config.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, kind)| *kind == self).expect("every kind has a name").0
+    }
+}
+
 /// A server that answers, and how it is asked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
-    /// The address up to the version, as `http://127.0.0.1:8000/v1`.
+    /// What it speaks.
+    pub kind: ServerKind,
+    /// The address: vLLM's up to the version, as `http://127.0.0.1:8000/v1`, SGLang's without, as `http://127.0.0.1:30000`.
     pub address: String,
     /// The name under which the server serves the base.
     pub model: String,
@@ -34,12 +54,20 @@ pub struct ServerConfig {
 pub(super) fn parse(entry: Entry, around: &Around<'_>) -> Result<ServerConfig, ConfigError> {
     refuse(&entry, around)?;
     let mut section = entry.section()?;
-    let address = section.required("address", "the server's address, as http://127.0.0.1:8000/v1")?;
+    let kind = kind(section.take("kind"), around)?;
+    let address = section.required(
+        "address",
+        "the server's address, as http://127.0.0.1:8000/v1 for vLLM or http://127.0.0.1:30000 for SGLang",
+    )?;
     let text = address.string()?.trim_end_matches('/').to_owned();
     if let Some(reason) = http::wrong_with(&text, "online.server.key_variable") {
         return Err(address.conflict(format!("it {reason}")));
     }
+    if kind == ServerKind::Sglang && text.ends_with("/v1") {
+        return Err(address.conflict("SGLang's own paths are not under /v1; give the address without it"));
+    }
     let config = ServerConfig {
+        kind,
         address: text,
         model: filled(
             &section
@@ -64,6 +92,18 @@ pub(super) fn parse(entry: Entry, around: &Around<'_>) -> Result<ServerConfig, C
     Ok(config)
 }
 
+/// The kind, which must not read the adapter as another.
+fn kind(entry: Option<Entry>, around: &Around<'_>) -> Result<ServerKind, ConfigError> {
+    let Some(entry) = entry else { return Ok(ServerKind::Vllm) };
+    let kind = entry.one_of(&ServerKind::NAMES)?;
+    let misread = match around.adapter {
+        Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => misread(adapter, kind),
+        // Its folder is opened later.
+        _ => None,
+    };
+    misread.map_or(Ok(kind), |reason| Err(entry.conflict(reason)))
+}
+
 fn filled(entry: &Entry, expected: &str) -> Result<String, ConfigError> {
     match entry.string()? {
         "" => Err(entry.wrong(expected)),
@@ -82,7 +122,7 @@ fn refuse(entry: &Entry, around: &Around<'_>) -> Result<(), ConfigError> {
             );
         }
         Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => {
-            if let Some(reason) = unservable(adapter.kind, &adapter.modules_to_save) {
+            if let Some(reason) = unloadable(adapter) {
                 return no(&reason);
             }
         }
@@ -97,19 +137,33 @@ fn refuse(entry: &Entry, around: &Around<'_>) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Why servers do not load an adapter, if they do not.
-pub fn unservable(kind: AdapterKind, saved: &[String]) -> Option<String> {
-    if kind != AdapterKind::Lora {
+/// Why a server does not load an adapter, or not as it is, if so.
+pub fn unservable(adapter: &AdapterConfig, server: ServerKind) -> Option<String> {
+    unloadable(adapter).or_else(|| misread(adapter, server))
+}
+
+/// Why no server loads an adapter.
+fn unloadable(adapter: &AdapterConfig) -> Option<String> {
+    if adapter.kind != AdapterKind::Lora {
         return Some(
             "servers load LoRA adapters and no others; set adapter.kind = \"lora\", or remove [online.server]"
                 .to_owned(),
         );
     }
-    (!saved.is_empty()).then(|| {
+    (!adapter.modules_to_save.is_empty()).then(|| {
         format!(
             "servers load no adapter with modules that train whole ({}); remove adapter.modules_to_save, or [online.server]",
-            saved.join(", ")
+            adapter.modules_to_save.join(", ")
         )
+    })
+}
+
+/// Why a server would answer with other weights than the adapter's.
+fn misread(adapter: &AdapterConfig, server: ServerKind) -> Option<String> {
+    (adapter.rank_stabilized && server == ServerKind::Sglang).then(|| {
+        "SGLang scales every adapter by alpha / rank, also one that says alpha / √rank, and would answer with other weights than \
+         those that train; remove adapter.rslora and choose adapter.alpha for it, or remove [online.server]"
+            .to_owned()
     })
 }
 
@@ -127,8 +181,12 @@ pub(super) fn contradicts(config: &OnlineConfig) -> Option<String> {
 }
 
 pub(super) fn entries(server: &ServerConfig) -> Entries {
-    let ServerConfig { address, model, key_variable, seconds, retries, concurrency, adapters } = server;
-    let mut out: Entries = vec![("address", address.clone().into()), ("model", model.clone().into())];
+    let ServerConfig { kind, address, model, key_variable, seconds, retries, concurrency, adapters } = server;
+    let mut out: Entries = vec![
+        ("kind", kind.name().into()),
+        ("address", address.clone().into()),
+        ("model", model.clone().into()),
+    ];
     out.extend(key_variable.iter().map(|name| ("key_variable", name.clone().into())));
     out.extend([
         ("seconds", (*seconds).into()),

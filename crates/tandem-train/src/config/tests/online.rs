@@ -116,6 +116,9 @@ fn a_server_needs_an_address_and_a_model_and_is_read_back() {
     let server = config.server().expect("a server");
     assert_eq!((server.address.as_str(), server.model.as_str()), ("http://127.0.0.1:8000/v1", "base"));
     assert_eq!(server.adapters, config.output.join("adapters"));
+    assert_eq!(server.kind, ServerKind::Vllm);
+    let other = served(&["adapter.rslora=true"]).1.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(other.server().expect("a server").kind, ServerKind::Vllm, "which knows how it is scaled");
     let more = [
         "online.server.key_variable=KEY",
         "online.server.seconds=2.5",
@@ -126,7 +129,11 @@ fn a_server_needs_an_address_and_a_model_and_is_read_back() {
     let changed = served(&more).1.unwrap_or_else(|e| panic!("{e}"));
     let server = changed.server().expect("a server");
     assert_eq!((server.seconds, server.retries, server.concurrency), (2.5, 0, 3));
-    for config in [&config, &changed] {
+    let sglang = ["online.server.kind=sglang", "online.server.address=http://127.0.0.1:30000"];
+    let sglang = served(&sglang).1.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(sglang.server().expect("a server").kind, ServerKind::Sglang);
+    assert!(sglang.changes_since(&config).iter().any(|c| c.key == "online.server.kind" && c.alters_run));
+    for config in [&config, &changed, &sglang] {
         let folder = TempDir::new().expect("a temporary folder");
         let path = folder.path().join("again.toml");
         fs::write(&path, config.to_toml()).expect("written");
@@ -155,6 +162,9 @@ fn what_a_server_cannot_be_told_is_refused() {
         (&["online.server.seconds=0"], "a number of seconds above 0"),
         (&["online.server.concurrency=0"], "an integer from 1"),
         (&["online.server.adress=x"], "address"),
+        (&["online.server.kind=tgi"], "one of \"vllm\", \"sglang\""),
+        (&["online.server.kind=sglang"], "not under /v1"),
+        (&["online.server.kind=sglang", "adapter.rslora=true"], "alpha / rank"),
     ] {
         let error = served(overrides).1.expect_err(expected).to_string();
         assert!(error.contains(expected), "{overrides:?}: {error}");

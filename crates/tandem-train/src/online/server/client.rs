@@ -1,4 +1,4 @@
-//! Requests to a server that answers: vLLM's interface, which is OpenAI's with adapters that come and go.
+//! Requests to a server that answers, and the adapters that it is given: what all servers have in common.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tandem_judge::http::{Backoff, Http, Key, Reply};
 
+use super::protocol::{self, Protocol, Words};
 use crate::config::ServerConfig;
 use crate::{Result, TrainError};
 
@@ -15,18 +16,11 @@ const LONGEST_REPLY: u64 = 1 << 28;
 /// Pauses before a request is sent again.
 const PAUSES: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(60) };
 
-/// What loading needs.
-const NEEDS: &str = "It must find the folder at the same path (online.server.adapters), and vLLM's --max-lora-rank must be the adapter's \
-                     rank or more";
-
-/// What makes vLLM load anything while it runs.
-const SWITCHES: &str = "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and give \
-                        online.server.address with its /v1";
-
 /// Sends requests to a server, again and again if need be.
 pub struct Client {
     http: Http,
     server: ServerConfig,
+    protocol: &'static dyn Protocol,
 }
 
 impl Client {
@@ -39,7 +33,7 @@ impl Client {
         let key = server.key_variable.as_deref().map(Key::read).transpose().map_err(error)?;
         let time = Duration::from_secs_f64(server.seconds);
         let http = Http::new(&server.address, key, time, server.concurrency, LONGEST_REPLY);
-        Ok(Self { http, server: server.clone() })
+        Ok(Self { http, server: server.clone(), protocol: protocol::of(server.kind) })
     }
 
     /// Requests that may be under way at once.
@@ -66,19 +60,25 @@ impl Client {
             // A run that was killed left it, and its folder may be gone.
             self.unload(name)?;
         }
+        self.refuse_unproven(name)?;
         let body = json!({ "lora_name": name, "lora_path": folder }).to_string();
-        let refused =
-            |why: String| format!("it does not load the adapter {}: {why}. {NEEDS}", folder.display());
-        let reply = self.send("load_lora_adapter", Some(&body));
-        let reply = reply.map_err(|reason| self.error(refused(reason)))?;
-        // What was loaded and could not be told is asked for again. The name is the content's.
-        if !is_good(&reply) && !reply.text.contains("already been loaded") {
-            let said = self.said(&reply);
+        let Words { needs, switches, already, .. } = self.protocol.words();
+        let refused = |why: String| {
+            self.error(format!("it does not load the adapter {}: {why}. {needs}", folder.display()))
+        };
+        let reply = self.send("load_lora_adapter", Some(&body)).map_err(refused)?;
+        if is_good(&reply) {
+            let wrong = |why| refused(format!("{why} ({})", self.said(&reply)));
+            self.protocol.loaded(name, &reply).map_err(wrong)?;
+        } else if !reply.text.contains(already) {
+            // What was loaded and could not be told is asked for again. The name is the content's.
             let has_no_such_path = matches!(reply.status, 404 | 405) && !reply.text.contains("adapter");
-            return Err(self.error(match has_no_such_path {
-                true => format!("it has no /load_lora_adapter ({said}): {SWITCHES}"),
-                false => refused(said),
-            }));
+            return Err(match has_no_such_path {
+                true => {
+                    self.error(format!("it has no /load_lora_adapter ({}): {switches}", self.said(&reply)))
+                }
+                false => refused(self.said(&reply)),
+            });
         }
         let models = self.models()?;
         if models.iter().any(|id| id == name) {
@@ -91,12 +91,34 @@ impl Client {
         )))
     }
 
+    /// Refuses a server that does not say which adapter answers, and answers for one that does not exist.
+    fn refuse_unproven(&self, name: &str) -> Result<()> {
+        let Some((name, body)) = self.protocol.impossible(name) else { return Ok(()) };
+        let Words { answers, switches, .. } = self.protocol.words();
+        let reply = self.send(answers, Some(&body.to_string())).map_err(|reason| self.error(reason))?;
+        if is_good(&reply) {
+            return Err(self.error(format!(
+                "it answers for the adapter {name:?}, which does not exist: weights of another round would not be noticed; start it \
+                 with --enable-lora"
+            )));
+        }
+        // Any other error would prove nothing.
+        if (400..500).contains(&reply.status) && reply.text.contains(&name) {
+            return Ok(());
+        }
+        let said = self.said(&reply);
+        Err(self.error(match reply.status {
+            404 | 405 => format!("it has no /{answers} ({said}): {switches}"),
+            _ => format!("asked for the adapter {name:?}, which does not exist, it does not say so: {said}"),
+        }))
+    }
+
     /// Has the adapter of that name unloaded.
     pub fn unload(&self, name: &str) -> Result<()> {
         let body = json!({ "lora_name": name }).to_string();
         let reply = self.send("unload_lora_adapter", Some(&body)).map_err(|reason| self.error(reason))?;
         // One that is not there any more was unloaded by a request whose reply was lost.
-        if is_good(&reply) || (reply.status == 404 && reply.text.contains(name)) {
+        if is_good(&reply) || self.protocol.is_gone(name, &reply) {
             return Ok(());
         }
         Err(self.error(format!("it does not unload the adapter {name:?}: {}", self.said(&reply))))
@@ -104,7 +126,7 @@ impl Client {
 
     /// The reply to a request for answers, or what is wrong.
     pub fn complete(&self, body: &str) -> Result<Value, String> {
-        let reply = self.send("completions", Some(body))?;
+        let reply = self.send(self.protocol.words().answers, Some(body))?;
         if !is_good(&reply) {
             return Err(format!("it refuses a request for answers: {}", self.said(&reply)));
         }
@@ -114,7 +136,7 @@ impl Client {
     /// The names of what it serves.
     fn models(&self) -> Result<Vec<String>> {
         let models = || {
-            let reply = self.send("models", None)?;
+            let reply = self.send(self.protocol.words().models, None)?;
             if !is_good(&reply) {
                 return Err(format!("it does not list its models: {}", self.said(&reply)));
             }
@@ -154,8 +176,9 @@ impl Client {
 
     fn not_json(&self, reply: &Reply) -> String {
         format!(
-            "its reply (HTTP {}) is not what an OpenAI-compatible server says: {}; is online.server.address right?",
+            "its reply (HTTP {}) is not what {} says: {}; are online.server.address and online.server.kind right?",
             reply.status,
+            self.protocol.words().name,
             self.http.beginning(&reply.text)
         )
     }

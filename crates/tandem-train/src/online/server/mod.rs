@@ -1,11 +1,14 @@
 //! Answers of a server of the user's, which is given the adapter of each round.
 //!
 //! The first rank writes the adapter where the server reads it, has it loaded under a name made of its content, asks for all answers
-//! and has it unloaded. An answer of any other model ends the run: what trains is never compared with what weights of another round
-//! gave. All ranks learn the same answers.
+//! and has it unloaded. A server that may have answered with another model ends the run: what trains is never compared with what weights
+//! of another round gave. All ranks learn the same answers. What differs between servers is a [`protocol`].
 
 mod client;
 mod completion;
+mod protocol;
+mod sglang;
+mod vllm;
 
 use std::fs;
 use std::path::{Path, PathBuf};

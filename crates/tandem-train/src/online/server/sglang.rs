@@ -1,0 +1,159 @@
+//! SGLang's own interface, in which tokens go in and come back.
+//!
+//! Its replies do not say which adapter answered. A name that it has never loaded it refuses, but without `--enable-lora` some versions
+//! ignore names and answer with the base. So before each adapter it must be seen to refuse one that does not exist. A name that it has
+//! unloaded it loads again from the same path when it is asked for, which does no harm: a name is an adapter's content, and the folder
+//! is there as long as its round.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use tandem_judge::http::Reply;
+
+use super::super::generate::Asked;
+use super::completion::Form;
+use super::protocol::{End, Protocol, Told, Words};
+use crate::config::OnlineConfig;
+
+/// The server.
+pub struct Sglang;
+
+const WORDS: Words = Words {
+    name: "SGLang",
+    models: "v1/models",
+    answers: "generate",
+    already: "already loaded",
+    needs: "It must find the folder at the same path (online.server.adapters), be started with --enable-lora, have a --max-lora-rank of \
+            the adapter's rank or more, and all modules of the adapter among its --lora-target-modules",
+    switches: "give online.server.address of SGLang 0.5.5 or later, without /v1; is it vLLM, online.server.kind is \"vllm\"",
+    whole: "Its --context-length must be data.max_length + 2 or more, and --allow-auto-truncate must not be given",
+};
+
+/// One answer of a reply; what is not looked at is left out.
+#[derive(Deserialize)]
+struct Output {
+    output_ids: Option<Vec<u32>>,
+    prompt_token_ids: Option<Vec<u32>>,
+    meta_info: Meta,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    finish_reason: Finish,
+    prompt_tokens: usize,
+    /// Log-probability, token and text.
+    output_token_logprobs: Option<Vec<(Option<f64>, u32, IgnoredAny)>>,
+}
+
+#[derive(Deserialize)]
+struct Finish {
+    #[serde(rename = "type")]
+    kind: String,
+    /// The token or the string that ended it.
+    #[serde(default)]
+    matched: Value,
+    message: Option<String>,
+}
+
+/// What is said of loading.
+#[derive(Deserialize)]
+struct Update {
+    success: bool,
+    loaded_adapters: Option<serde_json::Map<String, Value>>,
+}
+
+impl Protocol for Sglang {
+    fn words(&self) -> &'static Words {
+        &WORDS
+    }
+
+    fn body(&self, form: &Form<'_>, asked: &Asked, seed: u64) -> Value {
+        let OnlineConfig { num_answers, max_new_tokens, temperature, top_k, top_p, .. } = form.options;
+        let OnlineConfig { min_p, repetition_penalty, stop, .. } = form.options;
+        let params = |answer: usize| {
+            json!({
+                "max_new_tokens": max_new_tokens,
+                "temperature": temperature,
+                "top_k": top_k.map_or(-1, |k| k as i64),
+                "top_p": top_p,
+                "min_p": min_p,
+                "repetition_penalty": repetition_penalty,
+                "stop": stop,
+                "stop_token_ids": form.prepared.tokenizer.eos_ids(),
+                "sampling_seed": seed + answer as u64,
+            })
+        };
+        // Not `n`, which gives all answers the same seed: with --enable-deterministic-inference they would be one answer.
+        json!({
+            "input_ids": vec![form.prompt(asked); *num_answers],
+            "sampling_params": (0..*num_answers).map(params).collect::<Vec<_>>(),
+            "lora_path": form.name,
+            "return_logprob": true,
+            "return_prompt_token_ids": true,
+        })
+    }
+
+    fn told(&self, form: &Form<'_>, reply: &Value) -> Result<Vec<Told>, String> {
+        let outputs = Vec::<Output>::deserialize(reply)
+            .map_err(|error| format!("its reply is not what SGLang says to /generate: {error}"))?;
+        outputs.into_iter().map(|output| told(form, output)).collect()
+    }
+
+    fn impossible(&self, name: &str) -> Option<(String, Value)> {
+        // Not the adapter's own name, which it loads again where a run that was killed had it loaded. The form is that of real requests.
+        let name = format!("{name}-that-is-never-loaded");
+        let body =
+            json!({ "input_ids": [[0]], "sampling_params": [{ "max_new_tokens": 1 }], "lora_path": name });
+        Some((name, body))
+    }
+
+    fn loaded(&self, name: &str, reply: &Reply) -> Result<(), String> {
+        let Ok(Update { success, loaded_adapters }) = serde_json::from_str(&reply.text) else {
+            return Err("its reply is not what SGLang says to /load_lora_adapter".to_owned());
+        };
+        if !success || loaded_adapters.is_some_and(|adapters| !adapters.contains_key(name)) {
+            return Err(format!("it says that it has not loaded {name:?}"));
+        }
+        Ok(())
+    }
+
+    fn is_gone(&self, name: &str, reply: &Reply) -> bool {
+        reply.status == 400 && reply.text.contains(name) && reply.text.contains("does not exist")
+    }
+}
+
+fn told(form: &Form<'_>, output: Output) -> Result<Told, String> {
+    let Output { output_ids, prompt_token_ids, meta_info } = output;
+    let Meta { finish_reason: Finish { kind, matched, message }, prompt_tokens, output_token_logprobs } =
+        meta_info;
+    let Some(tokens) = output_ids else {
+        return Err("its answers have no `output_ids`, and text is not made into tokens again, which may be others than those \
+                    that were drawn: SGLang 0.5.5 and later give them"
+            .to_owned());
+    };
+    if output_token_logprobs.iter().any(|all| !all.iter().map(|(_, token, _)| token).eq(&tokens)) {
+        return Err("an answer has log-probabilities of other tokens than its own".to_owned());
+    }
+    let end = match (kind.as_str(), &matched) {
+        // It keeps two places for itself, and says nothing of it.
+        ("length", _) if tokens.len() < form.options.max_new_tokens => {
+            let (found, whole) = (tokens.len(), WORDS.whole);
+            return Err(format!("it cut an answer at {found} tokens, before online.max_new_tokens. {whole}"));
+        }
+        ("length", _) => End::Length,
+        ("stop", Value::Null) => End::Own,
+        ("stop", Value::Number(_)) => End::token(&matched)?,
+        // Of numbers that are none, SGLang says as much here.
+        ("stop", Value::String(text)) if form.options.stop.contains(text) => End::Text,
+        ("stop", other) => {
+            return Err(format!("an answer ended by {other}, which is not in online.stop"));
+        }
+        (other, _) => {
+            let message = message.map(|message| format!(" ({message})")).unwrap_or_default();
+            return Err(format!("an answer ended by {other:?}{message}, not by \"stop\" or \"length\""));
+        }
+    };
+    let log_probs =
+        output_token_logprobs.map(|all| all.into_iter().map(|(log_prob, ..)| log_prob).collect::<Vec<_>>());
+    Ok(Told { tokens, end, log_probs, prompt: prompt_token_ids, prompt_length: Some(prompt_tokens) })
+}

@@ -1,0 +1,132 @@
+//! vLLM's interface, which is OpenAI's with adapters that come and go.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tandem_judge::http::Reply;
+
+use super::super::generate::Asked;
+use super::completion::Form;
+use super::protocol::{End, Protocol, Told, Words};
+use crate::config::OnlineConfig;
+
+/// The server.
+pub struct Vllm;
+
+const WORDS: Words = Words {
+    name: "vLLM",
+    models: "models",
+    answers: "completions",
+    already: "already been loaded",
+    needs: "It must find the folder at the same path (online.server.adapters), and vLLM's --max-lora-rank must be the adapter's rank \
+            or more",
+    switches: "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and give \
+               online.server.address with its /v1; is it SGLang, online.server.kind is \"sglang\"",
+    whole: "Its --max-model-len must be data.max_length or more",
+};
+
+/// A reply; what is not looked at is left out.
+#[derive(Deserialize)]
+struct Completion {
+    model: String,
+    choices: Vec<Choice>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    index: usize,
+    prompt_token_ids: Option<Vec<u32>>,
+    token_ids: Option<Vec<u32>>,
+    finish_reason: Option<String>,
+    /// The string or the token that ended it; nothing where that is the model's own end token.
+    #[serde(default)]
+    stop_reason: Value,
+    logprobs: Option<LogProbs>,
+}
+
+#[derive(Deserialize)]
+struct LogProbs {
+    token_logprobs: Vec<Option<f64>>,
+}
+
+impl Protocol for Vllm {
+    fn words(&self) -> &'static Words {
+        &WORDS
+    }
+
+    fn body(&self, form: &Form<'_>, asked: &Asked, seed: u64) -> Value {
+        let OnlineConfig { num_answers, max_new_tokens, temperature, top_k, top_p, .. } = form.options;
+        let OnlineConfig { min_p, repetition_penalty, stop, .. } = form.options;
+        json!({
+            "model": form.name,
+            "prompt": form.prompt(asked),
+            "n": num_answers,
+            "max_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k.map_or(-1, |k| k as i64),
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "stop": stop,
+            "stop_token_ids": form.prepared.tokenizer.eos_ids(),
+            // vLLM adds the number of an answer.
+            "seed": seed,
+            "logprobs": 0,
+            "return_token_ids": true,
+        })
+    }
+
+    fn told(&self, form: &Form<'_>, reply: &Value) -> Result<Vec<Told>, String> {
+        let Completion { model, mut choices } = Completion::deserialize(reply)
+            .map_err(|error| format!("its reply is not what vLLM says to /completions: {error}"))?;
+        if model != form.name {
+            return Err(format!(
+                "it answered with the model {model:?}, asked for {:?}: these are not the weights that train",
+                form.name
+            ));
+        }
+        choices.sort_by_key(|choice| choice.index);
+        if choices.iter().enumerate().any(|(place, choice)| choice.index != place) {
+            return Err(
+                "the numbers of its answers to a prompt (`index`) are not 0, 1, 2 and so on".to_owned()
+            );
+        }
+        choices.into_iter().map(told).collect()
+    }
+
+    // Each reply says which model answered.
+    fn impossible(&self, _: &str) -> Option<(String, Value)> {
+        None
+    }
+
+    // It says so in words; what it serves then is looked at.
+    fn loaded(&self, _: &str, _: &Reply) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn is_gone(&self, name: &str, reply: &Reply) -> bool {
+        reply.status == 404 && reply.text.contains(name)
+    }
+}
+
+fn told(choice: Choice) -> Result<Told, String> {
+    let Choice { prompt_token_ids, token_ids, finish_reason, stop_reason, logprobs, .. } = choice;
+    let Some(tokens) = token_ids else {
+        return Err("its answers have no `token_ids`, and text is not made into tokens again, which may be others than those \
+                    that were drawn: vLLM gives them (`return_token_ids`) from version 0.10.2 on"
+            .to_owned());
+    };
+    let end = match (finish_reason.as_deref(), &stop_reason) {
+        (Some("length"), _) => End::Length,
+        (Some("stop"), Value::Null) => End::Own,
+        (Some("stop"), Value::Number(_)) => End::token(&stop_reason)?,
+        (Some("stop"), _) => End::Text,
+        (other, _) => return Err(format!("an answer ended by {other:?}, not by \"stop\" or \"length\"")),
+    };
+    Ok(Told {
+        tokens,
+        end,
+        log_probs: logprobs.map(|log_probs| log_probs.token_logprobs),
+        prompt: prompt_token_ids,
+        prompt_length: None,
+    })
+}
