@@ -8,17 +8,20 @@ use serde_json::{Map, Value, json};
 use tandem_train::TrainError;
 use tandem_train::run_dir::Start;
 
+use crate::fake::{Fake, Reply, Request};
 use crate::ranks::log;
 use crate::small::Small;
-use crate::vllm::{Reply, Request, Vllm, error};
+use crate::vllm::{self, error};
 
 /// Log, samples and final weights.
-type Run = (Vec<Map<String, Value>>, String, Vec<u8>);
+pub type Run = (Vec<Map<String, Value>>, String, Vec<u8>);
 
-fn settings(server: &Vllm, more: &[&str]) -> Vec<String> {
+fn settings(server: &Fake, more: &[&str]) -> Vec<String> {
     let address = format!("online.server.address={}", server.address);
+    let kind = format!("online.server.kind={}", server.kind);
     let own = [
         &address,
+        &kind,
         "online.server.model=base",
         "adapter.rank=4",
         "compute.threads=1",
@@ -29,7 +32,7 @@ fn settings(server: &Vllm, more: &[&str]) -> Vec<String> {
     own.iter().chain(more).map(|&setting| setting.to_owned()).collect()
 }
 
-fn run(small: &Small, name: &str, server: &Vllm, more: &[&str]) -> Run {
+pub fn run(small: &Small, name: &str, server: &Fake, more: &[&str]) -> Run {
     let settings = settings(server, more);
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
     small.finish(name, Start::Overwrite, &settings);
@@ -38,7 +41,7 @@ fn run(small: &Small, name: &str, server: &Vllm, more: &[&str]) -> Run {
 }
 
 /// The error that ends a run of one step.
-fn ended_by(server: &Vllm, more: &[&str]) -> String {
+pub fn ended_by(server: &Fake, more: &[&str]) -> String {
     let small = Small::new("online");
     let settings = settings(server, &[&["train.steps=1"], more].concat());
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
@@ -54,13 +57,13 @@ fn ended_by(server: &Vllm, more: &[&str]) -> String {
     error.to_string()
 }
 
-fn usual() -> Vllm {
-    Vllm::start(|_, _| Reply::Usual)
+pub fn usual() -> Fake {
+    vllm::start(|_, _| Reply::Usual)
 }
 
 /// A server with another answer to one path.
-fn but(path: &'static str, reply: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Vllm {
-    Vllm::start(move |request, _| if request.path == path { reply(request) } else { Reply::Usual })
+fn but(path: &'static str, reply: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Fake {
+    vllm::start(move |request, _| if request.path == path { reply(request) } else { Reply::Usual })
 }
 
 #[test]
@@ -94,7 +97,7 @@ fn a_run_is_the_same_on_any_number_of_ranks_and_each_round_asks_for_its_own_weig
 }
 
 /// That answers were asked for as they should be, between the loading and the unloading of their model.
-fn check_requests(server: &Vllm, names: &BTreeSet<&str>) {
+fn check_requests(server: &Fake, names: &BTreeSet<&str>) {
     let asked = server.requests("completions");
     assert_eq!(asked.len(), 5 + 5 + 2 + 5 + 5 + 2, "12 prompts in batches of 5");
     let seeds: BTreeSet<u64> = asked.iter().map(|request| request.body["seed"].as_u64().unwrap()).collect();
@@ -253,7 +256,7 @@ fn what_a_killed_run_left_loaded_is_loaded_again() {
 fn a_server_in_trouble_is_asked_again_and_one_that_hangs_is_left() {
     let small = Small::new("online");
     let expected = run(&small, "run", &usual(), &["train.steps=1"]);
-    let troubled = Vllm::start(|_, before| match before {
+    let troubled = vllm::start(|_, before| match before {
         0 => Reply::Http(500, error(500, "InternalServerError", "not now").1),
         _ => Reply::Usual,
     });
@@ -272,7 +275,7 @@ fn the_key_is_sent_and_not_shown() {
     // A variable that every test process has.
     let key = std::env::var("PATH").unwrap();
     let bearer = format!("Bearer {key}");
-    let server = Vllm::start(move |request, _| {
+    let server = vllm::start(move |request, _| {
         assert_eq!(request.authorization.as_deref(), Some(bearer.as_str()));
         match request.path.as_str() {
             "completions" => Reply::Http(401, format!("no access with {bearer}")),

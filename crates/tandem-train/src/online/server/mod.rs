@@ -2,7 +2,7 @@
 //!
 //! The first rank writes the adapter where the server reads it, has it loaded under a name made of its content, asks for all answers
 //! and has it unloaded. A server that may have answered with another model ends the run: what trains is never compared with what weights
-//! of another round gave. All ranks learn the same answers. What differs between servers is a [`protocol`].
+//! of another round gave. All ranks learn the same answers. What differs between servers is in `protocol`.
 
 mod client;
 mod completion;
