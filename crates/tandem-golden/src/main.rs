@@ -62,7 +62,10 @@ fn compare() -> Result<bool> {
         check(part, &folder, &mut runner, &mut report).with_context(|| format!("checking {part}"))?;
     }
     if parts.is_empty() {
-        report.not_implemented("online_dpo.json", "Online DPO");
+        println!(
+            "note  online_dpo.json: not compared: TRL drew the answers, and the file does not have them (golden_online of \
+             tandem-train trains on given ones)"
+        );
     }
     Ok(report.finish())
 }

@@ -137,6 +137,12 @@ impl Mesh {
         }
     }
 
+    /// All ranks, and those that hold the other slices of this rank's stage: who meets where this one generates.
+    pub fn world_in_walk(&mut self) -> (&mut Group, Option<&dyn Split>) {
+        let tensor = self.axes.as_ref().and_then(|axes| axes.tensor.as_ref());
+        (&mut self.world, tensor.map(|tensor| tensor as &dyn Split))
+    }
+
     fn tensor(&self) -> Option<&TensorGroup> {
         self.axes.as_ref()?.tensor.as_ref()
     }

@@ -142,8 +142,7 @@ impl<'a> Generator<'a> {
         ended.into_iter().map(end).collect()
     }
 
-    /// Answers every request, and returns answers in the order of requests, whose numbers are their places; those that ended, if
-    /// `on_token` had it break off.
+    /// Answers every request, and returns answers in the order of requests, whose numbers are their places.
     ///
     /// # Errors
     /// As [`Generator::submit`], before anything is computed, and [`Generator::step`].
@@ -160,7 +159,7 @@ impl<'a> Generator<'a> {
     }
 
     /// As [`Generator::generate`], together with other ranks: each calls it with requests of its own, or with none, and it returns
-    /// when all of them are answered.
+    /// when all of them are answered, or `meet` does not go on: then with the answers that had ended.
     ///
     /// # Errors
     /// As [`Generator::generate`], and if a rank is lost. A rank that fails is lost to the others: they wait for it until `meet`, or
@@ -186,16 +185,15 @@ impl<'a> Generator<'a> {
                 });
             }
         }
-        let (mut answers, mut is_over) = (Vec::new(), false);
+        let mut answers = Vec::new();
         while meet.any(!self.is_idle()).inspect_err(|_| self.cancel_all())? {
             answers.extend(self.step_with(sources, meet, &mut |mut token| {
                 token.request -= first;
-                let flow = on_token(token);
-                is_over |= flow == Flow::BreakOff;
-                flow
+                on_token(token)
             })?);
-            if is_over {
+            if !meet.goes_on().inspect_err(|_| self.cancel_all())? {
                 self.cancel_all();
+                break;
             }
         }
         answers.iter_mut().for_each(|answer| answer.request -= first);
@@ -374,7 +372,7 @@ impl<'a> Generator<'a> {
                 (text.tokens.len() == text.limit).then_some(Finish::Length)
             };
             let flow = on_token(NewToken { request, answer, index, token, log_prob, finish });
-            match finish.or((flow != Flow::Continue).then_some(Finish::Stop)) {
+            match finish.or((flow == Flow::End).then_some(Finish::Stop)) {
                 None => self.texts.push(text),
                 Some(finish) => ended.push(self.end(text, finish)),
             }

@@ -11,6 +11,15 @@ pub trait Meet {
     /// # Errors
     /// If a rank is lost.
     fn any(&mut self, mine: bool) -> Result<bool>;
+
+    /// Whether [`Generator::generate_with`](super::Generator::generate_with), which asks this after each step, goes on: if not, what is
+    /// under way is broken off. Ranks that walk together ask at the same time, and are to be told the same.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn goes_on(&mut self) -> Result<bool> {
+        Ok(true)
+    }
 }
 
 /// A rank that waits for no other.

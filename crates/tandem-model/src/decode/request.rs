@@ -44,9 +44,6 @@ pub enum Flow {
     Continue,
     /// Without: the answer ends here, as with a stop token.
     End,
-    /// Not at all: [`Generator::generate_with`](super::Generator::generate_with) breaks off what is under way after this step, and
-    /// begins nothing that waits. Elsewhere it is the same as `End`.
-    BreakOff,
 }
 
 /// Why an answer ended.

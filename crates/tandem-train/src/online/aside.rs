@@ -20,9 +20,9 @@ use crate::step::Scorer;
 /// Who answers there.
 pub enum Answerer {
     /// This process.
-    Borrower(Borrower),
+    Borrower(Box<Borrower>),
     /// A server; all ranks learn of its answers in a group that is used for nothing else.
-    Server(Server, Group),
+    Server(Box<Server>, Group),
 }
 
 /// An answerer, and what it works on.
@@ -38,14 +38,17 @@ pub struct Aside {
 }
 
 enum At {
-    Rest(Box<Answerer>),
-    Work(Work<(Box<Answerer>, Result<Option<Vec<Batch>>>)>),
+    Rest(Answerer),
+    Work(Work<(Answerer, Answered)>),
 }
+
+/// A round with its answers, unless it was stopped.
+type Answered = Result<Option<Vec<Batch>>>;
 
 impl Aside {
     /// That has nothing to do yet; `ends` are the strings that end an answer.
     pub fn new(answerer: Answerer, ends: &[String]) -> Self {
-        let at = Some(At::Rest(Box::new(answerer)));
+        let at = Some(At::Rest(answerer));
         Self { at, ends: ends.into(), progress: Progress::default(), stop: Arc::default() }
     }
 
@@ -65,7 +68,7 @@ impl Aside {
         prepared: &Arc<Prepared>,
     ) -> Result<()> {
         let Some(At::Rest(mut answerer)) = self.at.take() else { panic!("another round is under way") };
-        match &mut *answerer {
+        match &mut answerer {
             Answerer::Borrower(borrower) => borrower.borrow(scorer)?,
             Answerer::Server(server, _) => server.publish(round[0].answered_after, scorer, mesh, prepared)?,
         }
@@ -74,7 +77,7 @@ impl Aside {
         let (progress, stop) = (self.progress.clone(), self.stop.clone());
         let work = move || {
             let asked = asked_of(&round);
-            let answers = match &mut *answerer {
+            let answers = match &mut answerer {
                 Answerer::Borrower(borrower) => borrower.answer(&asked, &prepared, &progress, &stop),
                 Answerer::Server(server, group) => server.answer(&asked, &prepared, group, &progress, &stop),
             };
@@ -111,7 +114,8 @@ impl Aside {
             if std::mem::replace(&mut seen, reports) != reports {
                 progress.enter(Phase::Generate);
             }
-        });
+            Ok(())
+        })?;
         self.at = Some(At::Rest(answerer));
         answered
     }

@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicBool;
 
 use tandem_comm::Progress;
 use tandem_kernels::{DType, Device};
-use tandem_model::decode::{Alone, Meet};
 use tandem_model::{Checkpointing, Decoder, Walk};
 
 use super::Answer;
-use super::generate::{Asked, Generation, NEVER, On, Together, exchange, share_of};
+use super::company::Company;
+use super::generate::{Asked, Generation, On, Together, exchange, share_of};
 use super::sources::Both;
 use crate::Result;
 use crate::config::Config;
@@ -86,7 +86,8 @@ impl Borrower {
         let read = self.device.synchronize();
         self.give_back();
         let (own, ()) = (own?, read?);
-        exchange(own, asked.len(), self.generation.num_answers(), self.mesh.data())
+        let all = |own| exchange(own, asked.len(), self.generation.num_answers(), self.mesh.data());
+        own.map(all).transpose()
     }
 
     fn generate(
@@ -96,16 +97,13 @@ impl Borrower {
         progress: &Progress,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Vec<Answer>>>> {
-        let Self { generation, device, decoder, dtype, checkpointing, policy, reference, .. } = self;
-        let walk = Walk { split: self.mesh.split(), ..Walk::new(decoder, device, *dtype, *checkpointing) };
-        let stop = if walk.split.is_some() { &NEVER } else { stop };
+        let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together } =
+            self;
+        let (world, split) = mesh.world_in_walk();
+        let walk = Walk { split, ..Walk::new(decoder, device, *dtype, *checkpointing) };
         let Prepared { train: prompts, tokenizer, .. } = prepared;
-        let on = On { walk, prompts, tokenizer, progress, stop };
-        let meet: &mut dyn Meet = match &mut self.together {
-            Some(together) => together,
-            None => &mut Alone,
-        };
-        generation.answer(&on, &mut Both::of(policy, reference), meet, mine)
+        let (on, company) = (On { walk, prompts, tokenizer, progress }, Company::new(world, stop));
+        generation.answer(&on, &mut Both::of(policy, reference), together.as_mut(), company, mine)
     }
 
     /// Takes the memory that answering takes, on a device that computes nothing, where no prompt has more than `longest` tokens.

@@ -4,7 +4,6 @@
 //! rank or on what is answered beside it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tandem_comm::{Group, Phase, Progress, Reduction};
 use tandem_data::text_stream::TextStream;
@@ -15,6 +14,7 @@ use tandem_model::decode::{Alone, Finish, Flow, Meet, OnToken, Sources};
 use tandem_model::{Generator, GeneratorOptions, ModelError, Request, Result as ModelResult, Sampling, Walk};
 
 use super::answers::Answer;
+use super::company::Company;
 use super::sources::OfReference;
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatch, OnlineConfig};
@@ -64,26 +64,26 @@ impl Generation {
         self.options.num_answers
     }
 
-    /// The answers to some prompts of this rank's: the tokens of each, whether it ended, its log-probability. `None` if it was stopped.
+    /// The answers to some prompts of this rank's: the tokens of each, whether it ended, its log-probability. It returns when all of
+    /// `company` have theirs, or, with `None`, when any rank was stopped.
     ///
     /// # Errors
-    /// If memory runs out or weights cannot be had.
+    /// If memory runs out, weights cannot be had, or a rank is lost.
     pub fn answer(
         &self,
         on: &On<'_>,
         sources: &mut dyn Sources,
-        meet: &mut dyn Meet,
+        together: Option<&mut Together>,
+        mut company: Company<'_>,
         asked: &[Asked],
     ) -> Result<Option<Vec<Vec<Answer>>>> {
         let mut groups = vec![Vec::with_capacity(self.options.num_answers); asked.len()];
+        let mut ranks = Ranks { together, company: &mut company, steps: 0 };
         for author in self.authors() {
-            let answers = self.ask(author, on, sources, meet, asked)?;
+            let answers = self.ask(author, on, sources, &mut ranks, asked)?;
             answers.into_iter().for_each(|(place, answer)| groups[place].push(answer));
-            if on.stop.load(Ordering::Relaxed) {
-                return Ok(None);
-            }
         }
-        Ok(Some(groups))
+        Ok(company.end()?.then_some(groups))
     }
 
     /// Who answers, one after another.
@@ -110,9 +110,6 @@ impl Generation {
         let mut failure = None;
         let answers = author.generate(on.walk, &self.within, sources, meet, requests, &mut |new| {
             on.progress.enter(Phase::Generate);
-            if on.stop.load(Ordering::Relaxed) {
-                return Flow::BreakOff;
-            }
             if self.options.stop.is_empty() {
                 return Flow::Continue;
             }
@@ -246,12 +243,31 @@ pub struct On<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Where it is said how far this has come.
     pub progress: &'a Progress,
-    /// Has it break off. Where ranks compute an answer together, nobody may: they would have to agree on it.
-    pub stop: &'a AtomicBool,
 }
 
-/// Does not stop anything.
-pub static NEVER: AtomicBool = AtomicBool::new(false);
+/// Steps of generation after which ranks hear of each other.
+const STEPS: usize = 64;
+
+/// Ranks that generate at the same time, as one of them sees them. Those that walk together take the same steps.
+struct Ranks<'r, 'c> {
+    together: Option<&'r mut Together>,
+    company: &'r mut Company<'c>,
+    steps: usize,
+}
+
+impl Meet for Ranks<'_, '_> {
+    fn any(&mut self, mine: bool) -> ModelResult<bool> {
+        self.together.as_mut().map_or(Ok(mine), |together| together.any(mine))
+    }
+
+    fn goes_on(&mut self) -> ModelResult<bool> {
+        self.steps += 1;
+        if !self.company.is_alone() && !self.steps.is_multiple_of(STEPS) {
+            return Ok(true);
+        }
+        self.company.goes_on().map_err(|error| ModelError::Store(Box::new(error)))
+    }
+}
 
 /// Ranks that hold a model's weights in parts and walk together.
 pub struct Together(pub Group);
@@ -267,7 +283,8 @@ impl Together {
     }
 }
 
-impl Meet for Together {
+impl Together {
+    /// Whether any of them has something.
     fn any(&mut self, mine: bool) -> ModelResult<bool> {
         let mut votes = [u8::from(mine)];
         let voted = self.0.all_reduce(&mut votes, Reduction::Max);
@@ -282,51 +299,47 @@ pub fn share_of(num_prompts: usize, rank: usize, num_ranks: usize) -> Range<usiz
     begin(rank)..begin(rank + 1)
 }
 
-/// All ranks' answers, in the order of the prompts, from each rank's own ([`share_of`]); `None` if a rank was stopped.
+/// All ranks' answers, in the order of the prompts, from each rank's own ([`share_of`]).
 ///
 /// # Errors
 /// If a rank is lost.
 pub fn exchange(
-    own: Option<Vec<Vec<Answer>>>,
+    own: Vec<Vec<Answer>>,
     num_prompts: usize,
     num_answers: usize,
     group: &mut Group,
-) -> Result<Option<Vec<Vec<Answer>>>> {
+) -> Result<Vec<Vec<Answer>>> {
     let num_ranks = group.size();
     let counts: Vec<usize> =
         (0..num_ranks).map(|rank| share_of(num_prompts, rank, num_ranks).len() * num_answers).collect();
     gather(own, &counts, num_answers, group)
 }
 
-/// The first rank's answers to `num_prompts` prompts, where `own` are not looked at elsewhere; `None` if it was stopped.
+/// The first rank's answers, which `own` are there, to `num_prompts` prompts.
 ///
 /// # Errors
 /// If a rank is lost.
 pub fn from_first(
-    own: Option<Vec<Vec<Answer>>>,
+    own: Vec<Vec<Answer>>,
     num_prompts: usize,
     num_answers: usize,
     group: &mut Group,
-) -> Result<Option<Vec<Vec<Answer>>>> {
+) -> Result<Vec<Vec<Answer>>> {
     let mut counts = vec![0; group.size()];
     counts[0] = num_prompts * num_answers;
-    let own = if group.rank() == 0 { own } else { Some(Vec::new()) };
     gather(own, &counts, num_answers, group)
 }
 
-/// All ranks' answers, of which each has as many as `counts` say, unless a rank was stopped.
+/// All ranks' answers, of which each has as many as `counts` say.
 fn gather(
-    own: Option<Vec<Vec<Answer>>>,
+    own: Vec<Vec<Answer>>,
     counts: &[usize],
     num_answers: usize,
     group: &mut Group,
-) -> Result<Option<Vec<Vec<Answer>>>> {
+) -> Result<Vec<Vec<Answer>>> {
     if group.size() == 1 {
         return Ok(own);
     }
-    let mut votes = [u8::from(own.is_none())];
-    group.all_reduce(&mut votes, Reduction::Max)?;
-    let Some(own) = own.filter(|_| votes == [0]) else { return Ok(None) };
     let flat = || own.iter().flatten();
     let ends: Vec<i64> = flat().map(|a| (a.tokens.len() as i64) << 1 | i64::from(a.is_ended)).collect();
     let ends = group.gather(&ends, counts)?;
@@ -344,7 +357,7 @@ fn gather(
         ..Answer::default()
     });
     let answers: Vec<Answer> = answers.collect();
-    Ok(Some(answers.chunks(num_answers).map(<[Answer]>::to_vec).collect()))
+    Ok(answers.chunks(num_answers).map(<[Answer]>::to_vec).collect())
 }
 
 #[cfg(test)]
@@ -370,15 +383,9 @@ mod tests {
                 .collect();
             let rank = |mut group: Group| {
                 let own = all[share_of(num_prompts, group.rank(), num_ranks)].to_vec();
-                let mine = (group.rank() == 0).then(|| all.clone());
-                let all = Some(all.clone());
-                assert_eq!(exchange(Some(own.clone()), num_prompts, 2, &mut group).unwrap(), all);
+                let mine = if group.rank() == 0 { all.clone() } else { Vec::new() };
+                assert_eq!(exchange(own, num_prompts, 2, &mut group).unwrap(), all);
                 assert_eq!(from_first(mine, num_prompts, 2, &mut group).unwrap(), all);
-                // One that was stopped stops all of them.
-                let unless = |is_stopped: bool| (!is_stopped).then(|| own.clone());
-                let last = group.rank() + 1 == num_ranks;
-                assert_eq!(exchange(unless(last), num_prompts, 2, &mut group).unwrap(), None);
-                assert_eq!(from_first(None, num_prompts, 2, &mut group).unwrap(), None);
             };
             std::thread::scope(|scope| {
                 let groups = tandem_comm::threads::groups(num_ranks, Duration::from_secs(60));

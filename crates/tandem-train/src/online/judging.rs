@@ -9,6 +9,7 @@ use tandem_comm::Group;
 use tandem_judge::{Assessment, Candidate, Group as Case, JudgeError, Panel, Prompt};
 
 use super::answers::{Answer, Answered, Opinion};
+use super::company::Company;
 use super::shown::Shown;
 use super::work::Work;
 use crate::Result;
@@ -63,7 +64,7 @@ impl Judging {
         Some(send)
     }
 
-    /// Waits for the judges, and tells every rank the scores; `false` if they were stopped before they had all.
+    /// Waits for the judges, and tells every rank the scores; `false` if any rank was to stop before.
     ///
     /// # Errors
     /// If a judge cannot go on, or a rank is lost.
@@ -77,27 +78,32 @@ impl Judging {
         stop: &AtomicBool,
     ) -> Result<bool> {
         let mut answers: Vec<&mut Answer> = prompts.flat_map(|prompt| &mut prompt.answers).collect();
-        let mut is_judged = true;
+        let mut company = Company::new(group, stop);
         if let Some(at) = self.panel.take() {
             let At::Work(work) = at else { panic!("nothing is being judged") };
-            let (panel, verdicts) =
-                work.end(|| self.stop.store(stop.load(Ordering::Relaxed), Ordering::Relaxed));
+            let (panel, verdicts) = work.end(|| {
+                let goes_on = company.goes_on()?;
+                self.stop.store(!goes_on, Ordering::Relaxed);
+                Ok(())
+            })?;
             self.panel = Some(At::Rest(panel));
             match verdicts {
-                Err(JudgeError::Stopped) => is_judged = false,
+                Err(JudgeError::Stopped) => {}
                 verdicts => note(&mut answers, verdicts?),
             }
         }
-        if group.size() == 1 {
-            return Ok(is_judged);
+        if !company.end()? {
+            return Ok(false);
         }
-        let scores = answers.iter().map(|answer| answer.score.unwrap_or(f64::NAN));
-        let mut scores: Vec<f64> = std::iter::once(f64::from(u8::from(is_judged))).chain(scores).collect();
-        group.broadcast(&mut scores, 0)?;
-        for (answer, score) in answers.into_iter().zip(&scores[1..]) {
-            answer.score = Some(*score).filter(|score| !score.is_nan());
+        if group.size() > 1 {
+            let scores = answers.iter().map(|answer| answer.score.unwrap_or(f64::NAN));
+            let mut scores: Vec<f64> = scores.collect();
+            group.broadcast(&mut scores, 0)?;
+            for (answer, score) in answers.into_iter().zip(scores) {
+                answer.score = Some(score).filter(|score| !score.is_nan());
+            }
         }
-        Ok(scores[0] == 1.0)
+        Ok(true)
     }
 
     /// What their commands have written to stderr since this was called.

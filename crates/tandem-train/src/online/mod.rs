@@ -12,6 +12,7 @@
 pub mod answers;
 pub mod aside;
 pub mod borrower;
+mod company;
 pub mod generate;
 pub mod judging;
 pub mod pairs;
@@ -29,7 +30,6 @@ use std::time::Instant;
 use tandem_comm::Phase;
 use tandem_data::order::Batches;
 use tandem_model::Walk;
-use tandem_model::decode::{Alone, Meet};
 
 pub use answers::{Answer, Answered, Batch, OnlineState};
 pub use aside::{Answerer, Aside};
@@ -47,7 +47,8 @@ use crate::metrics::MetricsFile;
 use crate::prepare::Prepared;
 use crate::step::Scorer;
 use answers::{asked_of, fill};
-use generate::{NEVER, On, Together, exchange, share_of};
+use company::Company;
+use generate::{On, Together, exchange, share_of};
 use judging::{Cases, Judging};
 use shown::Shown;
 use sources::Both;
@@ -76,7 +77,7 @@ pub enum Answering {
     /// This process, before it trains; each rank its share of the prompts.
     Before {
         /// How.
-        generation: Generation,
+        generation: Box<Generation>,
         /// Those whose weights are gathered from all of them, so that they generate in step.
         together: Option<Together>,
     },
@@ -245,19 +246,16 @@ impl Online {
         scorer.homes.device.enter("generate");
         scorer.homes.device.note(format_args!("generation"));
         let Scorer { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
-        let meet: &mut dyn Meet = match together {
-            Some(together) => together,
-            None => &mut Alone,
-        };
         let (asked, data) = (asked_of(round), mesh.data());
         let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
-        let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
-        let walk = Walk { split: mesh.split(), ..walk };
-        let stop = if walk.split.is_some() { &NEVER } else { stop };
+        let (world, split) = mesh.world_in_walk();
+        let walk = Walk { split, ..Walk::new(decoder, &homes.device, *dtype, *checkpointing) };
         let Prepared { train: prompts, tokenizer, .. } = &*self.prepared;
-        let on = On { walk, prompts, tokenizer, progress, stop };
-        let own = generation.answer(&on, &mut Both::of(policy, reference), meet, mine)?;
-        exchange(own, asked.len(), self.config.num_answers, mesh.data())
+        let (on, company) = (On { walk, prompts, tokenizer, progress }, Company::new(world, stop));
+        let own =
+            generation.answer(&on, &mut Both::of(policy, reference), together.as_mut(), company, mine)?;
+        let all = |own| exchange(own, asked.len(), self.config.num_answers, mesh.data());
+        own.map(all).transpose()
     }
 
     /// Waits for the answers of a round that is on its way, if there is one: from then on nobody else reads the weights. `false` if any

@@ -4,8 +4,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use crate::Result;
+
 /// How often whoever waits looks around.
-const GLANCE: Duration = Duration::from_millis(100);
+pub(super) const GLANCE: Duration = Duration::from_millis(100);
 
 /// Work on a thread of its own.
 pub struct Work<T> {
@@ -28,13 +30,16 @@ impl<T: Send + 'static> Work<T> {
 
     /// Waits for it, and does something else now and then.
     ///
+    /// # Errors
+    /// If that fails.
+    ///
     /// # Panics
     /// With the thread's panic.
-    pub fn end(self, mut meanwhile: impl FnMut()) -> T {
+    pub fn end(self, mut meanwhile: impl FnMut() -> Result<()>) -> Result<T> {
         loop {
             match self.result.recv_timeout(GLANCE) {
-                Ok(result) => return result,
-                Err(RecvTimeoutError::Timeout) => meanwhile(),
+                Ok(result) => return Ok(result),
+                Err(RecvTimeoutError::Timeout) => meanwhile()?,
                 Err(RecvTimeoutError::Disconnected) => {
                     let panic = self.thread.join().expect_err("it ends with a result");
                     std::panic::resume_unwind(panic);
@@ -56,14 +61,18 @@ mod tests {
         let (go, told) = channel();
         let work = Work::begin("slow", move || told.recv().map(|n: u32| n + 1));
         let mut go = Some(go);
-        let found = work.end(|| go.take().iter().for_each(|go| go.send(41).unwrap()));
-        assert_eq!((found, go.is_none()), (Ok(42), true));
+        let meanwhile = || {
+            go.take().iter().for_each(|go| go.send(41).unwrap());
+            Ok(())
+        };
+        assert_eq!(work.end(meanwhile).unwrap(), Ok(42));
+        assert!(go.is_none());
     }
 
     #[test]
     fn a_panic_there_is_one_here() {
         let work = Work::<()>::begin("panic", || panic!("in the thread"));
-        let caught = catch_unwind(AssertUnwindSafe(|| work.end(|| ())));
+        let caught = catch_unwind(AssertUnwindSafe(|| work.end(|| Ok(()))));
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>().copied(), Some("in the thread"));
     }
 }

@@ -1,6 +1,6 @@
 //! What a run will hold in memory, when, and how long its steps will take: known before a byte is allocated.
 //!
-//! The plan is a dry run of the very code that trains, on [`Device::Meta`](tandem_kernels::Device::Meta): the same stores, the same walk, the same
+//! The plan is a dry run of the very code that trains, on [`Device::Meta`]: the same stores, the same walk, the same
 //! step, over the run's own micro-batches. Nothing is estimated that can be counted; time is, from a table of devices.
 //!
 //! * [`Plan`]: one rank's. [`RunPlan`]: all ranks', on a device, and whether it fits.

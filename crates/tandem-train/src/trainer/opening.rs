@@ -209,17 +209,18 @@ fn online(
     let generation = |mesh: &mut Mesh| Generation::of(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {
         let server = Server::of(config, mesh.world().rank() == 0)?;
-        Some(Answerer::Server(server, mesh.world().split(0)?))
+        Some(Answerer::Server(Box::new(server), mesh.world().split(0)?))
     } else if let Some(device) = scorer.homes.beside() {
         let device = device.clone();
-        Some(Answerer::Borrower(Borrower::new(generation(mesh), config, scorer, device, mesh)?))
+        let borrower = Borrower::new(generation(mesh), config, scorer, device, mesh)?;
+        Some(Answerer::Borrower(Box::new(borrower)))
     } else {
         None
     };
     let answering = match answerer {
         Some(answerer) => Answering::Aside(Aside::new(answerer, &options.stop)),
         None => {
-            let (generation, together) = (generation(mesh), Together::of(config, mesh.shard())?);
+            let (generation, together) = (Box::new(generation(mesh)), Together::of(config, mesh.shard())?);
             Answering::Before { generation, together }
         }
     };

@@ -18,6 +18,7 @@ use std::sync::mpsc;
 use tandem_comm::{Group, Phase, Progress};
 
 use super::Answer;
+use super::company::Company;
 use super::generate::{Asked, from_first};
 use crate::config::{Config, OnlineConfig};
 use crate::mesh::Mesh;
@@ -89,7 +90,7 @@ impl Server {
         Ok(())
     }
 
-    /// The answers to all prompts of a round, by the adapter that was published last, `None` if the first rank was stopped. Every rank
+    /// The answers to all prompts of a round, by the adapter that was published last, `None` if any rank was stopped. Every rank
     /// calls this, and gets the same.
     ///
     /// # Errors
@@ -106,21 +107,43 @@ impl Server {
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Vec<Answer>>>> {
         let Self { options, seed, first } = self;
+        let mut company = Company::new(group, stop);
         let mut answers = None;
-        if let Some(First { client, published, before, .. }) = first {
-            let folder = published.take().expect("an adapter is published before it answers");
-            let name = name_of(&folder)?;
-            let form = Form { name: &name, options, seed: *seed, prepared };
-            client.load(&name, &folder)?;
-            answers = ask(client, &form, asked, progress, stop)?;
-            client.unload(&name)?;
-            let before = before.replace(folder.clone()).filter(|before| *before != folder);
-            if let Some(before) = before.filter(|before| before.exists()) {
-                let io = |source| TrainError::Io { action: "remove", path: before.clone(), source };
-                fs::remove_dir_all(&before).map_err(io)?;
-            }
+        if let Some(first) = first {
+            let asking = |stop: &AtomicBool| first.answer(asked, prepared, options, *seed, progress, stop);
+            answers = company.working(asking)??;
         }
-        from_first(answers, asked.len(), options.num_answers, group)
+        if !company.end()? {
+            return Ok(None);
+        }
+        from_first(answers.unwrap_or_default(), asked.len(), options.num_answers, group).map(Some)
+    }
+}
+
+impl First {
+    /// The server's answers, `None` if they were stopped.
+    fn answer(
+        &mut self,
+        asked: &[Asked],
+        prepared: &Prepared,
+        options: &OnlineConfig,
+        seed: u64,
+        progress: &Progress,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<Vec<Answer>>>> {
+        let Self { client, published, before, .. } = self;
+        let folder = published.take().expect("an adapter is published before it answers");
+        let name = name_of(&folder)?;
+        let form = Form { name: &name, options, seed, prepared };
+        client.load(&name, &folder)?;
+        let answers = ask(client, &form, asked, progress, stop)?;
+        client.unload(&name)?;
+        let before = before.replace(folder.clone()).filter(|before| *before != folder);
+        if let Some(before) = before.filter(|before| before.exists()) {
+            let io = |source| TrainError::Io { action: "remove", path: before.clone(), source };
+            fs::remove_dir_all(&before).map_err(io)?;
+        }
+        Ok(answers)
     }
 }
 
