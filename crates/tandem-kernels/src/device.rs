@@ -382,6 +382,14 @@ impl Device {
         result
     }
 
+    /// Does something on the host for each of so many parts: at once, on a processor's threads; else one after another.
+    pub fn each_on_host(&self, count: usize, part: impl Fn(usize) + Sync) {
+        match self {
+            Self::Cpu(cpu) => cpu.parallel_for(count, part),
+            Self::Cuda(_) | Self::Meta(_) => (0..count).for_each(part),
+        }
+    }
+
     /// Whether this device only records.
     pub fn is_meta(&self) -> bool {
         matches!(self, Self::Meta(_))

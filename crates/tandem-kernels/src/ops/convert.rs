@@ -160,14 +160,24 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
 /// # Errors
 /// None on the CPU.
 pub fn read_f32(device: &Device, src: View) -> Result<Vec<f32>> {
-    let mut values = vec![0.0; src.len()];
+    let mut values = Vec::new();
+    read_f32_into(device, src, &mut values)?;
+    Ok(values)
+}
+
+/// As [`read_f32`], into memory that may be there from another time; on a dry run what is there stays.
+///
+/// # Errors
+/// As there.
+pub fn read_f32_into(device: &Device, src: View, values: &mut Vec<f32>) -> Result<()> {
+    values.resize(src.len(), 0.0);
     let work = check::work("read_f32", &src, 0.0, src.num_bytes() as f64);
     device.launch(
         work,
         on!(
-            cpu => cpu.read_f32(src, &mut values),
-            cuda => cuda::convert::read_f32(cuda, src, &mut values)
+            cpu => cpu.read_f32(src, values),
+            cuda => cuda::convert::read_f32(cuda, src, values)
         ),
     )?;
-    Ok(values)
+    Ok(())
 }

@@ -28,7 +28,9 @@ mod stored;
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
 pub use attention::{AttentionShape, MANY_TREES, Visible, attention, attention_backward, attention_decode};
 pub use columns::{column_dots, scale_columns, scaled_columns};
-pub use convert::{add, cast, fill_zero, gather_rows, read_f32, scale, spread_rows, write_f32};
+pub use convert::{
+    add, cast, fill_zero, gather_rows, read_f32, read_f32_into, scale, spread_rows, write_f32,
+};
 pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
 pub use elementwise::{divide, fill, mix};

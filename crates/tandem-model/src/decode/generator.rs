@@ -1,6 +1,7 @@
 //! The batch: what enters it, a step of it, and what leaves it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
 
 use tandem_kernels::ops::{HeadScores, Targets};
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
@@ -41,6 +42,8 @@ pub struct Generator<'a> {
     pub(super) waiting: VecDeque<(usize, usize)>,
     pub(super) texts: Vec<Text>,
     scores: HeadScores,
+    /// What tokens were drawn from last: its memory is used again.
+    logits: Vec<f32>,
 }
 
 /// Told about every token.
@@ -104,6 +107,7 @@ impl<'a> Generator<'a> {
             waiting: VecDeque::new(),
             texts: Vec::new(),
             scores: HeadScores::default(),
+            logits: Vec::new(),
         })
     }
 
@@ -340,16 +344,18 @@ impl<'a> Generator<'a> {
         ended: &mut Vec<Answer>,
     ) -> Result<()> {
         let Walk { device, decoder, .. } = self.models.policy.walk;
-        let (mut values, shape) = self.models.drawn_from(&logits)?;
-        let rows = values.chunks_exact_mut(self.models.vocabulary());
-        let drawn = rows
-            .zip(&self.texts[first..])
-            .map(|(row, text)| {
-                let Request { prompt, number, sampling, .. } = &self.requests[&text.request].request;
-                let place = [*number, text.answer as u64, text.tokens.len() as u64];
-                sampling.draw(device, row, &shape, [prompt, &text.tokens], place)
-            })
-            .collect::<Result<Vec<u32>>>()?;
+        let shape = self.models.drawn_from(&logits, &mut self.logits)?;
+        let rows = self.logits.chunks_exact_mut(self.models.vocabulary());
+        let rows: Vec<_> = rows.map(|row| Mutex::new((row, Ok(0)))).collect();
+        device.each_on_host(rows.len(), |index| {
+            let (row, drawn) = &mut *rows[index].lock().unwrap_or_else(PoisonError::into_inner);
+            let text = &self.texts[first + index];
+            let Request { prompt, number, sampling, .. } = &self.requests[&text.request].request;
+            let place = [*number, text.answer as u64, text.tokens.len() as u64];
+            *drawn = sampling.draw(device, row, &shape, [prompt, &text.tokens], place);
+        });
+        let drawn = rows.into_iter().map(|row| row.into_inner().unwrap_or_else(PoisonError::into_inner).1);
+        let drawn = drawn.collect::<Result<Vec<u32>>>()?;
         if self.options.log_probs {
             let rows: Vec<u32> = (0..drawn.len() as u32).collect();
             let targets = Targets { rows: &rows, targets: &drawn };

@@ -55,4 +55,9 @@ impl<'a> Model<'a> {
     pub(super) fn read(&self, logits: &Tensor) -> Result<Vec<f32>> {
         Ok(ops::read_f32(self.walk.device, logits.view())?)
     }
+
+    /// The same, in place of other numbers.
+    pub(super) fn read_into(&self, logits: &Tensor, values: &mut Vec<f32>) -> Result<()> {
+        Ok(ops::read_f32_into(self.walk.device, logits.view(), values)?)
+    }
 }

@@ -67,9 +67,12 @@ impl<'a> Models<'a> {
         Ok(Streams { policy, reference: Some(reference) })
     }
 
-    /// The logits that tokens are drawn from, and what is still to be done to them.
-    pub(super) fn drawn_from(&self, logits: &Streams<Tensor>) -> Result<(Vec<f32>, HeadShape)> {
-        let raw = |model: &Model, logits| Ok((model.read(logits)?, model.walk.decoder.spec().head.shape));
+    /// Puts the logits that tokens are drawn from in place of other numbers, and tells what is still to be done to them.
+    pub(super) fn drawn_from(&self, logits: &Streams<Tensor>, values: &mut Vec<f32>) -> Result<HeadShape> {
+        let mut raw = |model: &Model, logits| -> Result<HeadShape> {
+            model.read_into(logits, values)?;
+            Ok(model.walk.decoder.spec().head.shape)
+        };
         let Some((Reference { model, part }, of_reference)) =
             self.reference.as_ref().zip(logits.reference.as_ref())
         else {
@@ -82,15 +85,13 @@ impl<'a> Models<'a> {
         if *part == 1.0 {
             return raw(model, of_reference);
         }
-        let shaped = |model, logits| -> Result<Vec<f32>> {
-            let (mut values, shape) = raw(model, logits)?;
-            ops::shape_logits(model.walk.device, &mut values, &shape)?;
-            Ok(values)
-        };
-        let (mut mixed, reference) = (shaped(&self.policy, &logits.policy)?, shaped(model, of_reference)?);
-        for (own, theirs) in mixed.iter_mut().zip(reference) {
+        let mut reference = model.read(of_reference)?;
+        ops::shape_logits(model.walk.device, &mut reference, &model.walk.decoder.spec().head.shape)?;
+        let shape = raw(&self.policy, &logits.policy)?;
+        ops::shape_logits(self.policy.walk.device, values, &shape)?;
+        for (own, theirs) in values.iter_mut().zip(reference) {
             *own = (1.0 - part) * *own + part * theirs;
         }
-        Ok((mixed, HeadShape::default()))
+        Ok(HeadShape::default())
     }
 }

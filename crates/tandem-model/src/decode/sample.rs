@@ -73,17 +73,18 @@ impl Sampling {
         if is_penalised {
             self.penalise(logits, seen);
         }
-        let likeliest = argmax(logits);
         if self.temperature == 0.0 {
-            return Ok(likeliest);
+            return Ok(argmax(logits));
         }
         ops::relative_weights(device, logits, self.temperature)?;
         let uniform = uniform(self.seed, place);
-        if self.top_k.is_none_or(|k| k >= logits.len()) && self.top_p >= 1.0 && self.min_p == 0.0 {
-            return Ok(pick(logits.iter().copied().zip(0..), uniform).unwrap_or(likeliest));
-        }
-        let candidates = self.candidates(logits);
-        Ok(pick(candidates.into_iter(), uniform).unwrap_or(likeliest))
+        let is_whole = self.top_k.is_none_or(|k| k >= logits.len()) && self.top_p >= 1.0 && self.min_p == 0.0;
+        let picked = match is_whole {
+            true => pick_of_all(logits, uniform),
+            false => pick(self.candidates(logits).into_iter(), uniform),
+        };
+        // Of logits that are no numbers, whatever is one.
+        Ok(picked.unwrap_or_else(|| argmax(logits)))
     }
 
     fn penalise(&self, logits: &mut [f32], seen: [&[u32]; 2]) {
@@ -132,6 +133,44 @@ fn pick(candidates: impl Iterator<Item = (f32, u32)> + Clone, uniform: f64) -> O
     }
     // Rounding may leave a crumb.
     last
+}
+
+/// As [`pick`], of the weights of all tokens in their order. Many are added up at once, which sums in another order.
+fn pick_of_all(weights: &[f32], uniform: f64) -> Option<u32> {
+    const MANY: usize = 512;
+    let total: f64 = weights.chunks(MANY).map(sum).sum();
+    let mut left = uniform * total;
+    let mut last = None;
+    for (index, chunk) in weights.chunks(MANY).enumerate() {
+        let whole = sum(chunk);
+        if left >= whole {
+            left -= whole;
+            continue;
+        }
+        let first = (index * MANY) as u32;
+        for (&weight, id) in chunk.iter().zip(first..).filter(|(weight, _)| **weight > 0.0) {
+            left -= f64::from(weight);
+            last = Some(id);
+            if left < 0.0 {
+                return last;
+            }
+        }
+        // Rounding left a crumb of this chunk.
+        if last.is_some() {
+            return last;
+        }
+    }
+    weights.iter().rposition(|&weight| weight > 0.0).map(|last| last as u32)
+}
+
+/// In eight sums side by side.
+fn sum(weights: &[f32]) -> f64 {
+    let (eights, rest) = weights.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for eight in eights {
+        sums.iter_mut().zip(eight).for_each(|(sum, &weight)| *sum += f64::from(weight));
+    }
+    sums.iter().sum::<f64>() + rest.iter().map(|&weight| f64::from(weight)).sum::<f64>()
 }
 
 /// Likelier first; of equals the smaller id, so that the order is one.
@@ -258,6 +297,24 @@ mod tests {
         let sampling = Sampling { temperature: 1.0, seed: 3, ..Sampling::default() };
         let ones = (0..20_000).filter(|&i| draw(sampling, &[0.0, 9.0], &head, i) == 1).count();
         near(&[ones as f64 / 20_000.0], &[0.5]);
+    }
+
+    /// Where each of them stands, in weights of more than one chunk with zeros among them.
+    #[test]
+    fn of_all_tokens_each_is_picked_at_its_part() {
+        let weights: Vec<f32> =
+            (0..1700).map(|i| if i % 7 == 0 { 0.0 } else { (i % 13) as f32 + 0.5 }).collect();
+        let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+        let mut before = 0.0;
+        for (id, &weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+            let middle = (before + 0.5 * f64::from(weight)) / total;
+            assert_eq!(pick_of_all(&weights, middle), Some(id as u32));
+            assert_eq!(pick(weights.iter().copied().zip(0..), middle), Some(id as u32));
+            before += f64::from(weight);
+        }
+        assert_eq!(pick_of_all(&weights, 1.0), Some(1699), "rounding leaves a crumb");
+        assert_eq!(pick_of_all(&[0.0, 2.0, 0.0], 1.0), Some(1));
+        assert_eq!((pick_of_all(&[0.0; 9], 0.5), pick_of_all(&[f32::NAN; 9], 0.5)), (None, None));
     }
 
     #[test]
