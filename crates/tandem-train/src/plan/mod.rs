@@ -1,6 +1,6 @@
 //! What a run will hold in memory, when, and how long its steps will take: known before a byte is allocated.
 //!
-//! The plan is a dry run of the very code that trains, on [`Device::Meta`]: the same stores, the same walk, the same
+//! The plan is a dry run of the very code that trains, on [`Device::Meta`](tandem_kernels::Device::Meta): the same stores, the same walk, the same
 //! step, over the run's own micro-batches. Nothing is estimated that can be counted; time is, from a table of devices.
 //!
 //! * [`Plan`]: one rank's. [`RunPlan`]: all ranks', on a device, and whether it fits.
@@ -20,6 +20,7 @@ mod largest;
 pub mod measure;
 mod online;
 pub mod page;
+mod phase;
 pub mod picture;
 mod run;
 pub mod search;
@@ -30,10 +31,11 @@ pub mod work;
 use std::ops::Range;
 
 use tandem_comm::recorder;
-use tandem_kernels::meta::{Ledger, Moment};
-use tandem_kernels::{DType, Device, MemoryUse};
+use tandem_kernels::DType;
+use tandem_kernels::meta::Ledger;
 use tandem_model::{Stage, Walk};
 
+pub use phase::{Needs, Offloaded, Phase};
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
 
@@ -118,72 +120,6 @@ pub struct DataShape {
     pub sequence_tokens: f64,
     /// Rows of a step: the mean.
     pub rows: f64,
-}
-
-/// A part of a run during which one set of things is in memory.
-#[derive(Clone, Debug)]
-pub struct Phase {
-    /// Its name.
-    pub name: &'static str,
-    /// Bytes by kind at its peak.
-    pub memory: MemoryUse,
-    /// When that is.
-    pub moment: Moment,
-    /// One past the highest address used until its end: what is resident by then, in all of the device's arenas.
-    pub high_water: usize,
-    /// How much of that is of the one where answers are generated while a step trains.
-    pub beside: usize,
-    /// How much of it is of the one where reward models judge.
-    pub judges: usize,
-    /// What is offloaded to host memory.
-    pub host: Offloaded,
-    /// What is offloaded to a file.
-    pub file: Offloaded,
-    /// Floating-point operations of the largest micro-batch, if it computes any.
-    pub flops: f64,
-}
-
-/// What a memory beside the device's holds.
-#[derive(Clone, Debug, Default)]
-pub struct Offloaded {
-    /// Bytes by kind at its peak.
-    pub memory: MemoryUse,
-    /// One past the highest address used until the phase's end.
-    pub high_water: usize,
-}
-
-/// Bytes that a rank will touch of each of its memories.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
-    /// Of the device's arenas.
-    pub arena: usize,
-    /// How much of that is of the one where answers are generated while a step trains.
-    pub beside: usize,
-    /// How much of it is of the one where reward models judge.
-    pub judges: usize,
-    /// Of host memory beside it: what is offloaded there.
-    pub host: usize,
-    /// Of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be taken from
-    /// its disk.
-    pub file: usize,
-}
-
-impl Needs {
-    fn of(phases: &[Phase]) -> Self {
-        let most = |bytes: &dyn Fn(&Phase) -> usize| phases.iter().map(bytes).max().unwrap_or(0);
-        Self {
-            arena: most(&|phase| phase.high_water),
-            beside: most(&|phase| phase.beside),
-            judges: most(&|phase| phase.judges),
-            host: most(&|phase| phase.host.high_water),
-            file: most(&|phase| phase.file.high_water),
-        }
-    }
-
-    /// Of this machine's memory where the device is its processor: the arena, and what is offloaded to host memory.
-    pub fn ram(self) -> usize {
-        self.arena + self.host
-    }
 }
 
 impl Plan {
@@ -367,11 +303,7 @@ impl Rehearsal<'_> {
                 flops = flops.max((total_flops(&homes) - before) / turns.own.max(1) as f64);
             }
         }
-        let train = Phase::of("train", &homes, flops);
-        self.phases.push(match beside {
-            Some(device) => train.with_generation(&device),
-            None => train,
-        });
+        self.phases.push(Phase::of("train", &homes, flops));
 
         homes.device.note(format_args!("between steps"));
         begin(&homes);
@@ -390,6 +322,12 @@ impl Rehearsal<'_> {
             self.phases.push(Phase::of("evaluate", &homes, flops));
         }
 
+        if let Some(device) = beside {
+            self.phases
+                .iter_mut()
+                .skip_while(|phase| phase.name != "train")
+                .for_each(|phase| phase.with_generation(&device));
+        }
         if config.online.is_some()
             && self.rank == 0
             && let Some(device) =
@@ -434,34 +372,6 @@ fn begin(homes: &Homes) {
 fn total_flops(homes: &Homes) -> f64 {
     let calls = homes.ledgers().into_iter().flatten().flat_map(Ledger::calls);
     calls.map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
-}
-
-impl Phase {
-    fn of(name: &'static str, homes: &Homes, flops: f64) -> Self {
-        let [device, host, file] = homes.ledgers();
-        let device = device.expect("there is a device");
-        let (memory, moment, high_water) = (device.usage(), device.moment(), device.high_water());
-        let offloaded = |ledger: Option<&Ledger>| {
-            let of = |ledger: &Ledger| Offloaded { memory: ledger.usage(), high_water: ledger.high_water() };
-            ledger.map(of).unwrap_or_default()
-        };
-        let (host, file) = (offloaded(host), offloaded(file));
-        Self { name, memory, moment, high_water, beside: 0, judges: 0, host, file, flops }
-    }
-
-    /// With reward models on a device of their own, which may be fullest at the same moment.
-    fn with_judges(&mut self, device: &Device) {
-        self.judges = device.high_water();
-        self.high_water += self.judges;
-        self.memory = self.memory.beside(&device.memory());
-    }
-
-    /// With answers that are generated meanwhile on a device of their own, which may be fullest at the same moment.
-    fn with_generation(self, device: &Device) -> Self {
-        let beside = device.high_water();
-        let memory = self.memory.beside(&device.memory());
-        Self { memory, high_water: self.high_water + beside, beside, ..self }
-    }
 }
 
 /// What a process takes beside the arena, in bytes, about. Measured: the program and its heap, and for each thread of a rank the

@@ -1,0 +1,105 @@
+//! What a part of a run holds in memory, and what a rank needs of each of its memories.
+
+use tandem_kernels::meta::{Ledger, Moment};
+use tandem_kernels::{Device, MemoryUse};
+
+use crate::homes::Homes;
+
+/// A part of a run during which one set of things is in memory.
+#[derive(Clone, Debug)]
+pub struct Phase {
+    /// Its name.
+    pub name: &'static str,
+    /// Bytes by kind at its peak.
+    pub memory: MemoryUse,
+    /// When that is.
+    pub moment: Moment,
+    /// One past the highest address used until its end: what is resident by then, in all of the device's arenas.
+    pub high_water: usize,
+    /// How much of that is of the one where answers are generated while a step trains.
+    pub beside: usize,
+    /// How much of it is of the one where reward models judge.
+    pub judges: usize,
+    /// What is offloaded to host memory.
+    pub host: Offloaded,
+    /// What is offloaded to a file.
+    pub file: Offloaded,
+    /// Floating-point operations of the largest micro-batch, if it computes any.
+    pub flops: f64,
+}
+
+/// What a memory beside the device's holds.
+#[derive(Clone, Debug, Default)]
+pub struct Offloaded {
+    /// Bytes by kind at its peak.
+    pub memory: MemoryUse,
+    /// One past the highest address used until the phase's end.
+    pub high_water: usize,
+}
+
+/// Bytes that a rank will touch of each of its memories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Of the device's arenas.
+    pub arena: usize,
+    /// How much of that is of the one where answers are generated while a step trains.
+    pub beside: usize,
+    /// How much of it is of the one where reward models judge.
+    pub judges: usize,
+    /// Of host memory beside it: what is offloaded there.
+    pub host: usize,
+    /// Of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be taken from
+    /// its disk.
+    pub file: usize,
+}
+
+impl Needs {
+    /// The most of any phase.
+    pub(super) fn of(phases: &[Phase]) -> Self {
+        let most = |bytes: &dyn Fn(&Phase) -> usize| phases.iter().map(bytes).max().unwrap_or(0);
+        Self {
+            arena: most(&|phase| phase.high_water),
+            beside: most(&|phase| phase.beside),
+            judges: most(&|phase| phase.judges),
+            host: most(&|phase| phase.host.high_water),
+            file: most(&|phase| phase.file.high_water),
+        }
+    }
+
+    /// Of this machine's memory where the device is its processor: the arena, and what is offloaded to host memory.
+    pub fn ram(self) -> usize {
+        self.arena + self.host
+    }
+}
+
+impl Phase {
+    /// What `homes`, of a dry run, held since its records were begun.
+    pub(super) fn of(name: &'static str, homes: &Homes, flops: f64) -> Self {
+        let [device, host, file] = homes.ledgers();
+        let device = device.expect("there is a device");
+        let (memory, moment, high_water) = (device.usage(), device.moment(), device.high_water());
+        let offloaded = |ledger: Option<&Ledger>| {
+            let of = |ledger: &Ledger| Offloaded { memory: ledger.usage(), high_water: ledger.high_water() };
+            ledger.map(of).unwrap_or_default()
+        };
+        let (host, file) = (offloaded(host), offloaded(file));
+        Self { name, memory, moment, high_water, beside: 0, judges: 0, host, file, flops }
+    }
+
+    /// With reward models on a device of their own, which may be fullest at the same moment.
+    pub(super) fn with_judges(&mut self, device: &Device) {
+        self.judges = device.high_water();
+        self.high_water += self.judges;
+        self.memory = self.memory.beside(&device.memory());
+    }
+
+    /// With answers that are generated on a device of their own, which may be fullest at the same moment as a step that trains. What
+    /// that device took it keeps.
+    pub(super) fn with_generation(&mut self, device: &Device) {
+        self.beside = device.high_water();
+        self.high_water += self.beside;
+        if self.name == "train" {
+            self.memory = self.memory.beside(&device.memory());
+        }
+    }
+}
