@@ -93,8 +93,9 @@ pub enum Outcome {
 }
 
 impl Trainer {
-    /// Takes the remaining steps. `stop` is looked at between steps: when set on any rank, the state is saved and the run
-    /// ends. A checkpoint under way is completed before this returns, unless a rank is lost: then it is given up.
+    /// Takes the remaining steps. `stop` is looked at between steps, and while an online run's answers are generated or judged: when
+    /// set on any rank, the state is saved and the run ends. A checkpoint under way is completed before this returns, unless a rank is
+    /// lost: then it is given up.
     ///
     /// # Errors
     /// If a pass fails, another rank failed, too many steps in a row were not finite, the first loss is not what equal policy and

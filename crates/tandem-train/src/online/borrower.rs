@@ -12,8 +12,7 @@ use tandem_kernels::{DType, Device};
 use tandem_model::{Checkpointing, Decoder, Walk};
 
 use super::Answer;
-use super::company::Company;
-use super::generate::{Asked, Generation, On, Together, exchange, share_of};
+use super::generate::{Asked, Generation, On, Together};
 use super::sources::Both;
 use crate::Result;
 use crate::config::Config;
@@ -79,31 +78,18 @@ impl Borrower {
         progress: &Progress,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Vec<Answer>>>> {
-        let data = self.mesh.data();
-        let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
-        let own = self.generate(mine, prepared, progress, stop);
+        let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together } =
+            self;
+        let walk = Walk::new(decoder, device, *dtype, *checkpointing);
+        let Prepared { train: prompts, tokenizer, .. } = prepared;
+        let on = On { walk, prompts, tokenizer, progress };
+        let mut sources = Both::of(policy, reference);
+        let answers = generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked);
         // What a GPU still reads is not given back.
         let read = self.device.synchronize();
         self.give_back();
-        let (own, ()) = (own?, read?);
-        let all = |own| exchange(own, asked.len(), self.generation.num_answers(), self.mesh.data());
-        own.map(all).transpose()
-    }
-
-    fn generate(
-        &mut self,
-        mine: &[Asked],
-        prepared: &Prepared,
-        progress: &Progress,
-        stop: &AtomicBool,
-    ) -> Result<Option<Vec<Vec<Answer>>>> {
-        let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together } =
-            self;
-        let (world, split) = mesh.world_in_walk();
-        let walk = Walk { split, ..Walk::new(decoder, device, *dtype, *checkpointing) };
-        let Prepared { train: prompts, tokenizer, .. } = prepared;
-        let (on, company) = (On { walk, prompts, tokenizer, progress }, Company::new(world, stop));
-        generation.answer(&on, &mut Both::of(policy, reference), together.as_mut(), company, mine)
+        let (answers, ()) = (answers?, read?);
+        Ok(answers)
     }
 
     /// Takes the memory that answering takes, on a device that computes nothing, where no prompt has more than `longest` tokens.

@@ -5,12 +5,12 @@
 //! Whether to stop is agreed on in the same breath.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::scope;
 
 use tandem_comm::{Group, Reduction};
 
-use super::work::GLANCE;
+use super::work::wait;
 use crate::Result;
 
 /// What a rank says; what counts is the most that any of them says.
@@ -61,21 +61,19 @@ impl<'a> Company<'a> {
             let stop = &stop;
             let thread = threads.spawn(move || drop(send.send(work(stop))));
             let mut outcome = Ok(());
-            loop {
-                match done.recv_timeout(GLANCE) {
-                    Ok(result) => return outcome.map(|()| result),
-                    Err(RecvTimeoutError::Disconnected) => {
-                        let panic = thread.join().expect_err("it ends with a result");
-                        std::panic::resume_unwind(panic);
-                    }
-                    Err(RecvTimeoutError::Timeout) if outcome.is_err() => {}
-                    Err(RecvTimeoutError::Timeout) => {
+            let found = wait(
+                &done,
+                || thread.join(),
+                || {
+                    if outcome.is_ok() {
                         let goes_on = self.goes_on();
                         stop.store(!matches!(goes_on, Ok(true)), Ordering::Relaxed);
                         outcome = goes_on.map(drop);
                     }
-                }
-            }
+                    Ok(())
+                },
+            );
+            outcome.and(found)
         })
     }
 

@@ -4,6 +4,7 @@
 //! rank or on what is answered beside it.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use tandem_comm::{Group, Phase, Progress, Reduction};
 use tandem_data::text_stream::TextStream;
@@ -19,6 +20,7 @@ use super::sources::OfReference;
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatch, OnlineConfig};
 use crate::draw::draw;
+use crate::mesh::Mesh;
 
 /// A prompt to answer, and the 0-based step that the answers are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +61,8 @@ impl Generation {
         Self { options, seed: config.seed, within }
     }
 
-    /// Answers to a prompt.
-    pub fn num_answers(&self) -> usize {
-        self.options.num_answers
-    }
-
-    /// The answers to some prompts of this rank's: the tokens of each, whether it ended, its log-probability. It returns when all of
-    /// `company` have theirs, or, with `None`, when any rank was stopped.
+    /// The answers to prompts: the tokens of each, whether it ended, its log-probability. Every rank of `mesh` gives those of its share,
+    /// and gets all; `None` if any was stopped.
     ///
     /// # Errors
     /// If memory runs out, weights cannot be had, or a rank is lost.
@@ -74,16 +71,25 @@ impl Generation {
         on: &On<'_>,
         sources: &mut dyn Sources,
         together: Option<&mut Together>,
-        mut company: Company<'_>,
+        mesh: &mut Mesh,
+        stop: &AtomicBool,
         asked: &[Asked],
     ) -> Result<Option<Vec<Vec<Answer>>>> {
-        let mut groups = vec![Vec::with_capacity(self.options.num_answers); asked.len()];
+        let data = mesh.data();
+        let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
+        let (world, split) = mesh.world_in_walk();
+        let on = On { walk: Walk { split, ..on.walk }, ..*on };
+        let mut company = Company::new(world, stop);
+        let mut groups = vec![Vec::with_capacity(self.options.num_answers); mine.len()];
         let mut ranks = Ranks { together, company: &mut company, steps: 0 };
         for author in self.authors() {
-            let answers = self.ask(author, on, sources, &mut ranks, asked)?;
+            let answers = self.ask(author, &on, sources, &mut ranks, mine)?;
             answers.into_iter().for_each(|(place, answer)| groups[place].push(answer));
         }
-        Ok(company.end()?.then_some(groups))
+        if !company.end()? {
+            return Ok(None);
+        }
+        exchange(groups, asked.len(), self.options.num_answers, mesh.data()).map(Some)
     }
 
     /// Who answers, one after another.
@@ -235,7 +241,7 @@ impl Author {
 
 /// Where answers are computed.
 pub struct On<'a> {
-    /// What is walked, and where.
+    /// What is walked, and where; the slices are the mesh's.
     pub walk: Walk<'a>,
     /// The prompts.
     pub prompts: &'a TokenCache,
@@ -294,16 +300,13 @@ impl Together {
 }
 
 /// The prompts that fall to a rank: neighbours, as many for each rank as can be.
-pub fn share_of(num_prompts: usize, rank: usize, num_ranks: usize) -> Range<usize> {
+fn share_of(num_prompts: usize, rank: usize, num_ranks: usize) -> Range<usize> {
     let begin = |rank: usize| num_prompts * rank / num_ranks;
     begin(rank)..begin(rank + 1)
 }
 
 /// All ranks' answers, in the order of the prompts, from each rank's own ([`share_of`]).
-///
-/// # Errors
-/// If a rank is lost.
-pub fn exchange(
+fn exchange(
     own: Vec<Vec<Answer>>,
     num_prompts: usize,
     num_answers: usize,

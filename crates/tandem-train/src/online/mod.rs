@@ -47,8 +47,7 @@ use crate::metrics::MetricsFile;
 use crate::prepare::Prepared;
 use crate::step::Scorer;
 use answers::{asked_of, fill};
-use company::Company;
-use generate::{On, Together, exchange, share_of};
+use generate::{On, Together};
 use judging::{Cases, Judging};
 use shown::Shown;
 use sources::Both;
@@ -246,16 +245,10 @@ impl Online {
         scorer.homes.device.enter("generate");
         scorer.homes.device.note(format_args!("generation"));
         let Scorer { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
-        let (asked, data) = (asked_of(round), mesh.data());
-        let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
-        let (world, split) = mesh.world_in_walk();
-        let walk = Walk { split, ..Walk::new(decoder, &homes.device, *dtype, *checkpointing) };
+        let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
         let Prepared { train: prompts, tokenizer, .. } = &*self.prepared;
-        let (on, company) = (On { walk, prompts, tokenizer, progress }, Company::new(world, stop));
-        let own =
-            generation.answer(&on, &mut Both::of(policy, reference), together.as_mut(), company, mine)?;
-        let all = |own| exchange(own, asked.len(), self.config.num_answers, mesh.data());
-        own.map(all).transpose()
+        let (on, mut sources) = (On { walk, prompts, tokenizer, progress }, Both::of(policy, reference));
+        generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, &asked_of(round))
     }
 
     /// Waits for the answers of a round that is on its way, if there is one: from then on nobody else reads the weights. `false` if any

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::Result;
 
 /// How often whoever waits looks around.
-pub(super) const GLANCE: Duration = Duration::from_millis(100);
+const GLANCE: Duration = Duration::from_millis(100);
 
 /// Work on a thread of its own.
 pub struct Work<T> {
@@ -35,15 +35,30 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// # Panics
     /// With the thread's panic.
-    pub fn end(self, mut meanwhile: impl FnMut() -> Result<()>) -> Result<T> {
-        loop {
-            match self.result.recv_timeout(GLANCE) {
-                Ok(result) => return Ok(result),
-                Err(RecvTimeoutError::Timeout) => meanwhile()?,
-                Err(RecvTimeoutError::Disconnected) => {
-                    let panic = self.thread.join().expect_err("it ends with a result");
-                    std::panic::resume_unwind(panic);
-                }
+    pub fn end(self, meanwhile: impl FnMut() -> Result<()>) -> Result<T> {
+        let Self { thread, result } = self;
+        wait(&result, || thread.join(), meanwhile)
+    }
+}
+
+/// Waits for what a thread sends before it ends, and does something else now and then; `join` joins it.
+///
+/// # Errors
+/// If that fails.
+///
+/// # Panics
+/// With the thread's panic.
+pub(super) fn wait<T>(
+    result: &Receiver<T>,
+    join: impl FnOnce() -> std::thread::Result<()>,
+    mut meanwhile: impl FnMut() -> Result<()>,
+) -> Result<T> {
+    loop {
+        match result.recv_timeout(GLANCE) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Timeout) => meanwhile()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                std::panic::resume_unwind(join().expect_err("it ends with a result"));
             }
         }
     }

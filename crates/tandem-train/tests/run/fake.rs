@@ -53,6 +53,19 @@ pub struct Fake {
 }
 
 impl Fake {
+    /// That it was asked in rounds of batches of 5 of 12 prompts, twice through: first `before`, then for answers, last to unload.
+    pub fn was_asked_in_rounds(&self, before: &[&str], answers: &str) {
+        let paths = self.paths();
+        let of_round = |num_prompts| {
+            let before = before.iter().copied();
+            before.chain(vec![answers; num_prompts]).chain(["unload_lora_adapter"])
+        };
+        assert!(
+            paths.iter().map(String::as_str).eq([5, 5, 2, 5, 5, 2].into_iter().flat_map(of_round)),
+            "{paths:?}"
+        );
+    }
+
     /// At an address that ends in `prefix`, with what it `usual`ly says; `how` is given each request and how many came before it with
     /// its path.
     pub fn start(

@@ -1,6 +1,6 @@
 //! A request for the answers to a prompt, and the answers in a reply.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::Answer;
 use super::super::generate::Asked;
@@ -22,6 +22,19 @@ pub struct Form<'a> {
 }
 
 impl Form<'_> {
+    /// An object with the options of drawing, which all servers call alike.
+    pub fn with_sampling(&self, mut object: Value) -> Value {
+        let OnlineConfig { temperature, top_k, top_p, min_p, repetition_penalty, stop, .. } = self.options;
+        object["temperature"] = json!(temperature);
+        object["top_k"] = json!(top_k.map_or(-1, |k| k as i64));
+        object["top_p"] = json!(top_p);
+        object["min_p"] = json!(min_p);
+        object["repetition_penalty"] = json!(repetition_penalty);
+        object["stop"] = json!(stop);
+        object["stop_token_ids"] = json!(self.prepared.tokenizer.eos_ids());
+        object
+    }
+
     /// What is asked.
     pub fn body(&self, asked: &Asked) -> String {
         // Servers read 64 bits with a sign, and each answer has a seed of its own, one after the other.

@@ -68,20 +68,10 @@ impl Protocol for Sglang {
     }
 
     fn body(&self, form: &Form<'_>, asked: &Asked, seed: u64) -> Value {
-        let OnlineConfig { num_answers, max_new_tokens, temperature, top_k, top_p, .. } = form.options;
-        let OnlineConfig { min_p, repetition_penalty, stop, .. } = form.options;
+        let OnlineConfig { num_answers, max_new_tokens, .. } = form.options;
         let params = |answer: usize| {
-            json!({
-                "max_new_tokens": max_new_tokens,
-                "temperature": temperature,
-                "top_k": top_k.map_or(-1, |k| k as i64),
-                "top_p": top_p,
-                "min_p": min_p,
-                "repetition_penalty": repetition_penalty,
-                "stop": stop,
-                "stop_token_ids": form.prepared.tokenizer.eos_ids(),
-                "sampling_seed": seed + answer as u64,
-            })
+            let seed = seed + answer as u64;
+            form.with_sampling(json!({ "max_new_tokens": max_new_tokens, "sampling_seed": seed }))
         };
         // Not `n`, which gives all answers the same seed: with --enable-deterministic-inference they would be one answer.
         json!({

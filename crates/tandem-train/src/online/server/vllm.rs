@@ -54,25 +54,17 @@ impl Protocol for Vllm {
     }
 
     fn body(&self, form: &Form<'_>, asked: &Asked, seed: u64) -> Value {
-        let OnlineConfig { num_answers, max_new_tokens, temperature, top_k, top_p, .. } = form.options;
-        let OnlineConfig { min_p, repetition_penalty, stop, .. } = form.options;
-        json!({
+        let OnlineConfig { num_answers, max_new_tokens, .. } = form.options;
+        form.with_sampling(json!({
             "model": form.name,
             "prompt": form.prompt(asked),
             "n": num_answers,
             "max_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k.map_or(-1, |k| k as i64),
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "stop": stop,
-            "stop_token_ids": form.prepared.tokenizer.eos_ids(),
             // vLLM adds the number of an answer.
             "seed": seed,
             "logprobs": 0,
             "return_token_ids": true,
-        })
+        }))
     }
 
     fn told(&self, form: &Form<'_>, reply: &Value) -> Result<Vec<Told>, String> {
