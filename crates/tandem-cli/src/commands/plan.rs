@@ -94,7 +94,7 @@ fn show(
     }
     if arguments.json {
         print_lines(&[format!("{:#}", plan.to_json())])?;
-        return room(arguments, config, &plan);
+        return verdict(arguments, config, &plan);
     }
     let colour =
         io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -119,13 +119,16 @@ fn show(
         });
     }
     print_lines(&lines)?;
-    room(arguments, config, &plan)
+    verdict(arguments, config, &plan)
 }
 
-/// Whether this machine's disk has room for what the plan puts there, where the plan is for this machine.
-fn room(arguments: &PlanArguments, config: &Config, plan: &RunPlan) -> anyhow::Result<Exit> {
+/// Returns the exit code of a plan: a run that does not fit is the user's to change.
+///
+/// # Errors
+/// For a plan of this machine: the disk of `compute.offload_dir` has too little room.
+fn verdict(arguments: &PlanArguments, config: &Config, plan: &RunPlan) -> anyhow::Result<Exit> {
     if arguments.devices.is_none() {
         homes::check_room(&config.compute, plan.file_bytes())?;
     }
-    Ok(Exit::Done)
+    Ok(if plan.fit().fits() { Exit::Done } else { Exit::UserMistake })
 }
