@@ -1,4 +1,4 @@
-//! `tandem plan`: what a run would put where, how long it would take and whether it fits, from a dry run.
+//! `tandem plan`: memory, time and fit of a run, from a dry run.
 
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
-/// Lines of a search that are shown.
+/// Lines shown of a search.
 const SHOWN: usize = 12;
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
@@ -33,7 +33,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     let devices = match &arguments.devices {
         Some(text) => {
             let devices = table.devices(text)?;
-            // They need not be this machine's.
+            // The planned devices may not exist here.
             config.compute.devices = match devices.kind.is_processor() {
                 true => gpus::one_of(config::Devices::Auto),
                 false => config::Devices::Cuda(config::GpuSet::All),
@@ -68,7 +68,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     show(arguments, &config, &Outline::of(&prepared), &devices)
 }
 
-/// What of this machine is wrong for a run that is planned for others.
+/// Warning for a plan of other devices: this machine would refuse the run.
 fn elsewhere(error: &TrainError) -> String {
     format!("on this machine the run would be refused: {error}")
 }
