@@ -1,4 +1,4 @@
-//! The command line, as clap reads it. Every text here is part of the manual.
+//! Command line definition for clap. Every doc comment here is part of the manual.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -28,11 +28,12 @@ Exit codes:
 pub enum Command {
     /// Train a model as run.toml says.
     Train(TrainArguments),
-    /// Show what a run would put where, without running it.
+    /// Show the memory, placement and time of a run, without running it.
     Plan(PlanArguments),
-    /// Show the data as the model will see it: tokens, with those in the loss in colour.
+    /// Show the data as the model sees it: tokens, the trained ones in colour.
     Data(DataArguments),
-    /// Evaluate the model of run.toml on its held-out data; or tell, with --judge, how often a model's answers are better than others.
+    /// Evaluate the model of run.toml on its held-out data, or with --judge the win rate of a
+    /// model's completions.
     Eval(EvalArguments),
     /// Continue prompts with a model.
     Generate(GenerateArguments),
@@ -40,15 +41,16 @@ pub enum Command {
     Chat(ChatArguments),
     /// Serve a model through OpenAI's HTTP interface.
     Serve(ServeArguments),
-    /// Make one model of a base model and an adapter.
+    /// Merge an adapter into its base model.
     Merge(MergeArguments),
-    /// Make a model of random weights from a config.json.
+    /// Create a model of random weights from a config.json.
     Init(InitArguments),
     /// Start several ranks of a run on this machine, one process each.
     Launch(LaunchArguments),
-    /// Say what this machine has to train with, what is missing, and who has it.
+    /// List this machine's devices and libraries, and which ones are missing.
     Doctor(DoctorArguments),
-    /// See it work: make a small corpus, train a tiny model by SFT and DPO, and judge it. Takes two minutes.
+    /// See it work: create a small corpus, train a tiny model by SFT and DPO, and judge it. Takes
+    /// two minutes.
     Quickstart(QuickstartArguments),
 }
 
@@ -58,7 +60,8 @@ pub struct RunArguments {
     /// The run's configuration. Paths in it are relative to it.
     #[arg(value_name = "RUN.TOML")]
     pub config: PathBuf,
-    /// Change a key of the configuration, for example --set train.learning_rate=1e-5. May be repeated.
+    /// Change a key of the configuration, for example --set train.learning_rate=1e-5. May be
+    /// repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
 }
@@ -73,13 +76,13 @@ pub struct TrainArguments {
     /// Delete what an earlier run left in the output folder.
     #[arg(long)]
     pub overwrite: bool,
-    /// The most memory that each rank may take, for example 24GiB: short for --set compute.memory=24GiB.
+    /// Memory limit of each rank, for example 24GiB: short for --set compute.memory=24GiB.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
-    /// Profile five steps, after two to warm up: the time of each phase and operation beside what this machine can do, and what
-    /// was taken from memory. Shown at the end; each rank writes a table, the same as JSON, and a trace for Perfetto or
-    /// chrome://tracing into profile/ of the run's folder. Results stay the same bits; measuring the machine takes two seconds
-    /// before training.
+    /// Profile five steps after two warm-up steps: time of each phase and operation beside the
+    /// machine's rate, and memory traffic. Shown at the end; each rank writes a table, the same as
+    /// JSON, and a trace for Perfetto or chrome://tracing into profile/ of the run's folder.
+    /// Results stay the same bits; measuring the machine takes two seconds before training.
     #[arg(long)]
     pub profile: bool,
 }
@@ -89,37 +92,39 @@ pub struct PlanArguments {
     /// The run's configuration. Paths in it are relative to it.
     #[arg(value_name = "RUN.TOML", required_unless_present = "measure")]
     pub config: Option<PathBuf>,
-    /// Change a key of the configuration, for example --set compute.sharding=zero3. May be repeated.
+    /// Change a key of the configuration, for example --set compute.sharding=zero3. May be
+    /// repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
-    /// Plan for other devices than the configuration's, one a rank: 2xA10, 8xH100, 64xH100-80GB, 4xcpu. Products are in bf16 there
-    /// unless compute.dtype says f32.
+    /// Plan for other devices than the configuration's, one per rank: 2xA10, 8xH100, 64xH100-80GB,
+    /// 4xcpu. They compute in bf16 unless compute.dtype says f32.
     #[arg(long, value_name = "NxNAME")]
     pub devices: Option<String>,
-    /// A table of devices of your own; its rows come before the built-in ones of the same name.
+    /// A device table of your own; its rows override built-in rows of the same name.
     #[arg(long, value_name = "FILE")]
     pub device_table: Option<PathBuf>,
-    /// Measure this machine's processor in a few seconds, write it as a table of devices, and stop there.
+    /// Measure this machine's CPU in a few seconds, write it as a device table, and stop.
     #[arg(long, value_name = "FILE", conflicts_with = "config")]
     pub measure: Option<PathBuf>,
-    /// The most memory that each rank may take, for example 24GiB: short for --set compute.memory=24GiB.
+    /// Memory limit of each rank, for example 24GiB: short for --set compute.memory=24GiB.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
-    /// Plan without data and tokenizer: of the model's folder only config.json is read, and every micro-batch has so many
-    /// tokens. Its rows are as long as data.max_length allows: a pair is a prompt and two answers of the same length, the prompt
-    /// computed once; a row of SFT is a prompt and an answer.
+    /// Plan without data and tokenizer: only config.json of the model folder is read, and every
+    /// micro-batch has this many tokens. Rows are as long as data.max_length allows. A pair is a
+    /// prompt and two completions of the same length, the prompt computed once; an SFT row is a
+    /// prompt and a completion.
     #[arg(long, value_name = "TOKENS")]
     pub assume_tokens: Option<usize>,
-    /// How many of these the answers have. By default two thirds of a pair, half of another row.
+    /// Number of these tokens in completions. Default: two thirds of a pair, half of another row.
     #[arg(long, value_name = "TOKENS", requires = "assume_tokens")]
     pub assume_scored: Option<usize>,
-    /// Look for the fastest plans that fit: ways to divide the ranks, and changes that save memory.
+    /// Search for the fastest plans that fit, over shardings and memory-saving changes.
     #[arg(long)]
     pub search: bool,
     /// Print the plan as JSON.
     #[arg(long, conflicts_with = "search")]
     pub json: bool,
-    /// Write the plan as a page for a browser, too.
+    /// Also write the plan as an HTML page.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }
@@ -129,22 +134,22 @@ pub struct LaunchArguments {
     /// Ranks to start on this machine.
     #[arg(long, short = 'n', value_name = "RANKS")]
     pub ranks: usize,
-    /// Machines of the job; start this command on each.
+    /// Number of machines of the job; start this command on each.
     #[arg(long, default_value_t = 1)]
     pub nodes: usize,
-    /// Which of them this is, from 0.
+    /// Index of this machine, from 0.
     #[arg(long, default_value_t = 0)]
     pub node: usize,
-    /// Where the ranks meet: the first machine's name and a free port of it.
+    /// Rendezvous address: host name and free port of the first machine.
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
-    /// What each rank runs, for example: train run.toml
+    /// Command that each rank runs, for example: train run.toml
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
 impl LaunchArguments {
-    /// For a launcher that started one process on each machine, to start `ranks` there.
+    /// Launch options for a launcher that started one process per machine, to start `ranks` there.
     pub fn of(launch: &Launch, ranks: usize, command: Vec<String>) -> Self {
         let Launch { num_processes, process, meeting_point, .. } = launch;
         let address = meeting_point.as_ref().map(|point| format!("{}:{}", point.host, point.port));
@@ -152,7 +157,7 @@ impl LaunchArguments {
     }
 }
 
-/// What means something with `--judge` alone.
+/// Options that only apply with `--judge`.
 const JUDGED: [&str; 19] = [
     "model",
     "adapter",
@@ -194,34 +199,35 @@ pub struct EvalArguments {
     pub judged: JudgedArguments,
 }
 
-/// A model's answers beside others, and who judges them.
+/// Two sets of completions and the judges that compare them.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How often a model's answers are better than others")]
 pub struct JudgedArguments {
-    /// Instead of a run: how often the answers of --model are better than those of --against, as the judges of this file say:
-    /// see docs/judges.md. Both answer every prompt once.
+    /// Instead of a run, report how often the completions of --model beat those of --against, by
+    /// the judges of this file: see docs/judges.md. Both answer every prompt once.
     #[arg(long, value_name = "JUDGES.TOML", requires_all = ["model", "prompts", "opponent"])]
     pub judge: Option<PathBuf>,
     /// The model's folder.
     #[arg(long, value_name = "FOLDER")]
     pub model: Option<PathBuf>,
-    /// The folder of an adapter, to be merged into it in memory.
+    /// Adapter folder, merged into the model in memory.
     #[arg(long, value_name = "FOLDER")]
     pub adapter: Option<PathBuf>,
-    /// The folder of the model that it is compared with.
+    /// Folder of the model to compare with.
     #[arg(long, value_name = "FOLDER")]
     pub against: Option<PathBuf>,
-    /// The folder of an adapter, to be merged into that one.
+    /// Adapter folder, merged into that model in memory.
     #[arg(long, value_name = "FOLDER", requires = "against")]
     pub against_adapter: Option<PathBuf>,
-    /// Compare with answers that are there: the name of their column among the prompts.
+    /// Compare with given completions: the name of their column in the prompts file.
     #[arg(long, value_name = "NAME")]
     pub against_column: Option<String>,
-    /// A JSONL or JSON file of rows with a `prompt`: a text, which is continued as it is, or messages, for the chat template. The other
-    /// fields are for the judges.
+    /// A JSONL or JSON file of rows with a `prompt`: a string, continued as it is, or messages for
+    /// the chat template. The judges get the other fields.
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
-    /// Write prompts, answers, scores and what the judges said to this file, a line of JSON for each prompt.
+    /// Write prompts, completions, scores and judges' replies to this file, one JSON line per
+    /// prompt.
     #[arg(long, value_name = "FILE")]
     pub samples: Option<PathBuf>,
     /// Print the result as JSON.
@@ -246,10 +252,10 @@ pub struct DataArguments {
     /// Show the evaluation data instead of the training data.
     #[arg(long)]
     pub eval: bool,
-    /// Show each token's id behind it.
+    /// Show each token's id after it.
     #[arg(long)]
     pub ids: bool,
-    /// Most tokens to show of each part, from its beginning and its end; 0 shows all.
+    /// Most tokens to show of the start and the end of each part; 0 shows all.
     #[arg(long, default_value_t = 0)]
     pub limit: usize,
 }
@@ -258,7 +264,7 @@ pub struct DataArguments {
 pub struct GenerateArguments {
     #[command(flatten)]
     pub weights: WeightArguments,
-    /// Prompts. Without any, each line of standard input is one.
+    /// Prompts. Without any, each line of standard input is a prompt.
     #[arg(value_name = "PROMPT")]
     pub prompts: Vec<String>,
     /// Continue the prompt as it is, without the chat template.
@@ -293,71 +299,72 @@ pub struct ChatArguments {
 pub struct ServeArguments {
     #[command(flatten)]
     pub weights: WeightArguments,
-    /// The name that requests ask for; by default, the folder's.
+    /// Model name of requests; default: the folder's name.
     #[arg(long)]
     pub name: Option<String>,
-    /// The address to listen at; by default, only programs of this machine reach it.
+    /// Listen address; by default only programs of this machine can connect.
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub host: IpAddr,
-    /// The port to listen at; 0 takes a free one.
+    /// Listen port; 0 takes a free one.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// A variable of the environment that holds a key, which requests must have.
+    /// Environment variable that holds the API key; requests must send it.
     #[arg(long, value_name = "NAME")]
     pub key_env: Option<String>,
-    /// Most tokens of a prompt and its answer; not more than the model has positions.
+    /// Most tokens of a prompt and its completion, within the model's context length.
     #[arg(long, default_value_t = 4096)]
     pub context: usize,
-    /// Answers under way at once, at most.
+    /// Most completions in progress at once.
     #[arg(long, default_value_t = 16)]
     pub max_batch: usize,
-    /// Tokens of all prompts and answers under way; by default, four times --context. What does not fit waits.
+    /// Most tokens of all prompts and completions in progress; default: four times --context.
+    /// Further requests wait.
     #[arg(long)]
     pub cache_tokens: Option<usize>,
     #[command(flatten)]
     pub compute: ComputeArguments,
 }
 
-/// What generates.
+/// Model for generation.
 #[derive(Clone, Debug, Args)]
 pub struct WeightArguments {
     /// The model's folder.
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
-    /// The folder of an adapter, to be merged into the model in memory.
+    /// Adapter folder, merged into the model in memory.
     #[arg(long, value_name = "FOLDER")]
     pub adapter: Option<PathBuf>,
 }
 
-/// Where and in what a model computes.
+/// Device and type of the computation.
 #[derive(Debug, Args)]
 pub struct ComputeArguments {
-    /// Where to compute: auto (the first GPU, or the processor if there is none), cpu, cuda, or cuda:1 for the second GPU.
+    /// Device: auto (the first GPU, else the CPU), cpu, cuda, or cuda:1 for the second GPU.
     #[arg(long, default_value = "auto")]
     pub device: Place,
-    /// Number of the processor's threads; by default, all cores.
+    /// Number of CPU threads; default: all cores.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Type of the numbers that are computed with.
+    /// Compute type.
     #[arg(long, value_enum, default_value_t = ComputeType::F32)]
     pub dtype: ComputeType,
 }
 
-/// A type to compute with.
+/// A compute type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ComputeType {
     F32,
     Bf16,
 }
 
-/// Where one rank computes.
+/// Device of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The first GPU, or the processor if there is none.
+    /// The first GPU, else the CPU.
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
-    /// That GPU.
+    /// The GPU of this ordinal.
     Cuda(usize),
 }
 
@@ -381,7 +388,8 @@ pub struct SamplingArguments {
     /// Most tokens to generate for a prompt.
     #[arg(long, default_value_t = 256)]
     pub max_new_tokens: usize,
-    /// 0 always takes the most likely token, as `generate` does by default; 1 samples from the model's distribution; `chat` has 0.7.
+    /// Sampling temperature. 0 takes the most likely token, the default of `generate`; 1 samples
+    /// from the model's distribution; `chat` has 0.7.
     #[arg(long)]
     pub temperature: Option<f32>,
     /// Sample among this many most likely tokens only.
@@ -390,22 +398,22 @@ pub struct SamplingArguments {
     /// Sample among the most likely tokens whose probabilities add up to this.
     #[arg(long)]
     pub top_p: Option<f32>,
-    /// Sample among the tokens that are at least this part as likely as the likeliest.
+    /// Sample among tokens at least this fraction as likely as the most likely one.
     #[arg(long)]
     pub min_p: Option<f32>,
-    /// Makes tokens that prompt or answer hold less likely; 1 leaves them.
+    /// Penalty on tokens that the prompt or completion already holds; 1 is none.
     #[arg(long, default_value_t = 1.0)]
     pub repetition_penalty: f32,
-    /// A string that ends an answer, and is no part of it; may be given several times.
+    /// Stop string, not part of the completion; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Seed of the sampling; by default, 0 in `generate`, and another each time in `chat`.
+    /// Sampling seed; default: 0 in `generate`, a new one each time in `chat`.
     #[arg(long)]
     pub seed: Option<u64>,
 }
 
 impl SamplingArguments {
-    /// How tokens are drawn, at this temperature unless another was asked for.
+    /// Sampling options, with this default temperature.
     pub fn sampling(&self, temperature: f32, seed: u64) -> Sampling {
         Sampling {
             repetition_penalty: self.repetition_penalty,
@@ -420,21 +428,21 @@ impl SamplingArguments {
 
 #[derive(Debug, Args)]
 pub struct MergeArguments {
-    /// The adapter's folder, as the peft library or a run of ours wrote it.
+    /// Adapter folder in peft's format.
     #[arg(value_name = "ADAPTER")]
     pub adapter: PathBuf,
-    /// The folder to make.
+    /// Folder to create.
     #[arg(value_name = "OUTPUT")]
     pub output: PathBuf,
-    /// The base model's folder; by default, what base_model_name_or_path of the adapter says.
+    /// Folder of the base model; default: base_model_name_or_path of the adapter.
     #[arg(long, value_name = "MODEL")]
     pub base: Option<PathBuf>,
-    /// Type of the stored weights; by default, the base model's.
+    /// Type of the stored weights; default: the base model's.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredType>,
 }
 
-/// A type to store weights in.
+/// A storage type.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum StoredType {
     F32,
@@ -443,10 +451,10 @@ pub enum StoredType {
 
 #[derive(Debug, Args)]
 pub struct InitArguments {
-    /// A config.json, or a folder with one. Tokenizer files that stand beside it are copied.
+    /// A config.json, or a folder with one. Tokenizer files beside it are copied.
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
-    /// The folder to make.
+    /// Folder to create.
     #[arg(value_name = "OUTPUT")]
     pub output: PathBuf,
     /// Seed of the weights.
@@ -456,20 +464,21 @@ pub struct InitArguments {
 
 #[derive(Debug, Args)]
 pub struct DoctorArguments {
-    /// Measure the processor and the GPUs, a few seconds each, and write a table of devices for `tandem plan --device-table`.
+    /// Measure the CPU and GPUs, a few seconds each, and write a device table for `tandem plan
+    /// --device-table`.
     #[arg(long, value_name = "FILE")]
     pub measure: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct QuickstartArguments {
-    /// Where to put everything. What an earlier quickstart left there is deleted.
+    /// Output folder. Results of an earlier quickstart there are deleted.
     #[arg(long, default_value = "runs/quickstart")]
     pub output: PathBuf,
     /// Number of threads.
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
-    /// Make the corpus, the tokenizer, the model and the configurations, and stop there.
+    /// Create the corpus, tokenizer, model and configurations, and stop.
     #[arg(long)]
     pub prepare_only: bool,
 }

@@ -1,4 +1,4 @@
-//! How the process ends: the one place where exit codes are decided.
+//! Exit codes of the process; no other file decides them.
 //!
 //! | code | meaning |
 //! |---|---|
@@ -15,23 +15,23 @@ use tandem_comm::LaunchError;
 use tandem_train::config::ConfigError;
 use tandem_train::{Fault, TrainError};
 
-/// What a command came to.
+/// Outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It did what was asked.
+    /// Done.
     Done,
-    /// It failed and the user's files are not to blame.
+    /// Failed by a fault that is not in the user's files.
     OwnFault,
-    /// The user can mend it.
+    /// Failed by a mistake that the user can mend.
     UserMistake,
-    /// Another rank went away.
+    /// Another rank was lost.
     PeerLost,
-    /// It was told to stop, and saved first.
+    /// Stopped by a signal, after saving.
     Interrupted,
 }
 
 impl Exit {
-    /// How the process ends after `error`: by the first of its causes that can be told to be the user's or ours.
+    /// Returns the outcome for `error`, decided by the first cause in its chain that is known.
     pub fn of(error: &anyhow::Error) -> Self {
         error.chain().find_map(Self::of_cause).unwrap_or(Self::OwnFault)
     }
@@ -46,7 +46,7 @@ impl Exit {
         }
     }
 
-    /// A path that is not there or not ours is the user's to mend; a full or failing disk is not.
+    /// A missing or forbidden path is the user's mistake; a full or failing disk is not.
     fn of_io(error: &io::Error) -> Self {
         use io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound, PermissionDenied};
         match error.kind() {
@@ -57,7 +57,7 @@ impl Exit {
 }
 
 impl Exit {
-    /// What a rank's process came to. One that was killed by a signal is a peer that the others lost.
+    /// Returns the outcome of a rank's process. A rank killed by a signal counts as a lost peer.
     pub fn of_code(code: Option<i32>) -> Self {
         let Some(code) = code else { return Self::PeerLost };
         let all = [Self::Done, Self::OwnFault, Self::UserMistake, Self::PeerLost, Self::Interrupted];
@@ -92,7 +92,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error that the command itself finds in what the user asked for.
+/// An error that a command finds in its arguments.
 #[derive(Debug)]
 pub struct Mistake(String);
 
@@ -104,7 +104,7 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
-/// A [`Mistake`] with this message.
+/// Creates a [`Mistake`] error.
 pub fn mistake(message: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Mistake(message.into()))
 }

@@ -1,6 +1,7 @@
 //! The `tandem` command.
 //!
-//! `args` is what can be typed, `commands` has one file per subcommand, `exit` decides how the process ends.
+//! `args` defines the command line, `commands` has one file per subcommand, `exit` decides the exit
+//! code.
 
 mod agent;
 mod args;
@@ -23,7 +24,7 @@ use crate::exit::Exit;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // A panic is a broken invariant of ours; its message has been printed by the time it gets here.
+    // A panic is a broken invariant of ours; its message is printed already.
     let exit = match std::panic::catch_unwind(|| run(arguments)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {

@@ -1,10 +1,11 @@
-//! What a command prints as its result.
+//! Output of a command's result.
 
 use std::io::{self, Write};
 
 use anyhow::Context;
 
-/// Writes lines to stdout. Whoever reads them may have seen enough (`tandem data run.toml | head`): that is no error.
+/// Writes lines to stdout. A reader that closes the pipe early (`tandem data run.toml | head`) is
+/// no error.
 ///
 /// # Errors
 /// If stdout cannot be written for another reason, such as a full disk behind it.

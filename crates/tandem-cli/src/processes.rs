@@ -1,4 +1,4 @@
-//! A run in which this process is one rank of several that a launcher started.
+//! Training as one rank of several processes that a launcher started.
 
 use std::sync::atomic::AtomicBool;
 
@@ -10,10 +10,10 @@ use tandem_train::{Config, Observer as _, Options};
 use crate::exit::mistake;
 use crate::watcher::Watcher;
 
-/// Trains as the rank that the launcher made this process. The first rank shows the progress.
+/// Trains as the rank that the launcher assigned. Rank 0 shows the progress.
 ///
 /// # Errors
-/// If the ranks cannot meet, or as a run does.
+/// The rendezvous fails, or the run itself does.
 pub fn train(
     launch: &Launch,
     mut config: Config,
@@ -40,7 +40,7 @@ pub fn train(
     if let Some(warning) = tandem_train::homes::check(&config.compute)? {
         watcher.event(&tandem_train::Event::Warning(&warning));
     }
-    // Without a word from the user the ranks of a machine share its cores.
+    // By default the ranks of one machine share its cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     config.compute.threads.get_or_insert((cores / ranks_on_this_machine()).max(1));
     join_and_train(launch, *process, &config, options, watcher, stop)
@@ -63,7 +63,7 @@ fn join_and_train(
     use tandem_train::{TrainError, ranks};
 
     let deadline = Duration::from_secs(config.compute.deadline);
-    // What is missing is said before anybody waits for this rank.
+    // Report a missing engine before other ranks wait for this one.
     let nccl = match config.compute.engine {
         Engine::Auto | Engine::Threads | Engine::Gloo => None,
         Engine::Nccl => Some(Libraries::open().map_err(|why| {
@@ -72,7 +72,7 @@ fn join_and_train(
             ))
         })?),
     };
-    // The store, if this process serves it, is the last to end.
+    // The store ends last if this process serves it.
     let Joined { server: _server, group, mut vigil, raised } =
         join(launch, deadline).map_err(TrainError::Comm)?;
     if let Some(raised) = raised {
@@ -93,7 +93,7 @@ fn join_and_train(
     })
 }
 
-/// The error with this rank's place, and the same story of a lost peer on all ranks.
+/// Adds this rank to an error; a lost peer is reported alike on all ranks.
 #[cfg(feature = "gloo")]
 fn with_story(vigil: &mut tandem_comm::vigil::Vigil, error: tandem_train::TrainError) -> anyhow::Error {
     use tandem_train::{Fault, TrainError};
@@ -127,7 +127,7 @@ fn join_and_train(
     )))
 }
 
-/// The GPU that this rank computes on, if it does on one.
+/// Returns this rank's GPU, if it has one.
 #[cfg(feature = "gloo")]
 fn gpu(config: &Config) -> Option<usize> {
     use tandem_train::config::Devices;
@@ -136,7 +136,7 @@ fn gpu(config: &Config) -> Option<usize> {
     gpus.ordinals()?.first().copied()
 }
 
-/// As far as the launcher says.
+/// As the launcher reports it.
 fn ranks_on_this_machine() -> usize {
     let names = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
     let count = names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());

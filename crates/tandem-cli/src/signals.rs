@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM ask the run to save and stop; a second Ctrl-C does not ask.
+//! Signal handlers: the first Ctrl-C or SIGTERM asks the run to save and stop, a second one kills.
 
 use std::io;
 use std::process::Child;
@@ -9,16 +9,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Installs the handlers and returns the flag that they set. While the flag is set, either signal ends the
-/// process at once, as it would have without us; checkpoints are renamed into place when they are complete, so
-/// nothing is damaged by that.
+/// Installs the handlers and returns the flag that they set. While the flag is set, either signal
+/// ends the process at once. Checkpoints are renamed into place when complete, so this damages
+/// nothing.
 ///
 /// # Errors
-/// If the operating system refuses a handler.
+/// The operating system refuses a handler.
 pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // Handlers run in the order of registration: the first signal passes this one and then sets the flag.
+        // Handlers run in the order of registration: the first signal passes this one and then sets
+        // the flag.
         flag::register_conditional_default(signal, Arc::clone(&stop))?;
         flag::register(signal, Arc::clone(&stop))?;
     }
@@ -28,6 +29,6 @@ pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 /// Asks a process to save and stop.
 pub fn terminate(child: &Child) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    // A process that has ended needs no asking.
+    // A process that has ended needs no signal.
     let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
 }

@@ -1,17 +1,17 @@
-//! A training step in one line.
+//! One-line summary of a training step.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What a step's line shows. What a method does not have (SFT has no margin) is left out.
+/// Metrics shown for a step. A metric that a method lacks (SFT has no margin) is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepLine {
-    /// Of the answers of an online run: what the judges say, and how many pairs came of them.
+    /// Online runs: judge scores and number of pairs.
     pub score: Option<f64>,
     pub pairs: Option<f64>,
     pub loss: Option<f64>,
     pub margin: Option<f64>,
-    /// Of the answers of an online run: how far the policy is from the reference, and tokens.
+    /// Online runs: divergence from the reference, and tokens.
     pub kl: Option<f64>,
     pub length: Option<f64>,
     pub accuracy: Option<f64>,
@@ -23,8 +23,8 @@ pub struct StepLine {
 impl StepLine {
     /// Reads the metrics by the names that `metrics.jsonl` has.
     pub fn from_metrics(get: impl Fn(&str) -> Option<f64>) -> Self {
-        // SFT has the token accuracy, preference methods the share of pairs that are the right way round. Of pairs that are made
-        // anew in each step it says little.
+        // SFT reports token accuracy, preference methods pair accuracy. For online pairs, which are
+        // new in each step, accuracy says little.
         let accuracies = ["rewards/accuracies", "accuracy", "mean_token_accuracy"];
         let pairs = get("pairs");
         Self {

@@ -1,4 +1,4 @@
-//! Shows a run as it goes: a progress bar on a terminal, one line per step elsewhere. All of it on stderr.
+//! Progress of a run on stderr: a bar on a terminal, else one line per step.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use tandem_train::metrics::{Record, Split};
 
 use crate::step_line::{StepLine, in_words};
 
-/// Lines about the same thing (tokenising, the reference pass) come at most this often.
+/// Shortest time between lines on one subject (tokenising, the reference pass).
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Watches a run for a person.
+/// Observer that shows a run to a person.
 pub struct Watcher {
     bar: Option<ProgressBar>,
     interval: u64,
-    /// What the bar is about; a new subject starts a new bar.
+    /// Subject of the bar; a new subject starts a new bar.
     subject: String,
     last_line: Option<Instant>,
     steps: u64,
-    /// When, and after which step, this process began to train: the time left is told from its own steps.
+    /// Start time and first step of this process; the time left is estimated from its own steps.
     began: Option<(Instant, u64)>,
 }
 
@@ -95,7 +95,7 @@ impl Watcher {
         }
     }
 
-    /// Takes the bar away, so that what follows stands on a clean line.
+    /// Removes the bar, so that the next output starts on a clean line.
     pub fn finish(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

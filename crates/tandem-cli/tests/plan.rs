@@ -61,7 +61,7 @@ fn a_run_beyond_its_cap_is_refused_with_the_picture_and_what_to_change() {
     let plan = shop.run(&["plan", "dpo.toml", "--json"]).expect(0).stdout;
     let needed = serde_json::from_str::<Value>(&plan).unwrap()["needed_bytes"].as_u64().unwrap();
     let cap = format!("{}B", needed - 1);
-    let planned = shop.run(&["plan", "dpo.toml", "--memory", &cap]).expect(0).stdout;
+    let planned = shop.run(&["plan", "dpo.toml", "--memory", &cap]).expect(2).stdout;
     let advice =
         planned.split("or on the command line: ").nth(1).unwrap_or_else(|| panic!("{planned}")).trim();
     shop.run(&["train", "dpo.toml", "--memory", &cap]).expect(2).says(&[

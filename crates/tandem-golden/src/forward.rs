@@ -13,28 +13,29 @@ use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, ResidentWei
 use crate::numbers::{f32s, floats, ids, read_json};
 use crate::report::{Report, largest_error, length};
 
-/// What is allowed in a compute type.
+/// Tolerances of a compute type.
 #[derive(Clone, Copy)]
 struct Allowed {
     dtype: DType,
-    /// Of a logit or a token's log-probability, relative to the largest logit.
+    /// Logit or token log-probability, relative to the largest logit.
     element: f64,
-    /// Of all logits together: the length of the difference, relative to that of the logits.
+    /// All logits: norm of the difference, relative to the norm of the logits.
     whole: f64,
-    /// Of a summed log-probability, relative.
+    /// Summed log-probability, relative.
     sum: f64,
 }
 
-/// Correct f32 implementations differ by 2e-5. In bf16, torch's autocast is up to 1.7e-2 of the largest logit away from
-/// its own f32 on these models (1.4e-2 as a whole), and weights held in bf16 up to 2.4e-2; over a sum the roundings average out.
+/// Correct f32 implementations differ by 2e-5. In bf16, torch's autocast is up to 1.7e-2 of the
+/// largest logit away from its own f32 on these models (1.4e-2 as a whole), and weights held in
+/// bf16 up to 2.4e-2; over a sum the roundings average out.
 const ALLOWED: [Allowed; 2] = [
     Allowed { dtype: DType::F32, element: 2e-5, whole: 2e-5, sum: 2e-5 },
     Allowed { dtype: DType::Bf16, element: 2e-2, whole: 1.4e-2, sum: 1e-2 },
 ];
 
-/// Models whose sums in the folder are not what transformers computes from the weights beside them (their logits and
-/// the first pair are): seven of sixteen sums of qwen2-tiny differ by up to 1.7 %, where Tandem agrees with
-/// transformers 5.23.
+/// Models whose sums in the folder differ from transformers' for the weights beside them (their
+/// logits and first pair agree): seven of sixteen sums of qwen2-tiny differ by up to 1.7 %; Tandem
+/// agrees with transformers 5.23.
 pub const SUMS_OF_OTHER_WEIGHTS: [&str; 1] = ["qwen2-tiny"];
 
 /// A model folder in memory.
@@ -64,9 +65,6 @@ struct Case<'a> {
 }
 
 /// Checks everything in `forward.json` and `logits.safetensors`.
-///
-/// # Errors
-/// If the folder's own files cannot be read.
 pub fn check(folder: &Path, device: &Device, report: &mut Report) -> Result<()> {
     let expected = read_json(&folder.join("forward.json"))?;
     let tokens = read_json(&folder.join("tokens.json"))?;

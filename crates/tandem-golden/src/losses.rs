@@ -1,4 +1,4 @@
-//! Every loss on the first eight pairs: value, metrics and gradient norm.
+//! Checks every loss on the first eight pairs: value, metrics and gradient norm.
 
 use std::path::Path;
 
@@ -12,16 +12,18 @@ use crate::report::Report;
 use crate::runner::Runner;
 use crate::settings::{Settings, objective};
 
-/// Losses and metrics, relative to the larger of 1 and the value. Besides, either program's losses are off by what a
-/// rounding of its log-probabilities to f32 does to them, which is much where a loss is steep: large β, exponentials of
-/// the ratio.
+/// Losses and metrics, relative to the larger of 1 and the value. Besides, either program's losses
+/// are off by what a rounding of its log-probabilities to f32 does to them, which is much where a
+/// loss is steep: large β, exponentials of the ratio.
 const LOSS: f64 = 1e-5;
-/// A reward is β times the difference of two sums of about 500, which TRL holds in f32: their last bits are 6e-5.
+/// A reward is β times the difference of two sums of about 500, which TRL holds in f32: their last
+/// bits are 6e-5.
 const REWARD: f64 = 6e-5;
 /// Gradient norms, relative.
 const GRAD_NORM: f64 = 1e-4;
 
-/// One optimiser step on the first eight rows, so that loss, metrics and gradient norm come from the training path.
+/// One optimiser step on the first eight rows, so that loss, metrics and gradient norm come from
+/// the training path.
 fn settings(folder: &Path, model: &str, data: &str, objective: String) -> Settings {
     let models = folder.join("models");
     Settings {
@@ -43,9 +45,6 @@ fn settings(folder: &Path, model: &str, data: &str, objective: String) -> Settin
 }
 
 /// Checks everything in `losses.json`.
-///
-/// # Errors
-/// If the folder's own files cannot be read.
 pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     let expected = read_json(&folder.join("losses.json"))?;
     let sums = read_json(&folder.join("forward.json"))?;
@@ -54,8 +53,8 @@ pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<
             for (loss, expected) in by_loss.as_object().into_iter().flatten() {
                 let name = format!("loss {model} {data} {loss}");
                 if loss.ends_with("_IGNORED") {
-                    // This TRL ignores label smoothing under `sigmoid`; Tandem does not, and is compared with the
-                    // original code's numbers instead.
+                    // This TRL ignores label smoothing under `sigmoid`; Tandem does not, and is
+                    // compared with the original code's numbers instead.
                     continue;
                 }
                 if SUMS_OF_OTHER_WEIGHTS.contains(&model.as_str()) {
@@ -75,11 +74,11 @@ pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<
     mitchell(folder, runner, report)
 }
 
-/// What the folder's f64 sums say of a loss.
+/// Loss from the folder's f64 sums.
 struct Exact {
     /// The loss computed from them.
     loss: f64,
-    /// How far one unit in the last place of f32 sums moves it.
+    /// Change of the loss by one unit in the last place of f32 sums.
     rounding: f64,
 }
 
@@ -167,7 +166,7 @@ const METRICS: [&str; 10] = [
     "mean_token_accuracy",
 ];
 
-/// The losses that the original DPO code computes and TRL does not.
+/// Losses of the original DPO code that TRL lacks.
 fn mitchell(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     let expected = read_json(&folder.join("mitchell.json"))?;
     let cases = [

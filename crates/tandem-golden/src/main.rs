@@ -1,11 +1,13 @@
-//! Compares Tandem with everything in a folder of goldens: what TRL, transformers and the original DPO code computed.
+//! Compares Tandem with everything in a folder of goldens: what TRL, transformers and the original
+//! DPO code computed.
 //!
-//! `cargo run --release -p tandem-golden -- [--device cpu|cuda|emulated] FOLDER [tokens|forward|losses|training|evaluation …]`
+//! `cargo run --release -p tandem-golden -- [--device cpu|cuda|emulated] FOLDER
+//! [tokens|forward|losses|training|evaluation …]`
 //!
-//! `cuda` is this machine's first GPU; `emulated` is one that the processor stands in for, and takes long.
+//! `cuda` is this machine's first GPU; `emulated` is the CUDA emulator and slow.
 //!
-//! Prints a line per check with the measured error, then the totals; exits 1 if a check failed, 2 if the folder cannot
-//! be read.
+//! Prints a line per check with the measured error, then the totals; exits 1 if a check failed, 2
+//! if the folder cannot be read.
 
 mod evaluation;
 mod forward;

@@ -1,30 +1,27 @@
-//! Numbers out of JSON and raw bytes.
+//! Numbers from JSON and raw bytes.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// A JSON file.
-///
-/// # Errors
-/// If it cannot be read; the path is named.
+/// Reads a JSON file.
 pub fn read_json(path: &Path) -> Result<Value> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 
-/// The data file of a kind, `plain` or `conv`.
+/// Path of the data file of a kind, `plain` or `conv`.
 pub fn data_file(folder: &Path, kind: &str) -> PathBuf {
     folder.join("data").join(format!("pref_{kind}.jsonl"))
 }
 
-/// A list of numbers; what is no number becomes NaN, which no tolerance admits.
+/// Parses a list of numbers; other values become NaN, which no tolerance admits.
 pub fn floats(value: &Value) -> Vec<f64> {
     value.as_array().into_iter().flatten().map(|v| v.as_f64().unwrap_or(f64::NAN)).collect()
 }
 
-/// A list of token ids.
+/// Parses a list of token ids.
 pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().into_iter().flatten().filter_map(|v| u32::try_from(v.as_u64()?).ok()).collect()
 }

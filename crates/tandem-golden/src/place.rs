@@ -1,10 +1,10 @@
-//! Where Tandem computes what is compared.
+//! Device on which Tandem computes.
 
 use anyhow::{Result, bail};
 use tandem_kernels::Device;
 use tandem_kernels::cuda::{self, Options};
 
-/// Address space for what one model needs.
+/// Address space for one model.
 const CAPACITY: usize = 4 << 30;
 
 /// A kind of device.
@@ -16,10 +16,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// By its name; "emulated" has this process find a GPU that the processor stands in for.
-    ///
-    /// # Errors
-    /// If there is no such place.
+    /// Parses a device name; "emulated" installs the CUDA emulator in this process.
     pub fn named(name: &str) -> Result<Self> {
         match name {
             "cpu" => Ok(Self::Cpu),
@@ -40,10 +37,7 @@ impl Place {
         }
     }
 
-    /// A device there.
-    ///
-    /// # Errors
-    /// If it cannot be had.
+    /// Opens the device.
     pub fn device(self) -> Result<Device> {
         Ok(match self {
             Self::Cpu => {

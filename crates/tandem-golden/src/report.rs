@@ -1,8 +1,8 @@
-//! The outcome of each check, printed as it comes.
+//! Result of each check, printed as it comes.
 
 use std::fmt::Display;
 
-/// Counts and prints.
+/// Counts and prints results.
 #[derive(Debug, Default)]
 pub struct Report {
     passed: usize,
@@ -11,12 +11,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// A measured error against what is allowed. An error that is not a number fails.
+    /// Records a measured error against its tolerance. NaN fails.
     pub fn within(&mut self, name: impl Display, error: f64, allowed: f64) {
         self.outcome(&name, error <= allowed, format_args!("error {error:.2e}, allowed {allowed:.0e}"));
     }
 
-    /// Something that must be the same; `found` says where it is not.
+    /// Records an exact comparison; `found` states the difference.
     pub fn same(&mut self, name: impl Display, found: Result<(), String>) {
         match found {
             Ok(()) => self.outcome(&name, true, "identical"),
@@ -24,17 +24,17 @@ impl Report {
         }
     }
 
-    /// A check that could not be made because Tandem stopped with an error.
+    /// Records a check that stopped with an error.
     pub fn broken(&mut self, name: impl Display, error: impl Display) {
         self.outcome(&name, false, error);
     }
 
-    /// A number that is shown and not judged.
+    /// Prints a number without judging it.
     pub fn note(&self, name: impl Display, text: impl Display) {
         println!("note  {name}: {text}");
     }
 
-    /// The folder has numbers for something that Tandem does not do.
+    /// Records numbers of a feature that Tandem lacks.
     pub fn not_implemented(&mut self, name: impl Display, why: impl Display) {
         self.not_implemented += 1;
         println!("todo  {name}: not implemented: {why}");
@@ -50,7 +50,7 @@ impl Report {
         }
     }
 
-    /// Prints the totals; whether nothing failed.
+    /// Prints the totals and returns whether nothing failed.
     pub fn finish(self) -> bool {
         for name in &self.failed {
             println!("failed: {name}");
@@ -70,7 +70,8 @@ pub fn length(values: impl IntoIterator<Item = f64>) -> f64 {
     values.into_iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// Largest |a − b| over two lists, relative to `scale`; infinite if lengths differ or a value is not a number.
+/// Largest |a − b| over two lists, relative to `scale`; infinite if lengths differ or a value is
+/// not a number.
 pub fn largest_error(ours: &[f64], theirs: &[f64], scale: f64) -> f64 {
     if ours.len() != theirs.len() {
         return f64::INFINITY;

@@ -1,4 +1,4 @@
-//! Runs Tandem as its command does: from a `run.toml` to `metrics.jsonl` and `final/`.
+//! Runs Tandem like its command: from a `run.toml` to `metrics.jsonl` and `final/`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use tempfile::TempDir;
 use crate::place::Place;
 use crate::settings::Settings;
 
-/// A place for runs. Tokens are cached between them; of the runs only the latest is kept.
+/// Working folder of runs. Tokens are cached between runs; only the latest run is kept.
 pub struct Runner {
     folder: TempDir,
     place: Place,
 }
 
-/// What a run left.
+/// Result of a run.
 pub struct Run {
     /// Metrics of each training step.
     pub steps: Vec<Metrics>,
@@ -36,7 +36,7 @@ pub struct Run {
 pub struct Metrics(Value);
 
 impl Metrics {
-    /// A number by its name.
+    /// Returns a metric by name.
     pub fn get(&self, key: &str) -> Option<f64> {
         self.0.get(key).and_then(Value::as_f64)
     }
@@ -48,7 +48,7 @@ impl Run {
         self.output.join("final")
     }
 
-    /// A metric by step.
+    /// Values of a metric by step.
     pub fn curve(&self, key: &str) -> BTreeMap<u64, f64> {
         let number = |m: &Metrics| Some((m.get("step")? as u64, m.get(key)?));
         self.steps.iter().filter_map(number).collect()
@@ -56,30 +56,24 @@ impl Run {
 }
 
 impl Runner {
-    /// In a temporary folder, removed in the end.
-    ///
-    /// # Errors
-    /// If it cannot be made.
+    /// Creates the runner in a temporary folder, removed on drop.
     pub fn new(place: Place) -> Result<Self> {
         Ok(Self { folder: tempfile::tempdir()?, place })
     }
 
-    /// Where runs compute.
+    /// Device of the runs.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// Writes a file that a run may read.
-    ///
-    /// # Errors
-    /// If it cannot be written.
+    /// Writes an input file of a run.
     pub fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.folder.path().join(name);
         std::fs::write(&path, text).with_context(|| path.display().to_string())?;
         Ok(path)
     }
 
-    /// Trains.
+    /// Trains a run.
     ///
     /// # Errors
     /// Whatever stops the run.
@@ -97,7 +91,7 @@ impl Runner {
         Ok(Run { steps, evaluations, objective, output })
     }
 
-    /// The reason, if a run was refused for something that Tandem does not do yet.
+    /// Returns the reason if a run was refused for a missing feature.
     pub fn missing_feature(&self, error: &anyhow::Error) -> Option<String> {
         let text = format!("{error:#}");
         text.contains("not there yet").then_some(text)

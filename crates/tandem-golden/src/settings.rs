@@ -1,11 +1,11 @@
-//! What TRL was told, said in a `run.toml`.
+//! TRL's arguments as a `run.toml`.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// One run, in our words.
+/// Settings of one run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The policy's folder.
@@ -20,9 +20,9 @@ pub struct Settings {
     pub eval: Option<PathBuf>,
     /// The `[objective]` table's lines.
     pub objective: String,
-    /// Pairs a step.
+    /// Pairs per step.
     pub batch_size: u64,
-    /// Pairs computed at once.
+    /// Pairs per micro-batch.
     pub micro_batch_size: u64,
     /// Steps.
     pub steps: u64,
@@ -39,7 +39,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The file, for a run that writes to `output` and caches in `cache`.
+    /// Formats the file of a run that writes to `output` and caches in `cache`.
     pub fn toml(&self, output: &Path, cache: &Path) -> String {
         let eval = self.eval.as_ref().map_or(String::new(), |path| format!("eval = {path:?}\n"));
         let adapter = self.adapter.as_ref().map_or(String::new(), |lines| format!("[adapter]\n{lines}\n"));
@@ -67,10 +67,10 @@ impl Settings {
         )
     }
 
-    /// Takes over the arguments of a TRL run.
+    /// Applies the arguments of a TRL run.
     ///
     /// # Errors
-    /// Names what Tandem has no word for.
+    /// Names an argument that Tandem lacks.
     pub fn apply(&mut self, args: &Value) -> Result<(), String> {
         self.objective = objective(args)?;
         let number = |key: &str| args[key].as_f64().ok_or_else(|| format!("{key} is {}", args[key]));
@@ -93,10 +93,10 @@ impl Settings {
     }
 }
 
-/// The `[objective]` table for TRL's arguments; absent keys have TRL's defaults.
+/// Formats the `[objective]` table of TRL's arguments; absent keys have TRL's defaults.
 ///
 /// # Errors
-/// Names what Tandem has no word for.
+/// Names an argument that Tandem lacks.
 pub fn objective(args: &Value) -> Result<String, String> {
     const DEFAULTS: [(&str, &str); 2] = [("ld_alpha", "null"), ("use_weighting", "false")];
     for (key, default) in DEFAULTS {

@@ -1,4 +1,4 @@
-//! Token ids of every row and edge case: exactly.
+//! Exact comparison of token ids of every row and edge case.
 
 use std::path::Path;
 
@@ -14,9 +14,6 @@ use crate::numbers::{ids, read_json};
 use crate::report::Report;
 
 /// Checks `tokens.json` and `tokenization.json`.
-///
-/// # Errors
-/// If the folder's own files cannot be read.
 pub fn check(folder: &Path, report: &mut Report) -> Result<()> {
     let rows = read_json(&folder.join("tokens.json"))?;
     let tokenizer = Tokenizer::from_folder(folder.join("tokenizer"))?;
@@ -70,7 +67,7 @@ fn same(row: Option<TokenRow>, expected: &Value) -> Result<(), String> {
     if dropped {
         return Err("kept, expected to be dropped".to_owned());
     }
-    // Truncation happens when TRL makes the batch, so where a batch is given it is what counts.
+    // TRL truncates when it builds the batch, so a given batch counts.
     let expected = match expected.get("batch") {
         Some(batch) => [unpadded(batch, 0), unpadded(batch, 1)],
         None => ["chosen_ids", "rejected_ids"].map(|key| (ids(&expected["prompt_ids"]), ids(&expected[key]))),
@@ -84,7 +81,7 @@ fn same(row: Option<TokenRow>, expected: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Prompt and answer of a row of a padded batch.
+/// Prompt and completion of a row of a padded batch.
 fn unpadded(batch: &Value, row: usize) -> (Vec<u32>, Vec<u32>) {
     let [tokens, real, answer] =
         ["input_ids", "attention_mask", "completion_mask"].map(|key| ids(&batch[key][row]));

@@ -13,15 +13,15 @@ use crate::runner::{Run, Runner};
 use crate::settings::Settings;
 use crate::weights::Weights;
 
-/// Allowed differences.
+/// Tolerances.
 struct Tolerance {
-    /// Of a loss, relative to the larger of 1 and the loss.
+    /// Loss, relative to the larger of 1 and the loss.
     loss: f64,
-    /// Of a gradient norm, relative.
+    /// Gradient norm, relative.
     grad_norm: f64,
-    /// Of a final tensor's norm, relative.
+    /// Norm of a final tensor, relative.
     norm: f64,
-    /// Of a final tensor's elements, relative to the largest step that one of them took.
+    /// Elements of a final tensor, relative to the largest step of an element.
     elements: f64,
 }
 
@@ -30,9 +30,6 @@ const F32: Tolerance = Tolerance { loss: 1e-4, grad_norm: 1e-4, norm: 1e-5, elem
 const BF16: Tolerance = Tolerance { loss: 1e-2, grad_norm: 5e-2, norm: 1e-4, elements: f64::INFINITY };
 
 /// Checks everything under `train/`.
-///
-/// # Errors
-/// If the folder's own files cannot be read.
 pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     let mut files: Vec<_> = std::fs::read_dir(folder.join("train"))?
         .map(|entry| Ok(entry?.path()))
@@ -96,7 +93,7 @@ fn settings(folder: &Path, name: &str, expected: &Value) -> Result<Settings, Str
     Ok(settings)
 }
 
-/// The adapter that a run starts from.
+/// Folder of the starting adapter.
 fn adapter(folder: &Path, name: &str) -> Option<PathBuf> {
     let start = match name {
         "lora_r8" => "lora_r8_init",
@@ -140,7 +137,7 @@ fn compare(
     let mut error = 0.0f64;
     for (tensor, theirs) in expected["final"].as_object().into_iter().flatten() {
         let theirs = theirs["norm"].as_f64().unwrap_or(f64::NAN);
-        // In memory peft calls a tensor by its adapter, too.
+        // In memory peft puts the adapter's name into tensor names.
         let norm =
             ours.get(&tensor.replace(".default.", ".")).map_or(f64::NAN, |w| length(w.iter().copied()));
         error = error.max(((norm - theirs) / theirs).abs());
@@ -171,9 +168,10 @@ fn compare(
     Ok(())
 }
 
-/// A final tensor element by element, against the largest step that one of its elements took. AdamW divides by the
-/// gradient's own size, so where a gradient is little more than rounding (rows of rare tokens), so is the step: one
-/// element in a thousand may be further away, and all of them together may not.
+/// A final tensor element by element, against the largest step that one of its elements took. AdamW
+/// divides by the gradient's own size, so where a gradient is little more than rounding (rows of
+/// rare tokens), so is the step: one element in a thousand may be further away, and all of them
+/// together may not.
 fn elements(
     name: &str,
     ours: &[f64],
@@ -189,7 +187,7 @@ fn elements(
     let steps: Vec<f64> = theirs.iter().zip(initial).map(|(a, b)| (a - b).abs()).collect();
     let largest = |values: &[f64]| values.iter().fold(0.0f64, |m, v| m.max(*v));
     let limit = allowed.elements * largest(&steps);
-    // Counted this way round, so that NaN is beyond.
+    // Compared this way round, so that NaN fails.
     let within = differences.iter().filter(|&&d| d <= limit).count();
     let beyond = differences.len() - within;
     report.within(

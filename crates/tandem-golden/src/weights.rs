@@ -15,9 +15,6 @@ pub struct Weights {
 
 impl Weights {
     /// Reads the weights of a model's folder, or of an adapter's.
-    ///
-    /// # Errors
-    /// If it cannot be read or is not f32 throughout.
     pub fn read(folder: &Path) -> Result<Self> {
         let [model, adapter] =
             ["model.safetensors", "adapter_model.safetensors"].map(|name| folder.join(name));

@@ -70,7 +70,7 @@ struct Chat<'a> {
     /// Ctrl-C was typed.
     interrupted: Arc<AtomicBool>,
     messages: Vec<Message>,
-    /// Questions so far, which draw differently.
+    /// Number of questions so far; part of the sampling seed.
     turns: u64,
 }
 
@@ -79,7 +79,7 @@ impl Chat<'_> {
         self.messages = system.map(|text| message("system", text)).into_iter().collect();
     }
 
-    /// A command or a question; nothing after the last.
+    /// Reads a command or question; `None` at the end of input.
     fn take(&mut self, line: &str) -> anyhow::Result<Option<()>> {
         let line = line.trim();
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
@@ -106,7 +106,7 @@ impl Chat<'_> {
         Ok(Some(()))
     }
 
-    /// Answers a question, which stays in the conversation unless it does not fit.
+    /// Answers a question. It stays in the conversation unless it does not fit.
     fn ask(&mut self, question: &str) -> anyhow::Result<()> {
         self.messages.push(message("user", question));
         let room = self.model.room().positions;
@@ -131,7 +131,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Writes the answer as it comes, and returns it.
+    /// Streams the completion to stdout and returns it.
     fn answer(&mut self, prompt: Vec<u32>) -> anyhow::Result<String> {
         let tokenizer = self.model.tokenizer();
         let request = self.generator.submit(Request {
@@ -178,7 +178,7 @@ fn show(answer: &mut String, piece: &str) -> anyhow::Result<()> {
     out.write_all(piece.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
 }
 
-/// What is typed, line by line.
+/// Line input.
 enum Lines {
     Terminal(Box<DefaultEditor>),
     Piped(io::Lines<io::StdinLock<'static>>),
@@ -198,7 +198,7 @@ impl Lines {
         matches!(self, Self::Terminal(_))
     }
 
-    /// The next line, with those that it goes on in; nothing at the end.
+    /// Reads the next line with its continuation lines; `None` at the end.
     fn next(&mut self) -> anyhow::Result<Option<String>> {
         let mut whole = String::new();
         loop {

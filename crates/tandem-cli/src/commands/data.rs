@@ -1,4 +1,4 @@
-//! `tandem data`: rows as the model sees them, and what became of those it does not see.
+//! `tandem data`: rows as the model sees them, and counts of dropped rows.
 
 use std::io::IsTerminal;
 

@@ -1,4 +1,4 @@
-//! `tandem doctor`: what this machine has to train with, what is missing, and who has it.
+//! `tandem doctor`: devices and libraries of this machine, and missing ones.
 
 mod links;
 
@@ -48,7 +48,7 @@ fn processor() -> String {
     line("processor", &format!("{cores} cores{memory}, {isa}"))
 }
 
-/// A line for each GPU, and the numbers of those that can be used.
+/// Prints a line per GPU and returns the usable ordinals.
 fn gpus(missing: &[&str]) -> (Vec<String>, Vec<usize>) {
     let found = match cuda::list() {
         Ok(found) => found,
@@ -78,7 +78,7 @@ fn gpus(missing: &[&str]) -> (Vec<String>, Vec<usize>) {
     (lines, gpus)
 }
 
-/// What a GPU is ready for, and whether it can be used.
+/// Readiness of a GPU.
 fn state(ordinal: usize) -> (String, bool) {
     match cuda::open(ordinal).and_then(|driver| driver.free_memory()) {
         Ok(free) => (format!("{:.1} GiB free", free as f64 / GIB), true),
@@ -86,7 +86,7 @@ fn state(ordinal: usize) -> (String, bool) {
     }
 }
 
-/// A line for each library, there or not, and the names of those without which no GPU can be used.
+/// Prints a line per library and returns the missing ones that a GPU needs.
 fn libraries() -> (Vec<String>, Vec<&'static str>) {
     let Inventory { driver, nvml, nvrtc, cublaslt } = Inventory::take();
     let nccl = Libraries::find();
@@ -120,7 +120,7 @@ fn gloo() -> String {
     line("Gloo", gloo)
 }
 
-/// Measures the processor and the GPUs, and writes a table of devices.
+/// Measures the CPU and GPUs and writes a device table.
 fn measured(file: &Path, gpus: &[usize]) -> anyhow::Result<()> {
     let DeviceTable { mut device } = measure::processor()?;
     device.extend(measure::gpus(gpus, &measure::OF_A_GPU)?);

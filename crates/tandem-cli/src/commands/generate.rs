@@ -1,4 +1,4 @@
-//! `tandem generate`: continues prompts with a model.
+//! `tandem generate`: samples completions of prompts.
 
 use std::io::{BufRead, IsTerminal, stdin};
 
@@ -12,12 +12,12 @@ use crate::generation::loaded::{encode_chat, message};
 use crate::generation::{Wanted, answers};
 use crate::output::print_lines;
 
-/// What stands around a prompt.
+/// Text around a prompt.
 #[derive(Clone, Copy, Debug)]
 pub enum Framing<'a> {
-    /// The chat template where the model has one, with this system message; else nothing.
+    /// The model's chat template with this system message, if it has one.
     Chat(Option<&'a str>),
-    /// Nothing.
+    /// The prompt as it is.
     Raw,
 }
 
@@ -29,7 +29,7 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default());
     let wanted = Wanted { sampling, max_new_tokens, stop };
     let answers = answers(&arguments.weights, &texts, framing, &wanted, &arguments.compute)?;
-    // Several answers are told apart by their prompts; a single one stands alone, ready to be piped.
+    // Several completions are shown under their prompts; a single one alone, ready to pipe.
     let lines: Vec<String> = match &answers[..] {
         [answer] => vec![answer.clone()],
         answers => {
@@ -53,10 +53,11 @@ fn read_prompts() -> anyhow::Result<Vec<String>> {
     Ok(prompts)
 }
 
-/// The text that the model answers to each prompt.
+/// Generates one completion per prompt.
 ///
 /// # Errors
-/// If the model, its adapter or its tokenizer cannot be read, a prompt does not fit, or the device is not there or too small.
+/// The model, adapter or tokenizer cannot be read, a prompt is too long, or the device is missing
+/// or too small.
 pub fn answers(
     weights: &WeightArguments,
     prompts: &[&str],

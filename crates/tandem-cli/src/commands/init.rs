@@ -1,4 +1,4 @@
-//! `tandem init`: a model of random weights from a config.json and a seed.
+//! `tandem init`: random weights from a config.json and a seed.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
 fn init(folder: &Path, output: &Path, seed: u64) -> tandem_train::Result<usize> {
     let template = ModelFolder::open(folder)?;
     let decoder = Decoder::new(template.spec().clone(), 1)?;
-    // The weights, and room for what allocation rounds up.
+    // The weights and the allocator's rounding.
     let device = Device::cpu(1, 8 * decoder.num_parameters() + (1 << 28))?;
     let weights = tandem_model::init::init(&decoder, &device, Kind::Master, seed)?;
     let save = Save { template: &template, decoder: &decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };

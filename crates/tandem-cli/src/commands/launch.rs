@@ -12,10 +12,10 @@ use crate::args::LaunchArguments;
 use crate::exit::{Exit, mistake};
 use crate::signals;
 
-/// How long the other ranks have to end by themselves, and tell their story, after one has failed.
+/// Time for the other ranks to end and report after one has failed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Between two looks at the ranks.
+/// Poll interval.
 const PAUSE: Duration = Duration::from_millis(50);
 
 pub fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
@@ -37,7 +37,7 @@ pub fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
             eprintln!("{raised}");
         }
     }
-    // The first node's launcher serves the store, so that it outlives any rank.
+    // The first node's launcher serves the store, so that it outlives every rank.
     let server = if *node == 0 { Some(StoreServer::bind(port)?) } else { None };
     let port = server.as_ref().map_or(port, StoreServer::port);
     let program = std::env::current_exe().context("cannot find this program")?;
@@ -65,11 +65,11 @@ pub fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
     Ok(wait(running, &stop))
 }
 
-/// Waits for all ranks. What the first that failed came to is what the job came to.
+/// Waits for all ranks. The first failure decides the outcome of the job.
 fn wait(mut running: Vec<Child>, stop: &std::sync::atomic::AtomicBool) -> Exit {
     let (mut outcome, mut kill_at, mut is_told) = (Exit::Done, None, false);
     while !running.is_empty() {
-        // Ctrl-C reaches the ranks as well, for they are in the terminal's group; SIGTERM has to be passed on.
+        // Ctrl-C reaches the ranks through the terminal's process group; SIGTERM is passed on.
         if !is_told && stop.load(std::sync::atomic::Ordering::Relaxed) {
             is_told = true;
             running.iter().for_each(signals::terminate);
@@ -99,7 +99,7 @@ fn wait(mut running: Vec<Child>, stop: &std::sync::atomic::AtomicBool) -> Exit {
 
 fn end(running: &mut Vec<Child>) {
     for mut child in running.drain(..) {
-        // One that is gone already needs no killing.
+        // A rank that has ended needs no kill.
         let _ = child.kill();
         let _ = child.wait();
     }

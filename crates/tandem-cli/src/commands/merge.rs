@@ -1,4 +1,4 @@
-//! `tandem merge`: an ordinary model folder of a base model and an adapter.
+//! `tandem merge`: merges an adapter into its base model.
 
 use std::path::Path;
 

@@ -16,7 +16,7 @@ use tandem_comm::Launch;
 
 use crate::exit::mistake;
 
-/// Fails if a launcher started this process as one of several.
+/// Refuses to run as one of several processes of a launcher.
 fn refuse_several_ranks() -> anyhow::Result<()> {
     let launch = Launch::detect()?;
     if launch.is_distributed() {

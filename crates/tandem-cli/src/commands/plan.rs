@@ -1,4 +1,4 @@
-//! `tandem plan`: what a run would put where, how long it would take and whether it fits, from a dry run.
+//! `tandem plan`: memory, time and fit of a run, from a dry run.
 
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
-/// Lines of a search that are shown.
+/// Lines shown of a search.
 const SHOWN: usize = 12;
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
@@ -33,7 +33,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     let devices = match &arguments.devices {
         Some(text) => {
             let devices = table.devices(text)?;
-            // They need not be this machine's.
+            // The planned devices may not exist here.
             config.compute.devices = match devices.kind.is_processor() {
                 true => gpus::one_of(config::Devices::Auto),
                 false => config::Devices::Cuda(config::GpuSet::All),
@@ -68,7 +68,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     show(arguments, &config, &Outline::of(&prepared), &devices)
 }
 
-/// What of this machine is wrong for a run that is planned for others.
+/// Warning for a plan of other devices: this machine would refuse the run.
 fn elsewhere(error: &TrainError) -> String {
     format!("on this machine the run would be refused: {error}")
 }
@@ -94,7 +94,7 @@ fn show(
     }
     if arguments.json {
         print_lines(&[format!("{:#}", plan.to_json())])?;
-        return room(arguments, config, &plan);
+        return verdict(arguments, config, &plan);
     }
     let colour =
         io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -119,13 +119,16 @@ fn show(
         });
     }
     print_lines(&lines)?;
-    room(arguments, config, &plan)
+    verdict(arguments, config, &plan)
 }
 
-/// Whether this machine's disk has room for what the plan puts there, where the plan is for this machine.
-fn room(arguments: &PlanArguments, config: &Config, plan: &RunPlan) -> anyhow::Result<Exit> {
+/// Returns the exit code of a plan: a run that does not fit is the user's to change.
+///
+/// # Errors
+/// For a plan of this machine: the disk of `compute.offload_dir` has too little room.
+fn verdict(arguments: &PlanArguments, config: &Config, plan: &RunPlan) -> anyhow::Result<Exit> {
     if arguments.devices.is_none() {
         homes::check_room(&config.compute, plan.file_bytes())?;
     }
-    Ok(Exit::Done)
+    Ok(if plan.fit().fits() { Exit::Done } else { Exit::UserMistake })
 }

@@ -15,7 +15,7 @@ use crate::{processes, signals};
 
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     let launch = Launch::detect()?;
-    // One process for several ranks starts them. A launcher's "one for each device" is one: the processor.
+    // A single process starts all local ranks.
     if let RanksHere::Count(ranks) = launch.ranks_here
         && ranks > 1
     {

@@ -1,4 +1,4 @@
-//! The answers to many prompts, all at once.
+//! Completions of many prompts in one batch.
 
 use tandem_data::text_stream::TextStream;
 use tandem_data::tokenizer::Tokenizer;
@@ -8,36 +8,37 @@ use tandem_model::{ModelError, Request, Sampling};
 use super::{Loaded, Room};
 use crate::args::{ComputeArguments, WeightArguments};
 
-/// Answers under way at once, at most; it bounds the memory of the cache.
+/// Largest number of completions in progress; it bounds the memory of the KV cache.
 const MAX_BATCH: usize = 64;
 
-/// What is wanted of answers.
+/// Sampling options and limits of completions.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// How tokens are drawn.
+    /// Sampling options.
     pub sampling: Sampling,
-    /// Tokens of an answer at most.
+    /// Most tokens of a completion.
     pub max_new_tokens: usize,
-    /// Strings that end one.
+    /// Stop strings.
     pub stop: &'a [String],
 }
 
-/// An answer.
+/// One completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answered {
     /// Its text.
     pub text: String,
-    /// How many tokens it has, without the stop token.
+    /// Number of tokens, without the stop token.
     pub tokens: usize,
-    /// Whether it ended by itself, not by the limit of length.
+    /// Whether the model ended the completion, not the length limit.
     pub is_ended: bool,
 }
 
-/// An answer to each prompt. The model is in memory only meanwhile. `watch` is told after each token how many answers are done; if
-/// it says so, they end there, and there are none.
+/// Generates one completion per prompt. The model is in memory only during this call. After each
+/// token `watch` gets the number of finished completions; if it returns stop, the result is `None`.
 ///
 /// # Errors
-/// If the model or its adapter cannot be read, a prompt does not fit, or the device is not there or too small.
+/// The model or adapter cannot be read, a prompt is too long, or the device is missing or too
+/// small.
 pub fn all(
     weights: &WeightArguments,
     tokenizer: Tokenizer,
@@ -72,7 +73,7 @@ pub fn all(
         if watch(done) == Flow::End {
             return Ok(None);
         }
-        // Requests have the numbers of their prompts: the generator is new.
+        // The generator is new, so request ids are prompt indices.
         let ended = generator.step(&mut source, &mut |new| {
             let (text, answered) = &mut under_way[new.request];
             match text.push(new.token) {

@@ -1,4 +1,4 @@
-//! A thread that generates for whoever asks, all at once.
+//! Generation thread that serves all requests in one batch.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -9,52 +9,52 @@ use tandem_model::{ModelError, Request};
 
 use super::Loaded;
 
-/// Something to answer.
+/// A generation job.
 pub struct Job {
-    /// What is asked.
+    /// The request.
     pub request: Request,
-    /// Strings that end an answer.
+    /// Stop strings.
     pub stop: Vec<String>,
-    /// Told what comes of it; says whether anybody still listens.
+    /// Receives the messages of this job; returns false when nobody listens any more.
     pub listener: Box<dyn FnMut(Message) -> bool + Send>,
 }
 
-/// What a listener is told.
+/// Message to the listener of a job.
 #[derive(Debug)]
 pub enum Message {
-    /// A token came. The text that it completes may be empty.
+    /// A new token. The text that it completes may be empty.
     Piece(Piece),
-    /// No more comes: why, of each answer.
+    /// The job is done: finish reason per completion.
     Done(Vec<Ended>),
-    /// It cannot be answered.
+    /// The request was refused.
     Refused(String),
     /// The engine failed.
     Failed(String),
 }
 
-/// What a token adds to an answer.
+/// Text that a token adds to a completion.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Number of the answer.
+    /// Index of the completion.
     pub answer: usize,
-    /// The text that can be shown now.
+    /// Text that can be shown now.
     pub text: String,
-    /// The token and its log-probability.
+    /// Token id and log-probability.
     pub token: (u32, f32),
 }
 
-/// The end of an answer.
+/// End of a completion.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// Text that was held back.
+    /// Text that was held back for stop strings.
     pub rest: String,
-    /// Its tokens.
+    /// Number of tokens.
     pub num_tokens: usize,
-    /// Whether the number of tokens ended it.
+    /// Whether the token limit ended the completion.
     pub by_length: bool,
 }
 
-/// A job under way.
+/// A job in progress.
 struct Under<'a> {
     listener: Box<dyn FnMut(Message) -> bool + Send>,
     texts: Vec<TextStream<'a>>,
@@ -62,15 +62,15 @@ struct Under<'a> {
     is_wanted: bool,
 }
 
-/// Works off jobs until nobody can send any more.
+/// Runs jobs until every sender is gone.
 ///
 /// # Errors
-/// If there is no memory for the cache. What goes wrong later is told to those who wait.
+/// The KV cache cannot be allocated. Later failures go to the listeners.
 pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
     let (mut generator, mut source) = (model.generator()?, model.source());
     let mut under_way: BTreeMap<usize, Under> = BTreeMap::new();
     loop {
-        // Whoever has nothing to do waits.
+        // Without work, block on the channel.
         let next = if generator.is_idle() {
             jobs.recv().map_err(|_| TryRecvError::Disconnected)
         } else {
@@ -142,7 +142,7 @@ impl Under<'_> {
 
     fn end(&mut self, Answer { answer, tokens, finish, .. }: Answer) {
         let text = &mut self.texts[answer];
-        // The tokens were decoded before: what is left is known to be text.
+        // The tokens decoded before, so the rest is valid text.
         let rest = text.finish().unwrap_or_default();
         let by_length = finish == Finish::Length && !text.is_ended();
         self.ended[answer] = Some(Ended { rest, num_tokens: tokens.len(), by_length });

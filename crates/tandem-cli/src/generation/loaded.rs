@@ -12,19 +12,19 @@ use tandem_model::{
 
 use crate::args::{ComputeArguments, ComputeType, Place, WeightArguments};
 
-/// Tokens of prompts that are computed at once, at most.
+/// Largest number of prompt tokens in one prefill pass.
 const PREFILL_TOKENS: usize = 4096;
 
-/// How much text a model is loaded for.
+/// Limits that a model is loaded for.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Tokens of a prompt and its answer, at most.
+    /// Most tokens of a prompt and its completion.
     pub positions: usize,
-    /// Tokens of all prompts and answers under way, at most.
+    /// Most tokens of all prompts and completions in progress.
     pub cache_tokens: usize,
-    /// Answers under way, at most.
+    /// Most completions in progress.
     pub max_batch: usize,
-    /// Whether log-probabilities are told.
+    /// Whether log-probabilities are reported.
     pub log_probs: bool,
 }
 
@@ -35,16 +35,16 @@ pub struct Loaded {
     device: Device,
     dtype: DType,
     weights: FlatWeights,
-    /// In the compute type, if that is not the weights'.
+    /// Copy in the compute type, if it differs from the stored type.
     copy: Option<FlatWeights>,
     room: Room,
 }
 
 impl Loaded {
-    /// Loads a model, with its tokenizer, for texts that fit the room.
+    /// Loads a model and its tokenizer within the limits of `room`.
     ///
     /// # Errors
-    /// If the model, its adapter or its tokenizer cannot be read, or the device is not there or too small.
+    /// The model, adapter or tokenizer cannot be read, or the device is missing or too small.
     pub fn open(
         WeightArguments { model: folder, adapter }: &WeightArguments,
         tokenizer: Tokenizer,
@@ -58,7 +58,7 @@ impl Loaded {
             Some(merged) => merged.decoder().clone(),
             None => Decoder::new(model.spec().clone(), room.positions)?,
         };
-        // Of few texts at a time: nothing compares their bits with those of other batches.
+        // Small batches: their bits are compared with nothing.
         let device = open(compute, address_space(&decoder, room.cache_tokens))?.for_few_rows();
         let weights = match &merged {
             Some(merged) => merged.load(&device, Kind::Master)?,
@@ -79,7 +79,7 @@ impl Loaded {
         &self.tokenizer
     }
 
-    /// How much text it is loaded for.
+    /// The limits.
     pub fn room(&self) -> Room {
         self.room
     }
@@ -89,10 +89,10 @@ impl Loaded {
         ResidentWeights::new(&self.decoder, &self.weights, self.copy.as_ref())
     }
 
-    /// A generator with a cache of its own.
+    /// Creates a generator with its own KV cache.
     ///
     /// # Errors
-    /// If the device's memory does not suffice.
+    /// The device has too little memory.
     pub fn generator(&self) -> tandem_model::Result<Generator<'_>> {
         let Room { cache_tokens, max_batch, log_probs, .. } = self.room;
         let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens: PREFILL_TOKENS, log_probs };
@@ -100,23 +100,23 @@ impl Loaded {
     }
 }
 
-/// So many positions, or those that the model of a folder has.
+/// Returns the smaller of `wanted` and the model's context length.
 ///
 /// # Errors
-/// If there is no such folder, or the model is not supported.
+/// The folder does not exist or the model is not supported.
 pub fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result<usize> {
     Ok(ModelFolder::open(folder)?.spec().max_positions.min(wanted))
 }
 
-/// A conversation as the model reads it, up to where its answer begins.
+/// Encodes a conversation up to the start of the next completion.
 ///
 /// # Errors
-/// If there is no chat template, or it refuses the messages.
+/// The model has no chat template, or the template refuses the messages.
 pub fn encode_chat(tokenizer: &Tokenizer, messages: &[Message]) -> tandem_data::Result<Vec<u32>> {
     tokenizer.encode_chat(messages, RenderOptions { add_generation_prompt: true, ..RenderOptions::default() })
 }
 
-/// A message of a conversation.
+/// Creates a chat message.
 pub fn message(role: &str, content: &str) -> Message {
     [("role", role), ("content", content)]
         .map(|(key, value)| (key.to_owned(), value.into()))
@@ -124,10 +124,10 @@ pub fn message(role: &str, content: &str) -> Message {
         .collect()
 }
 
-/// The device, with an address space of `capacity` bytes.
+/// Opens the device with an address space of `capacity` bytes.
 ///
 /// # Errors
-/// If it is not there, or the system refuses.
+/// The device is missing, or the system refuses the address space.
 pub fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, KernelError> {
     let gpu = match compute.device {
         Place::Cpu => None,
@@ -142,7 +142,8 @@ pub fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, Kerne
     }
 }
 
-/// Bytes of address space for weights, cache and activations. It costs nothing until it is touched.
+/// Address space in bytes for weights, KV cache and activations. Pages cost nothing until they are
+/// touched.
 pub fn address_space(decoder: &Decoder, cache_tokens: usize) -> usize {
     let spec = decoder.spec();
     let per_token = 16 * spec.hidden_size * (decoder.layers().len() + 8) + 8 * spec.vocab_size;

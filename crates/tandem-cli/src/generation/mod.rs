@@ -1,4 +1,4 @@
-//! A model that answers: what `generate`, `chat` and `serve` share.
+//! Text generation shared by `generate`, `chat` and `serve`.
 
 pub mod answers;
 pub mod engine;
@@ -7,7 +7,7 @@ pub mod loaded;
 pub use answers::{Answered, Wanted};
 pub use loaded::{Loaded, Room};
 
-/// Something else each time.
+/// A seed that differs from call to call.
 pub fn new_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |since| since.as_nanos() as u64)

@@ -1,4 +1,4 @@
-//! The files of the quickstart's two runs: what a user would write by hand.
+//! Configuration files of the quickstart's two runs, as a user would write them.
 
 use std::path::Path;
 

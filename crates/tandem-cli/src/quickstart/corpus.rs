@@ -1,4 +1,5 @@
-//! The quickstart's data: demonstrations in two styles, preferences for one of them, and prompts held out of both.
+//! The quickstart's data: demonstrations in two styles, preferences for one of them, and prompts
+//! held out of both.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -10,24 +11,24 @@ use serde_json::{Value, json};
 
 use super::person::{CITIES, NAMES, NUM_SENTENCES, Person};
 
-/// Everything that the quickstart trains on and is judged by.
+/// Training data and judge prompts of the quickstart.
 pub struct Corpus {
-    /// Prompt and demonstrated answer. Half of the answers are JSON, half are notes; a third of the prompts do not
-    /// say which.
+    /// Prompt and demonstrated completion. Half are JSON, half notes; a third of the prompts ask
+    /// for neither.
     pub demonstrations: Vec<(String, String)>,
-    /// Prompts of the preference pairs, with what they tell.
+    /// Prompts of the preference pairs, with their facts.
     pub preferences: Vec<(String, Person)>,
-    /// Prompts for the judge, with what they tell.
+    /// Prompts for the judge, with their facts.
     pub held_out: Vec<(String, Person)>,
 }
 
 impl Corpus {
-    /// Draws the corpus. No combination of name and city that is held out occurs in training, in any wording and
-    /// with any age, so that the judge asks for something that cannot have been memorised.
+    /// Samples the corpus. No held-out combination of name and city occurs in training, in any
+    /// wording and with any age: the judge asks for nothing that could be memorised.
     pub fn draw(seed: u64, num_demonstrations: usize, num_preferences: usize, num_held_out: usize) -> Self {
         let mut dice = Dice(seed);
-        // Every prompt is answered in both styles. Two in three ask for the style; in the third, nothing can tell
-        // which one is due. A model that knows both styles well tosses a coin there, and that is what DPO settles.
+        // Every prompt has both styles as answers. Two in three ask for a style; the third cannot
+        // tell. A trained model tosses a coin there, and DPO settles it.
         let demonstrations = (0..num_demonstrations / 2)
             .flat_map(|i| {
                 let (prompt, person) = draw(&mut dice, false);
@@ -45,7 +46,8 @@ impl Corpus {
         Self { demonstrations, preferences, held_out }
     }
 
-    /// Fails unless the held-out prompts, and the combinations of name and city in them, are absent from training.
+    /// Fails unless the held-out prompts, and the combinations of name and city in them, are absent
+    /// from training.
     pub fn check_disjoint(&self) -> anyhow::Result<()> {
         let trained: Vec<&str> = self
             .demonstrations
@@ -60,7 +62,8 @@ impl Corpus {
         Ok(())
     }
 
-    /// Writes `sft.jsonl`, `preferences.jsonl` and `held_out.jsonl` in the formats that `docs/data.md` describes.
+    /// Writes `sft.jsonl`, `preferences.jsonl` and `held_out.jsonl` in the formats that
+    /// `docs/data.md` describes.
     pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
         let user = |text: &str| json!({"role": "user", "content": text});
         let assistant = |text: String| json!({"role": "assistant", "content": text});
@@ -77,17 +80,18 @@ impl Corpus {
         write_lines(&folder.join("held_out.jsonl"), self.held_out.iter().map(pair))
     }
 
-    /// All texts of the demonstrations: what the tokenizer is trained on.
+    /// All demonstration texts, for training the tokenizer.
     pub fn texts(&self) -> impl Iterator<Item = String> + Send + '_ {
         self.demonstrations.iter().flat_map(|(prompt, answer)| [prompt.clone(), answer.clone()])
     }
 }
 
-/// A person and a prompt that tells of them, from the held-out combinations or from the others.
+/// Samples a person and a prompt about them, from the held-out combinations or the others.
 fn draw(dice: &mut Dice, held_out: bool) -> (String, Person) {
     loop {
         let (name, city) = (dice.below(NAMES.len()), dice.below(CITIES.len()));
-        // One combination in five, spread so that every name and every city has some on either side.
+        // One combination in five, spread so that every name and every city has some on either
+        // side.
         if ((name * 3 + city) % 5 == 0) == held_out {
             let person = Person { name: NAMES[name], age: 20 + dice.below(60) as u32, city: CITIES[city] };
             return (person.sentence(dice.below(NUM_SENTENCES)), person);
@@ -139,7 +143,7 @@ mod tests {
         let mut corpus = Corpus::draw(7, 2000, 1000, 200);
         corpus.check_disjoint().unwrap();
         assert_eq!(corpus.held_out.iter().map(|(prompt, _)| prompt).collect::<HashSet<_>>().len(), 200);
-        // The check can fail: the same facts in other words are found too.
+        // The check can fail: it finds the same facts in other words.
         let leaked = corpus.held_out[0].1.sentence(0);
         corpus.demonstrations.push((leaked, String::new()));
         assert!(corpus.check_disjoint().is_err());

@@ -1,7 +1,7 @@
-//! A curve drawn with characters, for a terminal or a log.
+//! Text plot of a curve for a terminal or a log.
 
-/// Draws `values` over their index (from 1) in at most `width` columns and `height` rows; where there are more
-/// values than columns, a column is the mean of its share. The scale always includes 0.
+/// Draws `values` over their index (from 1) in at most `width` columns and `height` rows. With more
+/// values than columns, a column shows the mean of its range. The scale includes 0.
 ///
 /// Values that are not finite are left out of the picture.
 pub fn draw(values: &[f64], width: usize, height: usize) -> String {

@@ -1,10 +1,9 @@
-//! `tandem quickstart`: from nothing to a judged model, through the same files and the same code that a user has.
+//! `tandem quickstart`: from nothing to a judged model, with a user's files and code.
 //!
-//! Sentences tell a person's name, age and city. SFT teaches a tiny model to write them down as JSON or as a note, as
-//! the prompt asks; where it does not ask, the demonstrations are half and half, and so is the model. DPO then
-//! shows it pairs for prompts that do not ask, of which the JSON is preferred. The judge is a
-//! program: it parses the answer and compares the facts, on prompts whose combinations of name and city were held
-//! out of everything that the model was trained on.
+//! Sentences state a person's name, age and city. SFT teaches a tiny model to write them as JSON or
+//! as a note, as the prompt asks; prompts that do not ask have both half the time. DPO then prefers
+//! JSON for those prompts. The judge is a program: it parses the completion and compares the facts,
+//! on combinations of name and city held out of training.
 
 mod configs;
 mod corpus;
@@ -39,7 +38,8 @@ const NUM_DEMONSTRATIONS: usize = 20_000;
 const NUM_PREFERENCES: usize = 2_000;
 const NUM_HELD_OUT: usize = 200;
 
-/// What the quickstart makes in its folder; a folder with anything else in it is somebody's own.
+/// Entries that the quickstart creates in its folder. A folder with anything else belongs to the
+/// user.
 const OURS: [&str; 7] = ["data", "model", "cache", "sft", "dpo", "sft.toml", "dpo.toml"];
 
 pub fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
@@ -77,7 +77,7 @@ fn say(line: &str) {
     println!("\n{line}");
 }
 
-/// Deletes what an earlier quickstart left, and nothing else.
+/// Deletes the entries of an earlier quickstart, and nothing else.
 fn clear(folder: &Path) -> anyhow::Result<()> {
     let cannot = || format!("cannot clear {}", folder.display());
     let entries = match fs::read_dir(folder) {
@@ -99,7 +99,7 @@ fn clear(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the data, the tokenizer and the configurations.
+/// Creates the data, the tokenizer and the configurations.
 fn prepare(folder: &Path, threads: usize) -> anyhow::Result<Corpus> {
     for name in ["data", "model"] {
         let path = folder.join(name);
@@ -117,7 +117,7 @@ fn prepare(folder: &Path, threads: usize) -> anyhow::Result<Corpus> {
     Ok(corpus)
 }
 
-/// The model's answers to the held-out prompts, sampled from its own distribution.
+/// Samples completions of the held-out prompts.
 fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<String>> {
     let sampling = Sampling { seed: 11, ..Sampling::default() };
     let wanted = Wanted { sampling, max_new_tokens: 48, stop: &[] };
@@ -131,7 +131,7 @@ fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<S
     )?)
 }
 
-/// Prints what the judge says, and returns the share of held-out prompts that the last model answers as preferred.
+/// Prints the judge's table and returns the share of held-out prompts answered as preferred.
 fn report(folder: &Path, corpus: &Corpus, before: &[String], after: &[String]) -> anyhow::Result<f64> {
     let share = |answers: &[String], told: &dyn Fn(&person::Person, &str) -> bool| {
         let right = corpus.held_out.iter().zip(answers).filter(|((_, person), answer)| told(person, answer));
@@ -150,7 +150,7 @@ fn report(folder: &Path, corpus: &Corpus, before: &[String], after: &[String]) -
             100.0 * share(answers, &note)
         );
     }
-    // The first three that DPO changed; the first three, if it changed none.
+    // The first three samples that DPO changed, else the first three.
     let changed = |i: &usize| before[*i] != after[*i];
     let indices = 0..corpus.held_out.len();
     let mut shown: Vec<usize> = indices.clone().filter(changed).chain(indices).take(3).collect();

@@ -1,8 +1,8 @@
-//! What the quickstart's sentences are about: a person, told in a sentence, written down as JSON or as a note.
+//! A person: the subject of the quickstart's sentences, written as JSON or as a note.
 
 use serde_json::json;
 
-/// The facts of one example.
+/// Facts of one example.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Person {
     pub name: &'static str,
@@ -10,7 +10,7 @@ pub struct Person {
     pub city: &'static str,
 }
 
-/// Ways to tell the facts. The answer must find them wherever they stand.
+/// Number of sentence wordings.
 pub const NUM_SENTENCES: usize = 4;
 
 impl Person {
@@ -25,24 +25,24 @@ impl Person {
         }
     }
 
-    /// The answer that is preferred: JSON that a program can read.
+    /// The preferred completion: JSON.
     pub fn as_json(&self) -> String {
         let Self { name, age, city } = self;
         format!(r#"{{"name": "{name}", "age": {age}, "city": "{city}"}}"#)
     }
 
-    /// The answer that is as right, but not preferred: a note for people.
+    /// The correct but not preferred completion: a note.
     pub fn as_note(&self) -> String {
         let Self { name, age, city } = self;
         format!(r#"The person is "{name}", aged {age}, living in "{city}"."#)
     }
 
-    /// Whether `answer` is the note with exactly this person's facts.
+    /// Returns whether `answer` is the note with exactly this person's facts.
     pub fn is_noted_by(&self, answer: &str) -> bool {
         answer.trim() == self.as_note()
     }
 
-    /// The judge: whether `answer` is JSON that holds exactly this person's facts, and nothing else.
+    /// Judge: returns whether `answer` is JSON with exactly this person's facts.
     pub fn is_told_by(&self, answer: &str) -> bool {
         serde_json::from_str::<serde_json::Value>(answer.trim())
             .is_ok_and(|found| found == json!({"name": self.name, "age": self.age, "city": self.city}))

@@ -1,13 +1,13 @@
-//! Answers before and after, side by side.
+//! Completions before and after DPO, side by side.
 
-/// One prompt with two answers to it.
+/// A prompt and two completions.
 pub struct Sample<'a> {
     pub prompt: &'a str,
     pub before: &'a str,
     pub after: &'a str,
 }
 
-/// Two columns of `width` characters, long answers wrapped, each pair under its prompt.
+/// Formats two columns of `width` characters with wrapped completions, each pair under its prompt.
 pub fn side_by_side(samples: &[Sample<'_>], width: usize) -> String {
     let mut text = format!("    {:width$} | after DPO\n", "after SFT");
     for sample in samples {
@@ -22,7 +22,7 @@ pub fn side_by_side(samples: &[Sample<'_>], width: usize) -> String {
     text
 }
 
-/// Lines of at most `width` characters, cut at spaces where there are any. Control characters are escaped.
+/// Wraps text to `width` characters, at spaces where possible. Control characters are escaped.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let text: String = text
         .chars()

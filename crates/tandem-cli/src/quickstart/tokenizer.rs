@@ -1,10 +1,10 @@
-//! A tokenizer and a chat template for the quickstart's model, in the files that `transformers` would read.
+//! Tokenizer and chat template of the quickstart's model, as `transformers` files.
 
 use std::path::Path;
 
 use tandem_data::tokenizer_train::TokenizerRecipe;
 
-/// Room for 256 bytes, the marks, and a merge or two per word of the corpus.
+/// Vocabulary size: 256 bytes, special tokens, and a merge or two per word.
 pub const VOCABULARY: usize = 512;
 
 const TEMPLATE: &str = "\
@@ -13,7 +13,7 @@ const TEMPLATE: &str = "\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}";
 
-/// Trains a byte-level BPE on `texts` and writes it, with the template, into `folder`.
+/// Trains a byte-level BPE on `texts` and writes it with the template into `folder`.
 pub fn train(texts: impl Iterator<Item = String> + Send, folder: &Path) -> anyhow::Result<()> {
     let recipe = TokenizerRecipe {
         vocab_size: VOCABULARY,

@@ -1,8 +1,8 @@
-//! What joins the GPUs, in as few lines as say it.
+//! Links between GPUs in as few lines as possible.
 
 use tandem_kernels::cuda::nvidia::{Link, Links};
 
-/// One line where all pairs are alike, else one for each GPU: what it stands under, and what is said. None where there is no pair.
+/// Returns one line if all pairs are alike, else one per GPU; none without a pair.
 pub fn lines(links: &Links) -> Vec<(String, String)> {
     let count = links.from.len();
     let kinds: Vec<Link> = kinds(links.from.iter().flatten());
@@ -25,7 +25,7 @@ pub fn lines(links: &Links) -> Vec<(String, String)> {
     }
 }
 
-/// Which GPUs are reached how: "NVLink to 1, 2, 3; peer access over PCIe to 4".
+/// Formats links by kind: "NVLink to 1, 2, 3; peer access over PCIe to 4".
 fn to_others(row: &[Option<Link>]) -> String {
     let to = |kind: Link| {
         let reached = row.iter().enumerate().filter(|(_, link)| **link == Some(kind));
@@ -35,7 +35,7 @@ fn to_others(row: &[Option<Link>]) -> String {
     kinds(row.iter()).into_iter().map(to).collect::<Vec<_>>().join("; ")
 }
 
-/// Each kind of link once, in the order in which they come.
+/// Kinds of link in order of appearance.
 fn kinds<'a>(links: impl Iterator<Item = &'a Option<Link>>) -> Vec<Link> {
     let mut kinds = Vec::new();
     for &link in links.flatten() {

@@ -1,7 +1,7 @@
-//! Two that answer the same prompts, and judges who say which is better.
+//! `tandem eval --judge`: two sets of completions and judges that compare them.
 //!
-//! Everything that can be wrong is looked at before anything is generated: options, rows, both models' folders, and the judges
-//! themselves, which are built first. The two models are in memory one after the other.
+//! Options, rows, model folders and judges are checked before anything is generated. The two models
+//! are in memory one after the other.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ use crate::generation::{Answered, Wanted};
 use crate::output::print_lines;
 use crate::signals::stop_flag;
 
-/// Prompts whose answers are judged at once.
+/// Prompts per judging batch.
 const PORTION: usize = 64;
 
 pub fn run(arguments: &JudgedArguments) -> anyhow::Result<Exit> {
@@ -50,7 +50,7 @@ pub fn run(arguments: &JudgedArguments) -> anyhow::Result<Exit> {
     let answers = [&answers[0][..], &answers[1][..]];
     let mut comparison = Comparison { rows: &rows, answers, tally: Tally::default(), reason: None };
     let result = comparison.judge(&mut panel, &stop, samples.as_mut());
-    // What was judged before it ended is kept, too.
+    // Keep the samples judged before an error, too.
     samples.as_mut().map_or(Ok(()), Samples::flush)?;
     if !result? {
         return Ok(stopped());
@@ -69,7 +69,7 @@ pub fn run(arguments: &JudgedArguments) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// An option that goes with `--judge`.
+/// Requires an option that belongs to `--judge`.
 fn given(path: &Option<PathBuf>) -> &Path {
     path.as_deref().expect("the command line is refused without it")
 }
@@ -79,7 +79,7 @@ fn stopped() -> Exit {
     Exit::Interrupted
 }
 
-/// The model, and what it is compared with.
+/// Opens the model and its opponent.
 fn sides(arguments: &JudgedArguments, rows: &[PromptRow]) -> anyhow::Result<[Side; 2]> {
     let JudgedArguments { model, adapter, against, against_adapter, against_column, .. } = arguments;
     let side = |model: &Option<PathBuf>, adapter: &Option<PathBuf>| {
@@ -93,7 +93,7 @@ fn sides(arguments: &JudgedArguments, rows: &[PromptRow]) -> anyhow::Result<[Sid
     Ok([side(model, adapter)?, theirs?])
 }
 
-/// What the two are called.
+/// Names of the two sides.
 fn names(arguments: &JudgedArguments) -> [String; 2] {
     let JudgedArguments { model, adapter, against, against_adapter, against_column, .. } = arguments;
     let name = |model: &Option<PathBuf>, adapter: &Option<PathBuf>| match adapter {
@@ -107,7 +107,7 @@ fn names(arguments: &JudgedArguments) -> [String; 2] {
     [name(model, adapter), theirs]
 }
 
-/// A side's answers; `None` if it was told to stop.
+/// Generates a side's completions; `None` if stopped.
 fn answers_of(
     side: Side,
     name: &str,
@@ -126,14 +126,15 @@ fn answers_of(
     Ok(answers?)
 }
 
-/// A bar on a terminal, and nothing elsewhere.
+/// A progress bar on a terminal, hidden elsewhere.
 fn progress(subject: &str, total: usize) -> ProgressBar {
     let style =
         ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}").expect("the template is a constant");
     ProgressBar::new(total as u64).with_style(style).with_prefix(subject.to_owned())
 }
 
-/// The judges. Reward models compute where the models do, one after the other, and stay in memory.
+/// Opens the judges. Reward models run on the generation device, one after the other, and stay in
+/// memory.
 fn panel(sections: &[JudgeSection], compute: &ComputeArguments) -> anyhow::Result<Panel> {
     let device = open(compute, sections.iter().map(memory_of).sum::<usize>().max(1 << 20))
         .map_err(TrainError::from)?;
@@ -145,7 +146,7 @@ fn panel(sections: &[JudgeSection], compute: &ComputeArguments) -> anyhow::Resul
     Ok(judges::panel(sections, &device, dtype, &on_line)?)
 }
 
-/// Bytes of address space for a judge. What is wrong with its model, the judge itself will say.
+/// Address space of a reward model in bytes. The judge itself reports an unusable model.
 fn memory_of(section: &JudgeSection) -> usize {
     let JudgeKind::Reward(RewardSection { model, max_length, micro_batch_tokens, .. }) = &section.kind else {
         return 0;
@@ -155,17 +156,17 @@ fn memory_of(section: &JudgeSection) -> usize {
     ModelFolder::open_reward(model, 0).and_then(decoder).map_or(0, |decoder| address_space(&decoder, tokens))
 }
 
-/// Two answers to each prompt, the model's first.
+/// Pairs of completions per prompt, the model's first.
 struct Comparison<'a> {
     rows: &'a [PromptRow],
     answers: [&'a [Answered]; 2],
     tally: Tally,
-    /// Why the last answer without a score has none.
+    /// Reason why the latest unscored completion has no score.
     reason: Option<String>,
 }
 
 impl Comparison<'_> {
-    /// Asks the judges; `false` if they were told to stop.
+    /// Scores all prompts; false if stopped.
     fn judge(
         &mut self,
         panel: &mut Panel,
@@ -195,7 +196,7 @@ impl Comparison<'_> {
         Ok(true)
     }
 
-    /// What the judges say of the answers to some of the prompts.
+    /// Scores the completions of some prompts.
     fn ask(
         &self,
         panel: &mut Panel,
@@ -231,7 +232,7 @@ fn candidate(Answered { text, tokens, is_ended }: &Answered) -> Candidate<'_> {
     Candidate { text, tokens: *tokens, is_ended: *is_ended }
 }
 
-/// Why one of the answers has no score, if one has none.
+/// Reason why a completion has no score, if one has none.
 fn reason(names: &[String], said: &[Assessment]) -> Option<String> {
     let unscored = said.iter().find(|assessment| assessment.total.is_none())?;
     let mut judges = names.iter().zip(&unscored.verdicts);

@@ -1,5 +1,5 @@
-//! `tandem eval`: the metrics of the held-out rows as one JSON object on stdout; with `--judge`, how often a model's answers are
-//! better than others.
+//! `tandem eval`: held-out metrics as one JSON object on stdout; with `--judge`, the win rate of a
+//! model.
 
 mod judged;
 mod report;

@@ -1,4 +1,4 @@
-//! What a comparison came to, for people and for programs, and its samples.
+//! Result of a comparison for people and programs, and its samples.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -14,22 +14,22 @@ use super::tally::{Outcome, Tally};
 use crate::exit::mistake;
 use crate::generation::Answered;
 
-/// What is compared: the model, and what it is compared with.
+/// The model and its opponent.
 pub struct Report {
     pub tally: Tally,
-    /// What each side is called.
+    /// Names of the sides.
     pub names: [String; 2],
     pub lengths: [Lengths; 2],
-    /// What each judge did.
+    /// Statistics per judge.
     pub judges: Vec<(String, Counts)>,
 }
 
-/// How long a side's answers are on average.
+/// Mean length of a side's completions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lengths {
     tokens: f64,
     characters: f64,
-    /// The share that ended by itself.
+    /// Share that ended without the length limit.
     ended: f64,
 }
 
@@ -46,7 +46,7 @@ impl Lengths {
 }
 
 impl Report {
-    /// Lines for people.
+    /// Formats the result for people.
     pub fn lines(&self) -> Vec<String> {
         let Self { tally: Tally { wins, losses, ties, unscored, .. }, names, lengths, judges } = self;
         let [low, high] = self.tally.interval();
@@ -71,7 +71,7 @@ impl Report {
         lines
     }
 
-    /// One object for programs.
+    /// Formats the result as JSON.
     pub fn to_json(&self) -> Value {
         let Self { tally, names, lengths, judges } = self;
         let scores = tally.mean_scores();
@@ -111,17 +111,17 @@ impl Report {
     }
 }
 
-/// The file of samples, a line for each prompt. It is begun with the first line.
+/// Samples file, one line per prompt, created with the first line.
 pub struct Samples {
     path: PathBuf,
     file: Option<BufWriter<File>>,
 }
 
 impl Samples {
-    /// Looks where the file is to be.
+    /// Checks the path.
     ///
     /// # Errors
-    /// If there is one already, or no folder for it.
+    /// The file exists, or its folder does not.
     pub fn new(path: &Path) -> anyhow::Result<Self> {
         if path.exists() {
             return Err(mistake(format!(
@@ -136,10 +136,7 @@ impl Samples {
         Ok(Self { path: path.to_owned(), file: None })
     }
 
-    /// Writes a prompt with both answers, and what was said of them by the judges of these names.
-    ///
-    /// # Errors
-    /// If it cannot be written.
+    /// Writes a prompt, both completions and the named judges' scores.
     pub fn write(
         &mut self,
         row: &PromptRow,
@@ -178,7 +175,7 @@ impl Samples {
         writeln!(file, "{line}").with_context(failed)
     }
 
-    /// Hands what was written to the system.
+    /// Flushes the file.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -191,7 +188,7 @@ impl Samples {
     }
 }
 
-/// What each judge of a panel did.
+/// Statistics of each judge of a panel.
 pub fn counts(panel: &Panel) -> Vec<(String, Counts)> {
     panel.counts().map(|(name, counts)| (name.to_owned(), counts)).collect()
 }

@@ -1,4 +1,4 @@
-//! One of the two that are compared: a model that answers, or answers that are there.
+//! One side of a comparison: a model, or given completions.
 
 use std::path::Path;
 
@@ -12,19 +12,19 @@ use crate::exit::mistake;
 use crate::generation::loaded::positions_of;
 use crate::generation::{Answered, Wanted, answers};
 
-/// What answers, looked at before anything is computed.
+/// A checked side.
 pub enum Side {
-    /// A model, with its tokenizer and the prompts in its tokens.
+    /// A model, its tokenizer and the tokenised prompts.
     Model { weights: WeightArguments, tokenizer: Box<Tokenizer>, prompts: Vec<Vec<u32>> },
-    /// Answers.
+    /// Given completions.
     Given(Vec<Answered>),
 }
 
 impl Side {
-    /// A model. Only its tokenizer is loaded yet.
+    /// Opens a model; loads only its tokenizer.
     ///
     /// # Errors
-    /// If there is no such model, or a prompt does not fit it.
+    /// The model does not exist, or a prompt is too long.
     pub fn model(
         weights: WeightArguments,
         rows: &[PromptRow],
@@ -51,10 +51,11 @@ impl Side {
         Ok(Self::Model { weights, tokenizer: Box::new(tokenizer), prompts })
     }
 
-    /// Answers that stand in a column of the rows: a text, or one message. Their tokens are counted with the tokenizer of `folder`.
+    /// Reads completions from a column of the rows: a string or one message. The tokenizer of
+    /// `folder` counts their tokens.
     ///
     /// # Errors
-    /// If a row has none.
+    /// A row has no completion.
     pub fn column(name: &str, rows: &[PromptRow], folder: &Path) -> anyhow::Result<Self> {
         let tokenizer = Tokenizer::from_folder(folder).map_err(tandem_train::TrainError::from)?;
         let answer = |row: &PromptRow| {
@@ -69,7 +70,7 @@ impl Side {
         rows.iter().map(answer).collect::<anyhow::Result<_>>().map(Self::Given)
     }
 
-    /// How many prompts it answers.
+    /// Number of prompts.
     pub fn len(&self) -> usize {
         match self {
             Self::Model { prompts, .. } => prompts.len(),
@@ -77,10 +78,10 @@ impl Side {
         }
     }
 
-    /// The answers; `None` if it was told to stop.
+    /// Returns the completions; `None` if stopped.
     ///
     /// # Errors
-    /// If the model cannot be loaded, or memory does not suffice.
+    /// The model cannot be loaded, or memory does not suffice.
     pub fn answers(
         self,
         wanted: &Wanted<'_>,

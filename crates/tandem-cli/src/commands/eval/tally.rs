@@ -1,15 +1,15 @@
-//! Wins, losses and ties, and how sure they are.
+//! Wins, losses, ties and their confidence interval.
 
-/// The number of standard deviations on either side that hold 95 % of a normal distribution.
+/// Standard deviations on either side that hold 95 % of a normal distribution.
 const Z: f64 = 1.959_963_984_540_054;
 
-/// How a comparison ended, for the model.
+/// Result of a comparison, from the model's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Win,
     Loss,
     Tie,
-    /// One of the two has no score.
+    /// A side has no score.
     Unscored,
 }
 
@@ -24,19 +24,19 @@ impl Outcome {
     }
 }
 
-/// Comparisons by how they ended.
+/// Counts of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
     pub wins: u64,
     pub losses: u64,
     pub ties: u64,
     pub unscored: u64,
-    /// The sums of both sides' scores, over those that have two.
+    /// Sums of both sides' scores over scored comparisons.
     scores: [f64; 2],
 }
 
 impl Tally {
-    /// Adds the scores of the model and of what it is compared with.
+    /// Adds a comparison.
     pub fn add(&mut self, totals: [Option<f64>; 2]) -> Outcome {
         let [Some(ours), Some(theirs)] = totals else {
             self.unscored += 1;
@@ -52,12 +52,12 @@ impl Tally {
         outcome
     }
 
-    /// How many comparisons have two scores.
+    /// Number of scored comparisons.
     pub fn scored(&self) -> u64 {
         self.wins + self.losses + self.ties
     }
 
-    /// The share of wins, ties being halves; NaN without any score.
+    /// Win rate, ties counted as half; NaN without scores.
     pub fn win_rate(&self) -> f64 {
         (self.wins as f64 + 0.5 * self.ties as f64) / self.scored() as f64
     }
@@ -73,8 +73,8 @@ impl Tally {
     }
 }
 
-/// The score interval of a share of `n` trials: E. B. Wilson, "Probable inference, the law of succession, and statistical
-/// inference", J. Am. Stat. Assoc. 22 (1927), 209–212.
+/// Wilson's score interval of `successes` in `n` trials: E. B. Wilson, "Probable inference, the law
+/// of succession, and statistical inference", J. Am. Stat. Assoc. 22 (1927), 209–212.
 fn wilson(share: f64, n: f64) -> [f64; 2] {
     let center = share + Z * Z / (2.0 * n);
     let spread = Z * (share * (1.0 - share) / n + Z * Z / (4.0 * n * n)).sqrt();
@@ -86,8 +86,8 @@ fn wilson(share: f64, n: f64) -> [f64; 2] {
 mod tests {
     use super::*;
 
-    /// R. G. Newcombe, "Two-sided confidence intervals for the single proportion", Stat. Med. 17 (1998), 857–872, table I,
-    /// method 3, in the four digits that are printed there.
+    /// R. G. Newcombe, "Two-sided confidence intervals for the single proportion", Stat. Med. 17
+    /// (1998), 857–872, table I, method 3, in the four digits that are printed there.
     #[test]
     fn intervals_are_newcombes() {
         for (successes, n, expected) in [

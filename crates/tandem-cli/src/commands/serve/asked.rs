@@ -1,4 +1,4 @@
-//! What both kinds of completion ask for.
+//! Options shared by chat and text completions.
 
 use serde_json::Value;
 use tandem_model::{Request, Sampling};
@@ -7,28 +7,28 @@ use super::error::ApiError;
 use super::fields::Fields;
 use crate::generation::{Loaded, new_seed};
 
-/// Answers to one request, at most.
+/// Most completions of one request.
 const MOST_ANSWERS: u64 = 128;
 
-/// How to answer.
+/// Sampling and stream options of a request.
 pub struct Asked {
-    /// Answers to each prompt.
+    /// Completions per prompt.
     pub num_answers: usize,
-    /// Whether pieces are sent as they come.
+    /// Whether the response is streamed.
     pub stream: bool,
-    /// Whether the last piece tells how many tokens there were.
+    /// Whether the last chunk reports token usage.
     pub include_usage: bool,
-    /// Strings that end an answer.
+    /// Stop strings.
     pub stop: Vec<String>,
     sampling: Sampling,
     max_new_tokens: Option<usize>,
 }
 
 impl Asked {
-    /// Takes the fields.
+    /// Parses the fields.
     ///
     /// # Errors
-    /// If one is out of range.
+    /// A field is out of range.
     pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let most = fields.count("max_completion_tokens", 1, 1 << 32)?;
         let most = most.or(fields.count("max_tokens", 1, 1 << 32)?);
@@ -52,10 +52,11 @@ impl Asked {
         })
     }
 
-    /// The request for a prompt: without a limit, an answer may take all room that is left.
+    /// Creates the engine's request for a prompt. Without a limit a completion may use all
+    /// remaining positions.
     ///
     /// # Errors
-    /// If the prompt leaves none, or the answers would not fit.
+    /// The prompt leaves no room, or the completions do not fit the KV cache.
     pub fn request(&self, model: &Loaded, number: u64, prompt: Vec<u32>) -> Result<Request, ApiError> {
         let (tokens, positions) = (prompt.len(), model.room().positions);
         let left = positions.saturating_sub(tokens);
@@ -80,7 +81,7 @@ impl Asked {
     }
 }
 
-/// Whether a stream is to end with what it took: the one option that there is.
+/// Parses `stream_options`; its only supported key is `include_usage`.
 fn include_usage(options: Option<Value>) -> Result<bool, ApiError> {
     let invalid = |what: String| Err(ApiError::invalid(Some("stream_options"), what));
     let Some(options) = options else { return Ok(false) };

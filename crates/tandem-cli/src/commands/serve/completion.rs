@@ -1,4 +1,4 @@
-//! A completion on its way: jobs for the engine, and what comes back, whole or in parts.
+//! A completion in progress: jobs for the engine and their messages, whole or streamed.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,23 +17,23 @@ use super::kind::Heading;
 use super::state::State;
 use crate::generation::engine::{Ended, Job, Message, Piece};
 
-/// What is sent, and what is known of it.
+/// Response state of one request.
 pub struct Completion {
     state: Arc<State>,
     heading: Heading,
     asked: Asked,
     log_probs: bool,
-    /// Tokens of each prompt.
+    /// Number of tokens per prompt.
     prompts: Vec<usize>,
-    /// Of each prompt, in turn.
+    /// Receivers, one per prompt.
     messages: UnboundedReceiver<(usize, Message)>,
 }
 
 impl Completion {
-    /// Gives the engine its jobs.
+    /// Sends the jobs to the engine.
     ///
     /// # Errors
-    /// If a prompt leaves no room for its answers, or the engine has ended.
+    /// A prompt leaves no room for completions, or the engine has ended.
     pub fn begin(
         state: Arc<State>,
         heading: Heading,
@@ -55,15 +55,15 @@ impl Completion {
         Ok(Self { state, heading, asked, log_probs, prompts: lengths, messages })
     }
 
-    /// Answers when all is there, or as it comes.
+    /// Responds when all is done, or streams.
     ///
     /// # Errors
-    /// If the engine refuses or fails before anything was sent.
+    /// The engine refuses or fails before anything was sent.
     pub async fn respond(mut self) -> Result<Response, ApiError> {
         if !self.asked.stream {
             return Ok(Json(self.whole().await?).into_response());
         }
-        // What cannot be answered is refused before a stream begins.
+        // Refuse before a stream begins.
         let first = self.next().await?;
         Ok(self.stream(first).into_response())
     }
@@ -99,7 +99,8 @@ impl Completion {
         Ok(self.heading.whole(choices, self.usage(tokens)))
     }
 
-    /// A task sends what comes; when nobody reads it any more, the engine is told by its messages finding no reader.
+    /// Streams from a task. When the client is gone, the engine's messages find no reader and it
+    /// stops.
     fn stream(self, first: (usize, Message)) -> Response {
         let (sender, parts) = unbounded_channel();
         tokio::spawn(self.send(first, sender));
@@ -140,7 +141,7 @@ impl Completion {
         drop(parts.send("[DONE]".to_owned()));
     }
 
-    /// The parts of answers that a message brings.
+    /// Response chunks of one engine message.
     fn choices_of(&self, (prompt, message): (usize, Message)) -> Vec<Value> {
         let (kind, first) = (self.heading.kind, prompt * self.asked.num_answers);
         match message {

@@ -1,47 +1,47 @@
-//! What a request is refused with, in OpenAI's form.
+//! Error responses in OpenAI's format.
 
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// Why a request is not answered.
+/// An error response.
 #[derive(Debug)]
 pub struct ApiError {
     status: StatusCode,
     kind: &'static str,
-    /// The field that is to blame.
+    /// Name of the invalid field.
     field: Option<String>,
     message: String,
 }
 
 impl ApiError {
-    /// The request cannot be answered as it is.
+    /// An invalid request (400).
     pub fn invalid(field: Option<&str>, message: impl Into<String>) -> Self {
         let (status, kind) = (StatusCode::BAD_REQUEST, "invalid_request_error");
         Self { status, kind, field: field.map(str::to_owned), message: message.into() }
     }
 
-    /// There is no such model.
+    /// An unknown model (404).
     pub fn no_model(asked: &str, served: &str) -> Self {
         let message = format!("the model {asked:?} is not served here; {served:?} is");
         let (status, kind) = (StatusCode::NOT_FOUND, "invalid_request_error");
         Self { status, kind, field: Some("model".to_owned()), message }
     }
 
-    /// The key is missing or wrong.
+    /// A missing or wrong key (401).
     pub fn no_key() -> Self {
         let message = "a key is needed: Authorization: Bearer KEY".to_owned();
         Self { status: StatusCode::UNAUTHORIZED, kind: "authentication_error", field: None, message }
     }
 
-    /// The server failed.
+    /// A server error (500).
     pub fn own(message: impl Into<String>) -> Self {
         let (status, kind) = (StatusCode::INTERNAL_SERVER_ERROR, "server_error");
         Self { status, kind, field: None, message: message.into() }
     }
 
-    /// As it is sent.
+    /// JSON body.
     pub fn body(&self) -> Value {
         json!({ "error": { "message": self.message, "type": self.kind, "param": self.field, "code": null } })
     }

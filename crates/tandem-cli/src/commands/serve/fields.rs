@@ -1,4 +1,4 @@
-//! A request's fields, each taken once: what is left at the end is not supported.
+//! Fields of a request. Each is taken once; a field left at the end is unsupported.
 
 use serde_json::{Map, Value};
 use tandem_data::record::Message;
@@ -10,10 +10,10 @@ use crate::generation::loaded::message;
 pub struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// Of a request's body.
+    /// Parses a request body.
     ///
     /// # Errors
-    /// If it is no JSON object.
+    /// The body is not a JSON object.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
@@ -22,15 +22,12 @@ impl Fields {
         }
     }
 
-    /// A field, unless it is missing or null.
+    /// Takes a field; `None` if it is missing or null.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
-    /// A number in a range.
-    ///
-    /// # Errors
-    /// If it is none.
+    /// Takes a number in a range.
     pub fn number(&mut self, name: &str, least: f64, most: f64) -> Result<Option<f64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_f64().filter(|number| (least..=most).contains(number)) {
@@ -39,10 +36,7 @@ impl Fields {
         }
     }
 
-    /// A whole number in a range.
-    ///
-    /// # Errors
-    /// If it is none.
+    /// Takes an integer in a range.
     pub fn count(&mut self, name: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_u64().filter(|count| (least..=most).contains(count)) {
@@ -51,7 +45,7 @@ impl Fields {
         }
     }
 
-    /// A switch, off if it is missing.
+    /// Takes a boolean, false if missing.
     ///
     /// # Errors
     /// If it is neither true nor false.
@@ -63,7 +57,7 @@ impl Fields {
         }
     }
 
-    /// A text or a list of some.
+    /// Takes a string or a list of strings.
     ///
     /// # Errors
     /// If it is neither.
@@ -81,10 +75,10 @@ impl Fields {
         })
     }
 
-    /// The messages of a conversation.
+    /// Takes the messages of a conversation.
     ///
     /// # Errors
-    /// If there are none, or one is not text.
+    /// A message is missing or is not text.
     pub fn messages(&mut self) -> Result<Vec<Message>, ApiError> {
         let invalid = |what: String| ApiError::invalid(Some("messages"), what);
         let Some(Value::Array(messages)) = self.take("messages") else {
@@ -106,10 +100,10 @@ impl Fields {
         messages.iter().enumerate().map(read).collect()
     }
 
-    /// The end: refuses what was not taken, unless it says what happens anyway.
+    /// Ends parsing. Refuses a remaining field unless its value is the default behaviour.
     ///
     /// # Errors
-    /// If a field is left.
+    /// A field is left.
     pub fn end(mut self) -> Result<(), ApiError> {
         for ignored in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]
         {
@@ -141,7 +135,7 @@ fn wrong(name: &str, value: &Value, expected: &str) -> ApiError {
     ApiError::invalid(Some(name), format!("`{name}` is {value}, expected {expected}"))
 }
 
-/// Text, or parts of it.
+/// Text content, whole or in parts.
 fn content(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

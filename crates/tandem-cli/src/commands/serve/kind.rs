@@ -1,11 +1,11 @@
-//! The two kinds of completion, as JSON.
+//! Chat and text completions as JSON.
 
 use serde_json::{Value, json};
 use tandem_data::tokenizer::Tokenizer;
 
 use crate::generation::engine::Piece;
 
-/// Of a conversation, or of a text.
+/// Kind of completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `/v1/chat/completions`
@@ -14,21 +14,21 @@ pub enum Kind {
     Text,
 }
 
-/// What every object of a completion begins with.
+/// Header of every completion object.
 #[derive(Clone, Debug)]
 pub struct Heading {
-    /// Which kind.
+    /// Kind.
     pub kind: Kind,
-    /// Of the completion.
+    /// Id of the completion.
     pub id: String,
-    /// Seconds since 1970.
+    /// Creation time, seconds since 1970.
     pub created: u64,
-    /// The model's name.
+    /// Model name.
     pub model: String,
 }
 
 impl Heading {
-    /// A whole completion.
+    /// Complete response object.
     pub fn whole(&self, choices: Vec<Value>, usage: Value) -> Value {
         let object = match self.kind {
             Kind::Chat => "chat.completion",
@@ -38,7 +38,7 @@ impl Heading {
         json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices, "usage": usage })
     }
 
-    /// A part of one.
+    /// Stream chunk object.
     pub fn part(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
         let object = match self.kind {
             Kind::Chat => "chat.completion.chunk",
@@ -55,7 +55,7 @@ impl Heading {
 }
 
 impl Kind {
-    /// An answer.
+    /// One choice.
     pub fn choice(self, index: usize, text: &str, log_probs: Value, finish: &str) -> Value {
         match self {
             Self::Chat => json!({
@@ -68,14 +68,14 @@ impl Kind {
         }
     }
 
-    /// What begins an answer that comes in parts, if something does.
+    /// First chunk of a streamed choice, if its kind has one.
     pub fn beginning(self, index: usize) -> Option<Value> {
         let delta = json!({ "role": "assistant", "content": "" });
         (self == Self::Chat)
             .then(|| json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null }))
     }
 
-    /// A part of an answer.
+    /// Chunk of a choice.
     pub fn delta(self, index: usize, text: &str, log_probs: Value, finish: Option<&str>) -> Value {
         match self {
             Self::Chat => {

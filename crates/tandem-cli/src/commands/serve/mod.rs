@@ -1,7 +1,7 @@
 //! `tandem serve`: a model behind OpenAI's HTTP interface.
 //!
-//! One thread generates for all requests at once (`generation/engine.rs`); handlers turn JSON into its jobs, and what comes back
-//! into JSON.
+//! One thread generates for all requests (`generation/engine.rs`). Handlers convert JSON to its
+//! jobs and back.
 
 mod asked;
 mod completion;
@@ -36,7 +36,7 @@ use crate::generation::loaded::{encode_chat, positions_of};
 use crate::generation::{Loaded, Room, engine};
 use crate::signals;
 
-/// Bytes of a request, at most.
+/// Most bytes of a request.
 const MOST_BYTES: usize = 16 << 20;
 
 pub fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
@@ -70,7 +70,7 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
     let (ended, end) = oneshot::channel();
     let engine = std::thread::Builder::new().name("engine".to_owned()).spawn({
         let model = Arc::clone(&model);
-        // Whoever has gone does not want to know.
+        // A closed channel means nobody waits.
         move || drop(ended.send(engine::run(&model, &waiting)))
     });
     let engine = engine.context("cannot start a thread")?;
@@ -78,13 +78,13 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.context("cannot start threads")?;
     runtime.block_on(serve(state, SocketAddr::new(arguments.host, arguments.port), end))?;
-    // Streams that are still open end with their tasks, and the engine with the last of them.
+    // Open streams end with their tasks, and the engine with the last of them.
     drop(runtime);
     engine.join().map_err(|_| anyhow::anyhow!("the engine has panicked"))?;
     Ok(Exit::Done)
 }
 
-/// A folder's last part.
+/// Last component of a path.
 fn name_of(folder: &std::path::Path) -> String {
     let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     whole.file_name().unwrap_or(whole.as_os_str()).to_string_lossy().into_owned()
@@ -122,7 +122,7 @@ async fn serve(
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     };
-    // Requests under way are broken off: whoever ends a server does not wait for long texts.
+    // Requests in progress are dropped: a stopping server does not wait for long texts.
     tokio::select! {
         served = axum::serve(listener, app).into_future() => served.context("cannot serve"),
         () = stopped => Ok(()),
@@ -130,7 +130,7 @@ async fn serve(
             if let Ok(Err(error)) = ended {
                 return Err(error.into());
             }
-            // It should not, while there is somebody to ask it.
+            // Unreachable while clients can still send jobs.
             bail!("the engine has ended")
         }
     }
@@ -166,13 +166,13 @@ async fn completions(
     let (heading, mut fields) = state.open(Kind::Text, &headers, &body)?;
     let prompts = prompts(state.model().tokenizer(), fields.take("prompt"))?;
     let asked = Asked::take(&mut fields)?;
-    // The log-probability of the token that was drawn; those of others are not told.
+    // Log-probability of the sampled token; those of other tokens are not computed.
     let log_probs = fields.count("logprobs", 0, 1)?.is_some();
     fields.end()?;
     Completion::begin(state, heading, asked, log_probs, prompts)?.respond().await
 }
 
-/// A text or its tokens, or a list of them.
+/// A text, token ids, or a list of either.
 fn prompts(tokenizer: &Tokenizer, prompt: Option<Value>) -> Result<Vec<Vec<u32>>, ApiError> {
     let invalid = |why: String| ApiError::invalid(Some("prompt"), why);
     let tokens = |list: &[Value]| -> Option<Vec<u32>> {

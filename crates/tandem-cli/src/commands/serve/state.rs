@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State shared by all requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use super::kind::{Heading, Kind};
 use crate::generation::Loaded;
 use crate::generation::engine::Job;
 
-/// The model, the way to the engine, and who may ask.
+/// The model, the engine's channel and the API key.
 pub struct State {
     model: Arc<Loaded>,
     name: String,
@@ -25,7 +25,7 @@ pub struct State {
 }
 
 impl State {
-    /// Of a model that is served under a name.
+    /// Creates the state of a model served as `name`.
     pub fn new(model: Arc<Loaded>, name: String, key: Option<String>, jobs: Sender<Job>) -> Self {
         Self { model, name, key, jobs, created: now(), completions: AtomicU64::new(0) }
     }
@@ -35,43 +35,43 @@ impl State {
         &self.model
     }
 
-    /// Its name, and since when it is served.
+    /// Name and start of serving.
     pub fn name(&self) -> (&str, u64) {
         (&self.name, self.created)
     }
 
-    /// Gives the engine a job.
+    /// Sends a job to the engine.
     ///
     /// # Errors
-    /// If it has ended.
+    /// The engine has ended.
     pub fn ask(&self, job: Job) -> Result<(), ApiError> {
         self.jobs.send(job).map_err(|_| ApiError::own("the engine has ended"))
     }
 
-    /// Refuses who has not the key, if there is one.
+    /// Checks the API key, if there is one.
     ///
     /// # Errors
-    /// If the key is missing or wrong.
+    /// The key is missing or wrong.
     pub fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(key) = &self.key else { return Ok(()) };
         let given = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-        // Hashes take as long to compare whatever they are of.
+        // Comparing hashes takes the same time for every key.
         let is_right =
             given.is_some_and(|given| blake3::hash(given.as_bytes()) == blake3::hash(key.as_bytes()));
         if is_right { Ok(()) } else { Err(ApiError::no_key()) }
     }
 
-    /// A request for a completion: what the completion begins with, and the fields but for the model.
+    /// Parses a completion request: its header and its fields without the model.
     ///
     /// # Errors
-    /// If the key is missing or wrong, the body is no JSON object, or another model is asked for.
+    /// The key is missing or wrong, the body is not a JSON object, or another model is named.
     pub fn open(&self, kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<(Heading, Fields), ApiError> {
         self.check_key(headers)?;
         let mut fields = Fields::read(body)?;
         Ok((self.heading(kind, &mut fields)?, fields))
     }
 
-    /// What begins a completion by the model that is asked for; another is refused.
+    /// Creates the completion header; a wrong model name is refused.
     fn heading(&self, kind: Kind, fields: &mut Fields) -> Result<Heading, ApiError> {
         let asked = fields.take("model");
         let asked = asked.as_ref().and_then(serde_json::Value::as_str).unwrap_or(&self.name);
