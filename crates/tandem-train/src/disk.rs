@@ -6,7 +6,9 @@ pub(crate) mod failing;
 use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Result, TrainError};
 
 /// A file system. Several threads use it.
 pub(crate) trait Disk: Debug + Send + Sync {
@@ -52,6 +54,16 @@ impl Disk for RealDisk {
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         fs::remove_dir_all(path)
     }
+}
+
+/// Writes a small file so that a reader sees the old content or the new one.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let temporary = PathBuf::from(temporary);
+    let mut file = File::create(&temporary).map_err(TrainError::io("create", &temporary))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(TrainError::io("write", &temporary))?;
+    fs::rename(&temporary, path).map_err(TrainError::io("rename to", path))
 }
 
 impl DiskFile for File {

@@ -12,12 +12,12 @@ use crate::homes::{Homes, Rooms};
 use crate::mesh::Mesh;
 use crate::micro_batch::MicroBatch;
 use crate::plan::Outline;
-use crate::prepare::{Decoders, Prepared, partition, to_walk};
-use crate::reference::{Reference, RowScores, kept, share_base};
+use crate::prepare::{Decoders, Prepared};
+use crate::reference::{Reference, RowScores, kept, share_base, to_walk};
 use crate::stages::StagedWalk;
 use crate::start::Start;
 use crate::step::{Learner, Scorer};
-use crate::store::SharedReference;
+use crate::store::{Partition, SharedReference};
 
 /// The pass that precomputes the reference, over some micro-batches, and with `idles` over none while others have one.
 ///
@@ -43,7 +43,7 @@ pub fn reference_pass(
         frozen.as_mut()
     } else {
         let shard = mesh.shard();
-        let partition = Arc::new(partition(config, &decoder, shard.rank(), shard.size()));
+        let partition = Arc::new(Partition::under(config.compute.sharding, &decoder, shard.rank(), shard.size()));
         let start = Start::dry(outline.quantised);
         policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
         if decoders.reference.is_some() {
@@ -101,7 +101,7 @@ pub fn calls(
 pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<(Scorer, Learner)> {
     let scorer = scorer(config, outline, homes, mesh)?;
     let shard = mesh.shard();
-    let partition = Arc::new(partition(config, &scorer.decoder, shard.rank(), shard.size()));
+    let partition = Arc::new(Partition::under(config.compute.sharding, &scorer.decoder, shard.rank(), shard.size()));
     let learner = Learner::new(config, &scorer.decoder, homes, mesh, partition)?;
     Ok((scorer, learner))
 }
@@ -115,7 +115,7 @@ pub fn scorer(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh
     let decoders = Decoders::of(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();
-    let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
+    let partition = Arc::new(Partition::under(config.compute.sharding, decoder, shard.rank(), shard.size()));
     let start = Start::dry(outline.quantised);
     let mut policy = start.policy(config, decoder, homes, shard, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {

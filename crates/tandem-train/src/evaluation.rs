@@ -1,17 +1,14 @@
-//! Loss and metrics over held-out rows: means over all pairs (or tokens), whatever the micro-batches were.
+//! Evaluation of a model or a checkpoint outside a run: `tandem eval`.
 
 use std::path::Path;
-use std::time::Instant;
-
-use tandem_data::token_cache::TokenCache;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{ComputeConfig, Config, Method};
 use crate::events::{Event, Observer};
+use crate::evaluation_record::evaluation_record;
 use crate::homes::{Homes, Rooms};
 use crate::mesh::Mesh;
 use crate::metrics::{Record, Split};
-use crate::micro_batch::MicroBatcher;
 use crate::prepare::Prepared;
 use crate::step::Scorer;
 use crate::{Result, TrainError, gpus, plan, reference, snapshot};
@@ -64,28 +61,5 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let mut record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
     record.set_count("arena", scorer.homes.device.high_water() as u64);
     observer.event(&Event::Record(&record));
-    Ok(record)
-}
-
-/// One evaluation as a line of the log.
-///
-/// # Errors
-/// If a forward pass fails, or a rank is lost.
-pub fn evaluation_record(
-    scorer: &mut Scorer,
-    mesh: &mut Mesh,
-    batcher: &mut MicroBatcher,
-    cache: &TokenCache,
-    step: u64,
-) -> Result<Record> {
-    let began = Instant::now();
-    let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
-    let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
-    let share = batcher.share(cache, &rows, data_rank, data_size);
-    let sums = scorer.evaluate(mesh, &share, &mut |rows| batcher.build(cache, rows))?;
-    let mut record = Record::new(step, Split::Eval);
-    sums.report(&mut record);
-    record.set_count("num_rows", cache.num_rows() as u64);
-    record.set("time", began.elapsed().as_secs_f64());
     Ok(record)
 }

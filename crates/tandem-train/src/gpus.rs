@@ -8,8 +8,6 @@ use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{Backend, Device, KernelError};
 
 use crate::config::{ComputeConfig, Config, Devices, Engine, GpuSet};
-use crate::plan::device::{DeviceKind, DeviceTable};
-use crate::prepare;
 use crate::{Result, TrainError};
 
 /// Makes "auto" the GPUs that there are, or the processor if there is none; and "cuda" the numbers of all of them. Looks whether
@@ -81,37 +79,9 @@ pub fn one_of(devices: Devices) -> Devices {
     }
 }
 
-fn ordinals(devices: Devices) -> Vec<usize> {
+pub(crate) fn ordinals(devices: Devices) -> Vec<usize> {
     let Devices::Cuda(gpus) = devices else { return Vec::new() };
     gpus.ordinals().unwrap_or_else(|| vec![0])
-}
-
-/// A rank's GPU.
-pub struct Gpu {
-    /// What a plan knows of it; its memory is what is free.
-    pub kind: DeviceKind,
-    /// Bytes that an arena may take.
-    pub usable: u64,
-    /// Bytes that it has.
-    pub total: u64,
-}
-
-/// Of a rank, if it computes on one.
-///
-/// # Errors
-/// If the GPU cannot be asked.
-pub fn of_rank(compute: &ComputeConfig, rank: usize) -> Result<Option<Gpu>> {
-    let ordinals = ordinals(compute.devices);
-    if ordinals.is_empty() {
-        return Ok(None);
-    }
-    let driver = cuda::open(ordinals[rank % ordinals.len()])?;
-    let usable = (driver.free_memory()? as u64).saturating_sub(cuda::BESIDE as u64);
-    let properties = driver.properties();
-    let gib = usable as f64 / (1u64 << 30) as f64;
-    let kind = DeviceTable::built_in().of_gpu(&properties.name);
-    let kind = DeviceKind { name: properties.name.clone(), memory_gib: Some(gib), ..kind };
-    Ok(Some(Gpu { kind, usable, total: properties.total_memory as u64 }))
 }
 
 /// What carries numbers between ranks that are threads of this process, each on a GPU: NCCL where it is there, or asked for.
@@ -155,7 +125,7 @@ fn missing(compute: &ComputeConfig, error: &KernelError) -> TrainError {
 pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
     let ordinals = ordinals(config.compute.devices);
     if ordinals.is_empty() {
-        return Ok(Device::cpu(prepare::threads(config), capacity)?);
+        return Ok(Device::cpu(config.compute.num_threads(), capacity)?);
     }
     let driver = cuda::open(ordinals[rank % ordinals.len()])?;
     Ok(Device::cuda(driver, capacity, Options { tf32: config.compute.tf32 })?)

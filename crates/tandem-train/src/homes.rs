@@ -22,27 +22,8 @@ use tandem_kernels::meta::Ledger;
 use tandem_kernels::{Backend, Device, KernelError, Profile};
 use tandem_model::Room;
 
-use crate::config::{ComputeConfig, Config};
-use crate::plan::Needs;
-use crate::{Result, TrainError, gpus, prepare};
-
-/// What leaves the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Offload {
-    /// Nothing.
-    #[default]
-    None,
-    /// Weights, states and gradient sums, to host memory.
-    Host,
-    /// Weights and states to a file, gradient sums to host memory.
-    Nvme,
-}
-
-impl Offload {
-    /// Every choice with its name in the config.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("none", Self::None), ("host", Self::Host), ("nvme", Self::Nvme)];
-}
+use crate::config::{ComputeConfig, Config, Offload};
+use crate::{Result, TrainError, gpus};
 
 /// What every micro-batch of a pass takes memory for: the most tokens and the most scored rows of any of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +34,29 @@ pub struct Rooms {
     pub evaluation: Room,
     /// Of the pass that precomputes the reference.
     pub reference: Room,
+}
+
+/// Bytes that a rank will touch of each of its memories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Of the device's arenas.
+    pub arena: usize,
+    /// How much of that is of the one where answers are generated while a step trains.
+    pub beside: usize,
+    /// How much of it is of the one where reward models judge.
+    pub judges: usize,
+    /// Of host memory beside it: what is offloaded there.
+    pub host: usize,
+    /// Of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be taken from
+    /// its disk.
+    pub file: usize,
+}
+
+impl Needs {
+    /// Of this machine's memory where the device is its processor: the arena, and what is offloaded to host memory.
+    pub fn ram(self) -> usize {
+        self.arena + self.host
+    }
 }
 
 /// The memories of a rank.
@@ -117,7 +121,7 @@ impl Homes {
         if let Some(folder) = &compute.offload_dir {
             let keeper = match homes.device.backend() {
                 Backend::Cpu => homes.device.clone(),
-                Backend::Cuda => Device::cpu(prepare::threads(config), 1)?,
+                Backend::Cuda => Device::cpu(compute.num_threads(), 1)?,
             };
             homes.file = Some(in_file(&keeper, folder, &config.output, rank, needs.file)?);
         }

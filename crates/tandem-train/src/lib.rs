@@ -28,6 +28,7 @@ mod draw;
 pub mod dry_run;
 pub mod error;
 pub mod evaluation;
+mod evaluation_record;
 pub mod events;
 pub mod gpus;
 pub mod homes;

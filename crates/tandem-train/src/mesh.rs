@@ -14,10 +14,9 @@ use tandem_comm::{Group, Reduction};
 use tandem_kernels::{Device, Tensor};
 use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split, Stage};
 
-use crate::config::{ComputeConfig, Config};
-use crate::prepare::open_folder;
+use crate::config::{ComputeConfig, Config, Sharding};
+use crate::error::lost;
 use crate::stages::Stages;
-use crate::store::{Sharding, lost};
 use crate::{Result, TrainError, numbers};
 
 /// All ranks, and this one's groups among them.
@@ -269,7 +268,7 @@ pub fn check(config: &Config, num_ranks: usize) -> Result<()> {
     let compute = &config.compute;
     check_ranks(compute, num_ranks)?;
     if compute.tensor * compute.pipeline > 1 {
-        check_model(&open_folder(config)?, compute)?;
+        check_model(&config.open_folder()?, compute)?;
     }
     Ok(())
 }

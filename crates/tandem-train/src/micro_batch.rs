@@ -1,6 +1,6 @@
 //! The part of a batch that is computed at once.
 
-use tandem_data::forest::ForestBuilder;
+use tandem_data::forest::{ForestBuilder, RowCounts};
 use tandem_data::order::cut;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Forest;
@@ -8,7 +8,6 @@ use tandem_kernels::Forest;
 use crate::Result;
 use crate::config::{Method, MicroBatch as Size};
 use crate::objective::BatchTotals;
-use crate::online::Ranked;
 
 /// What a batch's rows are numbers of.
 #[derive(Clone, Copy)]
@@ -32,6 +31,36 @@ impl Rows<'_> {
             Self::Cached(cache) => cache.num_tokens(row as usize, share_prefix),
             Self::Ranked(ranked) => ranked[row as usize].counts(share_prefix).tokens,
         }
+    }
+}
+
+/// A prompt with those of its answers that are in pairs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ranked {
+    /// The data set's row.
+    pub row: u32,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// The answers' tokens.
+    pub answers: Vec<Vec<u32>>,
+    /// The better and the worse answer of each pair.
+    pub pairs: Vec<[u32; 2]>,
+    /// The answers that are the reference's own, for XPO.
+    pub explored: Vec<u32>,
+    /// For Nash-MD, which has no pairs: by how much each answer is preferred, more than evenly, to the mixture's.
+    pub advantages: Vec<f64>,
+}
+
+impl Ranked {
+    /// What it counts for in a mean: its pairs, or its answers where there are none.
+    pub fn weight(&self) -> usize {
+        if self.advantages.is_empty() { self.pairs.len() } else { self.answers.len() }
+    }
+
+    /// What it adds to a forest.
+    pub fn counts(&self, share_prefix: bool) -> RowCounts {
+        let lengths: Vec<usize> = self.answers.iter().map(Vec::len).collect();
+        RowCounts::of_answers(self.prompt.len(), &lengths, share_prefix)
     }
 }
 

@@ -1,6 +1,5 @@
 //! What every command needs before it computes: the model's description, its tokenizer, and the tokens.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tandem_data::order::{self, Batches};
@@ -9,17 +8,13 @@ use tandem_data::row::RowOptions;
 use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_kernels::cpu::Isa;
-use tandem_kernels::{Backend, DType, Format};
 use tandem_model::adapter::PeftFolder;
-use tandem_model::{Adapter, AdapterConfig, Checkpointing, Decoder, ModelFolder, Part, Walk};
+use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, Part};
 
 use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, Weights};
 use crate::events::{Event, Observer};
-use crate::homes::Homes;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatcher;
-use crate::store::{Partition, Sharding};
 use crate::{Result, TrainError, judges};
 
 /// A config whose inputs have been opened and checked.
@@ -98,7 +93,7 @@ impl Prepared {
     /// # Errors
     /// If a file is missing or wrong, a row is broken, or the data leaves nothing to train on.
     pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
-        let mut folder = open_folder(config)?;
+        let mut folder = config.open_folder()?;
         if let Weights::File(path) = &config.weights {
             folder = folder.with_weights(path);
         }
@@ -177,17 +172,6 @@ impl Prepared {
     }
 }
 
-/// The policy's folder, as the method reads it.
-///
-/// # Errors
-/// If there is none, or it holds another kind of model.
-pub(crate) fn open_folder(config: &Config) -> Result<ModelFolder> {
-    Ok(match config.method {
-        Method::Sft | Method::Dpo | Method::Online => ModelFolder::open(&config.model)?,
-        Method::Reward => ModelFolder::open_reward(&config.model, config.seed)?,
-    })
-}
-
 /// The same reward model, whose texts are padded with what the tokenizer pads with, else with what ends them, as in TRL. Here nothing is
 /// padded; but the end of a text stands before such tokens, also for who reads the model later.
 fn with_padding(folder: ModelFolder, tokenizer: &Tokenizer) -> ModelFolder {
@@ -253,7 +237,7 @@ fn tokens(
     let options = RowOptions { kind, max_length: Some(max_length), truncation, loss_on };
     let relay =
         Relay { split, state: Mutex::new(RelayState { observer: &mut *observer, done: 0, total: 0 }) };
-    let cache = tandem_data::prepare::prepare(&sources, tokenizer, &options, &cache_folder(config), &relay)?;
+    let cache = tandem_data::prepare::prepare(&sources, tokenizer, &options, &config.cache_folder(), &relay)?;
     observer.event(&Event::Data { split, cache: &cache });
     Ok(cache)
 }
@@ -287,74 +271,4 @@ impl Progress for Relay<'_> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.observer.event(&Event::Warning(message));
     }
-}
-
-/// Where tokens and reference log-probabilities are kept: `data.cache`, else the user's cache folder.
-pub fn cache_folder(config: &Config) -> PathBuf {
-    config.data.cache.clone().unwrap_or_else(|| {
-        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-        let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-        base.unwrap_or_else(std::env::temp_dir).join("tandem")
-    })
-}
-
-/// Which part of what is divided each rank of a data group holds.
-pub fn partition(config: &Config, decoder: &Decoder, rank: usize, num_ranks: usize) -> Partition {
-    match config.compute.sharding {
-        Sharding::Ddp => Partition::whole(decoder),
-        _ => Partition::new(decoder, rank, num_ranks),
-    }
-}
-
-/// Threads that each rank computes with.
-pub fn threads(config: &Config) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    config.compute.threads.unwrap_or_else(|| (cores() / config.compute.devices.num_ranks()).max(1))
-}
-
-/// The compute type: as configured, else bf16 on a GPU and where the processor multiplies it natively.
-pub fn compute_type(config: &Config) -> DType {
-    let native = || match Isa::detect() {
-        Ok(Isa::Avx512Bf16 | Isa::Amx) => DType::Bf16,
-        _ => DType::F32,
-    };
-    match config.compute.devices.backend() {
-        Backend::Cpu => config.compute.dtype.unwrap_or_else(native),
-        Backend::Cuda => config.compute.dtype.unwrap_or(DType::Bf16),
-    }
-}
-
-/// How frozen matrices are kept: as configured; else, where an adapter trains, as they are `quantised` already; else in the
-/// compute type.
-pub fn frozen_format(config: &Config, quantised: Option<Format>) -> Format {
-    let stored = quantised.filter(|_| config.adapter.is_some());
-    config.compute.format.or(stored).unwrap_or(whole(compute_type(config)))
-}
-
-/// The format that keeps every number of a compute type.
-pub(crate) fn whole(dtype: DType) -> Format {
-    match dtype {
-        DType::F32 => Format::F32,
-        DType::Bf16 => Format::Bf16,
-    }
-}
-
-/// What the walk keeps for backward.
-pub fn checkpointing(config: &Config) -> Checkpointing {
-    match config.compute.checkpointing {
-        config::Checkpointing::None => Checkpointing::None,
-        config::Checkpointing::Selective => Checkpointing::Selective,
-        config::Checkpointing::Block => Checkpointing::Block,
-    }
-}
-
-/// A walk as the config asks for, in the pass that precomputes the reference; `split` as in [`Walk`].
-pub fn to_walk<'a>(
-    config: &Config,
-    decoder: &'a Decoder,
-    homes: &'a Homes,
-    split: Option<&'a dyn tandem_model::Split>,
-) -> Walk<'a> {
-    let walk = Walk::new(decoder, &homes.device, compute_type(config), checkpointing(config));
-    Walk { split, room: homes.rooms.reference, ..walk }
 }

@@ -20,13 +20,14 @@ use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::metrics::Split;
 use crate::micro_batch::MicroBatch;
-use crate::prepare::{Decoders, Prepared, compute_type, partition};
+use crate::prepare::{Decoders, Prepared};
 use crate::stages::StagedWalk;
 use crate::start::{See, Start, adapter_masters};
-use crate::store::{Away, FrozenWeights, Policy, ReplicatedWeights, SharedReference};
+use crate::store::{Away, FrozenWeights, Partition, Policy, ReplicatedWeights, SharedReference};
 
 pub use row_scores::RowScores;
 
+pub(crate) use precompute::to_walk;
 use precompute::{Fingerprint, Precompute};
 
 /// Where reference log-probabilities come from.
@@ -177,7 +178,7 @@ pub fn load(
     let mut precomputed = match &wanted.model {
         Some(_) if precomputes => {
             let mut print = Fingerprint::new(decoder);
-            let start = Start::of_reference(config, prepared, decoder)?;
+            let start = Start::of_reference(config, &prepared.folder, decoder)?;
             let see: See = &mut |layer, flat| print.see(layer, flat);
             let mut weights =
                 start.frozen(config, decoder, homes, mesh.shard(), Kind::Reference, Some(see))?;
@@ -187,9 +188,9 @@ pub fn load(
     };
     let mut print = Fingerprint::new(decoder);
     let (mut policy, format) = {
-        let start = Start::of_policy(config, prepared, decoder)?;
+        let start = Start::of_policy(config, &prepared.folder, decoder)?;
         let shard = mesh.shard();
-        let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
+        let partition = Arc::new(Partition::under(config.compute.sharding, decoder, shard.rank(), shard.size()));
         let see: See = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
         let policy = start.policy(config, decoder, homes, shard, &partition, see)?;
@@ -198,7 +199,7 @@ pub fn load(
     if precomputes && precomputed.is_none() {
         precomputed = Some(match prepared.reference_decoder {
             Some(_) => {
-                let start = &|decoder: &Decoder| Start::of_policy(config, prepared, decoder);
+                let start = &|decoder: &Decoder| Start::of_policy(config, &prepared.folder, decoder);
                 share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy, start)?;
                 let adapter = policy.reference().expect("just put there").masters();
                 for (layer, flat) in decoder.layers().into_iter().zip(&adapter.layers) {
@@ -214,7 +215,7 @@ pub fn load(
     let reference = match precomputed {
         Some(precomputed) => precomputed,
         None => {
-            let start = &|decoder: &Decoder| Start::of_reference(config, prepared, decoder);
+            let start = &|decoder: &Decoder| Start::of_reference(config, &prepared.folder, decoder);
             kept(config, &prepared.decoders(), homes, mesh, &mut policy, start)?
         }
     };
@@ -247,7 +248,7 @@ pub fn kept(
         )?),
         ReferenceKind::Sync if decoder.adapter().is_none() => {
             let shard = mesh.shard();
-            let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
+            let partition = Arc::new(Partition::under(config.compute.sharding, decoder, shard.rank(), shard.size()));
             let start = start(decoder)?;
             let weights = start.trained(config, decoder, homes, shard, &partition, Kind::Reference, None)?;
             Reference::Followed(Box::new(Policy::full(weights)))
@@ -293,7 +294,7 @@ pub fn share_base(
             FlatWeights { layers }
         }
     };
-    let copy = ReplicatedWeights::new(device, decoder, masters, compute_type(config))?;
+    let copy = ReplicatedWeights::new(device, decoder, masters, config.compute.compute_type())?;
     match config.reference.kind {
         ReferenceKind::Sync => policy.lead(copy),
         _ => policy.share_base(Some(copy)),

@@ -16,8 +16,7 @@ use tandem_kernels::{DType, Device};
 use tandem_model::ModelFolder;
 
 use crate::TrainError;
-use crate::config::RewardSection;
-use crate::prepare::whole;
+use crate::config::{RewardSection, whole_format};
 use crate::reward_model::{Answers, RewardModel};
 
 /// A reward model, ready to judge.
@@ -43,7 +42,7 @@ impl RewardJudge {
     ) -> Result<Self, JudgeError> {
         let name = name.into();
         let RewardSection { model: folder, max_length, micro_batch_tokens, format } = section;
-        let format = format.unwrap_or(whole(dtype));
+        let format = format.unwrap_or(whole_format(dtype));
         let open = || -> crate::Result<_> {
             let positions = ModelFolder::open_reward(folder, 0)?.spec().max_positions;
             let max_length = positions.min(*max_length);

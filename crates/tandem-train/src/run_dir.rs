@@ -17,7 +17,9 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoints;
 use crate::config::Config;
+use crate::disk::replace;
 use crate::error::{Result, TrainError};
+use crate::profile;
 
 /// First line of every `config.toml` written here: tells it from one that a person put into the folder.
 const CONFIG_HEADER: &str =
@@ -46,16 +48,6 @@ pub struct RunDir {
 /// Where a run in `output` leaves the trained model.
 pub fn final_path(output: &Path) -> PathBuf {
     output.join("final")
-}
-
-/// Where a run in `output` leaves its ranks' profiles.
-pub fn profile_path(output: &Path) -> PathBuf {
-    output.join("profile")
-}
-
-/// Where a run in `output` keeps its checkpoints.
-pub fn checkpoints(output: &Path) -> Checkpoints {
-    Checkpoints::new(output.join("checkpoints"))
 }
 
 impl RunDir {
@@ -126,7 +118,7 @@ impl RunDir {
 
     /// `checkpoints/`.
     pub fn checkpoints(&self) -> Checkpoints {
-        checkpoints(&self.path)
+        Checkpoints::of_run(&self.path)
     }
 
     fn leftovers(&self) -> Vec<&'static str> {
@@ -143,7 +135,7 @@ impl RunDir {
             remove_file(&path)?;
         }
         self.checkpoints().clear()?;
-        clear_folder(&profile_path(&self.path), is_profile)?;
+        clear_folder(&profile::folder_of(&self.path), is_profile)?;
         clear_folder(&self.final_path(), is_model_file)
     }
 
@@ -228,16 +220,6 @@ fn lock(folder: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Writes a small file so that a reader sees the old content or the new one.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".tmp");
-    let temporary = PathBuf::from(temporary);
-    let mut file = File::create(&temporary).map_err(TrainError::io("create", &temporary))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(TrainError::io("write", &temporary))?;
-    fs::rename(&temporary, path).map_err(TrainError::io("rename to", path))
-}
-
 fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(TrainError::io("remove", path)(e)),
@@ -273,9 +255,9 @@ mod tests {
             fs::write(run.final_path().join(name), "x").expect("written");
         }
         fs::write(path.join("notes.txt"), "mine").expect("written");
-        fs::create_dir(profile_path(&path)).expect("created");
+        fs::create_dir(profile::folder_of(&path)).expect("created");
         for name in ["rank-0.txt", "rank-0.json", "rank-12.trace.json"] {
-            fs::write(profile_path(&path).join(name), "x").expect("written");
+            fs::write(profile::folder_of(&path).join(name), "x").expect("written");
         }
         path
     }

@@ -30,7 +30,7 @@ use crate::config::Config;
 use crate::mesh::Mesh;
 use crate::snapshot::{Share, Snapshot};
 use crate::state::State;
-use crate::{Result, TrainError, run_dir};
+use crate::{Result, TrainError};
 
 /// One rank's side of saving.
 pub struct Saver {
@@ -68,7 +68,7 @@ impl Saver {
         let share = Share::new(decoder, mesh.share());
         let (rank, num_ranks) = (mesh.world().rank(), mesh.world().size());
         Self {
-            checkpoints: run_dir::checkpoints(&config.output),
+            checkpoints: Checkpoints::of_run(&config.output),
             keep: config.train.keep,
             rank,
             num_ranks,

@@ -2,22 +2,7 @@
 
 use std::f64::consts::PI;
 
-/// How the learning rate moves after the warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// Straight down to zero at the last step (`get_linear_schedule_with_warmup`).
-    Linear,
-    /// Half a cosine down to zero (`get_cosine_schedule_with_warmup`).
-    Cosine,
-    /// Stays (`get_constant_schedule_with_warmup`).
-    Constant,
-}
-
-impl Shape {
-    /// Every shape with its name in the config.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("linear", Self::Linear), ("cosine", Self::Cosine), ("constant", Self::Constant)];
-}
+use crate::config::{Shape, TrainConfig, Warmup};
 
 /// The learning rate of every step of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,6 +36,17 @@ impl Schedule {
             }
             Shape::Constant => 1.0,
         }
+    }
+}
+
+impl TrainConfig {
+    /// The learning rates of a run of `total_steps`.
+    pub fn schedule(&self, total_steps: u64) -> Schedule {
+        let warmup_steps = match self.warmup {
+            Warmup::Steps(steps) => steps,
+            Warmup::Ratio(ratio) => (ratio * total_steps as f64).ceil() as u64,
+        };
+        Schedule { learning_rate: self.learning_rate, shape: self.schedule, warmup_steps, total_steps }
     }
 }
 

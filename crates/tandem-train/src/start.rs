@@ -9,11 +9,10 @@ use tandem_model::adapter::{self, AdapterFiles, PeftFolder};
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
 
 use crate::Result;
-use crate::config::{Config, Weights};
+use crate::config::{Config, Sharding, Weights};
 use crate::homes::Homes;
-use crate::prepare::{Prepared, compute_type, frozen_format};
 use crate::store::{
-    Away, FrozenWeights, Packings, Partition, Policy, ReplicatedWeights, ShardedWeights, Sharding, Trained,
+    Away, FrozenWeights, Packings, Partition, Policy, ReplicatedWeights, ShardedWeights, Trained,
 };
 
 /// Where weights come from, before a layer of them is in memory.
@@ -43,12 +42,12 @@ impl Start {
     ///
     /// # Errors
     /// If the files cannot be read or do not fit.
-    pub fn of_policy(config: &Config, prepared: &Prepared, decoder: &Decoder) -> Result<Self> {
+    pub fn of_policy(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         match &config.weights {
-            Weights::Folder | Weights::File(_) => Self::of_folder(&prepared.folder, decoder),
+            Weights::Folder | Weights::File(_) => Self::of_folder(folder, decoder),
             // Drawn weights are kept as the folder keeps its own, so that they take the same memory.
             Weights::Random => {
-                Ok(Self { source: Source::Random(config.seed), quantised: prepared.folder.quantised() })
+                Ok(Self { source: Source::Random(config.seed), quantised: folder.quantised() })
             }
         }
     }
@@ -57,10 +56,10 @@ impl Start {
     ///
     /// # Errors
     /// As [`Start::of_policy`].
-    pub fn of_reference(config: &Config, prepared: &Prepared, decoder: &Decoder) -> Result<Self> {
+    pub fn of_reference(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         match &config.reference.model {
             Some(path) => Self::of_folder(&ModelFolder::open(path)?, decoder),
-            None => Self::of_policy(config, prepared, decoder),
+            None => Self::of_policy(config, folder, decoder),
         }
     }
 
@@ -74,7 +73,7 @@ impl Start {
 
     /// The format that [`Start::frozen`] keeps matrices in.
     pub fn frozen_format(&self, config: &Config) -> Format {
-        frozen_format(config, self.quantised)
+        config.frozen_format(self.quantised)
     }
 
     /// The policy: the weights themselves, or an adapter on them. `shard` are the ranks among which it is divided, as
@@ -105,7 +104,7 @@ impl Start {
         for (layer, flat) in decoder.layers().into_iter().zip(&masters.layers) {
             device.host_read(flat.view(), |flat| see(layer, flat))?;
         }
-        let adapter = ReplicatedWeights::new(device, decoder.clone(), masters, compute_type(config))?;
+        let adapter = ReplicatedWeights::new(device, decoder.clone(), masters, config.compute.compute_type())?;
         Ok(Policy::adapted(adapter, base))
     }
 
@@ -140,7 +139,7 @@ impl Start {
         kind: Kind,
         see: Option<See<'_>>,
     ) -> Result<Trained> {
-        let dtype = compute_type(config);
+        let dtype = config.compute.compute_type();
         let in_parts = |partition: Arc<Partition>, group, see: Option<See<'_>>| {
             let (device, decoder) = (&homes.device, decoder.clone());
             let parts = self.load_parts(&decoder, homes.state(), kind, &partition, see)?;
@@ -171,7 +170,7 @@ impl Start {
         kind: Kind,
         see: Option<See<'_>>,
     ) -> Result<Box<FrozenWeights>> {
-        let dtype = compute_type(config);
+        let dtype = config.compute.compute_type();
         let packings = Packings::new(decoder, self.frozen_format(config), dtype);
         let divides = config.compute.sharding == Sharding::Zero3 && shard.size() > 1;
         let group = if divides { Some(shard.split(0)?) } else { None };

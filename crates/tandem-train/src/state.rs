@@ -5,7 +5,6 @@ use tandem_model::FlatWeights;
 
 use crate::optimizer::Optimizer;
 use crate::reference::Reference;
-use crate::step::Scorer;
 use crate::store::{Partition, Policy, ReplicatedWeights};
 
 /// What a checkpoint holds of a run.
@@ -43,13 +42,12 @@ impl<'a> Masters<'a> {
 
 impl<'a> State<'a> {
     /// Of a run.
-    pub fn of(scorer: &'a Scorer, optimizer: &'a Optimizer) -> Self {
-        let policy = Masters::of(&scorer.policy);
-        let follower = match &scorer.reference {
+    pub fn of(policy: &'a Policy, reference: &'a Reference, optimizer: &'a Optimizer) -> Self {
+        let follower = match reference {
             Reference::Followed(weights) => Some(Masters::of(weights)),
-            _ => scorer.policy.follower().map(Masters::of_adapter),
+            _ => policy.follower().map(Masters::of_adapter),
         };
-        Self { policy, optimizer, follower }
+        Self { policy: Masters::of(policy), optimizer, follower }
     }
 
     /// Tells that it is not needed for now: what lies in a file leaves this process's memory.

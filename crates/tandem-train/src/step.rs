@@ -13,7 +13,7 @@ use tandem_model::{Checkpointing, Decoder, SavedWalk, Streams, Walk, WeightSourc
 
 use crate::Result;
 use crate::compared::Compared;
-use crate::config::{Config, Method, ReferenceKind};
+use crate::config::{Config, Method, ReferenceKind, Sharding};
 use crate::draw::draw;
 use crate::homes::Homes;
 use crate::mesh::Mesh;
@@ -25,13 +25,12 @@ use crate::objective::{
 };
 use crate::optimizer::Optimizer;
 use crate::pipeline::{Turn, turns};
-use crate::prepare::{checkpointing, compute_type};
 use crate::reference::{Reference, sequence_log_probs};
 use crate::reports::{Report, Reports};
 use crate::schedule::clip_coefficient;
 use crate::snapshot::{self, Snapshot};
 use crate::stages::StagedWalk;
-use crate::store::{Accumulator, Partition, Policy, Sharding};
+use crate::store::{Accumulator, Partition, Policy};
 
 /// What is needed to score a batch: a policy, what it is compared with, and the loss.
 pub struct Scorer {
@@ -100,8 +99,8 @@ impl Scorer {
         Self {
             homes,
             decoder,
-            dtype: compute_type(config),
-            checkpointing: checkpointing(config),
+            dtype: config.compute.compute_type(),
+            checkpointing: config.compute.checkpointing.into(),
             method: config.method,
             objective: config.objective.clone(),
             policy,

@@ -18,7 +18,7 @@ use tandem_model::save::{SHARD_BYTES, Save};
 
 use crate::checkpoint::Cursor;
 use crate::config::Config;
-use crate::evaluation::evaluation_record;
+use crate::evaluation_record::evaluation_record;
 use crate::events::{Event, Observer};
 use crate::homes::Homes;
 use crate::mesh::Mesh;
@@ -256,7 +256,7 @@ impl Trainer {
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let scorer = &self.scorer;
-        let state = State::of(scorer, &self.learner.optimizer);
+        let state = State::of(&scorer.policy, &scorer.reference, &self.learner.optimizer);
         self.saver.begin(&self.cursor, self.mesh.world(), &scorer.homes.device, state)?;
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));

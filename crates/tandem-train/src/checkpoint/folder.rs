@@ -33,6 +33,11 @@ impl Checkpoints {
         Self { root: root.into(), disk: Arc::new(RealDisk) }
     }
 
+    /// The checkpoints of a run in `output`.
+    pub fn of_run(output: &Path) -> Self {
+        Self::new(output.join("checkpoints"))
+    }
+
     /// The same folder on another disk.
     #[cfg(test)]
     pub(crate) fn on(&self, disk: Arc<dyn Disk>) -> Self {

@@ -26,12 +26,14 @@ mod cursor;
 mod folder;
 mod load;
 mod manifest;
+mod online;
 mod save;
 mod shard;
 
 pub use cursor::Cursor;
 pub use folder::{Checkpoints, Latest};
 pub use load::Checkpoint;
+pub use online::{Answer, Answered, Batch, OnlineState, Opinion};
 pub use save::Part;
 
 use std::ops::Range;

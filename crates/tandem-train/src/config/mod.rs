@@ -11,6 +11,7 @@
 mod adapter;
 mod compute;
 mod data;
+mod derived;
 mod error;
 mod judges;
 mod objective;
@@ -22,6 +23,7 @@ mod resume;
 mod server;
 mod train;
 mod tree;
+mod types;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -35,7 +37,9 @@ pub use online::{Algorithm, OnlineConfig, Pairs};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
 pub use server::{ServerConfig, ServerKind, unservable};
+pub(crate) use derived::whole_format;
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
+pub use types::{Offload, Shape, Sharding, SumForm};
 
 pub use crate::objective::ObjectiveConfig;
 use reader::Section;

@@ -35,7 +35,7 @@ pub use answers::{Answer, Answered, Batch, OnlineState};
 pub use aside::{Answerer, Aside};
 pub use borrower::Borrower;
 pub use generate::Generation;
-pub use pairs::{Paired, Ranked};
+pub use pairs::Paired;
 pub use server::Server;
 pub use summary::Summary;
 
@@ -44,6 +44,7 @@ use crate::config::{Algorithm, Config, OnlineConfig};
 use crate::draw::draw;
 use crate::mesh::Mesh;
 use crate::metrics::MetricsFile;
+use crate::micro_batch::Ranked;
 use crate::prepare::Prepared;
 use crate::step::Scorer;
 use answers::{asked_of, fill};

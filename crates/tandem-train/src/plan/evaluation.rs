@@ -1,9 +1,9 @@
 //! What an evaluation by itself takes: a policy, a reference and forward passes over the held-out rows; no gradients, no optimiser.
 
-use super::{Needs, Outline, Phase};
+use super::{Outline, Phase};
 use crate::config::{Config, ReferenceKind};
-use crate::evaluation::evaluation_record;
-use crate::homes::{Homes, Rooms};
+use crate::evaluation_record::evaluation_record;
+use crate::homes::{Homes, Needs, Rooms};
 use crate::mesh::Mesh;
 use crate::prepare::Prepared;
 use crate::{Result, TrainError, dry_run, size};

@@ -11,9 +11,9 @@ use tandem_kernels::{DType, Device, Forest, Kind, Segment, Tensor, ops};
 
 pub use gpus::gpus;
 
+use super::Machine;
 use super::device::{DeviceKind, DeviceTable, host_memory};
 use crate::Result;
-use crate::profile::Machine;
 
 /// How long each thing is measured.
 const PATIENCE: Duration = Duration::from_millis(600);

@@ -15,8 +15,10 @@ pub mod change;
 pub mod device;
 pub mod estimate;
 pub mod evaluation;
+mod gpu;
 pub mod json;
 mod largest;
+mod machine;
 pub mod measure;
 mod online;
 pub mod page;
@@ -35,20 +37,22 @@ use tandem_kernels::DType;
 use tandem_kernels::meta::Ledger;
 use tandem_model::{Stage, Walk};
 
-pub use phase::{Needs, Offloaded, Phase};
+pub use gpu::Gpu;
+pub use machine::Machine;
+pub use phase::{Offloaded, Phase};
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
 
-use crate::config::{ComputeConfig, Config, ReferenceKind};
-use crate::homes::{Homes, Rooms};
+use crate::config::{ComputeConfig, Config, ReferenceKind, Sharding};
+use crate::events::Planned;
+use crate::homes::{Homes, Needs, Rooms};
 use crate::mesh::{self, Mesh};
 use crate::micro_batch::{MicroBatch, Share};
 use crate::online::sources::Both;
 use crate::online::{Borrower, Generation};
 use crate::pipeline::most_under_way;
-use crate::prepare::{Decoders, Prepared, compute_type, threads};
+use crate::prepare::{Decoders, Prepared};
 use crate::step::{Learner, Scorer};
-use crate::store::Sharding;
 use crate::{Result, dry_run, judges};
 use device::DeviceKind;
 use survey::{Load, Survey, Turns};
@@ -170,21 +174,21 @@ impl Plan {
             num_parameters: outline.decoder.num_parameters(),
             num_trained: policy.num_trained(),
             num_frozen: if policy.adapter().is_some() { policy.num_parameters() } else { 0 },
-            dtype: compute_type(config),
+            dtype: config.compute.compute_type(),
             ranks: num_ranks,
             tensor,
             stage,
             blocks,
             rooms: survey.rooms(),
             under_way,
-            threads: threads(config),
+            threads: config.compute.num_threads(),
             steps: match (config.train.length, data.assumed) {
                 (crate::config::Length::Epochs(_), Some(_)) => 0,
                 (length, _) => length.total_steps(data.train_rows, config.train.batch_size),
             },
             batch_size: config.train.batch_size,
             pairs: config.method != crate::config::Method::Sft,
-            outside: outside_arena(outline, threads(config)),
+            outside: outside_arena(outline, config.compute.num_threads()),
             data,
             phases,
             work,
@@ -226,6 +230,20 @@ impl Plan {
     /// Bytes that this rank sends in a step in which each rank has one micro-batch.
     pub fn bytes_sent(&self, to: Option<Peers>) -> u64 {
         self.work.bytes_sent(to)
+    }
+}
+
+impl Planned for Plan {
+    fn arena_bytes(&self) -> usize {
+        Self::arena_bytes(self)
+    }
+
+    fn host_bytes(&self) -> usize {
+        Self::host_bytes(self)
+    }
+
+    fn file_bytes(&self) -> usize {
+        Self::file_bytes(self)
     }
 }
 
@@ -331,7 +349,7 @@ impl Rehearsal<'_> {
         if config.online.is_some()
             && self.rank == 0
             && let Some(device) =
-                judges::memory(&config.judges, homes.device.backend(), compute_type(config))?
+                judges::memory(&config.judges, homes.device.backend(), config.compute.compute_type())?
         {
             // They come when the run is loaded.
             self.phases

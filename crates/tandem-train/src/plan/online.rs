@@ -7,8 +7,7 @@ use tandem_model::Room;
 use super::survey::{Pass, Survey};
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatch as Size, Order, Pairs};
-use crate::micro_batch::{MicroBatch, MicroBatcher, Rows};
-use crate::online::Ranked;
+use crate::micro_batch::{MicroBatch, MicroBatcher, Ranked, Rows};
 use crate::prepare::Prepared;
 
 /// What no micro-batch exceeds, whatever is answered: prompts of the data, with as many answers as may be in pairs, none longer than

@@ -5,8 +5,7 @@ use rayon::prelude::*;
 use super::advice::{advise, possible, with_all};
 use super::device::DeviceKind;
 use super::{Outline, RunPlan};
-use crate::config::Config;
-use crate::store::Sharding;
+use crate::config::{Config, Sharding};
 
 /// A plan that fits.
 #[derive(Clone, Debug)]

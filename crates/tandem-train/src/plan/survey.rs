@@ -12,7 +12,7 @@ use super::largest::Largest;
 use crate::config::{Algorithm, Config, Method, MicroBatch as Size, Order, Pairs, ReferenceKind};
 use crate::homes::Rooms;
 use crate::micro_batch::{MicroBatch, deal};
-use crate::prepare::{Prepared, open_folder};
+use crate::prepare::Prepared;
 use crate::{Result, TrainError};
 
 /// What a plan has to know of the model and of the data.
@@ -131,7 +131,7 @@ impl<'a> Outline<'a> {
                 "of {tokens} tokens of a micro-batch, {scored} cannot be scored: 2 to {tokens} can"
             ));
         }
-        let folder = open_folder(config)?;
+        let folder = config.open_folder()?;
         let spec = folder.spec().clone();
         let rows = config.train.batch_size;
         Ok(Self {

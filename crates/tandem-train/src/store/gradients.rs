@@ -23,24 +23,10 @@ use tandem_model::{
 
 use super::Partition;
 use super::reducer::{Buffer, Reducer, Terms};
+use crate::config::SumForm;
 use crate::homes::Homes;
 use crate::mesh::Mesh;
 use crate::{Result, numbers};
-
-/// How gradients are added up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SumForm {
-    /// In fixed point: the same bits on any number of ranks.
-    #[default]
-    Exact,
-    /// In f32.
-    Fast,
-}
-
-impl SumForm {
-    /// Every choice with its name in the config.
-    pub const NAMES: [(&'static str, Self); 2] = [("exact", Self::Exact), ("fast", Self::Fast)];
-}
 
 /// Gradient sums, laid out like the weights.
 pub struct Accumulator {

@@ -13,11 +13,10 @@ mod weights;
 
 pub use away::Away;
 pub use frozen::{FrozenWeights, Packings};
-pub use gradients::{Accumulator, SumForm};
-pub use partition::{Partition, Sharding};
+pub use gradients::Accumulator;
+pub use partition::Partition;
 pub use policy::{Policy, SharedReference, Trained};
 pub use sharded::ShardedWeights;
-pub(crate) use slots::lost;
 pub use weights::ReplicatedWeights;
 
 #[cfg(test)]

@@ -3,32 +3,9 @@
 use std::ops::Range;
 
 use tandem_kernels::ops::SQUARES_BLOCK;
-use tandem_model::{Decoder, LayerId, LayerLayout};
+use tandem_model::Decoder;
 
-/// What is divided among the ranks, each part living on one of them only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Sharding {
-    /// Nothing: every rank holds everything.
-    #[default]
-    Ddp,
-    /// Optimiser states.
-    Zero1,
-    /// And gradient sums.
-    Zero2,
-    /// And weights, the reference's too: a layer is gathered when it runs.
-    Zero3,
-}
-
-impl Sharding {
-    /// Every choice with its name in the config.
-    pub const NAMES: [(&'static str, Self); 4] =
-        [("ddp", Self::Ddp), ("zero1", Self::Zero1), ("zero2", Self::Zero2), ("zero3", Self::Zero3)];
-
-    /// Whether ranks meet in the middle of a walk, so that one without a batch has to walk along.
-    pub fn meets_in_walk(self) -> bool {
-        self >= Self::Zero2
-    }
-}
+use crate::config::Sharding;
 
 /// Every layer's flat buffer, cut into one contiguous part for each rank, in the order of ranks.
 ///
@@ -44,22 +21,16 @@ pub struct Partition {
 impl Partition {
     /// Divides what trains of a decoder's layers.
     pub fn new(decoder: &Decoder, rank: usize, num_ranks: usize) -> Self {
-        Self::of(decoder, |layer| decoder.trained(layer), rank, num_ranks)
-    }
-
-    /// Divides a decoder's own weights.
-    pub fn of_base(decoder: &Decoder, rank: usize, num_ranks: usize) -> Self {
-        Self::of(decoder, |layer| decoder.layout(layer), rank, num_ranks)
-    }
-
-    fn of<'d>(
-        decoder: &'d Decoder,
-        layout: impl Fn(LayerId) -> &'d LayerLayout,
-        rank: usize,
-        num_ranks: usize,
-    ) -> Self {
-        let lengths = decoder.layers().into_iter().map(|layer| layout(layer).len);
+        let lengths = decoder.layers().into_iter().map(|layer| decoder.trained(layer).len);
         Self { rank, counts: lengths.map(|len| counts(len, num_ranks)).collect() }
+    }
+
+    /// The part of each layer that a rank of a data group holds under `sharding`.
+    pub fn under(sharding: Sharding, decoder: &Decoder, rank: usize, num_ranks: usize) -> Self {
+        match sharding {
+            Sharding::Ddp => Self::whole(decoder),
+            _ => Self::new(decoder, rank, num_ranks),
+        }
     }
 
     /// One rank owns everything.

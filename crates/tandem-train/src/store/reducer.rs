@@ -9,7 +9,7 @@ use tandem_model::Result as ModelResult;
 
 use super::Partition;
 use super::courier::{Courier, Outcome};
-use super::slots::lost;
+use crate::error::lost;
 use crate::{Result, numbers};
 
 /// A group that reduces one layer at a time, and the room for it.

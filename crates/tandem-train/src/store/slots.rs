@@ -5,10 +5,11 @@
 //! is brought when depends on the walk's calls alone, so it is the same on every rank. Where nothing travels there is one
 //! layer at a time.
 
-use tandem_comm::{CommError, Group};
-use tandem_model::{LayerId, ModelError, Result as ModelResult};
+use tandem_comm::Group;
+use tandem_model::{LayerId, Result as ModelResult};
 
 use super::courier::Courier;
+use crate::error::lost;
 
 /// Who knows what a layer is made of.
 pub(super) trait Bring<C> {
@@ -139,9 +140,4 @@ impl<C: Send + 'static> Slots<C> {
             _ => Ok(()),
         }
     }
-}
-
-/// What a store answers when a rank is gone.
-pub(crate) fn lost(error: CommError) -> ModelError {
-    ModelError::Store(Box::new(error))
 }

@@ -5,9 +5,9 @@ use tandem_kernels::KernelError;
 
 use crate::config::Config;
 use crate::plan::device::{DeviceKind, DeviceTable};
-use crate::plan::{self, Outline, Plan};
+use crate::plan::{self, Gpu, Outline, Plan};
 use crate::prepare::Prepared;
-use crate::{Result, TrainError, gpus, size};
+use crate::{Result, TrainError, size};
 
 /// Refuses a run of which a rank needs more than `compute.memory` or its GPU has: all ranks alike, before anything is loaded.
 ///
@@ -19,7 +19,7 @@ pub(super) fn refuse_too_large(
     plan: &Plan,
     group: &mut Group,
 ) -> Result<()> {
-    let gpu = gpus::of_rank(&config.compute, group.rank())?;
+    let gpu = Gpu::of_rank(&config.compute, group.rank())?;
     let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
     let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
     let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable))];
@@ -69,7 +69,7 @@ pub(super) fn explained(
     };
     let story = || -> Result<String> {
         let plan = Plan::make(config, prepared, rank, num_ranks)?;
-        let gpu = gpus::of_rank(&config.compute, rank)?;
+        let gpu = Gpu::of_rank(&config.compute, rank)?;
         let free = gpu.as_ref().map_or(u64::MAX, |gpu| gpu.usable + held as u64);
         // What is free now may hide what was missing a moment ago.
         let room = free.min(plan.arena_bytes().saturating_sub(missing) as u64);
@@ -88,6 +88,6 @@ pub(super) fn explained(
 const UNKNOWN: usize = 256 << 20;
 
 /// What a plan knows of the rank's device.
-fn kind_of(gpu: Option<gpus::Gpu>) -> Result<DeviceKind> {
+fn kind_of(gpu: Option<Gpu>) -> Result<DeviceKind> {
     gpu.map_or_else(|| Ok(DeviceTable::built_in().find("cpu")?.clone()), |gpu| Ok(gpu.kind))
 }

@@ -21,7 +21,8 @@ use crate::online::generate::Together;
 use crate::online::judging::Judging;
 use crate::online::{Answerer, Answering, Aside, Borrower, Generation, Online, Server};
 use crate::plan::Plan;
-use crate::prepare::{Prepared, compute_type, partition};
+use crate::prepare::Prepared;
+use crate::store::Partition;
 use crate::profile::Profiler;
 use crate::run_dir::{RunDir, Start};
 use crate::saver::Saver;
@@ -146,7 +147,7 @@ impl Opening<'_> {
         progress.enter(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
-        let partition = Arc::new(partition(config, decoder, shard.rank(), shard.size()));
+        let partition = Arc::new(Partition::under(config.compute.sharding, decoder, shard.rank(), shard.size()));
         let mut learner = Learner::new(config, decoder, &homes, mesh, partition)?;
         let mut scorer = Scorer::new(config, homes, decoder.clone(), policy, reference);
         scorer.progress = progress;
@@ -235,5 +236,5 @@ fn panel(config: &Config, homes: &Homes, lines: mpsc::Sender<String>) -> Result<
         let _ = lines.send(format!("judge `{judge}`: {line}"));
     });
     let device = homes.judges().unwrap_or(&homes.device);
-    judges::panel(&config.judges, device, compute_type(config), &on_line)
+    judges::panel(&config.judges, device, config.compute.compute_type(), &on_line)
 }

@@ -7,10 +7,9 @@ use super::{Files, Trainer};
 use crate::config::{ReferenceKind, Sync};
 use crate::events::{Event, Observer};
 use crate::metrics::{Record, Split};
-use crate::micro_batch::Rows;
+use crate::micro_batch::{Ranked, Rows};
 use crate::objective::exact_at_start;
-use crate::online::{Online, Ranked, Ready, Took};
-use crate::prepare::compute_type;
+use crate::online::{Online, Ready, Took};
 use crate::step::StepOutcome;
 use crate::{Result, TrainError};
 
@@ -156,7 +155,7 @@ impl Trainer {
             return Ok(());
         }
         // The same weights give the same numbers up to rounding, which depends on what a row is packed with.
-        let tolerance = match compute_type(&self.config) {
+        let tolerance = match self.config.compute.compute_type() {
             tandem_kernels::DType::F32 => 1e-3,
             tandem_kernels::DType::Bf16 => 3e-2,
         };
