@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
 use tandem_train::config::Method;
-use tandem_train::prepare::Prepared;
+use tandem_train::inputs::Prepared;
 use tandem_train::{Config, TrainError};
 
 use crate::args::DataArguments;

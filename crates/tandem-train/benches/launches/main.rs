@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use idle::{Counts, Machine};
 use tandem_train::events::Silent;
-use tandem_train::plan::device::DeviceTable;
+use tandem_train::inputs::Prepared;
 use tandem_train::plan::estimate::Estimate;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
+use tandem_train::plan::estimate::device::DeviceTable;
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Config, Event, Observer, Plan, Result, Trainer};
 
 /// Steps before those that count, which fill caches.

@@ -11,7 +11,7 @@ use super::{Checkpoint, Cursor, Piece};
 use crate::disk::{Disk, RealDisk};
 use crate::error::{Result, TrainError};
 
-/// A folder `checkpoints/`. One run at a time writes to it (see [`RunDir`](crate::run_dir::RunDir)), with all of its ranks.
+/// A folder `checkpoints/`. One run at a time writes to it (see [`RunDir`](crate::run::run_dir::RunDir)), with all of its ranks.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     root: PathBuf,

@@ -31,13 +31,13 @@ use std::path::{Path, PathBuf};
 pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order};
+pub(crate) use derived::whole_format;
 pub use error::{ConfigError, Place, Problem};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use online::{Algorithm, OnlineConfig, Pairs};
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
 pub use server::{ServerConfig, ServerKind, unservable};
-pub(crate) use derived::whole_format;
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
 pub use types::{Offload, Shape, Sharding, SumForm};
 

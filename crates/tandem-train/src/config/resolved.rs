@@ -8,11 +8,11 @@ use toml::Value;
 use tandem_data::row::{LossOn, Truncation};
 use tandem_kernels::StateForm;
 
+use super::types::{Offload, Shape, Sharding, SumForm};
 use super::{
     AdapterSection, AdapterStart, Algorithm, Config, DataSource, Length, MicroBatch, Optimizer,
     ReferenceKind, ServerConfig, Sync, Warmup, Weights, judges, server,
 };
-use super::types::{Offload, Shape, Sharding, SumForm};
 use crate::objective::Divergence;
 use crate::size;
 use tandem_model::{AdapterKind, Targets};

@@ -10,19 +10,11 @@
 //!
 //! A new loss is one file here and one line in [`registry`].
 
-mod apo;
-mod discopop;
 mod divergence;
-mod exo;
-mod hinge;
-mod ipo;
-mod logistic;
+mod losses;
 mod nash_md;
-mod pointwise;
 pub mod registry;
 mod reward;
-mod sft;
-mod sppo;
 mod xpo;
 
 pub use divergence::Divergence;

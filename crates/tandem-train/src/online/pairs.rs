@@ -3,7 +3,7 @@
 use super::answers::Answered;
 use crate::config::Pairs;
 use crate::draw::draw;
-use crate::micro_batch::Ranked;
+use crate::recipe::Ranked;
 
 impl Ranked {
     /// The policy's answer, by how likely its score says that it is preferred to the mixture's, which stands behind it. Nothing,

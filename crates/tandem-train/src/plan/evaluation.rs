@@ -2,11 +2,12 @@
 
 use super::{Outline, Phase};
 use crate::config::{Config, ReferenceKind};
-use crate::evaluation_record::evaluation_record;
-use crate::homes::{Homes, Needs, Rooms};
-use crate::mesh::Mesh;
-use crate::prepare::Prepared;
-use crate::{Result, TrainError, dry_run, size};
+use crate::inputs::Prepared;
+use crate::parallel::Mesh;
+use crate::placement::{Homes, Needs, Rooms};
+use crate::plan::dry_run;
+use crate::step::evaluation_record;
+use crate::{Result, TrainError, size};
 
 /// What one rank needs for it: a dry run over every held-out row, as the evaluation takes them, so that none needs more room
 /// than its own.

@@ -4,30 +4,22 @@
 //! step, over the run's own micro-batches. Nothing is estimated that can be counted; time is, from a table of devices.
 //!
 //! * [`Plan`]: one rank's. [`RunPlan`]: all ranks', on a device, and whether it fits.
-//! * [`survey`]: what the batches look like, or are assumed to. [`work`]: what a rank computes and sends.
-//! * [`device`]: the table, [`measure`]: a row of it for this machine, [`estimate`]: time from work and device.
-//! * [`change`]: what can be changed so that a run fits, [`advice`]: the cheapest that does, [`search`]: the fastest plans.
+//! * [`survey`]: the batches, known or assumed. [`work`]: what a rank computes and sends, from a [`dry_run`].
+//! * [`estimate`]: time, from work and a table of devices; rates of this machine, measured.
+//! * [`advise`]: the cheapest changes that make a run fit, and the fastest plans.
 //! * [`evaluation`]: what an evaluation takes that is no part of a run.
-//! * [`text`], [`picture`], [`page`], [`json`]: a plan for a terminal, a browser, a program.
+//! * [`show`]: a plan for a terminal, a browser, a program.
 
-pub mod advice;
-pub mod change;
-pub mod device;
+pub mod advise;
+pub mod dry_run;
 pub mod estimate;
 pub mod evaluation;
-mod gpu;
-pub mod json;
 mod largest;
-mod machine;
-pub mod measure;
 mod online;
-pub mod page;
 mod phase;
-pub mod picture;
 mod run;
-pub mod search;
+pub mod show;
 pub mod survey;
-pub mod text;
 pub mod work;
 
 use std::ops::Range;
@@ -37,24 +29,22 @@ use tandem_kernels::DType;
 use tandem_kernels::meta::Ledger;
 use tandem_model::{Stage, Walk};
 
-pub use gpu::Gpu;
-pub use machine::Machine;
 pub use phase::{Offloaded, Phase};
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
 
 use crate::config::{ComputeConfig, Config, ReferenceKind, Sharding};
 use crate::events::Planned;
-use crate::homes::{Homes, Needs, Rooms};
-use crate::mesh::{self, Mesh};
-use crate::micro_batch::{MicroBatch, Share};
+use crate::inputs::{Decoders, Prepared};
 use crate::online::sources::Both;
 use crate::online::{Borrower, Generation};
-use crate::pipeline::most_under_way;
-use crate::prepare::{Decoders, Prepared};
+use crate::parallel::pipeline::most_under_way;
+use crate::parallel::{Mesh, mesh};
+use crate::placement::{Homes, Needs, Rooms};
+use crate::recipe::{MicroBatch, Share};
 use crate::step::{Learner, Scorer};
-use crate::{Result, dry_run, judges};
-use device::DeviceKind;
+use crate::{Result, judges};
+use estimate::device::DeviceKind;
 use survey::{Load, Survey, Turns};
 use work::{Peers, Work};
 
@@ -253,7 +243,7 @@ impl Planned for Plan {
 /// As [`Plan::of`].
 pub fn story(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<String> {
     let plan = RunPlan::make(config, outline, num_ranks, device)?;
-    let advice = advice::in_words(config, outline, num_ranks, device);
+    let advice = advise::advice::in_words(config, outline, num_ranks, device);
     Ok(format!("\n\n{}\n\n{}\n{advice}", plan.picture(false), plan.verdict()))
 }
 

@@ -7,8 +7,8 @@ use tandem_model::Room;
 use super::survey::{Pass, Survey};
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatch as Size, Order, Pairs};
-use crate::micro_batch::{MicroBatch, MicroBatcher, Ranked, Rows};
-use crate::prepare::Prepared;
+use crate::inputs::Prepared;
+use crate::recipe::{MicroBatch, MicroBatcher, Ranked, Rows};
 
 /// What no micro-batch exceeds, whatever is answered: prompts of the data, with as many answers as may be in pairs, none longer than
 /// it may be. As many tokens as a micro-batch may have are there in as few trees as can be, and in more.

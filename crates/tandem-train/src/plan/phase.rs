@@ -3,7 +3,7 @@
 use tandem_kernels::meta::{Ledger, Moment};
 use tandem_kernels::{Device, MemoryUse};
 
-use crate::homes::{Homes, Needs};
+use crate::placement::{Homes, Needs};
 
 /// A part of a run during which one set of things is in memory.
 #[derive(Clone, Debug)]

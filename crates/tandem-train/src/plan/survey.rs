@@ -10,9 +10,9 @@ use tandem_model::{Decoder, Room, Stage};
 
 use super::largest::Largest;
 use crate::config::{Algorithm, Config, Method, MicroBatch as Size, Order, Pairs, ReferenceKind};
-use crate::homes::Rooms;
-use crate::micro_batch::{MicroBatch, deal};
-use crate::prepare::Prepared;
+use crate::inputs::Prepared;
+use crate::placement::Rooms;
+use crate::recipe::{MicroBatch, deal};
 use crate::{Result, TrainError};
 
 /// What a plan has to know of the model and of the data.
@@ -353,7 +353,7 @@ impl Survey {
     }
 
     /// What a stage does in the steps of the run, as rank `data.0` of `data.1` of its data group: what leads to other
-    /// places in memory. `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
+    /// places in memory. `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
     pub fn turns(&self, stage: Stage, data: (usize, usize), in_rounds: bool) -> Vec<Turns> {
         if stage.count == 1 {
             // Nothing is left of a micro-batch when the next one begins.
@@ -368,7 +368,7 @@ impl Survey {
         self.steps.iter().map(of).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
+    /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
     pub fn load(&self, num_data: usize, in_rounds: bool) -> Load {
         let mut load = Load { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
         let steps = &self.steps[..self.measured];

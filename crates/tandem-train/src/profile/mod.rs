@@ -24,7 +24,7 @@ pub use report::{Beside, Memory, Phase, Report, Row};
 
 use crate::config::Config;
 use crate::disk::replace;
-use crate::plan::{Gpu, Machine, measure};
+use crate::plan::estimate::{Gpu, Machine, measure};
 use crate::{Result, TrainError};
 
 /// Steps that are not profiled because buffers and caches fill in them.

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use serde::Serialize;
+use tandem_kernels::Device;
 use tandem_kernels::profile::{Event, Recording, What};
-use tandem_kernels::{Device, Work};
 
-use crate::plan::Machine;
+use crate::plan::estimate::Machine;
 
 /// What happened to the device's arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

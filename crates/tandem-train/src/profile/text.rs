@@ -3,7 +3,7 @@
 use std::fmt::{Display, Formatter, Result};
 
 use super::report::{Memory, Phase, Report, Row};
-use crate::plan::Machine;
+use crate::plan::estimate::Machine;
 use crate::size;
 
 /// Columns: names, then numbers.

@@ -6,15 +6,14 @@ use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
 use tandem_model::{Decoder, LayerId, Split as TensorSplit, Walk, WeightSource};
 
-use super::{Reference, RowScores};
 use crate::Result;
 use crate::config::{Config, Sharding};
 use crate::events::{Event, Observer};
-use crate::homes::Homes;
-use crate::mesh::Mesh;
+use crate::inputs::Prepared;
 use crate::metrics::Split;
-use crate::prepare::Prepared;
-use crate::stages::StagedWalk;
+use crate::parallel::{Mesh, StagedWalk};
+use crate::placement::Homes;
+use crate::reference::{Reference, RowScores};
 
 /// Builds the walk of the pass that precomputes the reference; `split` as in [`Walk`].
 pub(crate) fn to_walk<'a>(

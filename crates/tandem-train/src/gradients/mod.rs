@@ -1,0 +1,7 @@
+//! Gradients, summed over the micro-batches of a step and over ranks.
+
+mod accumulator;
+mod reducer;
+mod tied;
+
+pub use accumulator::Accumulator;
