@@ -4,22 +4,10 @@ use std::path::PathBuf;
 
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::{Backend, DType, Format};
-use tandem_model::{ModelFolder, Result as ModelResult};
 
-use super::{Checkpointing, ComputeConfig, Config, Method};
+use super::{Checkpointing, ComputeConfig, Config};
 
 impl Config {
-    /// Opens the policy's folder as the method reads it.
-    ///
-    /// # Errors
-    /// If there is none, or it holds another kind of model.
-    pub fn open_folder(&self) -> ModelResult<ModelFolder> {
-        match self.method {
-            Method::Sft | Method::Dpo | Method::Online => ModelFolder::open(&self.model),
-            Method::Reward => ModelFolder::open_reward(&self.model, self.seed),
-        }
-    }
-
     /// The folder of tokens and reference log-probabilities: `data.cache`, else the user's cache folder.
     pub fn cache_folder(&self) -> PathBuf {
         self.data.cache.clone().unwrap_or_else(|| {

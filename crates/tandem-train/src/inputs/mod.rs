@@ -11,11 +11,11 @@ use tandem_data::tokenizer::Tokenizer;
 use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, Part};
 
-use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, Weights};
+use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Weights};
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
-use crate::recipe::MicroBatcher;
-use crate::{Result, TrainError, judges};
+use crate::recipe::{self, MicroBatcher};
+use crate::{Result, TrainError};
 
 /// A config whose inputs have been opened and checked.
 pub struct Prepared {
@@ -93,7 +93,8 @@ impl Prepared {
     /// # Errors
     /// If a file is missing or wrong, a row is broken, or the data leaves nothing to train on.
     pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
-        let mut folder = config.open_folder()?;
+        let recipe = recipe::for_method(config.method);
+        let mut folder = recipe.open_folder(config)?;
         if let Weights::File(path) = &config.weights {
             folder = folder.with_weights(path);
         }
@@ -107,9 +108,7 @@ impl Prepared {
             )));
         }
         let tokenizer = Tokenizer::from_folder(&config.model)?;
-        if config.method == Method::Reward {
-            folder = with_padding(folder, &tokenizer);
-        }
+        folder = recipe.with_tokenizer(folder, &tokenizer);
         if folder.begins_score_head() && config.weights != Weights::Random {
             observer.event(&Event::Warning(&format!(
                 "{} is a language model: the head that scores texts starts at random, drawn from the seed {}",
@@ -129,9 +128,7 @@ impl Prepared {
             [] => None,
             sources => Some(tokens(config, &tokenizer, sources, Split::Eval, observer)?),
         };
-        if config.method == Method::Online {
-            judges::check_rows(&config.judges, &train)?;
-        }
+        recipe.check_rows(config, &train)?;
         for cache in eval.iter().chain([&train]) {
             check_vocabulary(config, cache, spec.vocab_size)?;
         }
@@ -151,7 +148,7 @@ impl Prepared {
     pub fn batcher(&self, config: &Config) -> MicroBatcher {
         let in_rounds = config.compute.sharding.meets_in_walk();
         let (size, pad) = (config.train.micro_batch, self.decoder.spec().head.pad());
-        MicroBatcher::new(config.method, size, config.data.share_prefix, in_rounds, pad)
+        MicroBatcher::new(recipe::for_method(config.method), size, config.data.share_prefix, in_rounds, pad)
     }
 
     /// The rows of this run's steps.
@@ -169,16 +166,6 @@ impl Prepared {
             Split::Train => Some(&self.train),
             Split::Eval => self.eval.as_ref(),
         }
-    }
-}
-
-/// The same reward model, whose texts are padded with what the tokenizer pads with, else with what ends them, as in TRL. Here nothing is
-/// padded; but the end of a text stands before such tokens, also for who reads the model later.
-fn with_padding(folder: ModelFolder, tokenizer: &Tokenizer) -> ModelFolder {
-    let end = || tokenizer.eos_token().ok().and_then(|token| tokenizer.id(token));
-    match tokenizer.pad_id().or_else(end) {
-        Some(pad) => folder.with_pad(pad),
-        None => folder,
     }
 }
 
@@ -225,12 +212,7 @@ fn tokens(
 ) -> Result<TokenCache> {
     let sources =
         Sources(sources.iter().map(|s| Source { path: s.path.clone(), weight: s.weight }).collect());
-    let kind = match config.method {
-        Method::Sft => tandem_data::record::Kind::Supervised,
-        Method::Dpo => tandem_data::record::Kind::Preference,
-        Method::Reward => tandem_data::record::Kind::Reward,
-        Method::Online => tandem_data::record::Kind::Prompt,
-    };
+    let kind = recipe::for_method(config.method).record_kind();
     let DataConfig { max_length, truncation, loss_on, .. } = config.data;
     // Of a prompt what the answer leaves.
     let max_length = max_length - config.online.as_ref().map_or(0, |online| online.max_new_tokens);

@@ -4,13 +4,8 @@ pub mod reward_judge;
 pub mod reward_model;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use serde_json::{Map, Value};
-use tandem_data::token_cache::TokenCache;
-use tandem_judge::{
-    Candidate, CommandJudge, EndpointJudge, Group, Judge, JudgeError, Member, Panel, Prompt, Rule, RuleJudge,
-};
+use tandem_judge::{CommandJudge, EndpointJudge, Judge, JudgeError, Member, Panel, RuleJudge};
 use tandem_kernels::{Backend, DType, Device};
 
 use crate::Result;
@@ -46,33 +41,6 @@ pub fn memory(sections: &[JudgeSection], backend: Backend, dtype: DType) -> Resu
     let mut judges = sections.iter().filter_map(open).collect::<Result<Vec<_>, _>>()?;
     judges.iter_mut().try_for_each(RewardJudge::rehearse)?;
     Ok((!judges.is_empty()).then_some(device))
-}
-
-/// Whether every row has what rules compare answers with.
-///
-/// # Errors
-/// If one has not; or an option makes no sense.
-pub fn check_rows(sections: &[JudgeSection], prompts: &TokenCache) -> Result<()> {
-    let of_rows = sections.iter().filter_map(|section| match &section.kind {
-        JudgeKind::Rule(rule @ (Rule::Exact(_) | Rule::Regex(_))) => Some((&section.name, rule)),
-        _ => None,
-    });
-    let mut judges = of_rows
-        .map(|(name, rule)| RuleJudge::new(name, rule.clone()))
-        .collect::<Result<Vec<_>, JudgeError>>()?;
-    for row in 0..if judges.is_empty() { 0 } else { prompts.num_rows() } {
-        let mut fields: Map<String, Value> =
-            serde_json::from_slice(prompts.prompt(row).1).expect("it was written as JSON");
-        fields.remove("prompt");
-        let place = prompts.origin(row).to_string();
-        // What is asked of is the row: any answer will do.
-        let answer = Candidate { text: "", tokens: 0, is_ended: true };
-        let group = Group { place: &place, prompt: Prompt::Text(""), row: &fields, answers: vec![answer] };
-        for judge in &mut judges {
-            judge.judge(std::slice::from_ref(&group), &AtomicBool::new(false))?;
-        }
-    }
-    Ok(())
 }
 
 fn judge(

@@ -17,7 +17,7 @@ use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, 
 use crate::config::{ComputeConfig, Config, Sharding};
 use crate::error::lost;
 use crate::parallel::{Stages, collective_buffer};
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, recipe};
 
 /// All ranks, and this one's groups among them.
 pub struct Mesh {
@@ -274,7 +274,7 @@ pub fn check(config: &Config, num_ranks: usize) -> Result<()> {
     let compute = &config.compute;
     check_ranks(compute, num_ranks)?;
     if compute.tensor * compute.pipeline > 1 {
-        check_model(&config.open_folder()?, compute)?;
+        check_model(&recipe::for_method(config.method).open_folder(config)?, compute)?;
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ use crate::online::{Borrower, Generation};
 use crate::parallel::pipeline::most_under_way;
 use crate::parallel::{Mesh, mesh};
 use crate::placement::{Homes, Needs, Rooms};
-use crate::recipe::{MicroBatch, Share};
+use crate::recipe::{self, MicroBatch, Share};
 use crate::step::{Learner, Scorer};
 use crate::{Result, judges};
 use estimate::device::DeviceKind;
@@ -177,7 +177,7 @@ impl Plan {
                 (length, _) => length.total_steps(data.train_rows, config.train.batch_size),
             },
             batch_size: config.train.batch_size,
-            pairs: config.method != crate::config::Method::Sft,
+            pairs: recipe::for_method(config.method).has_pairs(),
             outside: outside_arena(outline, config.compute.num_threads()),
             data,
             phases,

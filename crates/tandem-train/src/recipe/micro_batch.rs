@@ -1,12 +1,13 @@
 //! The part of a batch that is computed at once.
 
-use tandem_data::forest::{ForestBuilder, RowCounts};
+use tandem_data::forest::ForestBuilder;
 use tandem_data::order::cut;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Forest;
 
+use super::{Ranked, Recipe};
 use crate::Result;
-use crate::config::{Method, MicroBatch as Size};
+use crate::config::MicroBatch as Size;
 use crate::objective::BatchTotals;
 
 /// What a batch's rows are numbers of.
@@ -31,36 +32,6 @@ impl Rows<'_> {
             Self::Cached(cache) => cache.num_tokens(row as usize, share_prefix),
             Self::Ranked(ranked) => ranked[row as usize].counts(share_prefix).tokens,
         }
-    }
-}
-
-/// A prompt with those of its answers that are in pairs.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ranked {
-    /// The data set's row.
-    pub row: u32,
-    /// The prompt's tokens.
-    pub prompt: Vec<u32>,
-    /// The answers' tokens.
-    pub answers: Vec<Vec<u32>>,
-    /// The better and the worse answer of each pair.
-    pub pairs: Vec<[u32; 2]>,
-    /// The answers that are the reference's own, for XPO.
-    pub explored: Vec<u32>,
-    /// For Nash-MD, which has no pairs: by how much each answer is preferred, more than evenly, to the mixture's.
-    pub advantages: Vec<f64>,
-}
-
-impl Ranked {
-    /// What it counts for in a mean: its pairs, or its answers where there are none.
-    pub fn weight(&self) -> usize {
-        if self.advantages.is_empty() { self.pairs.len() } else { self.answers.len() }
-    }
-
-    /// What it adds to a forest.
-    pub fn counts(&self, share_prefix: bool) -> RowCounts {
-        let lengths: Vec<usize> = self.answers.iter().map(Vec::len).collect();
-        RowCounts::of_answers(self.prompt.len(), &lengths, share_prefix)
     }
 }
 
@@ -127,7 +98,7 @@ impl Share {
 
 /// Cuts rows into micro-batches. A function of rows and config alone: ranks and threads never enter.
 pub struct MicroBatcher {
-    method: Method,
+    recipe: &'static dyn Recipe,
     size: Size,
     share_prefix: bool,
     in_rounds: bool,
@@ -136,10 +107,16 @@ pub struct MicroBatcher {
 }
 
 impl MicroBatcher {
-    /// For rows of the given kind. `in_rounds` is for ranks that meet in the walk, so that each has to wait for the others in
+    /// Creates the batcher of a recipe. `in_rounds` is for ranks that meet in the walk, so that each has to wait for the others in
     /// every micro-batch. `pad` is the token that the ends of a reward model's texts stand before.
-    pub fn new(method: Method, size: Size, share_prefix: bool, in_rounds: bool, pad: Option<u32>) -> Self {
-        Self { method, size, share_prefix, in_rounds, pad, builder: ForestBuilder::new(share_prefix) }
+    pub fn new(
+        recipe: &'static dyn Recipe,
+        size: Size,
+        share_prefix: bool,
+        in_rounds: bool,
+        pad: Option<u32>,
+    ) -> Self {
+        Self { recipe, size, share_prefix, in_rounds, pad, builder: ForestBuilder::new(share_prefix) }
     }
 
     /// The micro-batches of a batch, as ranges of its rows.
@@ -156,9 +133,16 @@ impl MicroBatcher {
     pub fn build<'a>(&mut self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Result<MicroBatch> {
         let mut micro = MicroBatch { rows: rows.to_vec(), ..MicroBatch::default() };
         match of.into() {
-            Rows::Cached(cache) => rows.iter().for_each(|&row| self.push(cache, row as usize, &mut micro)),
+            Rows::Cached(cache) => rows.iter().for_each(|&row| {
+                let row = row as usize;
+                micro.sequence_tokens += self.recipe.row(cache, row).num_sequence_tokens() as u64;
+                self.recipe.add_row(cache, row, self.pad, &mut self.builder, &mut micro);
+            }),
             Rows::Ranked(ranked) => {
-                rows.iter().for_each(|&row| self.push_ranked(&ranked[row as usize], &mut micro));
+                let share_prefix = self.share_prefix;
+                let add =
+                    |&row: &u32| ranked[row as usize].add_to(share_prefix, &mut self.builder, &mut micro);
+                rows.iter().for_each(add);
             }
         }
         micro.forest = self.builder.finish()?;
@@ -170,36 +154,6 @@ impl MicroBatcher {
             micro.answer_tokens.clone_from(&micro.scored_tokens);
         }
         Ok(micro)
-    }
-
-    fn push(&mut self, cache: &TokenCache, row: usize, micro: &mut MicroBatch) {
-        if self.method == Method::Sft {
-            let scored = cache.scored(row);
-            micro.sequence_tokens += scored.tokens.len() as u64;
-            return self.builder.push_scored(&scored);
-        }
-        let pair = cache.pair(row);
-        micro.sequence_tokens += pair.lengths().iter().sum::<usize>() as u64;
-        if self.method == Method::Reward {
-            micro.margins.push(cache.margin(row));
-            self.builder.push_ends(pair.prompt, &[pair.chosen, pair.rejected], self.pad);
-            return;
-        }
-        let first = self.builder.num_sequences() as u32;
-        micro.pairs.push([first, first + 1]);
-        micro.answer_tokens.extend([pair.chosen.len(), pair.rejected.len()].map(|n| n as u32));
-        self.builder.push_pair(&pair);
-    }
-
-    fn push_ranked(&mut self, ranked: &Ranked, micro: &mut MicroBatch) {
-        let first = self.builder.num_sequences() as u32;
-        micro.pairs.extend(ranked.pairs.iter().map(|pair| pair.map(|answer| first + answer)));
-        micro.explored.extend(ranked.explored.iter().map(|answer| first + answer));
-        micro.advantages.extend(&ranked.advantages);
-        micro.answer_tokens.extend(ranked.answers.iter().map(|answer| answer.len() as u32));
-        micro.sequence_tokens += ranked.counts(self.share_prefix).sequence_tokens;
-        let answers: Vec<&[u32]> = ranked.answers.iter().map(Vec::as_slice).collect();
-        self.builder.push_answers(&ranked.prompt, &answers);
     }
 
     /// What rank `rank` of `num_ranks` computes of a batch. The cut is that of one rank; only who computes what differs.
@@ -228,13 +182,9 @@ impl MicroBatcher {
                         ranked.pairs.iter().map(|&[chosen, _]| ranked.answers[chosen as usize].len());
                     (ranked.weight(), chosen.sum(), ranked.counts(self.share_prefix).sequence_tokens as usize)
                 }
-                Rows::Cached(cache) if self.method == Method::Sft => {
-                    let row = cache.scored(row as usize);
-                    (1, row.num_scored(), row.tokens.len())
-                }
                 Rows::Cached(cache) => {
-                    let pair = cache.pair(row as usize);
-                    (1, pair.num_scored()[0], pair.lengths().iter().sum())
+                    let row = self.recipe.row(cache, row as usize);
+                    (1, row.num_chosen_tokens(), row.num_sequence_tokens())
                 }
             };
             totals.pairs += pairs as u64;

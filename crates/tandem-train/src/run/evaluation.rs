@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use crate::checkpoint::{Checkpoint, snapshot};
-use crate::config::{ComputeConfig, Config, Method};
+use crate::config::{ComputeConfig, Config};
 use crate::events::{Event, Observer};
 use crate::inputs::Prepared;
 use crate::metrics::{Record, Split};
 use crate::parallel::Mesh;
 use crate::placement::{Homes, Rooms, gpus};
 use crate::step::{Scorer, evaluation_record};
-use crate::{Result, TrainError, plan, reference};
+use crate::{Result, TrainError, plan, recipe, reference};
 
 /// Evaluates a config's model, or a checkpoint of its run, on `data.eval`, in the memory that a dry run of it takes and no more than
 /// `compute.memory`. Writes nothing but caches.
@@ -19,13 +19,7 @@ use crate::{Result, TrainError, plan, reference};
 /// If the config has no `data.eval`, an input is missing or wrong, `compute.memory` does not suffice, or a pass fails.
 pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn Observer) -> Result<Record> {
     if config.data.eval.is_empty() {
-        let reason = match config.method {
-            Method::Online => {
-                "an online run has no held-out pairs to evaluate on; `tandem eval --judge` tells how often a model's answers are \
-                 better than another's"
-            }
-            _ => "there is nothing to evaluate on: set data.eval to a file of held-out rows",
-        };
+        let reason = recipe::for_method(config.method).no_held_out_rows();
         return Err(TrainError::Mismatch { reason: reason.to_owned() });
     }
     // One rank, whatever the run had: with every core.

@@ -16,21 +16,18 @@ use tandem_model::{Checkpointing, Decoder, SavedWalk, Streams, Walk, WeightSourc
 
 use crate::Result;
 use crate::checkpoint::snapshot::{self, Snapshot};
-use crate::config::{Config, Method, ReferenceKind, Sharding};
+use crate::config::{Config, ReferenceKind, Sharding};
 use crate::draw::draw;
 use crate::gradients::Accumulator;
-use crate::metrics::{MetricSums, Sides, Split};
-use crate::objective::{
-    BatchTotals, Loss, ObjectiveConfig, TokenLogProbs, add_exploration, likelihood_loss, nash_md_loss,
-    preference_loss, reward_loss,
-};
+use crate::metrics::{MetricSums, Split};
+use crate::objective::{BatchTotals, Loss, ObjectiveConfig};
 use crate::optimizer::Optimizer;
 use crate::optimizer::clip_coefficient;
 use crate::parallel::Mesh;
 use crate::parallel::pipeline::{Turn, turns};
 use crate::parallel::{Partition, StagedWalk};
 use crate::placement::Homes;
-use crate::recipe::{Compared, MicroBatch, Share};
+use crate::recipe::{self, Compared, MicroBatch, Recipe, ScoredBatch, Share};
 use crate::reference::{Reference, sequence_log_probs};
 use crate::weights::Policy;
 use stats::{Report, Reports};
@@ -47,8 +44,8 @@ pub struct Scorer {
     pub dtype: DType,
     /// What backward recomputes.
     pub checkpointing: Checkpointing,
-    /// SFT, preference or reward model.
-    pub method: Method,
+    /// The recipe.
+    pub recipe: &'static dyn Recipe,
     /// The loss.
     pub objective: ObjectiveConfig,
     /// The weights that train.
@@ -106,7 +103,7 @@ impl Scorer {
             decoder,
             dtype: config.compute.compute_type(),
             checkpointing: config.compute.checkpointing.into(),
-            method: config.method,
+            recipe: recipe::for_method(config.method),
             objective: config.objective.clone(),
             policy,
             reference,
@@ -349,30 +346,9 @@ impl Scorer {
         enter("loss");
         let reference = if is_shared { Some(sequence_log_probs(forest, of_reference)) } else { reference };
         let compared = Compared::new(sequence_log_probs(forest, scores), reference, micro);
-        let weight = match self.method {
-            Method::Sft => {
-                likelihood_loss(&compared.policy, &micro.scored_tokens, loss);
-                totals.chosen_tokens
-            }
-            Method::Online if !micro.advantages.is_empty() => {
-                let sequence: Vec<u32> = forest.predictions.iter().map(|p| p.sequence).collect();
-                let (policy, reference) = (&scores.log_prob, &of_reference.log_prob);
-                let tokens = TokenLogProbs { sequence: &sequence, policy, reference };
-                nash_md_loss(&tokens, &micro.advantages, self.objective.beta, loss);
-                totals.pairs
-            }
-            Method::Dpo | Method::Online => {
-                preference_loss(&compared.pairs(), totals, &self.objective, loss);
-                loss.spread(&micro.pairs, forest.num_sequences as usize);
-                add_exploration(&compared.policy, &micro.explored, self.objective.exploration, loss);
-                totals.pairs
-            }
-            Method::Reward => {
-                let centring = self.objective.center_rewards_coefficient;
-                reward_loss(&compared.policy, &micro.margins, centring, loss);
-                totals.pairs
-            }
-        };
+        let batch =
+            ScoredBatch { micro, log_probs: &compared, scores: &*scores, reference_scores: &*of_reference };
+        let weight = self.recipe.loss(&batch, totals, &self.objective, self.objective.beta, loss);
         if let Some(derivative) = derivative {
             // The loss is a mean over the whole batch, so its derivative is divided here, before anything is summed.
             let scale = 1.0 / weight as f64;
@@ -394,21 +370,9 @@ impl Scorer {
         let Some(compared) = compared else { return report };
         let sums = &mut report.sums;
         sums.add_loss(&self.loss);
-        let (_, rows) = micro.forest.scored_rows();
-        let predictions = &micro.forest.predictions;
-        match self.method {
-            Method::Sft => sums.add_tokens(&self.scores, &rows, predictions, Sides::Single),
-            Method::Dpo => {
-                sums.add_pairs(&compared.pairs(), self.objective.beta);
-                sums.add_tokens(&self.scores, &rows, predictions, Sides::Pairs);
-            }
-            Method::Online => {
-                sums.add_pairs(&compared.pairs(), self.objective.beta);
-                sums.add_tokens(&self.scores, &rows, predictions, Sides::Single);
-                sums.add_answers(&compared.policy, compared.reference.as_deref());
-            }
-            Method::Reward => sums.add_rewards(&compared.policy),
-        }
+        let (scores, reference_scores) = (&self.scores, &self.reference_scores);
+        let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores };
+        self.recipe.add_metrics(&batch, self.objective.beta, sums);
         let Compared { policy, reference, .. } = compared;
         report.log_ratio = reference.map_or(0.0, |r| policy.iter().zip(r).map(|(p, r)| p - r).sum());
         report.scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();

@@ -78,7 +78,7 @@ fn largest_piece(packings: &Packings, decoder: &Decoder) -> [usize; 3] {
 /// What loading frozen weights takes at its peak, and what stays.
 fn load(config: &Config, prepared: &Prepared, device: &Device, group: &mut Group) -> (MemoryUse, usize) {
     let decoder = &prepared.decoder;
-    let start = Start::of_policy(config, prepared, decoder).unwrap();
+    let start = Start::of_policy(config, &prepared.folder, decoder).unwrap();
     let weights =
         start.frozen(config, decoder, &Homes::all_in(device.clone()), group, Kind::Weights, None).unwrap();
     let memory = device.memory();
@@ -185,7 +185,7 @@ const MATRICES: [Part; 4] = [Part::QkvWeight, Part::OutWeight, Part::UpWeight, P
 /// Every matrix of the blocks, as a fetch brings it, and its bits as f32.
 fn fetched(config: &Config, prepared: &Prepared) -> Vec<u32> {
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = Start::of_policy(config, prepared, decoder).unwrap();
+    let start = Start::of_policy(config, &prepared.folder, decoder).unwrap();
     let mut source = start
         .frozen(config, decoder, &Homes::all_in(device), &mut Group::alone(), Kind::Weights, None)
         .unwrap();
