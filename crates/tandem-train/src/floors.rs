@@ -122,10 +122,7 @@ fn imports(path: &[String], text: &str, exports: &BTreeMap<String, String>) -> B
     let mut at = 0;
     while at < tokens.len() {
         let start = at;
-        while tokens[start..at].len() == 2 * path.len() || tokens.get(at) == Some(&"super") {
-            if tokens.get(at) != Some(&"super") || tokens.get(at + 1) != Some(&"::") {
-                break;
-            }
+        while tokens.get(at) == Some(&"super") && tokens.get(at + 1) == Some(&"::") {
             at += 2;
         }
         let is_root = at > start && at - start == 2 * path.len();

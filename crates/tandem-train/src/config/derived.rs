@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::{Backend, DType, Format};
 
-use super::{Checkpointing, ComputeConfig, Config};
+use super::{Checkpointing, ComputeConfig, Config, ShardedState};
 
 impl Config {
     /// The folder of tokens and reference log-probabilities: `data.cache`, else the user's cache folder.
@@ -26,6 +26,11 @@ impl Config {
 }
 
 impl ComputeConfig {
+    /// State that the ranks of a shard group divide.
+    pub fn sharded(&self) -> ShardedState {
+        self.sharding.into()
+    }
+
     /// Threads of each rank.
     pub fn num_threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);

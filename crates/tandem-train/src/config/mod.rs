@@ -39,7 +39,7 @@ pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
 pub use server::{ServerConfig, ServerKind, unservable};
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
-pub use types::{Offload, Shape, Sharding, SumForm};
+pub use types::{Offload, Shape, ShardedState, Sharding, SumForm};
 
 pub use crate::objective::ObjectiveConfig;
 use reader::Section;

@@ -36,10 +36,38 @@ impl Sharding {
     /// Every choice with its name in the config.
     pub const NAMES: [(&'static str, Self); 4] =
         [("ddp", Self::Ddp), ("zero1", Self::Zero1), ("zero2", Self::Zero2), ("zero3", Self::Zero3)];
+}
+
+/// State that the ranks of a shard group divide among them: the meaning of `compute.sharding`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardedState {
+    /// Optimiser states, and with them each rank's part of an update.
+    pub optimizer: bool,
+    /// Gradient sums: a layer's are reduced during backward.
+    pub gradients: bool,
+    /// Weights, the reference's too: a layer is gathered when it runs.
+    pub weights: bool,
+}
+
+impl From<Sharding> for ShardedState {
+    fn from(sharding: Sharding) -> Self {
+        Self {
+            optimizer: sharding >= Sharding::Zero1,
+            gradients: sharding >= Sharding::Zero2,
+            weights: sharding == Sharding::Zero3,
+        }
+    }
+}
+
+impl ShardedState {
+    /// Whether nothing is divided, as under DDP.
+    pub fn is_none(self) -> bool {
+        !self.optimizer
+    }
 
     /// Whether ranks meet in the middle of a walk, so that one without a batch has to walk along.
     pub fn meets_in_walk(self) -> bool {
-        self >= Self::Zero2
+        self.gradients
     }
 }
 

@@ -146,7 +146,7 @@ impl Prepared {
 
     /// What cuts this run's batches.
     pub fn batcher(&self, config: &Config) -> MicroBatcher {
-        let in_rounds = config.compute.sharding.meets_in_walk();
+        let in_rounds = config.compute.sharded().meets_in_walk();
         let (size, pad) = (config.train.micro_batch, self.decoder.spec().head.pad());
         MicroBatcher::new(recipe::for_method(config.method), size, config.data.share_prefix, in_rounds, pad)
     }

@@ -284,7 +284,7 @@ impl Together {
     /// # Errors
     /// If a rank is lost.
     pub fn of(config: &Config, shard: &mut Group) -> Result<Option<Self>> {
-        let meets = config.compute.sharding.meets_in_walk();
+        let meets = config.compute.sharded().meets_in_walk();
         Ok(meets.then(|| shard.split(0)).transpose()?.map(Self))
     }
 }

@@ -14,7 +14,7 @@ use tandem_comm::{Group, Reduction};
 use tandem_kernels::{Device, Tensor};
 use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split, Stage};
 
-use crate::config::{ComputeConfig, Config, Sharding};
+use crate::config::{ComputeConfig, Config};
 use crate::error::lost;
 use crate::parallel::{Stages, collective_buffer};
 use crate::{Result, TrainError, recipe};
@@ -294,10 +294,10 @@ fn check_model(folder: &ModelFolder, compute: &ComputeConfig) -> Result<()> {
 }
 
 fn check_ranks(compute: &ComputeConfig, num_ranks: usize) -> Result<()> {
-    let ComputeConfig { tensor, pipeline, replicate, sharding, .. } = *compute;
+    let ComputeConfig { tensor, pipeline, replicate, .. } = *compute;
     let axes = [("tensor", tensor), ("pipeline", pipeline), ("replicate", replicate)];
     let unit: usize = axes.iter().map(|(_, count)| count).product();
-    let reason = if replicate > 1 && sharding == Sharding::Ddp {
+    let reason = if replicate > 1 && compute.sharded().is_none() {
         format!(
             "compute.replicate = {replicate} says how often what is divided is there, and compute.sharding = \"ddp\" divides \
              nothing: set it to \"zero1\", \"zero2\" or \"zero3\", or leave compute.replicate out"

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use tandem_comm::Group;
 use tandem_kernels::ops::SQUARES_BLOCK;
 use tandem_model::Decoder;
 
-use crate::config::Sharding;
+use crate::config::ShardedState;
 
 /// Every layer's flat buffer, cut into one contiguous part for each rank, in the order of ranks.
 ///
@@ -25,12 +26,9 @@ impl Partition {
         Self { rank, counts: lengths.map(|len| counts(len, num_ranks)).collect() }
     }
 
-    /// The part of each layer that a rank of a data group holds under `sharding`.
-    pub fn under(sharding: Sharding, decoder: &Decoder, rank: usize, num_ranks: usize) -> Self {
-        match sharding {
-            Sharding::Ddp => Self::whole(decoder),
-            _ => Self::new(decoder, rank, num_ranks),
-        }
+    /// Creates the partition of a run among the ranks of a shard group: everything, where nothing is divided.
+    pub fn of_run(sharded: ShardedState, decoder: &Decoder, shard: &Group) -> Self {
+        if sharded.is_none() { Self::whole(decoder) } else { Self::new(decoder, shard.rank(), shard.size()) }
     }
 
     /// One rank owns everything.

@@ -42,8 +42,7 @@ pub fn reference_pass(
         frozen.as_mut()
     } else {
         let shard = mesh.shard();
-        let partition =
-            Arc::new(Partition::under(config.compute.sharding, &decoder, shard.rank(), shard.size()));
+        let partition = Arc::new(Partition::of_run(config.compute.sharded(), &decoder, shard));
         let start = Start::dry(outline.quantised);
         policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
         if decoders.reference.is_some() {
@@ -101,8 +100,7 @@ pub fn calls(
 pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<(Scorer, Learner)> {
     let scorer = scorer(config, outline, homes, mesh)?;
     let shard = mesh.shard();
-    let partition =
-        Arc::new(Partition::under(config.compute.sharding, &scorer.decoder, shard.rank(), shard.size()));
+    let partition = Arc::new(Partition::of_run(config.compute.sharded(), &scorer.decoder, shard));
     let learner = Learner::new(config, &scorer.decoder, homes, mesh, partition)?;
     Ok((scorer, learner))
 }
@@ -116,7 +114,7 @@ pub fn scorer(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh
     let decoders = Decoders::of(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();
-    let partition = Arc::new(Partition::under(config.compute.sharding, decoder, shard.rank(), shard.size()));
+    let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
     let start = Start::dry(outline.quantised);
     let mut policy = start.policy(config, decoder, homes, shard, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {

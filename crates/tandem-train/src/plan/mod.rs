@@ -33,7 +33,7 @@ pub use phase::{Offloaded, Phase};
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
 
-use crate::config::{ComputeConfig, Config, ReferenceKind, Sharding};
+use crate::config::{ComputeConfig, Config, ReferenceKind};
 use crate::events::Planned;
 use crate::inputs::{Decoders, Prepared};
 use crate::online::sources::Both;
@@ -132,9 +132,10 @@ impl Plan {
     /// As there.
     pub fn of(config: &Config, outline: &Outline, rank: usize, num_ranks: usize) -> Result<Self> {
         mesh::check(config, num_ranks)?;
-        let ComputeConfig { tensor, pipeline, sharding, .. } = config.compute;
+        let ComputeConfig { tensor, pipeline, .. } = config.compute;
+        let in_rounds = config.compute.sharded().meets_in_walk();
         let survey = outline.survey(config)?;
-        let load = survey.load(num_ranks / (tensor * pipeline), sharding.meets_in_walk());
+        let load = survey.load(num_ranks / (tensor * pipeline), in_rounds);
         let mut rehearsal =
             Rehearsal { config, outline, survey: &survey, rank, num_ranks, phases: Vec::new() };
         if config.reference.kind == ReferenceKind::Precompute {
@@ -145,7 +146,7 @@ impl Plan {
         let stage = mesh.stage();
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
-        let turns = survey.turns(stage, data, sharding.meets_in_walk());
+        let turns = survey.turns(stage, data, in_rounds);
         let (work, work_of_two) = rehearsal.run(&turns)?;
         let Rehearsal { phases, .. } = rehearsal;
         let data = DataShape {
@@ -263,7 +264,7 @@ impl Rehearsal<'_> {
         let homes = Homes::meta(&self.config.compute, self.survey.rooms());
         let batches = &self.survey.reference.largest;
         let mut mesh = Mesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
-        let idles = self.config.compute.sharding == Sharding::Zero3 && mesh.data().size() > 1;
+        let idles = self.config.compute.sharded().weights && mesh.data().size() > 1;
         let mut all = batches.iter().map(|batch| Ok(batch.clone()));
         dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, &mut all, idles)?;
         let flops = total_flops(&homes) / batches.len() as f64;

@@ -189,8 +189,7 @@ pub fn load(
     let (mut policy, format) = {
         let start = Start::of_policy(config, &prepared.folder, decoder)?;
         let shard = mesh.shard();
-        let partition =
-            Arc::new(Partition::under(config.compute.sharding, decoder, shard.rank(), shard.size()));
+        let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
         let see: See = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
         let policy = start.policy(config, decoder, homes, shard, &partition, see)?;
@@ -248,8 +247,7 @@ pub fn kept(
         )?),
         ReferenceKind::Sync if decoder.adapter().is_none() => {
             let shard = mesh.shard();
-            let partition =
-                Arc::new(Partition::under(config.compute.sharding, decoder, shard.rank(), shard.size()));
+            let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
             let start = start(decoder)?;
             let weights = start.trained(config, decoder, homes, shard, &partition, Kind::Reference, None)?;
             Reference::Followed(Box::new(Policy::full(weights)))

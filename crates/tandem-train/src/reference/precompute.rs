@@ -7,7 +7,7 @@ use tandem_kernels::Format;
 use tandem_model::{Decoder, LayerId, Split as TensorSplit, Walk, WeightSource};
 
 use crate::Result;
-use crate::config::{Config, Sharding};
+use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::inputs::Prepared;
 use crate::metrics::Split;
@@ -114,8 +114,7 @@ impl Precompute<'_> {
         let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         let total = cache.num_rows() as u64;
         let progress = |done| observer.event(&Event::Reference { split, done, total });
-        let is_sharded = config.compute.sharding == Sharding::Zero3;
-        let idle = if is_sharded { share.rounds - share.mine.len() } else { 0 };
+        let idle = if config.compute.sharded().weights { share.rounds - share.mine.len() } else { 0 };
         let scores = RowScores::compute(&walk, weights, cache, data, batches, idle, progress)?;
         if mesh.world().rank() == 0 {
             scores.write(&path)?;

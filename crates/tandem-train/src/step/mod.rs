@@ -16,7 +16,7 @@ use tandem_model::{Checkpointing, Decoder, SavedWalk, Streams, Walk, WeightSourc
 
 use crate::Result;
 use crate::checkpoint::snapshot::{self, Snapshot};
-use crate::config::{Config, ReferenceKind, Sharding};
+use crate::config::{Config, ReferenceKind, ShardedState};
 use crate::draw::draw;
 use crate::gradients::Accumulator;
 use crate::metrics::{MetricSums, Split};
@@ -54,7 +54,7 @@ pub struct Scorer {
     pub reference: Reference,
     /// Where the passes say how far they have come.
     pub progress: Progress,
-    sharding: Sharding,
+    sharded: ShardedState,
     /// With the update and the micro-batch, what decides which inputs of an adapter are dropped.
     seed: u64,
     scores: HeadScores,
@@ -108,7 +108,7 @@ impl Scorer {
             policy,
             reference,
             progress: Progress::default(),
-            sharding: config.compute.sharding,
+            sharded: config.compute.sharded(),
             seed: config.seed,
             scores: HeadScores::default(),
             reference_scores: HeadScores::default(),
@@ -289,7 +289,7 @@ impl Scorer {
 
     /// How often this rank walks: also where it has nothing to compute, if others need it in their walk.
     fn rounds(&self, share: &Share) -> usize {
-        if self.sharding.meets_in_walk() { share.rounds } else { share.mine.len() }
+        if self.sharded.meets_in_walk() { share.rounds } else { share.mine.len() }
     }
 
     /// Walks along forward with the ranks that have more micro-batches than this one, where they meet in the walk. The ranks
@@ -420,8 +420,7 @@ impl Learner {
         mesh: &mut Mesh,
         partition: Arc<Partition>,
     ) -> Result<Self> {
-        let own =
-            if config.compute.sharding >= Sharding::Zero2 { Some(mesh.shard().split(0)?) } else { None };
+        let own = if config.compute.sharded().gradients { Some(mesh.shard().split(0)?) } else { None };
         let form = config.compute.reduction;
         let gradients = Accumulator::new(homes, decoder.clone(), partition.clone(), own, form)?;
         let home = homes.optimizer(decoder.adapter().is_some());

@@ -9,7 +9,7 @@ use tandem_model::adapter::{self, AdapterFiles, PeftFolder};
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
 
 use crate::Result;
-use crate::config::{Config, Sharding, Weights};
+use crate::config::{Config, Weights};
 use crate::parallel::Partition;
 use crate::placement::{Away, Homes};
 use crate::weights::{FrozenWeights, Packings, Policy, ReplicatedWeights, ShardedWeights, Trained};
@@ -147,7 +147,7 @@ impl Start {
             let weights = ShardedWeights::new(device, decoder, partition, group, parts, away, dtype)?;
             Ok(Trained::Sharded(Box::new(weights)))
         };
-        if config.compute.sharding == Sharding::Zero3 {
+        if config.compute.sharded().weights {
             return in_parts(partition.clone(), shard.split(0)?, see);
         }
         if homes.is_offloaded() {
@@ -172,7 +172,7 @@ impl Start {
     ) -> Result<Box<FrozenWeights>> {
         let dtype = config.compute.compute_type();
         let packings = Packings::new(decoder, self.frozen_format(config), dtype);
-        let divides = config.compute.sharding == Sharding::Zero3 && shard.size() > 1;
+        let divides = config.compute.sharded().weights && shard.size() > 1;
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
         let bytes = self.pack(decoder, homes, kind, &packings, place, see)?;

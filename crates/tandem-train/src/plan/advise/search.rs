@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::config::{Config, Sharding};
+use crate::config::{Config, ShardedState, Sharding};
 use crate::plan::advise::advice::{advise, possible, with_all};
 use crate::plan::estimate::device::DeviceKind;
 use crate::plan::{Outline, RunPlan};
@@ -57,7 +57,7 @@ fn meshes(outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Vec<Vec<S
         for pipeline in divisors(num_ranks / tensor).filter(|&n| n <= num_blocks) {
             let data = num_ranks / tensor / pipeline;
             for (name, sharding) in Sharding::NAMES {
-                let is_divided = sharding != Sharding::Ddp;
+                let is_divided = !ShardedState::from(sharding).is_none();
                 if is_divided && data == 1 {
                     continue;
                 }

@@ -146,8 +146,7 @@ impl Opening<'_> {
         progress.enter(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
-        let partition =
-            Arc::new(Partition::under(config.compute.sharding, decoder, shard.rank(), shard.size()));
+        let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
         let mut learner = Learner::new(config, decoder, &homes, mesh, partition)?;
         let mut scorer = Scorer::new(config, homes, decoder.clone(), policy, reference);
         scorer.progress = progress;
