@@ -14,7 +14,7 @@ use crate::placement::{Homes, Rooms};
 use crate::plan::Outline;
 use crate::recipe::MicroBatch;
 use crate::reference::{Reference, RowScores, kept, share_base, to_walk};
-use crate::step::{Learner, Scorer};
+use crate::step::{Learner, Scorer, StepOptions};
 use crate::weights::SharedReference;
 use crate::weights::initial_weights::Start;
 
@@ -89,7 +89,7 @@ pub fn calls(
     let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
     let (mut scorer, mut learner) =
         load(config, &Outline::of(prepared), &Homes::meta(&config.compute, Rooms::default()), &mut mesh)?;
-    scorer.step(&mut learner, &mut mesh, &share, build, 0.0, None, 1)?;
+    scorer.step(&mut learner, &mut mesh, &share, build, &StepOptions::dry())?;
     Ok(log.take())
 }
 

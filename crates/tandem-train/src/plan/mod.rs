@@ -42,7 +42,7 @@ use crate::parallel::pipeline::most_under_way;
 use crate::parallel::{Mesh, mesh};
 use crate::placement::{Homes, Needs, Rooms};
 use crate::recipe::{self, MicroBatch, Share};
-use crate::step::{Learner, Scorer};
+use crate::step::{Learner, Scorer, StepOptions};
 use crate::{Result, judges};
 use estimate::device::DeviceKind;
 use survey::{Load, Survey, Turns};
@@ -369,7 +369,7 @@ fn step(
     turns: Turns,
 ) -> Result<()> {
     let share = Share { mine: (0..turns.own).collect(), ..Share::of(batch, turns.all.max(1)) };
-    scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), 0.0, None, 1)?;
+    scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), &StepOptions::dry())?;
     Ok(())
 }
 

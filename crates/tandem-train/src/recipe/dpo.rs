@@ -70,7 +70,7 @@ pub(super) fn pair_loss(
     out: &mut Loss,
 ) -> u64 {
     let ScoredBatch { micro, log_probs, .. } = batch;
-    preference_loss(&log_probs.pairs(), totals, &ObjectiveConfig { beta, ..objective.clone() }, out);
+    preference_loss(&log_probs.pairs(), totals, objective, beta, out);
     out.spread(&micro.pairs, micro.forest.num_sequences as usize);
     add_exploration(&log_probs.policy, &micro.explored, objective.exploration, out);
     totals.pairs

@@ -1,32 +1,34 @@
-//! What the micro-batches of a batch came to, and how every rank learns it.
+//! Statistics of the micro-batches of a batch, and how every rank learns them.
 
 use tandem_comm::{Group, Reduction};
 
+use super::StepOutcome;
 use crate::Result;
 use crate::metrics::MetricSums;
+use crate::recipe::Share;
 
-/// What a micro-batch came to.
+/// Statistics of a micro-batch.
 #[derive(Default)]
-pub(crate) struct Report {
-    pub(crate) sums: MetricSums,
+pub(super) struct Report {
+    pub(super) sums: MetricSums,
     /// Σ over sequences of log π − log π_ref.
-    pub(crate) log_ratio: f64,
-    pub(crate) scored_tokens: f64,
+    pub(super) log_ratio: f64,
+    pub(super) scored_tokens: f64,
     /// Whether the gradient up to here is finite and in range.
-    pub(crate) in_range: bool,
+    pub(super) in_range: bool,
 }
 
 /// The reports of all micro-batches of a batch. They are added up in their order, whoever made them, so that metrics are the
 /// same bits on any number of ranks. Of the ranks that compute a micro-batch together one reports, and each whether its own
 /// part of the gradient is in range.
-pub(crate) struct Reports(Vec<[f64; MetricSums::WIDTH + 3]>);
+pub(super) struct Reports(Vec<[f64; MetricSums::WIDTH + 3]>);
 
 impl Reports {
-    pub(crate) fn new(num_micro_batches: usize) -> Self {
+    pub(super) fn new(num_micro_batches: usize) -> Self {
         Self(vec![[0.0; MetricSums::WIDTH + 3]; num_micro_batches])
     }
 
-    pub(crate) fn set(&mut self, index: usize, report: &Report, leads: bool) {
+    pub(super) fn set(&mut self, index: usize, report: &Report, leads: bool) {
         let [sums @ .., log_ratio, scored_tokens, out_of_range] = &mut self.0[index];
         if leads {
             sums.copy_from_slice(&report.sums.to_numbers());
@@ -36,21 +38,21 @@ impl Reports {
         *out_of_range = f64::from(u8::from(!report.in_range));
     }
 
-    pub(crate) fn get(&self, index: usize) -> Report {
+    fn get(&self, index: usize) -> Report {
         let [sums @ .., log_ratio, scored_tokens, out_of_range] = &self.0[index];
         let sums = MetricSums::from_numbers(sums);
         Report { sums, log_ratio: *log_ratio, scored_tokens: *scored_tokens, in_range: *out_of_range == 0.0 }
     }
 
     /// Every rank gets what the others reported: sums are of one rank, the others hold zeros; any may be out of range.
-    pub(crate) fn exchange(&mut self, group: &mut Group) -> Result<()> {
+    pub(super) fn exchange(&mut self, group: &mut Group) -> Result<()> {
         if group.size() > 1 {
             group.all_reduce(self.0.as_flattened_mut(), Reduction::Sum)?;
         }
         Ok(())
     }
 
-    pub(crate) fn together(&self) -> Report {
+    pub(super) fn together(&self) -> Report {
         let mut whole =
             Report { sums: MetricSums::default(), log_ratio: 0.0, scored_tokens: 0.0, in_range: true };
         for report in (0..self.0.len()).map(|index| self.get(index)) {
@@ -60,6 +62,20 @@ impl Reports {
             whole.in_range &= report.in_range;
         }
         whole
+    }
+
+    /// Returns what the step did, of which all gradients are reduced. A dry run has no numbers, and counts as a good step.
+    pub(super) fn outcome(&self, share: &Share, grad_norm: f64, is_dry: bool) -> StepOutcome {
+        let whole = self.together();
+        let is_broken = |index: &usize| !self.get(*index).sums.loss().is_finite();
+        let broken = (0..share.cuts.len()).filter(is_broken);
+        let mut suspects: Vec<u32> = broken.flat_map(|index| share.rows_of(index)).copied().collect();
+        let updated = is_dry || (suspects.is_empty() && grad_norm.is_finite());
+        if !updated && suspects.is_empty() {
+            suspects.clone_from(&share.rows);
+        }
+        let log_ratio = (whole.log_ratio, whole.scored_tokens as u64);
+        StepOutcome { sums: whole.sums, grad_norm, updated, suspects, log_ratio }
     }
 }
 

@@ -3,22 +3,22 @@
 use crate::objective::{ObjectiveConfig, Pair, Value, sigmoid};
 
 /// Equation 7, for chosen answers better than the model's: `1 − σ(β chosen_ratio) + σ(β rejected_ratio)`.
-pub(crate) fn apo_zero_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
-    let (c, r) = (config.beta * pair.chosen_ratio, config.beta * pair.rejected_ratio);
+pub(crate) fn apo_zero_loss(pair: &Pair, _: &ObjectiveConfig) -> Value {
+    let (c, r) = (pair.beta * pair.chosen_ratio, pair.beta * pair.rejected_ratio);
     Value {
         loss: sigmoid(-c) + sigmoid(r),
-        d_chosen: -config.beta * slope(c),
-        d_rejected: config.beta * slope(r),
+        d_chosen: -pair.beta * slope(c),
+        d_rejected: pair.beta * slope(r),
     }
 }
 
 /// Equation 8, for chosen answers worse than the model's: `σ(β chosen_ratio) + 1 − σ(β (chosen_ratio − rejected_ratio))`.
-pub(crate) fn apo_down_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
-    let (c, x) = (config.beta * pair.chosen_ratio, config.beta * pair.delta());
+pub(crate) fn apo_down_loss(pair: &Pair, _: &ObjectiveConfig) -> Value {
+    let (c, x) = (pair.beta * pair.chosen_ratio, pair.beta * pair.delta());
     Value {
         loss: sigmoid(c) + sigmoid(-x),
-        d_chosen: config.beta * (slope(c) - slope(x)),
-        d_rejected: config.beta * slope(x),
+        d_chosen: pair.beta * (slope(c) - slope(x)),
+        d_rejected: pair.beta * slope(x),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::metrics::{Record, Split};
 use crate::objective::exact_at_start;
 use crate::online::{Online, Ready, Took};
 use crate::recipe::{Ranked, Rows};
-use crate::step::StepOutcome;
+use crate::step::{StepOptions, StepOutcome};
 use crate::{Result, TrainError};
 
 impl Trainer {
@@ -19,10 +19,13 @@ impl Trainer {
         let began = Instant::now();
         self.device().enter("data");
         let (step, per_epoch) = (self.cursor.step, self.batches.steps_per_epoch());
-        let learning_rate = self.schedule.at(step);
-        let max_norm = self.config.train.max_grad_norm;
+        let options = StepOptions {
+            learning_rate: self.schedule.at(step),
+            max_grad_norm: self.config.train.max_grad_norm,
+            beta: self.config.objective.beta_at(step, per_epoch),
+            update: self.cursor.updates + 1,
+        };
         let Self { online, scorer, mesh, prepared, batches, batcher, learner, files, .. } = self;
-        scorer.objective.beta = self.config.objective.beta_at(step, per_epoch);
         let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, batches, stop));
         for line in online.iter().flat_map(Online::lines) {
             observer.event(&Event::Warning(&line));
@@ -46,25 +49,19 @@ impl Trainer {
         };
         let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
         let share = batcher.share(of, rows, data_rank, data_size);
-        let update = self.cursor.updates + 1;
         let outcome = if share.totals.pairs == 0 {
             StepOutcome::default()
         } else {
-            scorer.differentiate(
-                learner,
-                mesh,
-                &share,
-                &mut |rows: &[u32]| batcher.build(of, rows),
-                update,
-            )?
+            let build = &mut |rows: &[u32]| batcher.build(of, rows);
+            scorer.differentiate(learner, mesh, &share, build, &options)?
         };
-        // What is answered meanwhile is so by the weights as they are.
+        // Background generation reads the current weights: wait for it before they are updated.
         if let Some(online) = online
             && !online.answered(mesh, stop)?
         {
             return Ok(false);
         }
-        scorer.update(learner, mesh, &outcome, learning_rate, max_norm, update)?;
+        scorer.update(learner, mesh, &outcome, &options)?;
         self.scorer.homes.device.enter("metrics");
         if self.cursor.step == 0 && share.totals.pairs > 0 {
             self.check_start(&outcome, observer)?;
@@ -75,7 +72,7 @@ impl Trainer {
             self.scorer.pull_follower(alpha as f32)?;
         }
         self.cursor.num_tokens += share.sequence_tokens;
-        let mut record = self.record(&outcome, ready.as_ref(), learning_rate);
+        let mut record = self.record(&outcome, ready.as_ref(), &options);
         record.set("tokens_per_second", share.sequence_tokens as f64 / began.elapsed().as_secs_f64());
         self.log(&record, observer)?;
         if share.totals.pairs == 0 {
@@ -93,19 +90,19 @@ impl Trainer {
     }
 
     /// What there is to tell of a step.
-    fn record(&mut self, outcome: &StepOutcome, ready: Option<&Ready>, learning_rate: f64) -> Record {
+    fn record(&mut self, outcome: &StepOutcome, ready: Option<&Ready>, options: &StepOptions) -> Record {
         self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
         let mut record = Record::new(self.cursor.step, Split::Train);
         outcome.sums.report(&mut record);
         if let (Some(Ready { summary, .. }), Some(online)) = (ready, &self.online) {
             let Took { generate, judge, tokens } = online.took();
-            summary.report(&mut record, self.scorer.objective.beta, outcome.sums.kl());
+            summary.report(&mut record, options.beta, outcome.sums.kl());
             record.set("time_generate", generate);
             record.set("time_judge", judge);
             record.set_count("generated_tokens", tokens as u64);
         }
         record.set("grad_norm", outcome.grad_norm);
-        record.set("learning_rate", learning_rate);
+        record.set("learning_rate", options.learning_rate);
         record.set("epoch", self.cursor.step as f64 / self.batches.steps_per_epoch() as f64);
         record.set_count("num_tokens", self.cursor.num_tokens);
         record.set("time", self.cursor.seconds);
