@@ -3,10 +3,10 @@
 //! Names are those of logical parameters (`policy/block.3.qkv_weight`, `second_moment/head.head_weight`), so that a
 //! checkpoint does not depend on how its writer had placed them.
 //!
-//! A rank writes its part of every layer of its slice, as [`Partition`] divides layers: of what is divided, what it holds; of
-//! what all ranks with that slice hold, as much. What all slices hold, the first writes, and a table that two stages hold the
-//! first of these. So nothing is written twice, ranks of a stage write as many bytes, and the files of a number of ranks are
-//! the same under every sharding.
+//! Sharded tensors: each rank writes its shard, as [`Partition`] divides layers. Replicated tensors: divided in the same way
+//! among the replicas. A tensor that every tensor-parallel rank holds is written by rank 0 of the group; a tied embedding by
+//! the first pipeline stage. So nothing is written twice, the ranks of a stage write equally much, and the files of a number
+//! of ranks are the same under every sharding.
 
 use std::ops::Range;
 use std::path::Path;

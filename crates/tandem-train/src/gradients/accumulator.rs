@@ -172,11 +172,12 @@ impl Accumulator {
         Ok(self.device.take_in_range()?)
     }
 
-    /// Adds up the sums of all ranks: afterwards every rank holds those of its part.
+    /// Adds up the sums of all ranks: afterwards every rank holds those of its part, and the stages that share a tied table
+    /// hold the same.
     ///
     /// # Errors
     /// If a rank is lost.
-    pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<()> {
+    pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<ReducedGradients<'_>> {
         self.settle()?;
         let (shard, mut replicas) = mesh.in_sum();
         let Self { home, partition, sums, begun, sharded, .. } = self;
@@ -199,7 +200,8 @@ impl Accumulator {
                 replicas.all_reduce_numbers(sums.range(home, index, own), Reduction::Sum)?;
             }
         }
-        Ok(())
+        self.join_tied(mesh.stages())?;
+        Ok(ReducedGradients(self))
     }
 
     /// The gradient of this rank's part of a layer, by the layer's place in walk order.
@@ -211,12 +213,7 @@ impl Accumulator {
         if self.sharded.is_some() { held } else { held.range(self.partition.owned(index)) }
     }
 
-    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, from
-    /// stage to stage, then the slices.
-    ///
-    /// # Errors
-    /// If a rank is lost.
-    pub fn norm(&mut self, mesh: &mut Mesh) -> Result<f64> {
+    fn norm(&mut self, mesh: &mut Mesh) -> Result<f64> {
         let mut squares = std::mem::take(&mut self.squares);
         squares.fill(0.0);
         let (mut parts, mut places, mut first) = (Vec::new(), Vec::new(), 0);
@@ -258,6 +255,20 @@ impl Accumulator {
             each(gradient.range(start - owned.start..stop - owned.start), block);
             start = stop;
         }
+    }
+}
+
+/// Sums that are reduced over all ranks.
+pub struct ReducedGradients<'a>(&'a mut Accumulator);
+
+impl ReducedGradients<'_> {
+    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, from
+    /// stage to stage, then the slices.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn norm(self, mesh: &mut Mesh) -> Result<f64> {
+        self.0.norm(mesh)
     }
 }
 

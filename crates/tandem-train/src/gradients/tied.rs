@@ -13,12 +13,9 @@ use crate::parallel::Stages;
 const PIECE: usize = 1 << 17;
 
 impl Accumulator {
-    /// After [`Accumulator::reduce`]: where the head is tied to the token table, first and last stage add up what they have
-    /// of the layer's gradient, so that both update it alike. All stages call this.
-    ///
-    /// # Errors
-    /// If a rank is lost, or memory runs out.
-    pub fn join_tied(&mut self, stages: Option<&Stages>) -> Result<()> {
+    /// Where the head is tied to the token table, adds up what first and last stage have of the layer's gradient, so that both
+    /// update it alike. All stages call this, after their ranks have reduced.
+    pub(super) fn join_tied(&mut self, stages: Option<&Stages>) -> Result<()> {
         let stage = self.decoder.stage();
         let Some(stages) = stages.filter(|_| self.decoder.spec().head.tied) else { return Ok(()) };
         let other = match (stage.is_first(), stage.is_last()) {

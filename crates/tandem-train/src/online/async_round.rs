@@ -1,4 +1,4 @@
-//! A round that is answered on a thread of its own: by a server, or by this process while it trains.
+//! A round of generation on a background thread: by a server, or by this process while it trains.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,7 @@ enum At {
 type Answered = Result<Option<Vec<Batch>>>;
 
 impl Aside {
-    /// That has nothing to do yet; `ends` are the strings that end an answer.
+    /// Creates an idle round; `ends` lists the stop strings.
     pub fn new(answerer: Answerer, ends: &[String]) -> Self {
         let at = Some(At::Rest(answerer));
         Self { at, ends: ends.into(), progress: Progress::default(), stop: Arc::default() }

@@ -67,7 +67,7 @@ impl Borrower {
         Ok(self.device.after(&scorer.homes.device.mark()?)?)
     }
 
-    /// All ranks' answers, `None` if one was stopped. Then the weights are nobody's but whose they are.
+    /// Returns all ranks' responses, or `None` if a rank was stopped. The lent weights are given back before this returns.
     ///
     /// # Errors
     /// If memory runs out, weights cannot be had, or a rank is lost.

@@ -1,8 +1,8 @@
 //! Ranks that take different times for their parts of a round, and stay in touch meanwhile.
 //!
-//! A rank that waits in a call for longer than `compute.deadline` gives the others up. So nobody waits in one call for another's part:
-//! whoever is through says so again and again, and whoever is not says now and then that it goes on, however long that takes.
-//! Whether to stop is agreed on in the same breath.
+//! A rank that waits in one call for longer than `compute.deadline` gives the others up. So ranks never block on each other's
+//! part of a round: a finished rank polls, an unfinished rank sends a keep-alive at intervals. The same call agrees on whether
+//! to stop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;

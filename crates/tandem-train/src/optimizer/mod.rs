@@ -1,4 +1,4 @@
-//! The optimiser over flat buffers: of each rank's part of every layer.
+//! The optimiser, over flat buffers with each rank's part of every layer.
 
 mod schedule;
 
@@ -32,8 +32,8 @@ pub struct Optimizer {
     runs: Vec<Vec<Run>>,
 }
 
-/// What this rank has of a parameter. So what is drawn for an element depends on its place in the parameter alone, wherever
-/// that lies: what all slices hold stays the same on each of them.
+/// Contiguous range of one parameter that this rank owns. Stochastic rounding is keyed on the offset within the parameter, so
+/// results do not depend on sharding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     /// Elements of the layer's flat buffer.

@@ -1,5 +1,4 @@
-//! A group whose calls are made by a thread of its own, so that layers travel while the walk computes: from other ranks, from
-//! where they are offloaded to, or both.
+//! Collectives and host copies on a background thread, so that they overlap with compute.
 //!
 //! One call is under way at a time: the group and its cargo go to the thread and come back. So calls are made in the order in
 //! which they were begun, the same on every rank; and while nothing is under way the group is at hand.

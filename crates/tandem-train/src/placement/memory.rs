@@ -1,4 +1,4 @@
-//! Where things lie that are not there where layers are computed: in host memory, or in a file.
+//! Placement of tensors that are offloaded from the compute device to host memory or to a file.
 //!
 //! | what | `offload = "host"` | `offload = "nvme"` |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //!
 //! With `offload_activations` the inputs of blocks wait in host memory for backward.
 //!
-//! A GPU reads and writes host memory, but no file: what lies in its rank's file the processor updates there, and the thread that
-//! brings layers carries them to host memory ([`crate::placement::Away`]). So the states of an adapter, which the GPU updates, lie in host
-//! memory. The copy that a GPU's checkpoint is written from does always.
+//! A GPU reads and writes host memory, but no file. The CPU updates tensors in a rank's file there, and the transfer thread
+//! copies layers through host memory ([`crate::placement::Away`]). So the states of an adapter, which the GPU updates, lie in
+//! host memory, as does the copy that a GPU's checkpoint is written from.
 
 use std::fs::{self, File};
 use std::io;
@@ -48,13 +48,12 @@ pub struct Needs {
     pub judges: usize,
     /// Of host memory beside it: what is offloaded there.
     pub host: usize,
-    /// Of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be taken from
-    /// its disk.
+    /// Bytes of the offload file, which is created at exactly this size.
     pub file: usize,
 }
 
 impl Needs {
-    /// Of this machine's memory where the device is its processor: the arena, and what is offloaded to host memory.
+    /// Bytes of host memory where the device is the CPU: the arena and offloaded tensors.
     pub fn ram(self) -> usize {
         self.arena + self.host
     }
@@ -183,7 +182,7 @@ impl Homes {
         if has_adapter && self.staged().is_some() { self.sums() } else { self.state() }
     }
 
-    /// Who writes frozen weights where they are kept, with what it needs meanwhile where sums lie: of a GPU's file the processor.
+    /// Device that quantises frozen weights. For weights stored in a file on a GPU run, this is the CPU.
     pub fn packer(&self) -> &Device {
         self.staged().map_or_else(|| self.sums(), |(file, _)| file)
     }

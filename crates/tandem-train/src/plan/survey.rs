@@ -51,8 +51,8 @@ pub struct Assumed {
 pub struct Pass {
     /// The most tokens, and the most scored rows, of any of them.
     pub room: Room,
-    /// Those of which some operation takes more memory while it runs than of any other: the one with most tokens first, then
-    /// those with most of few trees, the one with most scored rows, the largest with none.
+    /// Worst-case micro-batches: most tokens; most tokens with few trees, for each small number of trees; most scored rows; the
+    /// largest without scored rows.
     pub largest: Vec<MicroBatch>,
 }
 

@@ -168,10 +168,8 @@ impl Scorer {
         let mut stats = self.micro_batches(learner, mesh, share, build, options)?;
         self.enter(StepPhase::Reduce);
         stats.exchange(mesh.world())?;
-        learner.gradients.reduce(mesh)?;
-        learner.gradients.join_tied(mesh.stages())?;
-        let in_range = stats.together().in_range;
-        let grad_norm = if in_range { learner.gradients.norm(mesh)? } else { f64::INFINITY };
+        let gradients = learner.gradients.reduce(mesh)?;
+        let grad_norm = if stats.is_in_range() { gradients.norm(mesh)? } else { f64::INFINITY };
         Ok(stats.outcome(share, grad_norm, self.homes.device.is_meta()))
     }
 

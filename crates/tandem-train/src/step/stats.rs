@@ -52,6 +52,11 @@ impl Reports {
         Ok(())
     }
 
+    /// Returns whether every rank's gradient was finite and in the range of the sums.
+    pub(super) fn is_in_range(&self) -> bool {
+        self.together().in_range
+    }
+
     pub(super) fn together(&self) -> Report {
         let mut whole =
             Report { sums: MetricSums::default(), log_ratio: 0.0, scored_tokens: 0.0, in_range: true };

@@ -92,8 +92,7 @@ impl FrozenWeights {
         Self::bringing(Parts { device, decoder, dtype, packings, bytes, travels, is_divided }, group, away)
     }
 
-    /// What somebody else reads these weights through: layers come to `device`, and `shard` are the ranks among which they are
-    /// divided. All of these call this.
+    /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
     ///
     /// # Errors
     /// If the system refuses a thread, or a rank is lost.

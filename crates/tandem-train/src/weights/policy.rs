@@ -1,4 +1,4 @@
-//! The policy's weights, wherever they live: what trains, and the base that it stands on if that is frozen.
+//! The policy's weights: those that train, and the frozen base under an adapter.
 
 use tandem_comm::Group;
 use tandem_kernels::{Device, Tensor, ops};
@@ -48,8 +48,8 @@ impl Policy {
         }
     }
 
-    /// What somebody else reads these weights through, while they are lent: layers come to `device`, and `shard` are the ranks among
-    /// which they are divided. All of these call this.
+    /// Creates a read-only view of the weights for another thread. Layers are gathered onto `device` over `shard`. Collective:
+    /// every rank of `shard` calls it.
     ///
     /// # Errors
     /// If memory runs out, the system refuses a thread, or a rank is lost.

@@ -1,4 +1,4 @@
-//! Where weights live when every rank holds them whole.
+//! Weights that every rank holds whole.
 //!
 //! Each layer is one flat f32 buffer (the master) and, where compute is not f32, a flat copy of its matrices in the
 //! compute type. The optimiser walks the flat buffers; the model sees views into them.
@@ -40,7 +40,7 @@ impl ReplicatedWeights {
         Ok(Self { device: device.clone(), decoder, masters, compute, partition })
     }
 
-    /// What somebody else reads these weights through, while they are lent.
+    /// Creates a read-only view of the weights for another thread.
     pub fn reader(&self) -> Self {
         let Self { device, decoder, partition, .. } = self;
         let (device, decoder, partition) = (device.clone(), decoder.clone(), partition.clone());
@@ -62,7 +62,7 @@ impl ReplicatedWeights {
         &self.device
     }
 
-    /// Of what decoder they are what trains.
+    /// The decoder whose trainable parameters these are.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }

@@ -105,8 +105,7 @@ impl ShardedWeights {
         Ok(Self { parts, slots: Slots::new(courier, travels) })
     }
 
-    /// What somebody else reads these weights through, while they are lent: layers come to `device`, and `shard` are the ranks among
-    /// which they are divided. All of these call this.
+    /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
     ///
     /// # Errors
     /// If the system refuses a thread, or a rank is lost.
