@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use tandem_comm::Launch;
 use tandem_train::config::Engine;
-use tandem_train::trainer::Outcome;
+use tandem_train::run::Outcome;
 use tandem_train::{Config, Observer as _, Options};
 
 use crate::exit::mistake;
@@ -22,7 +22,7 @@ pub fn train(
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
     let Launch { launcher, process, num_processes, local_process, .. } = launch;
-    tandem_train::gpus::resolve_one(&mut config.compute, local_process.unwrap_or(*process))?;
+    tandem_train::placement::gpus::resolve_one(&mut config.compute, local_process.unwrap_or(*process))?;
     if config.compute.devices.num_ranks() > 1 {
         return Err(mistake(format!(
             "{launcher} started {num_processes} processes, each of which is a rank; compute.devices = {:?} asks for more \
@@ -36,8 +36,8 @@ pub fn train(
              give \"gloo\", or leave it out"
         )));
     }
-    tandem_train::mesh::check(&config, *num_processes)?;
-    if let Some(warning) = tandem_train::homes::check(&config.compute)? {
+    tandem_train::parallel::mesh::check(&config, *num_processes)?;
+    if let Some(warning) = tandem_train::placement::check(&config.compute)? {
         watcher.event(&tandem_train::Event::Warning(&warning));
     }
     // By default the ranks of one machine share its cores.
@@ -59,8 +59,9 @@ fn join_and_train(
 
     use tandem_comm::nccl::Libraries;
     use tandem_comm::processes::{Joined, join};
+    use tandem_train::TrainError;
     use tandem_train::events::{Observer, Silent};
-    use tandem_train::{TrainError, ranks};
+    use tandem_train::run::spawn;
 
     let deadline = Duration::from_secs(config.compute.deadline);
     // Report a missing engine before other ranks wait for this one.
@@ -85,7 +86,7 @@ fn join_and_train(
     };
     let outcome = group
         .map_err(TrainError::Comm)
-        .and_then(|group| ranks::train_as(config, options, group, observer, stop));
+        .and_then(|group| spawn::train_as(config, options, group, observer, stop));
     watcher.finish();
     outcome.map_err(|error| match &mut vigil {
         Some(vigil) => with_story(vigil, error),

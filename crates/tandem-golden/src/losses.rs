@@ -101,7 +101,7 @@ fn exact(objective: &ObjectiveConfig, sums: &Value) -> Exact {
         scored_tokens: &tokens,
     };
     let mut loss = Loss::default();
-    preference_loss(&pairs, &totals, objective, &mut loss);
+    preference_loss(&pairs, &totals, objective, objective.beta, &mut loss);
     let moved = loss.d_log_prob.iter().zip(&policy).map(|(d, sum)| (d * sum).abs()).sum::<f64>();
     Exact { loss: loss.mean(), rounding: f64::from(f32::EPSILON) * moved / loss.weight }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tandem_train::events::Silent;
 use tandem_train::objective::ObjectiveConfig;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Config, Trainer};
 use tempfile::TempDir;
 

@@ -310,6 +310,11 @@ impl From<ConfigError> for TrainError {
     }
 }
 
+/// What a store tells the walk when a rank is lost; [`TrainError::comm`] finds it again.
+pub(crate) fn lost(error: CommError) -> ModelError {
+    ModelError::Store(Box::new(error))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

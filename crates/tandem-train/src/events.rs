@@ -1,12 +1,21 @@
 //! What a run tells whoever watches it. The library prints nothing itself.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use tandem_data::token_cache::TokenCache;
 
 use crate::metrics::{Record, Split};
-use crate::plan::Plan;
-use crate::profile::Report;
+
+/// A rank's plan, as an observer sees it: its text, and bytes of each memory.
+pub trait Planned: Display {
+    /// Bytes of the device's arenas.
+    fn arena_bytes(&self) -> usize;
+    /// Bytes of host memory beside the arenas.
+    fn host_bytes(&self) -> usize;
+    /// Bytes of the offload file.
+    fn file_bytes(&self) -> usize;
+}
 
 /// Something that happened.
 pub enum Event<'a> {
@@ -27,7 +36,7 @@ pub enum Event<'a> {
         cache: &'a TokenCache,
     },
     /// What will be placed where.
-    Plan(&'a Plan),
+    Plan(&'a dyn Planned),
     /// Log-probabilities of the reference are being computed, once.
     Reference {
         /// Which data.
@@ -70,7 +79,7 @@ pub enum Event<'a> {
     /// Some steps were profiled, and the run is over.
     Profiled {
         /// The first rank's profile.
-        report: &'a Report,
+        report: &'a dyn Display,
         /// Where all ranks' are.
         folder: &'a Path,
     },

@@ -1,69 +1,54 @@
 //! The training side of Tandem: from a config file to a trained model folder.
 //!
-//! * [`config`]: the typed TOML config. [`prepare`] opens what it names: model, tokenizer, tokens.
-//! * [`plan`]: what will be in memory when, from a [`dry_run`] of the code below.
-//! * [`step`]: the one step of all recipes. [`store`] holds weights and gradients, [`mod@reference`] what the policy is
-//!   compared with, [`objective`] the losses, [`optimizer`] the update, [`micro_batch`] cuts batches into forests.
-//! * [`ranks`]: one trainer on each rank; [`mesh`]: which ranks hold the same, and which hold the slices of one model, or
-//!   its [`stages`]; [`pipeline`]: in which order a stage computes its micro-batches.
-//! * [`trainer`]: the run around the step; [`evaluation`] between steps; [`events`] tell whoever watches.
-//! * [`gpus`]: which GPUs there are, and which rank computes on which. [`homes`]: the memories of a rank, and what is offloaded to which.
-//! * [`online`]: answers that the policy gives while it trains, their scores, and the pairs made of them.
-//! * [`judges`]: the panel that a config describes. [`reward_model`]: texts scored by a model that was trained for it, and
-//!   [`reward_judge`], which judges with one.
-//! * [`start`]: the weights that a run starts from.
-//! * [`schedule`]: learning rates and clipping.
-//! * [`profile`]: where the time of some steps went, and how fast each operation was.
-//! * [`numbers`]: device memory as ranks exchange it.
-//! * [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`.
-//! * [`checkpoint`]: atomic, checksummed training state; [`state`] is what it holds of a run, [`snapshot`] turns that into it and back,
-//!   [`saver`] writes it while training goes on.
-//! * [`run_dir`]: the folder a run writes, its lock, and what may be deleted from it.
+//! The rooms of this crate stand on floors: a room imports rooms of lower floors only, which a test asserts. From bottom to top:
+//!
+//! 1. [`objective`]: the losses. `draw`: random numbers as functions of their purpose. `size`: numbers of bytes in words.
+//! 2. [`config`]: the typed TOML config.
+//! 3. [`error`]: every error, and its exit code.
+//! 4. [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`. `disk`: files that survive a crash.
+//! 5. [`events`]: what a run tells its observer.
+//! 6. [`recipe`]: SFT, DPO, reward models and Online DPO: rows, micro-batches, loss and metrics.
+//! 7. [`parallel`]: process groups, partitions, pipeline stages. [`placement`]: devices, memories and offload.
+//! 8. [`weights`]: replicated, sharded and frozen weights, and the initial ones.
+//! 9. [`gradients`]: sums over micro-batches and ranks. [`judges`]: the panel of judges, and reward models.
+//! 10. [`optimizer`]: update, learning rates and clipping. [`inputs`]: model folder, tokenizer and tokens.
+//! 11. [`mod@reference`]: the reference policy.
+//! 12. [`checkpoint`]: atomic, checksummed training state.
+//! 13. [`step`]: the one step of all recipes.
+//! 14. [`online`]: responses of the policy while it trains, their scores, and the pairs made of them.
+//! 15. [`plan`]: memory and time of a run, from a dry run of the code above.
+//! 16. [`profile`]: where the time of some steps went.
+//! 17. [`run`]: the run folder, the trainer, and the ranks.
 
 pub mod checkpoint;
-mod compared;
 pub mod config;
 mod disk;
 mod draw;
-pub mod dry_run;
 pub mod error;
-pub mod evaluation;
 pub mod events;
-pub mod gpus;
-pub mod homes;
+#[cfg(test)]
+mod floors;
+pub mod gradients;
+pub mod inputs;
 pub mod judges;
-pub mod mesh;
 pub mod metrics;
-pub mod micro_batch;
-pub mod numbers;
 pub mod objective;
 pub mod online;
 pub mod optimizer;
-pub mod pipeline;
+pub mod parallel;
+pub mod placement;
 pub mod plan;
-pub mod prepare;
 pub mod profile;
-pub mod ranks;
+pub mod recipe;
 pub mod reference;
-mod reports;
-mod resume;
-pub mod reward_judge;
-pub mod reward_model;
-pub mod run_dir;
-pub mod saver;
-pub mod schedule;
+pub mod run;
 mod size;
-pub mod snapshot;
-pub mod stages;
-pub mod start;
-pub mod state;
 pub mod step;
-pub mod store;
-pub mod trainer;
+pub mod weights;
 
 pub use config::Config;
 pub use error::{Fault, Result, TrainError};
 pub use events::{Event, Observer};
+pub use judges::reward_model::{Answers, RewardModel};
 pub use plan::Plan;
-pub use reward_model::{Answers, RewardModel};
-pub use trainer::{Options, Outcome, Trainer};
+pub use run::{Options, Outcome, Trainer};

@@ -11,9 +11,9 @@ use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
 use tandem_train::events::Silent;
+use tandem_train::inputs::Prepared;
 use tandem_train::online::{Answer, Answered, Batch};
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Config, Trainer};
 
 /// Two correct f32 implementations; relative to the larger of 1 and the value.

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
 use tandem_train::events::Silent;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Config, Trainer};
 
 /// Two correct f32 implementations differ by 4e-7 in loss here (TRL's batch 8 × 1 against its 2 × 4); over twenty

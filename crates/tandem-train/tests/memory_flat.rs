@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Config, Event, Observer, Trainer};
 
 /// The system counts resident pages per processor and adds them up in batches, a page of stack may be touched late, and on a

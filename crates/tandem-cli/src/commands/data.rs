@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
-use tandem_train::config::Method;
-use tandem_train::prepare::Prepared;
+use tandem_train::inputs::Prepared;
+use tandem_train::recipe::{self, DatasetRow};
 use tandem_train::{Config, TrainError};
 
 use crate::args::DataArguments;
@@ -25,13 +25,14 @@ pub fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let options = ShowOptions { color, ids: arguments.ids, limit: arguments.limit };
 
+    let recipe = recipe::for_method(config.method);
     let mut lines = cache.report_lines();
     for row in (0..cache.num_rows()).skip(arguments.from).take(arguments.rows) {
         lines.push(format!("\n{}", cache.origin(row)));
-        let shown = match config.method {
-            Method::Dpo | Method::Reward => show_pair(&prepared.tokenizer, &cache.pair(row), options),
-            Method::Sft => show_scored(&prepared.tokenizer, &cache.scored(row), options),
-            Method::Online => show_prompt(&prepared.tokenizer, cache.prompt(row).0, options),
+        let shown = match recipe.row(cache, row) {
+            DatasetRow::Pair(pair) => show_pair(&prepared.tokenizer, &pair, options),
+            DatasetRow::Scored(row) => show_scored(&prepared.tokenizer, &row, options),
+            DatasetRow::Prompt(tokens) => show_prompt(&prepared.tokenizer, tokens, options),
         };
         lines.extend(shown.map_err(TrainError::from)?);
     }

@@ -10,8 +10,8 @@ use tandem_comm::nccl::Libraries;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::cuda;
 use tandem_kernels::cuda::nvidia::{self, Inventory};
-use tandem_train::plan::device::{DeviceTable, host_memory};
-use tandem_train::plan::measure;
+use tandem_train::plan::estimate::device::{DeviceTable, host_memory};
+use tandem_train::plan::estimate::measure;
 
 use crate::args::DoctorArguments;
 use crate::exit::Exit;

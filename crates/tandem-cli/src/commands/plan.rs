@@ -6,12 +6,15 @@ use std::path::Path;
 
 use anyhow::Context;
 use tandem_train::events::{Event, Observer};
-use tandem_train::plan::device::{DeviceTable, Devices};
-use tandem_train::plan::search::search;
-use tandem_train::plan::text::{rank_names, ranking};
-use tandem_train::plan::{Assumed, Outline, RunPlan, advice, measure};
-use tandem_train::prepare::Prepared;
-use tandem_train::{Config, TrainError, config, gpus, homes};
+use tandem_train::inputs::Prepared;
+use tandem_train::placement::{self, gpus};
+use tandem_train::plan::advise::advice;
+use tandem_train::plan::advise::search::search;
+use tandem_train::plan::estimate::device::{DeviceTable, Devices};
+use tandem_train::plan::estimate::{Gpu, measure};
+use tandem_train::plan::show::text::{rank_names, ranking};
+use tandem_train::plan::{Assumed, Outline, RunPlan};
+use tandem_train::{Config, TrainError, config};
 
 use crate::args::PlanArguments;
 use crate::exit::Exit;
@@ -42,7 +45,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
         }
         None => {
             gpus::resolve(&mut config.compute)?;
-            let kind = match gpus::of_rank(&config.compute, 0)? {
+            let kind = match Gpu::of_rank(&config.compute, 0)? {
                 Some(gpu) => table.of_gpu(&gpu.kind.name),
                 None => table.find("cpu")?.clone(),
             };
@@ -53,7 +56,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
         config.compute.threads.get_or_insert((cores / devices.count).max(1));
     }
     let mut watcher = Watcher::every(1);
-    match homes::check(&config.compute) {
+    match placement::check(&config.compute) {
         Ok(None) => {}
         Ok(Some(warning)) => watcher.event(&Event::Warning(&warning)),
         Err(error) if arguments.devices.is_none() => return Err(error.into()),
@@ -128,7 +131,7 @@ fn show(
 /// For a plan of this machine: the disk of `compute.offload_dir` has too little room.
 fn verdict(arguments: &PlanArguments, config: &Config, plan: &RunPlan) -> anyhow::Result<Exit> {
     if arguments.devices.is_none() {
-        homes::check_room(&config.compute, plan.file_bytes())?;
+        placement::check_room(&config.compute, plan.file_bytes())?;
     }
     Ok(if plan.fit().fits() { Exit::Done } else { Exit::UserMistake })
 }

@@ -3,9 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use tandem_comm::{Launch, RanksHere};
-use tandem_train::ranks;
-use tandem_train::run_dir::Start;
-use tandem_train::trainer::Outcome;
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::{Outcome, spawn};
 use tandem_train::{Config, Options};
 
 use crate::args::{LaunchArguments, TrainArguments};
@@ -45,7 +44,7 @@ pub fn train(
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Exit> {
-    Ok(exit(&ranks::train(config, options, watcher, stop)?))
+    Ok(exit(&spawn::train(config, options, watcher, stop)?))
 }
 
 fn exit(outcome: &Outcome) -> Exit {

@@ -21,7 +21,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 use tandem_model::Sampling;
 use tandem_train::Config;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use self::corpus::Corpus;
 use self::samples::{Sample, side_by_side};

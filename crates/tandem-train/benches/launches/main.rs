@@ -12,10 +12,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use idle::{Counts, Machine};
-use tandem_train::plan::device::DeviceTable;
+use tandem_train::events::Silent;
+use tandem_train::inputs::Prepared;
 use tandem_train::plan::estimate::Estimate;
-use tandem_train::run_dir::Start;
-use tandem_train::{Config, Event, Observer, Result, Trainer};
+use tandem_train::plan::estimate::device::DeviceTable;
+use tandem_train::run::run_dir::Start;
+use tandem_train::{Config, Event, Observer, Plan, Result, Trainer};
 
 /// Steps before those that count, which fill caches.
 const WARMUP: usize = 2;
@@ -33,14 +35,6 @@ struct Watch {
 impl Observer for Watch {
     fn event(&mut self, event: &Event) {
         match event {
-            Event::Plan(plan) => {
-                let kind = DeviceTable::built_in().of_gpu(&self.gpu);
-                self.planned = Estimate::of(plan, &kind).step_seconds;
-                println!(
-                    "{:.1} micro-batches a step, {} tokens in the largest",
-                    plan.load.rounds, plan.data.max_micro_batch_tokens
-                );
-            }
             Event::Started { steps, .. } => self.steps = *steps as usize,
             Event::Record(_) => {
                 self.ends.push((Instant::now(), self.counts.now()));
@@ -83,7 +77,13 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     (config.train.save_every, config.train.eval_every) = (None, None);
     let counts = Arc::new(Counts::default());
     tandem_kernels::cuda::stand_in(Machine { counts: counts.clone(), name: gpu.clone() });
-    let mut watch = Watch { counts, gpu, output, planned: 0.0, steps: 0, ends: Vec::new() };
+    let plan = Plan::make(&config, &Prepared::open(&config, &mut Silent)?, 0, 1)?;
+    let planned = Estimate::of(&plan, &DeviceTable::built_in().of_gpu(&gpu)).step_seconds;
+    println!(
+        "{:.1} micro-batches a step, {} tokens in the largest",
+        plan.load.rounds, plan.data.max_micro_batch_tokens
+    );
+    let mut watch = Watch { counts, gpu, output, planned, steps: 0, ends: Vec::new() };
     let mut trainer = Trainer::new(config, Start::Fresh, &mut watch)?;
     trainer.run(&mut watch, &AtomicBool::new(false))?;
     Ok(())

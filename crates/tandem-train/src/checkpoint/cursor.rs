@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::online::OnlineState;
+use super::OnlineState;
 
 /// Everything besides tensors that the next step depends on. Orders and permutations are functions of seed and epoch, so no
 /// generator state is needed.

@@ -11,7 +11,7 @@ use super::{Checkpoint, Cursor, Piece};
 use crate::disk::{Disk, RealDisk};
 use crate::error::{Result, TrainError};
 
-/// A folder `checkpoints/`. One run at a time writes to it (see [`RunDir`](crate::run_dir::RunDir)), with all of its ranks.
+/// A folder `checkpoints/`. One run at a time writes to it (see [`RunDir`](crate::run::run_dir::RunDir)), with all of its ranks.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     root: PathBuf,
@@ -31,6 +31,11 @@ impl Checkpoints {
     /// The checkpoints under `root`, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), disk: Arc::new(RealDisk) }
+    }
+
+    /// The checkpoints of a run in `output`.
+    pub fn of_run(output: &Path) -> Self {
+        Self::new(output.join("checkpoints"))
     }
 
     /// The same folder on another disk.

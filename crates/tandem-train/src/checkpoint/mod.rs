@@ -26,13 +26,19 @@ mod cursor;
 mod folder;
 mod load;
 mod manifest;
+mod online;
 mod save;
+mod saver;
 mod shard;
+pub mod snapshot;
+pub mod state;
 
 pub use cursor::Cursor;
 pub use folder::{Checkpoints, Latest};
 pub use load::Checkpoint;
+pub use online::{Answer, Answered, Batch, OnlineState, Opinion};
 pub use save::Part;
+pub use saver::Saver;
 
 use std::ops::Range;
 

@@ -10,8 +10,6 @@ use tempfile::TempDir;
 use super::*;
 use crate::disk::failing::Failing;
 use crate::error::{Result, TrainError};
-use crate::online::answers::Opinion;
-use crate::online::{Answer, Answered, Batch, OnlineState};
 
 /// Ranks, so that the tensors below lie in two files.
 const RANKS: usize = 2;

@@ -7,9 +7,8 @@ use tandem_kernels::{Backend, DType, Format};
 use super::Method;
 use super::error::ConfigError;
 use super::reader::{Entry, Section};
-use crate::homes::Offload;
+use super::types::{Offload, Sharding, SumForm};
 use crate::size;
-use crate::store::{Sharding, SumForm};
 
 /// Ranks in one process: beyond any machine, and few enough that a slip of the finger starts no million threads.
 const MAX_RANKS: usize = 256;
@@ -146,7 +145,7 @@ impl Devices {
         }
     }
 
-    /// What kind of device computes; "auto" is what [`crate::gpus::resolve`] makes of it, and the processor until then.
+    /// What kind of device computes; "auto" is what the resolution of devices makes of it, and the processor until then.
     pub const fn backend(self) -> Backend {
         match self {
             Self::Auto | Self::Cpu(_) => Backend::Cpu,

@@ -11,6 +11,7 @@
 mod adapter;
 mod compute;
 mod data;
+mod derived;
 mod error;
 mod judges;
 mod objective;
@@ -22,6 +23,7 @@ mod resume;
 mod server;
 mod train;
 mod tree;
+mod types;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -29,6 +31,7 @@ use std::path::{Path, PathBuf};
 pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order};
+pub(crate) use derived::whole_format;
 pub use error::{ConfigError, Place, Problem};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use online::{Algorithm, OnlineConfig, Pairs};
@@ -36,6 +39,7 @@ pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resume::Change;
 pub use server::{ServerConfig, ServerKind, unservable};
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
+pub use types::{Offload, Shape, ShardedState, Sharding, SumForm};
 
 pub use crate::objective::ObjectiveConfig;
 use reader::Section;

@@ -8,15 +8,13 @@ use toml::Value;
 use tandem_data::row::{LossOn, Truncation};
 use tandem_kernels::StateForm;
 
+use super::types::{Offload, Shape, Sharding, SumForm};
 use super::{
     AdapterSection, AdapterStart, Algorithm, Config, DataSource, Length, MicroBatch, Optimizer,
     ReferenceKind, ServerConfig, Sync, Warmup, Weights, judges, server,
 };
-use crate::homes::Offload;
 use crate::objective::Divergence;
-use crate::schedule::Shape;
 use crate::size;
-use crate::store::{Sharding, SumForm};
 use tandem_model::{AdapterKind, Targets};
 
 /// Keys and values of one table, in the order they are written.

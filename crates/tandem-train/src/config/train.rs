@@ -4,7 +4,7 @@ use tandem_kernels::StateForm;
 
 use super::error::ConfigError;
 use super::reader::{Either, Section};
-use crate::schedule::{Schedule, Shape};
+use super::types::Shape;
 
 /// How to train.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,17 +118,6 @@ impl Optimizer {
             Self::AdamW { .. } => "adamw",
             Self::RmsProp { .. } => "rmsprop",
         }
-    }
-}
-
-impl TrainConfig {
-    /// The learning rates of a run of `total_steps`.
-    pub fn schedule(&self, total_steps: u64) -> Schedule {
-        let warmup_steps = match self.warmup {
-            Warmup::Steps(steps) => steps,
-            Warmup::Ratio(ratio) => (ratio * total_steps as f64).ceil() as u64,
-        };
-        Schedule { learning_rate: self.learning_rate, shape: self.schedule, warmup_steps, total_steps }
     }
 }
 

@@ -10,19 +10,11 @@
 //!
 //! A new loss is one file here and one line in [`registry`].
 
-mod apo;
-mod discopop;
 mod divergence;
-mod exo;
-mod hinge;
-mod ipo;
-mod logistic;
+mod losses;
 mod nash_md;
-mod pointwise;
 pub mod registry;
 mod reward;
-mod sft;
-mod sppo;
 mod xpo;
 
 pub use divergence::Divergence;
@@ -170,7 +162,13 @@ impl Loss {
 ///
 /// # Panics
 /// If the slices of `batch` disagree in length.
-pub fn preference_loss(batch: &PairLogProbs, totals: &BatchTotals, config: &ObjectiveConfig, out: &mut Loss) {
+pub fn preference_loss(
+    batch: &PairLogProbs,
+    totals: &BatchTotals,
+    config: &ObjectiveConfig,
+    beta: f64,
+    out: &mut Loss,
+) {
     out.reset();
     let pairs_per_token = totals.pairs as f64 / totals.chosen_tokens.max(1) as f64;
     for i in 0..batch.num_pairs() {
@@ -184,6 +182,7 @@ pub fn preference_loss(batch: &PairLogProbs, totals: &BatchTotals, config: &Obje
             rejected_tokens: f64::from(batch.answer_tokens[rejected].max(1)),
             chosen_log_prob: batch.policy[chosen],
             pairs_per_token,
+            beta,
         };
         let value = weighted(config, &pair, [chosen_slope, rejected_slope]);
         out.sum += value.loss;
@@ -224,6 +223,7 @@ pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
         rejected_tokens: 1.0,
         chosen_log_prob: 0.0,
         pairs_per_token: 1.0,
+        beta: config.beta,
     };
     Some(weighted(config, &agree, [1.0, 1.0]).loss)
 }
@@ -257,6 +257,8 @@ pub struct Pair {
     /// Pairs of the global batch over its scored chosen tokens: turns a sum over tokens into a mean over tokens after the
     /// division by pairs.
     pub pairs_per_token: f64,
+    /// Strength of the pull towards the reference in this step.
+    pub beta: f64,
 }
 
 impl Pair {

@@ -1,6 +1,7 @@
 //! The list of losses, by TRL's names.
 
-use super::{ObjectiveConfig, Pair, Value, apo, discopop, exo, hinge, ipo, logistic, pointwise, sft, sppo};
+use super::losses::{apo, discopop, exo, hinge, ipo, logistic, pointwise, sft, sppo};
+use super::{ObjectiveConfig, Pair, Value};
 
 /// A loss on one pair.
 pub struct PairLoss {

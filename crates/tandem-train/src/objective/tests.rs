@@ -55,7 +55,7 @@ fn totals(tokens: &[u32]) -> BatchTotals {
 fn loss_of(policy: &[f64], reference: Option<&[f64]>, tokens: &[u32], config: &ObjectiveConfig) -> Loss {
     let pairs = PairLogProbs { policy, reference, answer_tokens: tokens, scored_tokens: tokens };
     let mut loss = Loss::default();
-    preference_loss(&pairs, &totals(tokens), config, &mut loss);
+    preference_loss(&pairs, &totals(tokens), config, config.beta, &mut loss);
     loss
 }
 
@@ -247,7 +247,7 @@ fn a_batch_may_be_cut_anywhere() {
                 answer_tokens: &tokens[range.clone()],
                 scored_tokens: &tokens[range],
             };
-            preference_loss(&pairs, &totals(&tokens), &config, &mut part);
+            preference_loss(&pairs, &totals(&tokens), &config, config.beta, &mut part);
             sum += part.sum;
             weight += part.weight;
             gradient.extend_from_slice(&part.d_log_prob);

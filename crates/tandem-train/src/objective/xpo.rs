@@ -40,7 +40,8 @@ mod tests {
                 scored_tokens: &[2; 4],
             };
             let mut out = Loss::default();
-            preference_loss(&batch, &BatchTotals { pairs: 2, chosen_tokens: 4 }, &config, &mut out);
+            let totals = BatchTotals { pairs: 2, chosen_tokens: 4 };
+            preference_loss(&batch, &totals, &config, config.beta, &mut out);
             out.spread(&pairs, 4);
             add_exploration(&policy, &[1, 3], config.exploration, &mut out);
             assert!((out.mean() - mean).abs() < 1e-12 * mean, "{name}: {}", out.mean());

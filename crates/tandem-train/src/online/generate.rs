@@ -15,12 +15,12 @@ use tandem_model::decode::{Alone, Finish, Flow, Meet, OnToken, Sources};
 use tandem_model::{Generator, GeneratorOptions, ModelError, Request, Result as ModelResult, Sampling, Walk};
 
 use super::answers::Answer;
-use super::company::Company;
+use super::keepalive::Company;
 use super::sources::OfReference;
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatch, OnlineConfig};
 use crate::draw::draw;
-use crate::mesh::Mesh;
+use crate::parallel::Mesh;
 
 /// A prompt to answer, and the 0-based step that the answers are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -284,7 +284,7 @@ impl Together {
     /// # Errors
     /// If a rank is lost.
     pub fn of(config: &Config, shard: &mut Group) -> Result<Option<Self>> {
-        let meets = config.compute.sharding.meets_in_walk();
+        let meets = config.compute.sharded().meets_in_walk();
         Ok(meets.then(|| shard.split(0)).transpose()?.map(Self))
     }
 }

@@ -9,9 +9,9 @@ use tandem_comm::Group;
 use tandem_judge::{Assessment, Candidate, Group as Case, JudgeError, Panel, Prompt};
 
 use super::answers::{Answer, Answered, Opinion};
-use super::company::Company;
-use super::shown::Shown;
-use super::work::Work;
+use super::background_task::Work;
+use super::keepalive::Company;
+use super::render::Shown;
 use crate::Result;
 
 /// The judges.

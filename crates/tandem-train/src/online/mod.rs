@@ -6,22 +6,22 @@
 //!
 //! With `[online.server]` the first rank has a server answer all of them instead ([`server`]).
 //!
-//! With `online.overlap` a round is answered and judged while the step before it trains, on threads of its own ([`aside`]): by the
+//! With `online.overlap` a round is answered and judged while the step before it trains, on threads of its own ([`async_round`]): by the
 //! weights as they are before that step's update, so that its last moment is the one before the update.
 
 pub mod answers;
-pub mod aside;
-pub mod borrower;
-mod company;
+pub mod async_round;
+pub mod background_generator;
+mod background_task;
 pub mod generate;
 pub mod judging;
+mod keepalive;
 pub mod pairs;
+mod render;
 mod samples;
 pub mod server;
-mod shown;
 pub mod sources;
 mod summary;
-mod work;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -32,24 +32,25 @@ use tandem_data::order::Batches;
 use tandem_model::Walk;
 
 pub use answers::{Answer, Answered, Batch, OnlineState};
-pub use aside::{Answerer, Aside};
-pub use borrower::Borrower;
+pub use async_round::{Answerer, Aside};
+pub use background_generator::Borrower;
 pub use generate::Generation;
-pub use pairs::{Paired, Ranked};
+pub use pairs::Paired;
 pub use server::Server;
 pub use summary::Summary;
 
 use crate::Result;
 use crate::config::{Algorithm, Config, OnlineConfig};
 use crate::draw::draw;
-use crate::mesh::Mesh;
+use crate::inputs::Prepared;
 use crate::metrics::MetricsFile;
-use crate::prepare::Prepared;
+use crate::parallel::Mesh;
+use crate::recipe::Ranked;
 use crate::step::Scorer;
 use answers::{asked_of, fill};
 use generate::{On, Together};
 use judging::{Cases, Judging};
-use shown::Shown;
+use render::Shown;
 use sources::Both;
 
 /// Where an online run's pairs come from.

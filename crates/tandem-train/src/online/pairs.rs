@@ -1,34 +1,11 @@
 //! From scores to pairs.
 
-use tandem_data::forest::RowCounts;
-
 use super::answers::Answered;
 use crate::config::Pairs;
 use crate::draw::draw;
-
-/// A prompt with those of its answers that are in pairs.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ranked {
-    /// The data set's row.
-    pub row: u32,
-    /// The prompt's tokens.
-    pub prompt: Vec<u32>,
-    /// The answers' tokens.
-    pub answers: Vec<Vec<u32>>,
-    /// The better and the worse answer of each pair.
-    pub pairs: Vec<[u32; 2]>,
-    /// The answers that are the reference's own, for XPO.
-    pub explored: Vec<u32>,
-    /// For Nash-MD, which has no pairs: by how much each answer is preferred, more than evenly, to the mixture's.
-    pub advantages: Vec<f64>,
-}
+use crate::recipe::Ranked;
 
 impl Ranked {
-    /// What it counts for in a mean: its pairs, or its answers where there are none.
-    pub fn weight(&self) -> usize {
-        if self.advantages.is_empty() { self.pairs.len() } else { self.answers.len() }
-    }
-
     /// The policy's answer, by how likely its score says that it is preferred to the mixture's, which stands behind it. Nothing,
     /// where one has no score.
     pub fn of_nash(answered: &Answered, prompt: &[u32]) -> Self {
@@ -37,12 +14,6 @@ impl Ranked {
         let (Some(score), Some(others)) = (own.score, other.score) else { return ranked };
         let preferred = 1.0 / (1.0 + (others - score).exp());
         Self { answers: vec![own.tokens.clone()], advantages: vec![preferred - 0.5], ..ranked }
-    }
-
-    /// What it adds to a forest.
-    pub fn counts(&self, share_prefix: bool) -> RowCounts {
-        let lengths: Vec<usize> = self.answers.iter().map(Vec::len).collect();
-        RowCounts::of_answers(self.prompt.len(), &lengths, share_prefix)
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::answers::{Answer, Answered, Batch};
 use super::pairs::Paired;
-use super::shown::Shown;
+use super::render::Shown;
 use crate::Result;
 
 /// The lines of a batch that the 1-based `step` trains on. `names` are the judges'.

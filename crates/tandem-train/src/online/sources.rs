@@ -4,7 +4,7 @@ use tandem_model::WeightSource;
 use tandem_model::decode::Sources;
 
 use crate::reference::Reference;
-use crate::store::{Policy, SharedReference};
+use crate::weights::{Policy, SharedReference};
 
 /// A policy and what it is compared with.
 pub enum Both<'a> {

@@ -1,12 +1,13 @@
 //! What an evaluation by itself takes: a policy, a reference and forward passes over the held-out rows; no gradients, no optimiser.
 
-use super::{Needs, Outline, Phase};
+use super::{Outline, Phase};
 use crate::config::{Config, ReferenceKind};
-use crate::evaluation::evaluation_record;
-use crate::homes::{Homes, Rooms};
-use crate::mesh::Mesh;
-use crate::prepare::Prepared;
-use crate::{Result, TrainError, dry_run, size};
+use crate::inputs::Prepared;
+use crate::parallel::Mesh;
+use crate::placement::{Homes, Needs, Rooms};
+use crate::plan::dry_run;
+use crate::step::evaluation_record;
+use crate::{Result, TrainError, size};
 
 /// What one rank needs for it: a dry run over every held-out row, as the evaluation takes them, so that none needs more room
 /// than its own.

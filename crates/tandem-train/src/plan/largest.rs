@@ -7,7 +7,7 @@ use tandem_model::Room;
 
 use super::survey::Pass;
 use crate::Result;
-use crate::micro_batch::MicroBatcher;
+use crate::recipe::MicroBatcher;
 
 /// A micro-batch: its counts, and its rows of which data set.
 type Found<'a> = Option<(RowCounts, &'a TokenCache, Vec<u32>)>;

@@ -4,28 +4,22 @@
 //! step, over the run's own micro-batches. Nothing is estimated that can be counted; time is, from a table of devices.
 //!
 //! * [`Plan`]: one rank's. [`RunPlan`]: all ranks', on a device, and whether it fits.
-//! * [`survey`]: what the batches look like, or are assumed to. [`work`]: what a rank computes and sends.
-//! * [`device`]: the table, [`measure`]: a row of it for this machine, [`estimate`]: time from work and device.
-//! * [`change`]: what can be changed so that a run fits, [`advice`]: the cheapest that does, [`search`]: the fastest plans.
+//! * [`survey`]: the batches, known or assumed. [`work`]: what a rank computes and sends, from a [`dry_run`].
+//! * [`estimate`]: time, from work and a table of devices; rates of this machine, measured.
+//! * [`advise`]: the cheapest changes that make a run fit, and the fastest plans.
 //! * [`evaluation`]: what an evaluation takes that is no part of a run.
-//! * [`text`], [`picture`], [`page`], [`json`]: a plan for a terminal, a browser, a program.
+//! * [`show`]: a plan for a terminal, a browser, a program.
 
-pub mod advice;
-pub mod change;
-pub mod device;
+pub mod advise;
+pub mod dry_run;
 pub mod estimate;
 pub mod evaluation;
-pub mod json;
 mod largest;
-pub mod measure;
 mod online;
-pub mod page;
 mod phase;
-pub mod picture;
 mod run;
-pub mod search;
+pub mod show;
 pub mod survey;
-pub mod text;
 pub mod work;
 
 use std::ops::Range;
@@ -35,22 +29,22 @@ use tandem_kernels::DType;
 use tandem_kernels::meta::Ledger;
 use tandem_model::{Stage, Walk};
 
-pub use phase::{Needs, Offloaded, Phase};
+pub use phase::{Offloaded, Phase};
 pub use run::{Fit, RunPlan};
 pub use survey::{Assumed, Outline};
 
 use crate::config::{ComputeConfig, Config, ReferenceKind};
-use crate::homes::{Homes, Rooms};
-use crate::mesh::{self, Mesh};
-use crate::micro_batch::{MicroBatch, Share};
+use crate::events::Planned;
+use crate::inputs::{Decoders, Prepared};
 use crate::online::sources::Both;
 use crate::online::{Borrower, Generation};
-use crate::pipeline::most_under_way;
-use crate::prepare::{Decoders, Prepared, compute_type, threads};
-use crate::step::{Learner, Scorer};
-use crate::store::Sharding;
-use crate::{Result, dry_run, judges};
-use device::DeviceKind;
+use crate::parallel::pipeline::most_under_way;
+use crate::parallel::{Mesh, mesh};
+use crate::placement::{Homes, Needs, Rooms};
+use crate::recipe::{self, MicroBatch, Share};
+use crate::step::{Learner, Scorer, StepOptions};
+use crate::{Result, judges};
+use estimate::device::DeviceKind;
 use survey::{Load, Survey, Turns};
 use work::{Peers, Work};
 
@@ -138,9 +132,10 @@ impl Plan {
     /// As there.
     pub fn of(config: &Config, outline: &Outline, rank: usize, num_ranks: usize) -> Result<Self> {
         mesh::check(config, num_ranks)?;
-        let ComputeConfig { tensor, pipeline, sharding, .. } = config.compute;
+        let ComputeConfig { tensor, pipeline, .. } = config.compute;
+        let in_rounds = config.compute.sharded().meets_in_walk();
         let survey = outline.survey(config)?;
-        let load = survey.load(num_ranks / (tensor * pipeline), sharding.meets_in_walk());
+        let load = survey.load(num_ranks / (tensor * pipeline), in_rounds);
         let mut rehearsal =
             Rehearsal { config, outline, survey: &survey, rank, num_ranks, phases: Vec::new() };
         if config.reference.kind == ReferenceKind::Precompute {
@@ -151,7 +146,7 @@ impl Plan {
         let stage = mesh.stage();
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
-        let turns = survey.turns(stage, data, sharding.meets_in_walk());
+        let turns = survey.turns(stage, data, in_rounds);
         let (work, work_of_two) = rehearsal.run(&turns)?;
         let Rehearsal { phases, .. } = rehearsal;
         let data = DataShape {
@@ -170,21 +165,21 @@ impl Plan {
             num_parameters: outline.decoder.num_parameters(),
             num_trained: policy.num_trained(),
             num_frozen: if policy.adapter().is_some() { policy.num_parameters() } else { 0 },
-            dtype: compute_type(config),
+            dtype: config.compute.compute_type(),
             ranks: num_ranks,
             tensor,
             stage,
             blocks,
             rooms: survey.rooms(),
             under_way,
-            threads: threads(config),
+            threads: config.compute.num_threads(),
             steps: match (config.train.length, data.assumed) {
                 (crate::config::Length::Epochs(_), Some(_)) => 0,
                 (length, _) => length.total_steps(data.train_rows, config.train.batch_size),
             },
             batch_size: config.train.batch_size,
-            pairs: config.method != crate::config::Method::Sft,
-            outside: outside_arena(outline, threads(config)),
+            pairs: recipe::for_method(config.method).has_pairs(),
+            outside: outside_arena(outline, config.compute.num_threads()),
             data,
             phases,
             work,
@@ -229,13 +224,27 @@ impl Plan {
     }
 }
 
+impl Planned for Plan {
+    fn arena_bytes(&self) -> usize {
+        Self::arena_bytes(self)
+    }
+
+    fn host_bytes(&self) -> usize {
+        Self::host_bytes(self)
+    }
+
+    fn file_bytes(&self) -> usize {
+        Self::file_bytes(self)
+    }
+}
+
 /// The picture of a run that does not fit, and what to change, in words that go on after a sentence.
 ///
 /// # Errors
 /// As [`Plan::of`].
 pub fn story(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<String> {
     let plan = RunPlan::make(config, outline, num_ranks, device)?;
-    let advice = advice::in_words(config, outline, num_ranks, device);
+    let advice = advise::advice::in_words(config, outline, num_ranks, device);
     Ok(format!("\n\n{}\n\n{}\n{advice}", plan.picture(false), plan.verdict()))
 }
 
@@ -255,7 +264,7 @@ impl Rehearsal<'_> {
         let homes = Homes::meta(&self.config.compute, self.survey.rooms());
         let batches = &self.survey.reference.largest;
         let mut mesh = Mesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
-        let idles = self.config.compute.sharding == Sharding::Zero3 && mesh.data().size() > 1;
+        let idles = self.config.compute.sharded().weights && mesh.data().size() > 1;
         let mut all = batches.iter().map(|batch| Ok(batch.clone()));
         dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, &mut all, idles)?;
         let flops = total_flops(&homes) / batches.len() as f64;
@@ -331,7 +340,7 @@ impl Rehearsal<'_> {
         if config.online.is_some()
             && self.rank == 0
             && let Some(device) =
-                judges::memory(&config.judges, homes.device.backend(), compute_type(config))?
+                judges::memory(&config.judges, homes.device.backend(), config.compute.compute_type())?
         {
             // They come when the run is loaded.
             self.phases
@@ -360,7 +369,7 @@ fn step(
     turns: Turns,
 ) -> Result<()> {
     let share = Share { mine: (0..turns.own).collect(), ..Share::of(batch, turns.all.max(1)) };
-    scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), 0.0, None, 1)?;
+    scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), &StepOptions::dry())?;
     Ok(())
 }
 

@@ -6,19 +6,18 @@ use tandem_model::Room;
 
 use super::survey::{Pass, Survey};
 use crate::Result;
-use crate::config::{Algorithm, Config, MicroBatch as Size, Order, Pairs};
-use crate::micro_batch::{MicroBatch, MicroBatcher, Rows};
-use crate::online::Ranked;
-use crate::prepare::Prepared;
+use crate::config::{Algorithm, Config, MicroBatch as Size, Order};
+use crate::inputs::Prepared;
+use crate::recipe::{self, MicroBatch, MicroBatcher, Ranked, Rows};
 
 /// What no micro-batch exceeds, whatever is answered: prompts of the data, with as many answers as may be in pairs, none longer than
 /// it may be. As many tokens as a micro-batch may have are there in as few trees as can be, and in more.
 pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
     let online = config.online.as_ref().expect("an online run");
     let cache = &prepared.train;
+    let answers = recipe::for_method(config.method).num_responses(config);
     let largest_of = |prompt: usize| {
         let is_nash = matches!(online.algorithm, Algorithm::NashMd { .. });
-        let answers = if online.pairs == Pairs::All { online.num_answers } else { 2 - usize::from(is_nash) };
         longest_row(prompt, answers, online.max_new_tokens, is_nash)
     };
     let mut prompts: Vec<usize> = (0..cache.num_rows()).map(|row| cache.prompt(row).0.len()).collect();

@@ -3,7 +3,7 @@
 use tandem_kernels::meta::{Ledger, Moment};
 use tandem_kernels::{Device, MemoryUse};
 
-use crate::homes::Homes;
+use crate::placement::{Homes, Needs};
 
 /// A part of a run during which one set of things is in memory.
 #[derive(Clone, Debug)]
@@ -37,22 +37,6 @@ pub struct Offloaded {
     pub high_water: usize,
 }
 
-/// Bytes that a rank will touch of each of its memories.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
-    /// Of the device's arenas.
-    pub arena: usize,
-    /// How much of that is of the one where answers are generated while a step trains.
-    pub beside: usize,
-    /// How much of it is of the one where reward models judge.
-    pub judges: usize,
-    /// Of host memory beside it: what is offloaded there.
-    pub host: usize,
-    /// Of the file that weights and states are offloaded to: it is made as long, for what is not needed is not to be taken from
-    /// its disk.
-    pub file: usize,
-}
-
 impl Needs {
     /// The most of any phase.
     pub(super) fn of(phases: &[Phase]) -> Self {
@@ -64,11 +48,6 @@ impl Needs {
             host: most(&|phase| phase.host.high_water),
             file: most(&|phase| phase.file.high_water),
         }
-    }
-
-    /// Of this machine's memory where the device is its processor: the arena, and what is offloaded to host memory.
-    pub fn ram(self) -> usize {
-        self.arena + self.host
     }
 }
 

@@ -1,7 +1,7 @@
 //! The plans of all ranks, on a kind of device.
 
-use super::device::DeviceKind;
 use super::estimate::Estimate;
+use super::estimate::device::DeviceKind;
 use super::{Outline, Plan};
 use crate::Result;
 use crate::config::Config;

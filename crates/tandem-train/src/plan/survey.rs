@@ -3,16 +3,16 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens};
+use tandem_data::forest::{ForestBuilder, RowCounts};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
 use tandem_model::{Decoder, Room, Stage};
 
 use super::largest::Largest;
-use crate::config::{Algorithm, Config, Method, MicroBatch as Size, Order, Pairs, ReferenceKind};
-use crate::homes::Rooms;
-use crate::micro_batch::{MicroBatch, deal};
-use crate::prepare::{Prepared, open_folder};
+use crate::config::{Config, MicroBatch as Size, Order, ReferenceKind};
+use crate::inputs::Prepared;
+use crate::placement::Rooms;
+use crate::recipe::{self, AssumedRow, MicroBatch, deal};
 use crate::{Result, TrainError};
 
 /// What a plan has to know of the model and of the data.
@@ -51,8 +51,8 @@ pub struct Assumed {
 pub struct Pass {
     /// The most tokens, and the most scored rows, of any of them.
     pub room: Room,
-    /// Those of which some operation takes more memory while it runs than of any other: the one with most tokens first, then
-    /// those with most of few trees, the one with most scored rows, the largest with none.
+    /// Worst-case micro-batches: most tokens; most tokens with few trees, for each small number of trees; most scored rows; the
+    /// largest without scored rows.
     pub largest: Vec<MicroBatch>,
 }
 
@@ -131,7 +131,7 @@ impl<'a> Outline<'a> {
                 "of {tokens} tokens of a micro-batch, {scored} cannot be scored: 2 to {tokens} can"
             ));
         }
-        let folder = open_folder(config)?;
+        let folder = recipe::for_method(config.method).open_folder(config)?;
         let spec = folder.spec().clone();
         let rows = config.train.batch_size;
         Ok(Self {
@@ -254,7 +254,7 @@ fn typical(steps: &[Vec<usize>]) -> (usize, usize) {
 impl Assumed {
     /// Tokens of the prompt and of an answer of each row, and how many rows there are.
     fn shape(self, config: &Config) -> (usize, usize, usize) {
-        let answers = answers(config);
+        let answers = recipe::for_method(config.method).num_responses(config);
         let tokens = match config.train.micro_batch {
             Size::Tokens(most) => self.tokens.min(most),
             Size::Rows(_) => self.tokens,
@@ -278,45 +278,29 @@ impl Assumed {
 
     fn survey(self, config: &Config) -> Result<Survey> {
         let (prompt, answer, rows) = self.shape(config);
-        let mut builder = ForestBuilder::new(config.data.share_prefix);
-        let (prompt_tokens, chosen, rejected) = (vec![0; prompt], vec![0; answer], vec![1; answer]);
-        let whole = [&prompt_tokens[..], &chosen].concat();
-        let scored: Vec<u8> = (0..whole.len()).map(|t| u8::from(t >= prompt)).collect();
-        for _ in 0..rows {
-            match config.method {
-                Method::Sft => builder.push_scored(&ScoredTokens { tokens: &whole, scored: &scored }),
-                Method::Dpo => builder.push_pair(&PairTokens {
-                    prompt: &prompt_tokens,
-                    unseen: [0, 0],
-                    chosen: &chosen,
-                    rejected: &rejected,
-                }),
-                Method::Reward => builder.push_ends(&prompt_tokens, &[&chosen, &rejected], None),
-                Method::Online => builder.push_answers(&prompt_tokens, &vec![&chosen[..]; answers(config)]),
-            }
-        }
+        let (recipe, mut builder) =
+            (recipe::for_method(config.method), ForestBuilder::new(config.data.share_prefix));
+        let row = AssumedRow {
+            prompt: vec![0; prompt],
+            chosen: vec![0; answer],
+            rejected: vec![1; answer],
+            num_responses: recipe.num_responses(config),
+        };
+        (0..rows).for_each(|_| recipe.add_assumed(&row, &mut builder));
         let forest = builder.finish()?;
         let sequences = forest.num_sequences as usize;
-        let sequence_tokens = (sequences * whole.len()) as u64;
+        let sequence_tokens = (sequences * (prompt + answer)) as u64;
         let counts = vec![answer as u32; sequences];
         let num_tokens = forest.num_tokens();
-        let batch = MicroBatch {
+        let mut batch = MicroBatch {
             rows: (0..rows as u32).collect(),
             forest,
-            pairs: match config.method.has_reference() {
-                true => (1..sequences as u32).map(|worse| [worse - 1, worse]).collect(),
-                false => Vec::new(),
-            },
-            explored: Vec::new(),
-            advantages: match &config.online {
-                Some(online) if matches!(online.algorithm, Algorithm::NashMd { .. }) => vec![0.0; sequences],
-                _ => Vec::new(),
-            },
             scored_tokens: counts.clone(),
             answer_tokens: counts,
-            margins: vec![0.0; if config.method == Method::Reward { rows } else { 0 }],
             sequence_tokens,
+            ..MicroBatch::default()
         };
+        recipe.label_assumed(config, rows, sequences, &mut batch);
         let in_step = config.train.batch_size.div_ceil(rows);
         let pass = Pass {
             room: Room { tokens: num_tokens, scored: batch.forest.scored_rows().0.len() },
@@ -335,16 +319,6 @@ impl Assumed {
     }
 }
 
-/// Answers of a row that go through the model, at most.
-fn answers(config: &Config) -> usize {
-    match (&config.online, config.method) {
-        (Some(online), _) if online.pairs == Pairs::All => online.num_answers,
-        (Some(online), _) if matches!(online.algorithm, Algorithm::NashMd { .. }) => 1,
-        (_, Method::Sft) => 1,
-        _ => 2,
-    }
-}
-
 impl Survey {
     /// What every micro-batch takes memory for.
     pub fn rooms(&self) -> Rooms {
@@ -353,7 +327,7 @@ impl Survey {
     }
 
     /// What a stage does in the steps of the run, as rank `data.0` of `data.1` of its data group: what leads to other
-    /// places in memory. `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
+    /// places in memory. `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
     pub fn turns(&self, stage: Stage, data: (usize, usize), in_rounds: bool) -> Vec<Turns> {
         if stage.count == 1 {
             // Nothing is left of a micro-batch when the next one begins.
@@ -368,7 +342,7 @@ impl Survey {
         self.steps.iter().map(of).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::micro_batch::MicroBatcher::new`].
+    /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
     pub fn load(&self, num_data: usize, in_rounds: bool) -> Load {
         let mut load = Load { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
         let steps = &self.steps[..self.measured];

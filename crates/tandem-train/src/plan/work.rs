@@ -4,8 +4,8 @@ use tandem_comm::recorder::Log;
 use tandem_comm::{Call, Operation};
 use tandem_kernels::meta::{Cost, Ledger};
 
-use crate::dry_run::TENSOR_GROUP;
-use crate::homes::Homes;
+use crate::placement::Homes;
+use crate::plan::dry_run::TENSOR_GROUP;
 
 /// Operations and messages.
 #[derive(Clone, Debug, Default)]

@@ -20,18 +20,22 @@ use std::time::Instant;
 use tandem_comm::{Call, Group, Operation, Reduction, Watch};
 use tandem_kernels::{Device, Profile};
 
-pub use report::{Beside, Machine, Memory, Phase, Report, Row};
+pub use report::{Beside, Memory, Phase, Report, Row};
 
 use crate::config::Config;
-use crate::plan::measure;
-use crate::prepare::threads;
-use crate::run_dir::{self, replace};
-use crate::{Result, TrainError, gpus};
+use crate::disk::replace;
+use crate::plan::estimate::{Gpu, Machine, measure};
+use crate::{Result, TrainError};
 
 /// Steps that are not profiled because buffers and caches fill in them.
 pub const WARM_UP: u64 = 2;
 /// Steps that are.
 pub const STEPS: u64 = 5;
+
+/// Returns the folder where a run in `output` leaves its ranks' profiles.
+pub fn folder_of(output: &Path) -> PathBuf {
+    output.join("profile")
+}
 
 /// The profile of one rank of a run.
 pub struct Profiler {
@@ -86,15 +90,15 @@ impl Profiler {
     /// # Errors
     /// If memory runs out, or a rank is lost.
     pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut Group) -> Result<Self> {
-        let (threads, rank, num_ranks) = (threads(config), group.rank(), group.size());
+        let (threads, rank, num_ranks) = (config.compute.num_threads(), group.rank(), group.size());
         group.barrier()?;
-        let machine = match gpus::of_rank(&config.compute, rank)? {
+        let machine = match Gpu::of_rank(&config.compute, rank)? {
             Some(gpu) => Machine::of_gpu(&gpu.kind.with_tf32(config.compute.tf32)),
             None => measure::machine(threads, config.compute.memory)?,
         };
         group.barrier()?;
         let machine = Machine { num_ranks, ..machine };
-        let folder = run_dir::profile_path(&config.output);
+        let folder = folder_of(&config.output);
         Ok(Self { recorder, machine, folder, rank, steps: None, before: Memory::default(), report: None })
     }
 

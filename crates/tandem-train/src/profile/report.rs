@@ -3,51 +3,10 @@
 use std::ops::Range;
 
 use serde::Serialize;
+use tandem_kernels::Device;
 use tandem_kernels::profile::{Event, Recording, What};
-use tandem_kernels::{DType, Device, Work};
 
-use crate::plan::device::DeviceKind;
-
-/// What a rank computes with, and what it can do at best.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Machine {
-    /// Ranks of the run.
-    pub num_ranks: usize,
-    /// Threads of each.
-    pub threads: usize,
-    /// The level of vector instructions.
-    pub instructions: &'static str,
-    /// Multiply-adds of f32 in registers, operations a second.
-    pub f32_peak: f64,
-    /// The same of bf16.
-    pub bf16_peak: f64,
-    /// Bytes that a copy of more than caches hold reads and writes in a second.
-    pub copy_rate: f64,
-}
-
-impl Machine {
-    /// What the table of devices says of a GPU.
-    pub(super) fn of_gpu(kind: &DeviceKind) -> Self {
-        Self {
-            num_ranks: 1,
-            threads: 1,
-            instructions: "a GPU's",
-            f32_peak: kind.f32_tflops * 1e12,
-            bf16_peak: kind.bf16_tflops * 1e12,
-            copy_rate: kind.bandwidth_gbs * 1e9,
-        }
-    }
-
-    /// Seconds that a call takes at best: its arithmetic at the peak of its type or its bytes at the rate of a copy, whichever
-    /// is longer.
-    fn best(&self, work: &Work) -> (f64, f64) {
-        let peak = match work.dtype {
-            DType::F32 => self.f32_peak,
-            DType::Bf16 => self.bf16_peak,
-        };
-        (work.flops / peak, work.bytes / self.copy_rate)
-    }
-}
+use crate::plan::estimate::Machine;
 
 /// What happened to the device's arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

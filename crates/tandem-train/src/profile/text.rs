@@ -2,7 +2,8 @@
 
 use std::fmt::{Display, Formatter, Result};
 
-use super::report::{Machine, Memory, Phase, Report, Row};
+use super::report::{Memory, Phase, Report, Row};
+use crate::plan::estimate::Machine;
 use crate::size;
 
 /// Columns: names, then numbers.

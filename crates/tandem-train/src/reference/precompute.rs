@@ -4,18 +4,28 @@ use std::collections::BTreeMap;
 
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
-use tandem_model::{Decoder, LayerId, WeightSource};
+use tandem_model::{Decoder, LayerId, Split as TensorSplit, Walk, WeightSource};
 
-use super::{Reference, RowScores};
 use crate::Result;
 use crate::config::Config;
 use crate::events::{Event, Observer};
-use crate::homes::Homes;
-use crate::mesh::Mesh;
+use crate::inputs::Prepared;
 use crate::metrics::Split;
-use crate::prepare::{Prepared, cache_folder, compute_type, to_walk};
-use crate::stages::StagedWalk;
-use crate::store::Sharding;
+use crate::parallel::{Mesh, StagedWalk};
+use crate::placement::Homes;
+use crate::reference::{Reference, RowScores};
+
+/// Builds the walk of the pass that precomputes the reference; `split` as in [`Walk`].
+pub(crate) fn to_walk<'a>(
+    config: &Config,
+    decoder: &'a Decoder,
+    homes: &'a Homes,
+    split: Option<&'a dyn TensorSplit>,
+) -> Walk<'a> {
+    let compute = &config.compute;
+    let walk = Walk::new(decoder, &homes.device, compute.compute_type(), compute.checkpointing.into());
+    Walk { split, room: homes.rooms.reference, ..walk }
+}
 
 /// Hashes of what weights were loaded.
 pub(super) struct Fingerprint<'a> {
@@ -66,7 +76,7 @@ impl Precompute<'_> {
                 key.update(fingerprint.as_bytes());
                 key.update(format.name().as_bytes());
                 key.update(cache.content_hash().as_bytes());
-                key.update(compute_type(self.config).name().as_bytes());
+                key.update(self.config.compute.compute_type().name().as_bytes());
                 // Else the policy would differ from itself in the first step, where another machine or version left the scores.
                 key.update(self.homes.device.arithmetic().as_bytes());
                 self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)
@@ -85,7 +95,7 @@ impl Precompute<'_> {
         key: &blake3::Hash,
     ) -> Result<RowScores> {
         let Self { config, prepared, homes, decoder, observer, .. } = self;
-        let path = RowScores::path(&cache_folder(config), &key.to_hex()[..32]);
+        let path = RowScores::path(&config.cache_folder(), &key.to_hex()[..32]);
         // The first rank looks, for the others may not see its disk.
         let world = mesh.world();
         let mut found = if world.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
@@ -104,8 +114,7 @@ impl Precompute<'_> {
         let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         let total = cache.num_rows() as u64;
         let progress = |done| observer.event(&Event::Reference { split, done, total });
-        let is_sharded = config.compute.sharding == Sharding::Zero3;
-        let idle = if is_sharded { share.rounds - share.mine.len() } else { 0 };
+        let idle = if config.compute.sharded().weights { share.rounds - share.mine.len() } else { 0 };
         let scores = RowScores::compute(&walk, weights, cache, data, batches, idle, progress)?;
         if mesh.world().rank() == 0 {
             scores.write(&path)?;

@@ -9,9 +9,9 @@ use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
 use tandem_model::{Streams, WeightSource};
 
-use super::sequence_log_probs;
-use crate::micro_batch::MicroBatch;
-use crate::stages::StagedWalk;
+use crate::parallel::StagedWalk;
+use crate::recipe::MicroBatch;
+use crate::reference::sequence_log_probs;
 use crate::{Result, TrainError};
 
 /// Summed log-probabilities of the answers of each row: `[chosen, rejected]`.

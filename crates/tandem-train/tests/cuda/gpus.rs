@@ -1,6 +1,6 @@
 //! Several GPUs, and runs that were stopped: the same bits as one that went through.
 
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::small::Small;
 use crate::{all_gpus, has_gpus};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tandem_kernels::DType;
 use tandem_kernels::ops::AttentionShape;
-use tandem_train::plan::device::{DeviceKind, DeviceTable};
-use tandem_train::plan::measure::{self, Sizes};
+use tandem_train::plan::estimate::device::{DeviceKind, DeviceTable};
+use tandem_train::plan::estimate::measure::{self, Sizes};
 
 use crate::has_gpus;
 

@@ -6,8 +6,8 @@ use serde_json::Value;
 use tandem_kernels::cuda;
 use tandem_kernels::cuda::driver::Region;
 use tandem_train::events::{Event, Observer, Silent};
-use tandem_train::ranks;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
 
 use crate::small::Small;
 use crate::{all_gpus, machine, skipped};
@@ -40,12 +40,12 @@ fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
     let settings = ["compute.devices=cuda:0", "compute.memory=1MiB"];
     let config = small.config("run", &settings);
     let error =
-        ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+        spawn::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
     assert!(error.contains("compute.memory allows 1"), "{error}");
     assert!(error.contains("nothing was loaded"), "{error}");
     let config = small.config("run", &[&format!("compute.devices=cuda:{count}")]);
     let error =
-        ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+        spawn::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
     let named = format!("compute.devices = \"cuda:{count}\" names GPU {count}");
     assert_eq!(error, format!("{named}, and this process may use {count}, counted from 0"));
 }
@@ -76,7 +76,7 @@ fn a_gpu_that_fills_up_is_told_with_the_plan_and_what_to_change() {
     let small = Small::new("dpo");
     let config = small.config("run", &["compute.devices=cuda:4", "reference.kind=model"]);
     let mut hog = Hog(4, None);
-    let error = ranks::train(&config, Start::Fresh, &mut hog, &AtomicBool::new(false)).unwrap_err();
+    let error = spawn::train(&config, Start::Fresh, &mut hog, &AtomicBool::new(false)).unwrap_err();
     assert_eq!(error.exit_code(), 1);
     let text = error.to_string();
     for part in ["out of memory: ", " 0 of the ", " are free", "optimizer", "--set "] {

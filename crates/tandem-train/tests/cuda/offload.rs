@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use tandem_kernels::Device;
-use tandem_train::evaluation::evaluate;
 use tandem_train::events::Silent;
-use tandem_train::run_dir::Start;
+use tandem_train::run::evaluation::evaluate;
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Event, Observer, Trainer};
 
 use crate::machine;

@@ -14,9 +14,9 @@ use tandem_comm::{Group, Reduction, threads};
 use tandem_kernels::cuda::Options;
 use tandem_kernels::{DType, Device, Kind, Tensor};
 use tandem_train::events::Silent;
-use tandem_train::numbers::tensor;
-use tandem_train::ranks;
-use tandem_train::run_dir::Start;
+use tandem_train::parallel::collective_buffer::tensor;
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
 
 use crate::small::Small;
 use crate::{machine, skipped};
@@ -134,7 +134,7 @@ fn train(shardings: &[&str], carried: impl Fn(Group) -> Group + Sync) {
         let config = small.config(sharding, &[&settings[..], &[sharding_key.as_str()]].concat());
         on_two_ranks(|control| {
             let stop = AtomicBool::new(false);
-            let trained = ranks::train_as(&config, Start::Fresh, carried(control), &mut Silent, &stop);
+            let trained = spawn::train_as(&config, Start::Fresh, carried(control), &mut Silent, &stop);
             trained.unwrap_or_else(|error| panic!("{sharding}: {error}"));
         });
         assert!(small.weights(sharding) == small.weights("one"), "{sharding}");

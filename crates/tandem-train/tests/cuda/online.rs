@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::machine;
 use crate::small::Small;

@@ -1,6 +1,6 @@
 //! A run on a GPU beside the same on the processor.
 
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::machine;
 use crate::small::Small;

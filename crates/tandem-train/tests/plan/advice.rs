@@ -1,7 +1,7 @@
 //! What to change where a run does not fit.
 
-use tandem_train::plan::advice::{advise, in_words, possible, with_all};
-use tandem_train::plan::search::search;
+use tandem_train::plan::advise::advice::{advise, in_words, possible, with_all};
+use tandem_train::plan::advise::search::search;
 use tandem_train::plan::{Plan, RunPlan};
 
 use crate::sketch::{Sketch, device};

@@ -7,12 +7,13 @@ pub mod small;
 use std::sync::atomic::AtomicBool;
 
 use small::Small;
-use tandem_train::evaluation::evaluate;
 use tandem_train::events::Silent;
+use tandem_train::inputs::Prepared;
 use tandem_train::plan::{Plan, evaluation};
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
-use tandem_train::{Fault, TrainError, Trainer, ranks};
+use tandem_train::run::evaluation::evaluate;
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
+use tandem_train::{Fault, TrainError, Trainer};
 
 const SETTINGS: [&str; 4] =
     ["reference.kind=model", "train.micro_batch_size=3", "train.steps=6", "train.learning_rate=1e-3"];
@@ -30,7 +31,7 @@ fn a_run_whose_plan_exceeds_the_cap_is_refused_with_the_picture_and_nothing_is_w
         let settings = [&SETTINGS[..], &[devices]].concat();
         let cap = format!("compute.memory={}B", arena_bytes(&small, &settings, count) - 1);
         let config = small.config("refused", &[&settings[..], &[&cap]].concat());
-        let error = ranks::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err();
+        let error = spawn::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err();
         assert_eq!(error.fault(), Fault::User);
         let text = error.to_string();
         for part in [
@@ -76,7 +77,7 @@ fn ranks_train_under_the_cap_of_what_they_need() {
         let settings = [&SETTINGS[..], &["compute.devices=cpu:2", &sharding]].concat();
         let cap = format!("compute.memory={}B", arena_bytes(&small, &settings, 2));
         let config = small.config("capped", &[&settings[..], &[&cap]].concat());
-        ranks::train(&config, Start::Overwrite, &mut Silent, &AtomicBool::new(false))
+        spawn::train(&config, Start::Overwrite, &mut Silent, &AtomicBool::new(false))
             .unwrap_or_else(|error: TrainError| panic!("{sharding}: {error}"));
     }
 }

@@ -8,9 +8,9 @@ use tandem_comm::threads::groups;
 use tandem_kernels::Device;
 use tandem_train::Trainer;
 use tandem_train::events::Silent;
+use tandem_train::inputs::Prepared;
 use tandem_train::plan::Plan;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::cap::small::Small;
 

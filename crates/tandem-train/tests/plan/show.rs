@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use tandem_kernels::Kind;
-use tandem_train::plan::text::grouped;
+use tandem_train::plan::show::text::grouped;
 
 use crate::sketch::{Sketch, device};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 use tandem_train::Config;
-use tandem_train::plan::device::{DeviceKind, DeviceTable};
+use tandem_train::plan::estimate::device::{DeviceKind, DeviceTable};
 use tandem_train::plan::{Assumed, Outline, RunPlan};
 
 /// A folder with `config.json` of a Llama and `run.toml`.

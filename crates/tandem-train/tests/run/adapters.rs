@@ -5,10 +5,11 @@ use std::sync::atomic::AtomicBool;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use tandem_train::Config;
 use tandem_train::config::Weights;
 use tandem_train::events::Silent;
-use tandem_train::run_dir::Start;
-use tandem_train::{Config, evaluation, ranks};
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::{evaluation, spawn};
 
 use crate::small::Small;
 
@@ -192,7 +193,7 @@ fn an_adapter_of_another_base_is_refused_by_file_and_tensor() {
         ..small.config(name, &[&own[..], &[&model], more].concat())
     };
     let train =
-        |config: &Config| ranks::train(config, Start::Overwrite, &mut Silent, &AtomicBool::new(false));
+        |config: &Config| spawn::train(config, Start::Overwrite, &mut Silent, &AtomicBool::new(false));
     // It has learned nothing: a run that starts from it has the loss that it must begin with.
     let table = ["adapter.rank=2", "adapter.targets=[\"embed_tokens\"]", "train.learning_rate=0"];
     train(&config("adapter", &table)).unwrap();

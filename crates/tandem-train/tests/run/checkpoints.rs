@@ -6,9 +6,9 @@ use std::path::Path;
 
 use tandem_train::checkpoint::Checkpoint;
 use tandem_train::events::Silent;
+use tandem_train::inputs::Prepared;
 use tandem_train::plan::Plan;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::small::Small;
 

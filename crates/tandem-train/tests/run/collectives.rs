@@ -3,9 +3,9 @@
 use tandem_comm::{Call, Operation};
 use tandem_kernels::{DType, Format};
 use tandem_model::{Decoder, LayerId, Packing};
-use tandem_train::dry_run;
 use tandem_train::events::Silent;
-use tandem_train::prepare::Prepared;
+use tandem_train::inputs::Prepared;
+use tandem_train::plan::dry_run;
 
 use crate::small::Small;
 

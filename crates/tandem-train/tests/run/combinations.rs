@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use tandem_train::Config;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::small::Small;
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::ranks::log;
 use crate::small::Small;

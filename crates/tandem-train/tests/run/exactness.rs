@@ -1,6 +1,6 @@
 //! What may not change a result, and what may change it by rounding only.
 
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::small::Small;
 

@@ -14,12 +14,12 @@ use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, LayerId, ModelFolder, Part, Save, init};
 use tandem_train::config::{Config, Weights};
 use tandem_train::events::Silent;
-use tandem_train::homes::Homes;
+use tandem_train::inputs::Prepared;
+use tandem_train::placement::Homes;
 use tandem_train::plan::Plan;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir;
-use tandem_train::start::Start;
-use tandem_train::store::Packings;
+use tandem_train::run::run_dir;
+use tandem_train::weights::Packings;
+use tandem_train::weights::initial_weights::Start;
 use tandem_train::{Event, Observer, Outcome, Trainer};
 
 use crate::small::Small;
@@ -78,7 +78,7 @@ fn largest_piece(packings: &Packings, decoder: &Decoder) -> [usize; 3] {
 /// What loading frozen weights takes at its peak, and what stays.
 fn load(config: &Config, prepared: &Prepared, device: &Device, group: &mut Group) -> (MemoryUse, usize) {
     let decoder = &prepared.decoder;
-    let start = Start::of_policy(config, prepared, decoder).unwrap();
+    let start = Start::of_policy(config, &prepared.folder, decoder).unwrap();
     let weights =
         start.frozen(config, decoder, &Homes::all_in(device.clone()), group, Kind::Weights, None).unwrap();
     let memory = device.memory();
@@ -185,7 +185,7 @@ const MATRICES: [Part; 4] = [Part::QkvWeight, Part::OutWeight, Part::UpWeight, P
 /// Every matrix of the blocks, as a fetch brings it, and its bits as f32.
 fn fetched(config: &Config, prepared: &Prepared) -> Vec<u32> {
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = Start::of_policy(config, prepared, decoder).unwrap();
+    let start = Start::of_policy(config, &prepared.folder, decoder).unwrap();
     let mut source = start
         .frozen(config, decoder, &Homes::all_in(device), &mut Group::alone(), Kind::Weights, None)
         .unwrap();
@@ -228,7 +228,7 @@ fn a_quantised_base_keeps_its_format() {
         let (config, prepared) = quantised(&small, name, &ADAPTER);
         let expected = read(&prepared);
         let start = |config: &Config| {
-            Start::of_policy(config, &prepared, &prepared.decoder).unwrap().frozen_format(config)
+            Start::of_policy(config, &prepared.folder, &prepared.decoder).unwrap().frozen_format(config)
         };
         assert_eq!(start(&config), format, "{name}");
         assert!(fetched(&config, &prepared) == expected, "{name}");
@@ -261,7 +261,7 @@ fn what_is_seen_is_what_stored_weights_stand_for() {
     let small = Small::new("dpo");
     let (config, prepared) = quantised(&small, "llama-nf4", &ADAPTER);
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = Start::of_policy(&config, &prepared, decoder).unwrap();
+    let start = Start::of_policy(&config, &prepared.folder, decoder).unwrap();
     let mut seen = 0.0;
     let see =
         &mut |_: LayerId, values: &[f32]| seen += values.iter().map(|x| f64::from(x.abs())).sum::<f64>();

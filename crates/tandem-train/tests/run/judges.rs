@@ -12,10 +12,11 @@ use tandem_judge::{Assessment, Candidate, Group, JudgeError, Panel, Prompt};
 use tandem_kernels::{DType, Device};
 use tandem_train::config::load_judges;
 use tandem_train::events::Silent;
+use tandem_train::inputs::Prepared;
 use tandem_train::plan::Plan;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
-use tandem_train::{Config, Outcome, Result, judges, ranks};
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
+use tandem_train::{Config, Outcome, Result, judges};
 use tempfile::TempDir;
 
 use crate::ranks::log;
@@ -199,7 +200,7 @@ fn the_plan_counts_the_reward_models_of_an_online_run() {
         let own = first.arena - first.judges;
         assert!(own.abs_diff(second.arena) < own / 50, "{first:?} {second:?}");
         let cap = format!("compute.memory={}B", first.ram());
-        let outcome = ranks::train(&load(&[&cap]), Start::Overwrite, &mut Silent, &AtomicBool::new(false));
+        let outcome = spawn::train(&load(&[&cap]), Start::Overwrite, &mut Silent, &AtomicBool::new(false));
         assert!(matches!(outcome, Ok(Outcome::Finished(_))), "{ahead}: {outcome:?}");
         let scored = log(&small, "run").iter().all(|line| line["unscored"] == 0);
         assert!(scored, "{ahead}");

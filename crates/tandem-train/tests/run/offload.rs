@@ -3,9 +3,9 @@
 use std::fs;
 
 use serde_json::{Map, Value};
-use tandem_train::evaluation::evaluate;
 use tandem_train::events::Silent;
-use tandem_train::run_dir::Start;
+use tandem_train::run::evaluation::evaluate;
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Event, Observer, Outcome};
 
 use crate::ranks::{held_out, log};

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use tandem_train::Outcome;
 use tandem_train::events::Silent;
-use tandem_train::run_dir::Start;
-use tandem_train::{Outcome, ranks};
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
 
 use crate::ranks::log;
 use crate::small::Small;
@@ -224,7 +225,7 @@ fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
                     std::thread::sleep(Duration::from_millis(60 + 37 * turn));
                     stop.store(true, Ordering::Relaxed);
                 });
-                ranks::train(&config, start, &mut Silent, &stop)
+                spawn::train(&config, start, &mut Silent, &stop)
             });
             if let Outcome::Stopped(Some(_)) | Outcome::Finished(_) =
                 outcome.unwrap_or_else(|e| panic!("{e}"))

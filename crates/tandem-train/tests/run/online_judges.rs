@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tandem_train::events::Silent;
-use tandem_train::run_dir::Start;
-use tandem_train::{Config, Outcome, Result, ranks};
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
+use tandem_train::{Config, Outcome, Result};
 
 use crate::ranks::log;
 use crate::small::Small;
@@ -27,7 +28,7 @@ fn config(small: &Small, name: &str, judges: &str, ranks: usize, more: &[&str]) 
 
 fn train(small: &Small, judges: &str, ranks: usize) -> Result<Outcome> {
     let config = config(small, "run", judges, ranks, &[]);
-    ranks::train(&config, Start::Overwrite, &mut Silent, &AtomicBool::new(false))
+    spawn::train(&config, Start::Overwrite, &mut Silent, &AtomicBool::new(false))
 }
 
 /// A judge that is this shell program, which finds the item's id in `$id`.
@@ -146,14 +147,14 @@ fn a_run_does_not_wait_for_its_judges_when_it_is_to_stop() {
                 }
                 stop.store(true, Ordering::Relaxed);
             });
-            let outcome = ranks::train(&parts, Start::Fresh, &mut Silent, &stop);
+            let outcome = spawn::train(&parts, Start::Fresh, &mut Silent, &stop);
             is_over.store(true, Ordering::Relaxed);
             outcome
         });
         assert!(matches!(outcome, Ok(Outcome::Stopped(Some(_)))), "{outcome:?}");
         fs::write(&gate, "").unwrap();
         let rest = config(&small, "parts", &judge, 1, more);
-        let go = |config: &Config, start| ranks::train(config, start, &mut Silent, &AtomicBool::new(false));
+        let go = |config: &Config, start| spawn::train(config, start, &mut Silent, &AtomicBool::new(false));
         assert!(matches!(go(&rest, Start::Resume), Ok(Outcome::Finished(_))));
         go(&config(&small, "whole", &judge, 1, more), Start::Fresh).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(log(&small, "parts"), log(&small, "whole"), "{more:?}");

@@ -7,11 +7,10 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tandem_comm::{Call, ElementKind, Operation, threads};
 use tandem_model::LayerId;
-use tandem_train::dry_run;
 use tandem_train::events::Silent;
-use tandem_train::plan::Plan;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
+use tandem_train::inputs::Prepared;
+use tandem_train::plan::{Plan, dry_run};
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Config, Trainer};
 
 use crate::ranks::{held_out, log};

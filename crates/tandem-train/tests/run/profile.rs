@@ -6,8 +6,9 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use tandem_comm::threads;
 use tandem_train::events::Silent;
-use tandem_train::run_dir::Start;
-use tandem_train::{Config, Event, Observer, Options, Outcome, Trainer, ranks};
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
+use tandem_train::{Config, Event, Observer, Options, Outcome, Trainer};
 
 use crate::ranks::log;
 use crate::small::Small;
@@ -32,7 +33,7 @@ impl Observer for Shown {
 fn profiled(config: &Config) -> Shown {
     let mut shown = Shown::default();
     let options = Options { start: Start::Overwrite, profile: true };
-    let outcome = ranks::train(config, options, &mut shown, &AtomicBool::new(false)).unwrap();
+    let outcome = spawn::train(config, options, &mut shown, &AtomicBool::new(false)).unwrap();
     assert!(matches!(outcome, Outcome::Finished(_)));
     shown
 }
@@ -212,7 +213,7 @@ fn a_run_that_is_stopped_tells_of_the_whole_steps_that_it_took() {
         }
         let stop = AtomicBool::new(false);
         let mut stopping = Stopping(Shown::default(), &stop, steps);
-        let outcome = ranks::train(&config, options(Start::Overwrite), &mut stopping, &stop).unwrap();
+        let outcome = spawn::train(&config, options(Start::Overwrite), &mut stopping, &stop).unwrap();
         assert!(matches!(outcome, Outcome::Stopped(_)));
         assert_eq!((stopping.0.tables.len(), stopping.0.warnings.len()), (tables, warnings));
         if tables > 0 {

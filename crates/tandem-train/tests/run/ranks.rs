@@ -1,7 +1,7 @@
 //! The same bits on any number of ranks.
 
 use serde_json::{Map, Value};
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::small::Small;
 

@@ -1,7 +1,7 @@
 //! Stopped and resumed equals never stopped, bit for bit.
 
 use tandem_train::Outcome;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::small::Small;
 

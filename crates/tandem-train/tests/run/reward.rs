@@ -13,9 +13,10 @@ use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, Device, Format};
 use tandem_train::events::Silent;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
-use tandem_train::{Answers, Config, RewardModel, evaluation, ranks};
+use tandem_train::inputs::Prepared;
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::{evaluation, spawn};
+use tandem_train::{Answers, Config, RewardModel};
 
 use crate::ranks::{held_out, log};
 use crate::small::Small;
@@ -76,7 +77,7 @@ fn is_trl(name: &str) {
     let small = Small::new("reward");
     classifier(&golden, &small.path("model"));
     let config = as_trl(&golden, run, &small.path(""));
-    ranks::train(&config, Start::Fresh, &mut Silent, &false.into()).unwrap_or_else(|e| panic!("{e}"));
+    spawn::train(&config, Start::Fresh, &mut Silent, &false.into()).unwrap_or_else(|e| panic!("{e}"));
     let (found, expected) = (log(&small, "run"), run["steps"].as_array().unwrap());
     assert_eq!(found.len(), expected.len());
     let is_cut = run["args"].get("gradient_accumulation_steps").is_some();
@@ -212,7 +213,7 @@ fn the_final_folder_scores_texts() {
     let small = Small::new("reward");
     classifier(&golden, &small.path("model"));
     let config = as_trl(&golden, &golden["runs"]["reward"], &small.path(""));
-    ranks::train(&config, Start::Fresh, &mut Silent, &false.into()).unwrap_or_else(|e| panic!("{e}"));
+    spawn::train(&config, Start::Fresh, &mut Silent, &false.into()).unwrap_or_else(|e| panic!("{e}"));
     let folder = small.path("run/final");
     let sets = [
         format!("model={}", folder.display()),

@@ -1,6 +1,6 @@
 //! What must stop a run, and what it must say.
 
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 use tandem_train::{Outcome, TrainError};
 
 use crate::small::Small;

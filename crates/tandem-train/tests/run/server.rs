@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use tandem_train::TrainError;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::fake::{Fake, Reply, Request};
 use crate::ranks::log;

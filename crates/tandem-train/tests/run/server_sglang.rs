@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::{Value, json};
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::fake::{Fake, Reply, Request, Said};
 use crate::server::{self, Run, ended_by, run};

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tandem_train::metrics::Split;
-use tandem_train::run_dir::Start;
-use tandem_train::{Config, Event, Observer, Outcome, Result, ranks};
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
+use tandem_train::{Config, Event, Observer, Outcome, Result};
 use tempfile::TempDir;
 
 /// A temporary folder with runs in it. Caches are shared between the runs of one folder.
@@ -115,7 +116,7 @@ impl Small {
     ) -> (Heard, Result<Outcome>) {
         let stop = AtomicBool::new(false);
         let mut watcher = Watcher { heard: Heard::default(), stop: &stop, stop_after };
-        let outcome = ranks::train(&self.config(name, overrides), start, &mut watcher, &stop);
+        let outcome = spawn::train(&self.config(name, overrides), start, &mut watcher, &stop);
         (watcher.heard, outcome)
     }
 

@@ -1,9 +1,9 @@
 //! Optimiser states in bf16 and 8 bits: the same bits wherever they lie, and after a stop.
 
 use tandem_train::events::Silent;
+use tandem_train::inputs::Prepared;
 use tandem_train::plan::Plan;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
+use tandem_train::run::run_dir::Start;
 
 use crate::ranks::log;
 use crate::small::Small;

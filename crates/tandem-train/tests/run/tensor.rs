@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use tandem_comm::{ElementKind, Operation, threads};
 use tandem_kernels::DType;
 use tandem_train::Trainer;
-use tandem_train::dry_run::{self, TENSOR_GROUP};
 use tandem_train::events::Silent;
+use tandem_train::inputs::Prepared;
 use tandem_train::plan::Plan;
-use tandem_train::prepare::Prepared;
-use tandem_train::run_dir::Start;
+use tandem_train::plan::dry_run::{self, TENSOR_GROUP};
+use tandem_train::run::run_dir::Start;
 
 use crate::ranks::{held_out, log};
 use crate::small::Small;

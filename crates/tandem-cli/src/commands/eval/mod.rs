@@ -7,7 +7,7 @@ mod side;
 mod tally;
 
 use tandem_train::Config;
-use tandem_train::evaluation::evaluate;
+use tandem_train::run::evaluation::evaluate;
 
 use crate::args::EvalArguments;
 use crate::exit::{Exit, mistake};

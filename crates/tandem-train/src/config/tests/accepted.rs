@@ -6,7 +6,6 @@ use tandem_kernels::StateForm;
 
 use super::{EXAMPLE, SMALL_SFT, changed, load, load_with, set};
 use crate::config::*;
-use crate::schedule::Shape;
 
 #[test]
 fn the_example_arrives_whole() {
@@ -77,8 +76,8 @@ fn the_example_arrives_whole() {
             dtype: Some(tandem_kernels::DType::F32),
             tf32: false,
             threads: Some(2),
-            reduction: crate::store::SumForm::Exact,
-            sharding: crate::store::Sharding::Ddp,
+            reduction: SumForm::Exact,
+            sharding: Sharding::Ddp,
             replicate: 1,
             tensor: 1,
             pipeline: 1,
@@ -86,7 +85,7 @@ fn the_example_arrives_whole() {
             memory: None,
             engine: Engine::Auto,
             deadline: 1800,
-            offload: crate::homes::Offload::None,
+            offload: Offload::None,
             offload_dir: None,
             offload_activations: false,
         },

@@ -7,7 +7,7 @@ use super::super::generate::Asked;
 use super::protocol::{self, End, Protocol, Told};
 use crate::config::OnlineConfig;
 use crate::draw::draw;
-use crate::prepare::Prepared;
+use crate::inputs::Prepared;
 
 /// What requests are made with, and replies compared.
 pub struct Form<'a> {

@@ -18,13 +18,14 @@ use std::sync::mpsc;
 use tandem_comm::{Group, Phase, Progress};
 
 use super::Answer;
-use super::company::Company;
 use super::generate::{Asked, from_first};
+use super::keepalive::Company;
+use crate::checkpoint::snapshot;
 use crate::config::{Config, OnlineConfig};
-use crate::mesh::Mesh;
-use crate::prepare::Prepared;
+use crate::inputs::Prepared;
+use crate::parallel::Mesh;
 use crate::step::Scorer;
-use crate::{Result, TrainError, snapshot};
+use crate::{Result, TrainError};
 use client::Client;
 use completion::Form;
 

@@ -1,0 +1,254 @@
+//! Checkpoints that are written while training goes on, by all ranks at once.
+//!
+//! ```text
+//!             training                          a thread of its own
+//! begin       the first rank makes the folder,
+//!             each rank copies its share   →    write it, make it durable, read it back
+//!  ⋮ steps    at the end of each, ranks tell
+//!             one another who is done
+//! seal        all are: sizes and checksums
+//!             go to the first rank         →    the first: manifest, rename, remove the oldest
+//!  ⋮ steps
+//! published   the first rank tells of it
+//! ```
+//!
+//! At most one checkpoint is under way: the next [`Saver::begin`] comes after [`Saver::finish`], which waits. Ranks call
+//! one another in `begin`, `seal` and `finish` only, all of them at the same place in the run; the threads call nobody.
+//! Where there is no memory for a copy the share is written at once, from where it lies.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use tandem_comm::Group;
+use tandem_kernels::Device;
+use tandem_model::Decoder;
+
+use crate::checkpoint::snapshot::{Share, Snapshot};
+use crate::checkpoint::state::State;
+use crate::checkpoint::{Checkpoints, Cursor, Part};
+use crate::config::Config;
+use crate::parallel::Mesh;
+use crate::{Result, TrainError};
+
+/// One rank's side of saving.
+pub struct Saver {
+    checkpoints: Checkpoints,
+    keep: Option<usize>,
+    rank: usize,
+    num_ranks: usize,
+    share: Share,
+    /// The copy, when it is not being written; `None` also where there is none.
+    snapshot: Option<Snapshot>,
+    stage: Stage,
+    /// Step of the checkpoint that is begun and not complete.
+    unfinished: Option<u64>,
+    /// Whether all ranks have written their part of it.
+    all_written: bool,
+    /// Tells the writing thread that nobody waits for it any more.
+    give_up: Arc<AtomicBool>,
+}
+
+/// How far the checkpoint under way is.
+enum Stage {
+    /// There is none; on the others than the first rank, none that they have to do with.
+    Idle,
+    /// This rank's part is being written.
+    Writing { cursor: Cursor, thread: JoinHandle<(Snapshot, Result<Part>)> },
+    /// It is written; others may not be.
+    Written { cursor: Cursor, part: Part },
+    /// All are; on the first rank.
+    Publishing { thread: JoinHandle<Result<PathBuf>> },
+}
+
+impl Saver {
+    /// For a run, with this rank's slice of the model and the copy that it has memory for.
+    pub fn new(config: &Config, decoder: &Arc<Decoder>, mesh: &mut Mesh, snapshot: Option<Snapshot>) -> Self {
+        let share = Share::new(decoder, mesh.share());
+        let (rank, num_ranks) = (mesh.world().rank(), mesh.world().size());
+        Self {
+            checkpoints: Checkpoints::of_run(&config.output),
+            keep: config.train.keep,
+            rank,
+            num_ranks,
+            share,
+            snapshot,
+            stage: Stage::Idle,
+            unfinished: None,
+            all_written: false,
+            give_up: Arc::default(),
+        }
+    }
+
+    /// From now on, on another disk.
+    #[cfg(test)]
+    pub(crate) fn write_on(&mut self, disk: Arc<dyn crate::disk::Disk>) {
+        self.checkpoints = self.checkpoints.on(disk);
+    }
+
+    /// Where the checkpoint of a step is, once it is complete.
+    pub fn folder_of(&self, step: u64) -> PathBuf {
+        self.checkpoints.folder_of(step)
+    }
+
+    /// Copies the state and begins to write it. All ranks call this, when nothing is under way.
+    ///
+    /// # Errors
+    /// If the folder cannot be made; without a copy, if the part cannot be written; if a rank is lost.
+    pub fn begin(
+        &mut self,
+        cursor: &Cursor,
+        group: &mut Group,
+        device: &Device,
+        state: State<'_>,
+    ) -> Result<()> {
+        assert!(matches!(self.stage, Stage::Idle), "a checkpoint was begun before the last one was finished");
+        let (step, rank, num_ranks) = (cursor.step, self.rank, self.num_ranks);
+        (self.unfinished, self.all_written) = (Some(step), false);
+        if rank == 0 {
+            self.checkpoints.begin(step)?;
+        }
+        // Nobody writes into a folder that is not there.
+        group.barrier()?;
+        let (checkpoints, cursor) = (self.checkpoints.clone(), cursor.clone());
+        let Some(mut snapshot) = self.snapshot.take() else {
+            let pieces = self.share.of_run(state);
+            let part = checkpoints.write_part(step, rank, num_ranks, &pieces, &self.give_up)?;
+            self.stage = Stage::Written { cursor, part };
+            state.let_go();
+            return Ok(());
+        };
+        snapshot.fill(device, state)?;
+        state.let_go();
+        let (give_up, device) = (self.give_up.clone(), device.clone());
+        let thread = spawn(move || {
+            let write = || checkpoints.write_part(step, rank, num_ranks, &snapshot.pieces(), &give_up);
+            let part = device.aside("write", 0, write);
+            (snapshot, part)
+        })?;
+        self.stage = Stage::Writing { cursor, thread };
+        Ok(())
+    }
+
+    /// Whether this rank's part is still being written. Does not wait.
+    ///
+    /// # Errors
+    /// If it could not be written.
+    pub fn is_writing(&mut self) -> Result<bool> {
+        match &self.stage {
+            Stage::Writing { thread, .. } if !thread.is_finished() => Ok(true),
+            _ => self.join().map(|()| false),
+        }
+    }
+
+    /// Has the first rank complete the checkpoint, if there is one under way. All ranks call this, when no rank is writing.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn seal(&mut self, group: &mut Group) -> Result<()> {
+        let (cursor, part) = match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Written { cursor, part } => (cursor, part),
+            other => {
+                self.stage = other;
+                return Ok(());
+            }
+        };
+        let records = group.gather(&part.to_record(), &vec![Part::RECORD; self.num_ranks])?;
+        if self.rank > 0 {
+            self.unfinished = None;
+            return Ok(());
+        }
+        self.all_written = true;
+        let (records, _) = records.as_chunks();
+        let parts: Vec<Part> = records.iter().map(Part::from_record).collect();
+        let (checkpoints, keep) = (self.checkpoints.clone(), self.keep);
+        let thread = spawn(move || {
+            let path = checkpoints.publish(&cursor, &parts)?;
+            if let Some(keep) = keep {
+                checkpoints.prune(keep, cursor.step)?;
+            }
+            Ok(path)
+        })?;
+        self.stage = Stage::Publishing { thread };
+        Ok(())
+    }
+
+    /// The folder of a checkpoint that has become complete since the last call; on the first rank. Does not wait.
+    ///
+    /// # Errors
+    /// If it could not be completed.
+    pub fn published(&mut self) -> Result<Option<PathBuf>> {
+        match &self.stage {
+            Stage::Publishing { thread } if thread.is_finished() => self.join_publishing(),
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits for the checkpoint under way, if there is one. All ranks call this; the first returns the folder.
+    ///
+    /// # Errors
+    /// If it could not be written, or a rank is lost.
+    pub fn finish(&mut self, group: &mut Group) -> Result<Option<PathBuf>> {
+        self.join()?;
+        self.seal(group)?;
+        self.join_publishing()
+    }
+
+    /// Waits for this rank's part and takes the copy back.
+    fn join(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Writing { cursor, thread } => {
+                let (snapshot, part) = ended(thread);
+                self.snapshot = Some(snapshot);
+                self.stage = Stage::Written { cursor, part: part? };
+            }
+            other => self.stage = other,
+        }
+        Ok(())
+    }
+
+    fn join_publishing(&mut self) -> Result<Option<PathBuf>> {
+        match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Publishing { thread } => {
+                let path = ended(thread)?;
+                self.unfinished = None;
+                Ok(Some(path))
+            }
+            other => {
+                self.stage = other;
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Drop for Saver {
+    /// After an error: what is unfinished stays unfinished. A rank removes its part, so that it takes no room on the disk; the
+    /// folder may be in use by others, and what is left of it is swept by the next run.
+    fn drop(&mut self) {
+        self.give_up.store(true, Ordering::Relaxed);
+        match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Writing { thread, .. } => drop(thread.join()),
+            Stage::Publishing { thread } => drop(thread.join()),
+            Stage::Idle | Stage::Written { .. } => {}
+        }
+        if let Some(step) = self.unfinished {
+            if self.all_written || self.num_ranks == 1 {
+                self.checkpoints.abandon(step);
+            } else {
+                self.checkpoints.abandon_part(step, self.rank, self.num_ranks);
+            }
+        }
+    }
+}
+
+fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(work);
+    thread.map_err(TrainError::io("start a thread to write", std::path::Path::new("checkpoints")))
+}
+
+/// What a thread came to; its panic is this one's.
+fn ended<T>(thread: JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

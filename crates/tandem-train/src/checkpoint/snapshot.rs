@@ -1,0 +1,411 @@
+//! A run's state as named tensors: into a checkpoint and back.
+//!
+//! Names are those of logical parameters (`policy/block.3.qkv_weight`, `second_moment/head.head_weight`), so that a
+//! checkpoint does not depend on how its writer had placed them.
+//!
+//! Sharded tensors: each rank writes its shard, as [`Partition`] divides layers. Replicated tensors: divided in the same way
+//! among the replicas. A tensor that every tensor-parallel rank holds is written by rank 0 of the group; a tied embedding by
+//! the first pipeline stage. So nothing is written twice, the ranks of a stage write equally much, and the files of a number
+//! of ranks are the same under every sharding.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, ops};
+use tandem_model::adapter::save_adapter;
+use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ParamSpec, Result as ModelResult};
+
+use crate::checkpoint::state::{Masters, State};
+use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
+use crate::inputs::Prepared;
+use crate::optimizer::Optimizer;
+use crate::parallel::{Mesh, Partition};
+use crate::weights::Policy;
+use crate::{Result, TrainError};
+
+/// The name of the masters' group.
+const POLICY: &str = "policy";
+
+/// And of a reference's that follows the policy.
+const REFERENCE: &str = "reference";
+
+/// A whole layer's masters, on the first rank; the others [`hand_over`].
+///
+/// # Errors
+/// If a rank is lost.
+pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
+    match mesh.stages().filter(|_| !decoder.owns(layer)) {
+        Some(stages) => {
+            let mut flat = vec![0.0; decoder.whole().trained(layer).len];
+            stages.ask(decoder.owner(layer), &mut flat)?;
+            Ok(flat)
+        }
+        None => join(mesh, decoder, policy, layer),
+    }
+}
+
+/// Takes this rank's part in the first one's reading of every layer, in their order.
+///
+/// # Errors
+/// If a rank is lost.
+pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
+    // Of a layer of which nothing trains nothing is asked.
+    let is_asked = |layer: &LayerId| decoder.owns(*layer) && decoder.trained(*layer).len > 0;
+    for layer in decoder.layers().into_iter().filter(is_asked) {
+        if !mesh.serves_first() {
+            policy.hand_over(decoder.index(layer))?;
+            continue;
+        }
+        let flat = join(mesh, decoder, policy, layer)?;
+        if let Some(stages) = mesh.stages().filter(|_| mesh.slice().index == 0 && !mesh.stage().is_first()) {
+            stages.answer(&flat)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the adapter that trains as a folder that the peft library loads, on the first rank; the others [`hand_over`].
+///
+/// # Errors
+/// If it cannot be written, or a rank is lost.
+pub fn write_adapter(
+    folder: &Path,
+    prepared: &Prepared,
+    mesh: &Mesh,
+    part: &Decoder,
+    policy: &mut Policy,
+) -> Result<()> {
+    let Prepared { folder: base, decoder, .. } = prepared;
+    save_adapter(folder, base, decoder, &mut |layer, flat| copy_whole(mesh, part, policy, layer, flat))?;
+    Ok(())
+}
+
+/// [`read_whole`] into the memory of who writes a model.
+///
+/// # Errors
+/// As there.
+pub fn copy_whole(
+    mesh: &Mesh,
+    part: &Decoder,
+    policy: &mut Policy,
+    layer: LayerId,
+    flat: &mut [f32],
+) -> ModelResult<()> {
+    let read = read_whole(mesh, part, policy, layer);
+    flat.copy_from_slice(&read.map_err(|error| ModelError::Store(Box::new(error)))?);
+    Ok(())
+}
+
+/// A whole layer of this stage, of all of its parts and slices.
+fn join(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
+    let mut flat = vec![0.0; decoder.trained(layer).len];
+    policy.read_layer(decoder.index(layer), &mut flat)?;
+    mesh.join(decoder, layer, &mut flat)?;
+    Ok(flat)
+}
+
+/// What a rank writes into a checkpoint.
+#[derive(Clone)]
+pub struct Share {
+    decoder: Arc<Decoder>,
+    /// By layer, the elements that this rank writes: its part; of a copy of another stage's, none.
+    written: Vec<Range<usize>>,
+}
+
+impl Share {
+    /// The share of a part of the model of this place, among so many ([`Mesh::share`]).
+    pub fn new(decoder: &Arc<Decoder>, (rank, num_ranks): (usize, usize)) -> Self {
+        let partition = Partition::new(decoder, rank, num_ranks);
+        let written = |(index, layer): (usize, LayerId)| {
+            let owned = partition.owned(index);
+            if decoder.owns(layer) { owned } else { owned.start..owned.start }
+        };
+        let written = decoder.layers().into_iter().enumerate().map(written).collect();
+        Self { decoder: decoder.clone(), written }
+    }
+
+    /// The state of a run where it lies, to be written before training goes on.
+    pub fn of_run<'a>(&self, state: State<'a>) -> Vec<Piece<'a>> {
+        let groups = self.parts(state);
+        groups.iter().flat_map(|Group { name, parts, .. }| self.pieces(name, parts)).collect()
+    }
+
+    /// By group and layer, the part that is to be written.
+    fn parts<'a>(&self, state: State<'a>) -> Vec<Group<'a>> {
+        let State { policy, optimizer, follower } = state;
+        let of_masters = |name, Masters { weights, partition, home }: Masters<'a>| {
+            let layers = weights.layers.iter().map(|flat| flat.view().into()).collect();
+            (name, layers, partition, home)
+        };
+        let follower = follower.map(|masters| of_masters(REFERENCE, masters));
+        let views = |states: &'a [States]| states.iter().map(States::view).collect();
+        let states = optimizer.states().into_iter();
+        let states =
+            states.map(|(name, states)| (name, views(states), optimizer.partition(), optimizer.home()));
+        let groups = std::iter::once(of_masters(POLICY, policy)).chain(states).chain(follower);
+        let parts = |layers: Parts<'a>, held: &Partition| {
+            let part = |(index, flat): (usize, StatesView<'a>)| {
+                let (start, owned) = (held.owned(index).start, &self.written[index]);
+                flat.range(owned.start - start..owned.end - start)
+            };
+            layers.into_iter().enumerate().map(part).collect()
+        };
+        groups.map(|(name, layers, held, home)| Group { name, parts: parts(layers, held), home }).collect()
+    }
+
+    /// The parts of the layers of one group, by tensor.
+    fn pieces<'a>(&self, group: &str, parts: &[StatesView<'a>]) -> Vec<Piece<'a>> {
+        let (decoder, slice) = (&self.decoder, self.decoder.slice());
+        let mut pieces = Vec::new();
+        for ((layer, owned), part) in decoder.layers().into_iter().zip(&self.written).zip(parts) {
+            let params = decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params);
+            for (whole, param) in params {
+                if slice.index > 0 && !slice.splits(whole.part) {
+                    continue;
+                }
+                let mut add = |columns: Range<usize>, place: Range<usize>, first: usize| {
+                    let (start, end) = (place.start.max(owned.start), place.end.min(owned.end));
+                    if start < end {
+                        let data = part.range(start - owned.start..end - owned.start);
+                        let tensor = spec(group, layer, whole);
+                        pieces.push(Piece { tensor, columns, start: first + start - place.start, data });
+                    }
+                };
+                let columns = decoder.columns(whole);
+                if columns.len() < whole.cols {
+                    add(columns, param.range(), 0);
+                    continue;
+                }
+                for run in decoder.runs(whole) {
+                    let start = param.offset + run.start;
+                    add(columns.clone(), start..start + run.whole.len(), run.whole.start);
+                }
+            }
+        }
+        pieces
+    }
+}
+
+/// Of each layer, what is kept of it here.
+type Parts<'a> = Vec<StatesView<'a>>;
+
+/// What is written of the masters, or of one of the optimiser's states.
+struct Group<'a> {
+    name: &'static str,
+    /// By layer.
+    parts: Parts<'a>,
+    /// Where they lie.
+    home: &'a Device,
+}
+
+/// A copy of what a rank writes, made once and filled anew for each checkpoint, so that training can go on.
+pub struct Snapshot {
+    share: Share,
+    groups: Vec<(&'static str, Vec<States>)>,
+}
+
+impl Snapshot {
+    /// Memory for a copy, in the form of what is copied; `follows` if a reference follows the policy.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn new(device: &Device, share: Share, optimizer: &Optimizer, follows: bool) -> Result<Self> {
+        let lengths = || share.written.iter().map(Range::len);
+        // Masters are f32, which has no moments.
+        let master = |len| States::zeros(device, Kind::Checkpoint, Moment::First, StateForm::F32, len);
+        let mut groups = vec![(POLICY, lengths().map(master).collect::<Result<_, _>>()?)];
+        for (name, states) in optimizer.states() {
+            let copy = |(states, len): (&States, usize)| states.zeros_like(device, Kind::Checkpoint, len);
+            groups.push((name, states.iter().zip(lengths()).map(copy).collect::<Result<_, _>>()?));
+        }
+        if follows {
+            groups.push((REFERENCE, lengths().map(master).collect::<Result<_, _>>()?));
+        }
+        Ok(Self { share, groups })
+    }
+
+    /// Copies the state of a run.
+    ///
+    /// # Errors
+    /// If it is not the state of the run that this was made for.
+    pub fn fill(&mut self, device: &Device, state: State<'_>) -> Result<()> {
+        // What lies in a file the processor copies, to where a GPU may have written.
+        device.synchronize()?;
+        for ((_, copies), Group { parts, home, .. }) in self.groups.iter_mut().zip(self.share.parts(state)) {
+            for (copy, part) in copies.iter_mut().zip(parts) {
+                let all = 0..copy.len();
+                ops::copy_states(home, part, copy.range_mut(all, Dither::default()))?;
+            }
+        }
+        // Another thread reads it next.
+        Ok(device.synchronize()?)
+    }
+
+    /// What is to be written.
+    pub fn pieces(&self) -> Vec<Piece<'_>> {
+        let mut pieces = Vec::new();
+        for (name, copies) in &self.groups {
+            let views: Parts<'_> = copies.iter().map(States::view).collect();
+            pieces.append(&mut self.share.pieces(name, &views));
+        }
+        pieces
+    }
+}
+
+/// Reads masters and optimiser states back; the caller refreshes the compute copies.
+///
+/// # Errors
+/// If the checkpoint is of another model, other data or another optimiser.
+pub fn restore(
+    checkpoint: &Checkpoint,
+    data_hash: &str,
+    decoder: &Decoder,
+    policy: &mut Policy,
+    optimizer: &mut Optimizer,
+    follower: Option<&mut Policy>,
+) -> Result<()> {
+    if checkpoint.cursor().data_hash != data_hash {
+        return Err(TrainError::BrokenCheckpoint {
+            path: checkpoint.path().to_path_buf(),
+            reason: "the training data (or its tokenizer, template or max_length) is not what the run was started \
+                     with; restore it, or start anew with --overwrite"
+                .to_owned(),
+        });
+    }
+    let mut num_known = restore_weights(checkpoint, decoder, policy, follower)?;
+    let (partition, home) = (optimizer.partition().clone(), optimizer.home().clone());
+    for (group, states) in optimizer.states_mut() {
+        num_known += read_states(checkpoint, group, decoder, &home, states, &partition)?;
+    }
+    let num_stored = checkpoint.tensors().len();
+    if num_known != num_stored {
+        return Err(TrainError::BrokenCheckpoint {
+            path: checkpoint.path().to_path_buf(),
+            reason: format!(
+                "it holds {num_stored} tensors, of which this run has a place for {num_known}: it is of another model or \
+                 optimizer; restore them in the config, or start anew with --overwrite"
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// Reads the masters of the policy, and of a reference that follows it, and returns the number of their tensors; the caller
+/// refreshes the compute copies. A follower that shares the policy's base is in the policy.
+///
+/// # Errors
+/// If the checkpoint is of another model.
+pub fn restore_weights(
+    checkpoint: &Checkpoint,
+    decoder: &Decoder,
+    policy: &mut Policy,
+    follower: Option<&mut Policy>,
+) -> Result<usize> {
+    let (partition, home) = (policy.masters().1.clone(), policy.home().clone());
+    let mut num_known = read_masters(checkpoint, POLICY, decoder, &home, policy.masters_mut(), &partition)?;
+    if let Some(follower) = follower {
+        let (partition, home) = (follower.masters().1.clone(), follower.home().clone());
+        let masters = follower.masters_mut();
+        num_known += read_masters(checkpoint, REFERENCE, decoder, &home, masters, &partition)?;
+    } else if let Some(follower) = policy.follower_mut() {
+        let (partition, home) = (follower.partition().clone(), follower.device().clone());
+        let masters = follower.masters_mut();
+        num_known += read_masters(checkpoint, REFERENCE, decoder, &home, masters, &partition)?;
+    }
+    Ok(num_known)
+}
+
+/// Reads this rank's part of the masters that it holds, and returns the number of tensors that all ranks hold.
+fn read_masters(
+    checkpoint: &Checkpoint,
+    group: &str,
+    decoder: &Decoder,
+    device: &Device,
+    masters: &mut FlatWeights,
+    partition: &Partition,
+) -> Result<usize> {
+    let num_tensors = check_group(checkpoint, group, decoder)?;
+    for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut masters.layers).enumerate() {
+        let owned = partition.owned(index);
+        let read = |flat: &mut [f32]| read_layer(checkpoint, group, decoder, layer, owned, flat);
+        device.host_update(flat.view_mut(), read)?.transpose()?;
+    }
+    Ok(num_tensors)
+}
+
+/// Elements of states that are f32 at once while they are read.
+const CHUNK: usize = 1 << 18;
+
+/// The same of optimiser states, which take the form that this run keeps them in.
+fn read_states(
+    checkpoint: &Checkpoint,
+    group: &str,
+    decoder: &Decoder,
+    device: &Device,
+    states: &mut [States],
+    partition: &Partition,
+) -> Result<usize> {
+    let num_tensors = check_group(checkpoint, group, decoder)?;
+    let mut room = Vec::new();
+    for (index, (layer, states)) in decoder.layers().into_iter().zip(states).enumerate() {
+        let owned = partition.owned(index);
+        for start in owned.clone().step_by(CHUNK) {
+            let chunk = start..owned.end.min(start + CHUNK);
+            room.clear();
+            room.resize(chunk.len(), 0.0);
+            read_layer(checkpoint, group, decoder, layer, chunk, &mut room)?;
+            device.write_states(&room, states, start - owned.start)?;
+        }
+    }
+    Ok(num_tensors)
+}
+
+/// Checks that all of a group is there, the other ranks' too, and returns the number of its tensors.
+fn check_group(checkpoint: &Checkpoint, group: &str, decoder: &Decoder) -> Result<usize> {
+    let mut num_tensors = 0;
+    for layer in decoder.whole().layers() {
+        for param in &decoder.whole().trained(layer).params {
+            checkpoint.check_tensor(&spec(group, layer, param))?;
+            num_tensors += 1;
+        }
+    }
+    Ok(num_tensors)
+}
+
+/// Reads elements `owned` of a layer of this rank's slice. Padding stays as it is.
+fn read_layer(
+    checkpoint: &Checkpoint,
+    group: &str,
+    decoder: &Decoder,
+    layer: LayerId,
+    owned: Range<usize>,
+    out: &mut [f32],
+) -> Result<()> {
+    let params = decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params);
+    let is_owned = |param: &ParamSpec| param.offset < owned.end && owned.start < param.range().end;
+    for (whole, param) in params.filter(|(_, param)| is_owned(param)) {
+        let spec = spec(group, layer, whole);
+        for run in decoder.runs(whole) {
+            let start = param.offset + run.start;
+            let wanted = start.max(owned.start)..(start + run.whole.len()).min(owned.end);
+            if !wanted.is_empty() {
+                let out = &mut out[wanted.start - owned.start..wanted.end - owned.start];
+                checkpoint.read(&spec.name, run.whole.start + wanted.start - start, out)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn spec(group: &str, layer: LayerId, param: &ParamSpec) -> TensorSpec {
+    TensorSpec { name: name(group, layer, param.part.name()), shape: vec![param.rows, param.cols] }
+}
+
+fn name(group: &str, layer: LayerId, part: &str) -> String {
+    match layer {
+        LayerId::Embedding => format!("{group}/embedding.{part}"),
+        LayerId::Block(index) => format!("{group}/block.{index}.{part}"),
+        LayerId::Head => format!("{group}/head.{part}"),
+    }
+}

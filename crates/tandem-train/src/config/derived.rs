@@ -1,0 +1,69 @@
+//! Values that follow from the config and from the machine.
+
+use std::path::PathBuf;
+
+use tandem_kernels::cpu::Isa;
+use tandem_kernels::{Backend, DType, Format};
+
+use super::{Checkpointing, ComputeConfig, Config, ShardedState};
+
+impl Config {
+    /// The folder of tokens and reference log-probabilities: `data.cache`, else the user's cache folder.
+    pub fn cache_folder(&self) -> PathBuf {
+        self.data.cache.clone().unwrap_or_else(|| {
+            let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+            let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+            base.unwrap_or_else(std::env::temp_dir).join("tandem")
+        })
+    }
+
+    /// The format of frozen matrices: as configured; else, under an adapter, as they are `quantised` already; else the compute
+    /// type.
+    pub fn frozen_format(&self, quantised: Option<Format>) -> Format {
+        let stored = quantised.filter(|_| self.adapter.is_some());
+        self.compute.format.or(stored).unwrap_or(whole_format(self.compute.compute_type()))
+    }
+}
+
+impl ComputeConfig {
+    /// State that the ranks of a shard group divide.
+    pub fn sharded(&self) -> ShardedState {
+        self.sharding.into()
+    }
+
+    /// Threads of each rank.
+    pub fn num_threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or_else(|| (cores() / self.devices.num_ranks()).max(1))
+    }
+
+    /// The compute type: as configured, else bf16 on a GPU and on a CPU that multiplies it natively.
+    pub fn compute_type(&self) -> DType {
+        let native = || match Isa::detect() {
+            Ok(Isa::Avx512Bf16 | Isa::Amx) => DType::Bf16,
+            _ => DType::F32,
+        };
+        match self.devices.backend() {
+            Backend::Cpu => self.dtype.unwrap_or_else(native),
+            Backend::Cuda => self.dtype.unwrap_or(DType::Bf16),
+        }
+    }
+}
+
+impl From<Checkpointing> for tandem_model::Checkpointing {
+    fn from(mode: Checkpointing) -> Self {
+        match mode {
+            Checkpointing::None => Self::None,
+            Checkpointing::Selective => Self::Selective,
+            Checkpointing::Block => Self::Block,
+        }
+    }
+}
+
+/// The format that keeps every number of a compute type.
+pub(crate) fn whole_format(dtype: DType) -> Format {
+    match dtype {
+        DType::F32 => Format::F32,
+        DType::Bf16 => Format::Bf16,
+    }
+}

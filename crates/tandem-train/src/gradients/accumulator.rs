@@ -1,0 +1,407 @@
+//! The gradient of the whole model, summed over the micro-batches of a step and over ranks.
+//!
+//! In `exact` form a layer's gradient of one micro-batch is computed in f32 in a buffer that all layers share, then added
+//! to 64-bit fixed-point sums ([`tandem_kernels::exact`]). Integer addition has no order, so neither the cut into ranks nor
+//! the engine that adds their sums changes a bit. In `fast` form gradients are added in f32 where they lie: half the memory
+//! and half the bytes between ranks, but the last bits depend on which rank computed what.
+//!
+//! Where a rank holds a part of the sums, a layer is reduced when it is emitted, and added when the next one is: it travels
+//! while backward computes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tandem_comm::{Group, Numbers, Reduction};
+use tandem_kernels::exact::{ExactSum, limit};
+use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
+use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_model::{
+    Decoder, GradientSink, LayerGradients, LayerId, LayerLayout, ParamSpec, Result as ModelResult,
+};
+
+use crate::Result;
+use crate::config::SumForm;
+use crate::gradients::reducer::{Buffer, Reducer, Terms};
+use crate::parallel::{Mesh, Partition, collective_buffer};
+use crate::placement::Homes;
+
+/// Gradient sums, laid out like the weights.
+pub struct Accumulator {
+    /// Where gradients form.
+    pub(super) device: Device,
+    /// Where their sums lie.
+    pub(super) home: Device,
+    pub(super) decoder: Arc<Decoder>,
+    pub(super) partition: Arc<Partition>,
+    /// Present if only this rank's part of the sums is held.
+    pub(super) sharded: Option<Reducer>,
+    pub(super) sums: Sums,
+    /// The layer whose gradient is forming in the shared buffer.
+    open: Option<LayerId>,
+    /// By parameter of that layer: whether the buffer holds numbers of it.
+    holds: Vec<bool>,
+    /// By layer: whether its sums hold something of this step.
+    begun: Vec<bool>,
+    /// The largest magnitude that one micro-batch's gradient may have (exact form).
+    limit: f32,
+    /// By layer: the elements whose squares this rank counts.
+    counted: Vec<Vec<Range<usize>>>,
+    /// Sums of squares of every block of every layer.
+    squares: Vec<f64>,
+}
+
+pub(super) enum Sums {
+    Exact {
+        /// A layer's gradient of one micro-batch `[1, longest layer]`.
+        layer: Tensor,
+        sums: Vec<ExactSum>,
+    },
+    Fast {
+        /// As above; absent where gradients are added where they lie, in parts and elsewhere they are not.
+        layer: Option<Tensor>,
+        sums: Vec<Tensor>,
+    },
+}
+
+impl Sums {
+    /// A range of what is held of a layer.
+    fn range<'a>(&'a mut self, device: &'a Device, index: usize, range: Range<usize>) -> Numbers<'a> {
+        match self {
+            Self::Exact { sums, .. } => collective_buffer::fixed(device, &mut sums[index], range),
+            Self::Fast { sums, .. } => collective_buffer::floats(device, &mut sums[index], range),
+        }
+    }
+
+    /// Makes a layer zero that nothing was added to; sums in f32 begin so.
+    fn clear(&mut self, device: &Device, index: usize) -> Result<()> {
+        match self {
+            Self::Exact { sums, .. } => Ok(sums[index].clear(device)?),
+            Self::Fast { .. } => Ok(()),
+        }
+    }
+}
+
+impl Accumulator {
+    /// Memory for the sums, where `homes` has it for them. Once they are reduced, this rank holds those of its part; with `sharded`, a group for nothing
+    /// else, it never holds others.
+    ///
+    /// # Errors
+    /// If memory runs out, or the system refuses a thread.
+    pub fn new(
+        homes: &Homes,
+        decoder: Arc<Decoder>,
+        partition: Arc<Partition>,
+        sharded: Option<Group>,
+        form: SumForm,
+    ) -> Result<Self> {
+        let sharded = sharded.filter(|group| group.size() > 1);
+        let layers = 0..partition.num_layers();
+        let lengths = layers.clone().map(|layer| partition.len(layer));
+        let longest = lengths.clone().max().unwrap_or(0);
+        let held = layers.map(|layer| match sharded {
+            Some(_) => partition.owned(layer).len(),
+            None => partition.len(layer),
+        });
+        let (device, home) = (&homes.device, homes.sums());
+        let floats = |device: &Device, len| device.alloc(Kind::Gradients, 1, len, DType::F32);
+        let fixed = |device: &Device, len| ExactSum::new(device, Kind::Gradients, len);
+        let forms_apart = sharded.is_some() || homes.is_offloaded();
+        let sums = match form {
+            SumForm::Fast => Sums::Fast {
+                layer: forms_apart.then(|| floats(device, longest)).transpose()?,
+                sums: held.map(|len| floats(home, len)).collect::<Result<_, _>>()?,
+            },
+            SumForm::Exact => Sums::Exact {
+                layer: floats(device, longest)?,
+                sums: held.map(|len| fixed(home, len)).collect::<Result<_, _>>()?,
+            },
+        };
+        let reducer = |group| {
+            let room = match form {
+                SumForm::Fast => Buffer::Floats(floats(device, longest)?),
+                SumForm::Exact => Buffer::Fixed(fixed(device, longest)?),
+            };
+            Reducer::new(device, partition.clone(), group, room)
+        };
+        let sharded = sharded.map(reducer).transpose()?;
+        let begun = vec![false; partition.num_layers()];
+        let squares = vec![0.0; lengths.map(|len| len.div_ceil(SQUARES_BLOCK)).sum()];
+        let (device, home) = (device.clone(), home.clone());
+        let counted = decoder.layers().into_iter().map(|layer| counted(&decoder, layer)).collect();
+        Ok(Self {
+            device,
+            home,
+            decoder,
+            partition,
+            sharded,
+            sums,
+            open: None,
+            holds: Vec::new(),
+            begun,
+            limit: 0.0,
+            counted,
+            squares,
+        })
+    }
+
+    /// Forgets the last step. `num_micro_batches` counts those of all ranks.
+    ///
+    /// # Errors
+    /// If the last step was cut short and a rank is lost.
+    pub fn begin(&mut self, num_micro_batches: usize) -> Result<()> {
+        self.settle()?;
+        self.begun.fill(false);
+        self.open = None;
+        // A tied table is emitted twice.
+        self.limit = limit(2 * num_micro_batches);
+        // What an earlier step left untold.
+        self.device.take_in_range()?;
+        if let Sums::Fast { sums, .. } = &mut self.sums {
+            for layer in sums {
+                ops::fill_zero(&self.home, layer.view_mut())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every gradient since [`Accumulator::begin`], or since this was last asked, was finite and in the range of the sums.
+    ///
+    /// # Errors
+    /// If something failed on a GPU.
+    pub fn take_in_range(&self) -> Result<bool> {
+        Ok(self.device.take_in_range()?)
+    }
+
+    /// Adds up the sums of all ranks: afterwards every rank holds those of its part, and the stages that share a tied table
+    /// hold the same.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<ReducedGradients<'_>> {
+        self.settle()?;
+        let (shard, mut replicas) = mesh.in_sum();
+        let Self { home, partition, sums, begun, sharded, .. } = self;
+        for (index, begun) in begun.iter().enumerate() {
+            if !begun {
+                sums.clear(home, index)?;
+            }
+            let mut own = 0..partition.owned(index).len();
+            // What is held in parts was divided when it was emitted.
+            if sharded.is_none() {
+                let whole = sums.range(home, index, 0..partition.len(index));
+                if partition.is_divided() {
+                    shard.reduce_scatter_numbers(whole, partition.counts(index), Reduction::Sum)?;
+                } else if shard.size() > 1 {
+                    shard.all_reduce_numbers(whole, Reduction::Sum)?;
+                }
+                own = partition.owned(index);
+            }
+            if let Some(replicas) = &mut replicas {
+                replicas.all_reduce_numbers(sums.range(home, index, own), Reduction::Sum)?;
+            }
+        }
+        self.join_tied(mesh.stages())?;
+        Ok(ReducedGradients(self))
+    }
+
+    /// The gradient of this rank's part of a layer, by the layer's place in walk order.
+    pub fn owned(&self, index: usize) -> Gradient<'_> {
+        let held: Gradient = match &self.sums {
+            Sums::Exact { sums, .. } => sums[index].view().into(),
+            Sums::Fast { sums, .. } => sums[index].view().into(),
+        };
+        if self.sharded.is_some() { held } else { held.range(self.partition.owned(index)) }
+    }
+
+    fn norm(&mut self, mesh: &mut Mesh) -> Result<f64> {
+        let mut squares = std::mem::take(&mut self.squares);
+        squares.fill(0.0);
+        let (mut parts, mut places, mut first) = (Vec::new(), Vec::new(), 0);
+        for index in 0..self.begun.len() {
+            for range in &self.counted[index] {
+                self.cut(index, range, |part, block| {
+                    places.extend((0..part.len().div_ceil(SQUARES_BLOCK)).map(|next| first + block + next));
+                    parts.push(part);
+                });
+            }
+            first += self.partition.len(index).div_ceil(SQUARES_BLOCK);
+        }
+        let mut blocks = vec![0.0; places.len()];
+        ops::block_squares(&self.home, &parts, &mut blocks)?;
+        for (place, block) in places.into_iter().zip(blocks) {
+            squares[place] += block;
+        }
+        if self.partition.is_divided() {
+            mesh.shard().all_reduce(&mut squares, Reduction::Sum)?;
+        }
+        let sum = match mesh.stages() {
+            Some(stages) => stages.sum_in_order(squares.iter().copied())?,
+            None => squares.iter().sum(),
+        };
+        self.squares = squares;
+        Ok(mesh.sum_of_slices(sum)?.sqrt())
+    }
+
+    /// Calls `each` with what this rank owns of a range of a layer, and the block of the layer that it begins in: cut at the
+    /// blocks' ends, so that the sums do not depend on what is owned by whom.
+    fn cut<'a>(&'a self, index: usize, range: &Range<usize>, mut each: impl FnMut(Gradient<'a>, usize)) {
+        let owned = self.partition.owned(index);
+        let gradient = self.owned(index);
+        let (mut start, end) = (range.start.max(owned.start), range.end.min(owned.end));
+        while start < end {
+            let (block, whole_blocks) = (start / SQUARES_BLOCK, end / SQUARES_BLOCK * SQUARES_BLOCK);
+            let is_whole = start.is_multiple_of(SQUARES_BLOCK) && start < whole_blocks;
+            let stop = if is_whole { whole_blocks } else { end.min((block + 1) * SQUARES_BLOCK) };
+            each(gradient.range(start - owned.start..stop - owned.start), block);
+            start = stop;
+        }
+    }
+}
+
+/// Sums that are reduced over all ranks.
+pub struct ReducedGradients<'a>(&'a mut Accumulator);
+
+impl ReducedGradients<'_> {
+    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, from
+    /// stage to stage, then the slices.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn norm(self, mesh: &mut Mesh) -> Result<f64> {
+        self.0.norm(mesh)
+    }
+}
+
+/// The elements whose squares this rank counts: all of its slice's own, and the first slice what every slice holds. A table
+/// that two stages hold is counted by the first.
+fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
+    let (layout, slice) = (decoder.trained(layer), decoder.slice());
+    if !decoder.owns(layer) {
+        return Vec::new();
+    }
+    if slice.index == 0 {
+        let all = 0..layout.len;
+        return vec![all];
+    }
+    layout.params.iter().filter(|param| slice.splits(param.part)).map(ParamSpec::range).collect()
+}
+
+impl Accumulator {
+    /// Begins to reduce what has formed in the shared buffer over all ranks.
+    fn emit_sharded(&mut self, index: usize) -> ModelResult<()> {
+        self.settle()?;
+        let Some(reducer) = &mut self.sharded else { return Ok(()) };
+        match (&mut self.sums, reducer.room()) {
+            (Sums::Exact { layer, .. }, Buffer::Fixed(terms)) => {
+                let gradient = layer.view().col_range(0..self.partition.len(index));
+                ops::exact_sum(&self.device, gradient, terms, false, self.limit)?;
+            }
+            (Sums::Fast { layer: Some(layer), .. }, Buffer::Floats(terms)) => std::mem::swap(layer, terms),
+            _ => unreachable!("{FORMS}"),
+        }
+        reducer.begin(index);
+        Ok(())
+    }
+
+    /// Waits for what [`Accumulator::emit_sharded`] began, and adds this rank's part.
+    fn settle(&mut self) -> ModelResult<()> {
+        let Self { home, partition, sharded: Some(reducer), sums, begun, .. } = self else { return Ok(()) };
+        reducer.end(|Terms { index, buffer }| {
+            let owned = partition.owned(*index);
+            let add = std::mem::replace(&mut begun[*index], true);
+            match (sums, buffer) {
+                (Sums::Exact { sums, .. }, Buffer::Fixed(terms)) => {
+                    ops::exact_merge(home, terms.view().range(owned), &mut sums[*index], add)?;
+                }
+                (Sums::Fast { sums, .. }, Buffer::Floats(terms)) => {
+                    ops::add(home, terms.view().col_range(owned), sums[*index].view_mut())?;
+                }
+                _ => unreachable!("{FORMS}"),
+            }
+            Ok(())
+        })
+    }
+}
+
+/// What of a layer's buffer no product writes: the other parameters, and what fills up after each.
+fn unwritten(layout: &LayerLayout) -> impl Iterator<Item = Range<usize>> {
+    let ends = layout.params.iter().skip(1).map(|next| next.offset).chain([layout.len]);
+    layout.params.iter().zip(ends).map(|(param, end)| {
+        let Range { start, end: filled } = param.range();
+        if param.part.is_written_by_product() { filled..end } else { start..end }
+    })
+}
+
+/// Makes ranges of a buffer zero, neighbours together.
+fn clear(
+    device: &Device,
+    buffer: &mut Tensor,
+    ranges: impl Iterator<Item = Range<usize>>,
+) -> ModelResult<()> {
+    let mut ranges = ranges.filter(|range| !range.is_empty()).peekable();
+    while let Some(mut range) = ranges.next() {
+        while let Some(next) = ranges.next_if(|next| next.start == range.end) {
+            range.end = next.end;
+        }
+        ops::fill_zero(device, buffer.view_mut().col_range(range))?;
+    }
+    Ok(())
+}
+
+const FORMS: &str = "terms are of the form of the sums";
+
+impl GradientSink for Accumulator {
+    fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
+        let layout = self.decoder.trained(layer);
+        // A layer may be opened again before it is emitted, to be added to.
+        let is_new = self.open.replace(layer) != Some(layer);
+        match &mut self.sums {
+            Sums::Fast { layer: None, sums } => {
+                Ok(LayerGradients::new(layout, sums[self.decoder.index(layer)].view_mut()))
+            }
+            Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } => {
+                if is_new {
+                    self.holds.clear();
+                    self.holds.extend(layout.params.iter().map(|param| !param.part.is_written_by_product()));
+                    clear(&self.device, buffer, unwritten(layout))?;
+                }
+                Ok(LayerGradients::partly(
+                    layout,
+                    buffer.view_mut().col_range(0..layout.len),
+                    &mut self.holds,
+                ))
+            }
+        }
+    }
+
+    fn emit(&mut self, layer: LayerId) -> ModelResult<()> {
+        let index = self.decoder.index(layer);
+        if self.open.take() == Some(layer)
+            && let Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } = &mut self.sums
+        {
+            // What no product went into: this rank had nothing to compute.
+            let params = self.decoder.trained(layer).params.iter().zip(&self.holds);
+            clear(
+                &self.device,
+                buffer,
+                params.filter(|(_, holds)| !**holds).map(|(param, _)| param.range()),
+            )?;
+        }
+        if self.sharded.is_some() {
+            return self.emit_sharded(index);
+        }
+        match &mut self.sums {
+            Sums::Exact { layer: buffer, sums } => {
+                let terms = buffer.view().col_range(0..sums[index].len());
+                ops::exact_sum(&self.home, terms, &mut sums[index], self.begun[index], self.limit)?;
+            }
+            Sums::Fast { layer: Some(buffer), sums } => {
+                let terms = buffer.view().col_range(0..sums[index].cols());
+                ops::add(&self.home, terms, sums[index].view_mut())?;
+            }
+            Sums::Fast { layer: None, .. } => {}
+        }
+        self.begun[index] = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! The gradient of a table that two stages hold: the first looks tokens up in it, the last scores with it.
+
+use tandem_comm::ElementKind;
+use tandem_kernels::exact::ExactSum;
+use tandem_kernels::{DType, Device, Kind};
+use tandem_model::LayerId;
+
+use super::accumulator::{Accumulator, Sums};
+use crate::Result;
+use crate::parallel::Stages;
+
+/// Numbers that two stages exchange at once.
+const PIECE: usize = 1 << 17;
+
+impl Accumulator {
+    /// Where the head is tied to the token table, adds up what first and last stage have of the layer's gradient, so that both
+    /// update it alike. All stages call this, after their ranks have reduced.
+    pub(super) fn join_tied(&mut self, stages: Option<&Stages>) -> Result<()> {
+        let stage = self.decoder.stage();
+        let Some(stages) = stages.filter(|_| self.decoder.spec().head.tied) else { return Ok(()) };
+        let other = match (stage.is_first(), stage.is_last()) {
+            (true, false) => stage.count - 1,
+            (false, true) => 0,
+            _ => return Ok(()),
+        };
+        let index = self.decoder.index(LayerId::Embedding);
+        let owned = self.partition.owned(index);
+        let held = if self.sharded.is_some() { 0..owned.len() } else { owned };
+        let piece = PIECE.min(held.len());
+        if piece == 0 {
+            return Ok(());
+        }
+        let is_dry = matches!(self.device, Device::Meta(_));
+        match &mut self.sums {
+            Sums::Exact { sums, .. } => {
+                let mut room = ExactSum::new(&self.home, Kind::Gradients, piece)?;
+                if is_dry {
+                    return stages.dry_add_up(other, ElementKind::I64, held.len(), piece);
+                }
+                if !matches!(self.device, Device::Cuda(_)) {
+                    let sums = &mut sums[index].as_mut_slice()[held];
+                    return stages.add_up(other, sums, room.as_mut_slice());
+                }
+                let mut own = sums[index].read(&self.home)?;
+                stages.add_up(other, &mut own[held], &mut vec![0; piece])?;
+                Ok(sums[index].write(&self.home, &own)?)
+            }
+            Sums::Fast { sums, .. } => {
+                let mut room = self.home.alloc(Kind::Gradients, 1, piece, DType::F32)?;
+                if is_dry {
+                    return stages.dry_add_up(other, ElementKind::F32, held.len(), piece);
+                }
+                let sums = sums[index].view_mut().col_range(held);
+                let home = &self.home;
+                let add = |sums: &mut [f32]| {
+                    home.host_write(room.view_mut(), |room| stages.add_up(other, sums, room))
+                };
+                home.host_update(sums, add)?.unwrap_or(Ok(None))?.unwrap_or(Ok(()))
+            }
+        }
+    }
+}

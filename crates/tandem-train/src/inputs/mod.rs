@@ -1,0 +1,256 @@
+//! What every command needs before it computes: the model's description, its tokenizer, and the tokens.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tandem_data::order::{self, Batches};
+use tandem_data::progress::Progress;
+use tandem_data::row::RowOptions;
+use tandem_data::source::{Source, Sources};
+use tandem_data::token_cache::TokenCache;
+use tandem_data::tokenizer::Tokenizer;
+use tandem_model::adapter::PeftFolder;
+use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, Part};
+
+use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Weights};
+use crate::events::{Event, Observer};
+use crate::metrics::Split;
+use crate::recipe::{self, MicroBatcher};
+use crate::{Result, TrainError};
+
+/// A config whose inputs have been opened and checked.
+pub struct Prepared {
+    /// The policy's folder.
+    pub folder: ModelFolder,
+    /// The model, whole, with the adapter that trains, if one does.
+    pub decoder: Arc<Decoder>,
+    /// The same with the reference's adapter, if it has one from elsewhere.
+    pub reference_decoder: Option<Arc<Decoder>>,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Training tokens.
+    pub train: TokenCache,
+    /// Held-out tokens.
+    pub eval: Option<TokenCache>,
+}
+
+/// The module of a reward model that trains whole beside an adapter.
+const SCORE: &str = "score";
+
+/// The models of a run, described.
+#[derive(Clone)]
+pub struct Decoders {
+    /// The policy's, with the adapter that trains, if one does.
+    pub policy: Arc<Decoder>,
+    /// The same with the reference's adapter, if it has one from elsewhere.
+    pub reference: Option<Arc<Decoder>>,
+}
+
+impl Decoders {
+    /// What the config makes of a model.
+    ///
+    /// # Errors
+    /// If an adapter's folder cannot be read, or it does not fit the model.
+    pub fn of(config: &Config, plain: &Decoder) -> Result<Self> {
+        let adapted = |adapter: AdapterConfig| -> Result<_> {
+            let adapter = Adapter::new(adapter, plain.spec())?;
+            Ok(Arc::new(plain.clone().with_adapter(adapter)))
+        };
+        let reference = match &config.reference.adapter {
+            Some(path) => Some(adapted(PeftFolder::open(path)?.config().clone())?),
+            None => None,
+        };
+        let policy = match &config.adapter {
+            None => Arc::new(plain.clone()),
+            Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => {
+                let mut adapter = adapter.clone();
+                // As the peft library does: without it there is nothing to score with.
+                if plain.spec().head.is_score() && !adapter.modules_to_save.iter().any(|name| name == SCORE) {
+                    adapter.modules_to_save.push(SCORE.to_owned());
+                }
+                adapted(adapter)?
+            }
+            Some(AdapterSection { start: AdapterStart::Folder(path), dropout }) => {
+                adapted(AdapterConfig { dropout: *dropout, ..PeftFolder::open(path)?.config().clone() })?
+            }
+        };
+        let trains_head = |adapter: &Adapter| adapter.saved().contains(&Part::ScoreWeight);
+        if plain.spec().head.is_score() && policy.adapter().is_some_and(|adapter| !trains_head(adapter)) {
+            let reason = "the adapter that adapter.start names is not a reward model's: it has no head that scores texts; leave \
+                          adapter.start out to begin another";
+            return Err(TrainError::Mismatch { reason: reason.to_owned() });
+        }
+        let served = policy.adapter().map(Adapter::config).zip(config.server());
+        if let Some(reason) = served.and_then(|(own, server)| config::unservable(own, server.kind)) {
+            return Err(TrainError::Mismatch { reason });
+        }
+        Ok(Self { policy, reference })
+    }
+}
+
+impl Prepared {
+    /// Opens the model folder, checks the reference's against it, and tokenises what is not in the cache yet.
+    ///
+    /// # Errors
+    /// If a file is missing or wrong, a row is broken, or the data leaves nothing to train on.
+    pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
+        let recipe = recipe::for_method(config.method);
+        let mut folder = recipe.open_folder(config)?;
+        if let Weights::File(path) = &config.weights {
+            folder = folder.with_weights(path);
+        }
+        if let (Some(format), None, false) =
+            (folder.quantised(), &config.adapter, config.weights == Weights::Random)
+        {
+            observer.event(&Event::Warning(&format!(
+                "{} holds {format} weights, and every weight trains: training starts from what they stand for, and the model \
+                 that it writes is not quantised",
+                config.model.display(),
+            )));
+        }
+        let tokenizer = Tokenizer::from_folder(&config.model)?;
+        folder = recipe.with_tokenizer(folder, &tokenizer);
+        if folder.begins_score_head() && config.weights != Weights::Random {
+            observer.event(&Event::Warning(&format!(
+                "{} is a language model: the head that scores texts starts at random, drawn from the seed {}",
+                config.model.display(),
+                config.seed,
+            )));
+        }
+        let spec = folder.spec().clone();
+        if let Some(path) = &config.reference.model {
+            let reference = ModelFolder::open(path)?;
+            check_reference(config, &folder, &reference)?;
+        }
+        // An adapter that does not fit is found before any row is read.
+        Decoders::of(config, &Decoder::new(spec.clone(), 1)?)?;
+        let train = tokens(config, &tokenizer, &config.data.train, Split::Train, observer)?;
+        let eval = match config.data.eval.as_slice() {
+            [] => None,
+            sources => Some(tokens(config, &tokenizer, sources, Split::Eval, observer)?),
+        };
+        recipe.check_rows(config, &train)?;
+        for cache in eval.iter().chain([&train]) {
+            check_vocabulary(config, cache, spec.vocab_size)?;
+        }
+        let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
+        let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
+        let decoder = Decoder::new(spec, (longest + answer).max(1))?;
+        let Decoders { policy: decoder, reference: reference_decoder } = Decoders::of(config, &decoder)?;
+        Ok(Self { folder, decoder, reference_decoder, tokenizer, train, eval })
+    }
+
+    /// The models, described.
+    pub fn decoders(&self) -> Decoders {
+        Decoders { policy: self.decoder.clone(), reference: self.reference_decoder.clone() }
+    }
+
+    /// What cuts this run's batches.
+    pub fn batcher(&self, config: &Config) -> MicroBatcher {
+        let in_rounds = config.compute.sharded().meets_in_walk();
+        let (size, pad) = (config.train.micro_batch, self.decoder.spec().head.pad());
+        MicroBatcher::new(recipe::for_method(config.method), size, config.data.share_prefix, in_rounds, pad)
+    }
+
+    /// The rows of this run's steps.
+    pub fn batches(&self, config: &Config) -> Batches {
+        let order = match config.data.order {
+            config::Order::Shuffled => order::Order::Shuffled,
+            config::Order::Sequential => order::Order::Sequential,
+        };
+        Batches::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
+    }
+
+    /// The tokens of a split that the run has.
+    pub fn tokens(&self, split: Split) -> Option<&TokenCache> {
+        match split {
+            Split::Train => Some(&self.train),
+            Split::Eval => self.eval.as_ref(),
+        }
+    }
+}
+
+/// Every token must have a row in the model's table. (A tokenizer may know more tokens than the data uses.)
+fn check_vocabulary(config: &Config, cache: &TokenCache, vocab_size: usize) -> Result<()> {
+    let largest = cache.report().largest_id;
+    if (largest as usize) < vocab_size {
+        return Ok(());
+    }
+    Err(TrainError::Mismatch {
+        reason: format!(
+            "the data holds token {largest}, but {} has vocab_size {vocab_size} in its config.json; the folder's \
+             tokenizer is not the one that the model was made with",
+            config.model.display(),
+        ),
+    })
+}
+
+/// Policy and reference must mean the same tokens.
+fn check_reference(config: &Config, policy: &ModelFolder, reference: &ModelFolder) -> Result<()> {
+    let differs = |what: &str, ours: String, theirs: String| TrainError::Mismatch {
+        reason: format!(
+            "the reference {} has {what} {theirs}, the policy {} has {ours}; a reference must be the same kind of model",
+            config.reference.model.as_ref().unwrap_or(&config.model).display(),
+            config.model.display(),
+        ),
+    };
+    let (a, b) = (policy.spec(), reference.spec());
+    if a.vocab_size != b.vocab_size {
+        return Err(differs("vocab_size", a.vocab_size.to_string(), b.vocab_size.to_string()));
+    }
+    if a != b {
+        return Err(differs("another shape or kind:", format!("{a:?}"), format!("{b:?}")));
+    }
+    Ok(())
+}
+
+fn tokens(
+    config: &Config,
+    tokenizer: &Tokenizer,
+    sources: &[DataSource],
+    split: Split,
+    observer: &mut dyn Observer,
+) -> Result<TokenCache> {
+    let sources =
+        Sources(sources.iter().map(|s| Source { path: s.path.clone(), weight: s.weight }).collect());
+    let kind = recipe::for_method(config.method).record_kind();
+    let DataConfig { max_length, truncation, loss_on, .. } = config.data;
+    // Of a prompt what the answer leaves.
+    let max_length = max_length - config.online.as_ref().map_or(0, |online| online.max_new_tokens);
+    let options = RowOptions { kind, max_length: Some(max_length), truncation, loss_on };
+    let relay =
+        Relay { split, state: Mutex::new(RelayState { observer: &mut *observer, done: 0, total: 0 }) };
+    let cache = tandem_data::prepare::prepare(&sources, tokenizer, &options, &config.cache_folder(), &relay)?;
+    observer.event(&Event::Data { split, cache: &cache });
+    Ok(cache)
+}
+
+/// Passes the progress of tokenisation on to an observer.
+struct Relay<'a> {
+    split: Split,
+    state: Mutex<RelayState<'a>>,
+}
+
+struct RelayState<'a> {
+    observer: &'a mut dyn Observer,
+    done: u64,
+    total: u64,
+}
+
+impl Progress for Relay<'_> {
+    fn start(&self, _what: &str, total: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.done, state.total) = (0, total);
+    }
+
+    fn advance(&self, bytes: u64, _rows: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.done += bytes;
+        let RelayState { observer, done, total } = &mut *state;
+        observer.event(&Event::Tokenizing { split: self.split, done: *done, total: *total });
+    }
+
+    fn note(&self, message: &str) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.observer.event(&Event::Warning(message));
+    }
+}

@@ -1,0 +1,62 @@
+//! The panel of judges that `[[judges]]` describes.
+
+pub mod reward_judge;
+pub mod reward_model;
+
+use std::sync::Arc;
+
+use tandem_judge::{CommandJudge, EndpointJudge, Judge, JudgeError, Member, Panel, RuleJudge};
+use tandem_kernels::{Backend, DType, Device};
+
+use crate::Result;
+use crate::config::{JudgeKind, JudgeSection};
+use crate::judges::reward_judge::RewardJudge;
+
+/// What is told each line that a judge's command writes to stderr: the judge's name, and the line.
+pub type JudgeLine = Arc<dyn Fn(&str, &str) + Send + Sync>;
+
+/// Builds the judges: starts programs, opens caches, loads reward models. These compute on `device`, in `dtype`. `on_line` is called on
+/// threads of the judges' own.
+///
+/// # Errors
+/// If an option makes no sense, a program cannot be started, a key's variable is not set, or a model cannot be loaded.
+pub fn panel(sections: &[JudgeSection], device: &Device, dtype: DType, on_line: &JudgeLine) -> Result<Panel> {
+    let member = |section: &JudgeSection| -> Result<Member> {
+        Ok(Member { judge: judge(section, device, dtype, on_line)?, weight: section.weight })
+    };
+    let members = sections.iter().map(member).collect::<Result<_>>()?;
+    Ok(Panel::new(members)?)
+}
+
+/// What the reward models among the judges take of a device, if there are any: one that computes nothing and has all of them.
+///
+/// # Errors
+/// If a model cannot be opened.
+pub fn memory(sections: &[JudgeSection], backend: Backend, dtype: DType) -> Result<Option<Device>> {
+    let device = Device::meta_of(backend);
+    let open = |section: &JudgeSection| -> Option<Result<RewardJudge, JudgeError>> {
+        let JudgeKind::Reward(model) = &section.kind else { return None };
+        Some(RewardJudge::open(&section.name, model, &device, dtype))
+    };
+    let mut judges = sections.iter().filter_map(open).collect::<Result<Vec<_>, _>>()?;
+    judges.iter_mut().try_for_each(RewardJudge::rehearse)?;
+    Ok((!judges.is_empty()).then_some(device))
+}
+
+fn judge(
+    JudgeSection { name, kind, .. }: &JudgeSection,
+    device: &Device,
+    dtype: DType,
+    on_line: &JudgeLine,
+) -> Result<Box<dyn Judge>> {
+    Ok(match kind {
+        JudgeKind::Rule(rule) => Box::new(RuleJudge::new(name, rule.clone())?),
+        JudgeKind::Command(config) => {
+            let (judge, on_line) = (name.clone(), on_line.clone());
+            let on_stderr = Arc::new(move |line: &str| on_line(&judge, line));
+            Box::new(CommandJudge::new(name, config.clone(), on_stderr)?)
+        }
+        JudgeKind::Endpoint(config) => Box::new(EndpointJudge::new(name, config.clone())?),
+        JudgeKind::Reward(section) => Box::new(RewardJudge::open(name, section, device, dtype)?),
+    })
+}

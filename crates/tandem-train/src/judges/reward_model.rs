@@ -1,0 +1,114 @@
+//! Scoring texts with a reward model: a folder's weights, frozen, and one number for each text.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tandem_data::forest::ForestBuilder;
+use tandem_kernels::ops::{HeadScores, MANY_TREES};
+use tandem_kernels::{DType, Device, Format};
+use tandem_model::{Checkpointing, Decoder, ModelFolder, Walk};
+
+use crate::weights::FrozenWeights;
+use crate::weights::initial_weights::Start;
+use crate::{Result, TrainError};
+
+/// Texts that begin alike: their common beginning is computed once.
+#[derive(Clone, Copy, Debug)]
+pub struct Answers<'a> {
+    /// What all of them begin with; may be empty.
+    pub prompt: &'a [u32],
+    /// What follows in each.
+    pub answers: &'a [&'a [u32]],
+}
+
+/// A reward model, ready to score.
+pub struct RewardModel {
+    device: Device,
+    decoder: Arc<Decoder>,
+    dtype: DType,
+    weights: FrozenWeights,
+    builder: ForestBuilder,
+    scores: HeadScores,
+}
+
+impl RewardModel {
+    /// Loads a folder as `transformers` writes a sequence classifier with one label, for texts of up to `max_length` tokens. Block
+    /// matrices are kept in `format`, and `dtype` is what products and activations use; the score itself is f32.
+    ///
+    /// # Errors
+    /// If it is no reward model's folder, files do not fit, positions do not suffice, or memory runs out.
+    pub fn open(
+        folder: &Path,
+        device: &Device,
+        format: Format,
+        dtype: DType,
+        max_length: usize,
+    ) -> Result<Self> {
+        // Nothing is drawn: a folder without a score head is refused.
+        let folder = ModelFolder::open_reward(folder, 0)?;
+        if folder.begins_score_head() {
+            let reason = format!(
+                "{} is a language model, which has no head that scores texts; take a reward model, as method = \"reward\" trains it",
+                folder.path().display()
+            );
+            return Err(TrainError::Mismatch { reason });
+        }
+        let decoder = Arc::new(Decoder::new(folder.spec().clone(), max_length)?);
+        let start = match device.is_meta() {
+            true => Start::dry(folder.quantised()),
+            false => Start::of_folder(&folder, &decoder)?,
+        };
+        let weights = start.resident(&decoder, device, format, dtype)?;
+        let (builder, scores) = (ForestBuilder::default(), HeadScores::default());
+        Ok(Self { device: device.clone(), decoder, dtype, weights, builder, scores })
+    }
+
+    /// Takes the memory that scoring takes, on a device that computes nothing: of texts that have so many tokens together, or of the
+    /// longest one.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn rehearse(&mut self, tokens: usize) -> Result<()> {
+        let longest = self.decoder.positions();
+        let tokens = tokens.max(longest);
+        let any = u32::from(self.decoder.spec().head.pad() == Some(0));
+        let few = tokens.div_ceil(longest)..=MANY_TREES.min(tokens);
+        for count in few.chain([tokens]) {
+            let text = vec![any; tokens.div_ceil(count).min(longest)];
+            let answers = [&text[..]];
+            self.score(&vec![Answers { prompt: &[], answers: &answers }; count])?;
+        }
+        Ok(())
+    }
+
+    /// The score of each text, group by group: of its last token that is not padding. They go through the model together, so
+    /// how many come at once decides how much memory that takes.
+    ///
+    /// # Errors
+    /// If a text is empty or too long, a token is outside the vocabulary, or memory runs out.
+    pub fn score(&mut self, groups: &[Answers]) -> Result<Vec<f32>> {
+        let (longest, pad) = (self.decoder.positions(), self.decoder.spec().head.pad());
+        for (index, Answers { prompt, answers }) in groups.iter().enumerate() {
+            let lengths = answers.iter().map(|answer| prompt.len() + answer.len());
+            if let Some(length) = lengths.into_iter().find(|length| !(1..=longest).contains(length)) {
+                let reason =
+                    format!("a text of group {index} has {length} tokens; 1 to {longest} can be scored");
+                return Err(TrainError::Mismatch { reason });
+            }
+        }
+        for group in groups.iter().filter(|group| !group.answers.is_empty()) {
+            self.builder.push_ends(group.prompt, group.answers, pad);
+        }
+        if self.builder.num_sequences() == 0 {
+            return Ok(Vec::new());
+        }
+        let forest = self.builder.finish()?;
+        let walk = Walk::new(&self.decoder, &self.device, self.dtype, Checkpointing::None);
+        walk.forward(&mut self.weights, &forest, &mut self.scores)?;
+        let mut scores = vec![0.0; forest.num_sequences as usize];
+        for (prediction, &score) in forest.predictions.iter().zip(&self.scores.log_prob) {
+            scores[prediction.sequence as usize] = score;
+        }
+        Ok(scores)
+    }
+}

@@ -1,9 +1,0 @@
-//! Self-play preference optimisation with hard labels (arXiv 2405.00675, equation 4.7 with P = 1 and 0).
-
-use super::{ObjectiveConfig, Pair, Value};
-
-/// `(chosen_ratio − 1/2β)² + (rejected_ratio + 1/2β)²`.
-pub(super) fn sppo_hard_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
-    let (c, r) = (pair.chosen_ratio - 0.5 / config.beta, pair.rejected_ratio + 0.5 / config.beta);
-    Value { loss: c * c + r * r, d_chosen: 2.0 * c, d_rejected: 2.0 * r }
-}

@@ -1,0 +1,198 @@
+//! The optimiser, over flat buffers with each rank's part of every layer.
+
+mod schedule;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tandem_kernels::ops::{self, AdamW, RmsProp};
+use tandem_kernels::{Device, Dither, Kind, Moment, States};
+use tandem_model::{Decoder, LayerId, LayerLayout, ParamSpec, Part};
+
+use crate::Result;
+use crate::config::{self, TrainConfig};
+use crate::gradients::Accumulator;
+use crate::parallel::Partition;
+use crate::weights::Policy;
+
+pub use schedule::{Schedule, clip_coefficient};
+
+/// Optimiser states: laid out like this rank's part of the masters, in the form that the config asks for.
+pub struct Optimizer {
+    /// Where the states lie, and what updates them there.
+    home: Device,
+    partition: Arc<Partition>,
+    rule: config::Optimizer,
+    weight_decay: f64,
+    /// First moments by layer (AdamW only).
+    first: Option<Vec<States>>,
+    /// Second moments by layer.
+    second: Vec<States>,
+    /// Per layer, the runs of this rank's part that are updated alike.
+    runs: Vec<Vec<Run>>,
+}
+
+/// Contiguous range of one parameter that this rank owns. Stochastic rounding is keyed on the offset within the parameter, so
+/// results do not depend on sharding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Run {
+    /// Elements of the layer's flat buffer.
+    range: Range<usize>,
+    layer: LayerId,
+    part: Part,
+    /// The first one's place in the parameter.
+    first: usize,
+    decays: bool,
+}
+
+impl Run {
+    /// What an update draws to round one of the states.
+    fn dither(&self, update: u64, moment: Moment) -> Dither {
+        let layer = match self.layer {
+            LayerId::Embedding => 0,
+            LayerId::Head => 1,
+            LayerId::Block(index) => 2 + index as u64,
+        };
+        Dither::new(&[update, layer, self.part as u64, moment as u64], self.first)
+    }
+}
+
+impl Optimizer {
+    /// Zero states in the memory of `home`.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn new(
+        home: &Device,
+        decoder: &Decoder,
+        partition: Arc<Partition>,
+        config: &TrainConfig,
+    ) -> Result<Self> {
+        let zeros = |moment| -> Result<Vec<States>> {
+            let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
+            let of = |len| States::zeros(home, Kind::Optimizer, moment, config.optimizer_state, len);
+            let layers = owned.map(of).inspect(|layer| layer.iter().for_each(States::let_go));
+            Ok(layers.collect::<Result<_, _>>()?)
+        };
+        let layers = decoder.layers().into_iter().enumerate();
+        Ok(Self {
+            home: home.clone(),
+            rule: config.optimizer,
+            weight_decay: config.weight_decay,
+            first: match config.optimizer {
+                config::Optimizer::AdamW { .. } => Some(zeros(Moment::First)?),
+                config::Optimizer::RmsProp { .. } => None,
+            },
+            second: zeros(Moment::Second)?,
+            runs: layers
+                .map(|(index, layer)| runs(layer, decoder.trained(layer), &partition.owned(index)))
+                .collect(),
+            partition,
+        })
+    }
+
+    /// Where the states lie, and what updates them there.
+    pub fn home(&self) -> &Device {
+        &self.home
+    }
+
+    /// Whose the states are.
+    pub fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// The states by name, then by layer.
+    pub fn states(&self) -> Vec<(&'static str, &[States])> {
+        let first = self.first.iter().map(|first| ("first_moment", &first[..]));
+        first.chain([("second_moment", &self.second[..])]).collect()
+    }
+
+    /// As [`Optimizer::states`], to be restored.
+    pub fn states_mut(&mut self) -> Vec<(&'static str, &mut [States])> {
+        let first = self.first.iter_mut().map(|first| ("first_moment", &mut first[..]));
+        first.chain([("second_moment", &mut self.second[..])]).collect()
+    }
+
+    /// One update with the accumulated gradient times `grad_scale`; `update` is the 1-based count of updates, for
+    /// Adam's bias correction. Masters and compute copies are written in the same pass. Of what lies in a file, one layer is
+    /// read while the one before it is updated. Gradients must be there: the processor does not wait for a GPU.
+    ///
+    /// # Errors
+    /// If buffers do not fit one another.
+    pub fn update(
+        &mut self,
+        learning_rate: f64,
+        grad_scale: f32,
+        update: u64,
+        gradients: &Accumulator,
+        weights: &mut Policy,
+    ) -> Result<()> {
+        // Masters may be held whole while the states are in parts.
+        let starts: Vec<usize> =
+            (0..self.runs.len()).map(|index| weights.masters().1.owned(index).start).collect();
+        let mut layers = weights.layers_mut();
+        for index in 0..layers.len() {
+            if let Some((next, _)) = layers.get(index + 1) {
+                next.announce();
+                self.of_layer(index + 1).for_each(States::announce);
+            }
+            let (master, copy) = &mut layers[index];
+            let start = self.partition.owned(index).start;
+            for run in &self.runs[index] {
+                let range = &run.range;
+                let weight_decay = if run.decays { self.weight_decay } else { 0.0 };
+                let own = range.start - start..range.end - start;
+                let grad = gradients.owned(index).range(own.clone());
+                let second = self.second[index].range_mut(own.clone(), run.dither(update, Moment::Second));
+                let copy = copy
+                    .as_mut()
+                    .filter(|copy| range.end <= copy.cols())
+                    .map(|copy| copy.view_mut().col_range(range.clone()));
+                let held = range.start - starts[index]..range.end - starts[index];
+                let master = master.view_mut().col_range(held);
+                match (self.rule, &mut self.first) {
+                    (config::Optimizer::AdamW { beta1, beta2, eps }, Some(first)) => {
+                        let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step: update };
+                        let first = first[index].range_mut(own, run.dither(update, Moment::First));
+                        ops::adamw(&self.home, &rule, grad_scale, grad, master, first, second, copy)?;
+                    }
+                    (config::Optimizer::RmsProp { alpha, eps }, _) => {
+                        let rule = RmsProp { learning_rate, alpha, eps, weight_decay };
+                        ops::rmsprop(&self.home, &rule, grad_scale, grad, master, second, copy)?;
+                    }
+                    (config::Optimizer::AdamW { .. }, None) => {
+                        unreachable!("AdamW is made with first moments")
+                    }
+                }
+            }
+            layers[index].0.let_go();
+            self.of_layer(index).for_each(States::let_go);
+        }
+        Ok(())
+    }
+
+    /// Tells that the states are not needed for now, as [`States::let_go`].
+    pub fn let_go(&self) {
+        self.states().into_iter().flat_map(|(_, layers)| layers).for_each(States::let_go);
+    }
+
+    /// The states of a layer.
+    fn of_layer(&self, index: usize) -> impl Iterator<Item = &States> {
+        self.first.iter().chain([&self.second]).map(move |states| &states[index])
+    }
+}
+
+/// What is owned of each parameter, with a whole number of blocks of states before it.
+fn runs(layer: LayerId, layout: &LayerLayout, owned: &Range<usize>) -> Vec<Run> {
+    let run = |param: &ParamSpec| {
+        let (start, end) = (param.offset.max(owned.start), param.range().end.min(owned.end));
+        (start < end).then(|| Run {
+            range: start..end,
+            layer,
+            part: param.part,
+            first: start - param.offset,
+            decays: param.decay,
+        })
+    };
+    layout.params.iter().filter_map(run).collect()
+}

@@ -1,0 +1,322 @@
+//! The ranks as a grid, replicate × shard × pipeline × tensor.
+//!
+//! Neighbours form a *tensor group*: they hold the slices of one stage of a model. Neighbouring tensor groups hold the stages
+//! of one model, front to back; the ranks of one slice of them are a *pipeline group*. All of these compute the same
+//! micro-batches together. The ranks that hold the same slice of the same stage form a *data group*: they divide micro-batches.
+//! With sharding, neighbours in it form a *shard group*, which holds the slice once, in parts; the ranks of all shard groups
+//! that hold the same part are its *replicas*. Without a tensor or pipeline axis all ranks are one data group, and without a
+//! replicate axis a data group is one shard group.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use tandem_comm::{Group, Reduction};
+use tandem_kernels::{Device, Tensor};
+use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split, Stage};
+
+use crate::config::{ComputeConfig, Config};
+use crate::error::lost;
+use crate::parallel::{Stages, collective_buffer};
+use crate::{Result, TrainError, recipe};
+
+/// All ranks, and this one's groups among them.
+pub struct Mesh {
+    world: Group,
+    axes: Option<Axes>,
+    hybrid: Option<Hybrid>,
+}
+
+struct Axes {
+    data: Group,
+    /// If there is more than one slice.
+    tensor: Option<TensorGroup>,
+    /// If there is more than one stage.
+    stages: Option<Stages>,
+}
+
+/// How a data group is divided.
+struct Hybrid {
+    /// Its ranks that hold the slice together.
+    shard: Group,
+    /// Its ranks that hold the same part.
+    replicas: Group,
+}
+
+/// The ranks that hold the slices of one stage of a model.
+struct TensorGroup(RefCell<Group>);
+
+impl Mesh {
+    /// Divides the ranks as `compute` says: `tensor` neighbours hold the slices of a stage, `pipeline` times as many a model,
+    /// and there are `replicate` times as many models in parts.
+    ///
+    /// # Errors
+    /// If their number cannot be divided so, or a rank is lost.
+    pub fn new(mut world: Group, compute: &ComputeConfig) -> Result<Self> {
+        check_ranks(compute, world.size())?;
+        let ComputeConfig { tensor: slices, pipeline: stages, replicate, .. } = *compute;
+        let of_model = slices * stages;
+        let axes = if of_model == 1 {
+            None
+        } else {
+            let data = world.split_by(|rank| rank % of_model)?;
+            let tensor = if slices > 1 { Some(world.split_by(|rank| rank / slices)?) } else { None };
+            let pipeline = |rank: usize| rank / of_model * slices + rank % slices;
+            let stages = if stages > 1 { Some(Stages::new(world.split_by(pipeline)?)) } else { None };
+            let tensor = tensor.map(|group| TensorGroup(RefCell::new(group)));
+            Some(Axes { data, tensor, stages })
+        };
+        let mut mesh = Self { world, axes, hybrid: None };
+        if replicate > 1 {
+            let data = mesh.data();
+            let shards = data.size() / replicate;
+            let shard = data.split_by(|rank| rank / shards)?;
+            let replicas = data.split_by(|rank| rank % shards)?;
+            mesh.hybrid = Some(Hybrid { shard, replicas });
+        }
+        Ok(mesh)
+    }
+
+    /// The same ranks once more, for calls that go on beside those of this mesh. All of them call this.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn beside(&mut self, compute: &ComputeConfig) -> Result<Self> {
+        Self::new(self.world.split(0)?, compute)
+    }
+
+    /// One rank.
+    pub fn alone() -> Self {
+        Self { world: Group::alone(), axes: None, hybrid: None }
+    }
+
+    /// All ranks.
+    pub fn world(&mut self) -> &mut Group {
+        &mut self.world
+    }
+
+    /// The ranks that hold the same slice of the same stage as this one.
+    pub fn data(&mut self) -> &mut Group {
+        self.in_walk().0
+    }
+
+    /// The ranks among which this rank's slice is divided: all that hold it, or some.
+    pub fn shard(&mut self) -> &mut Group {
+        self.in_sum().0
+    }
+
+    /// The ranks among which this rank's slice is divided, and, if they are not all that hold it, those of the others that hold
+    /// the same part: a sum over the data group is one over the first, then one over the second.
+    pub fn in_sum(&mut self) -> (&mut Group, Option<&mut Group>) {
+        match (&mut self.hybrid, &mut self.axes) {
+            (Some(Hybrid { shard, replicas }), _) => (shard, Some(replicas)),
+            (None, Some(Axes { data, .. })) => (data, None),
+            (None, None) => (&mut self.world, None),
+        }
+    }
+
+    /// Which share of the slice this rank answers for where each rank of the data group has one of its own, and how many
+    /// there are: shares of its part.
+    pub fn share(&mut self) -> (usize, usize) {
+        match &self.hybrid {
+            Some(Hybrid { shard, replicas }) => {
+                (shard.rank() * replicas.size() + replicas.rank(), shard.size() * replicas.size())
+            }
+            None => (self.data().rank(), self.data().size()),
+        }
+    }
+
+    /// The ranks that hold the same, those that hold the other slices, and those that hold the other stages: who meets in a
+    /// walk.
+    pub fn in_walk(&mut self) -> (&mut Group, Option<&dyn Split>, Option<&Stages>) {
+        match &mut self.axes {
+            Some(Axes { data, tensor, stages }) => {
+                (data, tensor.as_ref().map(|tensor| tensor as &dyn Split), stages.as_ref())
+            }
+            None => (&mut self.world, None, None),
+        }
+    }
+
+    /// All ranks, and those that hold the other slices of this rank's stage: who meets where this one generates.
+    pub fn world_in_walk(&mut self) -> (&mut Group, Option<&dyn Split>) {
+        let tensor = self.axes.as_ref().and_then(|axes| axes.tensor.as_ref());
+        (&mut self.world, tensor.map(|tensor| tensor as &dyn Split))
+    }
+
+    fn tensor(&self) -> Option<&TensorGroup> {
+        self.axes.as_ref()?.tensor.as_ref()
+    }
+
+    /// Those who hold the other slices of this rank's stage.
+    pub fn split(&self) -> Option<&dyn Split> {
+        self.tensor().map(|tensor| tensor as &dyn Split)
+    }
+
+    /// Those who hold the other stages of this rank's model.
+    pub fn stages(&self) -> Option<&Stages> {
+        self.axes.as_ref()?.stages.as_ref()
+    }
+
+    /// Which slice this rank holds.
+    pub fn slice(&self) -> Slice {
+        self.tensor().map_or(Slice::WHOLE, |tensor| {
+            let tensor = tensor.0.borrow();
+            Slice { index: tensor.rank(), count: tensor.size() }
+        })
+    }
+
+    /// Which stage this rank holds.
+    pub fn stage(&self) -> Stage {
+        self.stages().map_or(Stage::WHOLE, Stages::own)
+    }
+
+    /// What this rank holds of a decoder.
+    ///
+    /// # Errors
+    /// If it cannot be divided into so many slices and stages.
+    pub fn part(&self, whole: &Arc<Decoder>) -> Result<Arc<Decoder>> {
+        Ok(Decoder::staged(&Decoder::sliced(whole, self.slice())?, self.stage())?)
+    }
+
+    /// Whether this rank speaks for those that compute a micro-batch together: its stage has the scores, which all of its
+    /// slices know.
+    pub fn leads(&self) -> bool {
+        self.slice().index == 0 && self.stage().is_last()
+    }
+
+    /// What each rank of the tensor group says, added in the order of slices: the same bits on all of them.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn sum_of_slices(&self, own: f64) -> Result<f64> {
+        let Some(split) = self.split() else { return Ok(own) };
+        let Slice { index, count } = self.slice();
+        let mut each = vec![0.0; count];
+        each[index] = own;
+        split.gather(&mut each)?;
+        Ok(each.iter().sum())
+    }
+
+    /// The fingerprint of a whole model from those of the layers that this rank owns: the same for any number of stages.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn whole_fingerprint(&self, decoder: &Decoder, own: &[blake3::Hash]) -> Result<blake3::Hash> {
+        const EACH: usize = blake3::OUT_LEN;
+        let mut layers: Vec<u8> = own.iter().flat_map(|hash| *hash.as_bytes()).collect();
+        if let Some(stages) = self.stages() {
+            let mut counts = vec![0; stages.own().count];
+            decoder.whole().layers().into_iter().for_each(|layer| counts[decoder.owner(layer)] += EACH);
+            layers = stages.gather(&layers, &counts)?;
+        }
+        let own = blake3::hash(&layers);
+        let Some(tensor) = self.tensor() else { return Ok(own) };
+        let counts = vec![EACH; self.slice().count];
+        Ok(blake3::hash(&tensor.0.borrow_mut().gather(own.as_bytes(), &counts)?))
+    }
+
+    /// A whole layer, in place of this rank's slice of it. The ranks of a tensor group call this together.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn join(&self, decoder: &Decoder, layer: LayerId, flat: &mut Vec<f32>) -> Result<()> {
+        let Some(tensor) = self.tensor() else { return Ok(()) };
+        let parts = tensor.0.borrow_mut().gather(flat, &decoder.slice_lengths(layer))?;
+        flat.clear();
+        flat.resize(decoder.whole().layout(layer).len, 0.0);
+        decoder.join(layer, &parts, flat);
+        Ok(())
+    }
+
+    /// Whether this rank is of the same model as the first one, which writes: it has to put its layers together for that.
+    pub fn serves_first(&self) -> bool {
+        self.world.rank() < self.slice().count * self.stage().count
+    }
+}
+
+impl Split for TensorGroup {
+    fn sum(&self, device: &Device, x: &mut Tensor) -> ModelResult<()> {
+        self.0
+            .borrow_mut()
+            .all_reduce_numbers(collective_buffer::tensor(device, x), Reduction::Sum)
+            .map_err(lost)
+    }
+
+    fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
+        let counts = elements(x, counts);
+        self.0.borrow_mut().all_gather_numbers(collective_buffer::tensor(device, x), &counts).map_err(lost)
+    }
+
+    fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
+        let (counts, sum) = (elements(x, counts), Reduction::Sum);
+        self.0
+            .borrow_mut()
+            .reduce_scatter_numbers(collective_buffer::tensor(device, x), &counts, sum)
+            .map_err(lost)
+    }
+
+    fn gather(&self, numbers: &mut [f64]) -> ModelResult<()> {
+        let mut group = self.0.borrow_mut();
+        let counts = vec![numbers.len() / group.size(); group.size()];
+        group.all_gather(numbers, &counts).map_err(lost)
+    }
+}
+
+/// How many elements of `x` each rank has, by how many rows.
+fn elements(x: &Tensor, rows: &[usize]) -> Vec<usize> {
+    rows.iter().map(|rows| rows * x.cols()).collect()
+}
+
+/// Refuses ranks that cannot be divided as the config asks, and a model whose layers cannot be: before any rank starts.
+///
+/// # Errors
+/// If so, or the model's config cannot be read.
+pub fn check(config: &Config, num_ranks: usize) -> Result<()> {
+    let compute = &config.compute;
+    check_ranks(compute, num_ranks)?;
+    if compute.tensor * compute.pipeline > 1 {
+        check_model(&recipe::for_method(config.method).open_folder(config)?, compute)?;
+    }
+    Ok(())
+}
+
+fn check_model(folder: &ModelFolder, compute: &ComputeConfig) -> Result<()> {
+    let refused = |key: &str, count: usize| {
+        let place = folder.path().display().to_string();
+        let key = key.to_owned();
+        move |error| TrainError::Mismatch {
+            reason: format!("compute.{key} = {count} does not fit {place}: {error}"),
+        }
+    };
+    let ComputeConfig { tensor, pipeline, .. } = *compute;
+    Slice { index: 0, count: tensor }.spec(folder.spec()).map_err(refused("tensor", tensor))?;
+    Stage { index: 0, count: pipeline }.blocks(folder.spec()).map_err(refused("pipeline", pipeline))?;
+    Ok(())
+}
+
+fn check_ranks(compute: &ComputeConfig, num_ranks: usize) -> Result<()> {
+    let ComputeConfig { tensor, pipeline, replicate, .. } = *compute;
+    let axes = [("tensor", tensor), ("pipeline", pipeline), ("replicate", replicate)];
+    let unit: usize = axes.iter().map(|(_, count)| count).product();
+    let reason = if replicate > 1 && compute.sharded().is_none() {
+        format!(
+            "compute.replicate = {replicate} says how often what is divided is there, and compute.sharding = \"ddp\" divides \
+             nothing: set it to \"zero1\", \"zero2\" or \"zero3\", or leave compute.replicate out"
+        )
+    } else if num_ranks.is_multiple_of(unit) {
+        return Ok(());
+    } else {
+        let asked = axes.iter().filter(|(_, count)| *count > 1);
+        let asked: Vec<_> = asked.map(|(key, count)| format!("compute.{key} = {count}")).collect();
+        let asked = asked.join(" and ");
+        let ranks = if num_ranks == 1 {
+            "there is 1 rank".to_owned()
+        } else {
+            format!("there are {num_ranks} ranks")
+        };
+        format!(
+            "{asked}, but {ranks}: their number must be a multiple of {unit} (set compute.devices = \"cpu:{unit}\", or \
+             start as many processes)"
+        )
+    };
+    Err(TrainError::Mismatch { reason })
+}

@@ -1,0 +1,15 @@
+//! Parallelism of a run: which ranks hold the same weights, which hold shards, slices or stages of them, and what travels.
+//!
+//! [`mesh`] divides the ranks into process groups. [`Partition`] says which part of a layer a rank owns. [`stages`] carries the
+//! residual stream between pipeline stages; [`pipeline`] is the order of their micro-batches. [`collective_buffer`] hands device
+//! memory to collectives.
+
+pub mod collective_buffer;
+pub mod mesh;
+mod partition;
+pub mod pipeline;
+pub mod stages;
+
+pub use mesh::Mesh;
+pub use partition::Partition;
+pub use stages::{StagedWalk, Stages};

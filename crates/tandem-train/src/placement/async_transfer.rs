@@ -1,0 +1,271 @@
+//! Collectives and host copies on a background thread, so that they overlap with compute.
+//!
+//! One call is under way at a time: the group and its cargo go to the thread and come back. So calls are made in the order in
+//! which they were begun, the same on every rank; and while nothing is under way the group is at hand.
+//!
+//! On a GPU the thread has a stream of its own. It waits for what was put into the walk's before a call was begun, and the walk's for
+//! the call from where it is ended: so memory that changes hands with the cargo is never used by both.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use tandem_comm::{CommError, Group};
+use tandem_kernels::cuda::Mark;
+use tandem_kernels::{Device, KernelError};
+
+use crate::Result;
+
+/// What is done with a group and a cargo.
+type Call<C> = Box<dyn FnMut(&Device, &mut Group, &mut C) -> Outcome + Send>;
+
+/// What became of a call.
+pub(crate) type Outcome = std::result::Result<(), CommError>;
+
+/// A group, and who makes its calls.
+pub(crate) struct Courier<C> {
+    device: Device,
+    /// `None` while a call is under way.
+    group: Option<Group>,
+    carrier: Carrier<C>,
+}
+
+enum Carrier<C> {
+    /// Whoever begins the call, at once: where there is nothing to wait for.
+    Here { call: Call<C>, done: Option<(C, Outcome)> },
+    /// Another thread.
+    There(Option<There<C>>),
+}
+
+struct There<C> {
+    to: SyncSender<(Group, C, Mark)>,
+    from: Receiver<(Group, C, Outcome, Mark)>,
+    thread: JoinHandle<()>,
+}
+
+impl<C: Send + 'static> Courier<C> {
+    /// Starts a thread of that name which makes `call` with the group, on a device that does not wait for the walk's, if a call may
+    /// take a while: else whoever begins it makes it. So it is on a device that computes nothing.
+    ///
+    /// # Errors
+    /// If the system refuses the thread.
+    pub(crate) fn new(
+        device: &Device,
+        name: &str,
+        group: Group,
+        takes_a_while: bool,
+        mut call: impl FnMut(&Device, &mut Group, &mut C) -> Outcome + Send + 'static,
+    ) -> Result<Self> {
+        if !takes_a_while || device.is_meta() {
+            return Ok(Self {
+                device: device.clone(),
+                group: Some(group),
+                carrier: Carrier::Here { call: Box::new(call), done: None },
+            });
+        }
+        // Both channels hold the one call that there can be, and are allocated here.
+        let (to, calls) = sync_channel::<(Group, C, Mark)>(1);
+        let (results, from) = sync_channel(1);
+        let by = device.on_one_thread()?;
+        let work = move || {
+            while let Ok((mut group, mut cargo, begun)) = calls.recv() {
+                let made =
+                    by.after(&begun).map_err(not_made).and_then(|()| call(&by, &mut group, &mut cargo));
+                let (outcome, done) = match by.mark() {
+                    Ok(done) => (made, done),
+                    Err(error) => (made.and(Err(not_made(error))), Mark::default()),
+                };
+                if let Err(unsent) = results.send((group, cargo, outcome, done)) {
+                    // Nobody waits for it: its memory is given back when nothing uses it any more.
+                    let _ = by.synchronize();
+                    drop(unsent);
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(work);
+        let thread =
+            thread.map_err(|source| KernelError::System { what: "starting a thread for a group", source })?;
+        let carrier = Carrier::There(Some(There { to, from, thread }));
+        Ok(Self { device: device.clone(), group: Some(group), carrier })
+    }
+
+    /// Begins a call.
+    ///
+    /// # Panics
+    /// If one is under way.
+    pub(crate) fn begin(&mut self, mut cargo: C) {
+        match &mut self.carrier {
+            Carrier::Here { call, done } => {
+                assert!(done.is_none(), "{TWO}");
+                let group = self.group.as_mut().expect("the group stays here");
+                let outcome = call(&self.device, group, &mut cargo);
+                *done = Some((cargo, outcome));
+            }
+            Carrier::There(there) => {
+                let group = self.group.take().expect(TWO);
+                let there = there.as_ref().expect(ALIVE);
+                // A mark that a GPU refuses is no mark; what is put into its streams next fails as well.
+                let begun = self.device.mark().unwrap_or_default();
+                // If the thread is gone, [`Courier::end`] finds out why.
+                let _ = there.to.send((group, cargo, begun));
+            }
+        }
+    }
+
+    /// Waits for the call that is under way, if there is one: its cargo, and what became of it.
+    ///
+    /// # Panics
+    /// With the thread's panic.
+    pub(crate) fn end(&mut self) -> Option<(C, Outcome)> {
+        match &mut self.carrier {
+            Carrier::Here { done, .. } => done.take(),
+            Carrier::There(there) => {
+                if self.group.is_some() {
+                    return None;
+                }
+                let from = &there.as_ref().expect(ALIVE).from;
+                let Ok((group, cargo, outcome, done)) = self.device.aside("wait", 0, || from.recv()) else {
+                    let thread = there.take().expect(ALIVE).thread;
+                    let panic = thread.join().expect_err("it goes on as long as it is listened to");
+                    std::panic::resume_unwind(panic);
+                };
+                self.group = Some(group);
+                let seen = self.device.after(&done).map_err(not_made);
+                Some((cargo, outcome.and(seen)))
+            }
+        }
+    }
+
+    /// Whether a call was begun and not ended.
+    pub(crate) fn is_under_way(&self) -> bool {
+        match &self.carrier {
+            Carrier::Here { done, .. } => done.is_some(),
+            Carrier::There(_) => self.group.is_none(),
+        }
+    }
+
+    /// The group, for calls on this thread.
+    ///
+    /// # Panics
+    /// If a call is under way.
+    pub(crate) fn group(&mut self) -> &mut Group {
+        self.group.as_mut().expect(TWO)
+    }
+}
+
+/// A call that a device could not take part in.
+pub(crate) fn not_made(error: KernelError) -> CommError {
+    CommError::Device { call: "a layer's journey".to_owned(), reason: error.to_string() }
+}
+
+const TWO: &str = "a call was begun before the last one was ended";
+const ALIVE: &str = "the thread lives until it panics";
+
+impl<C> Drop for Courier<C> {
+    /// Does not wait for a call that is under way, as there is when a walk was cut short: the others may never come to it, and
+    /// may be waiting for this rank in another group. The thread ends with the call, and then the group does.
+    fn drop(&mut self) {
+        if let Carrier::There(there) = &mut self.carrier
+            && let Some(There { to, from, thread }) = there.take()
+            && self.group.is_some()
+        {
+            drop((to, from));
+            // Nothing was under way that it could have panicked in.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use tandem_comm::{Reduction, threads};
+
+    use super::*;
+
+    /// Longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Each of two ranks with a courier that sums over both.
+    fn pair() -> [Courier<[f32; 2]>; 2] {
+        let device = Device::cpu(1, 1 << 21).unwrap();
+        let groups = threads::groups(2, PATIENCE).into_iter();
+        let couriers = groups.map(|group| {
+            Courier::new(&device, "sum", group, true, |_, group, cargo: &mut [f32; 2]| {
+                group.all_reduce(cargo, Reduction::Sum)
+            })
+        });
+        couriers.collect::<Result<Vec<_>>>().unwrap().try_into().ok().unwrap()
+    }
+
+    #[test]
+    fn a_call_is_under_way_until_it_is_asked_for() {
+        let [mut a, mut b] = pair();
+        for round in 0..3 {
+            let x = round as f32;
+            assert!(a.end().is_none());
+            a.begin([x, 1.0]);
+            // The other rank has not called yet, and this thread goes on.
+            b.begin([10.0, x]);
+            for courier in [&mut a, &mut b] {
+                let (cargo, outcome) = courier.end().expect("one is under way");
+                assert!(outcome.is_ok());
+                assert_eq!(cargo, [x + 10.0, 1.0 + x]);
+                assert_eq!(courier.group().size(), 2);
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_leaves_nobody_waiting() {
+        let [mut a, b] = pair();
+        a.begin([1.0, 2.0]);
+        drop(b);
+        let (_, outcome) = a.end().unwrap();
+        assert!(matches!(outcome, Err(CommError::PeerLost { rank: 1 })), "{outcome:?}");
+        // And one with a call under way does not wait for it.
+        let [mut a, mut b] = pair();
+        a.begin([1.0, 2.0]);
+        drop(a);
+        b.begin([1.0, 2.0]);
+        // The call that was begun is completed; the next one finds nobody.
+        assert!(b.end().unwrap().1.is_ok());
+        b.begin([1.0, 2.0]);
+        let (_, outcome) = b.end().unwrap();
+        assert!(matches!(outcome, Err(CommError::PeerLost { rank: 0 })), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_panic_in_the_thread_is_the_callers() {
+        let device = Device::cpu(1, 1 << 21).unwrap();
+        let (told, hears) = channel();
+        let mut groups = threads::groups(2, PATIENCE).into_iter();
+        let call = move |_: &Device, _: &mut Group, (): &mut ()| {
+            told.send(thread::current().name().map(str::to_owned)).unwrap();
+            panic!("in the thread")
+        };
+        let mut courier = Courier::new(&device, "panic", groups.next().unwrap(), true, call).unwrap();
+        courier.begin(());
+        assert_eq!(hears.recv().unwrap().as_deref(), Some("panic"));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| courier.end()));
+        assert_eq!(caught.unwrap_err().downcast_ref::<&str>().copied(), Some("in the thread"));
+    }
+
+    #[test]
+    fn a_call_that_takes_no_time_is_made_at_once() {
+        let here = thread::current().id();
+        for (device, takes_a_while) in [(Device::meta(), true), (Device::cpu(1, 1 << 21).unwrap(), false)] {
+            let call = move |_: &Device, _: &mut Group, cargo: &mut u8| {
+                assert_eq!(thread::current().id(), here);
+                *cargo += 1;
+                Ok(())
+            };
+            let mut courier = Courier::new(&device, "none", Group::alone(), takes_a_while, call).unwrap();
+            courier.begin(1);
+            assert_eq!(courier.end().map(|(cargo, outcome)| (cargo, outcome.is_ok())), Some((2, true)));
+            assert!(courier.end().is_none());
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Which GPUs a run computes on.
+
+use std::time::Duration;
+
+use tandem_comm::Group;
+use tandem_comm::nccl::Libraries;
+use tandem_kernels::cuda::{self, Options};
+use tandem_kernels::{Backend, Device, KernelError};
+
+use crate::config::{ComputeConfig, Config, Devices, Engine, GpuSet};
+use crate::{Result, TrainError};
+
+/// Makes "auto" the GPUs that there are, or the processor if there is none; and "cuda" the numbers of all of them. Looks whether
+/// those that are named are there.
+///
+/// # Errors
+/// If a GPU is asked for that is not there, or something is missing that it needs.
+pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
+    compute.devices = match compute.devices {
+        Devices::Cpu(ranks) => Devices::Cpu(ranks),
+        Devices::Auto => match cuda::list() {
+            Ok(gpus) if !gpus.is_empty() => first(gpus.len()),
+            _ => Devices::Auto,
+        },
+        Devices::Cuda(asked) => {
+            let gpus = cuda::list().map_err(|error| missing(compute, &error))?;
+            match asked.ordinals() {
+                None => first(gpus.len()),
+                Some(ordinals) => match ordinals.iter().find(|&&ordinal| ordinal >= gpus.len()) {
+                    None => Devices::Cuda(asked),
+                    Some(ordinal) => {
+                        let reason = format!(
+                            "compute.devices = {:?} names GPU {ordinal}, and this process may use {}, counted from 0",
+                            compute.devices.name(),
+                            gpus.len()
+                        );
+                        return Err(TrainError::Mismatch { reason });
+                    }
+                },
+            }
+        }
+    };
+    if compute.tf32 && compute.devices.backend() == Backend::Cpu {
+        let reason = "compute.tf32 = true: a processor has no TF32, and there is no GPU: leave it out, or give compute.devices = \"cuda\", \
+                      which says what is missing";
+        return Err(TrainError::Mismatch { reason: reason.to_owned() });
+    }
+    Ok(())
+}
+
+/// As [`resolve`], for a process that is one rank of several, of which `local` come before it on its machine: one GPU. A process that
+/// may use one alone takes that.
+///
+/// # Errors
+/// As [`resolve`], and if there are fewer GPUs than ranks.
+pub fn resolve_one(compute: &mut ComputeConfig, local: usize) -> Result<()> {
+    resolve(compute)?;
+    let Devices::Cuda(GpuSet::Of(_)) = compute.devices else { return Ok(()) };
+    let ordinals = ordinals(compute.devices);
+    let own = if ordinals.len() == 1 { ordinals.first() } else { ordinals.get(local) };
+    let Some(&own) = own else {
+        let reason = format!(
+            "this process is number {local} of its machine, counted from 0, and there are {} GPUs for it: start as many ranks as \
+             there are GPUs",
+            ordinals.len()
+        );
+        return Err(TrainError::Mismatch { reason });
+    };
+    compute.devices = Devices::Cuda(GpuSet::Of(1 << own));
+    Ok(())
+}
+
+/// One of the devices, for what one rank does alone.
+pub fn one_of(devices: Devices) -> Devices {
+    match devices {
+        Devices::Auto | Devices::Cpu(_) => Devices::Cpu(1),
+        Devices::Cuda(GpuSet::All) => devices,
+        Devices::Cuda(GpuSet::Of(bits)) => Devices::Cuda(GpuSet::Of(bits & bits.wrapping_neg())),
+    }
+}
+
+pub(crate) fn ordinals(devices: Devices) -> Vec<usize> {
+    let Devices::Cuda(gpus) = devices else { return Vec::new() };
+    gpus.ordinals().unwrap_or_else(|| vec![0])
+}
+
+/// What carries numbers between ranks that are threads of this process, each on a GPU: NCCL where it is there, or asked for.
+///
+/// # Errors
+/// If NCCL is asked for and is not there, or does not come to life.
+pub fn carried(compute: &ComputeConfig, group: Group, deadline: Duration) -> Result<Group> {
+    let ordinals = ordinals(compute.devices);
+    if ordinals.len() < 2 {
+        return Ok(group);
+    }
+    let ordinal = ordinals[group.rank() % ordinals.len()];
+    carried_on(compute.engine, ordinal, group, deadline)
+}
+
+/// [`carried`], of a rank on this GPU, beside others on others.
+pub(crate) fn carried_on(engine: Engine, ordinal: usize, group: Group, deadline: Duration) -> Result<Group> {
+    if engine == Engine::Threads || cuda::is_stand_in() {
+        return Ok(group);
+    }
+    match Libraries::open() {
+        Ok(nccl) => Ok(nccl.group(group, Some(ordinal), deadline)?),
+        Err(error) if engine == Engine::Nccl => Err(error.into()),
+        Err(_) => Ok(group),
+    }
+}
+
+/// The first GPUs of a machine.
+fn first(count: usize) -> Devices {
+    Devices::Cuda(GpuSet::Of(if count >= 64 { u64::MAX } else { (1 << count) - 1 }))
+}
+
+fn missing(compute: &ComputeConfig, error: &KernelError) -> TrainError {
+    TrainError::Mismatch { reason: format!("compute.devices = {:?}: {error}", compute.devices.name()) }
+}
+
+/// The device of a rank, with a memory that may grow to `capacity` bytes: one of the GPUs that the config names, or the processor.
+///
+/// # Errors
+/// If the operating system or the GPU refuses it.
+pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
+    let ordinals = ordinals(config.compute.devices);
+    if ordinals.is_empty() {
+        return Ok(Device::cpu(config.compute.num_threads(), capacity)?);
+    }
+    let driver = cuda::open(ordinals[rank % ordinals.len()])?;
+    Ok(Device::cuda(driver, capacity, Options { tf32: config.compute.tf32 })?)
+}

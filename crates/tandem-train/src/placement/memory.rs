@@ -1,0 +1,358 @@
+//! Placement of tensors that are offloaded from the compute device to host memory or to a file.
+//!
+//! | what | `offload = "host"` | `offload = "nvme"` |
+//! |---|---|---|
+//! | masters of full training, frozen weights, optimiser states | host | file |
+//! | gradient sums, a checkpoint's copy | host | host |
+//! | an adapter, layers while they run, activations | device | device |
+//!
+//! With `offload_activations` the inputs of blocks wait in host memory for backward.
+//!
+//! A GPU reads and writes host memory, but no file. The CPU updates tensors in a rank's file there, and the transfer thread
+//! copies layers through host memory ([`crate::placement::Away`]). So the states of an adapter, which the GPU updates, lie in
+//! host memory, as does the copy that a GPU's checkpoint is written from.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tandem_kernels::file::FileSystem;
+use tandem_kernels::meta::Ledger;
+use tandem_kernels::{Backend, Device, KernelError, Profile};
+use tandem_model::Room;
+
+use crate::config::{ComputeConfig, Config, Offload};
+use crate::placement::gpus;
+use crate::{Result, TrainError};
+
+/// What every micro-batch of a pass takes memory for: the most tokens and the most scored rows of any of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rooms {
+    /// Of steps.
+    pub train: Room,
+    /// Of evaluations.
+    pub evaluation: Room,
+    /// Of the pass that precomputes the reference.
+    pub reference: Room,
+}
+
+/// Bytes that a rank will touch of each of its memories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Of the device's arenas.
+    pub arena: usize,
+    /// How much of that is of the one where answers are generated while a step trains.
+    pub beside: usize,
+    /// How much of it is of the one where reward models judge.
+    pub judges: usize,
+    /// Of host memory beside it: what is offloaded there.
+    pub host: usize,
+    /// Bytes of the offload file, which is created at exactly this size.
+    pub file: usize,
+}
+
+impl Needs {
+    /// Bytes of host memory where the device is the CPU: the arena and offloaded tensors.
+    pub fn ram(self) -> usize {
+        self.arena + self.host
+    }
+}
+
+/// The memories of a rank.
+#[derive(Clone)]
+pub struct Homes {
+    /// Where layers are computed.
+    pub device: Device,
+    /// Host memory beside the device's, if something is kept there.
+    host: Option<Device>,
+    /// A file, if something is kept there.
+    file: Option<Device>,
+    /// Host memory for the inputs of blocks, if they wait there; of a GPU with a stream of its own.
+    activations: Option<Device>,
+    /// Where answers are generated while a step trains, if they are: with a memory of its own.
+    beside: Option<Device>,
+    /// Where reward models judge, if there are any on this rank: with a memory of its own.
+    judges: Option<Device>,
+    /// What every micro-batch takes memory for.
+    pub rooms: Rooms,
+    offload: Offload,
+}
+
+impl Homes {
+    /// The memories that a plan asks for, and no more where `compute.memory` is the cap; `rank` and the run's folder name the file, which has no name any more when this
+    /// returns.
+    ///
+    /// # Errors
+    /// If the operating system refuses threads, address space or the file, or the disk has no room.
+    pub fn open(config: &Config, needs: Needs, rooms: Rooms, rank: usize) -> Result<Self> {
+        let compute = &config.compute;
+        // What is touched is what the plan says; the rest of the address space is room for what it does not foresee. With a cap
+        // there is none, wherever it lies.
+        let capacity = |own: usize| match compute.memory {
+            Some(cap) => own + (cap as usize).saturating_sub(needs.ram()),
+            None => 2 * own + (1 << 30),
+        };
+        let arena = needs.arena - needs.beside - needs.judges;
+        let device = gpus::device(config, rank, capacity(arena))?;
+        device.reserve(arena)?;
+        let mut homes = Self::new(device, compute, rooms);
+        let beside = |own: usize| -> Result<Option<Device>> {
+            if own == 0 {
+                return Ok(None);
+            }
+            let beside = homes.device.beside(capacity(own))?;
+            beside.reserve(own)?;
+            Ok(Some(beside))
+        };
+        (homes.beside, homes.judges) = (beside(needs.beside)?, beside(needs.judges)?);
+        if uses_host(compute) {
+            // An evaluation may need none, and no memory is no memory that the system gives.
+            let host = homes.device.with_memory(capacity(needs.host).max(1))?;
+            host.reserve(needs.host)?;
+            let carrier = || match host.backend() {
+                // All threads of it.
+                Backend::Cpu => Ok(host.clone()),
+                Backend::Cuda => host.on_one_thread(),
+            };
+            homes.activations = compute.offload_activations.then(carrier).transpose()?;
+            homes.host = Some(host);
+        }
+        if let Some(folder) = &compute.offload_dir {
+            let keeper = match homes.device.backend() {
+                Backend::Cpu => homes.device.clone(),
+                Backend::Cuda => Device::cpu(compute.num_threads(), 1)?,
+            };
+            homes.file = Some(in_file(&keeper, folder, &config.output, rank, needs.file)?);
+        }
+        Ok(homes)
+    }
+
+    /// The same memories, and what is computed in them is told to `recorder`.
+    #[must_use]
+    pub fn profiled(&self, recorder: &Arc<Profile>) -> Self {
+        let profiled = |device: &Device| device.profiled(recorder);
+        let beside = [&self.host, &self.file, &self.activations];
+        let [host, file, activations] = beside.map(|device| device.as_ref().map(profiled));
+        Self { device: profiled(&self.device), host, file, activations, ..self.clone() }
+    }
+
+    /// Memories of a dry run.
+    pub fn meta(compute: &ComputeConfig, rooms: Rooms) -> Self {
+        let dry = || Device::meta_of(compute.devices.backend());
+        let mut homes = Self::new(dry(), compute, rooms);
+        homes.host = uses_host(compute).then(dry);
+        homes.activations = homes.host.clone().filter(|_| compute.offload_activations);
+        // The processor works on it, whatever computes.
+        homes.file = (compute.offload == Offload::Nvme).then(Device::meta);
+        homes
+    }
+
+    /// One memory for everything.
+    pub fn all_in(device: Device) -> Self {
+        Self {
+            device,
+            host: None,
+            file: None,
+            activations: None,
+            beside: None,
+            judges: None,
+            rooms: Rooms::default(),
+            offload: Offload::None,
+        }
+    }
+
+    fn new(device: Device, compute: &ComputeConfig, rooms: Rooms) -> Self {
+        Self { rooms, offload: compute.offload, ..Self::all_in(device) }
+    }
+
+    /// Whether weights and states lie elsewhere than where layers are computed.
+    pub fn is_offloaded(&self) -> bool {
+        self.offload != Offload::None
+    }
+
+    /// Where masters of full training, frozen weights and optimiser states lie.
+    pub fn state(&self) -> &Device {
+        self.file.as_ref().unwrap_or_else(|| self.sums())
+    }
+
+    /// Where optimiser states lie. An adapter is on the device, and what a GPU updates it must be able to read: its states are in
+    /// host memory where those of full training are in a file.
+    pub fn optimizer(&self, has_adapter: bool) -> &Device {
+        if has_adapter && self.staged().is_some() { self.sums() } else { self.state() }
+    }
+
+    /// Device that quantises frozen weights. For weights stored in a file on a GPU run, this is the CPU.
+    pub fn packer(&self) -> &Device {
+        self.staged().map_or_else(|| self.sums(), |(file, _)| file)
+    }
+
+    /// The file that a GPU cannot read, and the host memory that it can.
+    pub fn staged(&self) -> Option<(&Device, &Device)> {
+        let both = self.file.as_ref().zip(self.host.as_ref());
+        both.filter(|_| self.device.backend() == Backend::Cuda)
+    }
+
+    /// Where the copy lies that a checkpoint is written from: in memory that the host reads.
+    pub fn copies(&self) -> &Device {
+        match self.device.backend() {
+            Backend::Cpu => self.sums(),
+            Backend::Cuda => self.host.as_ref().expect("a GPU's ranks have host memory"),
+        }
+    }
+
+    /// Where gradient sums lie.
+    pub fn sums(&self) -> &Device {
+        self.host.as_ref().filter(|_| self.is_offloaded()).unwrap_or(&self.device)
+    }
+
+    /// Where the inputs of blocks wait for backward, if not where they were computed.
+    pub fn activations(&self) -> Option<&Device> {
+        self.activations.as_ref()
+    }
+
+    /// Bytes of the device's arenas that were ever handed out.
+    pub fn high_water(&self) -> usize {
+        let arenas = [Some(&self.device), self.beside(), self.judges()];
+        arenas.into_iter().flatten().map(Device::high_water).sum()
+    }
+
+    /// Where answers are generated while a step trains, if they are.
+    pub fn beside(&self) -> Option<&Device> {
+        self.beside.as_ref()
+    }
+
+    /// Where reward models judge, if there are any on this rank.
+    pub fn judges(&self) -> Option<&Device> {
+        self.judges.as_ref()
+    }
+
+    /// Host memory beside the device's.
+    pub fn host(&self) -> Option<&Device> {
+        self.host.as_ref()
+    }
+
+    /// The records of a dry run: of the device, host memory and the file.
+    ///
+    /// # Panics
+    /// If this is no dry run.
+    pub fn ledgers(&self) -> [Option<&Ledger>; 3] {
+        [Some(&self.device), self.host(), self.file()].map(|device| device.map(ledger))
+    }
+
+    /// Memory in a file.
+    pub fn file(&self) -> Option<&Device> {
+        self.file.as_ref()
+    }
+}
+
+fn ledger(device: &Device) -> &Ledger {
+    let Device::Meta(ledger) = device else { panic!("a dry run is on devices that compute nothing") };
+    ledger
+}
+
+fn uses_host(compute: &ComputeConfig) -> bool {
+    compute.offload != Offload::None
+        || compute.offload_activations
+        || compute.devices.backend() == Backend::Cuda
+}
+
+/// Looks at the folder of offloaded state before a rank starts: `None` if it will do, else what to mind.
+///
+/// # Errors
+/// If it is not there, is no folder, or cannot be written.
+pub fn check(compute: &ComputeConfig) -> Result<Option<String>> {
+    let Some(folder) = &compute.offload_dir else { return Ok(None) };
+    let refused = |source| unusable(folder, source);
+    let (path, file) = create(folder, "check", 0).map_err(refused)?;
+    fs::remove_file(&path).map_err(refused)?;
+    let is_memory = FileSystem::of(&file).map_err(refused)?.is_memory;
+    Ok(is_memory.then(|| {
+        format!(
+            "compute.offload_dir = {} is a folder in memory, so that what is offloaded stays in memory: name one on a disk",
+            folder.display()
+        )
+    }))
+}
+
+/// Asks whether the disk of that folder has room for `needed` bytes, before a rank tries to take them.
+///
+/// # Errors
+/// If it has not, or cannot be asked.
+pub fn check_room(compute: &ComputeConfig, needed: u64) -> Result<()> {
+    let Some(folder) = &compute.offload_dir else { return Ok(()) };
+    room(folder, &File::open(folder).map_err(|source| unusable(folder, source))?, needed)
+}
+
+/// `file` is the folder itself or a file in it.
+fn room(folder: &Path, file: &File, needed: u64) -> Result<()> {
+    let free = FileSystem::of(file).map_err(TrainError::io("look at the disk of", folder))?.free;
+    if free < needed {
+        return Err(TrainError::NoRoom { folder: folder.to_path_buf(), needed, free });
+    }
+    Ok(())
+}
+
+/// A folder that a file cannot be made in.
+fn unusable(folder: &Path, source: io::Error) -> TrainError {
+    let reason = match source.kind() {
+        io::ErrorKind::NotFound => "it does not exist: make it, or name another".to_owned(),
+        io::ErrorKind::NotADirectory => "it is not a folder: name one".to_owned(),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            format!("no file can be made in it ({source}): name a folder that you may write")
+        }
+        _ => return TrainError::io("make a file in", folder)(source),
+    };
+    TrainError::Mismatch { reason: format!("compute.offload_dir = {}: {reason}", folder.display()) }
+}
+
+/// A new file of a name that no other run has.
+fn create(folder: &Path, run: &str, rank: usize) -> io::Result<(PathBuf, File)> {
+    let process = std::process::id();
+    // A process of another machine may have the same number, and one that was killed may have left its file.
+    for turn in 0.. {
+        let path = folder.join(format!("tandem-offload-{run}-rank{rank}-{process}-{turn}"));
+        match File::options().read(true).write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => return opened.map(|file| (path, file)),
+        }
+    }
+    unreachable!("some number is free")
+}
+
+/// Memory in a file of `folder` that nothing is left of however the run ends.
+fn in_file(device: &Device, folder: &Path, output: &Path, rank: usize, bytes: usize) -> Result<Device> {
+    let run = output.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
+    let (path, file) = create(folder, &run, rank).map_err(|source| unusable(folder, source))?;
+    fs::remove_file(&path).map_err(TrainError::io("remove", &path))?;
+    // Asked first: setting aside more than there is may fill the disk before it fails.
+    room(folder, &file, bytes as u64)?;
+    device.in_file(&file, bytes).map_err(|error| match error {
+        KernelError::System { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            let free = FileSystem::of(&file).map_or(0, |disk| disk.free);
+            TrainError::NoRoom { folder: folder.to_path_buf(), needed: bytes as u64, free }
+        }
+        error => error.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_room_is_named_with_what_is_needed_and_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = Device::cpu(1, 1 << 21).unwrap();
+        let open = |bytes| in_file(&device, folder.path(), Path::new("runs/first"), 3, bytes);
+        let error = open(1 << 60).err().unwrap();
+        assert!(matches!(&error, TrainError::NoRoom { free, .. } if *free > 0), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(&folder.path().display().to_string()), "{text}");
+        assert!(text.contains("1152921504606846976 bytes"), "{text}");
+        assert_eq!(error.exit_code(), 1);
+        // Two at once, and nothing is left of either.
+        let _both = [open(5000).unwrap(), open(5000).unwrap()];
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

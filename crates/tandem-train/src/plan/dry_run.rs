@@ -1,0 +1,139 @@
+//! The run's own code on a device that computes nothing, among ranks that do not exist: what the plan is made from.
+
+use std::sync::Arc;
+
+use tandem_comm::{Call, recorder};
+use tandem_kernels::Kind;
+use tandem_model::{ModelFolder, Streams, WeightSource};
+
+use crate::Result;
+use crate::config::{Config, ReferenceKind};
+use crate::inputs::{Decoders, Prepared};
+use crate::parallel::{Mesh, Partition, StagedWalk};
+use crate::placement::{Homes, Rooms};
+use crate::plan::Outline;
+use crate::recipe::MicroBatch;
+use crate::reference::{Reference, RowScores, kept, share_base, to_walk};
+use crate::step::{Learner, Scorer, StepOptions};
+use crate::weights::SharedReference;
+use crate::weights::initial_weights::Start;
+
+/// The pass that precomputes the reference, over some micro-batches, and with `idles` over none while others have one.
+///
+/// # Errors
+/// If the model does not fit its config.
+pub fn reference_pass(
+    config: &Config,
+    outline: &Outline,
+    homes: &Homes,
+    mesh: &mut Mesh,
+    batches: &mut dyn Iterator<Item = Result<MicroBatch>>,
+    idles: bool,
+) -> Result<()> {
+    let decoders = Decoders::of(config, &outline.decoder)?;
+    let decoder = mesh.part(&decoders.policy)?;
+    homes.device.note(format_args!("loading of the reference"));
+    let mut frozen;
+    let mut policy;
+    let mut shared;
+    let weights: &mut dyn WeightSource = if config.reference.model.is_some() {
+        let start = reference_start(config, outline)?;
+        frozen = start.frozen(config, &decoder, homes, mesh.shard(), Kind::Reference, None)?;
+        frozen.as_mut()
+    } else {
+        let shard = mesh.shard();
+        let partition = Arc::new(Partition::of_run(config.compute.sharded(), &decoder, shard));
+        let start = Start::dry(outline.quantised);
+        policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
+        if decoders.reference.is_some() {
+            let start = &|_: &_| Ok(Start::dry(outline.quantised));
+            share_base(config, &decoders, &homes.device, mesh, &mut policy, start)?;
+            shared = SharedReference(&mut policy);
+            &mut shared
+        } else {
+            &mut policy
+        }
+    };
+    let walk = to_walk(config, &decoder, homes, mesh.split());
+    let walk = StagedWalk { walk, stages: mesh.stages() };
+    for batch in batches {
+        walk.forward(weights, &batch?.forest, Streams::one(&mut Default::default()), false)?;
+        weights.rest();
+    }
+    if idles {
+        walk.walk.idle_forward(weights)?;
+        weights.rest();
+    }
+    Ok(())
+}
+
+/// What rank `rank` of `num_ranks` calls in the first step of a run: the group, counted from 0, and the call. Group 0 is all
+/// ranks; with a tensor or pipeline axis 1 is the data group, with a tensor axis [`TENSOR_GROUP`] the tensor group; the one
+/// after these is the pipeline group, if there is that axis; others are split off the data group: with a replicate axis first
+/// the shard group and the replicas.
+///
+/// # Errors
+/// If the model does not fit its config, or the data does not fit the model.
+pub fn calls(
+    config: &Config,
+    prepared: &Prepared,
+    rank: usize,
+    num_ranks: usize,
+) -> Result<Vec<(usize, Call)>> {
+    let (group, log) = recorder::group(rank, num_ranks);
+    let mut mesh = Mesh::new(group, &config.compute)?;
+    let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
+    let mut batcher = prepared.batcher(config);
+    let mut batches = prepared.batches(config);
+    let share = batcher.share(&prepared.train, batches.rows(0), data_rank, data_size);
+    let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
+    let (mut scorer, mut learner) =
+        load(config, &Outline::of(prepared), &Homes::meta(&config.compute, Rooms::default()), &mut mesh)?;
+    scorer.step(&mut learner, &mut mesh, &share, build, &StepOptions::dry())?;
+    Ok(log.take())
+}
+
+/// Everything that training needs in memory.
+///
+/// # Errors
+/// If the model does not fit its config.
+pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<(Scorer, Learner)> {
+    let scorer = scorer(config, outline, homes, mesh)?;
+    let shard = mesh.shard();
+    let partition = Arc::new(Partition::of_run(config.compute.sharded(), &scorer.decoder, shard));
+    let learner = Learner::new(config, &scorer.decoder, homes, mesh, partition)?;
+    Ok((scorer, learner))
+}
+
+/// What of it an evaluation needs.
+///
+/// # Errors
+/// If the model does not fit its config.
+pub fn scorer(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<Scorer> {
+    homes.device.note(format_args!("loading"));
+    let decoders = Decoders::of(config, &outline.decoder)?;
+    let decoder = &mesh.part(&decoders.policy)?;
+    let shard = mesh.shard();
+    let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
+    let start = Start::dry(outline.quantised);
+    let mut policy = start.policy(config, decoder, homes, shard, &partition, None)?;
+    let reference = if config.reference.kind == ReferenceKind::Precompute {
+        let rows = outline.train_rows.max(outline.eval_rows.unwrap_or(0));
+        let scores = RowScores(vec![[0.0; 2]; rows]);
+        Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
+    } else {
+        kept(config, &decoders, homes, mesh, &mut policy, &|_| reference_start(config, outline))?
+    };
+    Ok(Scorer::new(config, homes.clone(), decoder.clone(), policy, reference))
+}
+
+/// Where a reference with weights of its own starts.
+fn reference_start(config: &Config, outline: &Outline) -> Result<Start> {
+    Ok(Start::dry(match &config.reference.model {
+        Some(path) => ModelFolder::open(path)?.quantised(),
+        None => outline.quantised,
+    }))
+}
+
+/// The number that [`calls`] gives the group of the ranks that hold the slices of one stage.
+pub const TENSOR_GROUP: usize = 2;

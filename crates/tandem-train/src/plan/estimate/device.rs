@@ -1,0 +1,314 @@
+//! What devices can do: a table that comes with Tandem, and one's own instead.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use tandem_kernels::DType;
+
+use crate::{Result, TrainError};
+
+/// A kind of device. The fields are those of the table's file, `devices.toml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceKind {
+    /// Its name.
+    pub name: String,
+    /// Memory that a rank can use, GiB; absent for what this machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_gib: Option<f64>,
+    /// Of a processor, the cores that the rates below are of; its ranks share them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<usize>,
+    /// Products of bf16, accumulated in f32, 10¹² operations a second.
+    pub bf16_tflops: f64,
+    /// Products of f32.
+    pub f32_tflops: f64,
+    /// Attention's products, where they have another rate than the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_tflops: Option<f64>,
+    /// To and from its memory, 10⁹ bytes a second.
+    pub bandwidth_gbs: f64,
+    /// To another device of the same box, one way.
+    pub link_gbs: f64,
+    /// To the memory of the host.
+    pub host_link_gbs: f64,
+    /// To a device of another box.
+    pub network_gbs: f64,
+    /// Devices of a box.
+    pub devices_per_box: usize,
+    /// What share of the product rates a program reaches.
+    pub achievable_product: f64,
+    /// Of the bandwidth.
+    pub achievable_bandwidth: f64,
+    /// Of the links.
+    pub achievable_link: f64,
+}
+
+/// A table of devices.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceTable {
+    /// Its rows.
+    pub device: Vec<DeviceKind>,
+}
+
+/// So many of a kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Devices {
+    /// How many: as many as ranks.
+    pub count: usize,
+    /// What each is.
+    pub kind: DeviceKind,
+}
+
+/// Ranks of a plan: beyond any cluster.
+const MAX_DEVICES: usize = 1 << 20;
+
+impl DeviceTable {
+    /// The table that comes with Tandem.
+    ///
+    /// # Panics
+    /// Never: a test reads it.
+    pub fn built_in() -> Self {
+        toml::from_str(include_str!("../devices.toml")).expect("the table is part of the program")
+    }
+
+    /// One's own rows, then those that come with Tandem under other names.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is no such table.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(TrainError::io("read", path))?;
+        let wrong = |why: String| TrainError::Mismatch {
+            reason: format!("{} is not a table of devices: {why}", path.display()),
+        };
+        let mut table: Self = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+        for row in &table.device {
+            let rates = [row.bf16_tflops, row.f32_tflops, row.bandwidth_gbs, row.link_gbs, row.host_link_gbs];
+            let shares = [row.achievable_product, row.achievable_bandwidth, row.achievable_link];
+            let positive = |x: &f64| x.is_finite() && *x > 0.0;
+            let optional = row.memory_gib.iter().chain(&row.attention_tflops);
+            let all = rates.iter().chain(&shares).chain([&row.network_gbs]).chain(optional);
+            if !all.copied().all(|x| positive(&x)) || row.devices_per_box == 0 || row.cores == Some(0) {
+                return Err(wrong(format!("every number of {:?} must be more than 0", row.name)));
+            }
+        }
+        let own: Vec<_> = table.device.iter().map(|row| plain(&row.name)).collect();
+        let others = Self::built_in().device.into_iter().filter(|row| !own.contains(&plain(&row.name)));
+        table.device.extend(others);
+        Ok(table)
+    }
+
+    /// The row that a name means: its own, or one that it begins or ends, if there is one alone.
+    ///
+    /// # Errors
+    /// If there is none, or more than one.
+    pub fn find(&self, name: &str) -> Result<&DeviceKind> {
+        let asked = plain(name);
+        let names =
+            |rows: &[&DeviceKind]| rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
+        if let Some(row) = self.device.iter().find(|row| plain(&row.name) == asked) {
+            return Ok(row);
+        }
+        let is_part = |row: &&DeviceKind| {
+            let name = plain(&row.name);
+            !asked.is_empty() && (name.starts_with(&asked) || name.ends_with(&asked))
+        };
+        let reason = match &self.device.iter().filter(is_part).collect::<Vec<_>>()[..] {
+            [only] => return Ok(only),
+            [] => {
+                let known = names(&self.device.iter().collect::<Vec<_>>());
+                format!("no device is called {name:?}; the table has {known}")
+            }
+            several => format!("{name:?} may be {}: write which", names(several)),
+        };
+        Err(TrainError::Mismatch { reason })
+    }
+
+    /// The row of a GPU by the name that its driver gives, "NVIDIA H100 80GB HBM3": the one most of whose name's words are in it, and all
+    /// but its memory ("NVIDIA H200" tells none). For one that the table lacks, rates of an old one: plans for it tell too long times.
+    pub fn of_gpu(&self, name: &str) -> DeviceKind {
+        let given = plain(name);
+        let is_in = |word: &&str| given.contains(&plain(word));
+        let fits = |row: &&DeviceKind| {
+            let mut words = row.name.split(['-', ' ']).filter(|word| !word.ends_with("GB"));
+            !row.is_processor() && words.all(|word| is_in(&word))
+        };
+        // "A10" is in "A100" too.
+        let likeness = |row: &&DeviceKind| (row.name.split(['-', ' ']).filter(is_in).count(), row.name.len());
+        let known = self.device.iter().filter(fits).max_by_key(likeness);
+        let old = || self.device.iter().find(|row| !row.is_processor()).expect("the table has a GPU");
+        known.unwrap_or_else(old).clone()
+    }
+
+    /// Reads "2xA10", "64xH100" or "A10".
+    ///
+    /// # Errors
+    /// If it is no number of devices of the table.
+    pub fn devices(&self, text: &str) -> Result<Devices> {
+        let (count, name) = match text.split_once(['x', 'X']) {
+            Some((count, name)) if !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit()) => {
+                let range = 1..=MAX_DEVICES;
+                let count = count.parse().ok().filter(|count| range.contains(count)).ok_or_else(|| {
+                    let reason = format!("{text:?}: {count} is no number of devices; 1 to {MAX_DEVICES} are");
+                    TrainError::Mismatch { reason }
+                })?;
+                (count, name)
+            }
+            _ => (1, text),
+        };
+        Ok(Devices { count, kind: self.find(name)?.clone() })
+    }
+}
+
+/// A name without what people write differently.
+fn plain(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+}
+
+impl DeviceKind {
+    /// Bytes that each of `ranks` ranks can use.
+    pub fn memory(&self, ranks: usize) -> Option<u64> {
+        let gib = |gib: f64| (gib * (1u64 << 30) as f64) as u64;
+        let whole = self.memory_gib.map(gib).or_else(|| self.cores.and_then(|_| host_memory()))?;
+        Some(if self.cores.is_some() { whole / ranks.max(1) as u64 } else { whole })
+    }
+
+    /// Whether it is a processor, whose ranks share it.
+    pub fn is_processor(&self) -> bool {
+        self.cores.is_some()
+    }
+
+    /// The same with f32 products that may round to TF32: of all cards that have it, half the rate of bf16.
+    #[must_use]
+    pub fn with_tf32(self, rounds: bool) -> Self {
+        Self { f32_tflops: if rounds { self.bf16_tflops / 2.0 } else { self.f32_tflops }, ..self }
+    }
+
+    /// Products a second that a rank reaches, one of `ranks` with so many threads.
+    pub fn product_rate(&self, dtype: DType, ranks: usize, threads: usize) -> f64 {
+        let peak = match dtype {
+            DType::Bf16 => self.bf16_tflops,
+            DType::F32 => self.f32_tflops,
+        };
+        peak * 1e12 * self.achievable_product * self.share(ranks, threads)
+    }
+
+    /// The same of attention's products.
+    pub fn attention_rate(&self, dtype: DType, ranks: usize, threads: usize) -> f64 {
+        match self.attention_tflops {
+            Some(peak) => peak * 1e12 * self.achievable_product * self.share(ranks, threads),
+            None => self.product_rate(dtype, ranks, threads),
+        }
+    }
+
+    /// Bytes a second that a rank reaches to and from its memory.
+    pub fn memory_rate(&self, ranks: usize, threads: usize) -> f64 {
+        self.bandwidth_gbs * 1e9 * self.achievable_bandwidth * self.share(ranks, threads)
+    }
+
+    /// Bytes a second to the host.
+    pub fn host_rate(&self) -> f64 {
+        self.host_link_gbs * 1e9 * self.achievable_link
+    }
+
+    /// Bytes a second among ranks of which the first and the last are these.
+    pub fn link_rate(&self, (first, last): (usize, usize)) -> f64 {
+        let is_near = self.is_processor() || first / self.devices_per_box == last / self.devices_per_box;
+        if is_near {
+            self.link_gbs * 1e9 * self.achievable_link
+        } else {
+            self.network_gbs * 1e9 * self.achievable_link
+        }
+    }
+
+    /// A rank's share of a processor.
+    fn share(&self, ranks: usize, threads: usize) -> f64 {
+        self.cores.map_or(1.0, |cores| (threads as f64 / cores as f64).min(1.0 / ranks.max(1) as f64))
+    }
+}
+
+/// This machine's memory in bytes, where the system tells.
+pub fn host_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_people_write_them() {
+        let table = DeviceTable::built_in();
+        for (text, count, name) in [
+            ("2xA10", 2, "A10"),
+            ("64xH100", 64, "H100-80GB"),
+            ("8xH100-80GB", 8, "H100-80GB"),
+            ("a100-40gb", 1, "A100-40GB"),
+            ("2x4090", 2, "RTX-4090"),
+            ("rtx 4090", 1, "RTX-4090"),
+            ("4xcpu", 4, "cpu"),
+        ] {
+            let found = table.devices(text).unwrap();
+            assert_eq!((found.count, &found.kind.name[..]), (count, name), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused_with_those_that_are() {
+        let refusal = |text: &str| DeviceTable::built_in().devices(text).unwrap_err().to_string();
+        assert_eq!(refusal("8xA100"), "\"A100\" may be A100-40GB, A100-80GB: write which");
+        let all = "A10, A100-40GB, A100-80GB, H100-80GB, H200-141GB, RTX-4090, L40S, cpu";
+        assert_eq!(refusal("2xB300"), format!("no device is called \"B300\"; the table has {all}"));
+        assert_eq!(refusal("2x"), format!("no device is called \"\"; the table has {all}"));
+        assert_eq!(refusal("0xA10"), "\"0xA10\": 0 is no number of devices; 1 to 1048576 are");
+        assert_eq!(refusal("two A10"), format!("no device is called \"two A10\"; the table has {all}"));
+    }
+
+    #[test]
+    fn a_gpu_is_known_by_its_drivers_name() {
+        let table = DeviceTable::built_in();
+        for (given, name) in [
+            ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+            ("NVIDIA H200", "H200-141GB"),
+            ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+            ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+            ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+            ("NVIDIA L40S", "L40S"),
+            ("NVIDIA A10", "A10"),
+            ("emulated", "A10"),
+        ] {
+            assert_eq!(table.of_gpu(given).name, name, "{given}");
+        }
+    }
+
+    #[test]
+    fn ones_own_rows_come_before_those_of_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("devices.toml");
+        let mut own = DeviceTable::built_in();
+        own.device.retain(|row| row.name == "A10");
+        own.device[0].memory_gib = Some(11.0);
+        std::fs::write(&path, toml::to_string(&own).unwrap()).unwrap();
+        let table = DeviceTable::read(&path).unwrap();
+        assert_eq!(table.find("a10").unwrap().memory(2), Some(11 << 30));
+        assert_eq!(table.device.len(), DeviceTable::built_in().device.len());
+        std::fs::write(&path, toml::to_string(&own).unwrap().replace("600.0", "0.0")).unwrap();
+        let error = DeviceTable::read(&path).unwrap_err().to_string();
+        assert!(error.ends_with("every number of \"A10\" must be more than 0"), "{error}");
+        std::fs::write(&path, "[[device]]\nname = \"x\"\n").unwrap();
+        assert!(DeviceTable::read(&path).unwrap_err().to_string().contains("missing field"));
+    }
+
+    #[test]
+    fn ranks_of_a_processor_share_it_and_boxes_are_told_apart() {
+        let table = DeviceTable::built_in();
+        let (cpu, h100) = (table.find("cpu").unwrap(), table.find("h100").unwrap());
+        let rate = |ranks, threads| cpu.product_rate(DType::F32, ranks, threads);
+        assert_eq!((rate(2, 1), rate(1, 1)), (rate(1, 2) / 2.0, rate(1, 2) / 2.0));
+        assert_eq!(h100.product_rate(DType::Bf16, 64, 1), 989e12 * 0.5);
+        assert_eq!((h100.link_rate((8, 15)), h100.link_rate((7, 8))), (450e9 * 0.7, 50e9 * 0.7));
+    }
+}

@@ -1,0 +1,268 @@
+//! What this machine's processor, or a GPU of it, can do, measured in a few seconds: a row of the table of devices, and what a profile
+//! holds operations against.
+
+mod gpus;
+
+use std::time::{Duration, Instant};
+
+use tandem_comm::{Reduction, threads};
+use tandem_kernels::ops::AttentionShape;
+use tandem_kernels::{DType, Device, Forest, Kind, Segment, Tensor, ops};
+
+pub use gpus::gpus;
+
+use crate::Result;
+use crate::plan::estimate::Machine;
+use crate::plan::estimate::device::{DeviceKind, DeviceTable, host_memory};
+
+/// How long each thing is measured.
+const PATIENCE: Duration = Duration::from_millis(600);
+
+/// What a step reaches of the rates measured here, which are the best of many runs on factors that caches hold: docs/results/estimates.md
+/// compares both.
+const OF_THE_BEST: f64 = 0.75;
+
+/// What is computed to measure a device: large enough to keep it busy, as training does.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    /// Rows, columns and depth of the products.
+    pub product: (usize, usize, usize),
+    /// Sequences of the attention, and tokens of each.
+    pub sequences: (usize, usize),
+    /// Its heads.
+    pub heads: AttentionShape,
+    /// The type that it computes in.
+    pub dtype: DType,
+    /// Numbers that are copied at once: more than caches hold.
+    pub copied: usize,
+    /// Numbers that ranks add up.
+    pub exchanged: usize,
+    /// How long each thing is measured.
+    pub patience: Duration,
+}
+
+/// Tokens and widths of a small model, where rates are lower than at their best.
+const OF_A_PROCESSOR: Sizes = Sizes {
+    product: (2048, 1024, 512),
+    sequences: (4, 512),
+    heads: AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125, window: None, softcap: None },
+    dtype: DType::F32,
+    copied: COPIED,
+    exchanged: 1 << 22,
+    patience: PATIENCE,
+};
+
+/// Those of a model of 8 B.
+pub const OF_A_GPU: Sizes = Sizes {
+    product: (8192, 4096, 4096),
+    sequences: (4, 2048),
+    heads: AttentionShape {
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        scale: 0.088,
+        window: None,
+        softcap: None,
+    },
+    dtype: DType::Bf16,
+    copied: COPIED,
+    exchanged: 1 << 26,
+    patience: PATIENCE,
+};
+
+/// Numbers that are copied at once: more than caches hold.
+const COPIED: usize = 1 << 26;
+
+/// Measures the product rates, the copy bandwidth and what threads exchange, with every core.
+///
+/// # Errors
+/// If memory runs out.
+pub fn processor() -> Result<DeviceTable> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let sizes = &OF_A_PROCESSOR;
+    let device = Device::cpu(cores, 4 * sizes.copied * 4)?;
+    let [bf16_tflops, f32_tflops] =
+        [DType::Bf16, DType::F32].map(|dtype| product_rate(&device, sizes, dtype));
+    let attention = attention_rate(&device, sizes)?;
+    let bandwidth = copy_rate(&device, sizes.copied, sizes.patience)?;
+    let link = exchange_rate(sizes.exchanged);
+    Ok(DeviceTable {
+        device: vec![DeviceKind {
+            name: "cpu".to_owned(),
+            memory_gib: host_memory().map(|bytes| (bytes as f64 / f64::from(1 << 30) * 10.0).floor() / 10.0),
+            cores: Some(cores),
+            bf16_tflops: tflops(bf16_tflops?),
+            f32_tflops: tflops(f32_tflops?),
+            attention_tflops: Some(tflops(attention)),
+            bandwidth_gbs: gbs(bandwidth),
+            link_gbs: gbs(link),
+            // Host memory is its memory; what another machine gives is not measured.
+            host_link_gbs: gbs(bandwidth / 2.0),
+            network_gbs: 1.2,
+            devices_per_box: 1,
+            achievable_product: OF_THE_BEST,
+            achievable_bandwidth: OF_THE_BEST,
+            achievable_link: 1.0,
+        }],
+    })
+}
+
+/// 10⁹ bytes a second, as a table has them: more than nothing.
+fn gbs(rate: f64) -> f64 {
+    (rate / 1e8).round().max(1.0) / 10.0
+}
+
+/// 10¹² operations a second, as a table has them.
+fn tflops(rate: f64) -> f64 {
+    (rate / 1e9).round().max(1.0) / 1000.0
+}
+
+/// What so many threads can do at best: multiply-adds in registers, and copies of more than caches hold, but of no more than
+/// `memory` bytes in all.
+///
+/// # Errors
+/// If memory runs out.
+pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
+    let copied = memory.map_or(COPIED, |bytes| COPIED.min(bytes as usize / 8).max(1));
+    let device = Device::cpu(threads, 2 * 4 * copied + (1 << 21))?;
+    let Device::Cpu(cpu) = &device else { unreachable!("made by Device::cpu") };
+    let peak = |dtype| {
+        let operations = cpu.multiply_adds(dtype);
+        best(&device, operations, PATIENCE, || {
+            cpu.multiply_adds(dtype);
+            Ok(())
+        })
+    };
+    let [f32_peak, bf16_peak] = [DType::F32, DType::Bf16].map(peak);
+    let instructions = cpu.isa().name();
+    let (f32_peak, bf16_peak, copy_rate) = (f32_peak?, bf16_peak?, copy_rate(&device, copied, PATIENCE)?);
+    Ok(Machine { num_ranks: 1, threads, instructions, f32_peak, bf16_peak, copy_rate })
+}
+
+/// The best of several runs of `work` on `device`, a second's worth of `amount`.
+fn best(
+    device: &Device,
+    amount: f64,
+    patience: Duration,
+    mut work: impl FnMut() -> Result<()>,
+) -> Result<f64> {
+    let (began, mut best) = (Instant::now(), 0.0f64);
+    let mut rounds = 0;
+    while rounds < 3 || began.elapsed() < patience {
+        let start = Instant::now();
+        work()?;
+        device.synchronize()?;
+        best = best.max(amount / start.elapsed().as_secs_f64());
+        rounds += 1;
+    }
+    Ok(best)
+}
+
+/// Operations a second of the three products of a matrix that trains.
+fn product_rate(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
+    let (m, n, k) = sizes.product;
+    let [x, w, dy] = [(m, k), (n, k), (m, n)].map(|(rows, cols)| numbers(device, rows, cols, dtype));
+    let (x, w, dy) = (x?, w?, dy?);
+    let mut y = device.zeros(Kind::Scratch, m, n, dtype)?;
+    let mut dx = device.zeros(Kind::Scratch, m, k, dtype)?;
+    let mut dw = device.zeros(Kind::Scratch, n, k, DType::F32)?;
+    best(device, 6.0 * (m * n * k) as f64, sizes.patience, || {
+        ops::linear(device, x.view(), w.view(), None, None, y.view_mut())?;
+        ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), false)?;
+        Ok(ops::linear_backward_weight(device, dy.view(), x.view(), dw.view_mut(), false)?)
+    })
+}
+
+/// Numbers between -1 and 1, no two neighbours alike: a processor may multiply zeros faster than what a model has (AMX of
+/// Emerald Rapids by a fifth), as it then draws less power.
+fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
+    let mut numbers = device.zeros(Kind::Scratch, rows, cols, DType::F32)?;
+    let mut state = 1u32;
+    device.host_write(numbers.view_mut(), |numbers: &mut [f32]| {
+        for number in numbers {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *number = state.cast_signed() as f32 / i32::MAX as f32;
+        }
+    })?;
+    if dtype == DType::F32 {
+        return Ok(numbers);
+    }
+    let mut rounded = device.zeros(Kind::Scratch, rows, cols, dtype)?;
+    ops::cast(device, numbers.view(), rounded.view_mut())?;
+    Ok(rounded)
+}
+
+/// Operations of attention forward and backward, as a dry run counts them, a second.
+fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
+    let Sizes { sequences: (sequences, length), heads, dtype, .. } = *sizes;
+    let mut segments = Vec::with_capacity(sequences);
+    for index in 0..sequences as u32 {
+        let start = index * length as u32;
+        segments.push(Segment { range: start..start + length as u32, parent: None, first_position: 0 });
+    }
+    let tokens = sequences * length;
+    let forest = Forest::new(vec![0; tokens], segments, Vec::new(), 0)?;
+    let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
+    let both = |device: &Device, [q, k, v, d_out]: &[Tensor; 4]| -> Result<()> {
+        let zeros = |cols| device.zeros(Kind::Scratch, tokens, cols, dtype);
+        let mut sum = device.zeros(Kind::Scratch, tokens, heads.heads, DType::F32)?;
+        let mut out = zeros(wide)?;
+        let (mut dq, mut dk, mut dv) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
+        let (q, k, v, d_out) = (q.view(), k.view(), v.view(), d_out.view());
+        ops::attention(device, q, k, v, &forest, &heads, out.view_mut(), sum.view_mut())?;
+        let (out, sum) = (out.view(), sum.view());
+        let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+        Ok(ops::attention_backward(device, q, k, v, out, sum, d_out, &forest, &heads, dq, dk, dv)?)
+    };
+    let dry = Device::meta();
+    let unfilled = |cols| dry.zeros(Kind::Scratch, tokens, cols, dtype);
+    both(&dry, &[unfilled(wide)?, unfilled(narrow)?, unfilled(narrow)?, unfilled(wide)?])?;
+    let Device::Meta(ledger) = &dry else { unreachable!("made by Device::meta") };
+    let flops = ledger.costs().values().map(|cost| cost.flops).sum();
+    let filled = |cols| numbers(device, tokens, cols, dtype);
+    let inputs = [filled(wide)?, filled(narrow)?, filled(narrow)?, filled(wide)?];
+    best(device, flops, sizes.patience, || both(device, &inputs))
+}
+
+/// Bytes read and written in a second, where so many f32 are copied.
+fn copy_rate(device: &Device, copied: usize, patience: Duration) -> Result<f64> {
+    let source = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
+    let mut copy = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
+    let bytes = 2.0 * (copied * 4) as f64;
+    best(device, bytes, patience, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
+}
+
+/// Bytes that each of two ranks sends in a second.
+fn exchange_rate(exchanged: usize) -> f64 {
+    let groups = threads::groups(2, Duration::from_secs(60));
+    let rates = std::thread::scope(|scope| {
+        let ranks: Vec<_> = groups
+            .into_iter()
+            .map(|mut group| {
+                scope.spawn(move || {
+                    let mut numbers = vec![0f32; exchanged];
+                    let mut best = 0.0f64;
+                    for _ in 0..12 {
+                        let start = Instant::now();
+                        group.all_reduce(&mut numbers, Reduction::Sum).expect("two threads of this process");
+                        // Each of two ranks sends half of twice the numbers.
+                        best = best.max((exchanged * 4) as f64 / start.elapsed().as_secs_f64());
+                    }
+                    best
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().expect("it measures")).collect::<Vec<_>>()
+    });
+    rates.into_iter().fold(f64::MAX, f64::min)
+}
+
+impl DeviceTable {
+    /// The table as a file.
+    pub fn to_toml(&self) -> String {
+        let rows = toml::to_string(self).expect("a table of numbers and names");
+        format!(
+            "# Measured by `tandem plan --measure` or `tandem doctor --measure`. docs/plan.md says what the fields mean.\n{rows}"
+        )
+    }
+}

@@ -1,0 +1,119 @@
+//! How long a step takes, from what it computes and sends and what the device can do.
+//!
+//! An operation takes as long as its arithmetic or its memory traffic, whichever is longer: `max(flops / product rate, bytes /
+//! bandwidth)`. A message takes `bytes / link`; that of the box where all its ranks are in one, else that of the network.
+//! Messages that stores send beside computing (gathers of ZeRO-3, reductions of ZeRO-2 and 3) count where they take longer than
+//! the computing of their micro-batch; all others are added. What a call costs before its first byte moves is not counted.
+
+pub mod device;
+mod gpu;
+mod machine;
+pub mod measure;
+
+use tandem_kernels::DType;
+use tandem_kernels::meta::TRANSFER;
+
+use crate::plan::Plan;
+use crate::plan::estimate::device::DeviceKind;
+use crate::plan::work::Work;
+
+pub use gpu::Gpu;
+pub use machine::Machine;
+
+/// Seconds, and what follows from them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// Of a step.
+    pub step_seconds: f64,
+    /// Of these, computing.
+    pub compute_seconds: f64,
+    /// Of these, waiting for messages.
+    pub exchange_seconds: f64,
+    /// Of these, waiting for the other stages of a pipeline.
+    pub bubble_seconds: f64,
+    /// Tokens a second over all ranks, each answer with its own copy of the prompt.
+    pub tokens_per_second: f64,
+    /// Pairs, or rows of SFT, a second over all ranks.
+    pub rows_per_second: f64,
+    /// Bytes that the rank sends in a step.
+    pub bytes_sent: f64,
+    /// Of the product rate that was counted with, the share that is used.
+    pub utilisation: f64,
+}
+
+/// Seconds of a piece of work.
+#[derive(Clone, Copy, Default)]
+struct Seconds {
+    compute: f64,
+    waited_for: f64,
+    beside: f64,
+}
+
+impl Estimate {
+    /// Of a step of the rank that has most to do.
+    pub fn of(plan: &Plan, device: &DeviceKind) -> Self {
+        let one = Seconds::of(&plan.work, plan, device);
+        let two = Seconds::of(&plan.work_of_two, plan, device);
+        let each = two - one;
+        let once = one - each;
+        let rounds = plan.load.rounds;
+        // Micro-batches are not all alike: computing goes with their tokens, messages go with their number.
+        let alike = plan.load.tokens / plan.data.micro_batch_tokens.max(1) as f64;
+        let compute = once.compute.max(0.0) + alike * each.compute;
+        let beside = once.beside.max(0.0) + rounds * (each.beside - alike / rounds * each.compute).max(0.0);
+        let exchange = once.waited_for.max(0.0) + rounds * each.waited_for + beside;
+        let bubble = (plan.stage.count - 1) as f64 * (alike / rounds) * each.compute;
+        let step_seconds = compute + exchange + bubble;
+        let sent = |work: &Work| work.bytes_sent(None) as f64;
+        let flops = |work: &Work| work.flops();
+        let per_round = |count: &dyn Fn(&Work) -> f64, rounds: f64| {
+            count(&plan.work) + (rounds - 1.0) * (count(&plan.work_of_two) - count(&plan.work))
+        };
+        let rate = device.product_rate(plan.dtype, plan.ranks, plan.threads);
+        Self {
+            step_seconds,
+            compute_seconds: compute,
+            exchange_seconds: exchange,
+            bubble_seconds: bubble,
+            tokens_per_second: plan.data.sequence_tokens / step_seconds,
+            rows_per_second: plan.data.rows / step_seconds,
+            bytes_sent: per_round(&sent, rounds),
+            utilisation: per_round(&flops, alike) / (step_seconds * rate),
+        }
+    }
+}
+
+impl Seconds {
+    fn of(work: &Work, plan: &Plan, device: &DeviceKind) -> Self {
+        let rate = |dtype: DType| device.product_rate(dtype, plan.ranks, plan.threads);
+        let (products, memory) = (rate(plan.dtype), device.memory_rate(plan.ranks, plan.threads));
+        let attention = device.attention_rate(plan.dtype, plan.ranks, plan.threads);
+        let mut seconds = Self::default();
+        for (operation, cost) in &work.operations {
+            let calls = cost.calls as f64;
+            if *operation == TRANSFER {
+                seconds.beside += calls * cost.bytes / device.host_rate();
+            } else {
+                let rate = if operation.starts_with("attention") { attention } else { products };
+                seconds.compute += calls * (cost.flops / rate).max(cost.bytes / memory);
+            }
+        }
+        for sent in &work.sent {
+            let time = sent.bytes as f64 / device.link_rate(sent.span);
+            *(if sent.beside { &mut seconds.beside } else { &mut seconds.waited_for }) += time;
+        }
+        seconds
+    }
+}
+
+impl std::ops::Sub for Seconds {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            compute: self.compute - other.compute,
+            waited_for: self.waited_for - other.waited_for,
+            beside: self.beside - other.beside,
+        }
+    }
+}

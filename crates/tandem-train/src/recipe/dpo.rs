@@ -1,0 +1,77 @@
+//! Direct preference optimisation and its family of losses, on pairs of a data set.
+
+use tandem_data::forest::{ForestBuilder, PairTokens};
+use tandem_data::record::Kind as RecordKind;
+use tandem_data::token_cache::TokenCache;
+
+use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch, chain};
+use crate::config::Config;
+use crate::metrics::{MetricSums, Sides};
+use crate::objective::{BatchTotals, Loss, ObjectiveConfig, add_exploration, preference_loss};
+
+pub(super) struct Dpo;
+
+impl Recipe for Dpo {
+    fn record_kind(&self) -> RecordKind {
+        RecordKind::Preference
+    }
+
+    fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
+        DatasetRow::Pair(cache.pair(row))
+    }
+
+    fn add_row(
+        &self,
+        cache: &TokenCache,
+        row: usize,
+        _pad: Option<u32>,
+        forest: &mut ForestBuilder,
+        micro: &mut MicroBatch,
+    ) {
+        let pair = cache.pair(row);
+        let first = forest.num_sequences() as u32;
+        micro.pairs.push([first, first + 1]);
+        micro.answer_tokens.extend([pair.chosen.len(), pair.rejected.len()].map(|n| n as u32));
+        forest.push_pair(&pair);
+    }
+
+    fn loss(
+        &self,
+        batch: &ScoredBatch<'_>,
+        totals: &BatchTotals,
+        objective: &ObjectiveConfig,
+        beta: f64,
+        out: &mut Loss,
+    ) -> u64 {
+        pair_loss(batch, totals, objective, beta, out)
+    }
+
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums) {
+        sums.add_pairs(&batch.log_probs.pairs(), beta);
+        batch.add_tokens(Sides::Pairs, sums);
+    }
+
+    fn add_assumed(&self, row: &AssumedRow, forest: &mut ForestBuilder) {
+        let AssumedRow { prompt, chosen, rejected, .. } = row;
+        forest.push_pair(&PairTokens { prompt, unseen: [0, 0], chosen, rejected });
+    }
+
+    fn label_assumed(&self, _: &Config, _num_rows: usize, num_sequences: usize, micro: &mut MicroBatch) {
+        micro.pairs = chain(num_sequences);
+    }
+}
+
+/// Computes the configured losses of pairs, and XPO's term where the reference responded; returns the batch's pairs.
+pub(super) fn pair_loss(
+    batch: &ScoredBatch<'_>,
+    totals: &BatchTotals,
+    objective: &ObjectiveConfig,
+    beta: f64,
+    out: &mut Loss,
+) -> u64 {
+    let ScoredBatch { micro, log_probs, .. } = batch;
+    preference_loss(&log_probs.pairs(), totals, objective, beta, out);
+    out.spread(&micro.pairs, micro.forest.num_sequences as usize);
+    add_exploration(&log_probs.policy, &micro.explored, objective.exploration, out);
+    totals.pairs
+}

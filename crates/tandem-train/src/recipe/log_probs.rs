@@ -1,0 +1,43 @@
+//! What the sequences of a micro-batch came to.
+
+use crate::objective::PairLogProbs;
+use crate::recipe::MicroBatch;
+
+/// Each sequence's log-probability (or its reward), under the policy and under what it is compared with.
+pub(crate) struct Compared {
+    pub(crate) policy: Vec<f64>,
+    pub(crate) reference: Option<Vec<f64>>,
+    /// The same of the sequences of pairs, pair by pair, where there are pairs.
+    paired: Paired,
+}
+
+/// The sequences of pairs, pair by pair: a sequence stands as often as it is in one.
+#[derive(Default)]
+struct Paired {
+    policy: Vec<f64>,
+    reference: Option<Vec<f64>>,
+    answer_tokens: Vec<u32>,
+    scored_tokens: Vec<u32>,
+}
+
+impl Compared {
+    /// Of a micro-batch's sequences.
+    pub(crate) fn new(policy: Vec<f64>, reference: Option<Vec<f64>>, micro: &MicroBatch) -> Self {
+        fn of<T: Copy>(values: &[T], micro: &MicroBatch) -> Vec<T> {
+            micro.pairs.iter().flatten().map(|&sequence| values[sequence as usize]).collect()
+        }
+        let paired = Paired {
+            policy: of(&policy, micro),
+            reference: reference.as_ref().map(|reference| of(reference, micro)),
+            answer_tokens: of(&micro.answer_tokens, micro),
+            scored_tokens: of(&micro.scored_tokens, micro),
+        };
+        Self { policy, reference, paired }
+    }
+
+    /// The pairs, for a loss.
+    pub(crate) fn pairs(&self) -> PairLogProbs<'_> {
+        let Paired { policy, reference, answer_tokens, scored_tokens } = &self.paired;
+        PairLogProbs { policy, reference: reference.as_deref(), answer_tokens, scored_tokens }
+    }
+}

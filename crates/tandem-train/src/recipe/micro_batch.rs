@@ -1,0 +1,247 @@
+//! The part of a batch that is computed at once.
+
+use tandem_data::forest::ForestBuilder;
+use tandem_data::order::cut;
+use tandem_data::token_cache::TokenCache;
+use tandem_kernels::Forest;
+
+use super::{Ranked, Recipe};
+use crate::Result;
+use crate::config::MicroBatch as Size;
+use crate::objective::BatchTotals;
+
+/// What a batch's rows are numbers of.
+#[derive(Clone, Copy)]
+pub enum Rows<'a> {
+    /// Rows of a data set.
+    Cached(&'a TokenCache),
+    /// Prompts with answers that were generated for this batch.
+    Ranked(&'a [Ranked]),
+}
+
+impl<'a> From<&'a TokenCache> for Rows<'a> {
+    fn from(cache: &'a TokenCache) -> Self {
+        Self::Cached(cache)
+    }
+}
+
+impl Rows<'_> {
+    /// What a row adds to a forest, in tokens.
+    fn num_tokens(self, row: u32, share_prefix: bool) -> usize {
+        match self {
+            Self::Cached(cache) => cache.num_tokens(row as usize, share_prefix),
+            Self::Ranked(ranked) => ranked[row as usize].counts(share_prefix).tokens,
+        }
+    }
+}
+
+/// A part of a batch, as a forest.
+#[derive(Clone, Debug, Default)]
+pub struct MicroBatch {
+    /// Rows, in order; a pair owns two sequences, an SFT row one.
+    pub rows: Vec<u32>,
+    /// Their tokens.
+    pub forest: Forest,
+    /// The sequences of each pair: chosen, rejected. None but where answers are compared with a reference.
+    pub pairs: Vec<[u32; 2]>,
+    /// The sequences that are answers of the reference itself, for XPO.
+    pub explored: Vec<u32>,
+    /// By how much each sequence is preferred, more than evenly, to what it was compared with: for Nash-MD alone.
+    pub advantages: Vec<f64>,
+    /// Scored tokens per sequence.
+    pub scored_tokens: Vec<u32>,
+    /// Tokens of each answer; but for DPO the scored tokens.
+    pub answer_tokens: Vec<u32>,
+    /// By how much the reward of each pair's chosen answer is to lead; none but for reward models.
+    pub margins: Vec<f32>,
+    /// Tokens as a padding trainer counts them, without its padding: every answer with its own copy of the prompt.
+    pub sequence_tokens: u64,
+}
+
+/// One rank's share of a batch, and what it needs to know of the rest.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// The batch's rows.
+    pub rows: Vec<u32>,
+    /// All micro-batches, as ranges of the rows.
+    pub cuts: Vec<std::ops::Range<usize>>,
+    /// Counts over the whole batch.
+    pub totals: BatchTotals,
+    /// Tokens of the whole batch, as in [`MicroBatch::sequence_tokens`].
+    pub sequence_tokens: u64,
+    /// The micro-batches that this rank computes, by their place among all, in the order in which it does.
+    pub mine: Vec<usize>,
+    /// How many the rank that has most of them computes.
+    pub rounds: usize,
+}
+
+impl Share {
+    /// A batch of so many micro-batches that are all the same.
+    pub fn of(batch: &MicroBatch, count: usize) -> Self {
+        let chosen: u64 = batch.scored_tokens.iter().map(|&n| u64::from(n)).sum();
+        let (rows, times) = (batch.rows.len(), count as u64);
+        Self {
+            rows: batch.rows.repeat(count),
+            cuts: (0..count).map(|index| index * rows..(index + 1) * rows).collect(),
+            totals: BatchTotals { pairs: times * rows as u64, chosen_tokens: times * chosen },
+            sequence_tokens: times * batch.sequence_tokens,
+            mine: (0..count).collect(),
+            rounds: count,
+        }
+    }
+
+    /// The rows of a micro-batch.
+    pub fn rows_of(&self, index: usize) -> &[u32] {
+        &self.rows[self.cuts[index].clone()]
+    }
+}
+
+/// Cuts rows into micro-batches. A function of rows and config alone: ranks and threads never enter.
+pub struct MicroBatcher {
+    recipe: &'static dyn Recipe,
+    size: Size,
+    share_prefix: bool,
+    in_rounds: bool,
+    pad: Option<u32>,
+    builder: ForestBuilder,
+}
+
+impl MicroBatcher {
+    /// Creates the batcher of a recipe. `in_rounds` is for ranks that meet in the walk, so that each has to wait for the others in
+    /// every micro-batch. `pad` is the token that the ends of a reward model's texts stand before.
+    pub fn new(
+        recipe: &'static dyn Recipe,
+        size: Size,
+        share_prefix: bool,
+        in_rounds: bool,
+        pad: Option<u32>,
+    ) -> Self {
+        Self { recipe, size, share_prefix, in_rounds, pad, builder: ForestBuilder::new(share_prefix) }
+    }
+
+    /// The micro-batches of a batch, as ranges of its rows.
+    pub fn cut<'a>(&self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Vec<std::ops::Range<usize>> {
+        let of = of.into();
+        let lengths: Vec<usize> = rows.iter().map(|&row| of.num_tokens(row, self.share_prefix)).collect();
+        cut(&lengths, self.size.into())
+    }
+
+    /// Builds the forest of some rows.
+    ///
+    /// # Errors
+    /// If a row cannot form a forest: the cache is not what it was checked to be.
+    pub fn build<'a>(&mut self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Result<MicroBatch> {
+        let mut micro = MicroBatch { rows: rows.to_vec(), ..MicroBatch::default() };
+        match of.into() {
+            Rows::Cached(cache) => rows.iter().for_each(|&row| {
+                let row = row as usize;
+                micro.sequence_tokens += self.recipe.row(cache, row).num_sequence_tokens() as u64;
+                self.recipe.add_row(cache, row, self.pad, &mut self.builder, &mut micro);
+            }),
+            Rows::Ranked(ranked) => {
+                let share_prefix = self.share_prefix;
+                let add =
+                    |&row: &u32| ranked[row as usize].add_to(share_prefix, &mut self.builder, &mut micro);
+                rows.iter().for_each(add);
+            }
+        }
+        micro.forest = self.builder.finish()?;
+        micro.scored_tokens = vec![0; micro.forest.num_sequences as usize];
+        for prediction in &micro.forest.predictions {
+            micro.scored_tokens[prediction.sequence as usize] += 1;
+        }
+        if micro.answer_tokens.is_empty() {
+            micro.answer_tokens.clone_from(&micro.scored_tokens);
+        }
+        Ok(micro)
+    }
+
+    /// What rank `rank` of `num_ranks` computes of a batch. The cut is that of one rank; only who computes what differs.
+    pub fn share<'a>(&self, of: impl Into<Rows<'a>>, rows: &[u32], rank: usize, num_ranks: usize) -> Share {
+        let of = of.into();
+        let cuts = self.cut(of, rows);
+        let (totals, sequence_tokens) = self.count(of, rows);
+        let tokens = |cut: &std::ops::Range<usize>| -> usize {
+            rows[cut.clone()].iter().map(|&row| of.num_tokens(row, self.share_prefix)).sum()
+        };
+        let tokens: Vec<_> = cuts.iter().map(tokens).collect();
+        let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
+        let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
+        let mine = std::mem::take(&mut dealt[rank]);
+        Share { rows: rows.to_vec(), cuts, totals, sequence_tokens, mine, rounds }
+    }
+
+    /// Counts over rows, without building their forests.
+    fn count(&self, of: Rows<'_>, rows: &[u32]) -> (BatchTotals, u64) {
+        let (mut totals, mut sequence_tokens) = (BatchTotals::default(), 0);
+        for &row in rows {
+            let (pairs, chosen, tokens) = match of {
+                Rows::Ranked(ranked) => {
+                    let ranked = &ranked[row as usize];
+                    let chosen =
+                        ranked.pairs.iter().map(|&[chosen, _]| ranked.answers[chosen as usize].len());
+                    (ranked.weight(), chosen.sum(), ranked.counts(self.share_prefix).sequence_tokens as usize)
+                }
+                Rows::Cached(cache) => {
+                    let row = self.recipe.row(cache, row as usize);
+                    (1, row.num_chosen_tokens(), row.num_sequence_tokens())
+                }
+            };
+            totals.pairs += pairs as u64;
+            totals.chosen_tokens += chosen as u64;
+            sequence_tokens += tokens as u64;
+        }
+        (totals, sequence_tokens)
+    }
+}
+
+/// Which micro-batches each rank computes: the largest first, each to the rank that has the least to do so far. In rounds, no
+/// rank gets another before all have as many, so that the ones that ranks compute at the same time are of similar size.
+pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..tokens.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(tokens[index]));
+    let (mut load, mut dealt) = (vec![0; num_ranks], vec![Vec::new(); num_ranks]);
+    for index in order {
+        let busy = |rank: &usize| (if in_rounds { dealt[*rank].len() } else { 0 }, load[*rank]);
+        let rank = (0..num_ranks).min_by_key(busy).unwrap_or(0);
+        load[rank] += tokens[index];
+        dealt[rank].push(index);
+    }
+    dealt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::deal;
+
+    #[test]
+    fn micro_batches_are_dealt_so_that_ranks_have_about_as_much_to_do() {
+        assert_eq!(deal(&[5, 9, 4, 2], 2, false), [[1, 3], [0, 2]]);
+        assert_eq!(deal(&[9, 2, 3, 3], 2, false), [vec![0], vec![2, 3, 1]]);
+        for in_rounds in [false, true] {
+            assert_eq!(deal(&[7, 7, 7], 1, in_rounds), [[0, 1, 2]]);
+            assert_eq!(deal(&[7], 3, in_rounds), [vec![0], vec![], vec![]], "the others have nothing to do");
+            assert_eq!(deal(&[], 2, in_rounds), [vec![], vec![]] as [Vec<usize>; 2]);
+        }
+    }
+
+    #[test]
+    fn in_rounds_ranks_compute_similar_ones_at_the_same_time() {
+        // 9 beside 5, then 4 beside 2, the larger one on the rank that had the smaller one.
+        assert_eq!(deal(&[5, 9, 4, 2], 2, true), [[1, 3], [0, 2]]);
+        assert_eq!(deal(&[9, 2, 3, 3], 2, true), [[0, 1], [2, 3]]);
+        let sizes: Vec<usize> = (0..23).map(|i| i * i % 31).collect();
+        for num_ranks in 1..9 {
+            let dealt = deal(&sizes, num_ranks, true);
+            let rounds = sizes.len().div_ceil(num_ranks);
+            assert!(dealt.iter().all(|mine| mine.len() == rounds || mine.len() + 1 == rounds), "{dealt:?}");
+            let of_round = |round: usize| -> Vec<usize> {
+                dealt.iter().filter_map(|mine| mine.get(round)).map(|&index| sizes[index]).collect()
+            };
+            for round in 1..rounds {
+                let (now, before) = (of_round(round), of_round(round - 1));
+                assert!(now.iter().max() <= before.iter().min(), "{num_ranks} ranks: {dealt:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Recipes: supervised fine-tuning, DPO, reward models and Online DPO.
+//!
+//! A recipe says which rows it reads, how a row joins a micro-batch's forest, what is minimised and what is reported. The step
+//! ([`crate::step`]) has one order of passes for all of them. A new recipe is a file here and a line in [`for_method`].
+
+mod dpo;
+mod log_probs;
+mod micro_batch;
+mod online;
+mod reward;
+mod sft;
+
+use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
+use tandem_data::record::Kind as RecordKind;
+use tandem_data::token_cache::TokenCache;
+use tandem_data::tokenizer::Tokenizer;
+use tandem_kernels::ops::HeadScores;
+use tandem_model::{ModelFolder, Result as ModelResult};
+
+use crate::Result;
+use crate::config::{Config, Method};
+use crate::metrics::{MetricSums, Sides};
+use crate::objective::{BatchTotals, Loss, ObjectiveConfig};
+
+pub(crate) use log_probs::Compared;
+pub(crate) use micro_batch::deal;
+pub use micro_batch::{MicroBatch, MicroBatcher, Rows, Share};
+pub use online::Ranked;
+
+/// A kind of training.
+pub trait Recipe: Send + Sync {
+    /// Kind of the records in its data sets.
+    fn record_kind(&self) -> RecordKind;
+
+    /// Reads a row of its data sets.
+    fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a>;
+
+    /// Opens the policy's folder with the head that trains.
+    ///
+    /// # Errors
+    /// If there is no folder, or it holds another kind of model.
+    fn open_folder(&self, config: &Config) -> ModelResult<ModelFolder> {
+        ModelFolder::open(&config.model)
+    }
+
+    /// Completes the policy's folder by what its tokenizer says.
+    fn with_tokenizer(&self, folder: ModelFolder, _tokenizer: &Tokenizer) -> ModelFolder {
+        folder
+    }
+
+    /// Refuses training rows that lack what the config asks of them.
+    ///
+    /// # Errors
+    /// If a row lacks it, with its place.
+    fn check_rows(&self, _config: &Config, _rows: &TokenCache) -> Result<()> {
+        Ok(())
+    }
+
+    /// Says why a config without `data.eval` cannot be evaluated.
+    fn no_held_out_rows(&self) -> &'static str {
+        "there is nothing to evaluate on: set data.eval to a file of held-out rows"
+    }
+
+    /// Adds a row to a forest, and its labels to the micro-batch. `pad` is the token before which the texts of a reward model
+    /// end.
+    fn add_row(
+        &self,
+        cache: &TokenCache,
+        row: usize,
+        pad: Option<u32>,
+        forest: &mut ForestBuilder,
+        micro: &mut MicroBatch,
+    );
+
+    /// Computes the loss of a micro-batch into `out`, and returns the weight of the whole batch that it is divided by.
+    fn loss(
+        &self,
+        batch: &ScoredBatch<'_>,
+        totals: &BatchTotals,
+        objective: &ObjectiveConfig,
+        beta: f64,
+        out: &mut Loss,
+    ) -> u64;
+
+    /// Adds the metrics of a micro-batch.
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums);
+
+    /// Returns whether its rows are pairs of responses.
+    fn has_pairs(&self) -> bool {
+        true
+    }
+
+    /// The most responses to a prompt that go through the model.
+    fn num_responses(&self, _config: &Config) -> usize {
+        2
+    }
+
+    /// Adds a row that a plan assumes where there is no data.
+    fn add_assumed(&self, row: &AssumedRow, forest: &mut ForestBuilder);
+
+    /// Adds the labels of `num_rows` assumed rows, with `num_sequences` sequences, to a micro-batch.
+    fn label_assumed(&self, config: &Config, num_rows: usize, num_sequences: usize, micro: &mut MicroBatch);
+}
+
+/// Returns the recipe of a method.
+pub fn for_method(method: Method) -> &'static dyn Recipe {
+    match method {
+        Method::Sft => &sft::Sft,
+        Method::Dpo => &dpo::Dpo,
+        Method::Reward => &reward::Reward,
+        Method::Online => &online::Online,
+    }
+}
+
+/// A tokenised row of a data set.
+pub enum DatasetRow<'a> {
+    /// One sequence and the tokens to learn.
+    Scored(ScoredTokens<'a>),
+    /// A prompt with a chosen and a rejected response.
+    Pair(PairTokens<'a>),
+    /// A prompt alone.
+    Prompt(&'a [u32]),
+}
+
+impl DatasetRow<'_> {
+    /// Tokens of the row's sequences, each response with its own copy of the prompt.
+    pub fn num_sequence_tokens(&self) -> usize {
+        match self {
+            Self::Scored(row) => row.tokens.len(),
+            Self::Pair(pair) => pair.lengths().iter().sum(),
+            Self::Prompt(tokens) => tokens.len(),
+        }
+    }
+
+    /// Tokens of the chosen response that are scored.
+    fn num_chosen_tokens(&self) -> usize {
+        match self {
+            Self::Scored(row) => row.num_scored(),
+            Self::Pair(pair) => pair.num_scored()[0],
+            Self::Prompt(_) => 0,
+        }
+    }
+}
+
+/// A micro-batch after its forward pass.
+pub struct ScoredBatch<'a> {
+    /// The micro-batch.
+    pub micro: &'a MicroBatch,
+    /// Log-probabilities (or rewards) of its sequences.
+    pub(crate) log_probs: &'a Compared,
+    /// The head's scores under the policy.
+    pub scores: &'a HeadScores,
+    /// The same under a reference that shares the policy's base.
+    pub reference_scores: &'a HeadScores,
+}
+
+impl ScoredBatch<'_> {
+    /// Adds the metrics of single tokens.
+    fn add_tokens(&self, sides: Sides, sums: &mut MetricSums) {
+        let forest = &self.micro.forest;
+        let (_, rows) = forest.scored_rows();
+        sums.add_tokens(self.scores, &rows, &forest.predictions, sides);
+    }
+}
+
+/// A row that a plan assumes: a prompt, two responses of one length, and how many responses there are.
+pub struct AssumedRow {
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// A response.
+    pub chosen: Vec<u32>,
+    /// Another response, whose tokens differ.
+    pub rejected: Vec<u32>,
+    /// Responses to the prompt.
+    pub num_responses: usize,
+}
+
+/// Each sequence paired with the next one.
+fn chain(num_sequences: usize) -> Vec<[u32; 2]> {
+    (1..num_sequences as u32).map(|worse| [worse - 1, worse]).collect()
+}

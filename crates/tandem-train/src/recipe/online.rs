@@ -1,0 +1,156 @@
+//! Online DPO, XPO and Nash-MD: responses that the policy gives while it trains.
+
+use std::sync::atomic::AtomicBool;
+
+use serde_json::{Map, Value};
+use tandem_data::forest::{ForestBuilder, RowCounts};
+use tandem_data::record::Kind as RecordKind;
+use tandem_data::token_cache::TokenCache;
+use tandem_judge::{Candidate, Group, Judge, JudgeError, Prompt, Rule, RuleJudge};
+
+use super::dpo::pair_loss;
+use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch, chain};
+use crate::Result;
+use crate::config::{Algorithm, Config, JudgeKind, Pairs};
+use crate::metrics::{MetricSums, Sides};
+use crate::objective::{BatchTotals, Loss, ObjectiveConfig, TokenLogProbs, nash_md_loss};
+
+pub(super) struct Online;
+
+impl Recipe for Online {
+    fn record_kind(&self) -> RecordKind {
+        RecordKind::Prompt
+    }
+
+    fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
+        DatasetRow::Prompt(cache.prompt(row).0)
+    }
+
+    /// Asks the rules that compare responses with a column of the row whether it is there.
+    fn check_rows(&self, config: &Config, rows: &TokenCache) -> Result<()> {
+        let of_rows = config.judges.iter().filter_map(|section| match &section.kind {
+            JudgeKind::Rule(rule @ (Rule::Exact(_) | Rule::Regex(_))) => Some((&section.name, rule)),
+            _ => None,
+        });
+        let mut judges = of_rows
+            .map(|(name, rule)| RuleJudge::new(name, rule.clone()))
+            .collect::<Result<Vec<_>, JudgeError>>()?;
+        for row in 0..if judges.is_empty() { 0 } else { rows.num_rows() } {
+            let mut fields: Map<String, Value> =
+                serde_json::from_slice(rows.prompt(row).1).expect("it was written as JSON");
+            fields.remove("prompt");
+            let place = rows.origin(row).to_string();
+            // The row is what is asked about: any response will do.
+            let answer = Candidate { text: "", tokens: 0, is_ended: true };
+            let group =
+                Group { place: &place, prompt: Prompt::Text(""), row: &fields, answers: vec![answer] };
+            for judge in &mut judges {
+                judge.judge(std::slice::from_ref(&group), &AtomicBool::new(false))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn no_held_out_rows(&self) -> &'static str {
+        "an online run has no held-out pairs to evaluate on; `tandem eval --judge` tells how often a model's answers are \
+         better than another's"
+    }
+
+    fn add_row(
+        &self,
+        _cache: &TokenCache,
+        _row: usize,
+        _pad: Option<u32>,
+        _forest: &mut ForestBuilder,
+        _micro: &mut MicroBatch,
+    ) {
+        unreachable!("an online run trains on prompts with responses, not on rows of a data set")
+    }
+
+    fn loss(
+        &self,
+        batch: &ScoredBatch<'_>,
+        totals: &BatchTotals,
+        objective: &ObjectiveConfig,
+        beta: f64,
+        out: &mut Loss,
+    ) -> u64 {
+        let advantages = &batch.micro.advantages;
+        if advantages.is_empty() {
+            return pair_loss(batch, totals, objective, beta, out);
+        }
+        let sequence: Vec<u32> = batch.micro.forest.predictions.iter().map(|p| p.sequence).collect();
+        let (policy, reference) = (&batch.scores.log_prob, &batch.reference_scores.log_prob);
+        nash_md_loss(&TokenLogProbs { sequence: &sequence, policy, reference }, advantages, beta, out);
+        totals.pairs
+    }
+
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums) {
+        sums.add_pairs(&batch.log_probs.pairs(), beta);
+        batch.add_tokens(Sides::Single, sums);
+        sums.add_answers(&batch.log_probs.policy, batch.log_probs.reference.as_deref());
+    }
+
+    fn num_responses(&self, config: &Config) -> usize {
+        let online = config.online.as_ref().expect("an online run");
+        match online.algorithm {
+            _ if online.pairs == Pairs::All => online.num_answers,
+            Algorithm::NashMd { .. } => 1,
+            Algorithm::Dpo | Algorithm::Xpo { .. } => 2,
+        }
+    }
+
+    fn add_assumed(&self, row: &AssumedRow, forest: &mut ForestBuilder) {
+        forest.push_answers(&row.prompt, &vec![&row.chosen[..]; row.num_responses]);
+    }
+
+    fn label_assumed(&self, config: &Config, _num_rows: usize, num_sequences: usize, micro: &mut MicroBatch) {
+        micro.pairs = chain(num_sequences);
+        let algorithm = config.online.as_ref().map(|online| online.algorithm);
+        if let Some(Algorithm::NashMd { .. }) = algorithm {
+            micro.advantages = vec![0.0; num_sequences];
+        }
+    }
+}
+
+/// A prompt with its responses that are in pairs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ranked {
+    /// The data set's row.
+    pub row: u32,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// The answers' tokens.
+    pub answers: Vec<Vec<u32>>,
+    /// The better and the worse answer of each pair.
+    pub pairs: Vec<[u32; 2]>,
+    /// The answers that are the reference's own, for XPO.
+    pub explored: Vec<u32>,
+    /// For Nash-MD, which has no pairs: by how much each answer is preferred, more than evenly, to the mixture's.
+    pub advantages: Vec<f64>,
+}
+
+impl Ranked {
+    /// Weight in a mean: the number of pairs, or of answers where there are none.
+    pub fn weight(&self) -> usize {
+        if self.advantages.is_empty() { self.pairs.len() } else { self.answers.len() }
+    }
+
+    /// Counts of what it adds to a forest.
+    pub fn counts(&self, share_prefix: bool) -> RowCounts {
+        let lengths: Vec<usize> = self.answers.iter().map(Vec::len).collect();
+        RowCounts::of_answers(self.prompt.len(), &lengths, share_prefix)
+    }
+
+    /// Adds the responses to a forest, and their labels to the micro-batch.
+    pub(super) fn add_to(&self, share_prefix: bool, forest: &mut ForestBuilder, micro: &mut MicroBatch) {
+        let first = forest.num_sequences() as u32;
+        micro.pairs.extend(self.pairs.iter().map(|pair| pair.map(|answer| first + answer)));
+        micro.explored.extend(self.explored.iter().map(|answer| first + answer));
+        micro.advantages.extend(&self.advantages);
+        micro.answer_tokens.extend(self.answers.iter().map(|answer| answer.len() as u32));
+        micro.sequence_tokens += self.counts(share_prefix).sequence_tokens;
+        let answers: Vec<&[u32]> = self.answers.iter().map(Vec::as_slice).collect();
+        forest.push_answers(&self.prompt, &answers);
+    }
+}

@@ -1,0 +1,76 @@
+//! Reward models, from preferences.
+
+use tandem_data::forest::ForestBuilder;
+use tandem_data::record::Kind as RecordKind;
+use tandem_data::token_cache::TokenCache;
+use tandem_data::tokenizer::Tokenizer;
+use tandem_model::{ModelFolder, Result as ModelResult};
+
+use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch};
+use crate::config::Config;
+use crate::metrics::MetricSums;
+use crate::objective::{BatchTotals, Loss, ObjectiveConfig, reward_loss};
+
+pub(super) struct Reward;
+
+impl Recipe for Reward {
+    fn record_kind(&self) -> RecordKind {
+        RecordKind::Reward
+    }
+
+    fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
+        DatasetRow::Pair(cache.pair(row))
+    }
+
+    fn open_folder(&self, config: &Config) -> ModelResult<ModelFolder> {
+        ModelFolder::open_reward(&config.model, config.seed)
+    }
+
+    /// Sets the pad token as TRL does: the tokenizer's, else its end token. Nothing is padded here, but a text ends before such
+    /// tokens, also for whoever reads the model later.
+    fn with_tokenizer(&self, folder: ModelFolder, tokenizer: &Tokenizer) -> ModelFolder {
+        let end = || tokenizer.eos_token().ok().and_then(|token| tokenizer.id(token));
+        match tokenizer.pad_id().or_else(end) {
+            Some(pad) => folder.with_pad(pad),
+            None => folder,
+        }
+    }
+
+    fn add_row(
+        &self,
+        cache: &TokenCache,
+        row: usize,
+        pad: Option<u32>,
+        forest: &mut ForestBuilder,
+        micro: &mut MicroBatch,
+    ) {
+        let pair = cache.pair(row);
+        micro.margins.push(cache.margin(row));
+        forest.push_ends(pair.prompt, &[pair.chosen, pair.rejected], pad);
+    }
+
+    fn loss(
+        &self,
+        batch: &ScoredBatch<'_>,
+        totals: &BatchTotals,
+        objective: &ObjectiveConfig,
+        _beta: f64,
+        out: &mut Loss,
+    ) -> u64 {
+        let centring = objective.center_rewards_coefficient;
+        reward_loss(&batch.log_probs.policy, &batch.micro.margins, centring, out);
+        totals.pairs
+    }
+
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, _beta: f64, sums: &mut MetricSums) {
+        sums.add_rewards(&batch.log_probs.policy);
+    }
+
+    fn add_assumed(&self, row: &AssumedRow, forest: &mut ForestBuilder) {
+        forest.push_ends(&row.prompt, &[&row.chosen, &row.rejected], None);
+    }
+
+    fn label_assumed(&self, _: &Config, num_rows: usize, _num_sequences: usize, micro: &mut MicroBatch) {
+        micro.margins = vec![0.0; num_rows];
+    }
+}

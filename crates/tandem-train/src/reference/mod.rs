@@ -1,0 +1,302 @@
+//! The reference policy: a view, not a second model wherever that can be had.
+//!
+//! `precompute` runs the reference over all rows once, keeps two numbers a row on disk, keyed by the content of
+//! weights and tokens, and is then gone. `model` keeps a second set of weights and scores each micro-batch.
+
+mod precompute;
+mod row_scores;
+
+use std::sync::Arc;
+
+use tandem_comm::Group;
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{DType, Device, Forest, Kind, ops};
+use tandem_model::{Decoder, FlatWeights, Streams, Walk, WeightSource};
+
+use crate::Result;
+use crate::config::{Config, ReferenceKind};
+use crate::events::Observer;
+use crate::inputs::{Decoders, Prepared};
+use crate::metrics::Split;
+use crate::parallel::{Mesh, Partition, StagedWalk};
+use crate::placement::{Away, Homes};
+use crate::recipe::MicroBatch;
+use crate::weights::initial_weights::{See, Start, adapter_masters};
+use crate::weights::{FrozenWeights, Policy, ReplicatedWeights, SharedReference};
+
+pub use row_scores::RowScores;
+
+pub(crate) use precompute::to_walk;
+use precompute::{Fingerprint, Precompute};
+
+/// Where reference log-probabilities come from.
+pub enum Reference {
+    /// The loss uses none.
+    None,
+    /// Computed once, before training.
+    Precomputed {
+        /// Of the training rows, if they are used.
+        train: Option<RowScores>,
+        /// Of the evaluation rows, if they are used.
+        eval: Option<RowScores>,
+    },
+    /// A second set of weights.
+    Model(Box<FrozenWeights>),
+    /// A second set of weights that is pulled towards the policy.
+    Followed(Box<Policy>),
+    /// The policy's base, with another adapter or none: it goes along with the policy.
+    Shared,
+}
+
+impl Reference {
+    /// Whether it goes along with the policy, through the same layers.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared)
+    }
+
+    /// Weights of its own that follow the policy.
+    pub fn follower(&mut self) -> Option<&mut Policy> {
+        match self {
+            Self::Followed(weights) => Some(weights.as_mut()),
+            _ => None,
+        }
+    }
+
+    /// Weights of its own.
+    fn weights(&mut self) -> Option<&mut dyn WeightSource> {
+        match self {
+            Self::Model(weights) => Some(weights.as_mut()),
+            Self::Followed(weights) => Some(weights.as_mut()),
+            Self::None | Self::Precomputed { .. } | Self::Shared => None,
+        }
+    }
+
+    /// Summed log-probability of each sequence of a micro-batch; `None` without a reference, where a model's come out on
+    /// another stage, or where they come with the policy's.
+    ///
+    /// # Errors
+    /// If the forward pass fails.
+    pub fn log_probs(
+        &mut self,
+        walk: &StagedWalk<'_>,
+        split: Split,
+        batch: &MicroBatch,
+        scores: &mut HeadScores,
+    ) -> Result<Option<Vec<f64>>> {
+        match self {
+            Self::None | Self::Shared => Ok(None),
+            Self::Precomputed { train, eval } => {
+                let rows = match split {
+                    Split::Train => train,
+                    Split::Eval => eval,
+                };
+                let rows = rows.as_ref().expect("precomputed for every split that is used");
+                Ok(Some(batch.rows.iter().flat_map(|&row| rows.0[row as usize]).collect()))
+            }
+            Self::Model(_) | Self::Followed(_) => {
+                if split == Split::Train {
+                    walk.walk.device.enter("reference pass");
+                }
+                let weights = self.weights().expect("it has some");
+                walk.forward(weights, &batch.forest, Streams::one(scores), false)?;
+                weights.rest();
+                Ok(walk.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
+            }
+        }
+    }
+}
+
+impl Reference {
+    /// What somebody else reads a reference's weights through, while they are lent: as [`Policy::reader`]. Where they are the
+    /// policy's base, its reader does; numbers that were computed once are not asked for.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reader(&self, homes: &Homes, device: &Device, shard: &mut Group) -> Result<Self> {
+        Ok(match self {
+            Self::None | Self::Precomputed { .. } => Self::None,
+            Self::Shared => Self::Shared,
+            Self::Model(weights) => Self::Model(Box::new(weights.reader(device, Away::of(homes)?, shard)?)),
+            Self::Followed(weights) => Self::Followed(Box::new(weights.reader(homes, device, shard)?)),
+        })
+    }
+
+    /// Lends a reference's weights to a reader of them.
+    pub fn lend(&self, reader: &mut Self) {
+        if let (Self::Followed(own), Self::Followed(reader)) = (self, reader) {
+            own.lend(reader);
+        }
+    }
+
+    /// A reader gives back what it was lent.
+    pub fn give_back(&mut self) {
+        if let Self::Followed(weights) = self {
+            weights.give_back();
+        }
+    }
+
+    /// What [`Reference::log_probs`] does for a rank that has no batch while others have one.
+    ///
+    /// # Errors
+    /// If weights cannot be had.
+    pub fn idle(&mut self, walk: &Walk<'_>) -> Result<()> {
+        let Some(weights) = self.weights() else { return Ok(()) };
+        walk.idle_forward(weights)?;
+        weights.rest();
+        Ok(())
+    }
+}
+
+/// Sums token log-probabilities into their sequences, in f64 and in the order of the token axis.
+pub fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
+    let mut sums = vec![0.0; forest.num_sequences as usize];
+    for (prediction, &log_prob) in forest.predictions.iter().zip(&scores.log_prob) {
+        sums[prediction.sequence as usize] += f64::from(log_prob);
+    }
+    sums
+}
+
+/// The policy as it starts, and the configured reference, ready for the splits that will be scored: loads weights, and reads
+/// or computes log-probabilities that are wanted beforehand.
+///
+/// # Errors
+/// If weights cannot be read, a forward pass fails, scores cannot be written, or a rank is lost.
+pub fn load(
+    config: &Config,
+    prepared: &Prepared,
+    homes: &Homes,
+    mesh: &mut Mesh,
+    splits: &[Split],
+    observer: &mut dyn Observer,
+) -> Result<(Policy, Reference)> {
+    let decoder = &mesh.part(&prepared.decoder)?;
+    let wanted = &config.reference;
+    let precomputes = wanted.kind == ReferenceKind::Precompute;
+    let mut pass = Precompute { config, prepared, homes, decoder, splits, observer };
+    // Another model's weights are gone before the policy's come.
+    let mut precomputed = match &wanted.model {
+        Some(_) if precomputes => {
+            let mut print = Fingerprint::new(decoder);
+            let start = Start::of_reference(config, &prepared.folder, decoder)?;
+            let see: See = &mut |layer, flat| print.see(layer, flat);
+            let mut weights =
+                start.frozen(config, decoder, homes, mesh.shard(), Kind::Reference, Some(see))?;
+            Some(pass.run(mesh, weights.as_mut(), &print, start.frozen_format(config))?)
+        }
+        _ => None,
+    };
+    let mut print = Fingerprint::new(decoder);
+    let (mut policy, format) = {
+        let start = Start::of_policy(config, &prepared.folder, decoder)?;
+        let shard = mesh.shard();
+        let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
+        let see: See = &mut |layer, flat| print.see(layer, flat);
+        let see = Some(see).filter(|_| precomputes && precomputed.is_none());
+        let policy = start.policy(config, decoder, homes, shard, &partition, see)?;
+        (policy, start.frozen_format(config))
+    };
+    if precomputes && precomputed.is_none() {
+        precomputed = Some(match prepared.reference_decoder {
+            Some(_) => {
+                let start = &|decoder: &Decoder| Start::of_policy(config, &prepared.folder, decoder);
+                share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy, start)?;
+                let adapter = policy.reference().expect("just put there").masters();
+                for (layer, flat) in decoder.layers().into_iter().zip(&adapter.layers) {
+                    homes.device.host_read(flat.view(), |flat| print.see(layer, flat))?;
+                }
+                let scores = pass.run(mesh, &mut SharedReference(&mut policy), &print, format)?;
+                policy.share_base(None);
+                scores
+            }
+            None => pass.run(mesh, &mut policy, &print, format)?,
+        });
+    }
+    let reference = match precomputed {
+        Some(precomputed) => precomputed,
+        None => {
+            let start = &|decoder: &Decoder| Start::of_reference(config, &prepared.folder, decoder);
+            kept(config, &prepared.decoders(), homes, mesh, &mut policy, start)?
+        }
+    };
+    Ok((policy, reference))
+}
+
+/// A reference that is kept in memory, or none. `start` tells where its weights begin, which are those of the policy's base where
+/// it shares that.
+///
+/// # Errors
+/// If weights cannot be read, or memory runs out.
+pub fn kept(
+    config: &Config,
+    decoders: &Decoders,
+    homes: &Homes,
+    mesh: &mut Mesh,
+    policy: &mut Policy,
+    start: &dyn Fn(&Decoder) -> Result<Start>,
+) -> Result<Reference> {
+    let decoder = &mesh.part(&decoders.policy)?;
+    Ok(match config.reference.kind {
+        ReferenceKind::None | ReferenceKind::Precompute => Reference::None,
+        ReferenceKind::Model => Reference::Model(start(decoder)?.frozen(
+            config,
+            decoder,
+            homes,
+            mesh.shard(),
+            Kind::Reference,
+            None,
+        )?),
+        ReferenceKind::Sync if decoder.adapter().is_none() => {
+            let shard = mesh.shard();
+            let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
+            let start = start(decoder)?;
+            let weights = start.trained(config, decoder, homes, shard, &partition, Kind::Reference, None)?;
+            Reference::Followed(Box::new(Policy::full(weights)))
+        }
+        ReferenceKind::Base | ReferenceKind::Adapter | ReferenceKind::Sync => {
+            share_base(config, decoders, &homes.device, mesh, policy, start)?;
+            Reference::Shared
+        }
+    })
+}
+
+/// Lets the reference share the policy's base, which begins at `start`: with the adapter that the config gives it, or with none.
+///
+/// # Errors
+/// If the adapter cannot be read, or memory runs out.
+pub fn share_base(
+    config: &Config,
+    decoders: &Decoders,
+    device: &Device,
+    mesh: &mut Mesh,
+    policy: &mut Policy,
+    start: &dyn Fn(&Decoder) -> Result<Start>,
+) -> Result<()> {
+    if config.reference.kind == ReferenceKind::Base {
+        policy.share_base(None);
+        return Ok(());
+    }
+    let own = decoders.reference.as_ref().unwrap_or(&decoders.policy);
+    let decoder = mesh.part(own)?;
+    let masters = match &config.reference.adapter {
+        Some(folder) => {
+            let from = start(&decoder)?.adapter(Some(folder), &decoder, device)?;
+            adapter_masters(config, &decoder, device, Kind::Reference, &from, policy)?
+        }
+        // A copy of what the policy starts from.
+        None => {
+            let mut layers = Vec::new();
+            for master in &policy.masters().0.layers {
+                let mut copy = device.alloc(Kind::Reference, 1, master.cols(), DType::F32)?;
+                ops::cast(device, master.view(), copy.view_mut())?;
+                layers.push(copy);
+            }
+            FlatWeights { layers }
+        }
+    };
+    let copy = ReplicatedWeights::new(device, decoder, masters, config.compute.compute_type())?;
+    match config.reference.kind {
+        ReferenceKind::Sync => policy.lead(copy),
+        _ => policy.share_base(Some(copy)),
+    }
+    Ok(())
+}

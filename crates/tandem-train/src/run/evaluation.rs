@@ -1,0 +1,58 @@
+//! Evaluation of a model or a checkpoint outside a run: `tandem eval`.
+
+use std::path::Path;
+
+use crate::checkpoint::{Checkpoint, snapshot};
+use crate::config::{ComputeConfig, Config};
+use crate::events::{Event, Observer};
+use crate::inputs::Prepared;
+use crate::metrics::{Record, Split};
+use crate::parallel::Mesh;
+use crate::placement::{Homes, Rooms, gpus};
+use crate::step::{Scorer, evaluation_record};
+use crate::{Result, TrainError, plan, recipe, reference};
+
+/// Evaluates a config's model, or a checkpoint of its run, on `data.eval`, in the memory that a dry run of it takes and no more than
+/// `compute.memory`. Writes nothing but caches.
+///
+/// # Errors
+/// If the config has no `data.eval`, an input is missing or wrong, `compute.memory` does not suffice, or a pass fails.
+pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn Observer) -> Result<Record> {
+    if config.data.eval.is_empty() {
+        let reason = recipe::for_method(config.method).no_held_out_rows();
+        return Err(TrainError::Mismatch { reason: reason.to_owned() });
+    }
+    // One rank, whatever the run had: with every core.
+    let mut compute = config.compute.clone();
+    gpus::resolve(&mut compute)?;
+    let compute = ComputeConfig {
+        devices: gpus::one_of(compute.devices),
+        replicate: 1,
+        tensor: 1,
+        pipeline: 1,
+        ..compute
+    };
+    let config = &Config { compute, ..config.clone() };
+    let prepared = Prepared::open(config, observer)?;
+    let needs = plan::evaluation::needs(config, &prepared)?;
+    plan::evaluation::refuse_too_large(config, needs)?;
+    let homes = Homes::open(config, needs, Rooms::default(), 0)?;
+    let mut mesh = Mesh::alone();
+    let (mut policy, mut reference) =
+        reference::load(config, &prepared, &homes, &mut mesh, &[Split::Eval], observer)?;
+    let mut step = 0;
+    if let Some(path) = checkpoint {
+        let checkpoint = Checkpoint::open(path)?;
+        let mut follower = reference.follower();
+        snapshot::restore_weights(&checkpoint, &prepared.decoder, &mut policy, follower.as_deref_mut())?;
+        policy.refresh(&homes.device)?;
+        follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
+        step = checkpoint.cursor().step;
+    }
+    let mut scorer = Scorer::new(config, homes, prepared.decoder.clone(), policy, reference);
+    let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
+    let mut record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
+    record.set_count("arena", scorer.homes.device.high_water() as u64);
+    observer.event(&Event::Record(&record));
+    Ok(record)
+}

@@ -1,0 +1,9 @@
+//! A run: its folder, its trainer, and the ranks that carry it out.
+
+pub mod evaluation;
+mod resume;
+pub mod run_dir;
+pub mod spawn;
+mod trainer;
+
+pub use trainer::{Options, Outcome, Trainer};

@@ -1,0 +1,73 @@
+//! Where a run goes on: the checkpoint that all ranks begin from, and what has changed in the config since.
+
+use std::path::PathBuf;
+
+use tandem_comm::Group;
+
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::events::{Event, Observer};
+use crate::run::run_dir::{RunDir, Start};
+use crate::{Result, TrainError};
+
+/// The config that the run in this folder was started with.
+pub fn saved_config(run_dir: &RunDir) -> Result<Option<Config>> {
+    let path = run_dir.config_path();
+    Ok(if path.exists() { Some(Config::load::<&str>(&path, &[])?) } else { None })
+}
+
+/// The checkpoint to resume from, if resuming was asked for and there is one. Damaged ones are passed over aloud.
+pub fn newest_checkpoint(
+    run_dir: &RunDir,
+    start: Start,
+    observer: &mut dyn Observer,
+) -> Result<Option<Checkpoint>> {
+    if start != Start::Resume {
+        return Ok(None);
+    }
+    let latest = run_dir.checkpoints().latest()?;
+    for error in &latest.skipped {
+        observer.event(&Event::Warning(&error.to_string()));
+    }
+    if latest.checkpoint.is_none() {
+        observer.event(&Event::Warning("no complete checkpoint to resume from; starting at step 0"));
+    }
+    Ok(latest.checkpoint)
+}
+
+/// The first rank's checkpoint, opened on every rank; the first has checked it.
+pub fn agree_on(newest: Option<Checkpoint>, group: &mut Group) -> Result<Option<Checkpoint>> {
+    if group.size() == 1 {
+        return Ok(newest);
+    }
+    let mut path = newest.as_ref().map_or(Vec::new(), |c| c.path().as_os_str().as_encoded_bytes().to_vec());
+    let mut length = [path.len() as i64];
+    group.broadcast(&mut length, 0)?;
+    if length == [0] {
+        return Ok(None);
+    }
+    path.resize(length[0] as usize, 0);
+    group.broadcast(&mut path, 0)?;
+    if newest.is_some() {
+        return Ok(newest);
+    }
+    let path = PathBuf::from(String::from_utf8_lossy(&path).into_owned());
+    if !path.exists() {
+        return Err(TrainError::NotShared { path, writer: 0, reader: group.rank() });
+    }
+    Ok(Some(Checkpoint::open_checked(&path)?))
+}
+
+pub fn warn_of_changes(config: &Config, earlier: Option<&Config>, observer: &mut dyn Observer) {
+    for change in earlier.map(|earlier| config.changes_since(earlier)).unwrap_or_default() {
+        if change.alters_run {
+            let show = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
+            observer.event(&Event::Warning(&format!(
+                "{} was {} and is now {}: from here on the run differs from one that was never stopped",
+                change.key,
+                show(&change.saved),
+                show(&change.now)
+            )));
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The folder a run writes: who may use it, and what may be deleted from it.
+//!
+//! ```text
+//! runs/first/
+//!   config.toml      resolved
+//!   plan.json        what was planned
+//!   metrics.jsonl    one line per step and per evaluation
+//!   rows.jsonl       with `train.record_rows`: the rows of each step
+//!   checkpoints/     see `checkpoint`
+//!   final/           the trained model, an ordinary HF folder
+//!   .lock            held while a run is going; empty or stale ones mean nothing
+//! ```
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::Checkpoints;
+use crate::config::Config;
+use crate::disk::replace;
+use crate::error::{Result, TrainError};
+use crate::profile;
+
+/// First line of every `config.toml` written here: tells it from one that a person put into the folder.
+const CONFIG_HEADER: &str =
+    "# The resolved config of this run, written by tandem. Paths are absolute, defaults written out.\n";
+
+/// What to do with a folder that already holds a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Refuse it.
+    Fresh,
+    /// Continue the run.
+    Resume,
+    /// Delete what the earlier run wrote, and nothing else.
+    Overwrite,
+}
+
+/// A run folder, locked against other processes for as long as this value lives (also against being killed: the system
+/// drops the lock with the process).
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    start: Start,
+    _lock: File,
+}
+
+/// Where a run in `output` leaves the trained model.
+pub fn final_path(output: &Path) -> PathBuf {
+    output.join("final")
+}
+
+impl RunDir {
+    /// Creates or takes over the folder and locks it. Nothing of an earlier run is touched before [`RunDir::begin`].
+    ///
+    /// # Errors
+    /// If it holds a run and `start` is [`Start::Fresh`], another process holds its lock, its `config.toml` is not ours, or a
+    /// file operation fails.
+    pub fn open(path: &Path, start: Start) -> Result<Self> {
+        fs::create_dir_all(path).map_err(TrainError::io("create", path))?;
+        let lock = lock(path)?;
+        let dir = Self { path: path.to_path_buf(), start, _lock: lock };
+        dir.refuse_foreign_config()?;
+        let found = dir.leftovers();
+        if start == Start::Fresh && !found.is_empty() {
+            return Err(TrainError::UsedRunDir { path: dir.path, found });
+        }
+        Ok(dir)
+    }
+
+    /// Starts the run, once all input is known to be good: deletes what an overwritten run wrote, and writes the resolved
+    /// config and the plan.
+    ///
+    /// # Errors
+    /// If something cannot be deleted or written.
+    pub fn begin(&self, config: &Config, plan: &str) -> Result<()> {
+        if self.start == Start::Overwrite {
+            self.clear()?;
+        }
+        replace(&self.config_path(), format!("{CONFIG_HEADER}{}", config.to_toml()).as_bytes())?;
+        replace(&self.plan_path(), plan.as_bytes())
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `config.toml`.
+    pub fn config_path(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// `plan.json`.
+    pub fn plan_path(&self) -> PathBuf {
+        self.path.join("plan.json")
+    }
+
+    /// `metrics.jsonl`.
+    pub fn metrics_path(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// `rows.jsonl`.
+    pub fn rows_path(&self) -> PathBuf {
+        self.path.join("rows.jsonl")
+    }
+
+    /// `samples.jsonl`.
+    pub fn samples_path(&self) -> PathBuf {
+        self.path.join("samples.jsonl")
+    }
+
+    /// `final/`.
+    pub fn final_path(&self) -> PathBuf {
+        final_path(&self.path)
+    }
+
+    /// `checkpoints/`.
+    pub fn checkpoints(&self) -> Checkpoints {
+        Checkpoints::of_run(&self.path)
+    }
+
+    fn leftovers(&self) -> Vec<&'static str> {
+        ["config.toml", "plan.json", "metrics.jsonl", "rows.jsonl", "samples.jsonl", "checkpoints", "final"]
+            .into_iter()
+            .filter(|name| self.path.join(name).exists())
+            .collect()
+    }
+
+    /// Deletes what a run writes. Files of other names stay, and so do the folders they are in.
+    fn clear(&self) -> Result<()> {
+        let logs = [self.metrics_path(), self.rows_path(), self.samples_path()];
+        for path in [self.config_path(), self.plan_path()].into_iter().chain(logs) {
+            remove_file(&path)?;
+        }
+        self.checkpoints().clear()?;
+        clear_folder(&profile::folder_of(&self.path), is_profile)?;
+        clear_folder(&self.final_path(), is_model_file)
+    }
+
+    fn refuse_foreign_config(&self) -> Result<()> {
+        let path = self.config_path();
+        match fs::read_to_string(&path) {
+            Ok(text) if !text.starts_with(CONFIG_HEADER) => Err(TrainError::ForeignFile { path }),
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(TrainError::io("read", &path)(e)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Deletes the files that `is_ours` says are, and the folder if nothing else is in it.
+fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
+    let listing = match fs::read_dir(folder) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(TrainError::io("list", folder))?,
+    };
+    for entry in listing {
+        let entry = entry.map_err(TrainError::io("list", folder))?;
+        if entry.file_name().to_str().is_some_and(&is_ours) {
+            remove_file(&entry.path())?;
+        }
+    }
+    match fs::remove_dir(folder) {
+        Err(e) if e.kind() != ErrorKind::DirectoryNotEmpty => Err(TrainError::io("remove", folder)(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a file of that name is a rank's profile.
+fn is_profile(name: &str) -> bool {
+    let rest = name.strip_prefix("rank-").map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    rest.is_some_and(|rest| [".txt", ".json", ".trace.json"].contains(&rest))
+}
+
+/// Whether a file of that name in a model folder is one that saving a model writes.
+fn is_model_file(name: &str) -> bool {
+    const NAMES: [&str; 11] = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "chat_template.jinja",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    ];
+    NAMES.contains(&name) || (name.starts_with("model-") && name.ends_with(".safetensors"))
+}
+
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join(".lock");
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(TrainError::io("create", &path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            // What the holder wrote is a courtesy; without it the refusal stands all the same.
+            let _ = file.read_to_string(&mut holder);
+            let holder = if holder.is_empty() { "unknown process".into() } else { holder.trim().to_string() };
+            return Err(TrainError::LockedRunDir { path: folder.to_path_buf(), holder });
+        }
+        Err(TryLockError::Error(e)) => return Err(TrainError::io("lock", &path)(e)),
+    }
+    let name = format!("process {}\n", std::process::id());
+    file.set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| file.write_all(name.as_bytes()))
+        .map_err(TrainError::io("write", &path))?;
+    Ok(file)
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(TrainError::io("remove", path)(e)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = "method = 'sft'\nmodel = 'm'\noutput = 'o'\ndata.train = 't.jsonl'\n\
+                          train = { batch_size = 2, steps = 3, learning_rate = 1 }\n";
+
+    fn config(folder: &Path) -> Config {
+        let path = folder.join("run.toml");
+        fs::write(&path, CONFIG).expect("written");
+        Config::load::<&str>(&path, &[]).expect("valid")
+    }
+
+    /// A folder in which a run went to its end, between files that are none of its business.
+    fn used(folder: &Path) -> PathBuf {
+        let config = config(folder);
+        let path = folder.join("runs/first");
+        let run = RunDir::open(&path, Start::Fresh).expect("a new folder");
+        run.begin(&config, "{}").expect("begun");
+        fs::write(run.metrics_path(), "{}\n").expect("written");
+        fs::write(run.rows_path(), "{}\n").expect("written");
+        for folder in [run.final_path(), run.checkpoints().root().join("step-000001")] {
+            fs::create_dir_all(folder).expect("created");
+        }
+        for name in ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "README.md"] {
+            fs::write(run.final_path().join(name), "x").expect("written");
+        }
+        fs::write(path.join("notes.txt"), "mine").expect("written");
+        fs::create_dir(profile::folder_of(&path)).expect("created");
+        for name in ["rank-0.txt", "rank-0.json", "rank-12.trace.json"] {
+            fs::write(profile::folder_of(&path).join(name), "x").expect("written");
+        }
+        path
+    }
+
+    fn files(folder: &Path) -> Vec<String> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let entry = entry.expect("an entry");
+            let name = entry.file_name().into_string().expect("UTF-8");
+            if entry.path().is_dir() {
+                names.extend(files(&entry.path()).into_iter().map(|inner| format!("{name}/{inner}")));
+                names.push(format!("{name}/"));
+            } else {
+                names.push(name);
+            }
+        }
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_used_folder_is_refused_with_both_ways_out_and_left_alone() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let before = files(&path);
+        let error = RunDir::open(&path, Start::Fresh).expect_err("a used folder");
+        let text = error.to_string();
+        assert!(
+            text.contains("--resume") && text.contains("--overwrite") && text.contains("runs/first"),
+            "{text}"
+        );
+        assert_eq!((error.exit_code(), files(&path)), (2, before));
+    }
+
+    #[test]
+    fn every_file_of_a_run_makes_a_folder_used() {
+        for name in ["plan.json", "metrics.jsonl", "rows.jsonl", "samples.jsonl", "checkpoints", "final"] {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            fs::write(folder.path().join(name), "").expect("written");
+            let error = RunDir::open(folder.path(), Start::Fresh).expect_err("a used folder").to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_folder_with_foreign_files_only_is_not_used() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::write(folder.path().join("notes.txt"), "mine").expect("written");
+        RunDir::open(folder.path(), Start::Fresh).expect("a folder without a run");
+    }
+
+    #[test]
+    fn overwrite_deletes_what_the_run_wrote_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let before = files(&path);
+        let run = RunDir::open(&path, Start::Overwrite).expect("taken over");
+        assert_eq!(files(&path), before, "nothing may be deleted before the input is known to be good");
+        run.begin(&config(folder.path()), "{}").expect("begun");
+        let left = [".lock", "config.toml", "final/", "final/README.md", "notes.txt", "plan.json"];
+        assert_eq!(files(&path), left);
+    }
+
+    #[test]
+    fn resume_deletes_nothing() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let before = files(&path);
+        let run = RunDir::open(&path, Start::Resume).expect("taken over");
+        run.begin(&config(folder.path()), "{}").expect("begun");
+        assert_eq!(files(&path), before);
+    }
+
+    #[test]
+    fn a_second_run_in_the_folder_is_refused_while_the_first_goes_on() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let first = RunDir::open(folder.path(), Start::Fresh).expect("a new folder");
+        for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
+            let error = RunDir::open(folder.path(), start).expect_err("a locked folder").to_string();
+            assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        }
+        drop(first);
+        RunDir::open(folder.path(), Start::Fresh).expect("the lock went with its holder");
+    }
+
+    #[test]
+    fn a_config_that_a_person_wrote_is_never_replaced() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::write(folder.path().join("config.toml"), CONFIG).expect("written");
+        for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
+            let error = RunDir::open(folder.path(), start).expect_err("a foreign file");
+            assert!(matches!(error, TrainError::ForeignFile { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_resolved_config_of_the_folder_loads_as_the_same_config() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let saved = Config::load::<&str>(&path.join("config.toml"), &[]).expect("valid");
+        assert_eq!(saved, config(folder.path()));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("file");
+        fs::write(&file, "").expect("written");
+        let error = RunDir::open(&file.join("run"), Start::Fresh).expect_err("below a file");
+        assert!(error.to_string().contains("file/run") && error.exit_code() == 2, "{error}");
+    }
+}

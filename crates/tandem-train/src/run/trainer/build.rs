@@ -1,0 +1,239 @@
+//! From a config to a run that is ready: everything is opened and checked, planned, and loaded.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use tandem_comm::{Group, Phase};
+use tandem_judge::Panel;
+use tandem_kernels::Profile;
+
+use super::memory::{explained, refuse_too_large};
+use super::{Files, Options, Trainer};
+use crate::checkpoint::{Cursor, Saver, snapshot};
+use crate::config::Config;
+use crate::events::{Event, Observer};
+use crate::inputs::Prepared;
+use crate::judges::{self, JudgeLine};
+use crate::metrics::{MetricsFile, Split};
+use crate::online::generate::Together;
+use crate::online::judging::Judging;
+use crate::online::{Answerer, Answering, Aside, Borrower, Generation, Online, Server};
+use crate::parallel::{Mesh, Partition};
+use crate::placement::Homes;
+use crate::plan::Plan;
+use crate::profile::Profiler;
+use crate::run::resume;
+use crate::run::run_dir::{RunDir, Start};
+use crate::step::{Learner, Scorer};
+use crate::{Result, reference};
+
+impl Trainer {
+    /// [`Trainer::on_rank`], alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn new(config: Config, options: impl Into<Options>, observer: &mut dyn Observer) -> Result<Self> {
+        Self::on_rank(config, options, Group::alone(), observer)
+    }
+
+    /// Opens everything, checks it, plans, and loads weights: from the model, or from the newest checkpoint.
+    /// Nothing is written into the run folder before all of the user's input has been checked.
+    ///
+    /// # Errors
+    /// If an input is missing or wrong, the run folder is in use, memory does not suffice, another rank failed, or not all ranks
+    /// are asked for a profile.
+    pub fn on_rank(
+        config: Config,
+        options: impl Into<Options>,
+        mut group: Group,
+        observer: &mut dyn Observer,
+    ) -> Result<Self> {
+        let Options { start, profile } = options.into();
+        let recorder = Profiler::recorder(profile, &mut group)?;
+        let progress = group.progress().clone();
+        let mut mesh = Mesh::new(group, &config.compute)?;
+        let group = mesh.world();
+        let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
+        // The first rank tokenises; the others find the tokens in the cache.
+        if run_dir.is_none() {
+            progress.enter(Phase::Wait);
+            group.barrier()?;
+        }
+        progress.enter(Phase::Tokenize);
+        let prepared = Arc::new(Prepared::open(&config, observer)?);
+        if run_dir.is_some() {
+            group.barrier()?;
+        }
+        let plan = Plan::make(&config, &prepared, group.rank(), group.size())?;
+        observer.event(&Event::Plan(&plan));
+        let earlier = match &run_dir {
+            Some(run_dir) if start == Start::Resume => resume::saved_config(run_dir)?,
+            _ => None,
+        };
+
+        refuse_too_large(&config, &prepared, &plan, group)?;
+        let place = (group.rank(), group.size());
+        let opening = Opening { config: &config, prepared: &prepared, plan: &plan, start, earlier };
+        let loaded = opening.load(&mut mesh, run_dir, recorder, observer);
+        let Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from } =
+            loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
+        let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
+        Ok(Self {
+            online: online(&config, &prepared, &scorer, &cursor, samples, total_steps, &mut mesh)?,
+            batches: prepared.batches(&config),
+            batcher: prepared.batcher(&config),
+            schedule: config.train.schedule(total_steps),
+            saved: resumed_from.clone().map(|path| (cursor.step, Some(path))),
+            seconds_before: cursor.seconds,
+            started: Instant::now(),
+            config,
+            mesh,
+            prepared,
+            saver,
+            files,
+            scorer,
+            learner,
+            cursor,
+            resumed_from,
+            profiler,
+        })
+    }
+}
+
+/// A run that was planned, and is to be loaded.
+struct Opening<'a> {
+    config: &'a Config,
+    prepared: &'a Prepared,
+    plan: &'a Plan,
+    start: Start,
+    /// What the folder's last run was asked for, if it is continued.
+    earlier: Option<Config>,
+}
+
+/// What was loaded.
+struct Loaded {
+    profiler: Option<Profiler>,
+    scorer: Scorer,
+    learner: Learner,
+    saver: Saver,
+    files: Option<Files>,
+    /// The file of what is generated, on the first rank.
+    samples: Option<MetricsFile>,
+    cursor: Cursor,
+    resumed_from: Option<PathBuf>,
+}
+
+impl Opening<'_> {
+    fn load(
+        self,
+        mesh: &mut Mesh,
+        run_dir: Option<RunDir>,
+        recorder: Option<Arc<Profile>>,
+        observer: &mut dyn Observer,
+    ) -> Result<Loaded> {
+        let Self { config, prepared, plan, start, earlier } = self;
+        let progress = mesh.world().progress().clone();
+        let make = |recorder| Profiler::new(recorder, config, mesh.world());
+        let profiler = recorder.map(make).transpose()?;
+        progress.enter(Phase::Reference);
+        let mut homes = Homes::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        if let Some(profiler) = &profiler {
+            homes = homes.profiled(profiler.recording());
+        }
+        let splits = [Split::Train, Split::Eval];
+        let (policy, reference) = reference::load(config, prepared, &homes, mesh, &splits, observer)?;
+        progress.enter(Phase::Load);
+        let decoder = &mesh.part(&prepared.decoder)?;
+        let shard = mesh.shard();
+        let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
+        let mut learner = Learner::new(config, decoder, &homes, mesh, partition)?;
+        let mut scorer = Scorer::new(config, homes, decoder.clone(), policy, reference);
+        scorer.progress = progress;
+
+        let (mut cursor, mut resumed_from) = (Cursor::default(), None);
+        let newest = match &run_dir {
+            Some(run_dir) => resume::newest_checkpoint(run_dir, start, observer)?,
+            None => None,
+        };
+        if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
+            let data_hash = prepared.train.content_hash().to_string();
+            let Scorer { policy, reference, homes, .. } = &mut scorer;
+            let mut follower = reference.follower();
+            let optimizer = &mut learner.optimizer;
+            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
+            policy.refresh(&homes.device)?;
+            follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
+            cursor = checkpoint.cursor().clone();
+            resumed_from = Some(checkpoint.path().to_path_buf());
+            resume::warn_of_changes(config, earlier.as_ref(), observer);
+        }
+        // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
+        let mut samples = None;
+        let files = match run_dir {
+            None => None,
+            Some(run_dir) => {
+                run_dir.begin(config, &format!("{:#}\n", plan.to_json()))?;
+                let open = |path: &Path| match &resumed_from {
+                    Some(_) => MetricsFile::resume(path, cursor.step),
+                    None => MetricsFile::create(path),
+                };
+                let metrics = open(&run_dir.metrics_path())?;
+                let rows = config.train.record_rows.then(|| open(&run_dir.rows_path())).transpose()?;
+                if config.online.as_ref().is_some_and(|online| online.samples_every.is_some()) {
+                    samples = Some(open(&run_dir.samples_path())?);
+                }
+                Some(Files { _run_dir: run_dir, metrics, rows })
+            }
+        };
+        let saver = Saver::new(config, decoder, mesh, learner.snapshot.take());
+        Ok(Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from })
+    }
+}
+
+/// Where the pairs of an online run come from.
+fn online(
+    config: &Config,
+    prepared: &Arc<Prepared>,
+    scorer: &Scorer,
+    cursor: &Cursor,
+    samples: Option<MetricsFile>,
+    total_steps: u64,
+    mesh: &mut Mesh,
+) -> Result<Option<Online>> {
+    let Some(options) = &config.online else { return Ok(None) };
+    let (on_line, lines) = mpsc::channel();
+    let panel = if mesh.world().rank() == 0 { Some(panel(config, &scorer.homes, on_line)?) } else { None };
+    let state = cursor.online.clone().unwrap_or_default();
+    let longest = prepared.train.report().longest as usize;
+    let generation = |mesh: &mut Mesh| Generation::of(config, longest, mesh.data().size());
+    let answerer = if options.server.is_some() {
+        let server = Server::of(config, mesh.world().rank() == 0)?;
+        Some(Answerer::Server(Box::new(server), mesh.world().split(0)?))
+    } else if let Some(device) = scorer.homes.beside() {
+        let device = device.clone();
+        let borrower = Borrower::new(generation(mesh), config, scorer, device, mesh)?;
+        Some(Answerer::Borrower(Box::new(borrower)))
+    } else {
+        None
+    };
+    let answering = match answerer {
+        Some(answerer) => Answering::Aside(Aside::new(answerer, &options.stop)),
+        None => {
+            let (generation, together) = (Box::new(generation(mesh)), Together::of(config, mesh.shard())?);
+            Answering::Before { generation, together }
+        }
+    };
+    let (judging, prepared) = (Judging::new(panel, lines), prepared.clone());
+    Ok(Some(Online::new(config, prepared, answering, judging, samples, state, total_steps)))
+}
+
+/// The judges, who tell `lines` of what their commands write to stderr.
+fn panel(config: &Config, homes: &Homes, lines: mpsc::Sender<String>) -> Result<Panel> {
+    let on_line: JudgeLine = Arc::new(move |judge, line| {
+        // Nobody listens when the run is over.
+        let _ = lines.send(format!("judge `{judge}`: {line}"));
+    });
+    let device = homes.judges().unwrap_or(&homes.device);
+    judges::panel(&config.judges, device, config.compute.compute_type(), &on_line)
+}

@@ -1,0 +1,94 @@
+//! A run that finds too little memory: refused before anything is loaded, or told what it was about when it happens.
+
+use tandem_comm::{Group, Reduction};
+use tandem_kernels::KernelError;
+
+use crate::config::Config;
+use crate::inputs::Prepared;
+use crate::plan::estimate::Gpu;
+use crate::plan::estimate::device::{DeviceKind, DeviceTable};
+use crate::plan::{self, Outline, Plan};
+use crate::{Result, TrainError, size};
+
+/// Refuses a run of which a rank needs more than `compute.memory` or its GPU has: all ranks alike, before anything is loaded.
+///
+/// # Errors
+/// If so, or a rank is lost.
+pub(super) fn refuse_too_large(
+    config: &Config,
+    prepared: &Prepared,
+    plan: &Plan,
+    group: &mut Group,
+) -> Result<()> {
+    let gpu = Gpu::of_rank(&config.compute, group.rank())?;
+    let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
+    let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
+    let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable))];
+    if group.size() > 1 {
+        group.all_reduce(&mut excess, Reduction::Max)?;
+    }
+    let needed = size::in_words(needed as u64);
+    let (mut story, gpu) = match (excess, gpu) {
+        ([over, _], gpu) if over > 0.0 => {
+            let cap = size::in_words(config.compute.memory.expect("it is exceeded"));
+            (format!("a rank needs {needed}, and compute.memory allows {cap}; nothing was loaded"), gpu)
+        }
+        ([_, over], Some(gpu)) if over > 0.0 => {
+            let (free, total) = (size::in_words(gpu.usable), size::in_words(gpu.total));
+            let story = format!(
+                "this rank needs {needed} of its GPU ({}), which has {free} free of {total}, or another rank needs more than its GPU \
+                 has; nothing was loaded",
+                gpu.kind.name
+            );
+            (story, Some(gpu))
+        }
+        _ => return Ok(()),
+    };
+    if group.rank() == 0 {
+        let kind = kind_of(gpu)?;
+        story += &*plan::story(config, &Outline::of(prepared), group.size(), &kind)?;
+    }
+    Err(TrainError::TooLarge { story })
+}
+
+/// An error of a rank of `num_ranks` that has loaded or trains. If memory ran out that the plan had counted on, or that it had
+/// not, the picture and what would make room come with it; `held` is what the rank's arena still has of its device.
+pub(super) fn explained(
+    error: TrainError,
+    config: &Config,
+    prepared: &Prepared,
+    (rank, num_ranks): (usize, usize),
+    held: usize,
+) -> TrainError {
+    let Some(reason) = error.out_of_memory() else { return error };
+    let missing = match reason {
+        KernelError::GpuFull { wanted, free, .. } => {
+            wanted.map_or(UNKNOWN, |wanted| wanted.saturating_sub(*free))
+        }
+        KernelError::OutOfMemory { requested, .. } => *requested,
+        _ => UNKNOWN,
+    };
+    let story = || -> Result<String> {
+        let plan = Plan::make(config, prepared, rank, num_ranks)?;
+        let gpu = Gpu::of_rank(&config.compute, rank)?;
+        let free = gpu.as_ref().map_or(u64::MAX, |gpu| gpu.usable + held as u64);
+        // What is free now may hide what was missing a moment ago.
+        let room = free.min(plan.arena_bytes().saturating_sub(missing) as u64);
+        let kind = kind_of(gpu)?;
+        let kind = DeviceKind { memory_gib: Some(room as f64 / (1u64 << 30) as f64), ..kind };
+        plan::story(config, &Outline::of(prepared), num_ranks, &kind)
+    };
+    match story() {
+        Ok(story) => TrainError::OutOfMemory { error: Box::new(error), story },
+        // That memory ran out is what matters.
+        Err(_) => error,
+    }
+}
+
+/// Bytes that are counted as missing where nobody says how many were asked for.
+const UNKNOWN: usize = 256 << 20;
+
+/// What a plan knows of the rank's device.
+fn kind_of(gpu: Option<Gpu>) -> Result<DeviceKind> {
+    gpu.map_or_else(|| Ok(DeviceTable::built_in().find("cpu")?.clone()), |gpu| Ok(gpu.kind))
+}

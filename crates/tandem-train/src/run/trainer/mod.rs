@@ -1,0 +1,300 @@
+//! The run: prepare, plan, load, then steps with evaluations and checkpoints between them, then the final model.
+
+mod build;
+mod memory;
+#[cfg(test)]
+mod tests;
+mod train_step;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use tandem_comm::{Phase, Reduction};
+use tandem_data::order::Batches;
+use tandem_kernels::Device;
+use tandem_model::save::{SHARD_BYTES, Save};
+
+use crate::checkpoint::state::State;
+use crate::checkpoint::{Cursor, Saver, snapshot};
+use crate::config::Config;
+use crate::events::{Event, Observer};
+use crate::inputs::Prepared;
+use crate::metrics::{MetricsFile, Record};
+use crate::online::{Batch, Online};
+use crate::optimizer::Schedule;
+use crate::parallel::Mesh;
+use crate::placement::Homes;
+use crate::profile::Profiler;
+use crate::recipe::MicroBatcher;
+use crate::run::run_dir::{self, RunDir, Start};
+use crate::step::{Learner, Scorer, evaluation_record};
+use crate::{Result, TrainError};
+
+/// A run that is ready to take its next step, as one of its ranks sees it.
+pub struct Trainer {
+    config: Config,
+    mesh: Mesh,
+    prepared: Arc<Prepared>,
+    /// Before the run's folder, whose lock is held until nothing is written any more.
+    saver: Saver,
+    /// The run's folder and its log, on the first rank alone.
+    files: Option<Files>,
+    scorer: Scorer,
+    learner: Learner,
+    batches: Batches,
+    batcher: MicroBatcher,
+    /// Where pairs come from, if rows are prompts alone.
+    online: Option<Online>,
+    schedule: Schedule,
+    cursor: Cursor,
+    resumed_from: Option<PathBuf>,
+    /// Step of the newest checkpoint, which may still be under way, and its folder where this rank tells of it.
+    saved: Option<(u64, Option<PathBuf>)>,
+    /// Seconds of earlier processes of this run.
+    seconds_before: f64,
+    started: Instant,
+    profiler: Option<Profiler>,
+}
+
+/// How a run is to go, besides what its config says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What to do with a folder that already holds a run.
+    pub start: Start,
+    /// Whether to profile some steps.
+    pub profile: bool,
+}
+
+impl From<Start> for Options {
+    fn from(start: Start) -> Self {
+        Self { start, profile: false }
+    }
+}
+
+/// What the first rank writes besides checkpoints.
+struct Files {
+    _run_dir: RunDir,
+    metrics: MetricsFile,
+    rows: Option<MetricsFile>,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps are done; the first rank has written the model to this folder.
+    Finished(PathBuf),
+    /// Asked to stop; the state is in this checkpoint (`None`: no step had been taken, or another rank saved it).
+    Stopped(Option<PathBuf>),
+}
+
+impl Trainer {
+    /// Takes the remaining steps. `stop` is looked at between steps, and while an online run's answers are generated or judged: when
+    /// set on any rank, the state is saved and the run ends. A checkpoint under way is completed before this returns, unless a rank is
+    /// lost: then it is given up.
+    ///
+    /// # Errors
+    /// If a pass fails, another rank failed, too many steps in a row were not finite, the first loss is not what equal policy and
+    /// reference give, or something cannot be written. Earlier checkpoints stay as they are.
+    pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        let outcome = self.run_steps(observer, stop);
+        if let Err(error) = &outcome
+            && (self.mesh.world().size() == 1 || matches!(error, TrainError::NotFinite { .. }))
+        {
+            // All ranks stop here alike, so the checkpoint under way can still be completed. What is told is the first error.
+            let _ = self.finish_saving(observer);
+        }
+        if outcome.is_ok()
+            && let Some(profiler) = &self.profiler
+        {
+            match profiler.report() {
+                Some((report, folder)) => observer.event(&Event::Profiled { report, folder }),
+                None => observer.event(&Event::Warning("no whole step was taken that could be profiled")),
+            }
+        }
+        let group = self.mesh.world();
+        let (place, held) = ((group.rank(), group.size()), self.scorer.homes.high_water());
+        outcome.map_err(|error| memory::explained(error, &self.config, &self.prepared, place, held))
+    }
+
+    fn run_steps(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        let steps = self.schedule.total_steps;
+        observer.event(&Event::Started {
+            step: self.cursor.step,
+            steps,
+            resumed_from: self.resumed_from.as_deref(),
+        });
+        self.started = Instant::now();
+        while self.cursor.step < steps {
+            let (next, device) = (self.cursor.step + 1, &self.scorer.homes.device);
+            self.mesh.world().progress().step(next);
+            if let Some(profiler) = &mut self.profiler {
+                profiler.step(next, steps, self.mesh.world(), device)?;
+            }
+            self.mesh.world().progress().enter(Phase::Agree);
+            device.enter("agree");
+            if self.is_to_stop(stop, observer)? || !self.step(observer, stop)? {
+                return self.stopped(observer, stop);
+            }
+            let due = |every: Option<u64>| every.is_some_and(|n| self.cursor.step.is_multiple_of(n));
+            let (evaluate, save) = (due(self.config.train.eval_every), due(self.config.train.save_every));
+            if self.prepared.eval.is_some() && (evaluate || self.cursor.step == steps) {
+                self.evaluate(observer)?;
+            }
+            if save || self.cursor.step == steps {
+                self.save(observer, stop)?;
+            }
+        }
+        self.end_profile()?;
+        if self.resumed_from.is_none() && self.online.as_ref().is_some_and(|online| online.num_trained() == 0)
+        {
+            observer.event(&Event::Warning(
+                "nothing was learned: in no step was an answer to a prompt better than another. samples.jsonl has what was answered \
+                 and what the judges said; answers that differ need online.temperature above 0",
+            ));
+        }
+        self.mesh.world().progress().enter(Phase::Save);
+        self.finish_saving(observer)?;
+        self.write_model(observer)
+    }
+
+    /// Saves what there is, if anything, where the run was asked to stop.
+    fn stopped(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        self.end_profile()?;
+        if self.cursor.step == 0 {
+            return Ok(Outcome::Stopped(None));
+        }
+        self.save(observer, stop)?;
+        self.finish_saving(observer)?;
+        Ok(Outcome::Stopped(self.saved.as_ref().and_then(|(_, path)| path.clone())))
+    }
+
+    /// Ends the profile, if it has not ended, after the last step that was taken.
+    fn end_profile(&mut self) -> Result<()> {
+        let (profiler, device) = (&mut self.profiler, &self.scorer.homes.device);
+        profiler.as_mut().map_or(Ok(()), |profiler| profiler.finish(self.cursor.step, device))
+    }
+
+    /// Writes the final model.
+    fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
+        self.mesh.world().progress().enter(Phase::Finish);
+        let folder = run_dir::final_path(&self.config.output);
+        let Prepared { folder: template, decoder, .. } = &*self.prepared;
+        let Scorer { policy, decoder: part, .. } = &mut self.scorer;
+        if self.files.is_some() && decoder.adapter().is_some() {
+            snapshot::write_adapter(&folder, &self.prepared, &self.mesh, part, policy)?;
+            observer.event(&Event::Finished(&folder));
+        } else if self.files.is_some() {
+            let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
+            let mesh = &self.mesh;
+            save.write(&folder, &mut |layer, flat| snapshot::copy_whole(mesh, part, policy, layer, flat))?;
+            observer.event(&Event::Finished(&folder));
+        } else {
+            snapshot::hand_over(&self.mesh, part, policy)?;
+        }
+        // No rank says that the run is finished before the model is there.
+        self.mesh.world().barrier()?;
+        Ok(Outcome::Finished(folder))
+    }
+
+    /// Whether any rank was asked to stop: all of them stop after the same step. Here ranks also tell one another how far
+    /// they are with a checkpoint, so that it costs no call of its own.
+    fn is_to_stop(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<bool> {
+        let mut votes = [u8::from(stop.load(Ordering::Relaxed)), u8::from(self.saver.is_writing()?)];
+        let group = self.mesh.world();
+        if group.size() > 1 {
+            group.all_reduce(&mut votes, Reduction::Max)?;
+        }
+        let [asked, writing] = votes.map(|vote| vote != 0);
+        if !writing {
+            self.saver.seal(self.mesh.world())?;
+        }
+        if let Some(path) = self.saver.published()? {
+            observer.event(&Event::Saved(&path));
+        }
+        Ok(asked)
+    }
+
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let Some(cache) = &self.prepared.eval else { return Ok(()) };
+        self.mesh.world().progress().enter(Phase::Evaluate);
+        self.scorer.homes.device.enter("evaluation");
+        let step = self.cursor.step;
+        let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
+        record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
+        self.log(&record, observer)
+    }
+
+    fn log(&mut self, record: &Record, observer: &mut dyn Observer) -> Result<()> {
+        if let Some(files) = &mut self.files {
+            files.metrics.write(record)?;
+        }
+        observer.event(&Event::Record(record));
+        Ok(())
+    }
+
+    /// Begins a checkpoint of this step, unless there is one; one that is under way is completed before.
+    fn save(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<()> {
+        if self.saved.as_ref().is_some_and(|(step, _)| *step == self.cursor.step) {
+            return Ok(());
+        }
+        self.mesh.world().progress().enter(Phase::Save);
+        self.device().enter("checkpoint");
+        self.finish_saving(observer)?;
+        if let Some(online) = &mut self.online {
+            // What is not judged yet is kept as it is.
+            online.settle(&mut self.mesh, stop)?;
+            self.cursor.online = Some(online.state().clone());
+        }
+        let per_epoch = self.batches.steps_per_epoch();
+        self.cursor.epoch = self.cursor.step / per_epoch;
+        self.cursor.position = self.cursor.step % per_epoch * self.config.train.batch_size as u64;
+        self.cursor.seed = self.config.seed;
+        self.cursor.data_hash = self.prepared.train.content_hash().to_string();
+        let scorer = &self.scorer;
+        let state = State::of(&scorer.policy, &scorer.reference, &self.learner.optimizer);
+        self.saver.begin(&self.cursor, self.mesh.world(), &scorer.homes.device, state)?;
+        let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
+        self.saved = Some((self.cursor.step, folder));
+        Ok(())
+    }
+
+    /// Waits for the checkpoint under way, if there is one.
+    fn finish_saving(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        if let Some(path) = self.saver.finish(self.mesh.world())? {
+            observer.event(&Event::Saved(&path));
+        }
+        Ok(())
+    }
+
+    /// Answers from elsewhere, judged, for the next steps of an online run in their order: what is trained on instead of what would
+    /// have been generated. Every rank is to be given the same.
+    ///
+    /// # Panics
+    /// If the run is not online, or its next step has answers already.
+    pub fn answered(&mut self, batches: impl IntoIterator<Item = Batch>) {
+        let online = self.online.as_mut().expect("an online run");
+        online.give(batches, self.cursor.step);
+    }
+
+    /// Tells the other ranks why this one cannot go on.
+    pub fn abort(&mut self, reason: &str) {
+        self.mesh.world().abort(reason);
+    }
+
+    /// The device, to look at its memory.
+    pub fn device(&self) -> &Device {
+        &self.scorer.homes.device
+    }
+
+    /// All of its memories.
+    pub fn homes(&self) -> &Homes {
+        &self.scorer.homes
+    }
+
+    /// The run folder.
+    pub fn output(&self) -> &Path {
+        &self.config.output
+    }
+}

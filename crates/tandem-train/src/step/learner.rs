@@ -1,0 +1,57 @@
+//! State that training adds to scoring.
+
+use std::sync::Arc;
+
+use tandem_kernels::Backend;
+use tandem_model::Decoder;
+
+use crate::Result;
+use crate::checkpoint::snapshot::{self, Snapshot};
+use crate::config::{Config, ReferenceKind};
+use crate::gradients::Accumulator;
+use crate::optimizer::Optimizer;
+use crate::parallel::{Mesh, Partition};
+use crate::placement::Homes;
+
+/// Gradients, optimiser states, and the copy that a checkpoint is written from.
+pub struct Learner {
+    /// Gradient sums.
+    pub gradients: Accumulator,
+    /// Optimiser states.
+    pub optimizer: Optimizer,
+    /// The copy that a checkpoint is written from while training goes on, if that is asked for.
+    pub snapshot: Option<Snapshot>,
+    /// Derivative of the loss by each prediction's log-probability.
+    pub(super) d_log_prob: Vec<f32>,
+}
+
+impl Learner {
+    /// Allocates this rank's gradient sums and optimiser states.
+    ///
+    /// # Errors
+    /// If memory runs out, or a rank is lost.
+    pub fn new(
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        homes: &Homes,
+        mesh: &mut Mesh,
+        partition: Arc<Partition>,
+    ) -> Result<Self> {
+        let own = if config.compute.sharded().gradients { Some(mesh.shard().split(0)?) } else { None };
+        let form = config.compute.reduction;
+        let gradients = Accumulator::new(homes, decoder.clone(), partition.clone(), own, form)?;
+        let home = homes.optimizer(decoder.adapter().is_some());
+        let optimizer = Optimizer::new(home, decoder, partition, &config.train)?;
+        // The last checkpoint is waited for: one that is all there will be needs no copy, but from a GPU, whose memory nobody else
+        // reads.
+        let copies = config.train.async_checkpoints && config.train.save_every.is_some();
+        let snapshot = if copies || homes.device.backend() == Backend::Cuda {
+            let share = snapshot::Share::new(decoder, mesh.share());
+            let follows = config.reference.kind == ReferenceKind::Sync;
+            Some(Snapshot::new(homes.copies(), share, &optimizer, follows)?)
+        } else {
+            None
+        };
+        Ok(Self { gradients, optimizer, snapshot, d_log_prob: Vec::new() })
+    }
+}

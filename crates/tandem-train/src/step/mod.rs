@@ -1,0 +1,307 @@
+//! The one step of all recipes.
+//!
+//! ```text
+//! zero gradients
+//! for each micro-batch: forward (reference, policy, loss), backward
+//! reduce gradients over ranks
+//! clip
+//! optimiser step
+//! ```
+//!
+//! [`Scorer::differentiate`] is all of it but the optimiser step, [`Scorer::update`] the rest. Between them no weight has changed.
+//! A recipe ([`crate::recipe`]) differs in the forest that comes in and in the loss; the order of passes is here alone.
+
+mod evaluation;
+mod learner;
+mod passes;
+mod phase;
+mod stats;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tandem_comm::Progress;
+use tandem_kernels::DType;
+use tandem_kernels::ops::HeadScores;
+use tandem_model::{Checkpointing, Decoder, WeightSource};
+
+use crate::Result;
+use crate::config::{Config, ShardedState};
+use crate::draw::draw;
+use crate::metrics::{MetricSums, Split};
+use crate::objective::{Loss, ObjectiveConfig};
+use crate::optimizer::clip_coefficient;
+use crate::parallel::Mesh;
+use crate::parallel::pipeline::{Turn, turns};
+use crate::placement::Homes;
+use crate::recipe::{self, MicroBatch, Recipe, Share};
+use crate::reference::Reference;
+use crate::weights::Policy;
+use phase::StepPhase;
+use stats::Reports;
+
+pub use evaluation::evaluation_record;
+pub use learner::Learner;
+
+/// What is needed to score a batch: a policy, what it is compared with, and the loss.
+pub struct Scorer {
+    /// Where to compute, and where what is not computed with lies.
+    pub homes: Homes,
+    /// The model both policy and reference are.
+    pub decoder: Arc<Decoder>,
+    /// Compute type.
+    pub dtype: DType,
+    /// What backward recomputes.
+    pub checkpointing: Checkpointing,
+    /// The recipe.
+    pub recipe: &'static dyn Recipe,
+    /// The loss.
+    pub objective: ObjectiveConfig,
+    /// The weights that train.
+    pub policy: Policy,
+    /// What they are compared with.
+    pub reference: Reference,
+    /// Where the passes say how far they have come.
+    pub progress: Progress,
+    sharded: ShardedState,
+    /// With the update and the micro-batch, the key of dropout.
+    seed: u64,
+    scores: HeadScores,
+    /// Scores of a reference that shares the policy's base.
+    reference_scores: HeadScores,
+    loss: Loss,
+}
+
+/// Numbers of one step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepOptions {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Largest norm of the gradient; `None` never clips.
+    pub max_grad_norm: Option<f64>,
+    /// Strength of the pull towards the reference.
+    pub beta: f64,
+    /// 1-based count of updates, for Adam's bias correction and for dropout.
+    pub update: u64,
+}
+
+impl StepOptions {
+    /// Options of a step in a dry run, which has no numbers.
+    pub fn dry() -> Self {
+        Self { learning_rate: 0.0, max_grad_norm: None, beta: 1.0, update: 1 }
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutcome {
+    /// Sums behind the metrics.
+    pub sums: MetricSums,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Whether the weights moved. They do not if loss or gradient is not finite.
+    pub updated: bool,
+    /// Dataset rows of the micro-batches whose loss is not finite; of all, if only the gradient is not.
+    pub suspects: Vec<u32>,
+    /// Summed log-ratio of policy to reference over all sequences, and their scored tokens.
+    pub log_ratio: (f64, u64),
+}
+
+/// Builds the micro-batch of some rows.
+pub type Build<'a> = &'a mut dyn FnMut(&[u32]) -> Result<MicroBatch>;
+
+impl Scorer {
+    /// Creates a scorer from the config; buffers grow with the first batch.
+    pub fn new(
+        config: &Config,
+        homes: Homes,
+        decoder: Arc<Decoder>,
+        policy: Policy,
+        reference: Reference,
+    ) -> Self {
+        Self {
+            homes,
+            decoder,
+            dtype: config.compute.compute_type(),
+            checkpointing: config.compute.checkpointing.into(),
+            recipe: recipe::for_method(config.method),
+            objective: config.objective.clone(),
+            policy,
+            reference,
+            progress: Progress::default(),
+            sharded: config.compute.sharded(),
+            seed: config.seed,
+            scores: HeadScores::default(),
+            reference_scores: HeadScores::default(),
+            loss: Loss::default(),
+        }
+    }
+
+    /// Computes one optimiser step on a batch, of which this rank computes its share. Every rank returns the same.
+    ///
+    /// # Errors
+    /// If a pass fails, or a rank is lost. A loss or gradient that is not finite is no error: the step is left out.
+    pub fn step(
+        &mut self,
+        learner: &mut Learner,
+        mesh: &mut Mesh,
+        share: &Share,
+        build: Build<'_>,
+        options: &StepOptions,
+    ) -> Result<StepOutcome> {
+        let outcome = self.differentiate(learner, mesh, share, build, options)?;
+        self.update(learner, mesh, &outcome, options)?;
+        Ok(outcome)
+    }
+
+    /// Computes loss and gradients of a batch, reduced over all ranks. No weight changes.
+    pub fn differentiate(
+        &mut self,
+        learner: &mut Learner,
+        mesh: &mut Mesh,
+        share: &Share,
+        build: Build<'_>,
+        options: &StepOptions,
+    ) -> Result<StepOutcome> {
+        self.enter(StepPhase::Begin);
+        learner.gradients.begin(share.cuts.len())?;
+        let mut stats = self.micro_batches(learner, mesh, share, build, options)?;
+        self.enter(StepPhase::Reduce);
+        stats.exchange(mesh.world())?;
+        let gradients = learner.gradients.reduce(mesh)?;
+        let grad_norm = if stats.is_in_range() { gradients.norm(mesh)? } else { f64::INFINITY };
+        Ok(stats.outcome(share, grad_norm, self.homes.device.is_meta()))
+    }
+
+    /// Goes forward and backward with this rank's micro-batches, in the order of its pipeline stage.
+    fn micro_batches(
+        &mut self,
+        learner: &mut Learner,
+        mesh: &mut Mesh,
+        share: &Share,
+        build: Build<'_>,
+        options: &StepOptions,
+    ) -> Result<Reports> {
+        let StepOptions { beta, update, .. } = *options;
+        let seed = self.seed;
+        let key = |index: usize| draw(&[seed, update, index as u64]);
+        let mut stats = Reports::new(share.cuts.len());
+        let (mut under_way, mut last) = (VecDeque::new(), None);
+        for turn in turns(mesh.stage(), self.rounds(share)) {
+            match turn {
+                Turn::Forward(round) => match share.mine.get(round) {
+                    Some(&index) => {
+                        self.enter(StepPhase::Data);
+                        let micro = build(share.rows_of(index))?;
+                        let dropout = Some(key(index));
+                        let derivative = Some(&mut learner.d_log_prob);
+                        let passed = self.forward(
+                            Split::Train,
+                            &micro,
+                            &share.totals,
+                            mesh,
+                            beta,
+                            derivative,
+                            dropout,
+                        )?;
+                        under_way.push_back((index, micro, passed));
+                    }
+                    None => {
+                        self.enter(StepPhase::Forward);
+                        self.idle_forward()?;
+                    }
+                },
+                // The ranks of one model have as many micro-batches, and idle together when they are through.
+                Turn::Backward(_) => match under_way.pop_front() {
+                    Some((index, micro, (saved, compared))) => {
+                        self.enter(StepPhase::Backward);
+                        self.backward(learner, &micro, saved, mesh, key(index))?;
+                        self.policy.rest();
+                        // Only now: a GPU has its work and does not wait for the metrics.
+                        let report = self.report(&micro, compared, beta);
+                        stats.set(index, &report, mesh.leads());
+                        last = Some((index, report));
+                    }
+                    None => {
+                        self.enter(StepPhase::IdleBackward);
+                        self.idle_backward(learner)?;
+                        self.policy.rest();
+                    }
+                },
+            }
+        }
+        if let Some((index, mut report)) = last {
+            // Asked once a step: a GPU comes to an end first.
+            report.in_range = learner.gradients.take_in_range()?;
+            stats.set(index, &report, mesh.leads());
+        }
+        Ok(stats)
+    }
+
+    /// Clips the gradient and changes the weights, if loss and gradient are finite.
+    pub fn update(
+        &mut self,
+        learner: &mut Learner,
+        mesh: &mut Mesh,
+        outcome: &StepOutcome,
+        options: &StepOptions,
+    ) -> Result<()> {
+        if !outcome.updated {
+            return Ok(());
+        }
+        self.enter(StepPhase::Update);
+        let scale = clip_coefficient(outcome.grad_norm, options.max_grad_norm) as f32;
+        // What lies in a GPU's file the CPU updates, which no stream waits for.
+        if self.homes.staged().is_some() {
+            self.homes.device.synchronize()?;
+        }
+        let Learner { gradients, optimizer, .. } = learner;
+        optimizer.update(options.learning_rate, scale, options.update, gradients, &mut self.policy)?;
+        self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())
+    }
+
+    /// Computes loss and metrics of a batch without gradients. The means do not depend on the cut into micro-batches.
+    ///
+    /// # Errors
+    /// If a forward pass fails, or a rank is lost.
+    pub fn evaluate(&mut self, mesh: &mut Mesh, share: &Share, build: Build<'_>) -> Result<MetricSums> {
+        let beta = self.objective.beta;
+        let mut stats = Reports::new(share.cuts.len());
+        for round in 0..self.rounds(share) {
+            let Some(&index) = share.mine.get(round) else {
+                self.idle_forward()?;
+                self.policy.rest();
+                continue;
+            };
+            let micro = build(share.rows_of(index))?;
+            let (_, compared) = self.forward(Split::Eval, &micro, &share.totals, mesh, beta, None, None)?;
+            let report = self.report(&micro, compared, beta);
+            self.policy.rest();
+            stats.set(index, &report, mesh.leads());
+        }
+        stats.exchange(mesh.world())?;
+        Ok(stats.together().sums)
+    }
+
+    /// Pulls a reference that follows the policy towards it: `weight · policy + (1 − weight) · reference`.
+    ///
+    /// # Errors
+    /// If they are of different shapes.
+    pub fn pull_follower(&mut self, weight: f32) -> Result<()> {
+        let Self { homes, policy, reference, .. } = self;
+        match reference {
+            Reference::Followed(weights) => weights.follow(&homes.device, policy, weight),
+            _ => policy.pull_follower(&homes.device, weight),
+        }
+    }
+
+    /// How often this rank walks: also with nothing to compute, if other ranks need it in their walk.
+    fn rounds(&self, share: &Share) -> usize {
+        if self.sharded.meets_in_walk() { share.rounds } else { share.mine.len() }
+    }
+
+    /// Enters a phase of the step.
+    fn enter(&self, phase: StepPhase) {
+        phase.enter(&self.progress, &self.homes.device);
+    }
+}

@@ -1,0 +1,166 @@
+//! Weights that do not train: each layer one buffer of bytes, whole on every rank or in parts, on the device or elsewhere.
+//!
+//! What products read in another type than it is kept in is unpacked when a layer is fetched, and stays so until another is.
+
+use std::sync::Arc;
+
+use tandem_comm::Group;
+use tandem_kernels::bytes::Bytes;
+use tandem_kernels::{DType, Device, Format, Kind, Tensor};
+use tandem_model::{
+    Decoder, LayerId, LayerWeights, PackedLayer, Packing, Result as ModelResult, WeightSource,
+};
+
+use crate::Result;
+use crate::parallel::collective_buffer;
+use crate::placement::Away;
+use crate::placement::async_transfer::{Courier, not_made};
+use crate::placement::offload::bring_bytes;
+use crate::placement::prefetch::{Bring, Slots};
+
+/// Frozen weights.
+pub struct FrozenWeights {
+    parts: Parts,
+    slots: Slots<Layer>,
+}
+
+/// What this rank keeps of every layer, and how.
+#[derive(Clone)]
+struct Parts {
+    device: Device,
+    decoder: Arc<Decoder>,
+    dtype: DType,
+    packings: Packings,
+    /// By layer.
+    bytes: Arc<Vec<Bytes>>,
+    /// Whether a layer is brought when it runs: from other ranks, or from where this one keeps it.
+    travels: bool,
+    /// Whether other ranks hold the rest of a layer.
+    is_divided: bool,
+}
+
+/// How the layers of a decoder are packed: all blocks alike.
+#[derive(Clone)]
+pub struct Packings {
+    embedding: Packing,
+    block: Packing,
+    head: Packing,
+}
+
+impl Packings {
+    /// As [`Packing::new`].
+    pub fn new(decoder: &Decoder, format: Format, dtype: DType) -> Self {
+        let of = |layer| Packing::new(decoder, layer, format, dtype);
+        Self { embedding: of(LayerId::Embedding), block: of(LayerId::Block(0)), head: of(LayerId::Head) }
+    }
+
+    /// Of one layer.
+    pub fn of(&self, layer: LayerId) -> &Packing {
+        match layer {
+            LayerId::Embedding => &self.embedding,
+            LayerId::Block(_) => &self.block,
+            LayerId::Head => &self.head,
+        }
+    }
+}
+
+/// A layer that is here, or on its way.
+struct Layer {
+    id: LayerId,
+    /// All of it, if it was brought.
+    bytes: Option<Bytes>,
+    unpacked: Option<Tensor>,
+}
+
+impl FrozenWeights {
+    /// Over the bytes that this rank keeps of each layer: with a `group`, used for nothing else, its part as
+    /// [`Packing::counts`] divides it; else all. `away` is where they lie, if not in the device's memory.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn new(
+        device: &Device,
+        decoder: Arc<Decoder>,
+        packings: Packings,
+        bytes: Vec<Bytes>,
+        group: Option<Group>,
+        away: Option<Away>,
+        dtype: DType,
+    ) -> Result<Self> {
+        let (travels, is_divided) = (away.is_some() || group.is_some(), group.is_some());
+        let (device, bytes) = (device.clone(), Arc::new(bytes));
+        Self::bringing(Parts { device, decoder, dtype, packings, bytes, travels, is_divided }, group, away)
+    }
+
+    /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
+    ///
+    /// # Errors
+    /// If the system refuses a thread, or a rank is lost.
+    pub fn reader(&self, device: &Device, away: Option<Away>, shard: &mut Group) -> Result<Self> {
+        let group = if self.parts.is_divided { Some(shard.split(0)?) } else { None };
+        Self::bringing(Parts { device: device.clone(), ..self.parts.clone() }, group, away)
+    }
+
+    fn bringing(parts: Parts, group: Option<Group>, mut away: Option<Away>) -> Result<Self> {
+        let group = group.unwrap_or_else(Group::alone);
+        let (name, rank, size) = (format!("rank {} frozen", group.rank()), group.rank(), group.size());
+        let Parts { device, decoder, packings, bytes, travels, .. } = &parts;
+        let (all, kept, of) = (packings.clone(), bytes.clone(), decoder.clone());
+        let courier = Courier::new(device, &name, group, *travels, move |by, group, layer: &mut Layer| {
+            let Some(bytes) = &mut layer.bytes else { return Ok(()) };
+            let counts = all.of(layer.id).counts(size);
+            let own = &kept[of.index(layer.id)];
+            let start: usize = counts[..rank].iter().sum();
+            let place = bytes.range_mut(start..start + counts[rank]);
+            bring_bytes(&mut away, by, own.view(), place).map_err(not_made)?;
+            own.let_go();
+            group.all_gather_numbers(collective_buffer::bytes(by, bytes), &counts)
+        })?;
+        let slots = Slots::new(courier, *travels);
+        Ok(Self { parts, slots })
+    }
+}
+
+impl Bring<Layer> for Parts {
+    fn announce(&self, id: LayerId) {
+        self.bytes[self.decoder.index(id)].announce();
+    }
+
+    fn begin(&self, id: LayerId) -> ModelResult<Layer> {
+        let room = || Bytes::new(&self.device, Kind::Gathered, self.packings.of(id).len());
+        let bytes = if self.travels { Some(room()?) } else { None };
+        Ok(Layer { id, bytes, unpacked: None })
+    }
+
+    fn arrive(&self, id: LayerId, layer: &mut Layer) -> ModelResult<()> {
+        let packing = self.packings.of(id);
+        if packing.unpacked_len() == 0 {
+            return Ok(());
+        }
+        let mut unpacked = self.device.alloc(Kind::Gathered, 1, packing.unpacked_len(), self.dtype)?;
+        let bytes = layer.bytes.as_ref().unwrap_or(&self.bytes[self.decoder.index(id)]);
+        packing.unpack(&self.device, bytes.view(), unpacked.view_mut())?;
+        layer.unpacked = Some(unpacked);
+        Ok(())
+    }
+}
+
+impl WeightSource for FrozenWeights {
+    fn prefetch(&mut self, layer: LayerId) -> ModelResult<()> {
+        self.slots.prefetch(layer, &self.parts)
+    }
+
+    fn fetch(&mut self, id: LayerId) -> ModelResult<LayerWeights<'_>> {
+        let Layer { bytes, unpacked, .. } = self.slots.fetch(id, &self.parts)?;
+        let bytes = bytes.as_ref().unwrap_or(&self.parts.bytes[self.parts.decoder.index(id)]);
+        let unpacked = unpacked.as_ref().map(Tensor::view);
+        Ok(LayerWeights::packed(PackedLayer::new(self.parts.packings.of(id), bytes.view(), unpacked)))
+    }
+
+    /// It stays until another is fetched.
+    fn release(&mut self, _: LayerId) {}
+
+    fn rest(&mut self) {
+        self.slots.forget();
+    }
+}

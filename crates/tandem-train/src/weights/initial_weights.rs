@@ -1,0 +1,370 @@
+//! The weights that a run starts from, and where it puts them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tandem_comm::Group;
+use tandem_kernels::{Bytes, BytesMut, DType, Device, Format, Kind, ops};
+use tandem_model::adapter::{self, AdapterFiles, PeftFolder};
+use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
+
+use crate::Result;
+use crate::config::{Config, Weights};
+use crate::parallel::Partition;
+use crate::placement::{Away, Homes};
+use crate::weights::{FrozenWeights, Packings, Policy, ReplicatedWeights, ShardedWeights, Trained};
+
+/// Where weights come from, before a layer of them is in memory.
+pub struct Start {
+    source: Source,
+    /// The format that they are quantised in already, if they are.
+    quantised: Option<Format>,
+}
+
+enum Source {
+    /// Files on disk.
+    Files(WeightFiles),
+    /// A seed.
+    Random(u64),
+}
+
+/// Is shown the weights of every layer as they are loaded, whole but for the slice, in the order of their places.
+pub type See<'a> = &'a mut dyn FnMut(LayerId, &[f32]);
+
+impl Start {
+    /// For a device that computes nothing: of no content, but `quantised` as the files are.
+    pub fn dry(quantised: Option<Format>) -> Self {
+        Self { source: Source::Random(0), quantised }
+    }
+
+    /// What the policy starts from: of `decoder`, which may be a slice.
+    ///
+    /// # Errors
+    /// If the files cannot be read or do not fit.
+    pub fn of_policy(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
+        match &config.weights {
+            Weights::Folder | Weights::File(_) => Self::of_folder(folder, decoder),
+            // Drawn weights are kept as the folder keeps its own, so that they take the same memory.
+            Weights::Random => {
+                Ok(Self { source: Source::Random(config.seed), quantised: folder.quantised() })
+            }
+        }
+    }
+
+    /// What the reference starts from: its own folder, or what the policy does.
+    ///
+    /// # Errors
+    /// As [`Start::of_policy`].
+    pub fn of_reference(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
+        match &config.reference.model {
+            Some(path) => Self::of_folder(&ModelFolder::open(path)?, decoder),
+            None => Self::of_policy(config, folder, decoder),
+        }
+    }
+
+    /// What lies in a folder.
+    ///
+    /// # Errors
+    /// If the files cannot be read or do not fit.
+    pub fn of_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
+        Ok(Self { source: Source::Files(folder.weights(decoder)?), quantised: folder.quantised() })
+    }
+
+    /// The format that [`Start::frozen`] keeps matrices in.
+    pub fn frozen_format(&self, config: &Config) -> Format {
+        config.frozen_format(self.quantised)
+    }
+
+    /// The policy: the weights themselves, or an adapter on them. `shard` are the ranks among which it is divided, as
+    /// `partition` says of what trains.
+    ///
+    /// # Errors
+    /// If files do not fit, memory runs out, the system refuses a thread, or a rank is lost.
+    pub fn policy(
+        &self,
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        homes: &Homes,
+        shard: &mut Group,
+        partition: &Arc<Partition>,
+        see: Option<See<'_>>,
+    ) -> Result<Policy> {
+        if decoder.adapter().is_none() {
+            let kind = Kind::Master;
+            return Ok(Policy::full(self.trained(config, decoder, homes, shard, partition, kind, see)?));
+        }
+        let device = &homes.device;
+        let nothing = &mut |_: LayerId, _: &[f32]| {};
+        let see = see.unwrap_or(nothing);
+        let folder = config.adapter.as_ref().and_then(|adapter| adapter.folder());
+        let from = self.adapter(folder.map(PathBuf::as_path), decoder, device)?;
+        let mut base = self.frozen(config, decoder, homes, shard, Kind::Weights, Some(&mut *see))?;
+        let masters = adapter_masters(config, decoder, device, Kind::Master, &from, base.as_mut())?;
+        for (layer, flat) in decoder.layers().into_iter().zip(&masters.layers) {
+            device.host_read(flat.view(), |flat| see(layer, flat))?;
+        }
+        let adapter =
+            ReplicatedWeights::new(device, decoder.clone(), masters, config.compute.compute_type())?;
+        Ok(Policy::adapted(adapter, base))
+    }
+
+    /// What an adapter on these weights starts from: the one that lies in `folder`, or a new one.
+    ///
+    /// # Errors
+    /// If its files do not fit, or hold copies of tables that are another base's.
+    pub fn adapter(&self, folder: Option<&Path>, decoder: &Decoder, device: &Device) -> Result<AdapterStart> {
+        let Some(folder) = folder else { return Ok(AdapterStart::New) };
+        if device.is_meta() {
+            return Ok(AdapterStart::Unread);
+        }
+        let files = PeftFolder::open(folder)?.weights(decoder)?;
+        // Weights that are drawn are no adapter's, and who asks for them knows.
+        if let Source::Files(base) = &self.source {
+            files.check_base(base)?;
+        }
+        Ok(AdapterStart::Files(files))
+    }
+
+    /// Weights that change, which are the model's own.
+    ///
+    /// # Errors
+    /// As [`Start::policy`].
+    pub fn trained(
+        &self,
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        homes: &Homes,
+        shard: &mut Group,
+        partition: &Arc<Partition>,
+        kind: Kind,
+        see: Option<See<'_>>,
+    ) -> Result<Trained> {
+        let dtype = config.compute.compute_type();
+        let in_parts = |partition: Arc<Partition>, group, see: Option<See<'_>>| {
+            let (device, decoder) = (&homes.device, decoder.clone());
+            let parts = self.load_parts(&decoder, homes.state(), kind, &partition, see)?;
+            let away = Away::of(homes)?;
+            let weights = ShardedWeights::new(device, decoder, partition, group, parts, away, dtype)?;
+            Ok(Trained::Sharded(Box::new(weights)))
+        };
+        if config.compute.sharded().weights {
+            return in_parts(partition.clone(), shard.split(0)?, see);
+        }
+        if homes.is_offloaded() {
+            return in_parts(Arc::new(Partition::whole(decoder)), Group::alone(), see);
+        }
+        let masters = self.load(decoder, &homes.device, kind, see)?;
+        Ok(Trained::Replicated(ReplicatedWeights::new(&homes.device, decoder.clone(), masters, dtype)?))
+    }
+
+    /// Weights that never change, whole or this rank's part of them.
+    ///
+    /// # Errors
+    /// If memory runs out, the system refuses a thread, or a rank is lost.
+    pub fn frozen(
+        &self,
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        homes: &Homes,
+        shard: &mut Group,
+        kind: Kind,
+        see: Option<See<'_>>,
+    ) -> Result<Box<FrozenWeights>> {
+        let dtype = config.compute.compute_type();
+        let packings = Packings::new(decoder, self.frozen_format(config), dtype);
+        let divides = config.compute.sharded().weights && shard.size() > 1;
+        let group = if divides { Some(shard.split(0)?) } else { None };
+        let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
+        let bytes = self.pack(decoder, homes, kind, &packings, place, see)?;
+        let (device, decoder, away) = (&homes.device, decoder.clone(), Away::of(homes)?);
+        Ok(Box::new(FrozenWeights::new(device, decoder, packings, bytes, group, away, dtype)?))
+    }
+
+    /// Weights that never change, whole in the memory of `device`.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn resident(
+        &self,
+        decoder: &Arc<Decoder>,
+        device: &Device,
+        format: Format,
+        dtype: DType,
+    ) -> Result<FrozenWeights> {
+        let homes = Homes::all_in(device.clone());
+        let packings = Packings::new(decoder, format, dtype);
+        let bytes = self.pack(decoder, &homes, Kind::Weights, &packings, (0, 1), None)?;
+        FrozenWeights::new(device, decoder.clone(), packings, bytes, None, None, dtype)
+    }
+
+    /// This rank's part of every packed layer. One piece at a time is in memory as f32.
+    fn pack(
+        &self,
+        decoder: &Decoder,
+        homes: &Homes,
+        kind: Kind,
+        packings: &Packings,
+        (rank, num_ranks): (usize, usize),
+        mut see: Option<See<'_>>,
+    ) -> Result<Vec<Bytes>> {
+        let layers = decoder.layers();
+        let lengths =
+            layers.iter().flat_map(|&layer| packings.of(layer).pieces().map(|piece| piece.flat.len()));
+        let (scratch, packer, home) = (homes.sums(), homes.packer(), homes.state());
+        let mut values = scratch.alloc(Kind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
+        let mut drawn = Vec::new();
+        let mut packed = Vec::with_capacity(layers.len());
+        for (index, layer) in layers.into_iter().enumerate() {
+            let packing = packings.of(layer);
+            let counts = packing.counts(num_ranks);
+            let start: usize = counts[..rank].iter().sum();
+            let own = start..start + counts[rank];
+            let mut bytes = Bytes::new(home, kind, own.len())?;
+            if let (Source::Random(seed), false) = (&self.source, packer.is_meta()) {
+                drawn.resize(decoder.layout(layer).len, 0.0);
+                init::init_layer(decoder, layer, *seed, &mut drawn);
+            }
+            for piece in packing.pieces() {
+                let part = piece.bytes.start.max(own.start)..piece.bytes.end.min(own.end);
+                if part.is_empty() && see.is_none() {
+                    continue;
+                }
+                // Codes and scales that the files hold are taken as they are.
+                let stored = match &self.source {
+                    Source::Files(files) if files.is_stored(index, &piece.flat, piece.format) => Some(files),
+                    _ => None,
+                };
+                let mut values = values.view_mut().col_range(0..piece.flat.len());
+                if stored.is_none() || see.is_some() {
+                    packer.host_write(values.reborrow(), |values| {
+                        match &self.source {
+                            Source::Files(files) => files.read_range(index, piece.flat.clone(), values),
+                            Source::Random(_) => values.copy_from_slice(&drawn[piece.flat.clone()]),
+                        }
+                        see.iter_mut().for_each(|see| see(layer, values));
+                    })?;
+                }
+                let values = values.view().reshape(piece.rows, piece.cols);
+                let pack = |packed: BytesMut| -> Result<()> {
+                    match stored {
+                        Some(files) => Ok(files.pack_stored(packer, index, &piece.flat, packed)?),
+                        None => Ok(ops::pack(packer, values, piece.format, packed)?),
+                    }
+                };
+                if part == piece.bytes {
+                    pack(bytes.range_mut(part.start - own.start..part.end - own.start))?;
+                } else if !part.is_empty() {
+                    let mut whole = Bytes::new(scratch, Kind::Scratch, piece.bytes.len())?;
+                    pack(whole.view_mut())?;
+                    let of_piece = part.start - piece.bytes.start..part.end - piece.bytes.start;
+                    let place = part.start - own.start..part.end - own.start;
+                    packer.copy_bytes(whole.range(of_piece), bytes.range_mut(place))?;
+                }
+            }
+            bytes.let_go();
+            packed.push(bytes);
+        }
+        Ok(packed)
+    }
+
+    /// All weights in device memory.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn load(
+        &self,
+        decoder: &Decoder,
+        device: &Device,
+        kind: Kind,
+        see: Option<See<'_>>,
+    ) -> Result<FlatWeights> {
+        let whole = match &self.source {
+            Source::Files(files) => files.load(decoder, device, kind)?,
+            Source::Random(seed) => init::init(decoder, device, kind, *seed)?,
+        };
+        if let Some(see) = see {
+            for (layer, flat) in decoder.layers().into_iter().zip(&whole.layers) {
+                device.host_read(flat.view(), |flat| see(layer, flat))?;
+            }
+        }
+        Ok(whole)
+    }
+
+    /// This rank's part of every layer in the memory of `device`. One whole layer at a time is in host memory.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    fn load_parts(
+        &self,
+        decoder: &Decoder,
+        device: &Device,
+        kind: Kind,
+        partition: &Partition,
+        mut see: Option<See<'_>>,
+    ) -> Result<FlatWeights> {
+        let (mut layers, mut flat) = (Vec::new(), Vec::new());
+        for (index, layer) in decoder.layers().into_iter().enumerate() {
+            let owned = partition.owned(index);
+            let mut part = device.alloc(kind, 1, owned.len(), DType::F32)?;
+            if !device.is_meta() {
+                flat.clear();
+                flat.resize(partition.len(index), 0.0);
+                match &self.source {
+                    Source::Files(files) => files.read_layer(index, &mut flat),
+                    Source::Random(seed) => init::init_layer(decoder, layer, *seed, &mut flat),
+                }
+                see.iter_mut().for_each(|see| see(layer, &flat));
+                device.host_write(part.view_mut(), |part| part.copy_from_slice(&flat[owned]))?;
+                part.let_go();
+            }
+            layers.push(part);
+        }
+        Ok(FlatWeights { layers })
+    }
+}
+
+/// What an adapter starts from.
+pub enum AdapterStart {
+    /// Nothing: a new one, which adds nothing to the base.
+    New,
+    /// Files of a folder.
+    Files(AdapterFiles),
+    /// Files, of which a dry run reads nothing.
+    Unread,
+}
+
+/// The weights that an adapter starts from.
+///
+/// # Errors
+/// If memory runs out, or the base's weights cannot be had.
+pub fn adapter_masters(
+    config: &Config,
+    decoder: &Decoder,
+    device: &Device,
+    kind: Kind,
+    from: &AdapterStart,
+    base: &mut dyn WeightSource,
+) -> Result<FlatWeights> {
+    let mut layers = Vec::new();
+    for (index, layer) in decoder.layers().into_iter().enumerate() {
+        let mut flat = device.alloc(kind, 1, decoder.trained(layer).len, DType::F32)?;
+        match from {
+            AdapterStart::Files(files) => {
+                device.host_write(flat.view_mut(), |flat| files.read_layer(index, flat))?;
+            }
+            AdapterStart::New => {
+                let seed = config.seed;
+                device.host_write(flat.view_mut(), |flat| adapter::init_layer(decoder, layer, seed, flat))?;
+            }
+            AdapterStart::Unread => {}
+        }
+        if matches!(from, AdapterStart::New) && flat.cols() > 0 {
+            adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;
+            base.release(layer);
+            // The masters lie side by side.
+            base.rest();
+        }
+        layers.push(flat);
+    }
+    Ok(FlatWeights { layers })
+}

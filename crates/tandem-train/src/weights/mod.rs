@@ -1,0 +1,14 @@
+//! Weights: whole on every rank, sharded or offloaded; those that train and those that are frozen.
+
+mod frozen;
+pub mod initial_weights;
+mod policy;
+mod replicated;
+mod sharded;
+#[cfg(test)]
+mod tests;
+
+pub use frozen::{FrozenWeights, Packings};
+pub use policy::{Policy, SharedReference, Trained};
+pub use replicated::ReplicatedWeights;
+pub use sharded::ShardedWeights;

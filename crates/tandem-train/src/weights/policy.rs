@@ -1,0 +1,325 @@
+//! The policy's weights: those that train, and the frozen base under an adapter.
+
+use tandem_comm::Group;
+use tandem_kernels::{Device, Tensor, ops};
+use tandem_model::{
+    AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
+};
+
+use crate::Result;
+use crate::parallel::Partition;
+use crate::placement::{Away, Homes};
+use crate::weights::{FrozenWeights, ReplicatedWeights, ShardedWeights};
+
+/// The policy's weights.
+pub struct Policy {
+    trained: Trained,
+    frozen: Option<Frozen>,
+}
+
+/// What trains.
+pub enum Trained {
+    /// Whole on every rank.
+    Replicated(ReplicatedWeights),
+    /// In parts, or offloaded.
+    Sharded(Box<ShardedWeights>),
+}
+
+/// What an adapter stands on, and who else does.
+struct Frozen {
+    base: Box<FrozenWeights>,
+    /// The reference's adapter on the same base.
+    reference: Option<ReplicatedWeights>,
+    /// Whether that one follows the policy's.
+    follows: bool,
+}
+
+impl Policy {
+    /// Weights that all train.
+    pub fn full(trained: Trained) -> Self {
+        Self { trained, frozen: None }
+    }
+
+    /// An adapter, whole on every rank, on a base.
+    pub fn adapted(adapter: ReplicatedWeights, base: Box<FrozenWeights>) -> Self {
+        Self {
+            trained: Trained::Replicated(adapter),
+            frozen: Some(Frozen { base, reference: None, follows: false }),
+        }
+    }
+
+    /// Creates a read-only view of the weights for another thread. Layers are gathered onto `device` over `shard`. Collective:
+    /// every rank of `shard` calls it.
+    ///
+    /// # Errors
+    /// If memory runs out, the system refuses a thread, or a rank is lost.
+    pub fn reader(&self, homes: &Homes, device: &Device, shard: &mut Group) -> Result<Self> {
+        let trained = match &self.trained {
+            Trained::Replicated(weights) => Trained::Replicated(weights.reader()),
+            Trained::Sharded(weights) => {
+                Trained::Sharded(Box::new(weights.reader(device, Away::of(homes)?, shard)?))
+            }
+        };
+        let frozen = |Frozen { base, reference, follows }: &Frozen| -> Result<Frozen> {
+            Ok(Frozen {
+                base: Box::new(base.reader(device, Away::of(homes)?, shard)?),
+                reference: reference.as_ref().map(ReplicatedWeights::reader),
+                follows: *follows,
+            })
+        };
+        Ok(Self { trained, frozen: self.frozen.as_ref().map(frozen).transpose()? })
+    }
+
+    /// Lends these weights to a reader of them: nothing is written before it has given them back.
+    ///
+    /// # Panics
+    /// If it is no reader of these.
+    pub fn lend(&self, reader: &mut Self) {
+        match (&self.trained, &mut reader.trained) {
+            (Trained::Replicated(own), Trained::Replicated(reader)) => own.lend(reader),
+            (Trained::Sharded(own), Trained::Sharded(reader)) => own.lend(reader),
+            _ => panic!("weights are lent to a reader of them"),
+        }
+        if let (Some(own), Some(Frozen { reference: Some(reader), .. })) =
+            (self.reference(), &mut reader.frozen)
+        {
+            own.lend(reader);
+        }
+    }
+
+    /// A reader gives back what it was lent.
+    pub fn give_back(&mut self) {
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.give_back(),
+            Trained::Sharded(weights) => weights.give_back(),
+        }
+        if let Some(frozen) = &mut self.frozen {
+            frozen.base.rest();
+            frozen.reference.iter_mut().for_each(ReplicatedWeights::give_back);
+        }
+    }
+
+    /// Lets a reference with this adapter share the base; `None` for one with none.
+    ///
+    /// # Panics
+    /// If the policy has no base.
+    pub fn share_base(&mut self, adapter: Option<ReplicatedWeights>) {
+        self.frozen.as_mut().expect(SHARES).reference = adapter;
+    }
+
+    /// Lets a reference with a copy of this adapter share the base and follow the policy.
+    ///
+    /// # Panics
+    /// As [`Policy::share_base`].
+    pub fn lead(&mut self, copy: ReplicatedWeights) {
+        let frozen = self.frozen.as_mut().expect(SHARES);
+        (frozen.reference, frozen.follows) = (Some(copy), true);
+    }
+
+    /// The adapter of a reference that shares the base and follows.
+    pub fn follower(&self) -> Option<&ReplicatedWeights> {
+        self.frozen.as_ref().filter(|frozen| frozen.follows)?.reference.as_ref()
+    }
+
+    /// The same, to be written from outside; then [`Policy::refresh`].
+    pub fn follower_mut(&mut self) -> Option<&mut ReplicatedWeights> {
+        self.frozen.as_mut().filter(|frozen| frozen.follows)?.reference.as_mut()
+    }
+
+    /// Pulls a reference that shares the base towards the policy: `weight · policy + (1 − weight) · reference`.
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn pull_follower(&mut self, device: &Device, weight: f32) -> Result<()> {
+        let Self { trained: Trained::Replicated(own), frozen: Some(Frozen { reference: Some(theirs), .. }) } =
+            self
+        else {
+            return Ok(());
+        };
+        mix(device, own.masters(), weight, theirs.masters_mut())?;
+        theirs.refresh(device)
+    }
+
+    /// Pulls these weights towards another policy's, of which this rank holds the same parts.
+    ///
+    /// # Errors
+    /// If they are of another shape.
+    pub fn follow(&mut self, device: &Device, leader: &Self, weight: f32) -> Result<()> {
+        let home = self.home().clone();
+        mix(&home, leader.masters().0, weight, self.masters_mut())?;
+        self.refresh(device)
+    }
+
+    /// The adapter of the reference that shares the base, if it has one.
+    pub fn reference(&self) -> Option<&ReplicatedWeights> {
+        self.frozen.as_ref()?.reference.as_ref()
+    }
+
+    /// The masters that this rank holds, and whose part they are.
+    pub fn masters(&self) -> (&FlatWeights, &Partition) {
+        match &self.trained {
+            Trained::Replicated(weights) => (weights.masters(), weights.partition()),
+            Trained::Sharded(weights) => (weights.parts(), weights.partition()),
+        }
+    }
+
+    /// The same, to be written from outside; then [`Policy::refresh`].
+    pub fn masters_mut(&mut self) -> &mut FlatWeights {
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.masters_mut(),
+            Trained::Sharded(weights) => weights.parts_mut(),
+        }
+    }
+
+    /// Masters that this rank holds of each layer, and the compute copy of their first elements where there is one.
+    pub fn layers_mut(&mut self) -> Vec<(&mut Tensor, Option<&mut Tensor>)> {
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.layers_mut().collect(),
+            Trained::Sharded(weights) => {
+                let parts = weights.parts_mut();
+                parts.layers.iter_mut().map(|part| (part, None)).collect()
+            }
+        }
+    }
+
+    /// After this rank has updated what `updated` says is its own: brings the others' parts, if they are held here.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn gather(&mut self, device: &Device, updated: &Partition, group: &mut Group) -> Result<()> {
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.gather(device, updated, group),
+            Trained::Sharded(weights) => weights.gather(updated, group),
+        }
+    }
+
+    /// Makes what is derived from the masters anew, after they were written from outside.
+    ///
+    /// # Errors
+    /// If a copy does not fit its master.
+    pub fn refresh(&mut self, device: &Device) -> Result<()> {
+        self.follower_mut().map_or(Ok(()), |follower| follower.refresh(device))?;
+        match &mut self.trained {
+            Trained::Replicated(weights) => weights.refresh(device),
+            Trained::Sharded(_) => Ok(()),
+        }
+    }
+
+    /// Where the masters lie, and what works on them there.
+    pub fn home(&self) -> &Device {
+        match &self.trained {
+            Trained::Replicated(weights) => weights.device(),
+            Trained::Sharded(weights) => weights.home(),
+        }
+    }
+
+    /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`] the same.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
+        match &mut self.trained {
+            Trained::Replicated(weights) => {
+                let masters = weights.masters().layers[index].view();
+                weights.device().host_read(masters, |masters| flat.copy_from_slice(masters))?;
+                Ok(())
+            }
+            Trained::Sharded(weights) => weights.read_layer(index, flat),
+        }
+    }
+
+    /// Takes this rank's part in what another rank does that reads a layer.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn hand_over(&mut self, index: usize) -> Result<()> {
+        let Trained::Sharded(weights) = &mut self.trained else { return Ok(()) };
+        if !weights.partition().is_divided() {
+            return Ok(());
+        }
+        let mut flat = vec![0.0; weights.partition().len(index)];
+        weights.read_layer(index, &mut flat)
+    }
+
+    fn source(&mut self) -> &mut dyn WeightSource {
+        match (&mut self.frozen, &mut self.trained) {
+            (Some(frozen), _) => frozen.base.as_mut(),
+            (None, Trained::Replicated(weights)) => weights,
+            (None, Trained::Sharded(weights)) => weights.as_mut(),
+        }
+    }
+}
+
+const SHARES: &str = "only an adapter leaves a base to share";
+
+fn mix(device: &Device, leader: &FlatWeights, weight: f32, follower: &mut FlatWeights) -> Result<()> {
+    for (own, theirs) in leader.layers.iter().zip(&mut follower.layers) {
+        ops::mix(device, own.view(), weight, theirs.view_mut())?;
+        own.let_go();
+        theirs.let_go();
+    }
+    Ok(())
+}
+
+/// A layer of an adapter.
+fn adapter_layer(weights: &ReplicatedWeights, layer: LayerId) -> Option<AdapterWeights<'_>> {
+    let adapter = weights.decoder().adapter()?;
+    Some(AdapterWeights { adapter, layer, weights: weights.layer(layer) })
+}
+
+impl WeightSource for Policy {
+    fn prefetch(&mut self, layer: LayerId) -> ModelResult<()> {
+        self.source().prefetch(layer)
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
+        match (&mut self.frozen, &mut self.trained) {
+            (None, Trained::Replicated(weights)) => weights.fetch(layer),
+            (None, Trained::Sharded(weights)) => weights.fetch(layer),
+            (Some(Frozen { base, .. }), Trained::Replicated(weights)) => {
+                Ok(base.fetch(layer)?.with_adapter(adapter_layer(weights, layer)))
+            }
+            (Some(_), Trained::Sharded(_)) => unreachable!("an adapter is whole on every rank"),
+        }
+    }
+
+    fn fetch_both(&mut self, layer: LayerId) -> ModelResult<(LayerWeights<'_>, LayerWeights<'_>)> {
+        let (Some(Frozen { base, reference, .. }), Trained::Replicated(weights)) =
+            (&mut self.frozen, &self.trained)
+        else {
+            return Err(ModelError::Invalid(SHARES.to_owned()));
+        };
+        let base = base.fetch(layer)?;
+        let of_reference = reference.as_ref().and_then(|weights| adapter_layer(weights, layer));
+        Ok((base.with_adapter(adapter_layer(weights, layer)), base.with_adapter(of_reference)))
+    }
+
+    fn release(&mut self, layer: LayerId) {
+        self.source().release(layer);
+    }
+
+    fn rest(&mut self) {
+        self.source().rest();
+    }
+}
+
+/// The reference that shares a policy's base, by itself.
+pub struct SharedReference<'a>(pub &'a mut Policy);
+
+impl WeightSource for SharedReference<'_> {
+    fn prefetch(&mut self, layer: LayerId) -> ModelResult<()> {
+        self.0.prefetch(layer)
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
+        Ok(self.0.fetch_both(layer)?.1)
+    }
+
+    fn release(&mut self, layer: LayerId) {
+        self.0.release(layer);
+    }
+
+    fn rest(&mut self) {
+        self.0.rest();
+    }
+}

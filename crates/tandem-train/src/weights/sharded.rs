@@ -1,0 +1,305 @@
+//! Weights that train and are not all on the device: a layer is brought there before it runs. A rank holds a part of each, and
+//! the others the rest; or it holds them whole, but offloaded; or both.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tandem_comm::Group;
+use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_model::{
+    Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource,
+};
+
+use crate::Result;
+use crate::parallel::{Partition, collective_buffer};
+use crate::placement::Away;
+use crate::placement::async_transfer::{Courier, Outcome, not_made};
+use crate::placement::offload::bring;
+use crate::placement::prefetch::{Bring, Slots};
+use crate::weights::replicated::unshared;
+
+/// Masters that are divided, offloaded, or both.
+pub struct ShardedWeights {
+    parts: Parts,
+    slots: Slots<Gathered>,
+}
+
+/// This rank's part of every layer, and what becomes of it.
+struct Parts {
+    device: Device,
+    /// Where the masters lie.
+    home: Device,
+    decoder: Arc<Decoder>,
+    partition: Arc<Partition>,
+    dtype: DType,
+    /// f32. What is under way shares them, and nothing is when they are written.
+    masters: Arc<FlatWeights>,
+    /// By layer.
+    pieces: Arc<Vec<Pieces>>,
+}
+
+/// What of a layer travels.
+struct Pieces {
+    /// In f32: all of the layer, or what follows the matrices.
+    flat: Piece,
+    /// Matrices in the compute type, if they travel apart from the rest.
+    matrices: Option<Piece>,
+    /// Elements of matrices that are needed in the compute type as well, if any.
+    compute_len: Option<usize>,
+}
+
+/// A range of a layer, and whose it is.
+struct Piece {
+    range: Range<usize>,
+    /// What this rank holds of it, counted from the start of its part.
+    own: Range<usize>,
+    /// The same, counted from the start of the range.
+    place: Range<usize>,
+    /// Elements of the range by rank.
+    counts: Vec<usize>,
+}
+
+/// A whole layer, or one on its way.
+struct Gathered {
+    index: usize,
+    /// What it is made of, until it has arrived.
+    masters: Option<Arc<FlatWeights>>,
+    /// Matrices in the compute type `[1, compute_len]`.
+    matrices: Option<Tensor>,
+    /// f32: what follows the matrices, or all of the layer.
+    flat: Tensor,
+}
+
+impl ShardedWeights {
+    /// Weights that train, from this rank's part of each layer. `group` is used for nothing else. `away` is where they lie, if
+    /// not in the device's memory.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn new(
+        device: &Device,
+        decoder: Arc<Decoder>,
+        partition: Arc<Partition>,
+        group: Group,
+        masters: FlatWeights,
+        away: Option<Away>,
+        dtype: DType,
+    ) -> Result<Self> {
+        let home = away.as_ref().map_or(device, Away::home).clone();
+        let layers = decoder.layers().into_iter();
+        let pieces = layers.map(|layer| Pieces::new(&decoder, &partition, layer, dtype));
+        let pieces: Arc<Vec<_>> = Arc::new(pieces.collect());
+        let (device, masters) = (device.clone(), Arc::new(masters));
+        Self::bringing(Parts { device, home, decoder, partition, dtype, masters, pieces }, group, away)
+    }
+
+    fn bringing(parts: Parts, group: Group, mut away: Option<Away>) -> Result<Self> {
+        let travels = away.is_some() || parts.partition.is_divided();
+        let (name, all) = (format!("rank {} gather", group.rank()), parts.pieces.clone());
+        let takes_a_while = away.is_some() || group.size() > 1;
+        let gather = move |by: &Device, group: &mut Group, gathered: &mut Gathered| {
+            gathered.put_own(by, &mut away, &all[gathered.index])?;
+            gathered.gather(by, group, &all[gathered.index])
+        };
+        let courier = Courier::new(&parts.device, &name, group, takes_a_while, gather)?;
+        Ok(Self { parts, slots: Slots::new(courier, travels) })
+    }
+
+    /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
+    ///
+    /// # Errors
+    /// If the system refuses a thread, or a rank is lost.
+    pub fn reader(&self, device: &Device, away: Option<Away>, shard: &mut Group) -> Result<Self> {
+        let Parts { home, decoder, partition, dtype, pieces, .. } = &self.parts;
+        let parts = Parts {
+            device: device.clone(),
+            home: home.clone(),
+            decoder: decoder.clone(),
+            partition: partition.clone(),
+            dtype: *dtype,
+            masters: Arc::default(),
+            pieces: pieces.clone(),
+        };
+        let group = if partition.is_divided() { shard.split(0)? } else { Group::alone() };
+        Self::bringing(parts, group, away)
+    }
+
+    /// Lends these weights to a reader of them.
+    pub fn lend(&self, reader: &mut Self) {
+        reader.parts.masters = self.parts.masters.clone();
+    }
+
+    /// A reader gives back what it was lent.
+    pub fn give_back(&mut self) {
+        self.slots.forget();
+        self.parts.masters = Arc::default();
+    }
+
+    /// This rank's part of the masters.
+    pub fn parts(&self) -> &FlatWeights {
+        &self.parts.masters
+    }
+
+    /// As [`ShardedWeights::parts`], to be written. What was gathered before is forgotten.
+    pub fn parts_mut(&mut self) -> &mut FlatWeights {
+        self.slots.forget();
+        unshared(&mut self.parts.masters)
+    }
+
+    /// Where the masters lie, and what works on them there.
+    pub fn home(&self) -> &Device {
+        &self.parts.home
+    }
+
+    /// Whose the parts are.
+    pub fn partition(&self) -> &Partition {
+        &self.parts.partition
+    }
+
+    /// After this rank has updated what `updated` says is its own: where it holds masters whole, brings the others' parts.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn gather(&mut self, updated: &Partition, group: &mut Group) -> Result<()> {
+        if self.partition().is_divided() || !updated.is_divided() || group.size() == 1 {
+            return Ok(());
+        }
+        let home = self.parts.home.clone();
+        for (index, master) in self.parts_mut().layers.iter_mut().enumerate() {
+            group.all_gather_numbers(collective_buffer::tensor(&home, master), updated.counts(index))?;
+            master.let_go();
+        }
+        Ok(())
+    }
+
+    /// Copies a whole layer's masters into host memory. All ranks call this.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
+        let Parts { partition, masters, .. } = &self.parts;
+        let group = self.slots.group(&self.parts)?;
+        let own = &mut flat[partition.owned(index)];
+        let masters = masters.layers[index].view();
+        self.parts.home.host_read(masters, |masters| own.copy_from_slice(masters))?;
+        Ok(group.all_gather(flat, partition.counts(index))?)
+    }
+}
+
+impl Gathered {
+    /// Puts this rank's part at its place among all, converted to what it travels in.
+    fn put_own(
+        &mut self,
+        by: &Device,
+        away: &mut Option<Away>,
+        Pieces { flat, matrices, .. }: &Pieces,
+    ) -> Outcome {
+        let masters = self.masters.take().expect("it sets out with them");
+        let master = &masters.layers[self.index];
+        let mut put = |piece: &Piece, whole: &mut Tensor| {
+            let part = master.view().col_range(piece.own.clone());
+            bring(away, by, part, whole.view_mut().col_range(piece.place.clone())).map_err(not_made)
+        };
+        put(flat, &mut self.flat)?;
+        if let (Some(piece), Some(whole)) = (matrices, &mut self.matrices) {
+            put(piece, whole)?;
+        }
+        master.let_go();
+        Ok(())
+    }
+
+    /// Brings the others' parts.
+    fn gather(&mut self, by: &Device, group: &mut Group, Pieces { flat, matrices, .. }: &Pieces) -> Outcome {
+        group.all_gather_numbers(collective_buffer::tensor(by, &mut self.flat), &flat.counts)?;
+        match (&mut self.matrices, matrices) {
+            (Some(whole), Some(piece)) => {
+                group.all_gather_numbers(collective_buffer::tensor(by, whole), &piece.counts)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Bring<Gathered> for Parts {
+    fn announce(&self, layer: LayerId) {
+        self.masters.layers[self.decoder.index(layer)].announce();
+    }
+
+    fn begin(&self, layer: LayerId) -> ModelResult<Gathered> {
+        let Self { device, decoder, dtype, masters, pieces, .. } = self;
+        let index = decoder.index(layer);
+        let Pieces { flat, compute_len, .. } = &pieces[index];
+        let flat = device.alloc(Kind::Gathered, 1, flat.range.len(), DType::F32)?;
+        let in_dtype = |len: &usize| device.alloc(Kind::Gathered, 1, *len, *dtype);
+        let matrices = compute_len.as_ref().map(in_dtype).transpose()?;
+        Ok(Gathered { index, masters: Some(masters.clone()), matrices, flat })
+    }
+
+    fn arrive(&self, _: LayerId, gathered: &mut Gathered) -> ModelResult<()> {
+        if let Gathered { index, matrices: Some(whole), flat, .. } = gathered
+            && self.pieces[*index].matrices.is_none()
+        {
+            ops::cast(&self.device, flat.view().col_range(0..whole.cols()), whole.view_mut())?;
+        }
+        Ok(())
+    }
+}
+
+impl Pieces {
+    fn new(decoder: &Decoder, partition: &Partition, layer: LayerId, dtype: DType) -> Self {
+        let (index, layout) = (decoder.index(layer), decoder.layout(layer));
+        let (cut, len) = (layout.compute_len, layout.len);
+        let compute_len = (dtype != DType::F32 && cut > 0).then_some(cut);
+        // The look-up of tokens reads masters.
+        let is_whole = compute_len.is_none() || layer == LayerId::Embedding;
+        Self {
+            flat: Piece::new(partition, index, if is_whole { 0..len } else { cut..len }),
+            matrices: (!is_whole).then(|| Piece::new(partition, index, 0..cut)),
+            compute_len,
+        }
+    }
+}
+
+impl Piece {
+    fn new(partition: &Partition, layer: usize, range: Range<usize>) -> Self {
+        let clip = |part: Range<usize>| {
+            part.start.clamp(range.start, range.end)..part.end.clamp(range.start, range.end)
+        };
+        let mut start = 0;
+        let counts = partition.counts(layer).iter().map(|&count| {
+            start += count;
+            clip(start - count..start).len()
+        });
+        let counts = counts.collect();
+        let owned = partition.owned(layer);
+        let mine = clip(owned.clone());
+        let own = if mine.is_empty() { 0..0 } else { mine.start - owned.start..mine.end - owned.start };
+        let place = if mine.is_empty() { 0..0 } else { mine.start - range.start..mine.end - range.start };
+        Self { range, own, place, counts }
+    }
+}
+
+impl WeightSource for ShardedWeights {
+    fn prefetch(&mut self, layer: LayerId) -> ModelResult<()> {
+        self.slots.prefetch(layer, &self.parts)
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
+        let Gathered { index, matrices, flat, .. } = self.slots.fetch(layer, &self.parts)?;
+        let layout = self.parts.decoder.layout(layer);
+        let matrices = matrices.as_ref().map(Tensor::view);
+        Ok(LayerWeights::new(match matrices {
+            Some(matrices) if self.parts.pieces[*index].matrices.is_some() => {
+                FlatLayer::without_masters(layout, flat.view(), matrices)
+            }
+            matrices => FlatLayer::new(layout, flat.view(), matrices),
+        }))
+    }
+
+    /// It stays until another is fetched.
+    fn release(&mut self, _: LayerId) {}
+
+    fn rest(&mut self) {
+        self.slots.forget();
+    }
+}
