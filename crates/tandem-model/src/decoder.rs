@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tandem_kernels::ops::RopeTable;
 
-use crate::adapter::Adapter;
+use crate::layout::Stage;
+use crate::layout::slice::{self, Run, Slice};
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
-use crate::slice::{self, Run, Slice};
+use crate::lora::Adapter;
 use crate::spec::DecoderSpec;
-use crate::stage::Stage;
 use crate::{ModelError, Result};
 
 /// A decoder, or what one rank holds of it, a slice of the layers of a stage, ready to be walked. Holds no weights.

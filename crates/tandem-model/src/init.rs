@@ -12,8 +12,8 @@ use crate::Result;
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, Part};
 use crate::random::mix;
-use crate::resident::FlatWeights;
 use crate::spec::NormKind;
+use crate::weights::FlatWeights;
 
 /// Fresh weights for every layer, in device memory of the given kind.
 ///

@@ -4,14 +4,13 @@ use std::collections::HashSet;
 
 use rayon::prelude::*;
 
-use super::Site;
 use super::pieces::{PREFIX, adapter_name, pieces, tied_copy};
-use crate::archive::{StoredType, TensorArchive};
 use crate::decoder::Decoder;
 use crate::families::{Family, Piece, family_named};
+use crate::io::{Source, WeightFiles, read_sources, widened};
+use crate::io::{StoredType, TensorArchive};
 use crate::layout::Part;
-use crate::load::{Source, WeightFiles, read_sources};
-use crate::order;
+use crate::lora::Site;
 use crate::{ModelError, Result};
 
 /// Weights of an adapter on disk, checked against a decoder and ready to be read layer by layer.
@@ -200,6 +199,6 @@ fn is_equal(archive: &dyn TensorArchive, name: &str, other: &dyn TensorArchive, 
     let len: usize = a.shape.iter().product();
     (0..len.div_ceil(BLOCK)).into_par_iter().all(|block| {
         let range = block * BLOCK..len.min((block + 1) * BLOCK);
-        order::widened(&a.dtype, a.bytes, range.clone()) == order::widened(&b.dtype, b.bytes, range)
+        widened(&a.dtype, a.bytes, range.clone()) == widened(&b.dtype, b.bytes, range)
     })
 }

@@ -5,14 +5,15 @@ use std::ops::Range;
 use rayon::prelude::*;
 use tandem_kernels::{DType, Device, Kind};
 
+use super::PeftFolder;
 use super::files::AdapterFiles;
-use super::{Adapted, Adapter, PeftFolder};
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::folder::ModelFolder;
+use crate::io::ModelFolder;
+use crate::io::WeightFiles;
 use crate::layout::{LayerId, LayerLayout, Part};
-use crate::load::WeightFiles;
-use crate::resident::FlatWeights;
+use crate::lora::{Adapted, Adapter};
+use crate::weights::FlatWeights;
 
 /// A base model with an adapter merged into it, ready to be read layer by layer; never more than that is in memory.
 ///

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::AdapterConfig;
 use super::files::AdapterFiles;
 use super::peft_config::PeftConfig;
-use crate::archive::{SafetensorsArchive, TensorArchive};
 use crate::decoder::Decoder;
-use crate::torch::TorchArchive;
+use crate::io::TorchArchive;
+use crate::io::{SafetensorsArchive, TensorArchive};
+use crate::lora::AdapterConfig;
 use crate::{ModelError, Result};
 
 /// The file that makes a folder an adapter's.

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{Adapter, AdapterConfig, AdapterKind, Targets, targets};
 use crate::Result;
-use crate::config::Config;
 use crate::families::family_named;
+use crate::lora::{Adapter, AdapterConfig, AdapterKind, Targets, peft_names};
+use crate::spec::Config;
 use crate::spec::DecoderSpec;
 
 /// Options that are read.
@@ -164,7 +164,7 @@ fn names(config: &Config, key: &str) -> Result<Option<Vec<String>>> {
 pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Value {
     let AdapterConfig { kind, rank, alpha, rank_stabilized, dropout, .. } = *adapter.config();
     let family = family_named(spec.family).expect("specs come from families");
-    let (targets, saved) = targets::peft_names(adapter, spec);
+    let (targets, saved) = peft_names(adapter, spec);
     let transposed = adapter
         .matrices()
         .iter()

@@ -1,9 +1,9 @@
 //! What the `peft` library calls the tensors of an adapter, and where they lie in our buffers.
 
-use super::{Adapted, Adapter};
 use crate::decoder::Decoder;
 use crate::families::{self, Family, Order, Piece};
 use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
+use crate::lora::{Adapted, Adapter, Site};
 
 /// What stands before the name of every module.
 pub(super) const PREFIX: &str = "base_model.model.";
@@ -89,7 +89,7 @@ fn factors(
         Order::Rows | Order::Transposed => Order::Rows,
     };
     let is_table = adapted.part == Part::TokenTable;
-    let piece = |(index, site): (usize, &super::Site)| {
+    let piece = |(index, site): (usize, &Site)| {
         let module = match layer {
             LayerId::Block(index) => site.module.replace("{}", &index.to_string()),
             _ => site.module.to_owned(),

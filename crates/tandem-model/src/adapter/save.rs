@@ -9,10 +9,10 @@ use super::peft_config;
 use super::pieces::{pieces, tied_copy};
 use crate::decoder::Decoder;
 use crate::families::family_named;
-use crate::folder::ModelFolder;
+use crate::io::ModelFolder;
+use crate::io::{LayerReader, Tensor, write_tensors};
+use crate::io::{TOKENIZER_FILES, copy_files, write_folder, write_json};
 use crate::layout::LayerId;
-use crate::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
-use crate::tensor_file::{LayerReader, Tensor, write_tensors};
 use crate::{ModelError, Result};
 
 /// Writes what trains of `decoder` in f32 to `destination`, replacing a folder of that name with all that is in it. The adapter's

@@ -2,7 +2,7 @@
 
 use super::text::{CachedPrompt, Text};
 use super::{Generator, Request};
-use crate::walk::Streams;
+use crate::layers::Streams;
 use crate::{ModelError, Result};
 
 impl Generator<'_> {

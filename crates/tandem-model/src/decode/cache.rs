@@ -8,7 +8,7 @@ use tandem_kernels::{DType, Device, Kind, Tensor, View, ViewMut, ops};
 use super::batch::{NextTokens, Prompts};
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::walk::Attend;
+use crate::layers::Attend;
 
 /// Keys and values `[rows, K·d]` of every block.
 pub(super) struct Cache {

@@ -12,7 +12,7 @@ use super::rows::Rows;
 use super::text::{Open, Text};
 use super::{Alone, Answer, Finish, Flow, Meet, NewToken, Request, Sources};
 use crate::decoder::Decoder;
-use crate::walk::{Checkpointing, Streams, Walk};
+use crate::layers::{Checkpointing, Streams, Walk};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 

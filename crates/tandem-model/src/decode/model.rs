@@ -4,7 +4,7 @@ use tandem_kernels::{Tensor, ops};
 
 use super::batch::{NextTokens, Prompts};
 use super::cache::{Cache, Prefill, Step};
-use crate::walk::{Keep, Room, Walk};
+use crate::layers::{Keep, Room, Walk};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 

@@ -5,7 +5,7 @@ use tandem_kernels::{Tensor, ops};
 
 use super::Sources;
 use super::model::Model;
-use crate::walk::{Streams, Walk};
+use crate::layers::{Streams, Walk};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Answer, Finish, Request};
-use crate::walk::Streams;
+use crate::layers::Streams;
 
 /// A request that has answers to come.
 pub(super) struct Open {

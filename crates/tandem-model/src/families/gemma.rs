@@ -4,8 +4,8 @@ use tandem_kernels::ops::Activation;
 
 use super::{Family, llama};
 use crate::Result;
-use crate::config::Config;
 use crate::layout::Part;
+use crate::spec::Config;
 use crate::spec::{DecoderSpec, NormKind};
 
 /// `GemmaForCausalLM`.

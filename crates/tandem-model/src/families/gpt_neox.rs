@@ -4,8 +4,8 @@ use tandem_kernels::ops::HeadShape;
 
 use super::{Family, Order};
 use crate::Result;
-use crate::config::Config;
 use crate::layout::Part;
+use crate::spec::Config;
 use crate::spec::{
     AttentionSpec, DecoderSpec, EmbeddingSpec, HeadKind, HeadSpec, InitSpec, MlpSpec, NormKind, NormSpec,
     Residual,

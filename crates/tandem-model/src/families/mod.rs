@@ -14,8 +14,8 @@ mod qwen3;
 use serde_json::Value;
 
 use crate::Result;
-use crate::config::Config;
 use crate::layout::{LayerId, LayerLayout, Part};
+use crate::spec::Config;
 use crate::spec::DecoderSpec;
 
 /// Every architecture that is supported.

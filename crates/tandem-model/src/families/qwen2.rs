@@ -2,8 +2,8 @@
 
 use super::{Family, llama};
 use crate::Result;
-use crate::config::Config;
 use crate::layout::Part;
+use crate::spec::Config;
 use crate::spec::DecoderSpec;
 
 /// `Qwen2ForCausalLM`.

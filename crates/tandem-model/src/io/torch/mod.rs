@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use crate::archive::{self, StoredTensor, StoredType, TensorArchive, map};
+use crate::io::archive::{self, StoredTensor, StoredType, TensorArchive, map};
 use crate::{ModelError, Result};
 use pickle::{PickledTensor, Value};
 

@@ -7,15 +7,15 @@ use std::ops::Range;
 use rayon::prelude::*;
 use tandem_kernels::{BytesMut, DType, Device, Format, Kind};
 
-use crate::archive::{StoredType, TensorArchive};
+use super::archive::{StoredType, TensorArchive};
+use super::order;
+use super::quantised::{Quantised, companions};
 use crate::decoder::Decoder;
-use crate::families::{Family, Piece, family_named, pieces};
+use crate::families::{Family, Piece, pieces};
 use crate::init::init_score;
+use crate::layout::Block;
 use crate::layout::{LayerId, Part};
-use crate::order;
-use crate::quantised::{Quantised, companions};
-use crate::resident::FlatWeights;
-use crate::slice::Block;
+use crate::weights::FlatWeights;
 use crate::{ModelError, Result};
 
 /// Weights on disk, checked against a decoder and ready to be read layer by layer. Of a part of a decoder, what the part
@@ -309,18 +309,4 @@ fn left_over(
         });
     }
     Some(format!("left over: {name} {:?} {}", stored.shape, stored.dtype))
-}
-
-/// Every HF tensor of a decoder with its shape, in the order of its layers.
-///
-/// # Panics
-/// If the spec was not made by one of [`crate::families`].
-pub fn tensor_shapes(decoder: &Decoder) -> Vec<(String, Vec<usize>)> {
-    let spec = decoder.spec();
-    let family = family_named(spec.family).expect("specs come from families");
-    let layers = decoder.layers().into_iter();
-    layers
-        .flat_map(|layer| pieces(family, spec, layer, decoder.layout(layer)))
-        .map(|piece| (piece.name, piece.shape))
-        .collect()
 }

@@ -1,10 +1,15 @@
 //! Where weights come from and where gradients go, as the walk sees it.
 
+mod packing;
+mod resident;
+
+pub use packing::{PackedLayer, Packing, Piece};
+pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
+
 use tandem_kernels::{View, ViewMut};
 
-use crate::adapter::{Adapter, Site};
 use crate::layout::{LayerId, LayerLayout, Part};
-use crate::packing::PackedLayer;
+use crate::lora::{Adapter, Site};
 use crate::{ModelError, Result};
 
 /// The weights of one layer, borrowed from a source for as long as the layer runs.

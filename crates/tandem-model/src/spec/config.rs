@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tandem_kernels::ops::Activation;
 
-use crate::rotary::{RotaryScaling, RotarySpec};
+use super::{RotaryScaling, RotarySpec};
 use crate::{ModelError, Result};
 
 /// A parsed `config.json`. A key that is `null` counts as absent.

@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use crate::archive::StoredType;
+use super::archive::StoredType;
 use crate::families::{Order, Piece};
-use crate::slice::Block;
+use crate::layout::Block;
 
 /// Elements that one task converts.
 const BLOCK: usize = 1 << 17;

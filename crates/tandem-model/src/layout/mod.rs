@@ -1,5 +1,12 @@
 //! Where each parameter of a layer lies in the layer's flat buffer.
 
+pub(crate) mod slice;
+mod stage;
+
+pub(crate) use slice::Block;
+pub use slice::{Run, Slice};
+pub use stage::Stage;
+
 use tandem_kernels::STATE_BLOCK;
 
 use crate::spec::{DecoderSpec, NormKind, Residual};

@@ -1,8 +1,12 @@
 //! What a decoder is made of.
 
+mod config;
+mod rotary;
+
 use tandem_kernels::ops::{Activation, AttentionShape, HeadShape};
 
-use crate::rotary::RotarySpec;
+pub use config::Config;
+pub use rotary::{RotaryScaling, RotarySpec};
 
 /// A causal decoder, described by its parts. [`crate::families`] makes one from a `config.json`.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tandem_kernels::{DType, Format};
 
-use crate::archive::{SafetensorsArchive, TensorArchive};
-use crate::config::Config;
+use super::archive::{SafetensorsArchive, TensorArchive};
+use super::load::WeightFiles;
+use super::torch::TorchArchive;
 use crate::decoder::Decoder;
 use crate::families::{Family, family_of, scorer_family_of};
-use crate::load::WeightFiles;
+use crate::spec::Config;
 use crate::spec::{DecoderSpec, HeadSpec};
-use crate::torch::TorchArchive;
 use crate::{ModelError, Result};
 
 /// An HF folder: `config.json`, weights, and what else lies there (tokenizer, chat template).

@@ -5,17 +5,16 @@
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use tandem_kernels::{DType, Device, ops};
+use tandem_kernels::{DType, Device};
 
+use super::folder::{ModelFolder, QUANTISATION};
+use super::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
+use super::tensor_file::{LayerReader, Tensor, write_tensors};
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::families::{family_named, pieces, scorer_class};
-use crate::folder::{ModelFolder, QUANTISATION};
 use crate::layout::LayerId;
-use crate::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
-use crate::order;
-use crate::resident::FlatWeights;
-use crate::tensor_file::{LayerReader, Tensor, write_tensors};
+use crate::weights::FlatWeights;
 
 /// Bytes of weights in one file, beyond which there are several and an index; what `save_pretrained` used for long.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
@@ -144,25 +143,6 @@ impl Save<'_> {
         let index = json!({"metadata": {"total_size": total}, "weight_map": map});
         write_json(&folder.join("model.safetensors.index.json"), &index)
     }
-}
-
-/// Every tensor in HF's names and order of elements, for tests and for tools that look at weights.
-///
-/// # Errors
-/// If the device cannot give them.
-pub fn to_hf_tensors(
-    decoder: &Decoder,
-    device: &Device,
-    weights: &FlatWeights,
-) -> Result<Vec<(String, Vec<f32>)>> {
-    let heads = decoder.spec().attention.heads;
-    let mut tensors = Vec::new();
-    for Tensor { layer, piece, .. } in stored(decoder) {
-        let flat = weights.layers[decoder.index(layer)].view().col_range(piece.range.clone());
-        let values = ops::read_f32(device, flat)?;
-        tensors.push((piece.name.clone(), order::to_hf(&piece, heads, &values)));
-    }
-    Ok(tensors)
 }
 
 /// Every tensor of a decoder with its layer.

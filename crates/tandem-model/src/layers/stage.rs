@@ -9,7 +9,7 @@ use super::block::Block;
 use super::head::ScoredRows;
 use super::{Keep, SavedWalk, Streams, Walk};
 use crate::layout::LayerId;
-use crate::stage::Stage;
+use crate::layout::Stage;
 use crate::weights::{GradientSink, WeightSource};
 use crate::{ModelError, Result};
 

@@ -94,7 +94,7 @@ impl Module {
 
 /// The names by which `peft` finds what an adapter is for and what it trains whole: the last word of a name where that means
 /// nothing else, else as much of it as all blocks share.
-pub(super) fn peft_names(adapter: &Adapter, spec: &DecoderSpec) -> (Vec<String>, Vec<String>) {
+pub(crate) fn peft_names(adapter: &Adapter, spec: &DecoderSpec) -> (Vec<String>, Vec<String>) {
     let modules = modules(spec);
     let sites = || adapter.matrices().iter().flat_map(|adapted| &adapted.sites);
     let is_target = |module: &Module| sites().any(|site| site.module == module.name);

@@ -7,9 +7,9 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, Element, bf16};
 
+use super::order;
 use crate::families::Piece;
 use crate::layout::LayerId;
-use crate::order;
 use crate::{ModelError, Result};
 
 /// Fills a layer's flat buffer.

@@ -39,7 +39,7 @@ use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor, View, ops};
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, Part};
-use crate::weights::{GradientSink, LayerWeights, WeightSource};
+use crate::weights::{LayerWeights, WeightSource};
 
 use block::SavedBlock;
 use head::SavedHead;
@@ -124,39 +124,6 @@ impl Walk<'_> {
         self.check_stage()?;
         self.stage_forward(weights, forest, None, Streams::one(scores), false)?;
         Ok(())
-    }
-
-    /// Scores the forest's predictions and keeps what [`Walk::backward`] needs.
-    ///
-    /// # Errors
-    /// As [`Walk::forward`].
-    pub fn forward_keep(
-        &self,
-        weights: &mut dyn WeightSource,
-        forest: &Forest,
-        scores: &mut HeadScores,
-    ) -> Result<SavedWalk> {
-        self.check_stage()?;
-        Ok(self.stage_forward(weights, forest, None, Streams::one(scores), true)?.1)
-    }
-
-    /// Adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]` over the forest's predictions into the sink, layer by
-    /// layer from the head down.
-    ///
-    /// # Errors
-    /// If `d_log_prob` has not one number per prediction, weights or gradient buffers cannot be had, or memory ends.
-    pub fn backward(
-        &self,
-        weights: &mut dyn WeightSource,
-        grads: &mut dyn GradientSink,
-        forest: &Forest,
-        saved: SavedWalk,
-        scores: &HeadScores,
-        d_log_prob: &[f32],
-    ) -> Result<()> {
-        self.check_stage()?;
-        let end = Gradient::OfScores { scores, d_log_prob };
-        self.stage_backward(weights, grads, forest, saved, end).map(drop)
     }
 
     /// Embedding and blocks over tokens at the positions that `attend` tells, with its attention. After the last block only

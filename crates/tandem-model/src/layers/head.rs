@@ -8,8 +8,8 @@ use super::rows::Shares;
 use super::streams::StreamWeights;
 use super::{Checkpointing, Streams, Walk};
 use crate::Result;
+use crate::layout::Slice;
 use crate::layout::{LayerId, Part};
-use crate::slice::Slice;
 use crate::weights::{GradientSink, LayerWeights, LowRank, WeightSource};
 
 /// The rows of the token axis that predict something, ascending, and each prediction's index among them.

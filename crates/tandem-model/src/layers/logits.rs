@@ -6,8 +6,8 @@ use super::attention::ForestAttention;
 use super::norm::{FINAL_NORM, norm};
 use super::{Keep, Walk};
 use crate::Result;
+use crate::layout::Slice;
 use crate::layout::{LayerId, Part};
-use crate::slice::Slice;
 use crate::weights::WeightSource;
 
 impl Walk<'_> {

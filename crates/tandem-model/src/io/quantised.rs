@@ -11,10 +11,10 @@ use tandem_kernels::format::{NF4_BLOCK, NF4_BLOCKS};
 use tandem_kernels::ops::{self, StoredInt8, StoredNf4};
 use tandem_kernels::{Device, Format};
 
+use super::archive::{StoredTensor, StoredType, TensorArchive};
 use crate::Result;
-use crate::archive::{StoredTensor, StoredType, TensorArchive};
 use crate::families::{Order, Piece};
-use crate::slice::Block;
+use crate::layout::Block;
 
 /// Elements that one task reads.
 const CHUNK: usize = 1 << 17;

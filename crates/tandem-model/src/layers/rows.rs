@@ -8,7 +8,7 @@ use std::ops::Range;
 use tandem_kernels::{Extent, View};
 
 use super::Walk;
-use crate::slice::Slice;
+use crate::layout::Slice;
 
 /// For how much of a batch memory is taken where one has less: so that batches of every size take the same memory, at the same
 /// places.
