@@ -128,7 +128,7 @@ impl AdapterFiles {
 }
 
 /// The name under which a tensor is stored, or what is wrong with it.
-fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Result<String, String> {
+fn locate(archive: &dyn TensorArchive, family: &Family, piece: &Piece) -> Result<String, String> {
     let Some((name, stored)) =
         spellings(family, &piece.name).into_iter().find_map(|n| Some((n.clone(), archive.get(&n)?)))
     else {
@@ -146,10 +146,10 @@ fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Re
 }
 
 /// How versions of `peft` and `transformers` spell a name.
-fn spellings(family: &dyn Family, name: &str) -> Vec<String> {
+fn spellings(family: &Family, name: &str) -> Vec<String> {
     let mut names = vec![name.to_owned()];
     // The name in the model's files is the name in memory of older versions.
-    if let Some((in_files, in_memory)) = family.renamed()
+    if let Some((in_files, in_memory)) = family.renamed
         && let Some(rest) = name.strip_prefix(PREFIX).and_then(|name| name.strip_prefix(in_memory))
     {
         names.push(format!("{PREFIX}{in_files}{rest}"));
@@ -168,7 +168,7 @@ fn spellings(family: &dyn Family, name: &str) -> Vec<String> {
 }
 
 /// The tensor of the base that `name` is a copy of, if it is one: `peft` puts the tables that are targets into the file.
-fn copied(decoder: &Decoder, family: &dyn Family, name: &str) -> Option<Vec<String>> {
+fn copied(decoder: &Decoder, family: &Family, name: &str) -> Option<Vec<String>> {
     let (module, kind) = name.rsplit_once(".base_layer.")?;
     let adapted = decoder.adapter()?.matrices();
     let adapted = adapted.iter().find(|adapted| {
@@ -176,10 +176,10 @@ fn copied(decoder: &Decoder, family: &dyn Family, name: &str) -> Option<Vec<Stri
         adapted.sites.iter().any(|site| spellings(family, &name(site)).iter().any(|known| known == module))
     })?;
     let is_tied = adapted.part == Part::HeadWeight && decoder.spec().head.tied;
-    let own = family.names(if is_tied { Part::TokenTable } else { adapted.part }).first()?;
-    let own = format!("{}.{kind}", own.strip_suffix(".weight")?);
+    let own = family.modules(if is_tied { Part::TokenTable } else { adapted.part }).first()?;
+    let own = format!("{own}.{kind}");
     // A folder saved from the bare model leaves the prefix off.
-    let short = own.strip_prefix(family.base_prefix()).map(str::to_owned);
+    let short = own.strip_prefix(family.base_prefix).map(str::to_owned);
     Some(std::iter::once(own).chain(short).collect())
 }
 

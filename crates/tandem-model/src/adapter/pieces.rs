@@ -9,8 +9,8 @@ use crate::lora::{Adapted, Adapter, Site};
 pub(super) const PREFIX: &str = "base_model.model.";
 
 /// The name in an adapter of a module or tensor that is called `name` in a model's files.
-pub(super) fn adapter_name(family: &dyn Family, name: &str) -> String {
-    let renamed = family.renamed().and_then(|(file, memory)| Some((memory, name.strip_prefix(file)?)));
+pub(super) fn adapter_name(family: &Family, name: &str) -> String {
+    let renamed = family.renamed.and_then(|(file, memory)| Some((memory, name.strip_prefix(file)?)));
     match renamed {
         Some((memory, rest)) if rest.is_empty() || rest.starts_with('.') => format!("{PREFIX}{memory}{rest}"),
         _ => format!("{PREFIX}{name}"),
@@ -21,7 +21,7 @@ pub(super) fn adapter_name(family: &dyn Family, name: &str) -> String {
 ///
 /// # Panics
 /// If the decoder has no adapter.
-pub(super) fn pieces(family: &dyn Family, decoder: &Decoder, layer: LayerId) -> Vec<Piece> {
+pub(super) fn pieces(family: &Family, decoder: &Decoder, layer: LayerId) -> Vec<Piece> {
     let adapter = decoder.adapter().expect("a decoder with an adapter");
     let layout = decoder.trained(layer);
     let mut all = Vec::new();
@@ -44,12 +44,12 @@ pub(super) fn pieces(family: &dyn Family, decoder: &Decoder, layer: LayerId) -> 
 }
 
 /// The head's tensor that goes beside a token table which trains whole, where the two are one: `peft` has them apart.
-pub(super) fn tied_copy(family: &dyn Family, decoder: &Decoder) -> Option<Piece> {
+pub(super) fn tied_copy(family: &Family, decoder: &Decoder) -> Option<Piece> {
     let adapter = decoder.adapter()?;
     let is_copied = decoder.spec().head.tied && adapter.saved().contains(&Part::TokenTable);
     let table = pieces(family, decoder, LayerId::Embedding).into_iter().find(|p| p.part == Part::TokenTable);
     let mut copy = table.filter(|_| is_copied)?;
-    copy.name = adapter_name(family, family.names(Part::HeadWeight).first()?);
+    copy.name = adapter_name(family, &family.names(Part::HeadWeight).next()?);
     Some(copy)
 }
 
@@ -76,7 +76,7 @@ fn term_of(adapter: &Adapter, part: Part) -> Option<(&Adapted, Role)> {
 
 /// The tensors of a parameter that holds one factor of all sites of a matrix.
 fn factors(
-    family: &dyn Family,
+    family: &Family,
     rank: usize,
     adapted: &Adapted,
     role: Role,

@@ -18,7 +18,7 @@ use crate::{ModelError, Result};
 pub struct ModelFolder {
     path: PathBuf,
     config: Config,
-    family: &'static dyn Family,
+    family: &'static Family,
     spec: DecoderSpec,
     weights: Option<PathBuf>,
     /// What a score head that the weights lack is drawn from.
@@ -64,7 +64,7 @@ impl ModelFolder {
         Ok(folder)
     }
 
-    fn new(path: &Path, config: Config, family: &'static dyn Family) -> Result<Self> {
+    fn new(path: &Path, config: Config, family: &'static Family) -> Result<Self> {
         let mut spec = family.spec(&config)?;
         let generation = path.join("generation_config.json");
         if generation.is_file() {
@@ -107,7 +107,7 @@ impl ModelFolder {
     }
 
     /// The architecture.
-    pub fn family(&self) -> &'static dyn Family {
+    pub fn family(&self) -> &'static Family {
         self.family
     }
 

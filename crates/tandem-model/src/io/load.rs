@@ -58,7 +58,7 @@ impl WeightFiles {
     /// If any is missing, left over, or of another shape or type: one error lists all of them.
     pub fn new(
         archive: Box<dyn TensorArchive>,
-        family: &dyn Family,
+        family: &Family,
         decoder: &Decoder,
         score_seed: Option<u64>,
     ) -> Result<Self> {
@@ -258,9 +258,9 @@ fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source>
 }
 
 /// The name under which a tensor is stored.
-fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Option<String> {
+fn locate(archive: &dyn TensorArchive, family: &Family, piece: &Piece) -> Option<String> {
     // A folder saved from the bare model leaves the prefix off.
-    let short = piece.name.strip_prefix(family.base_prefix());
+    let short = piece.name.strip_prefix(family.base_prefix);
     let mut names = std::iter::once(piece.name.as_str()).chain(short);
     names.find(|name| archive.get(name).is_some()).map(str::to_owned)
 }
@@ -281,7 +281,7 @@ fn check(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Optio
 /// What is wrong with a tensor that no parameter uses; `None` if it is harmless.
 fn left_over(
     archive: &dyn TensorArchive,
-    family: &dyn Family,
+    family: &Family,
     decoder: &Decoder,
     layers: &[Vec<Piece>],
     name: &str,
@@ -293,10 +293,12 @@ fn left_over(
     let stored = archive.get(name)?;
     // Of a language model whose folder is read as a reward model's, the head is of no use.
     let of_head = [Part::HeadWeight, Part::HeadBias];
-    if decoder.spec().head.is_score() && of_head.iter().any(|&part| family.names(part).contains(&name)) {
+    if decoder.spec().head.is_score()
+        && of_head.iter().any(|&part| family.names(part).any(|known| known == name))
+    {
         return None;
     }
-    if decoder.spec().head.tied && family.names(Part::HeadWeight).contains(&name) {
+    if decoder.spec().head.tied && family.names(Part::HeadWeight).any(|known| known == name) {
         let embedding = &layers[decoder.index(LayerId::Embedding)];
         let table = embedding.iter().find(|piece| piece.part == Part::TokenTable)?;
         let equal =

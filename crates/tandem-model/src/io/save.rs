@@ -12,7 +12,7 @@ use super::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
 use super::tensor_file::{LayerReader, Tensor, write_tensors};
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::families::{family_named, pieces, scorer_class};
+use crate::families::{family_named, pieces};
 use crate::layout::LayerId;
 use crate::weights::FlatWeights;
 
@@ -88,7 +88,7 @@ impl Save<'_> {
     /// Says that it is a sequence classifier with one label, and what texts are padded with: `transformers` takes several at once
     /// only if it knows.
     fn name_classifier(&self, config: &mut Map<String, Value>) {
-        config.insert("architectures".into(), json!([scorer_class(self.template.family())]));
+        config.insert("architectures".into(), json!([self.template.family().scorer_class()]));
         config.remove("num_labels");
         config.insert("id2label".into(), json!({"0": "LABEL_0"}));
         config.insert("label2id".into(), json!({"LABEL_0": 0}));

@@ -123,6 +123,18 @@ pub struct LowRankParts {
     pub magnitude: Option<Part>,
 }
 
+/// Weights and their biases.
+const BIASES: [(Part, Part); 8] = [
+    (Part::Norm1Weight, Part::Norm1Bias),
+    (Part::QkvWeight, Part::QkvBias),
+    (Part::OutWeight, Part::OutBias),
+    (Part::Norm2Weight, Part::Norm2Bias),
+    (Part::UpWeight, Part::UpBias),
+    (Part::DownWeight, Part::DownBias),
+    (Part::FinalNormWeight, Part::FinalNormBias),
+    (Part::HeadWeight, Part::HeadBias),
+];
+
 impl Part {
     /// Whether nothing but products of whole matrices goes into this one's gradient, so that the first may write it.
     pub const fn is_written_by_product(self) -> bool {
@@ -144,6 +156,16 @@ impl Part {
             _ => return None,
         };
         Some(LowRankParts { a, b, magnitude })
+    }
+
+    /// Returns the bias beside this weight, in families that have one.
+    pub(crate) fn bias(self) -> Option<Self> {
+        BIASES.iter().find(|(weight, _)| *weight == self).map(|(_, bias)| *bias)
+    }
+
+    /// Returns the weight beside this bias; `None` if this is no bias.
+    pub(crate) fn weight_of_bias(self) -> Option<Self> {
+        BIASES.iter().find(|(_, bias)| *bias == self).map(|(weight, _)| *weight)
     }
 
     /// Whether it is a factor of a low-rank term.

@@ -46,22 +46,15 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
             let head = LayerLayout::new(&[(Part::HeadWeight, spec.vocab_size, spec.hidden_size)], None);
             layout.params.extend(head.params);
         }
-        let names = |part: Part| crate::families::names(family, part);
-        for param in &layout.params {
+        for param in layout.params.iter().filter(|param| param.part.weight_of_bias().is_none()) {
             let found = pieces(family, spec, layer, &LayerLayout { params: vec![*param], ..layout.clone() });
             let is_whole = found.len() == 1;
             let mut row = 0;
-            for (piece, name) in found.iter().zip(names(param.part)) {
-                let Some(name) = name.strip_suffix(".weight") else { continue };
-                let renamed = family.renamed().filter(|(in_files, _)| *in_files == name);
+            for (piece, &name) in found.iter().zip(family.modules(param.part)) {
+                let renamed = family.renamed.filter(|(in_files, _)| *in_files == name);
                 let (part, rows) = (param.part, row..row + piece.rows);
-                modules.push(Module {
-                    name,
-                    other_name: renamed.map(|(_, other)| other),
-                    part,
-                    rows,
-                    is_whole,
-                });
+                let other_name = renamed.map(|(_, other)| other);
+                modules.push(Module { name, other_name, part, rows, is_whole });
                 row += piece.rows;
             }
         }
@@ -226,7 +219,7 @@ pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) ->
             return refused("is the token table of this model (tie_word_embeddings); name that one");
         }
         parts.push(module.part);
-        parts.extend(bias_of(module.part).filter(|&bias| has_part(spec, bias)));
+        parts.extend(module.part.bias().filter(|&bias| has_part(spec, bias)));
     }
     parts.sort_unstable();
     parts.dedup();
@@ -236,21 +229,6 @@ pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) ->
 fn has_part(spec: &DecoderSpec, part: Part) -> bool {
     let layers = [LayerId::Embedding, LayerId::Block(0), LayerId::Head];
     layers.into_iter().any(|layer| LayerLayout::of(spec, layer).param(part).is_some())
-}
-
-/// The bias of the module that has this weight.
-pub(crate) const fn bias_of(weight: Part) -> Option<Part> {
-    Some(match weight {
-        Part::Norm1Weight => Part::Norm1Bias,
-        Part::Norm2Weight => Part::Norm2Bias,
-        Part::FinalNormWeight => Part::FinalNormBias,
-        Part::QkvWeight => Part::QkvBias,
-        Part::OutWeight => Part::OutBias,
-        Part::UpWeight => Part::UpBias,
-        Part::DownWeight => Part::DownBias,
-        Part::HeadWeight => Part::HeadBias,
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

@@ -41,6 +41,15 @@ pub struct DecoderSpec {
     pub eos_token_ids: Vec<u32>,
 }
 
+impl DecoderSpec {
+    /// Gives every projection of attention and feed-forward a bias.
+    pub(crate) fn with_biases(mut self) -> Self {
+        (self.attention.qkv_bias, self.attention.out_bias) = (true, true);
+        (self.mlp.up_bias, self.mlp.down_bias) = (true, true);
+        self
+    }
+}
+
 /// Kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NormKind {
