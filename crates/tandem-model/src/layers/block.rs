@@ -1,4 +1,39 @@
 //! One transformer block, forward and backward, for every arrangement of its two halves.
+//!
+//! Forward. `R` is `T`, unless only the scored rows go on after the last block's attention. The residual stream `x`,
+//! `m`, `y` is f32, everything inside a half is in the compute type:
+//!
+//! ```text
+//! n1_TD = norm1(x_TD)
+//! q, k, v = split(n1 · Wqkvᵀ + b)              [T, H·d], [T, K·d], [T, K·d]
+//! q, k = rope(head_norm(q)), rope(head_norm(k))   where the model has them
+//! a_TA = attention(q, k, v)                    A = H·d
+//! m_RD = x + a · Woutᵀ + b
+//! n2_RD = norm2(m)
+//! u_RF = n2 · Wupᵀ + b                         [R, 2F], gate and up, if gated
+//! h_RF = f(u), or f(gate) ⊙ up
+//! y_RD = m + h · Wdownᵀ + b
+//! ```
+//!
+//! In a parallel block `n2 = norm2(x)`, or `n1` where one norm serves both halves.
+//!
+//! Backward, from `dy_RD` to `dx_TD`. Each product `z = x · Wᵀ + b` also adds `dW += dzᵀ · x` and `db += Σ_rows dz`:
+//!
+//! ```text
+//! dh = dy · Wdown          du = f′(u) ⊙ dh, or (dh ⊙ up ⊙ f′(gate), dh ⊙ f(gate))
+//! dn2 = du · Wup           dm = dy + norm2′(m, dn2)
+//! da = dm · Wout           dq, dk, dv = attention′(q, k, v, a, da), rotated back
+//! dn1 = dqkv · Wqkv        dx = dm + norm1′(x, dn1)
+//! ```
+//!
+//! In a parallel block `dm = dy`, and both norms' gradients are added to `dx`; a shared norm's are summed first.
+//!
+//! Tensor parallelism: a rank holds some heads and channels, and its own rows of the residual stream. `norm` gathers
+//! the rows of all ranks, [`Walk::join`] sums the ranks' terms where a half ends (a parallel block once, at its end);
+//! backward, [`Walk::whole`] gathers and [`Walk::sum_rows`] sums. Low-rank terms are part of a product
+//! ([`super::low_rank`]).
+//!
+//! Memory: [`Keep`] says which tensors stay for backward; the others are dropped as soon as nothing reads them.
 
 use tandem_kernels::{DType, Extent, Forest, Tensor, View};
 
@@ -13,7 +48,7 @@ use crate::layout::Part;
 use crate::spec::Residual;
 use crate::weights::{LayerGradients, LayerWeights};
 
-/// What a block's forward leaves behind; each level holds what the one before it does.
+/// What a block's forward keeps for backward; each level includes the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Keep {
     /// Nothing: no backward follows.
@@ -28,32 +63,68 @@ pub(crate) enum Keep {
     All,
 }
 
-/// What a block's forward left behind.
+/// Tensors that a block's forward kept.
 pub(crate) struct SavedBlock {
-    /// `[T,D]` f32, if it is here.
+    /// `[T,D]` f32, if it is on the device.
     pub(super) input: Option<Tensor>,
-    /// The input, if it waits elsewhere.
+    /// The input, if it is offloaded.
     pub(super) away: Option<AwayInput>,
     rows: BlockRows,
     inner: Option<Inner>,
 }
 
-/// What happens between a block's input and its last product. `R` is `T` unless only some rows went on after attention. A slice
-/// has its heads and channels of all these rows; only the middle of a sequential block is of this rank's rows alone.
+/// Tensors between a block's input and its last product. A tensor-parallel rank has its heads and channels of all
+/// rows; only the middle of a sequential block is of its own rows alone.
 struct Inner {
-    /// Of all rows.
+    /// `n1`, of all rows.
     norm1: Normed,
     attended: Attended,
-    /// `x + attention` `[R,D]` f32: what the feed-forward adds to, and in a sequential block what it reads. In a parallel
-    /// one, this rank's term of it, of all rows.
+    /// `m` `[R,D]` f32. In a parallel block this rank's term `x + a · Woutᵀ + b`, of all rows.
     middle: Option<Tensor>,
-    /// Of R rows. Absent if one norm serves both halves.
+    /// `n2`, of R rows. Absent if one norm serves both halves.
     norm2: Option<Normed>,
-    /// `[R,F]`, or `[R,2F]` gate and up.
+    /// `u`.
     up: Option<Tensor>,
-    /// `[R,F]`.
+    /// `h`.
     hidden: Option<Tensor>,
     reduced: Reduced,
+}
+
+impl Inner {
+    /// Drops tensors that nothing reads after attention, but backward would.
+    fn after_attention(&mut self, keep: Keep, residual: Residual) {
+        if keep < Keep::Selective {
+            self.attended.drop_operands();
+            self.reduced.qkv = None;
+        }
+        if keep < Keep::All && residual != (Residual::Parallel { shared_norm: true }) {
+            self.norm1.drop_output();
+        }
+    }
+
+    /// Drops tensors that nothing reads after the heads' projection, but backward would.
+    fn after_projection(&mut self, keep: Keep) {
+        if keep < Keep::Selective {
+            self.attended.drop_output();
+            self.reduced.out = None;
+        }
+    }
+
+    /// Drops tensors that nothing reads after the first product of the feed-forward, but backward would.
+    fn after_up(&mut self, keep: Keep) {
+        if keep < Keep::All {
+            self.norm1.drop_output();
+            self.norm2.iter_mut().for_each(Normed::drop_output);
+        }
+    }
+
+    /// Drops tensors that nothing reads after the activation, but backward would.
+    fn after_activation(&mut self, keep: Keep) {
+        if keep < Keep::Selective {
+            self.up = None;
+            self.reduced.up = None;
+        }
+    }
 }
 
 /// One block with its weights.
@@ -64,7 +135,8 @@ pub(crate) struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// From the residual stream before the block, `[T,D]` f32, to the one after it, `[R,D]`; of both, this rank's rows.
+    /// Computes the residual stream after the block, `[R,D]` f32, from the one before it, `[T,D]`; both are this
+    /// rank's rows.
     pub(crate) fn forward(
         &self,
         x: Tensor,
@@ -95,7 +167,8 @@ impl Block<'_> {
         self.walk.decoder.spec().residual
     }
 
-    /// All but the last product. Returns memory as soon as nothing reads it any more; `hidden` and `middle` stay.
+    /// Computes all but the last product; `hidden` and `middle` stay whatever `keep` says. Backward runs it again for
+    /// tensors that were not kept: the same operations in the same order give the same bits.
     fn inner(
         &self,
         input: &mut Option<Tensor>,
@@ -105,59 +178,54 @@ impl Block<'_> {
     ) -> Result<Inner> {
         let (walk, weights, residual) = (self.walk, self.weights, self.residual());
         let x = input.as_ref().expect("a block starts with its input").view();
-        let mut norm1 = norm(walk, weights, NORM1, x, &rows.tokens)?;
-        let mut reduced = Reduced::default();
-        let (mut attended, of_qkv) = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
-        if keep < Keep::Selective {
-            attended.drop_operands();
-        }
-        reduced.qkv = of_qkv.filter(|_| keep >= Keep::Selective);
-        if keep < Keep::All && residual != (Residual::Parallel { shared_norm: true }) {
-            norm1.drop_output();
-        }
+
+        let norm1 = norm(walk, weights, NORM1, x, &rows.tokens)?;
+        let (attended, qkv) = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
+        let reduced = Reduced { qkv, ..Reduced::default() };
+        let mut inner = Inner { norm1, attended, middle: None, norm2: None, up: None, hidden: None, reduced };
+        inner.after_attention(keep, residual);
+
         let x_picked = walk.pick(x, rows.own_picked())?;
-        let (mut middle, of_out) = {
-            let heads = walk.pick(attended.output(), rows.picked())?;
+        let (mut middle, out) = {
+            let heads = walk.pick(inner.attended.output(), rows.picked())?;
             let (weight, bias) = (Part::OutWeight, Part::OutBias);
             walk.linear_term(weights, weight, bias, heads.view(), x_picked.view(), rows.after())?
         };
         if residual == Residual::Sequential {
             middle = walk.join(middle, rows.after())?;
         }
-        if keep < Keep::Selective {
-            attended.drop_output();
-        }
-        reduced.out = of_out.filter(|_| keep >= Keep::Selective);
-        let mut norm2 = match residual {
+        inner.reduced.out = out;
+        inner.after_projection(keep);
+
+        inner.norm2 = match residual {
             Residual::Sequential => Some(norm(walk, weights, NORM2, middle.view(), rows.after())?),
             Residual::Parallel { shared_norm: false } => {
                 Some(norm(walk, weights, NORM2, x_picked.view(), rows.after())?)
             }
             Residual::Parallel { shared_norm: true } => None,
         };
+        inner.middle = Some(middle);
         drop(x_picked);
         if keep == Keep::Nothing {
             *input = None;
         }
-        let (up, of_up) = {
-            let read = match &norm2 {
+
+        let (up, reduced_up) = {
+            let n2 = match &inner.norm2 {
                 Some(norm2) => Picked::All(norm2.output()),
-                None => walk.pick(norm1.output(), rows.picked())?,
+                None => walk.pick(inner.norm1.output(), rows.picked())?,
             };
-            walk.linear(weights, Part::UpWeight, Part::UpBias, read.view())?
+            walk.linear(weights, Part::UpWeight, Part::UpBias, n2.view())?
         };
-        if keep < Keep::All {
-            norm1.drop_output();
-            norm2.iter_mut().for_each(Normed::drop_output);
-        }
-        let hidden = mlp::activate(walk, up.view())?;
-        let up = (keep >= Keep::Selective).then_some(up);
-        reduced.up = of_up.filter(|_| keep >= Keep::Selective);
-        Ok(Inner { norm1, attended, middle: Some(middle), norm2, up, hidden: Some(hidden), reduced })
+        inner.after_up(keep);
+        inner.hidden = Some(mlp::activate(walk, up.view())?);
+        (inner.up, inner.reduced.up) = (Some(up), reduced_up);
+        inner.after_activation(keep);
+        Ok(inner)
     }
 
-    /// Turns `dx`, the gradient of the residual stream after the block (of the rows that went on), into the one before it
-    /// (of all rows), in place; of both, this rank's rows.
+    /// Turns `dx`, the gradient of the residual stream after the block `[R,D]`, into the one before it `[T,D]`, in
+    /// place; both are this rank's rows.
     pub(super) fn backward(
         &self,
         saved: SavedBlock,
@@ -187,7 +255,7 @@ impl Block<'_> {
         }
     }
 
-    /// `dx += ∂ mlp(norm2(middle))`.
+    /// Adds the gradient of `mlp(norm2(m))` by `m` to `dx`, in a sequential block.
     fn mlp_half(
         &self,
         inner: &mut Inner,
@@ -211,7 +279,7 @@ impl Block<'_> {
         self.norm_backward(NORM2, middle, &norm2, shares.own_of(dn.view()), dx, gradients)
     }
 
-    /// `dx += ∂ attention(norm1(x))`.
+    /// Adds the gradient of `attention(norm1(x))` by `x` to `dx`, in a sequential block.
     fn attention_half(
         &self,
         inner: Inner,
@@ -239,7 +307,7 @@ impl Block<'_> {
         self.norm_backward(NORM1, x, &norm1, rows.tokens.own_of(dn.view()), dx, gradients)
     }
 
-    /// `dx += ∂ (attention(norm1(x)) + mlp(norm2(x)))`; both halves see the same `dx`, so it changes at the end.
+    /// Adds the gradients of both halves of a parallel block to `dx`. Both read the same `dx`, so it changes last.
     fn parallel(
         &self,
         mut inner: Inner,
@@ -260,7 +328,7 @@ impl Block<'_> {
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
             let read = walk.pick(inner.norm1.output(), rows.picked())?;
             self.mlp_backward(up, hidden, &mut inner.reduced, read.view(), dy, &mut dn2, gradients)?;
-            // Attention adds its share to this one, for both read the same norm.
+            // Both halves read one norm: attention adds its gradient to this one.
             (walk.spread(dn2, rows.picked(), tokens.all())?, None)
         } else {
             let mut norm2 = inner.norm2.take().expect("a block without a shared norm has a second one");
@@ -289,7 +357,7 @@ impl Block<'_> {
         self.norm_backward(NORM1, x, &norm1, tokens.own_of(dn1.view()), dx, gradients)
     }
 
-    /// Makes a gradient of the rows that went on one of all rows.
+    /// Turns a gradient of the rows that went on into one of all rows, zero elsewhere.
     fn spread(&self, dx: &mut Tensor, rows: Option<SomeRows>, all: Extent) -> Result<()> {
         if rows.is_some() {
             let nothing = self.walk.alloc(Extent::exact(0), dx.cols(), DType::F32)?;
