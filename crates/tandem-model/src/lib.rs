@@ -1,7 +1,7 @@
 //! Decoder language models from HF folders: description, weights, forward and backward, generation.
 //!
-//! The rooms of the crate, from the ground floor up; a room imports from rooms above it in this list, never from
-//! one below:
+//! The rooms of the crate, from the ground floor up; a room imports from rooms above it in this
+//! list, never from one below:
 //!
 //! | room | contents |
 //! |---|---|
@@ -17,10 +17,12 @@
 //! | [`layers`] | [`Walk`]: forward and backward over the layers |
 //! | [`decode`] | [`Generator`]: generation with a key/value cache |
 //!
-//! Shape suffixes: `T` tokens, `D` hidden size, `H` query heads, `K` key/value heads, `d` head width, `F`
-//! feed-forward width, `V` vocabulary, `R` scored rows, `P` predictions, `r` rank of a low-rank term.
+//! Shape suffixes: `T` tokens, `D` hidden size, `H` query heads, `K` key/value heads, `d` head
+//! width, `F` feed-forward width, `V` vocabulary, `R` scored rows, `P` predictions, `r` rank of a
+//! low-rank term.
 //!
-//! Dropout rates in a `config.json` are ignored: policy and reference must be the same function of the same weights.
+//! Dropout rates in a `config.json` are ignored: policy and reference must be the same function of
+//! the same weights.
 
 pub mod adapter;
 pub mod decode;

@@ -1,14 +1,14 @@
-//! What the `peft` library calls the tensors of an adapter, and where they lie in our buffers.
+//! Names of an adapter's tensors in the `peft` library, and their places in our buffers.
 
 use crate::decoder::Decoder;
 use crate::families::{self, Family, Order, Piece};
 use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
 use crate::lora::{Adapted, Adapter, Site};
 
-/// What stands before the name of every module.
+/// Prefix of every module's name.
 pub(super) const PREFIX: &str = "base_model.model.";
 
-/// The name in an adapter of a module or tensor that is called `name` in a model's files.
+/// Returns the name in an adapter of a model's module or tensor.
 pub(super) fn adapter_name(family: &Family, name: &str) -> String {
     let renamed = family.renamed.and_then(|(file, memory)| Some((memory, name.strip_prefix(file)?)));
     match renamed {
@@ -17,7 +17,7 @@ pub(super) fn adapter_name(family: &Family, name: &str) -> String {
     }
 }
 
-/// Every tensor of what an adapter trains of a layer, by its place in the layer's flat buffer.
+/// Lists every trained tensor of a layer, by its place in the layer's flat buffer.
 ///
 /// # Panics
 /// If the decoder has no adapter.
@@ -43,7 +43,8 @@ pub(super) fn pieces(family: &Family, decoder: &Decoder, layer: LayerId) -> Vec<
     all
 }
 
-/// The head's tensor that goes beside a token table which trains whole, where the two are one: `peft` has them apart.
+/// Returns the copy of a token table that trains whole, under the head's name, if the two are tied:
+/// `peft` stores both.
 pub(super) fn tied_copy(family: &Family, decoder: &Decoder) -> Option<Piece> {
     let adapter = decoder.adapter()?;
     let is_copied = decoder.spec().head.tied && adapter.saved().contains(&Part::TokenTable);
@@ -53,7 +54,7 @@ pub(super) fn tied_copy(family: &Family, decoder: &Decoder) -> Option<Piece> {
     Some(copy)
 }
 
-/// Which tensor of a term a parameter holds.
+/// Role of a parameter in a low-rank term.
 #[derive(Clone, Copy)]
 enum Role {
     A,
@@ -74,7 +75,7 @@ fn term_of(adapter: &Adapter, part: Part) -> Option<(&Adapted, Role)> {
     })
 }
 
-/// The tensors of a parameter that holds one factor of all sites of a matrix.
+/// Lists the tensors of a parameter that stacks one factor of all modules of a matrix.
 fn factors(
     family: &Family,
     rank: usize,

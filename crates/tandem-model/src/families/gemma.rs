@@ -15,7 +15,8 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     spec.norm.kind = NormKind::Rms { offset: 1.0 };
     spec.embedding.scale = (spec.hidden_size as f32).sqrt();
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
-    // The official folders say "gelu" and mean the tanh approximation, as transformers takes it too.
+    // The official folders say "gelu" and mean the tanh approximation, as transformers takes it
+    // too.
     spec.mlp.activation = match config.activation("hidden_act", "gelu_pytorch_tanh")? {
         Activation::Gelu => Activation::GeluTanh,
         other => other,

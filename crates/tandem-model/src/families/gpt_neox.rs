@@ -1,4 +1,5 @@
-//! GPT-NeoX and Pythia: parallel residual with two LayerNorms, partial rotary embedding, q, k and v fused by head.
+//! GPT-NeoX and Pythia: parallel residual with two LayerNorms, partial rotary embedding, q, k and v
+//! fused by head.
 
 use super::{Family, Order, Sizes, decoder};
 use crate::Result;

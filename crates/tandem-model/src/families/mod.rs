@@ -1,7 +1,7 @@
 //! The architectures: one file each, one line in [`FAMILIES`].
 //!
-//! A [`Family`] declares how its `config.json` is read and which HF modules hold our parameters. It contains no
-//! mathematics: that follows from the [`DecoderSpec`].
+//! A [`Family`] declares how its `config.json` is read and which HF modules hold our parameters. It
+//! contains no mathematics: that follows from the [`DecoderSpec`].
 
 mod gemma;
 mod gpt2;
@@ -35,8 +35,8 @@ pub struct Family {
     pub base_prefix: &'static str,
     /// Reads everything but [`DecoderSpec::family`] from a config.
     read: fn(&Config) -> Result<DecoderSpec>,
-    /// HF modules by the weight that they hold, in the order of its rows; `{}` stands for the block's index. A bias
-    /// is held by the modules of its weight.
+    /// HF modules by the weight that they hold, in the order of its rows; `{}` stands for the
+    /// block's index. A bias is held by the modules of its weight.
     modules: &'static [(Part, &'static [&'static str])],
     /// Parts whose elements HF does not order as [`Order::Rows`].
     order: &'static [(Part, Order)],
@@ -117,8 +117,8 @@ impl Sizes {
     }
 }
 
-/// Makes a decoder with the options that most families share: sequential residual, no biases, full attention without
-/// rotary embedding, plain feed-forward, untied head. A family changes the rest.
+/// Makes a decoder with the options that most families share: sequential residual, no biases, full
+/// attention without rotary embedding, plain feed-forward, untied head. A family changes the rest.
 fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation) -> Result<DecoderSpec> {
     let Sizes { hidden, num_layers, heads, kv_heads, head_dim, mlp, positions } = sizes;
     let std = config.number("initializer_range", 0.02)? as f32;
@@ -213,7 +213,8 @@ pub fn family_of(config: &Config) -> Result<&'static Family> {
     })
 }
 
-/// Finds the family of a reward model's config, a sequence classifier with one label. `None` for another model.
+/// Finds the family of a reward model's config, a sequence classifier with one label. `None` for
+/// another model.
 ///
 /// # Errors
 /// If the classifier has more labels, or its architecture is none of [`FAMILIES`].

@@ -1,4 +1,5 @@
-//! Phi 1, 1.5 and 2: both halves of a block read one LayerNorm; partial rotary embedding; biases everywhere.
+//! Phi 1, 1.5 and 2: both halves of a block read one LayerNorm; partial rotary embedding; biases
+//! everywhere.
 
 use super::{Family, Sizes, decoder};
 use crate::Result;

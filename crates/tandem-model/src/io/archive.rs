@@ -1,4 +1,4 @@
-//! Named tensors in files, memory-mapped: nothing is read before it is needed.
+//! Named tensors in memory-mapped files: pages are read when they are needed.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ pub enum StoredType {
     F16,
     /// bfloat16.
     Bf16,
-    /// Anything else, by name: not a type of weights.
+    /// Any other type, by name: none of weights.
     Other(String),
 }
 
@@ -35,50 +35,49 @@ impl std::fmt::Display for StoredType {
     }
 }
 
-/// A tensor in a file, row-major, little-endian.
+/// Tensor in a file, row-major, little-endian.
 #[derive(Clone, Debug)]
 pub struct StoredTensor<'a> {
     /// Element type.
     pub dtype: StoredType,
     /// Shape.
     pub shape: Vec<usize>,
-    /// The elements.
+    /// Elements.
     pub bytes: &'a [u8],
 }
 
-/// A set of named tensors.
+/// Set of named tensors.
 pub trait TensorArchive: Send + Sync {
-    /// The file or folder, for messages.
+    /// Returns the file or folder, for messages.
     fn path(&self) -> &Path;
 
-    /// Every name, in no particular order.
+    /// Lists every name, in no particular order.
     fn names(&self) -> Vec<&str>;
 
-    /// The tensor of that name.
+    /// Returns the tensor of that name.
     fn get(&self, name: &str) -> Option<StoredTensor<'_>>;
 
-    /// Gives the memory of what was read back; it is read from the files again when it is asked for.
+    /// Drops the pages read so far from memory; they are read from the files again on demand.
     fn release(&self);
 }
 
 /// Maps a file into memory.
-///
-/// # Errors
-/// If it cannot be opened or mapped.
 #[expect(unsafe_code, reason = "mapping a file is a foreign-function corner")]
 pub(crate) fn map(path: &Path) -> Result<Mmap> {
     let file = File::open(path).map_err(|e| ModelError::io(path, e))?;
-    // SAFETY: the map is only read, as plain bytes of any value. Were another process to cut the file short meanwhile,
-    // this one would get SIGBUS, as with every memory-mapped model; weights are replaced by rename, never in place.
+    // SAFETY: the map is only read, as plain bytes of any value. If another process truncated the
+    // file, this one would get SIGBUS, as with every memory-mapped model; weights are replaced by
+    // rename, never in place.
     unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))
 }
 
-/// Takes a file's pages out of this process, where they would count as its memory beside the tensors that were made of them.
+/// Drops a file's pages from this process, where they would count beside the tensors made from
+/// them.
 #[expect(unsafe_code, reason = "advice on a mapping is a foreign-function corner")]
 pub(crate) fn release(map: &Mmap) {
     #[cfg(unix)]
-    // SAFETY: the map is of a file and never written through, so pages that come back are the same. It is advice: without it
-    // nothing is wrong.
+    // SAFETY: the map is of a file and never written through, so reloaded pages are the same. It is
+    // only advice.
     unsafe {
         let _ = map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed);
     }
@@ -86,7 +85,7 @@ pub(crate) fn release(map: &Mmap) {
     let _ = map;
 }
 
-/// One or several safetensors files as one set.
+/// Set of tensors in one or several safetensors files.
 pub struct SafetensorsArchive {
     path: PathBuf,
     files: Vec<Mmap>,
@@ -101,7 +100,7 @@ struct Entry {
 }
 
 impl SafetensorsArchive {
-    /// A single file.
+    /// Opens a single file.
     ///
     /// # Errors
     /// If it cannot be read or is malformed, for instance cut short.
@@ -111,10 +110,10 @@ impl SafetensorsArchive {
         Ok(archive)
     }
 
-    /// The shards that a `model.safetensors.index.json` lists.
+    /// Opens the files that a `model.safetensors.index.json` lists.
     ///
     /// # Errors
-    /// If the index or a shard cannot be read or is malformed, or a tensor is not in the shard that the index says.
+    /// If the index or a file is malformed, or a tensor is not in the file that the index names.
     pub fn open_index(index: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(index).map_err(|e| ModelError::io(index, e))?;
         let parsed: Value =
@@ -162,7 +161,7 @@ impl SafetensorsArchive {
     }
 }
 
-/// What is wrong with a safetensors file of `len` bytes, in words.
+/// Explains the problem with a safetensors file of `len` bytes.
 fn explain(error: &SafeTensorError, len: usize) -> String {
     match error {
         SafeTensorError::MetadataIncompleteBuffer => format!(

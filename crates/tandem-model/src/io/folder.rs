@@ -1,4 +1,4 @@
-//! A model folder as HF lays it out.
+//! HF model folders.
 
 use std::path::{Path, PathBuf};
 
@@ -14,29 +14,30 @@ use crate::spec::Config;
 use crate::spec::{DecoderSpec, HeadSpec};
 use crate::{ModelError, Result};
 
-/// An HF folder: `config.json`, weights, and what else lies there (tokenizer, chat template).
+/// HF model folder: `config.json`, weights, tokenizer and chat template.
 pub struct ModelFolder {
     path: PathBuf,
     config: Config,
     family: &'static Family,
     spec: DecoderSpec,
     weights: Option<PathBuf>,
-    /// What a score head that the weights lack is drawn from.
+    /// Seed of a score head that the weights lack.
     score_seed: Option<u64>,
 }
 
-/// The key of `config.json` about how the weights beside it are quantised.
+/// Key of `config.json` that describes the quantisation of the weights.
 pub(crate) const QUANTISATION: &str = "quantization_config";
 
-/// Where weights may lie, in the order of preference.
+/// Weight files, in the order of preference.
 const WEIGHT_FILES: [&str; 4] =
     ["model.safetensors", "model.safetensors.index.json", "policy.pt", "pytorch_model.bin"];
 
 impl ModelFolder {
-    /// Reads the config of a language model's folder. Weights are not touched.
+    /// Reads the config of a language model's folder, and no weights.
     ///
     /// # Errors
-    /// If there is no such folder, no `config.json` in it, or the config describes something unsupported; a reward model too.
+    /// If there is no such folder, no `config.json` in it, or the config describes something
+    /// unsupported, or a reward model.
     pub fn open(path: &Path) -> Result<Self> {
         let config = read_config(path)?;
         if scorer_family_of(&config)?.is_some() {
@@ -48,11 +49,12 @@ impl ModelFolder {
         Self::new(path, config, family)
     }
 
-    /// Reads the config of a reward model's folder, as `transformers` writes a sequence classifier with one label; or of a language
-    /// model's, which gets a score head that is drawn from `seed` when its weights are read. Weights are not touched.
+    /// Reads the config of a reward model's folder, and no weights. It is a sequence classifier of
+    /// `transformers` with one label, or a language model, whose score head is drawn from `seed`
+    /// when weights are read.
     ///
     /// # Errors
-    /// As [`ModelFolder::open`]; and if a classifier has more labels than one.
+    /// As [`ModelFolder::open`]; if a classifier has more labels than one.
     pub fn open_reward(path: &Path, seed: u64) -> Result<Self> {
         let config = read_config(path)?;
         let scorer = scorer_family_of(&config)?;
@@ -77,46 +79,47 @@ impl ModelFolder {
         Ok(Self { path: path.to_owned(), config, family, spec, weights: None, score_seed: None })
     }
 
-    /// The same reward model, with the token that sequences are padded with.
+    /// Sets the padding token of a reward model.
     #[must_use]
     pub fn with_pad(mut self, pad: u32) -> Self {
         self.spec.head = HeadSpec::score(Some(pad));
         self
     }
 
-    /// Whether it is a language model's folder that is read as a reward model's.
+    /// Returns whether this is a language model's folder read as a reward model.
     pub fn begins_score_head(&self) -> bool {
         self.score_seed.is_some()
     }
 
-    /// Takes the weights from another file: a safetensors file or index, or a file of `torch.save` (`policy.pt`).
+    /// Reads the weights from another file: a safetensors file or index, or a file of `torch.save`
+    /// (`policy.pt`).
     #[must_use]
     pub fn with_weights(mut self, file: &Path) -> Self {
         self.weights = Some(file.to_owned());
         self
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its `config.json`.
+    /// Returns the `config.json`.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The architecture.
+    /// Returns the architecture.
     pub fn family(&self) -> &'static Family {
         self.family
     }
 
-    /// What the model is made of.
+    /// Returns the spec.
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
     }
 
-    /// The type to store this model's weights in: bf16 if its config says so, else f32.
+    /// Returns the type to store this model's weights in: bf16 if its config says so, else f32.
     pub fn stored_type(&self) -> DType {
         let named = |key| self.config.word(key, "").unwrap_or_default();
         if named("dtype") == "bfloat16" || named("torch_dtype") == "bfloat16" {
@@ -126,8 +129,8 @@ impl ModelFolder {
         }
     }
 
-    /// The format that its matrices are quantised in, if its config says that bitsandbytes has done so. Weights from
-    /// another file than the folder's are not.
+    /// Returns the format in which bitsandbytes quantised the folder's weights, if it did. Weights
+    /// from another file are not quantised.
     pub fn quantised(&self) -> Option<Format> {
         let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none())?;
         let is = |key: &str| how.get(key).and_then(Value::as_bool) == Some(true);
@@ -138,18 +141,18 @@ impl ModelFolder {
         (is("load_in_4bit") && is_nf4).then_some(Format::Nf4)
     }
 
-    /// The file that weights are read from, if the folder has one.
+    /// Returns the file that weights are read from, if there is one.
     pub fn weight_file(&self) -> Option<PathBuf> {
         let usual = || WEIGHT_FILES.iter().map(|name| self.path.join(name)).find(|file| file.is_file());
         self.weights.clone().or_else(usual)
     }
 
-    /// Opens the weights and checks that they are the decoder's: every name, shape and type. Reads no element but
-    /// those of a stored copy of a tied table.
+    /// Opens the weights, and checks every name, shape and type against the decoder. Reads no
+    /// elements, except a stored copy of a tied table.
     ///
     /// # Errors
-    /// If there are none, a file is malformed, or tensors are missing, left over, or of another shape or type: one
-    /// error lists all of them.
+    /// If there are none, a file is malformed, or tensors are missing, left over, or of another
+    /// shape or type: one error lists all of them.
     pub fn weights(&self, decoder: &Decoder) -> Result<WeightFiles> {
         let method = self.config.as_map().get(QUANTISATION).and_then(|how| how.get("quant_method"));
         if let Some(method) = method.and_then(Value::as_str).filter(|_| self.weights.is_none())

@@ -1,4 +1,4 @@
-//! From HF tensors to flat f32 buffers, one layer at a time, in parallel, straight from the mapped files.
+//! HF tensors, read into flat f32 buffers one layer at a time, in parallel, from mapped files.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::take;
@@ -18,25 +18,25 @@ use crate::layout::{LayerId, Part};
 use crate::weights::FlatWeights;
 use crate::{ModelError, Result};
 
-/// Weights on disk, checked against a decoder and ready to be read layer by layer. Of a part of a decoder, what the part
-/// holds is read and nothing else.
+/// Weights on disk, checked against a decoder. For a part of a decoder, only its own elements are
+/// read.
 pub struct WeightFiles {
     archive: Box<dyn TensorArchive>,
-    /// By [`Decoder::index`]: the layer's tensors, under the names they have in the files.
+    /// Tensors of each layer by [`Decoder::index`], under their names in the files.
     layers: Vec<Vec<Source>>,
     heads: usize,
 }
 
-/// A tensor in the files, and what of it goes where.
+/// Tensor in the files, and its place in a layer.
 pub(crate) struct Source {
     piece: Piece,
-    /// What is read of it; all, if absent.
+    /// Part that is read; all, if absent.
     block: Option<Block>,
     /// Elements of the layer's flat buffer.
     range: Range<usize>,
-    /// How it is quantised, if it is.
+    /// Quantisation, if any.
     quantised: Option<Quantised>,
-    /// Its elements, if the files lack it and it begins afresh.
+    /// Fresh elements, if the files lack the tensor.
     drawn: Option<Vec<f32>>,
 }
 
@@ -46,13 +46,14 @@ impl From<Piece> for Source {
     }
 }
 
-/// Ends of names of tensors that are no parameters: rotary tables and causal masks that older versions stored.
+/// Suffixes of tensors that are no parameters: rotary tables and causal masks of older versions.
 const HARMLESS: [&str; 4] =
     ["rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias", "attention.bias"];
 
 impl WeightFiles {
-    /// Finds every tensor of the decoder; what bitsandbytes has quantised, with what belongs to it. Files of a language model that
-    /// are read as a reward model's have no score head: it is drawn from `score_seed`, if there is one.
+    /// Finds every tensor of the decoder, with the companions of those that bitsandbytes quantised.
+    /// A language model's files that are read as a reward model lack the score head: it is drawn
+    /// from `score_seed`.
     ///
     /// # Errors
     /// If any is missing, left over, or of another shape or type: one error lists all of them.
@@ -119,7 +120,8 @@ impl WeightFiles {
         }
     }
 
-    /// Fills a layer's flat buffer (`layout.len` elements); padding becomes zero. `index` is [`Decoder::index`].
+    /// Fills a layer's flat buffer (`layout.len` elements); padding becomes zero. `index` is
+    /// [`Decoder::index`].
     ///
     /// # Panics
     /// If the buffer is shorter than the layer.
@@ -127,7 +129,7 @@ impl WeightFiles {
         self.read_range(index, 0..flat.len(), flat);
     }
 
-    /// Fills some neighbouring elements of a layer's flat buffer: whole tensors, and what lies between them.
+    /// Fills a range of a layer's flat buffer: whole tensors, and the padding between them.
     ///
     /// # Panics
     /// If the range cuts a tensor, or the buffer is not of its length.
@@ -135,17 +137,18 @@ impl WeightFiles {
         read_sources(&*self.archive, &self.layers[index], self.heads, range, flat);
     }
 
-    /// The tensors, under the names that they have in the files.
+    /// Returns the tensors, under their names in the files.
     pub(crate) fn archive(&self) -> &dyn TensorArchive {
         &*self.archive
     }
 
-    /// Whether the elements of a layer's flat buffer are one tensor that is stored in this format.
+    /// Returns whether a range of a layer's flat buffer is one tensor that is stored in this
+    /// format.
     pub fn is_stored(&self, index: usize, range: &Range<usize>, format: Format) -> bool {
         self.stored(index, range).is_some_and(|(_, quantised)| quantised.format() == format)
     }
 
-    /// Packs a tensor as it is stored, of which [`WeightFiles::is_stored`] says that it can be.
+    /// Packs a tensor for which [`WeightFiles::is_stored`] is true, without unpacking it.
     ///
     /// # Errors
     /// If the bytes are of another length, or the tensor is not stored in a format.
@@ -167,10 +170,7 @@ impl WeightFiles {
         source.quantised.filter(|_| source.block.is_none()).map(|quantised| (&source.piece, quantised))
     }
 
-    /// Reads every layer into device memory of the given kind. On a dry run only the memory is counted.
-    ///
-    /// # Errors
-    /// If the device's memory does not suffice.
+    /// Reads every layer into device memory of the given kind. A dry run only counts the memory.
     pub fn load(&self, decoder: &Decoder, device: &Device, kind: Kind) -> Result<FlatWeights> {
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in decoder.layers().into_iter().enumerate() {
@@ -183,7 +183,7 @@ impl WeightFiles {
     }
 }
 
-/// Fills some neighbouring elements of a layer's flat buffer from its tensors, which come by their places: see
+/// Fills a range of a layer's flat buffer from its tensors, in the order of their places: see
 /// [`WeightFiles::read_range`].
 pub(crate) fn read_sources(
     archive: &dyn TensorArchive,
@@ -224,7 +224,7 @@ pub(crate) fn read_sources(
     archive.release();
 }
 
-/// What a decoder, or a slice of one, reads of a layer's tensors.
+/// Returns the parts of a layer's tensors that a decoder, or a tensor-parallel shard, reads.
 fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source> {
     let (whole, slice) = (decoder.whole(), decoder.slice());
     if slice.count == 1 {
@@ -237,7 +237,7 @@ fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source>
             .param(piece.part)
             .zip(decoder.layout(layer).param(piece.part))
             .expect("a piece is of a parameter, which every slice has");
-        // Tensors of one parameter stand below one another, those of a bias side by side.
+        // Tensors of one parameter are stacked by rows, those of a bias by columns.
         let before = piece.range.start - param.offset;
         let (row, col) = (before / param.cols, before % param.cols);
         let block = slice.block(whole.spec(), param);
@@ -257,7 +257,7 @@ fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source>
     sources
 }
 
-/// The name under which a tensor is stored.
+/// Returns the name under which a tensor is stored.
 fn locate(archive: &dyn TensorArchive, family: &Family, piece: &Piece) -> Option<String> {
     // A folder saved from the bare model leaves the prefix off.
     let short = piece.name.strip_prefix(family.base_prefix);
@@ -265,7 +265,7 @@ fn locate(archive: &dyn TensorArchive, family: &Family, piece: &Piece) -> Option
     names.find(|name| archive.get(name).is_some()).map(str::to_owned)
 }
 
-/// How a stored tensor is quantised, if it is, or what is wrong with it.
+/// Returns the quantisation of a stored tensor, if any, or the problem with it.
 fn check(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Option<Quantised>, String> {
     let quantised = Quantised::find(archive, name, piece)?;
     let Some(stored) = archive.get(name).filter(|_| quantised.is_none()) else { return Ok(quantised) };
@@ -278,7 +278,7 @@ fn check(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Optio
     Ok(None)
 }
 
-/// What is wrong with a tensor that no parameter uses; `None` if it is harmless.
+/// Returns the problem with a tensor that no parameter uses; `None` if it is harmless.
 fn left_over(
     archive: &dyn TensorArchive,
     family: &Family,
@@ -291,7 +291,7 @@ fn left_over(
         return None;
     }
     let stored = archive.get(name)?;
-    // Of a language model whose folder is read as a reward model's, the head is of no use.
+    // A reward model read from a language model's folder does not use its head.
     let of_head = [Part::HeadWeight, Part::HeadBias];
     if decoder.spec().head.is_score()
         && of_head.iter().any(|&part| family.names(part).any(|known| known == name))

@@ -1,4 +1,4 @@
-//! Folders that appear whole: made under a temporary name beside their destination, synced and renamed.
+//! Folders written atomically: under a temporary name beside the destination, synced and renamed.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{ModelError, Result};
 
-/// Tokenizer and chat template, which go with a model and are copied as they are.
+/// Files of tokenizer and chat template, which are copied as they are.
 pub(crate) const TOKENIZER_FILES: [&str; 10] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -22,10 +22,10 @@ pub(crate) const TOKENIZER_FILES: [&str; 10] = [
     "chat_template.json",
 ];
 
-/// Makes `destination`, replacing a folder of that name; `fill` writes what shall be in it.
+/// Makes `destination`, replacing a folder of that name; `fill` writes its contents.
 ///
 /// # Errors
-/// If the disk refuses or `fill` fails: nothing is left behind and an older folder stays whole.
+/// If the disk refuses or `fill` fails: nothing is left behind, and an older folder stays whole.
 pub(crate) fn write_folder(destination: &Path, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()> {
     let name = destination.file_name().and_then(|n| n.to_str());
     let name = name.ok_or_else(|| ModelError::format(destination, "not a name for a folder"))?;
@@ -38,7 +38,7 @@ pub(crate) fn write_folder(destination: &Path, fill: &mut dyn FnMut(&Path) -> Re
     fs::create_dir(folder).map_err(|e| ModelError::io(folder, e))?;
     fill(folder)?;
     sync(folder)?;
-    // A rename does not replace a folder that holds something: the old one steps aside first.
+    // A rename does not replace a folder with contents: the old one is renamed first.
     let old = beside("old");
     let replaces = destination.exists();
     if replaces {
@@ -57,7 +57,7 @@ pub(crate) fn write_folder(destination: &Path, fill: &mut dyn FnMut(&Path) -> Re
     sync(parent)
 }
 
-/// Removes its folder when dropped, unless that was renamed away.
+/// Temporary folder, removed when dropped unless it was renamed.
 struct Unfinished(PathBuf);
 
 impl Drop for Unfinished {
@@ -66,12 +66,12 @@ impl Drop for Unfinished {
     }
 }
 
-/// Copies the files of those names that `from` has.
+/// Copies those of the named files that `from` has.
 pub(crate) fn copy_files(from: &Path, names: &[&str], folder: &Path) -> Result<()> {
     for name in names {
         let source = from.join(name);
         if source.is_file() {
-            // Written anew rather than `fs::copy`: a read-only source must not make a read-only copy.
+            // Not `fs::copy`, which would make a read-only copy of a read-only source.
             let bytes = fs::read(&source).map_err(|e| ModelError::io(&source, e))?;
             write_file(&folder.join(name), &bytes)?;
         }
@@ -93,7 +93,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(|e| ModelError::io(path, e))
 }
 
-/// Makes the folder's entries durable.
+/// Syncs the folder's entries to disk.
 fn sync(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|f| f.sync_all()).map_err(|e| ModelError::io(folder, e))
 }

@@ -1,4 +1,4 @@
-//! From the order of elements in HF tensors to ours and back.
+//! Conversion between the order of elements in HF tensors and ours.
 
 use rayon::prelude::*;
 
@@ -6,13 +6,14 @@ use super::archive::StoredType;
 use crate::families::{Order, Piece};
 use crate::layout::Block;
 
-/// Elements that one task converts.
+/// Elements per parallel task.
 const BLOCK: usize = 1 << 17;
 
-/// Widens a stored tensor, or a block of it, into its place in a layer's flat buffer. `heads` are the model's query heads.
+/// Widens a stored tensor, or a block of it, to f32 in its place in a layer's flat buffer. `heads`
+/// are the model's query heads.
 ///
 /// # Panics
-/// If the sizes differ or the type is not one of weights: both are checked when a folder is opened.
+/// If sizes differ or the type is not one of weights: both are checked when a folder is opened.
 pub(crate) fn read(
     piece: &Piece,
     heads: usize,
@@ -35,10 +36,10 @@ pub(crate) fn read(
     }
 }
 
-/// Some elements of a stored tensor.
+/// Returns a range of a stored tensor's elements as f32.
 ///
 /// # Panics
-/// If there are not so many, or the type is not one of weights.
+/// If the range is out of bounds, or the type is not one of weights.
 pub(crate) fn widened(dtype: &StoredType, bytes: &[u8], range: std::ops::Range<usize>) -> Vec<f32> {
     match dtype {
         StoredType::F32 => bytes.as_chunks::<4>().0[range].iter().map(|b| f32::from_le_bytes(*b)).collect(),
@@ -72,7 +73,8 @@ fn read_as<const W: usize>(
         }
         Order::Transposed => {
             let (rows, cols) = (piece.rows, piece.cols);
-            // Sixteen of our rows are sixteen neighbours in each of theirs: one cache line is read once.
+            // Sixteen of our rows are sixteen neighbours in each of theirs: each cache line is read
+            // once.
             out.par_chunks_mut(16 * cols).enumerate().for_each(|(block, to)| {
                 let first = 16 * block;
                 for col in 0..cols {
@@ -92,8 +94,8 @@ fn read_as<const W: usize>(
     }
 }
 
-/// As [`read_as`], of a block of the tensor. Every run of neighbours in ours is a run of neighbours, or of steps of one width,
-/// in theirs.
+/// Reads a block of the tensor, as [`read_as`]. A contiguous run in ours is contiguous in theirs,
+/// or has one stride.
 fn read_block<const W: usize>(
     piece: &Piece,
     heads: usize,
@@ -131,7 +133,7 @@ fn read_block<const W: usize>(
     });
 }
 
-/// A tensor in HF's order, from its place in a layer's flat buffer.
+/// Returns a tensor in HF's order, from its values in a layer's flat buffer.
 pub(crate) fn to_hf(piece: &Piece, heads: usize, values: &[f32]) -> Vec<f32> {
     match piece.order {
         Order::Rows => values.to_vec(),
@@ -151,7 +153,7 @@ pub(crate) fn to_hf(piece: &Piece, heads: usize, values: &[f32]) -> Vec<f32> {
     }
 }
 
-/// The place in `[head, (q, k, v)]` of what is at `ours` in `[(q, k, v), head]`.
+/// Returns the index in `[head, (q, k, v)]` of index `ours` in `[(q, k, v), head]`.
 fn interleaved(ours: usize, heads: usize) -> usize {
     let (which, head) = (ours / heads, ours % heads);
     head * 3 + which

@@ -1,8 +1,9 @@
-//! Matrices that bitsandbytes has quantised, as a folder that `transformers` saved holds them.
+//! Matrices quantised by bitsandbytes, in folders saved by `transformers`.
 //!
-//! nf4: `X.weight` holds the codes, in whatever type, and `X.weight.absmax`, `.nested_absmax`, `.quant_map`,
-//! `.nested_quant_map` and `.quant_state.bitsandbytes__nf4` (JSON) what they stand for. int8: `X.weight` and `X.SCB`. A matrix
-//! is stored as `[out, in]`, GPT-2's too, which is transposed in ordinary folders.
+//! nf4: `X.weight` holds the codes, in any type; `X.weight.absmax`, `.nested_absmax`, `.quant_map`,
+//! `.nested_quant_map` and `.quant_state.bitsandbytes__nf4` (JSON) hold scales and code book. int8:
+//! `X.weight` and `X.SCB`. A matrix is stored as `[out, in]`, also GPT-2's, which ordinary folders
+//! store transposed.
 
 use rayon::prelude::*;
 use serde_json::Value;
@@ -16,29 +17,29 @@ use crate::Result;
 use crate::families::{Order, Piece};
 use crate::layout::Block;
 
-/// Elements that one task reads.
+/// Elements per parallel task.
 const CHUNK: usize = 1 << 17;
 
-/// What to do about weights that cannot be read.
+/// Advice for unreadable weights.
 const ADVICE: &str = "take the model as it was before it was quantised, and give compute.format";
 
-/// How a tensor is quantised.
+/// Quantisation of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Quantised {
     /// Four bits a weight.
     Nf4 {
-        /// The mean of the scales.
+        /// Mean of the scales.
         offset: f32,
     },
     /// A byte a weight.
     Int8,
 }
 
-/// Ends of the names of JSON about a 4-bit tensor.
+/// Suffixes of the JSON beside a 4-bit tensor.
 const NF4_STATE: &str = ".quant_state.bitsandbytes__nf4";
 const FP4_STATE: &str = ".quant_state.bitsandbytes__fp4";
 
-/// Ends of the names of the tensors that go with one in nf4, and their types.
+/// Suffixes and types of the companions of an nf4 tensor.
 const NF4_PARTS: [(&str, &str); 5] = [
     (".absmax", "u8"),
     (".nested_absmax", "f32"),
@@ -47,7 +48,7 @@ const NF4_PARTS: [(&str, &str); 5] = [
     (NF4_STATE, "u8"),
 ];
 
-/// The names that tensors may have which go with a quantised one.
+/// Lists the possible names of a quantised tensor's companions.
 pub(crate) fn companions(name: &str) -> impl Iterator<Item = String> {
     let of_nf4 = NF4_PARTS.iter().map(|(end, _)| *end).chain([FP4_STATE]);
     of_nf4
@@ -56,7 +57,7 @@ pub(crate) fn companions(name: &str) -> impl Iterator<Item = String> {
 }
 
 impl Quantised {
-    /// How the tensor of that name is quantised, if it is; or what is wrong with it.
+    /// Returns the quantisation of a tensor, if any, or the problem with it.
     pub(crate) fn find(
         archive: &dyn TensorArchive,
         name: &str,
@@ -130,7 +131,7 @@ impl Quantised {
         }
     }
 
-    /// The format that it is in.
+    /// Returns the format.
     pub(crate) const fn format(self) -> Format {
         match self {
             Self::Nf4 { .. } => Format::Nf4,
@@ -138,7 +139,7 @@ impl Quantised {
         }
     }
 
-    /// Reads the tensor of a piece, or a block of it, as f32.
+    /// Reads a tensor, or a block of it, as f32.
     pub(crate) fn read(
         self,
         archive: &dyn TensorArchive,
@@ -164,7 +165,7 @@ impl Quantised {
         }
     }
 
-    /// Packs the tensor of a piece: codes and scales as they are stored.
+    /// Packs a tensor: codes and scales as they are stored.
     pub(crate) fn pack(
         self,
         device: &Device,
@@ -187,9 +188,9 @@ impl Quantised {
     }
 }
 
-/// What of a quantised tensor is read before its codes: a file need not hold it where an f32 may lie.
+/// Scales and code book of a quantised tensor, copied because files need not align them for f32.
 struct Small {
-    /// nf4's factors of scales, or int8's largest magnitudes.
+    /// Scales of nf4's scales, or int8's largest magnitudes by row.
     scales: Vec<f32>,
     quant_map: Vec<f32>,
     nested_quant_map: Vec<f32>,
@@ -233,18 +234,18 @@ impl Small {
     }
 }
 
-/// The name of a tensor of the same module.
+/// Returns the name of another tensor of the same module.
 fn sibling(name: &str, word: &str) -> String {
     let module = name.strip_suffix("weight").unwrap_or(name);
     format!("{module}{word}")
 }
 
-/// A tensor that was found before.
+/// Returns a tensor that was found before.
 fn get<'a>(archive: &'a dyn TensorArchive, name: &str) -> StoredTensor<'a> {
     archive.get(name).unwrap_or_else(|| unreachable!("{name} was looked for before"))
 }
 
-/// The tensor must be there, of that type.
+/// Checks that the tensor exists and has this type.
 fn require(archive: &dyn TensorArchive, name: &str, dtype: &str) -> Result<(), String> {
     match archive.get(name).map(|stored| stored.dtype) {
         None => Err(format!("missing: {name}")),

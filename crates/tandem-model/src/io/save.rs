@@ -1,6 +1,7 @@
-//! Writing a model as an ordinary HF folder, which `transformers` loads.
+//! Writer of HF model folders that `transformers` loads.
 //!
-//! The folder is made under a temporary name beside its destination, synced and renamed: whoever sees it sees it whole.
+//! The folder is written under a temporary name beside its destination, synced and renamed: readers
+//! only see it whole.
 
 use std::path::Path;
 
@@ -16,28 +17,29 @@ use crate::families::{family_named, pieces};
 use crate::layout::LayerId;
 use crate::weights::FlatWeights;
 
-/// Bytes of weights in one file, beyond which there are several and an index; what `save_pretrained` used for long.
+/// Default size of one weight file in bytes; a larger model gets several and an index.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// What to write.
+/// A model to write.
 #[derive(Clone, Copy)]
 pub struct Save<'a> {
-    /// The folder whose config, tokenizer and chat template the new one gets.
+    /// Folder whose config, tokenizer and chat template the new one gets.
     pub template: &'a ModelFolder,
-    /// The model.
+    /// Decoder of the model.
     pub decoder: &'a Decoder,
     /// Type of the stored weights.
     pub dtype: DType,
-    /// Bytes of weights in one file; [`SHARD_BYTES`] unless there is a reason.
+    /// Largest size of one weight file in bytes, usually [`SHARD_BYTES`].
     pub shard_bytes: u64,
 }
 
 impl Save<'_> {
-    /// Writes `destination`, replacing a folder of that name. `read` fills the flat f32 buffer of each layer, which
-    /// come in the order of [`Decoder::layers`].
+    /// Writes `destination`, replacing a folder of that name. `read` fills the flat f32 buffer of
+    /// each layer, in the order of [`Decoder::layers`].
     ///
     /// # Errors
-    /// If the disk refuses (nothing is left behind and an older folder stays whole) or `read` fails.
+    /// If the disk refuses (nothing is left behind, and an older folder stays whole) or `read`
+    /// fails.
     pub fn write(
         &self,
         destination: &Path,
@@ -51,10 +53,7 @@ impl Save<'_> {
         })
     }
 
-    /// As [`Save::write`], of weights in the memory of `device`.
-    ///
-    /// # Errors
-    /// As [`Save::write`].
+    /// Writes weights in the memory of `device`, as [`Save::write`].
     pub fn write_resident(&self, destination: &Path, device: &Device, weights: &FlatWeights) -> Result<()> {
         self.write(destination, &mut |layer, flat| {
             let from = weights.layers[self.decoder.index(layer)].view();
@@ -65,7 +64,7 @@ impl Save<'_> {
 
     fn write_config(&self, folder: &Path) -> Result<()> {
         let mut config = self.template.config().as_map().clone();
-        // What is written is not quantised, whatever the template's own weights are.
+        // Written weights are not quantised, even if the template's are.
         config.remove(QUANTISATION);
         let dtype = match self.dtype {
             DType::F32 => "float32",
@@ -74,7 +73,7 @@ impl Save<'_> {
         // transformers 4 calls it torch_dtype; 5 reads both.
         let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         config.insert(key.into(), dtype.into());
-        // A merged adapter may have parted the head from the table.
+        // A merged adapter may have untied the head from the table.
         let tied = self.decoder.spec().head.tied;
         if tied != self.template.spec().head.tied {
             config.insert("tie_word_embeddings".into(), tied.into());
@@ -85,8 +84,8 @@ impl Save<'_> {
         write_json(&folder.join("config.json"), &Value::Object(config))
     }
 
-    /// Says that it is a sequence classifier with one label, and what texts are padded with: `transformers` takes several at once
-    /// only if it knows.
+    /// Declares a sequence classifier with one label and its padding token, without which
+    /// `transformers` scores one text at a time.
     fn name_classifier(&self, config: &mut Map<String, Value>) {
         config.insert("architectures".into(), json!([self.template.family().scorer_class()]));
         config.remove("num_labels");
@@ -116,7 +115,8 @@ impl Save<'_> {
         Ok(())
     }
 
-    /// Cuts the tensors, in their order, into files of at most `shard_bytes` (a larger tensor has one to itself).
+    /// Divides the tensors, in order, into files of at most `shard_bytes`; a larger tensor has one
+    /// to itself.
     fn cut<'t>(&self, tensors: &'t [Tensor]) -> Vec<&'t [Tensor]> {
         let (mut shards, mut start, mut bytes) = (Vec::new(), 0, 0);
         for (i, tensor) in tensors.iter().enumerate() {
@@ -145,7 +145,7 @@ impl Save<'_> {
     }
 }
 
-/// Every tensor of a decoder with its layer.
+/// Lists every tensor of a decoder with its layer.
 fn stored(decoder: &Decoder) -> Vec<Tensor> {
     let spec = decoder.spec();
     let family = family_named(spec.family).expect("specs come from families");

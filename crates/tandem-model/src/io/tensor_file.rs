@@ -1,4 +1,4 @@
-//! Writing safetensors files, tensor by tensor, from the flat buffers of layers.
+//! Writer of safetensors files, tensor by tensor, from the flat buffers of layers.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -12,10 +12,10 @@ use crate::families::Piece;
 use crate::layout::LayerId;
 use crate::{ModelError, Result};
 
-/// Fills a layer's flat buffer.
+/// Callback that fills a layer's flat buffer.
 pub(crate) type ReadLayer<'a> = &'a mut dyn FnMut(LayerId, &mut [f32]) -> Result<()>;
 
-/// The flat f32 buffer of one layer at a time, read when another one is asked for.
+/// Flat f32 buffer of one layer at a time.
 pub(crate) struct LayerReader<'a> {
     read: ReadLayer<'a>,
     flat: Vec<f32>,
@@ -39,7 +39,7 @@ impl<'a> LayerReader<'a> {
     }
 }
 
-/// A tensor to be written: its layer, the length of that layer's buffer, and its place there.
+/// Tensor to write: its layer, the length of that layer's buffer, and its place there.
 pub(crate) struct Tensor {
     pub(crate) layer: LayerId,
     pub(crate) len: usize,
@@ -47,16 +47,13 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Bytes in a file.
+    /// Returns its bytes in a file.
     pub(crate) fn bytes(&self, dtype: DType) -> u64 {
         (self.piece.range.len() * dtype.size()) as u64
     }
 }
 
-/// Writes a file of these tensors and syncs it. `heads` are the model's query heads.
-///
-/// # Errors
-/// If the disk refuses, or a layer cannot be read.
+/// Writes a file of these tensors, and syncs it. `heads` are the model's query heads.
 pub(crate) fn write_tensors(
     path: &Path,
     tensors: &[Tensor],
@@ -76,7 +73,8 @@ pub(crate) fn write_tensors(
     file.sync_all().map_err(failed)
 }
 
-/// Length and JSON of a safetensors header, padded so that the data starts on a multiple of eight.
+/// Makes a safetensors header, length and JSON, padded so that the data starts at a multiple of
+/// eight.
 fn header(tensors: &[Tensor], dtype: DType) -> Vec<u8> {
     let name = match dtype {
         DType::F32 => "F32",

@@ -1,4 +1,4 @@
-//! The attention half of a block: project, normalise heads, rotate, attend, project back.
+//! Attention of a block: project, normalise heads, rotate, attend, project back.
 
 use tandem_kernels::ops::AttentionShape;
 use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
@@ -11,12 +11,13 @@ use crate::layout::Part;
 use crate::spec::{AttentionSpec, NormKind};
 use crate::weights::{LayerGradients, LayerWeights};
 
-/// How queries find keys: over the forest itself, or over a cache that grows.
+/// Attention over the forest itself, or over a key/value cache.
 pub(crate) trait Attend {
-    /// Position of each row.
+    /// Returns the position of each row.
     fn positions(&self) -> &[u32];
 
-    /// Attention of block `layer`; `log_sum_exp` `[T,H]` need only be written where backward follows.
+    /// Computes the attention of block `layer`. `log_sum_exp` `[T,H]` need only be written if
+    /// backward follows.
     fn attend(
         &mut self,
         layer: usize,
@@ -54,14 +55,14 @@ impl Attend for ForestAttention<'_> {
     }
 }
 
-/// What attention keeps for backward.
+/// Tensors of attention that backward reads.
 pub(super) struct Attended {
     operands: Option<Operands>,
     /// `[T, H·d]`.
     output: Option<Tensor>,
 }
 
-/// What attention read, and its normaliser.
+/// Operands of attention, and its normaliser.
 struct Operands {
     /// `[T, (H+2K)·d]`: q and k rotated (unless heads are normalised: then as projected), v.
     qkv: Tensor,
@@ -72,7 +73,7 @@ struct Operands {
 }
 
 impl Attended {
-    /// The heads' outputs, which must be there.
+    /// Returns the heads' outputs, which must not have been dropped.
     pub(super) fn output(&self) -> View<'_> {
         self.output.as_ref().expect("the heads' output was dropped").view()
     }
@@ -86,7 +87,7 @@ impl Attended {
     }
 }
 
-/// Queries, keys and values as attention reads them.
+/// Views queries, keys and values as attention reads them.
 fn query_key_value<'a>(
     spec: &AttentionSpec,
     qkv: &'a Tensor,
@@ -97,7 +98,8 @@ fn query_key_value<'a>(
     (qk.col_range(0..query), qk.col_range(query..both), qkv.view().col_range(both..spec.qkv_width()))
 }
 
-/// From the normalised input `[T,D]` to the heads' outputs, and what the projection's low-rank terms leave for backward.
+/// Computes the heads' outputs from the normalised input `[T,D]`; also returns the hidden columns
+/// of the projection's low-rank terms.
 pub(super) fn forward(
     walk: &Walk,
     weights: &LayerWeights,
@@ -121,8 +123,9 @@ pub(super) fn forward(
     Ok((Attended { operands, output: Some(output) }, reduced))
 }
 
-/// From `dy` (compute type; of `picked` rows, if the block went on with those alone) to the gradient of the half's input,
-/// added to `d_input` if `accumulate`. Of `reduced` it takes what is its own.
+/// Computes the gradient of the half's input from `dy`, which is in the compute type and of the
+/// `picked` rows if only these went on. It is added to `d_input` if `accumulate`, else overwrites
+/// it.
 pub(super) fn backward(
     walk: &Walk,
     weights: &LayerWeights,
@@ -187,7 +190,7 @@ pub(super) fn backward(
     walk.linear_input(weights, weight, d_qkv.view(), low_rank, d_input, accumulate)
 }
 
-/// The weight of head `head`'s norm: query heads first, then key heads.
+/// Returns the norm weight of head `head`: query heads first, then key heads.
 fn head_norm(spec: &AttentionSpec, head: usize) -> Part {
     if head < spec.heads { Part::QNormWeight } else { Part::KNormWeight }
 }
@@ -199,7 +202,8 @@ fn rms_offset(walk: &Walk) -> f32 {
     }
 }
 
-/// Each query and key head of `qkv` over its own rms: `([T, (H+K)·d], inverse rms [H+K, T])`.
+/// Normalises each query and key head of `qkv` by its own rms: `([T, (H+K)·d], inverse rms [H+K,
+/// T])`.
 fn norm_heads(walk: &Walk, weights: &LayerWeights, qkv: View) -> Result<(Tensor, Tensor)> {
     let (spec, eps, offset) =
         (&walk.decoder.spec().attention, walk.decoder.spec().norm.eps, rms_offset(walk));
@@ -227,7 +231,7 @@ fn norm_heads_backward(
     let (spec, offset) = (&walk.decoder.spec().attention, rms_offset(walk));
     let d = spec.head_dim;
     let mut d_head = walk.alloc(qkv.extent(), d, DType::F32)?;
-    // One weight serves the heads of all ranks.
+    // One weight serves the heads of all ranks, so its gradient is summed over ranks.
     let mut d_weights = match walk.split {
         Some(_) => Some(walk.device.zeros(Kind::Activations, 2, d, DType::F32)?),
         None => None,

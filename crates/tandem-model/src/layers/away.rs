@@ -1,9 +1,10 @@
-//! Inputs of blocks that wait in host memory for backward.
+//! Offload of block inputs to host memory, from forward to backward.
 //!
-//! An input is copied out while its block computes, which reads it too, and leaves the device with the block's end. On a GPU it is
-//! brought back while the block that comes before it in backward computes, so that two are there at a time. The copies are put
-//! into the stream of the host memory's device, which waits for the walk's where a copy begins, and the walk's for it where one is
-//! needed. On a processor a copy is done when its call returns, and nothing runs ahead.
+//! An input is copied out while its block computes, which reads it too, and leaves the device when
+//! the block ends. On a GPU it is copied back while the block before it in backward computes, so
+//! that two inputs are on the device at a time. The host device's stream makes the copies: it waits
+//! for the compute stream where a copy begins, and the compute stream for it where the copy is
+//! needed. On a CPU a copy is complete when its call returns, and nothing is copied back early.
 
 use tandem_kernels::cuda::Mark;
 use tandem_kernels::{Device, Extent, Kind, Tensor, ops};
@@ -12,16 +13,16 @@ use super::Walk;
 use super::block::SavedBlock;
 use crate::Result;
 
-/// A block's input in host memory.
+/// Block input in host memory.
 pub(super) struct AwayInput {
     there: Tensor,
-    /// Where it will be, if it is on its way back.
+    /// Tensor on the device, if the copy back has begun.
     here: Option<Tensor>,
-    /// When the last copy that was begun is done.
+    /// Completion of the last copy that was begun.
     copied: Mark,
 }
 
-/// A copy of the same shape, begun in the order of `by`'s work and after all of `other`'s so far.
+/// Begins a copy into `home`, on the stream of `by` and after all work of `other` so far.
 fn copy(by: &Device, other: &Device, home: &Device, from: &Tensor) -> Result<(Tensor, Mark)> {
     let (rows, cols) = (from.extent(), Extent::exact(from.cols()));
     let mut to = home.alloc_in(Kind::Activations, rows, cols, from.dtype())?;
@@ -31,7 +32,7 @@ fn copy(by: &Device, other: &Device, home: &Device, from: &Tensor) -> Result<(Te
 }
 
 impl Walk<'_> {
-    /// Begins to copy a block's input to where it will wait, if it does not stay.
+    /// Begins to offload a block's input, if inputs are offloaded.
     pub(super) fn send_away(&self, input: &Tensor) -> Result<Option<AwayInput>> {
         let Some(host) = self.host else { return Ok(None) };
         let (there, copied) = copy(host, self.device, host, input)?;
@@ -40,7 +41,8 @@ impl Walk<'_> {
 }
 
 impl SavedBlock {
-    /// Gives the input's memory back, if it has been copied. What takes that memory next waits for the copy.
+    /// Frees the input's device memory, if it is offloaded. The next owner of that memory waits for
+    /// the copy.
     pub(super) fn leave(mut self, device: &Device, away: Option<AwayInput>) -> Result<Self> {
         if let Some(away) = away {
             device.after(&away.copied)?;
@@ -49,7 +51,7 @@ impl SavedBlock {
         Ok(self)
     }
 
-    /// Begins to bring the input back, if it is away and not on its way already.
+    /// Begins to copy the input back, if it is offloaded and not on its way.
     pub(super) fn begin_return(&mut self, walk: &Walk<'_>) -> Result<()> {
         if let (Some(host), Some(AwayInput { there, here: here @ None, copied })) =
             (walk.host, &mut self.away)
@@ -60,10 +62,10 @@ impl SavedBlock {
         Ok(())
     }
 
-    /// With the input on the device.
+    /// Returns the block with its input on the device.
     pub(super) fn come_back(mut self, walk: &Walk<'_>) -> Result<Self> {
         self.begin_return(walk)?;
-        // The memory that it waited in is given back after the walk has begun to wait for the copy out of it.
+        // The host memory is freed after the compute stream waits for the copy out of it.
         if let Some(AwayInput { here, copied, there }) = self.away.take() {
             walk.device.after(&copied)?;
             self.input = here;

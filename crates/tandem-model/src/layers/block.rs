@@ -1,7 +1,7 @@
 //! One transformer block, forward and backward, for every arrangement of its two halves.
 //!
-//! Forward. `R` is `T`, unless only the scored rows go on after the last block's attention. The residual stream `x`,
-//! `m`, `y` is f32, everything inside a half is in the compute type:
+//! Forward. `R` is `T`, unless only the scored rows go on after the last block's attention. The
+//! residual stream `x`, `m`, `y` is f32, everything inside a half is in the compute type:
 //!
 //! ```text
 //! n1_TD = norm1(x_TD)
@@ -17,7 +17,8 @@
 //!
 //! In a parallel block `n2 = norm2(x)`, or `n1` where one norm serves both halves.
 //!
-//! Backward, from `dy_RD` to `dx_TD`. Each product `z = x · Wᵀ + b` also adds `dW += dzᵀ · x` and `db += Σ_rows dz`:
+//! Backward, from `dy_RD` to `dx_TD`. Each product `z = x · Wᵀ + b` also adds `dW += dzᵀ · x` and
+//! `db += Σ_rows dz`:
 //!
 //! ```text
 //! dh = dy · Wdown          du = f′(u) ⊙ dh, or (dh ⊙ up ⊙ f′(gate), dh ⊙ f(gate))
@@ -26,14 +27,16 @@
 //! dn1 = dqkv · Wqkv        dx = dm + norm1′(x, dn1)
 //! ```
 //!
-//! In a parallel block `dm = dy`, and both norms' gradients are added to `dx`; a shared norm's are summed first.
+//! In a parallel block `dm = dy`, and both norms' gradients are added to `dx`; a shared norm's are
+//! summed first.
 //!
-//! Tensor parallelism: a rank holds some heads and channels, and its own rows of the residual stream. `norm` gathers
-//! the rows of all ranks, [`Walk::join`] sums the ranks' terms where a half ends (a parallel block once, at its end);
-//! backward, [`Walk::whole`] gathers and [`Walk::sum_rows`] sums. Low-rank terms are part of a product
-//! ([`super::low_rank`]).
+//! Tensor parallelism: a rank holds some heads and channels, and its own rows of the residual
+//! stream. `norm` gathers the rows of all ranks, [`Walk::join`] sums the ranks' terms where a half
+//! ends (a parallel block once, at its end); backward, [`Walk::whole`] gathers and
+//! [`Walk::sum_rows`] sums. Low-rank terms are part of a product ([`super::low_rank`]).
 //!
-//! Memory: [`Keep`] says which tensors stay for backward; the others are dropped as soon as nothing reads them.
+//! Memory: [`Keep`] says which tensors stay for backward; the others are dropped as soon as nothing
+//! reads them.
 
 use tandem_kernels::{DType, Extent, Forest, Tensor, View};
 
@@ -73,8 +76,8 @@ pub(crate) struct SavedBlock {
     inner: Option<Inner>,
 }
 
-/// Tensors between a block's input and its last product. A tensor-parallel rank has its heads and channels of all
-/// rows; only the middle of a sequential block is of its own rows alone.
+/// Tensors between a block's input and its last product. A tensor-parallel rank has its heads and
+/// channels of all rows; only the middle of a sequential block is of its own rows alone.
 struct Inner {
     /// `n1`, of all rows.
     norm1: Normed,
@@ -110,7 +113,8 @@ impl Inner {
         }
     }
 
-    /// Drops tensors that nothing reads after the first product of the feed-forward, but backward would.
+    /// Drops tensors that nothing reads after the first product of the feed-forward, but backward
+    /// would.
     fn after_up(&mut self, keep: Keep) {
         if keep < Keep::All {
             self.norm1.drop_output();
@@ -127,7 +131,7 @@ impl Inner {
     }
 }
 
-/// One block with its weights.
+/// Block with its weights.
 pub(crate) struct Block<'a> {
     pub(crate) walk: &'a Walk<'a>,
     pub(crate) weights: &'a LayerWeights<'a>,
@@ -135,8 +139,8 @@ pub(crate) struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Computes the residual stream after the block, `[R,D]` f32, from the one before it, `[T,D]`; both are this
-    /// rank's rows.
+    /// Computes the residual stream after the block, `[R,D]` f32, from the one before it, `[T,D]`;
+    /// both are this rank's rows.
     pub(crate) fn forward(
         &self,
         x: Tensor,
@@ -147,7 +151,8 @@ impl Block<'_> {
         let mut input = Some(x);
         let mut inner = self.inner(&mut input, attend, &rows, keep)?;
         let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
-        // Beside a parallel feed-forward the middle is this rank's term: the block is summed over ranks once, here.
+        // Beside a parallel feed-forward the middle is this rank's term: the block is summed over
+        // ranks once, here.
         let (walk, weight, bias) = (self.walk, Part::DownWeight, Part::DownBias);
         let (hidden, middle) = (hidden.view(), middle.view());
         let (y, reduced) = walk.linear_term(self.weights, weight, bias, hidden, middle, rows.after())?;
@@ -167,8 +172,9 @@ impl Block<'_> {
         self.walk.decoder.spec().residual
     }
 
-    /// Computes all but the last product; `hidden` and `middle` stay whatever `keep` says. Backward runs it again for
-    /// tensors that were not kept: the same operations in the same order give the same bits.
+    /// Computes all but the last product; `hidden` and `middle` stay whatever `keep` says. Backward
+    /// runs it again for tensors that were not kept: the same operations in the same order give the
+    /// same bits.
     fn inner(
         &self,
         input: &mut Option<Tensor>,
@@ -224,8 +230,8 @@ impl Block<'_> {
         Ok(inner)
     }
 
-    /// Turns `dx`, the gradient of the residual stream after the block `[R,D]`, into the one before it `[T,D]`, in
-    /// place; both are this rank's rows.
+    /// Turns `dx`, the gradient of the residual stream after the block `[R,D]`, into the one before
+    /// it `[T,D]`, in place; both are this rank's rows.
     pub(super) fn backward(
         &self,
         saved: SavedBlock,
@@ -307,7 +313,8 @@ impl Block<'_> {
         self.norm_backward(NORM1, x, &norm1, rows.tokens.own_of(dn.view()), dx, gradients)
     }
 
-    /// Adds the gradients of both halves of a parallel block to `dx`. Both read the same `dx`, so it changes last.
+    /// Adds the gradients of both halves of a parallel block to `dx`. Both read the same `dx`, so
+    /// it changes last.
     fn parallel(
         &self,
         mut inner: Inner,

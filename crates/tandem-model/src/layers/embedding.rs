@@ -9,8 +9,8 @@ use crate::weights::{GradientSink, LayerGradients, LayerWeights, LowRank, Weight
 use crate::{ModelError, Result};
 
 impl Walk<'_> {
-    /// `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, `[T,D]` f32 of this rank's rows. What a token
-    /// looks up comes from the rank that holds it.
+    /// Computes `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, this
+    /// rank's rows `[T,D]` f32. Each row comes from the rank that holds the token.
     pub(crate) fn embed(
         &self,
         weights: &mut dyn WeightSource,
@@ -31,7 +31,7 @@ impl Walk<'_> {
         Ok(x)
     }
 
-    /// This rank's term of the residual stream's beginning, of all rows.
+    /// Computes this rank's term of the residual stream's start, of all rows.
     fn look_up(&self, layer: &LayerWeights, tokens: &[u32], positions: &[u32]) -> Result<Tensor> {
         let spec = self.decoder.spec();
         let missing = || ModelError::Invalid("the weight source gave no token table".into());
@@ -48,7 +48,7 @@ impl Walk<'_> {
         Ok(x)
     }
 
-    /// `scale · s · A[tokens]` `[T, r]` in the compute type.
+    /// Computes `scale · s · A[tokens]` `[T, r]` in the compute type.
     fn looked_up(&self, term: &LowRank, tokens: &[u32]) -> Result<Tensor> {
         let all = self.shares(tokens.len()).all();
         let mut rows = self.alloc(all, term.rank, DType::F32)?;
@@ -62,7 +62,7 @@ impl Walk<'_> {
         Ok(hidden)
     }
 
-    /// The look-up's share of the tables' gradients; the end of the walk.
+    /// Adds the look-up's gradient to the tables'; the end of backward.
     pub(super) fn embedding_backward(
         &self,
         weights: &mut dyn WeightSource,
@@ -93,12 +93,12 @@ impl Walk<'_> {
         grads.emit(LayerId::Embedding)
     }
 
-    /// Whether the look-up has low-rank terms, so that its backward needs weights.
+    /// Returns whether the look-up has low-rank terms, so that its backward needs weights.
     pub(super) fn looks_up_terms(&self) -> bool {
         self.decoder.adapter().is_some_and(|adapter| adapter.of(Part::TokenTable).is_some())
     }
 
-    /// The gradients of the terms of the look-up.
+    /// Adds the gradients of the look-up's low-rank terms.
     fn looked_up_backward(
         &self,
         term: &LowRank,

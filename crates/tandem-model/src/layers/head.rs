@@ -1,4 +1,5 @@
-//! The end of the walk: final norm and language-model head, over the scored rows only; or the [score head](super::score).
+//! Final norm and language-model head, over the scored rows only; or the [score
+//! head](super::score).
 
 use tandem_kernels::ops::{HeadGradients, HeadParts, HeadScores, HeadWeights, KeptLogits, Targets};
 use tandem_kernels::{DType, Extent, Forest, Tensor, View, ops};
@@ -12,7 +13,7 @@ use crate::layout::Slice;
 use crate::layout::{LayerId, Part};
 use crate::weights::{GradientSink, LayerWeights, LowRank, WeightSource};
 
-/// The rows of the token axis that predict something, ascending, and each prediction's index among them.
+/// Rows of the token axis with predictions, ascending, and each prediction's index among them.
 pub(super) struct ScoredRows {
     rows: Vec<u32>,
     index: Vec<u32>,
@@ -24,29 +25,30 @@ impl ScoredRows {
         Self { rows, index }
     }
 
-    /// What the last block goes on with: where nothing is scored, the stream is left whole.
+    /// Returns the rows that the last block computes after attention; `None` for all, if nothing is
+    /// scored.
     pub(super) fn of_last_block(&self) -> Option<&[u32]> {
         (!self.rows.is_empty()).then_some(&self.rows)
     }
 }
 
-/// What the head keeps for backward.
+/// Tensors of the head that backward reads.
 pub(super) struct SavedHead {
-    /// Each prediction's index among the scored rows.
+    /// Index of each prediction among the scored rows.
     index: Vec<u32>,
-    /// This rank's of those rows of the residual stream `[R,D]` f32, the norm of all, and whose they are. Absent if nothing is
-    /// scored.
+    /// This rank's scored rows of the residual stream `[R,D]` f32, the norm of all of them, and
+    /// their division over ranks. Absent if nothing is scored.
     scored: Option<(Tensor, Normed, Shares)>,
-    /// Logits that need not be computed again.
+    /// Logits that backward need not recompute.
     logits: Option<KeptLogits>,
 }
 
-/// Bytes of logits kept from forward to backward where nothing is to be recomputed. Beyond it the head computes logits
-/// twice rather than let memory grow with tokens × vocabulary.
+/// Bytes of logits kept for backward without checkpointing. Beyond it the head computes logits
+/// twice, so that memory does not grow with tokens × vocabulary.
 const LOGITS_BUDGET: usize = 512 << 20;
 
 impl Walk<'_> {
-    /// The layer and the part that hold the head's weight.
+    /// Returns the layer and the part that hold the head's weight.
     pub(super) fn head_weight(&self) -> (LayerId, Part) {
         if self.decoder.spec().head.tied {
             (LayerId::Embedding, Part::TokenTable)
@@ -55,7 +57,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What each prediction asks for, as a row of this rank's slice of the vocabulary.
+    /// Returns each prediction's target as a row of this rank's shard of the vocabulary.
     fn targets(&self, forest: &Forest) -> Result<Vec<u32>> {
         let targets: Vec<u32> = forest.predictions.iter().map(|p| p.target).collect();
         Ok(self.own_tokens(&targets)?.into_owned())
@@ -76,8 +78,8 @@ impl Walk<'_> {
         Ok(normed)
     }
 
-    /// Scores the forest's predictions from the scored rows of the residual stream: `hidden` `[R,D]`, this rank's of them. With
-    /// `keep`, backward will follow, of the policy.
+    /// Scores the forest's predictions from `hidden` `[R,D]`, this rank's scored rows of the
+    /// residual stream. With `keep`, backward of the policy follows.
     pub(super) fn head_forward(
         &self,
         weights: &mut dyn WeightSource,
@@ -123,7 +125,8 @@ impl Walk<'_> {
         Ok(SavedHead { index, scored: Some((hidden, normed, shares)), logits })
     }
 
-    /// Scores predictions of one stream from normalised rows; keeps logits of up to `budget` bytes.
+    /// Scores the predictions of one stream from normalised rows; keeps logits of up to `budget`
+    /// bytes.
     fn score(
         &self,
         head: &LayerWeights,
@@ -155,8 +158,8 @@ impl Walk<'_> {
         Ok(logits)
     }
 
-    /// The gradient of what the last block gave, f32, this rank's rows: `[R,D]` of those scored, or zeros `[T,D]` where
-    /// nothing is.
+    /// Returns the gradient of the last block's output, f32, this rank's rows: `[R,D]` of the
+    /// scored rows, or zeros `[T,D]` if nothing is scored.
     pub(super) fn head_backward(
         &self,
         weights: &mut dyn WeightSource,
@@ -170,7 +173,8 @@ impl Walk<'_> {
         let hidden_size = self.decoder.spec().hidden_size;
         let (layer, part) = self.head_weight();
         let Some((hidden, mut normed, shares)) = scored else {
-            // Also a rank whose rows are all unscored fetches, opens and emits the same layers in the same order.
+            // A rank without scored rows also fetches, opens and emits the same layers in the same
+            // order.
             self.idle_head_backward(weights, grads)?;
             return self.zeros(self.shares(forest.num_tokens()).own_extent(), hidden_size);
         };
@@ -202,7 +206,7 @@ impl Walk<'_> {
             };
             let d_low = dh.as_mut().map(Tensor::view_mut);
             let of_head = match &term {
-                // An adapter's own factor, or the head's weight and bias: never both.
+                // The adapter's own factor trains, or the head's weight and bias: never both.
                 Some(_) => {
                     let b = gradients.get_mut(Part::HeadLoraB);
                     HeadGradients { b, h: d_low, ..HeadGradients::of_hidden(dn.view_mut()) }
@@ -261,7 +265,7 @@ impl Walk<'_> {
         Ok(zeros)
     }
 
-    /// `x̃`, if it is not `x`, and `s · x̃ Aᵀ`.
+    /// Computes `x̃`, if dropout makes it differ from `x`, and `s · x̃ Aᵀ`.
     pub(super) fn terms_hidden(&self, term: &LowRank, x: View) -> Result<(Option<Tensor>, Tensor)> {
         let dropped = self.dropped(term, x)?;
         let hidden = self.low_rank_hidden(term, dropped.as_ref().map_or(x, Tensor::view))?;

@@ -1,7 +1,7 @@
-//! A walk without a batch: what a rank does while others compute and it has nothing to.
+//! Passes without a batch, on a rank that has no micro-batch while others compute.
 //!
-//! Where layers are gathered from all ranks, or gradients reduced over them, every rank has to announce, fetch, open and emit
-//! the same layers in the same order.
+//! With sharded weights or reduced gradients, every rank must make the same calls in the same
+//! order: see [`crate::weights`].
 
 use super::Walk;
 use crate::Result;
@@ -9,10 +9,7 @@ use crate::layout::LayerId;
 use crate::weights::{GradientSink, WeightSource};
 
 impl Walk<'_> {
-    /// Announces and fetches every layer as [`Walk::stage_forward`] does.
-    ///
-    /// # Errors
-    /// If weights cannot be had.
+    /// Makes the calls of [`Walk::stage_forward`] to the source.
     pub fn idle_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
         let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
         if stage.is_first() {
@@ -29,10 +26,7 @@ impl Walk<'_> {
         if stage.is_last() { self.idle_head_forward(weights) } else { Ok(()) }
     }
 
-    /// Announces and fetches every layer, and emits gradients of zero, as [`Walk::stage_backward`] does.
-    ///
-    /// # Errors
-    /// If weights or gradient buffers cannot be had.
+    /// Makes the calls of [`Walk::stage_backward`], with gradients of zero.
     pub fn idle_backward(&self, weights: &mut dyn WeightSource, grads: &mut dyn GradientSink) -> Result<()> {
         let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
         if let Some(last) = own.clone().next_back() {

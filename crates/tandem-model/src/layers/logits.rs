@@ -1,4 +1,5 @@
-//! All logits of some rows, for generation and tests: training and evaluation never hold them.
+//! Logits over the whole vocabulary, for generation and tests: training and evaluation never hold
+//! them.
 
 use tandem_kernels::{DType, Forest, Kind, Tensor, View, ViewMut, ops};
 
@@ -11,11 +12,9 @@ use crate::layout::{LayerId, Part};
 use crate::weights::WeightSource;
 
 impl Walk<'_> {
-    /// All logits `[R, V]` f32 of the given rows of the token axis, before the head's scale and softcap. Of a slice, rows ascend; every
-    /// rank gets the logits of all tokens.
-    ///
-    /// # Errors
-    /// As [`Walk::forward`].
+    /// Computes the logits `[R, V]` f32 of the given rows of the token axis, before the head's
+    /// scale and softcap. Under tensor parallelism rows ascend, and every rank gets the logits of
+    /// all tokens.
     pub fn logits(&self, weights: &mut dyn WeightSource, forest: &Forest, rows: &[u32]) -> Result<Tensor> {
         self.check_stage()?;
         let mut attend = ForestAttention { device: self.device, forest };
@@ -24,8 +23,8 @@ impl Walk<'_> {
         self.head_logits(weights, x.policy.view(), forest.num_tokens(), Some(rows))
     }
 
-    /// Logits `[R,V]` f32, before the head's scale and softcap, of rows of `num_tokens` tokens, or of all. `hidden` are this rank's of
-    /// them in the residual stream.
+    /// Computes logits `[R,V]` f32, before the head's scale and softcap, of `rows` of `num_tokens`
+    /// tokens, or of all. `hidden` are this rank's rows of the residual stream.
     pub(crate) fn head_logits(
         &self,
         weights: &mut dyn WeightSource,
@@ -42,7 +41,7 @@ impl Walk<'_> {
             self.logits_into(weights, x, logits.view_mut())?;
             return Ok(logits);
         };
-        // The logits of each slice's tokens, one slice's after another's.
+        // The logits of each rank's tokens, one rank's after another's.
         let Slice { index, count } = self.decoder.slice();
         let tokens: Vec<_> = (0..count).map(|index| Slice { index, count }.of(vocabulary)).collect();
         let counts: Vec<usize> = tokens.iter().map(|tokens| x.rows() * tokens.len()).collect();
@@ -59,7 +58,7 @@ impl Walk<'_> {
         Ok(logits)
     }
 
-    /// The logits of this slice's tokens, of normalised rows.
+    /// Computes the logits of this rank's tokens from normalised rows.
     fn logits_into(&self, weights: &mut dyn WeightSource, x: View, logits: ViewMut) -> Result<()> {
         let (layer, part) = self.head_weight();
         let head = weights.fetch(layer)?;

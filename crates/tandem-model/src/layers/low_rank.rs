@@ -1,7 +1,9 @@
-//! Low-rank terms beside a matrix: `y += s · (x̃ Aᵀ) Bᵀ` for each site, where `x̃` is `x` with some inputs dropped in training.
+//! Low-rank terms of a matrix: `y += s · (x̃ Aᵀ) Bᵀ` for each adapted module, where `x̃` is `x`
+//! after dropout.
 //!
-//! With DoRA (<https://arxiv.org/abs/2402.09353>, section 4.3) what matrix and terms give, `z`, is scaled by column, `y = g ⊙ z` with
-//! `g = m / ‖W + s B A‖` by row of the matrix; the norm counts as a constant in backward, as in `peft`.
+//! DoRA (<https://arxiv.org/abs/2402.09353>, section 4.3) scales the sum `z` of matrix and terms by
+//! column: `y = g ⊙ z` with `g = m / ‖W + s B A‖` by row of the matrix. The norm is a constant in
+//! backward, as in `peft`.
 
 use tandem_kernels::{Kind, Tensor, View, ViewMut, ops};
 
@@ -10,7 +12,8 @@ use crate::Result;
 use crate::layout::Part;
 use crate::weights::{LayerGradients, LayerWeights, LowRank};
 
-/// `s · x̃ Aᵀ` `[T, S·r]` of a block's matrices that have low-rank terms, kept for backward; what is missing is computed again.
+/// Hidden columns `s · x̃ Aᵀ` `[T, S·r]` of a block's matrices with low-rank terms, kept for
+/// backward; missing ones are computed again.
 #[derive(Default)]
 pub(super) struct Reduced {
     pub(super) qkv: Option<Tensor>,
@@ -19,17 +22,17 @@ pub(super) struct Reduced {
     pub(super) down: Option<Tensor>,
 }
 
-/// What backward of a matrix with low-rank terms has found out by the time the gradient of its input is asked for.
+/// Results of [`Walk::linear_gradients`] that the gradient of the input needs.
 #[derive(Default)]
 pub(super) struct LowRankBackward {
-    /// The gradient of what the matrix gave, if that is not the gradient of the output.
+    /// Gradient of `z`, if it differs from that of `y`.
     dz: Option<Tensor>,
-    /// The gradient of `x̃ Aᵀ` `[T, S·r]` in the compute type, if there are terms.
+    /// Gradient of `x̃ Aᵀ` `[T, S·r]` in the compute type, if there are terms.
     dh: Option<Tensor>,
 }
 
 impl LowRank<'_> {
-    /// Columns of `x̃ Aᵀ` of each site, rows of its `B`, and its columns of `y`.
+    /// Lists, for each module, its columns of `x̃ Aᵀ`, its `B`, and its columns of `y`.
     fn each(&self) -> impl Iterator<Item = (std::ops::Range<usize>, View<'_>, std::ops::Range<usize>)> {
         self.sites.iter().enumerate().map(|(index, site)| {
             let hidden = index * self.rank..(index + 1) * self.rank;
@@ -39,7 +42,8 @@ impl LowRank<'_> {
 }
 
 impl Walk<'_> {
-    /// `y = x · wᵀ` with terms (and bias); of DoRA, scaled. Returns `s · x̃ Aᵀ`, if there are terms.
+    /// Computes `y = x · wᵀ` with terms and bias, scaled for DoRA. Returns `s · x̃ Aᵀ`, if there
+    /// are terms.
     pub(super) fn linear_into(
         &self,
         weights: &LayerWeights,
@@ -70,7 +74,7 @@ impl Walk<'_> {
         Ok(Some(hidden))
     }
 
-    /// `y = x · wᵀ + terms (+ bias) (+ residual)`, terms from `s · x̃ Aᵀ`.
+    /// Computes `y = x · wᵀ + terms (+ bias) (+ residual)`, the terms from `hidden = s · x̃ Aᵀ`.
     fn with_terms(
         &self,
         term: &LowRank,
@@ -87,8 +91,9 @@ impl Walk<'_> {
         Ok(ops::linear_low_rank(self.device, x, w, low_rank, bias, residual, y)?)
     }
 
-    /// What takes the sites' hidden columns to `rows` outputs `[N, S·r]`, if it is not `B` itself: each `B` at its site's rows
-    /// and hidden columns, zeros elsewhere. It is small, and one product then writes the output once.
+    /// Returns the matrix `[N, S·r]` from hidden columns to all `rows` outputs, unless it is `B`
+    /// itself: each module's `B` at its rows and hidden columns, zeros elsewhere. It is small, and
+    /// one product then writes the output once.
     fn spread_b(&self, term: &LowRank, rows: usize) -> Result<Option<Tensor>> {
         if let [site] = term.sites
             && site.rows == (0..rows)
@@ -102,7 +107,7 @@ impl Walk<'_> {
         Ok(Some(spread))
     }
 
-    /// `x̃`, if it is not `x`.
+    /// Computes `x̃`, unless there is no dropout.
     pub(super) fn dropped(&self, term: &LowRank, x: View) -> Result<Option<Tensor>> {
         let Some(key) = self.drops(term) else { return Ok(None) };
         let mut dropped = self.alloc(x.extent(), x.cols(), x.dtype())?;
@@ -110,7 +115,7 @@ impl Walk<'_> {
         Ok(Some(dropped))
     }
 
-    /// `s · x̃ Aᵀ` `[T, S·r]`.
+    /// Computes `s · x̃ Aᵀ` `[T, S·r]`.
     pub(super) fn low_rank_hidden(&self, term: &LowRank, x: View) -> Result<Tensor> {
         let mut hidden = self.alloc(x.extent(), term.a.rows(), self.dtype)?;
         ops::linear(self.device, x, term.a, None, None, hidden.view_mut())?;
@@ -118,7 +123,7 @@ impl Walk<'_> {
         Ok(hidden)
     }
 
-    /// `‖W + s B A‖` by row of the sites `[1, Σ rows of sites]`.
+    /// Computes `‖W + s B A‖` by row of the modules `[1, Σ rows]`.
     fn norms(&self, term: &LowRank, w: View) -> Result<Tensor> {
         let mut norms = self.alloc_row(term.b.rows())?;
         for (index, site) in term.sites.iter().enumerate() {
@@ -130,7 +135,7 @@ impl Walk<'_> {
         Ok(norms)
     }
 
-    /// What each column of `y` is scaled by `[1, N]`: 1 where no site is.
+    /// Computes the factors of the columns of `y` `[1, N]`: 1 where no module has a term.
     fn factors(&self, term: &LowRank, w: View) -> Result<Tensor> {
         let norms = self.norms(term, w)?;
         let magnitude = term.magnitude.expect("asked for with DoRA");
@@ -145,8 +150,8 @@ impl Walk<'_> {
         Ok(factors)
     }
 
-    /// Adds the gradients of a matrix, its terms and its bias, where they train. `dy` is in the compute type; `reduced` is
-    /// what forward returned, if it was kept.
+    /// Adds the gradients of a matrix, its terms and its bias, where they train. `dy` is in the
+    /// compute type; `reduced` is forward's `s · x̃ Aᵀ`, if it was kept.
     pub(super) fn linear_gradients(
         &self,
         weights: &LayerWeights,
@@ -202,7 +207,8 @@ impl Walk<'_> {
         Ok(LowRankBackward { dz, dh: Some(dh) })
     }
 
-    /// Adds the gradient of the magnitudes, and returns that of `z`, which is computed again for it.
+    /// Adds the gradient of the magnitudes, and returns that of `z`, which is computed again for
+    /// it.
     fn magnitude_backward(
         &self,
         weights: &LayerWeights,
@@ -239,7 +245,7 @@ impl Walk<'_> {
         Ok(dz)
     }
 
-    /// The gradient of the input of a linear, `dy · w` and what its terms give, into `dx`.
+    /// Computes the gradient of a product's input, `dy · w` and that of its terms, into `dx`.
     pub(super) fn linear_input(
         &self,
         weights: &LayerWeights,
@@ -262,12 +268,12 @@ impl Walk<'_> {
         self.low_rank_input(&term, dh.view(), dx)
     }
 
-    /// What decides which inputs of the terms are dropped, if any are.
+    /// Returns the dropout key, if the terms have dropout.
     fn drops(&self, term: &LowRank) -> Option<u64> {
         self.dropout.filter(|_| term.dropout > 0.0)
     }
 
-    /// Adds to `dx` what terms give, from `dh` in the compute type.
+    /// Adds the terms' gradient to `dx`, from `dh` in the compute type.
     pub(super) fn low_rank_input(&self, term: &LowRank, dh: View, dx: ViewMut) -> Result<()> {
         let Some(key) = self.drops(term) else {
             return Ok(ops::linear_backward_input(self.device, dh, term.a, dx, true)?);

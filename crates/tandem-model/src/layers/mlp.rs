@@ -8,7 +8,7 @@ use crate::Result;
 use crate::layout::Part;
 use crate::weights::{LayerGradients, LayerWeights};
 
-/// `h = f(u)` `[T,F]` from `u` `[T,F]` or `[T,2F]`.
+/// Computes `h = f(u)` `[T,F]` from `u` `[T,F]` or `[T,2F]`.
 pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
     let mlp = walk.decoder.spec().mlp;
     let mut hidden = walk.alloc(up.extent(), mlp.width, walk.dtype)?;
@@ -20,7 +20,7 @@ pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
     Ok(hidden)
 }
 
-/// From `dy` (compute type) to the gradient of the half's input, overwritten into `d_input`. Of `reduced` it takes what is its own.
+/// Computes the gradient of the half's input from `dy` in the compute type; overwrites `d_input`.
 pub(super) fn backward(
     walk: &Walk,
     weights: &LayerWeights,
@@ -40,7 +40,7 @@ pub(super) fn backward(
     let (weight, bias) = (Part::DownWeight, Part::DownBias);
     let low_rank =
         walk.linear_gradients(weights, gradients, weight, bias, hidden.view(), reduced.down.take(), dy)?;
-    // What was the activation's output becomes its gradient: same shape, same type.
+    // The activation's output becomes its gradient: same shape, same type.
     let mut d_hidden = hidden;
     walk.linear_input(weights, weight, dy, low_rank, d_hidden.view_mut(), false)?;
     let mut d_up = walk.alloc(up.extent(), up.cols(), walk.dtype)?;

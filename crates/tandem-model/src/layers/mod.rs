@@ -1,13 +1,15 @@
-//! The walk over layers: forward, and backward with explicit gradients.
+//! Forward and backward over the layers, with explicit gradients.
 //!
-//! The residual stream `x` `[T,D]` and its gradient are f32; inside a layer, matrices and activations are in the
-//! compute type. The gradient of the residual stream is one buffer that every layer adds into.
+//! The residual stream `x` `[T,D]` and its gradient are f32; inside a layer, matrices and
+//! activations are in the compute type. The gradient of the residual stream is one buffer that
+//! every layer adds into.
 //!
-//! On a slice of a decoder a layer does its share, and asks a [`Split`] for what those have who hold the others. Of the
-//! residual stream and its gradient it then has its own rows alone. On a stage of a decoder the walk begins with what the stage
-//! before gives, and ends with what the next one takes.
+//! Under tensor parallelism a layer computes this rank's share, and exchanges the rest through a
+//! [`Split`]; the residual stream and its gradient then hold this rank's rows. A pipeline stage
+//! begins with the stream of the stage before, and ends with the stream that the next one takes.
 //!
-//! Nothing here reads tensor memory: the same code runs on a dry-run device, and that is the plan.
+//! Nothing here reads tensor memory: the same code runs on a dry-run device, and that run is the
+//! plan.
 
 mod attention;
 mod away;
@@ -47,16 +49,17 @@ use picked::Picked;
 use rows::{Shares, SomeRows};
 use streams::StreamWeights;
 
-/// What the forward pass of a block leaves in memory for backward. Gradients are the same bits in every mode:
-/// what is missing is computed again by the same operations.
+/// Activations that a block's forward keeps for backward. Gradients are the same bits in every
+/// mode: missing tensors are computed again by the same operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checkpointing {
-    /// Everything that backward reads; on a slice, all but the outputs of norms, which would be whole on every rank.
+    /// Everything that backward reads. Under tensor parallelism all but the outputs of norms, which
+    /// would be whole on every rank.
     #[default]
     None,
-    /// All but the outputs of norms and activations, which cost little to compute again.
+    /// All but the outputs of norms and activations, which are cheap to compute again.
     Selective,
-    /// The block's input alone; backward runs the block's forward once more.
+    /// The block's input alone: backward runs the block's forward once more.
     Block,
 }
 
@@ -71,38 +74,38 @@ impl Checkpointing {
     }
 }
 
-/// What a forward pass kept for its backward pass. Dropping it returns the memory.
+/// Activations that a forward pass kept. Dropping them returns the memory.
 pub struct SavedWalk {
     blocks: Vec<SavedBlock>,
-    /// Of the last stage.
+    /// Present on the last stage.
     head: Option<SavedHead>,
 }
 
-/// Runs a decoder on a device.
+/// A decoder on a device, with the options of its forward and backward passes.
 #[derive(Clone, Copy)]
 pub struct Walk<'a> {
     /// The decoder.
     pub decoder: &'a Decoder,
-    /// Where to compute.
+    /// Compute device.
     pub device: &'a Device,
-    /// Type of matrices and activations inside a layer; must be what the weight source gives.
+    /// Compute type: matrices and activations inside a layer. It must be that of the weight source.
     pub dtype: DType,
-    /// What to keep between forward and backward.
+    /// Activations kept between forward and backward.
     pub checkpointing: Checkpointing,
-    /// Who holds the other slices, if `decoder` is one.
+    /// Exchange with the other tensor-parallel ranks, if `decoder` is a shard.
     pub split: Option<&'a dyn Split>,
-    /// What decides which inputs of an adapter are dropped: another number for each micro-batch. `None` drops none.
+    /// Dropout key of adapters, another one for each micro-batch. `None` drops nothing.
     pub dropout: Option<u64>,
-    /// Where the inputs of blocks wait for backward, if not where they were computed; with [`Checkpointing::Block`] alone. It copies
-    /// them: of a GPU with a stream of its own, so that it does while blocks are computed.
+    /// Host memory to which the inputs of blocks are offloaded until backward; with
+    /// [`Checkpointing::Block`] alone. Its device makes the copies: on a GPU in a stream of its
+    /// own, while blocks compute.
     pub host: Option<&'a Device>,
-    /// What to take memory for where a forest has less.
+    /// Capacity that memory is allocated for, if a batch has less.
     pub room: Room,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk over a whole decoder, or a stage of one, that drops nothing, computes where everything lies, and takes memory for
-    /// each forest as it is.
+    /// Makes passes over a whole decoder or a stage, without dropout, offload or spare capacity.
     pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
         let room = Room::default();
         Self { decoder, device, dtype, checkpointing, split: None, dropout: None, host: None, room }
@@ -110,11 +113,12 @@ impl<'a> Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Scores the forest's predictions and keeps nothing. A [score head](crate::spec::HeadKind::Score) gives each prediction's row
-    /// a number, which stands where a log-probability would, here and in [`Walk::backward`].
+    /// Scores the forest's predictions. A [score head](crate::spec::HeadKind::Score) gives each
+    /// prediction a score in place of a log-probability.
     ///
     /// # Errors
-    /// If a token is outside the vocabulary, a position beyond the decoder's, weights cannot be had, or memory ends.
+    /// If a token is outside the vocabulary, a position beyond the decoder's, weights cannot be
+    /// fetched, or memory runs out.
     pub fn forward(
         &self,
         weights: &mut dyn WeightSource,
@@ -126,9 +130,10 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Embedding and blocks over tokens at the positions that `attend` tells, with its attention. After the last block only
-    /// `rows` are needed, so what it does after attention it does for them alone: the result is `[R,D]`, or `[T,D]` for
-    /// all. If backward is to follow, rows are distinct. With `both` the reference goes along, if it shares the base.
+    /// Runs embedding and blocks over tokens at the positions and with the attention of `attend`.
+    /// With `rows`, the last block computes only these after attention: the result is `[R,D]`, else
+    /// `[T,D]`. If backward follows, rows are distinct. With `both`, a reference that shares the
+    /// base goes along.
     pub(crate) fn blocks_with(
         &self,
         weights: &mut dyn WeightSource,
@@ -145,7 +150,7 @@ impl Walk<'_> {
         self.blocks_from(weights, x, tokens.len(), attend, keep, rows)
     }
 
-    /// The blocks, from the residual stream of `num_tokens` tokens before the first of them.
+    /// Runs the blocks, from the residual stream of `num_tokens` tokens before the first of them.
     fn blocks_from(
         &self,
         weights: &mut dyn WeightSource,
@@ -179,12 +184,12 @@ impl Walk<'_> {
         Ok((x, saved))
     }
 
-    /// The walk of one stream: of a reference nothing is dropped.
+    /// Returns the passes of one stream: a reference has no dropout.
     fn of_stream(&self, is_reference: bool) -> Self {
         Self { dropout: self.dropout.filter(|_| !is_reference), ..*self }
     }
 
-    /// Announces what comes after a block in the forward pass of this stage.
+    /// Prefetches the layer after a block in the forward pass of this stage.
     fn prefetch_after(&self, weights: &mut dyn WeightSource, index: usize) -> Result<()> {
         if index + 1 < self.decoder.blocks().end {
             weights.prefetch(LayerId::Block(index + 1))
@@ -199,17 +204,18 @@ impl Walk<'_> {
         Ok(self.device.alloc_in(Kind::Activations, rows, Extent::exact(cols), dtype)?)
     }
 
-    /// A number for each of some rows, `times` over: `[times, rows]` f32.
+    /// Allocates `[times, rows]` f32.
     fn alloc_turned(&self, times: usize, rows: Extent) -> Result<Tensor> {
         Ok(self.device.alloc_in(Kind::Activations, Extent::exact(times), rows, DType::F32)?)
     }
 
-    /// What does not depend on a batch: one row, f32.
+    /// Allocates one row of f32, whose size depends on no batch.
     fn alloc_row(&self, cols: usize) -> Result<Tensor> {
         self.alloc(Extent::exact(1), cols, DType::F32)
     }
 
-    /// `x · wᵀ (+ bias)` in the compute type, for the parts of one layer; and what [`Walk::linear_into`] returns.
+    /// Computes `x · wᵀ (+ bias)` in the compute type, and returns it with the result of
+    /// [`Walk::linear_into`].
     fn linear(
         &self,
         weights: &LayerWeights,
@@ -222,8 +228,9 @@ impl Walk<'_> {
         Ok((y, reduced))
     }
 
-    /// `x · wᵀ (+ bias) + residual` f32, back to the residual stream: this rank's term of the sum over ranks. `residual` is a
-    /// term of all rows, or this rank's rows of the stream. And what [`Walk::linear_into`] returns.
+    /// Computes this rank's term of `x · wᵀ (+ bias) + residual`, f32, and returns it with the
+    /// result of [`Walk::linear_into`]. `residual` is a term of all rows, or this rank's rows of
+    /// the stream.
     fn linear_term(
         &self,
         weights: &LayerWeights,
@@ -244,7 +251,7 @@ impl Walk<'_> {
         Ok((y, reduced))
     }
 
-    /// The given rows of a matrix, or all of it.
+    /// Gathers the given rows of a matrix, or returns all of it.
     fn pick<'x>(&self, x: View<'x>, rows: Option<SomeRows>) -> Result<Picked<'x>> {
         let Some(SomeRows { rows, extent }) = rows else { return Ok(Picked::All(x)) };
         let mut picked = self.alloc(extent, x.cols(), x.dtype())?;
@@ -252,7 +259,8 @@ impl Walk<'_> {
         Ok(Picked::Some(picked))
     }
 
-    /// The opposite: `x` as it stands, or its rows at their places among `all`, of which the others are zero.
+    /// Scatters the rows of `x` to their places among `all`, zero elsewhere; returns `x` itself
+    /// without `rows`.
     fn spread(&self, x: Tensor, rows: Option<SomeRows>, all: Extent) -> Result<Tensor> {
         let Some(SomeRows { rows, .. }) = rows else { return Ok(x) };
         let mut whole = self.alloc(all, x.cols(), x.dtype())?;

@@ -1,5 +1,5 @@
-//! A norm over the hidden dimension, forward and backward, of whichever kind the model has. A rank normalises its own rows, and
-//! gets the others'.
+//! Norm over the hidden dimension, forward and backward. A rank normalises its own rows and gathers
+//! the others'.
 
 use tandem_kernels::{DType, Kind, Tensor, View, ViewMut, ops};
 
@@ -10,7 +10,7 @@ use crate::layout::Part;
 use crate::spec::NormKind;
 use crate::weights::{LayerGradients, LayerWeights};
 
-/// What a norm keeps: its statistics, and its output unless that is computed again.
+/// Statistics of a norm, and its output unless it is computed again.
 pub(crate) struct Normed {
     /// `[1,T]` inverse rms, or `[T,2]` mean and inverse deviation, of this rank's rows.
     statistics: Tensor,
@@ -19,7 +19,7 @@ pub(crate) struct Normed {
 }
 
 impl Normed {
-    /// The output, which must be there.
+    /// Returns the output, which must not have been dropped.
     pub(crate) fn output(&self) -> View<'_> {
         self.output.as_ref().expect("the norm's output was dropped or not recomputed").view()
     }
@@ -29,13 +29,13 @@ impl Normed {
     }
 }
 
-/// Which norm of a layer.
+/// Weight and bias of a norm.
 pub(crate) type NormParts = (Part, Part);
 pub(crate) const NORM1: NormParts = (Part::Norm1Weight, Part::Norm1Bias);
 pub(crate) const NORM2: NormParts = (Part::Norm2Weight, Part::Norm2Bias);
 pub(crate) const FINAL_NORM: NormParts = (Part::FinalNormWeight, Part::FinalNormBias);
 
-/// Normalises `x` `[T,D]` f32, this rank's rows, into the compute type.
+/// Normalises `x` `[T,D]` f32, this rank's rows, into the compute type; gathers all rows.
 pub(crate) fn norm(
     walk: &Walk,
     weights: &LayerWeights,
@@ -64,7 +64,8 @@ pub(crate) fn norm(
     Ok(Normed { statistics, output: Some(output) })
 }
 
-/// Computes the output again if it was dropped: the same operation on the same input, so the same bits.
+/// Computes the output again if it was dropped: the same operation on the same input gives the same
+/// bits.
 pub(crate) fn restore(
     walk: &Walk,
     weights: &LayerWeights,
@@ -79,7 +80,8 @@ pub(crate) fn restore(
     Ok(())
 }
 
-/// Adds into `dx` f32 and into the gradients of weight and bias; `x`, `dy` and `dx` are this rank's rows.
+/// Adds into `dx` f32 and into the gradients of weight and bias; `x`, `dy` and `dx` are this rank's
+/// rows.
 pub(crate) fn norm_backward(
     walk: &Walk,
     weights: &LayerWeights,
@@ -92,7 +94,7 @@ pub(crate) fn norm_backward(
 ) -> Result<()> {
     let weight = weights.require(parts.0)?;
     let statistics = normed.statistics.view();
-    // A rank's rows give a term of the gradient of what all ranks hold.
+    // A rank's rows give a term of the gradient of weights that every rank holds.
     let mut terms = match walk.split {
         Some(_) if gradients.trains(parts.0) => {
             let num_parts = 1 + usize::from(gradients.trains(parts.1));

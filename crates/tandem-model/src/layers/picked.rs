@@ -2,7 +2,7 @@
 
 use tandem_kernels::{Tensor, View};
 
-/// What a block goes on with after attention.
+/// Rows that a block computes after attention.
 pub(super) enum Picked<'a> {
     /// The matrix itself.
     All(View<'a>),

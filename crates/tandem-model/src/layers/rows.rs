@@ -1,7 +1,8 @@
-//! Which rows of the residual stream are whose, where a decoder is split over ranks.
+//! Division of the residual stream's rows over tensor-parallel ranks.
 //!
-//! Between the split regions a rank holds its share of the tokens: neighbours, as many as any other's, but for one. Of the
-//! rows that the last block goes on with it holds those of its tokens, so nothing has to travel for that; it may hold none.
+//! Between the sharded regions a rank holds contiguous tokens, as many as any other rank but for
+//! one. Of the rows that the last block computes after attention it holds those of its tokens, so
+//! no row travels; it may hold none.
 
 use std::ops::Range;
 
@@ -10,65 +11,65 @@ use tandem_kernels::{Extent, View};
 use super::Walk;
 use crate::layout::Slice;
 
-/// For how much of a batch memory is taken where one has less: so that batches of every size take the same memory, at the same
-/// places.
+/// Batch capacity that memory is allocated for, so that batches of every size use the same memory
+/// at the same addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Tokens.
+    /// Largest number of tokens.
     pub tokens: usize,
-    /// Rows that the head scores.
+    /// Largest number of scored rows.
     pub scored: usize,
 }
 
-/// How the rows of a matrix are divided: one rank's after another's.
+/// Rows of a matrix by rank, contiguous and in the order of ranks.
 pub(crate) struct Shares {
     all: Extent,
     own: Range<usize>,
-    /// Rows that this rank may have to have room for.
+    /// Capacity of this rank's rows.
     own_room: usize,
-    /// By rank; of no length if nothing is split.
+    /// Rows of each rank; empty without tensor parallelism.
     counts: Vec<usize>,
 }
 
 impl Shares {
-    /// Rows of the whole matrix.
+    /// Returns the rows of the whole matrix.
     pub(super) fn all(&self) -> Extent {
         self.all
     }
 
-    /// This rank's.
+    /// Returns this rank's rows.
     pub(super) fn own(&self) -> Range<usize> {
         self.own.clone()
     }
 
-    /// How many these are.
+    /// Returns the number of this rank's rows.
     pub(super) fn own_extent(&self) -> Extent {
         Extent::new(self.own.len(), self.own_room)
     }
 
-    /// How many each rank has.
+    /// Returns the number of rows of each rank.
     pub(super) fn counts(&self) -> &[usize] {
         &self.counts
     }
 
-    /// This rank's rows of the whole matrix.
+    /// Views this rank's rows of the whole matrix.
     pub(super) fn own_of<'x>(&self, whole: View<'x>) -> View<'x> {
         whole.row_range(self.own())
     }
 }
 
-/// The rows that a block works on.
+/// Rows that a block computes.
 pub(crate) struct BlockRows {
-    /// All tokens, which attention reads.
+    /// Tokens, which attention reads.
     pub(super) tokens: Shares,
     picked: Option<Picks>,
 }
 
-/// Those that go on after attention, if not all.
+/// Rows that go on after attention, if not all.
 struct Picks {
-    /// As rows of the token axis.
+    /// Rows of the token axis.
     all: Vec<u32>,
-    /// This rank's, counted from its first token; absent if it has all tokens.
+    /// This rank's rows, counted from its first token; absent if it has all tokens.
     own: Option<Vec<u32>>,
     shares: Shares,
 }
@@ -76,25 +77,25 @@ struct Picks {
 /// Some rows of a matrix.
 #[derive(Clone, Copy)]
 pub(super) struct SomeRows<'r> {
-    /// Which.
+    /// Indices.
     pub(super) rows: &'r [u32],
-    /// How many.
+    /// Number.
     pub(super) extent: Extent,
 }
 
 impl BlockRows {
-    /// What goes on after attention.
+    /// Returns the division of the rows that go on after attention.
     pub(super) fn after(&self) -> &Shares {
         self.picked.as_ref().map_or(&self.tokens, |picked| &picked.shares)
     }
 
-    /// The rows that go on, if not all.
+    /// Returns the rows that go on, if not all.
     pub(super) fn picked(&self) -> Option<SomeRows<'_>> {
         let picked = self.picked.as_ref()?;
         Some(SomeRows { rows: &picked.all, extent: picked.shares.all() })
     }
 
-    /// The same among this rank's tokens.
+    /// Returns the rows that go on among this rank's tokens.
     pub(super) fn own_picked(&self) -> Option<SomeRows<'_>> {
         let picked = self.picked.as_ref()?;
         let rows = picked.own.as_deref().unwrap_or(&picked.all);
@@ -103,12 +104,13 @@ impl BlockRows {
 }
 
 impl Walk<'_> {
-    /// How tokens are divided.
+    /// Divides tokens over ranks.
     pub(super) fn shares(&self, num_tokens: usize) -> Shares {
         self.divide(num_tokens, self.room.tokens, |end| end)
     }
 
-    /// How rows of the token axis are divided, which ascend if anything is split: as their tokens are.
+    /// Divides rows of the token axis over ranks as their tokens; under tensor parallelism they
+    /// ascend.
     pub(super) fn shares_of(&self, rows: &[u32], num_tokens: usize) -> Shares {
         debug_assert!(self.split.is_none() || rows.is_sorted(), "rows of one rank follow one another");
         let room = self.room.scored;
@@ -118,7 +120,8 @@ impl Walk<'_> {
         self.divide(num_tokens, room, |end| rows.partition_point(|&row| (row as usize) < end))
     }
 
-    /// Each rank's rows end where `end` puts the end of its tokens. There is to be room for `room` of all ranks'.
+    /// Divides rows: a rank's end where `end` maps the end of its tokens. `room` is the capacity of
+    /// all ranks together.
     fn divide(&self, num_tokens: usize, room: usize, end: impl Fn(usize) -> usize) -> Shares {
         let Slice { index, count } = self.decoder.slice();
         let tokens = |index| Slice { index, count }.of(num_tokens);
@@ -128,12 +131,13 @@ impl Walk<'_> {
         } else {
             (0..count).map(tokens).map(|tokens| end(tokens.end) - end(tokens.start)).collect()
         };
-        // All that are scored may be of one rank's tokens.
+        // All scored rows may be of one rank's tokens.
         let own_room = if count == 1 { room } else { room.min(self.room.tokens.div_ceil(count)) };
         Shares { all: Extent::new(end(num_tokens), room), own, own_room, counts }
     }
 
-    /// The rows of a block over `num_tokens` tokens, of which `rows` go on after attention, or all.
+    /// Returns the rows of a block over `num_tokens` tokens, of which `rows`, or all, go on after
+    /// attention.
     pub(super) fn block_rows(&self, num_tokens: usize, rows: Option<&[u32]>) -> BlockRows {
         let tokens = self.shares(num_tokens);
         let picked = rows.map(|rows| {

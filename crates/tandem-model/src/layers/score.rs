@@ -1,5 +1,6 @@
-//! The head of a reward model: one number for each prediction's row, the product of its normalised hidden state with a row of
-//! weights. All of it is f32, final norm included, whatever the compute type: there are few rows, and rewards are compared.
+//! Score head of a reward model: the product of each prediction's normalised hidden state with one
+//! row of weights. All of it is f32, final norm included, whatever the compute type: there are few
+//! rows, and rewards are compared.
 
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Extent, View, ViewMut, ops};
@@ -10,14 +11,14 @@ use crate::layout::Part;
 use crate::weights::{LayerGradients, LayerWeights};
 
 impl Walk<'_> {
-    /// The walk in the type that the head computes in.
+    /// Returns the passes in the compute type of the head.
     pub(super) fn of_head(&self) -> Self {
         let dtype = if self.decoder.spec().head.is_score() { DType::F32 } else { self.dtype };
         Self { dtype, ..*self }
     }
 
-    /// Scores predictions from normalised rows `[R,D]` f32: prediction `i` is of row `index[i]`. A score stands where a language
-    /// model has a log-probability.
+    /// Scores predictions from normalised rows `[R,D]` f32: prediction `i` has row `index[i]`. A
+    /// score stands in place of a log-probability.
     pub(super) fn score_sequences(
         &self,
         head: &LayerWeights,
@@ -34,8 +35,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The gradient of normalised rows, into `d_hidden` `[R,D]` f32, and of the weights, from the derivative by each prediction's
-    /// score.
+    /// Computes the gradient of normalised rows, into `d_hidden` `[R,D]` f32, and adds that of the
+    /// weights, from the derivative by each prediction's score.
     pub(super) fn score_backward(
         &self,
         head: &LayerWeights,

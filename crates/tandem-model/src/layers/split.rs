@@ -1,10 +1,12 @@
-//! What a layer asks of the ranks that hold the other slices of its matrices.
+//! Tensor parallelism: collectives of a layer over the ranks that hold its other shards.
 //!
-//! A block's halves are split regions: each rank computes its heads, or its channels, from the same input. Between the regions
-//! the rows of the residual stream are divided over the ranks ([`Shares`]), and each normalises its own. Where a region begins
-//! the normalised rows are gathered; where it ends, what the ranks' last products give is summed, and each rank gets its rows
-//! of the sum. Backward it is the other way round: the gradient of what the region gave is gathered, those of what it read are
-//! summed. So every rank computes the same gradient of what it holds whole, but for norms: of those it has its rows' terms.
+//! Each rank computes its heads, or its channels, from the same input: a sharded region. Between
+//! regions the rows of the residual stream are divided over the ranks ([`Shares`]), and each
+//! normalises its own (sequence parallelism). A region begins with an all-gather of the normalised
+//! rows, and ends with a reduce-scatter of the ranks' products. Backward is the reverse: the
+//! gradient of the region's output is gathered, that of its input reduced. So every rank computes
+//! the same gradient of parameters that it holds whole, except norms, where it has the terms of its
+//! rows.
 
 use std::borrow::Cow;
 
@@ -17,36 +19,26 @@ use crate::layout::Part;
 use crate::weights::LayerGradients;
 use crate::{ModelError, Result};
 
-/// The ranks that hold the slices of one decoder, as one of them sees them. All call the same in the same order.
+/// Collectives over the tensor-parallel ranks of a decoder. All ranks make the same calls in the
+/// same order.
 pub trait Split {
-    /// `x`, f32, becomes the sum of all ranks' `x`: the same bits on each.
-    ///
-    /// # Errors
-    /// If a rank is lost.
+    /// All-reduces `x`, f32: the same bits on each rank.
     fn sum(&self, device: &Device, x: &mut Tensor) -> Result<()>;
 
-    /// `x` is divided by rows, `counts[r]` of rank `r`, one's after another's: every rank gets what each has in its own.
-    ///
-    /// # Errors
-    /// If a rank is lost.
+    /// All-gathers the rows of `x`, of which rank `r` has written its `counts[r]`, in the order of
+    /// ranks.
     fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()>;
 
-    /// `x`, f32, is divided as above: this rank's rows become the sum of all ranks' `x` there. The others are unspecified
-    /// afterwards.
-    ///
-    /// # Errors
-    /// If a rank is lost.
+    /// Reduce-scatters `x`, f32: this rank's rows become the sum over ranks. The other rows are
+    /// unspecified afterwards.
     fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()>;
 
-    /// `numbers` are as many of each rank, one's after another's: every rank gets what each has written as its own.
-    ///
-    /// # Errors
-    /// If a rank is lost.
+    /// All-gathers `numbers`, an equal part of each rank.
     fn gather(&self, numbers: &mut [f64]) -> Result<()>;
 }
 
 impl Walk<'_> {
-    /// A slice is of no use without those who hold the others.
+    /// Checks that a shard has its collectives, and a whole decoder none.
     pub(crate) fn check_split(&self) -> Result<()> {
         let count = self.decoder.slice().count;
         if (count > 1) == self.split.is_some() {
@@ -58,22 +50,24 @@ impl Walk<'_> {
         }))
     }
 
-    /// Whether this rank adds to a sum over ranks what must be in it once: biases, positions.
+    /// Returns whether this rank adds terms that a sum over ranks must contain once: biases,
+    /// positions.
     pub(super) fn leads(&self) -> bool {
         self.decoder.slice().index == 0
     }
 
-    /// The other ranks' rows into `x`, of which this rank has written its own.
+    /// Gathers the other ranks' rows into `x`, of which this rank has written its own.
     pub(super) fn gather_rows(&self, x: &mut Tensor, shares: &Shares) -> Result<()> {
         self.split.map_or(Ok(()), |split| split.gather_rows(self.device, x, shares.counts()))
     }
 
-    /// This rank's rows of `x` become those of the sum of all ranks' `x`.
+    /// Replaces this rank's rows of `x` by the sum of all ranks'.
     pub(super) fn sum_rows(&self, x: &mut Tensor, shares: &Shares) -> Result<()> {
         self.split.map_or(Ok(()), |split| split.sum_rows(self.device, x, shares.counts()))
     }
 
-    /// This rank's rows of the sum of all ranks' terms: `term` itself where nothing is split.
+    /// Returns this rank's rows of the sum of all ranks' terms: `term` itself without tensor
+    /// parallelism.
     pub(super) fn join(&self, mut term: Tensor, shares: &Shares) -> Result<Tensor> {
         if self.split.is_none() {
             return Ok(term);
@@ -84,7 +78,8 @@ impl Walk<'_> {
         Ok(own)
     }
 
-    /// All rows of what `own` are this rank's of, in type `dtype`. Nothing if `own` is that already.
+    /// Gathers all rows of a matrix of which `own` are this rank's, in type `dtype`. `None` if
+    /// `own` is that matrix.
     pub(super) fn whole(&self, own: View, shares: &Shares, dtype: DType) -> Result<Option<Tensor>> {
         if self.split.is_none() && own.dtype() == dtype {
             return Ok(None);
@@ -95,8 +90,9 @@ impl Walk<'_> {
         Ok(Some(whole))
     }
 
-    /// Adds to the gradients of parts that every rank holds the sum of all ranks' terms: a row for each part. They are summed
-    /// before they are added to earlier ones, which are on every rank already.
+    /// Adds the sum of all ranks' terms, a row for each part, to the gradients of parts that every
+    /// rank holds. Terms are summed before they are added, since earlier gradients are complete on
+    /// every rank.
     pub(super) fn add_terms(
         &self,
         mut terms: Tensor,
@@ -112,7 +108,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Tokens as rows of this rank's slice of the vocabulary.
+    /// Returns tokens as rows of this rank's shard of the vocabulary.
     pub(super) fn own_tokens<'t>(&self, tokens: &'t [u32]) -> Result<Cow<'t, [u32]>> {
         let vocabulary = self.decoder.whole().spec().vocab_size;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {

@@ -1,5 +1,5 @@
-//! One stage's part of the walk: from tokens, or what the stage before gave, to scores, or what the next one takes. The
-//! whole decoder is its only stage.
+//! Forward and backward of one pipeline stage: from tokens, or the stream of the stage before, to
+//! scores, or the stream for the next one. A whole decoder is its only stage.
 
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{Backend, DType, Extent, Forest, Tensor};
@@ -13,27 +13,29 @@ use crate::layout::Stage;
 use crate::weights::{GradientSink, WeightSource};
 use crate::{ModelError, Result};
 
-/// What a stage's backward begins with.
+/// Gradient that a stage's backward begins with.
 pub enum Gradient<'a> {
-    /// The last stage: the derivative by each prediction's log-probability.
+    /// The last stage: derivative of the loss by each prediction's log-probability.
     OfScores {
-        /// As forward gave them.
+        /// Scores of the forward pass.
         scores: &'a HeadScores,
-        /// One number for each prediction.
+        /// One derivative per prediction.
         d_log_prob: &'a [f32],
     },
-    /// The others: the gradient of what forward gave, this rank's rows of `[T,D]` f32, from the next stage.
+    /// Other stages: gradient of forward's output, this rank's rows of `[T,D]` f32, from the next
+    /// stage.
     OfStream(Tensor),
 }
 
 impl Walk<'_> {
-    /// Forward through the layers of a stage. `x` is the residual stream `[T,D]` f32, this rank's rows of it, that the stage before gave; the first
-    /// has none. The last one scores the forest's predictions, the others return the stream that the next one takes.
-    /// With `keep`, [`Walk::stage_backward`] will follow. A reference that shares the base goes along where there is room for its
-    /// scores.
+    /// Runs the forward pass of a stage. `x` is the residual stream `[T,D]` f32 of the stage
+    /// before, this rank's rows; the first stage has none. The last stage scores the forest's
+    /// predictions, the others return the stream for the next one. With `keep`,
+    /// [`Walk::stage_backward`] follows. A reference that shares the base goes along if it has
+    /// `scores`.
     ///
     /// # Errors
-    /// As [`Walk::forward`]; if there is an `x` too many, too few, or of another shape.
+    /// As [`Walk::forward`]; if `x` is missing, superfluous or of another shape.
     pub fn stage_forward(
         &self,
         weights: &mut dyn WeightSource,
@@ -73,11 +75,13 @@ impl Walk<'_> {
         Ok((None, SavedWalk { blocks, head: Some(head) }))
     }
 
-    /// Backward through the layers of a stage: adds their gradients into the sink, from the last to the first, and returns
-    /// the gradient of the stream that forward took, `[T,D]` f32; the first stage took none.
+    /// Runs the backward pass of a stage: adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]`
+    /// into the sink, from the last layer to the first. Returns the gradient of the stream that
+    /// forward took, `[T,D]` f32; the first stage took none.
     ///
     /// # Errors
-    /// As [`Walk::backward`]; if the stage is not the one that `end` is for.
+    /// As [`Walk::forward`]; if `end` is not this stage's, or has not one derivative per
+    /// prediction.
     pub fn stage_backward(
         &self,
         weights: &mut dyn WeightSource,
@@ -142,12 +146,12 @@ impl Walk<'_> {
         self.embedding_backward(weights, grads, forest, dx).map(|()| None)
     }
 
-    /// Rows of the residual stream, and of its gradient, that go from stage to stage: those that this rank holds.
+    /// Returns the number of this rank's rows of the residual stream, which travel between stages.
     pub fn stream_rows(&self, forest: &Forest) -> Extent {
         self.shares(forest.num_tokens()).own_extent()
     }
 
-    /// One of several stages is of no use without the others.
+    /// Checks that the decoder is not one of several stages.
     pub(super) fn check_stage(&self) -> Result<()> {
         let Stage { index, count } = self.decoder.stage();
         if count == 1 {
@@ -156,7 +160,7 @@ impl Walk<'_> {
         Err(ModelError::Invalid(format!("stage {index} of {count} of a decoder is walked by itself")))
     }
 
-    /// What travels between stages is this rank's rows of the residual stream of all tokens.
+    /// Checks that `x` is this rank's rows of the residual stream of all tokens.
     fn check_stream(&self, forest: &Forest, x: &Tensor) -> Result<()> {
         let expected = (self.stream_rows(forest).len(), self.decoder.spec().hidden_size);
         if (x.rows(), x.cols(), x.dtype()) == (expected.0, expected.1, DType::F32) {

@@ -1,4 +1,4 @@
-//! Where each parameter of a layer lies in the layer's flat buffer.
+//! Layout of a layer's parameters in its flat buffer, and the shards of a decoder.
 
 pub(crate) mod slice;
 mod stage;
@@ -11,7 +11,7 @@ use tandem_kernels::STATE_BLOCK;
 
 use crate::spec::{DecoderSpec, NormKind, Residual};
 
-/// A layer: the unit in which weights are fetched and gradients are handed over.
+/// Layer: the unit in which weights are fetched and gradients are emitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LayerId {
     /// Token and position tables.
@@ -32,7 +32,8 @@ impl std::fmt::Display for LayerId {
     }
 }
 
-/// One parameter of a layer, in our layout: weights are `[out, in]`, fused where one product serves several.
+/// Parameter of a layer in our layout: weights are `[out, in]`, fused where one product computes
+/// several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Part {
@@ -76,11 +77,12 @@ pub enum Part {
     HeadWeight,
     /// `[1, V]`.
     HeadBias,
-    /// `[S·r, D]`: the first factor of a low-rank term beside [`Part::QkvWeight`], of each of its S sites.
+    /// `[S·r, D]`: first factor of the low-rank terms of [`Part::QkvWeight`]; S modules of it have
+    /// a term.
     QkvLoraA,
-    /// `[Σ rows of sites, r]`: the second factor, one site's rows after another's.
+    /// `[Σ rows of modules, r]`: second factor, one module's rows after another's.
     QkvLoraB,
-    /// `[1, Σ rows of sites]`: the magnitudes of DoRA.
+    /// `[1, Σ rows of modules]`: magnitudes of DoRA.
     QkvMagnitude,
     /// `[r, H·d]`.
     OutLoraA,
@@ -90,9 +92,9 @@ pub enum Part {
     OutMagnitude,
     /// `[S·r, D]`.
     UpLoraA,
-    /// `[Σ rows of sites, r]`.
+    /// `[Σ rows of modules, r]`.
     UpLoraB,
-    /// `[1, Σ rows of sites]`.
+    /// `[1, Σ rows of modules]`.
     UpMagnitude,
     /// `[r, F]`.
     DownLoraA,
@@ -100,7 +102,7 @@ pub enum Part {
     DownLoraB,
     /// `[1, D]`.
     DownMagnitude,
-    /// `[V, r]`: looked up.
+    /// `[V, r]`: looked up by token.
     TokenLoraA,
     /// `[D, r]`.
     TokenLoraB,
@@ -108,18 +110,18 @@ pub enum Part {
     HeadLoraA,
     /// `[V, r]`.
     HeadLoraB,
-    /// `[1, D]`: what a score head multiplies the last hidden row of a sequence with, in f32.
+    /// `[1, D]`: weight of a score head, in f32.
     ScoreWeight,
 }
 
-/// What an adapter adds to a matrix.
+/// Parts of a matrix's low-rank terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LowRankParts {
-    /// The factor that reads the input.
+    /// Factor that reads the input.
     pub a: Part,
-    /// The factor that gives the output.
+    /// Factor that gives the output.
     pub b: Part,
-    /// The magnitudes of DoRA, where they are possible.
+    /// Magnitudes of DoRA, where they are possible.
     pub magnitude: Option<Part>,
 }
 
@@ -136,7 +138,8 @@ const BIASES: [(Part, Part); 8] = [
 ];
 
 impl Part {
-    /// Whether nothing but products of whole matrices goes into this one's gradient, so that the first may write it.
+    /// Returns whether only products of whole matrices are added to this part's gradient, so that
+    /// the first may write it.
     pub const fn is_written_by_product(self) -> bool {
         matches!(
             self,
@@ -144,7 +147,7 @@ impl Part {
         )
     }
 
-    /// The parts of a low-rank term beside this one, if it is a matrix of the model.
+    /// Returns the parts of the low-rank terms of this matrix; `None` if it can have none.
     pub const fn low_rank(self) -> Option<LowRankParts> {
         let (a, b, magnitude) = match self {
             Self::QkvWeight => (Self::QkvLoraA, Self::QkvLoraB, Some(Self::QkvMagnitude)),
@@ -168,7 +171,7 @@ impl Part {
         BIASES.iter().find(|(_, bias)| *bias == self).map(|(weight, _)| *weight)
     }
 
-    /// Whether it is a factor of a low-rank term.
+    /// Returns whether this is a factor of a low-rank term.
     pub const fn is_factor(self) -> bool {
         matches!(
             self,
@@ -187,12 +190,12 @@ impl Part {
         )
     }
 
-    /// Whether it is a row of magnitudes.
+    /// Returns whether this is a row of magnitudes.
     pub const fn is_magnitude(self) -> bool {
         matches!(self, Self::QkvMagnitude | Self::OutMagnitude | Self::UpMagnitude | Self::DownMagnitude)
     }
 
-    /// The name in checkpoints.
+    /// Returns the name in checkpoints.
     pub const fn name(self) -> &'static str {
         match self {
             Self::TokenTable => "token_table",
@@ -235,8 +238,8 @@ impl Part {
         }
     }
 
-    /// Whether it is an operand of a product (or the token table), so that a copy in the compute type is of use.
-    /// Norms, biases, the position table and a score head stay f32.
+    /// Returns whether this is an operand of a product (or the token table) and so has a copy in
+    /// the compute type. Norms, biases, the position table and a score head stay f32.
     pub const fn is_matrix(self) -> bool {
         matches!(
             self,
@@ -249,12 +252,12 @@ impl Part {
         ) || self.is_factor()
     }
 
-    /// Whether weight decay applies: not to norms and biases.
+    /// Returns whether weight decay applies: not to norms and biases.
     pub const fn decays(self) -> bool {
         self.is_matrix() || self.is_magnitude() || matches!(self, Self::PositionTable | Self::ScoreWeight)
     }
 
-    /// Whether it is the weight of a norm.
+    /// Returns whether this is the weight of a norm.
     pub const fn is_norm_weight(self) -> bool {
         matches!(
             self,
@@ -267,59 +270,61 @@ impl Part {
     }
 }
 
-/// Offsets are multiples of this many elements, so that every parameter starts on a 64-byte line in f32 and in bf16, and no
-/// block of optimiser states has elements of two: what all slices of a model hold stays the same on each of them.
+/// Alignment of parameters in elements. Every parameter starts on a 64-byte line in f32 and bf16,
+/// and no block of optimiser states spans two parameters: what all tensor-parallel ranks hold whole
+/// then has the same states on each.
 const ALIGNMENT: usize = STATE_BLOCK;
 
-/// One parameter and its place.
+/// Parameter and its place in the layer's flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
-    /// Which one.
+    /// The parameter.
     pub part: Part,
     /// Rows.
     pub rows: usize,
     /// Columns.
     pub cols: usize,
-    /// First element in the layer's flat buffer; on a 64-byte line in either type, and with a block of optimiser states.
+    /// First element in the layer's flat buffer.
     pub offset: usize,
-    /// Whether weight decay applies.
+    /// True if weight decay applies.
     pub decay: bool,
 }
 
 impl ParamSpec {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.rows * self.cols
     }
 
-    /// Whether there is no element (never, in a layout made by [`LayerLayout::new`]).
+    /// Returns whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements in the layer's flat buffer.
+    /// Returns the elements in the layer's flat buffer.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len()
     }
 }
 
-/// The flat buffer of a layer. Parameters that have a copy in the compute type come first, then the others that
-/// decay, then norms and biases: so the copy and each decay group is one contiguous range.
+/// Layout of a layer's flat buffer. Parameters with a copy in the compute type come first, then the
+/// others that decay, then norms and biases: the copy and each decay group are contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerLayout {
-    /// The parameters, by offset.
+    /// Parameters, by offset.
     pub params: Vec<ParamSpec>,
     /// Elements of the flat buffer, padding included. Padding holds zeros.
     pub len: usize,
-    /// Elements from the start that have a copy in the compute type: the matrices (without an untied token table,
-    /// which is only looked up).
+    /// Elements from the start that have a copy in the compute type: the matrices, without an
+    /// untied token table, which is only looked up.
     pub compute_len: usize,
     /// Elements from the start that decay.
     pub decay_len: usize,
 }
 
 impl LayerLayout {
-    /// Lays out parts of the given sizes. `looked_up` names a matrix that needs no copy in the compute type.
+    /// Lays out parts of the given sizes. `looked_up` names a matrix that needs no copy in the
+    /// compute type.
     pub fn new(parts: &[(Part, usize, usize)], looked_up: Option<Part>) -> Self {
         let group = |part: Part| match part {
             _ if part.is_matrix() && Some(part) != looked_up => 0,
@@ -342,17 +347,17 @@ impl LayerLayout {
         layout
     }
 
-    /// The parameter of that name, if the layer has it.
+    /// Returns the layer's parameter of this part, if it has one.
     pub fn param(&self, part: Part) -> Option<&ParamSpec> {
         self.params.iter().find(|p| p.part == part)
     }
 
-    /// Number of parameters, without padding.
+    /// Returns the number of parameters, without padding.
     pub fn num_parameters(&self) -> usize {
         self.params.iter().map(ParamSpec::len).sum()
     }
 
-    /// The layout of a layer of a model.
+    /// Lays out a layer of a model.
     pub(crate) fn of(spec: &DecoderSpec, layer: LayerId) -> Self {
         match layer {
             LayerId::Embedding => Self::embedding(spec),

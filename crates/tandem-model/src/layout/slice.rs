@@ -1,9 +1,10 @@
-//! One rank's slice of a decoder whose matrices are split over several.
+//! Shard of a decoder under tensor parallelism.
 //!
-//! A rank holds whole heads: their rows of the projection to q, k and v, and their columns of the one back. Of the
-//! feed-forward it holds some of the F channels: their rows of gate and up, and their columns of down. Of a vocabulary it
-//! holds some tokens: their rows of the table and of the head. Norms, position tables, and the biases of what is summed over
-//! ranks are whole on each of them. So a slice is a decoder of fewer heads, channels and tokens, with a layout of its own.
+//! A rank holds whole heads: their rows of the projection to q, k and v, and their columns of the
+//! one back. Of the feed-forward it holds some of the F channels: their rows of gate and up, and
+//! their columns of down. Of the vocabulary it holds some tokens: their rows of the table and of
+//! the head. Norms, position tables, and the biases of row-parallel products are whole on each
+//! rank. So a shard is a decoder of fewer heads, channels and tokens, with a layout of its own.
 
 use std::ops::Range;
 
@@ -11,28 +12,29 @@ use crate::layout::{LayerLayout, ParamSpec, Part};
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 
-/// Which slice of a decoder, of how many.
+/// Tensor-parallel shard of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// From 0.
+    /// Rank in the tensor-parallel group.
     pub index: usize,
-    /// How many there are.
+    /// Size of the group.
     pub count: usize,
 }
 
 impl Slice {
-    /// All of it.
+    /// The whole decoder.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
-    /// This slice's share of `len` things. Shares are as even as they can be.
+    /// Returns this shard's range of `len` items. Ranges differ in length by one at most.
     pub fn of(self, len: usize) -> Range<usize> {
         len * self.index / self.count..len * (self.index + 1) / self.count
     }
 
-    /// The spec of this slice: fewer heads, channels and tokens.
+    /// Returns the shard's spec: fewer heads, channels and tokens.
     ///
     /// # Errors
-    /// If key/value heads cannot be divided evenly, or there are fewer channels or tokens than slices.
+    /// If key/value heads cannot be divided evenly, there are fewer channels or tokens than ranks,
+    /// or the head scores sequences.
     pub fn spec(self, whole: &DecoderSpec) -> Result<DecoderSpec> {
         let count = self.count;
         if count > 1 && whole.head.is_score() {
@@ -66,12 +68,13 @@ impl Slice {
         Ok(spec)
     }
 
-    /// Whether the slices of a parameter differ: else each rank has all of it.
+    /// Returns whether ranks hold different parts of a parameter, rather than all of it each.
     pub fn splits(self, part: Part) -> bool {
         self.count > 1 && (part.is_matrix() || matches!(part, Part::QkvBias | Part::UpBias | Part::HeadBias))
     }
 
-    /// The columns of a whole parameter, where the slice has some of all its rows; else all.
+    /// Returns the shard's columns of a whole parameter that is divided by columns; else all
+    /// columns.
     pub(crate) fn columns(self, whole: &DecoderSpec, param: &ParamSpec) -> Range<usize> {
         match (param.part, &self.block(whole, param).cols[..]) {
             (Part::OutWeight | Part::DownWeight, [columns]) => columns.clone(),
@@ -79,7 +82,7 @@ impl Slice {
         }
     }
 
-    /// Which rows and columns of a whole parameter the slice holds, one range's after another's.
+    /// Returns the shard's rows and columns of a whole parameter.
     pub(crate) fn block(self, whole: &DecoderSpec, param: &ParamSpec) -> Block {
         let attention = &whole.attention;
         let heads = |heads: usize| {
@@ -108,7 +111,7 @@ impl Slice {
         let (rows, cols) = (0..param.rows, 0..param.cols);
         let whole = Block { rows: vec![rows], cols: vec![cols] };
         let Some(own) = own else { return whole };
-        // A bias is one row, and what a projection back reads are columns.
+        // A bias is one row; the projections back are divided by the columns that they read.
         match param.part {
             Part::OutWeight | Part::DownWeight => Block { cols: own, ..whole },
             _ if param.rows == 1 => Block { cols: own, ..whole },
@@ -117,7 +120,7 @@ impl Slice {
     }
 }
 
-/// A part of a matrix: these columns of these rows.
+/// Part of a matrix: ranges of columns of ranges of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) rows: Vec<Range<usize>>,
@@ -125,7 +128,8 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// The block as runs of neighbours, in its order, in a matrix of `width` columns: elements of the matrix.
+    /// Lists the block as contiguous runs of elements, in its order, in a matrix of `width`
+    /// columns.
     pub(crate) fn runs(&self, width: usize) -> impl Iterator<Item = Range<usize>> {
         let is_wide = matches!(&self.cols[..], [cols] if *cols == (0..width));
         let whole_rows = self.rows.iter().filter(move |_| is_wide);
@@ -137,8 +141,8 @@ impl Block {
         whole_rows.chain(parts)
     }
 
-    /// What the block has of rows `rows` and columns `cols` of the matrix,
-    /// counted from where these start.
+    /// Returns the block's part within rows `rows` and columns `cols` of the matrix, counted from
+    /// their starts.
     pub(crate) fn within(&self, rows: &Range<usize>, cols: &Range<usize>) -> Self {
         let clip = |ranges: &[Range<usize>], to: &Range<usize>| -> Vec<Range<usize>> {
             let clipped = ranges.iter().map(|r| r.start.max(to.start)..r.end.min(to.end));
@@ -147,23 +151,23 @@ impl Block {
         Self { rows: clip(&self.rows, rows), cols: clip(&self.cols, cols) }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         let count = |ranges: &[Range<usize>]| ranges.iter().map(Range::len).sum::<usize>();
         count(&self.rows) * count(&self.cols)
     }
 }
 
-/// A run of elements that lie side by side both in a slice's parameter and in the whole one.
+/// Run of elements that are contiguous in a shard's parameter and in the whole one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// First element of the slice's parameter.
+    /// First element of the shard's parameter.
     pub start: usize,
     /// The same elements of the whole parameter.
     pub whole: Range<usize>,
 }
 
-/// The runs of one slice's parameter, in their order; `param` is the whole one.
+/// Lists the runs of one shard's parameter, in order; `param` is the whole one.
 pub(crate) fn runs(slice: Slice, whole: &DecoderSpec, param: &ParamSpec) -> Vec<Run> {
     let mut start = 0;
     let block = slice.block(whole, param);
@@ -174,7 +178,7 @@ pub(crate) fn runs(slice: Slice, whole: &DecoderSpec, param: &ParamSpec) -> Vec<
     runs.collect()
 }
 
-/// Copies one slice of a layer's flat buffer out of the whole one. Padding of the slice becomes zero.
+/// Copies one shard of a layer's flat buffer out of the whole one; padding becomes zero.
 pub(crate) fn copy_out(
     slice: Slice,
     spec: &DecoderSpec,
@@ -191,7 +195,8 @@ pub(crate) fn copy_out(
     }
 }
 
-/// The opposite of [`copy_out`]; what is whole on every rank is taken from each, the last one's stays.
+/// Copies a shard back into the whole buffer. Of parameters that every rank holds whole, the last
+/// copy stays.
 pub(crate) fn copy_in(
     slice: Slice,
     spec: &DecoderSpec,

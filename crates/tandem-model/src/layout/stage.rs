@@ -1,7 +1,8 @@
-//! Which layers of a decoder one of several ranks holds, where a model is divided from front to back.
+//! Pipeline stages of a decoder.
 //!
-//! The first stage has the embedding, the last the head, and each some neighbouring blocks. A head that is tied to the
-//! table needs it at both ends: then the last stage holds the embedding layer a second time.
+//! The first stage has the embedding, the last the head, and each some neighbouring blocks. A tied
+//! head needs the token table at both ends: the last stage then holds the embedding layer a second
+//! time.
 
 use std::ops::Range;
 
@@ -9,33 +10,31 @@ use crate::layout::LayerId;
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 
-/// Which stage of a decoder, of how many.
+/// Pipeline stage of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// From 0.
+    /// Rank in the pipeline.
     pub index: usize,
-    /// How many there are.
+    /// Number of stages.
     pub count: usize,
 }
 
 impl Stage {
-    /// All layers.
+    /// The only stage: all layers.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
-    /// Whether tokens are looked up here.
+    /// Returns whether the stage has the embedding.
     pub fn is_first(self) -> bool {
         self.index == 0
     }
 
-    /// Whether predictions are scored here.
+    /// Returns whether the stage has the head.
     pub fn is_last(self) -> bool {
         self.index + 1 == self.count
     }
 
-    /// The layers of this stage in walk order; a second copy of the embedding layer comes first.
-    ///
-    /// # Errors
-    /// If there are more stages than blocks.
+    /// Returns the layers of this stage in forward order; a second copy of the embedding comes
+    /// first.
     pub fn layers(self, spec: &DecoderSpec) -> Result<Vec<LayerId>> {
         let embedding = self.is_first() || self.is_last() && spec.head.tied;
         let blocks = self.blocks(spec)?.map(LayerId::Block);
@@ -43,16 +42,14 @@ impl Stage {
         Ok(front.chain(blocks).chain(self.is_last().then_some(LayerId::Head)).collect())
     }
 
-    /// Whether the layer is this stage's to write down and to count: of a table that two stages hold, the first stage's is.
+    /// Returns whether this stage saves and counts the layer. A token table on two stages is the
+    /// first one's.
     pub fn owns(self, layer: LayerId) -> bool {
         layer != LayerId::Embedding || self.is_first()
     }
 
-    /// The blocks of this stage. The stages cost about the same: the last one, which has the head, may have fewer blocks,
-    /// and of the others the first ones, which keep the most for backward.
-    ///
-    /// # Errors
-    /// If there are more stages than blocks.
+    /// Returns the blocks of this stage. Stages cost about the same: the last one, which has the
+    /// head, may have fewer blocks, and so may the first ones, which keep the most for backward.
     pub fn blocks(self, spec: &DecoderSpec) -> Result<Range<usize>> {
         let Self { index, count } = self;
         let num_blocks = spec.num_layers;
@@ -65,7 +62,7 @@ impl Stage {
             )));
         }
         let (block, head) = costs(spec);
-        // How long the slowest stage takes if the last one has so many blocks; of equals, the most.
+        // Cost of the slowest stage, if the last one has this many blocks; ties go to more.
         let slowest = |last: &usize| {
             let others = (num_blocks - last).div_ceil(count - 1);
             (others * block).max(last * block + head)
@@ -76,8 +73,8 @@ impl Stage {
     }
 }
 
-/// Multiplications per token in the matrices of a block, and in the head, which scores about every second token. The
-/// look-up of tokens costs nothing beside them.
+/// Returns multiplications per token in the matrices of a block, and in the head, which scores
+/// about every second token. The token look-up costs nothing beside them.
 fn costs(spec: &DecoderSpec) -> (usize, usize) {
     let (attention, mlp) = (&spec.attention, &spec.mlp);
     let widths = attention.qkv_width() + attention.query_width() + mlp.up_width() + mlp.width;
@@ -89,7 +86,8 @@ mod tests {
     use super::*;
     use crate::families::family_of;
 
-    /// Llama with so many blocks, of which one costs `2^14` multiplications a token, and the head `vocab · 16`.
+    /// Llama with this many blocks, each of `2^14` multiplications a token; the head has `vocab ·
+    /// 16`.
     fn llama(blocks: usize, vocab: usize, tied: bool) -> DecoderSpec {
         let config = serde_json::json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,

@@ -1,12 +1,15 @@
-//! Adapters: what trains while the model's own weights, the *base*, stay as they are.
+//! Adapters: the description of low-rank terms that train while the model's own weights, the
+//! *base*, are frozen.
 //!
-//! LoRA (Hu et al. 2021, <https://arxiv.org/abs/2106.09685>) adds to a matrix `W` `[out, in]` the low-rank term `s · B A` with `A` `[r, in]` and
-//! `B` `[out, r]`; `s` is `alpha / r`, or `alpha / √r` where it is rank-stabilised (<https://arxiv.org/abs/2312.03732>). DoRA
-//! (<https://arxiv.org/abs/2402.09353>) also gives each row of `W + s · B A` a length of its own. Names, scales and what trains are those of
-//! the `peft` library.
+//! LoRA (Hu et al. 2021, <https://arxiv.org/abs/2106.09685>) adds to a matrix `W` `[out, in]` the
+//! low-rank term `s · B A` with `A` `[r, in]` and `B` `[out, r]`; `s` is `alpha / r`, or `alpha /
+//! √r` if rank-stabilised (<https://arxiv.org/abs/2312.03732>). DoRA
+//! (<https://arxiv.org/abs/2402.09353>) also gives each row of `W + s · B A` a length of its own.
+//! Names, scales and trained modules are those of the `peft` library.
 //!
-//! One of our matrices may be several HF modules below one another (q, k and v; gate and up): each is a [`Site`] with factors
-//! of its own. Their `A` stand below one another in one parameter, so that one product serves them all; so do their `B`.
+//! One of our matrices may hold several HF modules (q, k and v; gate and up): each is a [`Site`]
+//! with factors of its own. Their `A` are stacked in one parameter, so that one product computes
+//! all of them; so are their `B`.
 
 mod targets;
 
@@ -20,31 +23,31 @@ use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 use targets::{Module, modules};
 
-/// An adapter as it is asked for.
+/// Configuration of an adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterConfig {
     /// LoRA or DoRA.
     pub kind: AdapterKind,
-    /// `r`, the rank of each site's term.
+    /// `r`, the rank of each module's term.
     pub rank: usize,
     /// `alpha`: with the rank, the scale of the term.
     pub alpha: f64,
-    /// Whether the scale is `alpha / √r` instead of `alpha / r`.
+    /// True if the scale is `alpha / √r` instead of `alpha / r`.
     pub rank_stabilized: bool,
     /// Rate at which the inputs of `A` are dropped in training.
     pub dropout: f64,
-    /// Which modules get a term.
+    /// Modules that get a term.
     pub targets: Targets,
     /// Modules that train whole, beside the adapter, by the ends of their names.
     pub modules_to_save: Vec<String>,
 }
 
-/// The kinds of adapters.
+/// Kind of adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdapterKind {
     /// A low-rank term.
     Lora,
-    /// And a length for each row.
+    /// A low-rank term, and a length for each row.
     Dora,
 }
 
@@ -53,7 +56,7 @@ impl AdapterKind {
     pub const NAMES: [(&'static str, Self); 2] = [("lora", Self::Lora), ("dora", Self::Dora)];
 }
 
-/// An adapter, resolved for one model.
+/// Adapter, resolved for one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
     config: AdapterConfig,
@@ -61,38 +64,35 @@ pub struct Adapter {
     saved: Vec<Part>,
 }
 
-/// A matrix with low-rank terms.
+/// Matrix with low-rank terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapted {
     /// The matrix.
     pub part: Part,
-    /// Its modules that are targets, from top to bottom.
+    /// Targeted modules of the matrix, in the order of its rows.
     pub sites: Vec<Site>,
 }
 
-/// A module with a low-rank term.
+/// HF module with a low-rank term.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// The module's HF name; `{}` stands for the block's index.
+    /// HF name of the module; `{}` stands for the block's index.
     pub module: &'static str,
-    /// Its rows of the matrix.
+    /// Rows of the matrix.
     pub rows: Range<usize>,
-    /// Its rows of the parameter that holds the `B` of all sites.
+    /// Rows of the parameter that stacks the `B` of all modules.
     pub b_rows: Range<usize>,
 }
 
 impl Adapted {
-    /// Rows of the parameter that holds the `B` of all sites.
+    /// Returns the rows of the parameter that stacks the `B` of all modules.
     fn b_rows(&self) -> usize {
         self.sites.last().map_or(0, |site| site.b_rows.end)
     }
 }
 
 impl Adapter {
-    /// Finds what an adapter trains of a model.
-    ///
-    /// # Errors
-    /// If a target or a module to save is none of the model's, or cannot be adapted.
+    /// Resolves the targets of an adapter in a model.
     pub fn new(config: AdapterConfig, spec: &DecoderSpec) -> Result<Self> {
         let modules = modules(spec);
         let targets = config.targets.find(&modules, spec.num_layers)?;
@@ -128,36 +128,36 @@ impl Adapter {
         Ok(Self { config, matrices, saved })
     }
 
-    /// As it was asked for.
+    /// Returns the configuration.
     pub fn config(&self) -> &AdapterConfig {
         &self.config
     }
 
-    /// The factor on the low-rank terms.
+    /// Returns the factor on the low-rank terms.
     pub fn scale(&self) -> f32 {
         let rank = self.config.rank as f64;
         (self.config.alpha / if self.config.rank_stabilized { rank.sqrt() } else { rank }) as f32
     }
 
-    /// The matrices with low-rank terms.
+    /// Returns the matrices with low-rank terms.
     pub fn matrices(&self) -> &[Adapted] {
         &self.matrices
     }
 
-    /// The terms beside a matrix, if it has some.
+    /// Returns the terms of a matrix, if it has any.
     pub fn of(&self, part: Part) -> Option<&Adapted> {
         self.matrices.iter().find(|adapted| adapted.part == part)
     }
 
-    /// The parts of the base that train whole.
+    /// Returns the parts of the base that train whole.
     pub fn saved(&self) -> &[Part] {
         &self.saved
     }
 
-    /// What trains of a layer, whose base is laid out as `base`.
+    /// Lays out the trained parameters of a layer whose base is laid out as `base`.
     pub(crate) fn layout(&self, spec: &DecoderSpec, layer: LayerId, base: &LayerLayout) -> LayerLayout {
         let mut parts = Vec::new();
-        // A tied head is multiplied with the embedding layer's table, and its term lies there.
+        // A tied head multiplies by the embedding layer's table, so its term lies there.
         let tied_head = (layer == LayerId::Embedding && spec.head.tied).then_some((
             Part::HeadWeight,
             spec.vocab_size,
@@ -170,7 +170,7 @@ impl Adapter {
             }
             let Some((adapted, names)) = self.of(part).zip(part.low_rank()) else { continue };
             let (rank, b_rows) = (self.config.rank, adapted.b_rows());
-            // A table is looked up by its columns: ours holds them as rows.
+            // peft looks a table up by the columns of `A`; ours are rows.
             let a = if part == Part::TokenTable {
                 (names.a, rows, rank)
             } else {

@@ -1,4 +1,4 @@
-//! Which modules of a model an adapter is for, by the names that HF gives them.
+//! Targets of an adapter: modules of a model, by their HF names.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::layout::{LayerId, LayerLayout, Part};
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 
-/// The modules that get a low-rank term.
+/// Modules that get a low-rank term.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
     /// Every linear layer of every block: all matrices but token table and head.
@@ -21,22 +21,22 @@ pub enum Targets {
     Pattern(String),
 }
 
-/// An HF module with parameters.
+/// HF module with a weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Module {
-    /// Its name; `{}` stands for the block's index.
+    /// HF name; `{}` stands for the block's index.
     pub(super) name: &'static str,
-    /// Another name that it goes by.
+    /// Name in memory, if `transformers` renames the module.
     other_name: Option<&'static str>,
-    /// The parameter that is its weight, or a part of it.
+    /// Parameter that holds its weight.
     pub(super) part: Part,
-    /// Its rows of that parameter.
+    /// Rows of that parameter.
     pub(super) rows: Range<usize>,
-    /// Whether the parameter has no other rows.
+    /// True if the parameter has no other rows.
     pub(super) is_whole: bool,
 }
 
-/// Every module of a model that has a weight, a block's once.
+/// Lists every module of a model that has a weight, those of all blocks once.
 pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
     let family = family_named(spec.family).expect("specs come from families");
     let mut modules = Vec::new();
@@ -62,31 +62,32 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
     modules
 }
 
-/// Whether a module of that name is meant by `target`.
+/// Returns whether `target` names the module `name`.
 fn is_meant(name: &str, target: &str) -> bool {
     name.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 impl Module {
-    /// The name that `peft` finds it by.
+    /// Returns the name by which `peft` finds the module.
     pub(super) fn known_name(&self) -> &'static str {
         self.other_name.unwrap_or(self.name)
     }
 
-    /// The names that it goes by in one block.
+    /// Lists the names of the module in one block.
     fn names(&self, index: usize) -> impl Iterator<Item = String> {
         let names = std::iter::once(self.name).chain(self.other_name);
         names.map(move |name| name.replace("{}", &index.to_string()))
     }
 
-    /// In how many blocks the name is meant; of a module outside the blocks, in all or none.
+    /// Returns the number of blocks in which the module matches; for a module outside the blocks,
+    /// all or none.
     fn count(&self, num_layers: usize, is_meant: impl Fn(&str) -> bool) -> usize {
         (0..num_layers).filter(|&index| self.names(index).any(|name| is_meant(&name))).count()
     }
 }
 
-/// The names by which `peft` finds what an adapter is for and what it trains whole: the last word of a name where that means
-/// nothing else, else as much of it as all blocks share.
+/// Returns the names by which `peft` finds the targets, and those of the modules that train whole:
+/// the last word of a name if it is unambiguous, else as much of it as all blocks share.
 pub(crate) fn peft_names(adapter: &Adapter, spec: &DecoderSpec) -> (Vec<String>, Vec<String>) {
     let modules = modules(spec);
     let sites = || adapter.matrices().iter().flat_map(|adapted| &adapted.sites);
@@ -119,10 +120,11 @@ fn unknown(key: &str, name: &str, modules: &[Module]) -> ModelError {
 }
 
 impl Targets {
-    /// The modules that are meant, in the order of the model.
+    /// Returns the targeted modules, in the order of the model.
     ///
     /// # Errors
-    /// If a name is no module's, or that of something without a matrix, or a module is meant in some blocks only.
+    /// If a name is no module's or that of a module without a matrix, or a module matches in some
+    /// blocks only.
     pub(super) fn find<'m>(&self, modules: &'m [Module], num_layers: usize) -> Result<Vec<&'m Module>> {
         let is_linear =
             |module: &&Module| module.part.low_rank().is_some_and(|parts| parts.magnitude.is_some());
@@ -158,7 +160,7 @@ impl Targets {
     }
 }
 
-/// The modules that are meant, all of which can be adapted, and in every block.
+/// Returns the modules that match. Each must be a matrix, and match in every block.
 fn matching(modules: &[Module], num_layers: usize, is_meant: impl Fn(&str) -> bool) -> Result<Vec<&Module>> {
     let mut found = Vec::new();
     for module in modules {
@@ -183,11 +185,12 @@ fn matching(modules: &[Module], num_layers: usize, is_meant: impl Fn(&str) -> bo
     Ok(found)
 }
 
-/// The parts of the modules that train whole: weights, and biases where there are some. A tied head may be named beside the
-/// token table that it is.
+/// Returns the parts of modules that train whole: weights, and biases if there are any. A tied head
+/// may be named beside the token table.
 ///
 /// # Errors
-/// If a name is no module's, or that of one which shares a parameter with others, or a module is meant in some blocks only.
+/// If a name is no module's or that of a module that shares a parameter, or a module matches in
+/// some blocks only.
 pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) -> Result<Vec<Part>> {
     let num_layers = spec.num_layers;
     for name in names {
@@ -237,7 +240,7 @@ mod tests {
     use crate::Config;
     use crate::families::family_of;
 
-    /// The spec of one of the golden models.
+    /// Returns the spec of one of the golden models.
     fn spec(name: &str) -> DecoderSpec {
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/models").join(name);
         let golden: serde_json::Value =

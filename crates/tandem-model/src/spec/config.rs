@@ -1,4 +1,4 @@
-//! Reading a `config.json`: typed access whose errors name the key.
+//! Typed access to a `config.json`, with errors that name the key.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use tandem_kernels::ops::Activation;
 use super::{RotaryScaling, RotarySpec};
 use crate::{ModelError, Result};
 
-/// A parsed `config.json`. A key that is `null` counts as absent.
+/// Parsed `config.json`. A key that is `null` counts as absent.
 #[derive(Clone, Debug)]
 pub struct Config {
     path: PathBuf,
@@ -17,18 +17,12 @@ pub struct Config {
 
 impl Config {
     /// Reads a config file.
-    ///
-    /// # Errors
-    /// If it cannot be read or is not a JSON object.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|e| ModelError::io(path, e))?;
         Self::parse(path, &text)
     }
 
     /// Parses the text of a config file; `path` is for messages.
-    ///
-    /// # Errors
-    /// If it is not a JSON object.
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
         match serde_json::from_str(text) {
             Ok(Value::Object(map)) => Ok(Self { path: path.to_owned(), map }),
@@ -37,17 +31,17 @@ impl Config {
         }
     }
 
-    /// The keys and values as they stand in the file.
+    /// Returns the keys and values as they stand in the file.
     pub fn as_map(&self) -> &Map<String, Value> {
         &self.map
     }
 
-    /// Where it was read.
+    /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// An error about this config.
+    /// Makes an error about this config.
     pub fn error(&self, reason: impl Into<String>) -> ModelError {
         ModelError::Config { path: self.path.clone(), reason: reason.into() }
     }
@@ -60,10 +54,7 @@ impl Config {
         self.error(format!("{key} is {found}, expected {what}"))
     }
 
-    /// A count, if the key is there.
-    ///
-    /// # Errors
-    /// If it is not a positive integer.
+    /// Returns a positive integer, if the key is present.
     pub fn count_if(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.as_u64() {
@@ -72,18 +63,12 @@ impl Config {
         }
     }
 
-    /// A count that must be there.
-    ///
-    /// # Errors
-    /// If it is missing or not a positive integer.
+    /// Returns a positive integer that must be present.
     pub fn count(&self, key: &str) -> Result<usize> {
         self.count_if(key)?.ok_or_else(|| self.error(format!("{key} is missing")))
     }
 
-    /// A token's id, if the key is there.
-    ///
-    /// # Errors
-    /// If it is not a token's id.
+    /// Returns a token's id, if the key is present.
     pub fn token_id(&self, key: &str) -> Result<Option<u32>> {
         // Older folders have -1 where there is none.
         let Some(value) = self.value(key).filter(|value| value.as_i64() != Some(-1)) else { return Ok(None) };
@@ -91,37 +76,25 @@ impl Config {
         id.map_or_else(|| Err(self.expected(key, "a token id", value)), |id| Ok(Some(id)))
     }
 
-    /// A number, or the default.
-    ///
-    /// # Errors
-    /// If it is not a number.
+    /// Returns a number, or the default.
     pub fn number(&self, key: &str, default: f64) -> Result<f64> {
         let Some(value) = self.value(key) else { return Ok(default) };
         value.as_f64().ok_or_else(|| self.expected(key, "a number", value))
     }
 
-    /// A flag, or the default.
-    ///
-    /// # Errors
-    /// If it is not true or false.
+    /// Returns a flag, or the default.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
         let Some(value) = self.value(key) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.expected(key, "true or false", value))
     }
 
-    /// A word, or the default.
-    ///
-    /// # Errors
-    /// If it is not a string.
+    /// Returns a string, or the default.
     pub fn word<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str> {
         let Some(value) = self.value(key) else { return Ok(default) };
         value.as_str().ok_or_else(|| self.expected(key, "a string", value))
     }
 
     /// Refuses a flag that turns on something that is not supported.
-    ///
-    /// # Errors
-    /// If the flag is on.
     pub fn refuse_flag(&self, key: &str) -> Result<()> {
         if self.flag(key, false)? {
             return Err(self.error(format!("{key} is true, which is not supported")));
@@ -129,10 +102,7 @@ impl Config {
         Ok(())
     }
 
-    /// The activation named by `key`.
-    ///
-    /// # Errors
-    /// If it is not one that we have.
+    /// Returns the activation named by `key`.
     pub fn activation(&self, key: &str, default: &str) -> Result<Activation> {
         Ok(match self.word(key, default)? {
             "silu" | "swish" => Activation::Silu,
@@ -148,10 +118,7 @@ impl Config {
         })
     }
 
-    /// Query heads, key/value heads and head width.
-    ///
-    /// # Errors
-    /// If the heads do not divide what they must.
+    /// Returns query heads, key/value heads and head width.
     pub fn heads(&self, default_head_dim: Option<usize>) -> Result<(usize, usize, usize)> {
         let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
         let kv_heads = self.count_if("num_key_value_heads")?.unwrap_or(heads);
@@ -172,10 +139,7 @@ impl Config {
         Ok((heads, kv_heads, head_dim))
     }
 
-    /// `eos_token_id`: none, one, or a list.
-    ///
-    /// # Errors
-    /// If it is something else.
+    /// Returns `eos_token_id`: none, one, or a list.
     pub fn eos_token_ids(&self) -> Result<Vec<u32>> {
         let Some(value) = self.value("eos_token_id") else { return Ok(Vec::new()) };
         let one = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -184,10 +148,8 @@ impl Config {
         ids.ok_or_else(|| self.expected("eos_token_id", "a token id or a list of them", value))
     }
 
-    /// The window of each block from `sliding_window`, `use_sliding_window`, `max_window_layers` and `layer_types`.
-    ///
-    /// # Errors
-    /// If a layer type is neither full nor sliding attention.
+    /// Returns each block's window, from `sliding_window`, `use_sliding_window`,
+    /// `max_window_layers` and `layer_types`.
     pub fn windows(&self, layers: usize) -> Result<Vec<Option<u32>>> {
         let used = self.flag("use_sliding_window", false)?;
         let window = self.count_if("sliding_window")?.filter(|_| used).map(|w| w as u32);
@@ -207,10 +169,7 @@ impl Config {
             .collect()
     }
 
-    /// The rotary embedding, from `rope_parameters` (transformers 5) or the older keys.
-    ///
-    /// # Errors
-    /// If the type of scaling is not supported or lacks its numbers.
+    /// Returns the rotary embedding, from `rope_parameters` (transformers 5) or the older keys.
     pub fn rotary(&self, head_dim: usize, default_fraction: f64) -> Result<RotarySpec> {
         let empty = Map::new();
         let table = match self.value("rope_parameters").or_else(|| self.value("rope_scaling")) {

@@ -8,10 +8,10 @@ use tandem_kernels::ops::{Activation, AttentionShape, HeadShape};
 pub use config::Config;
 pub use rotary::{RotaryScaling, RotarySpec};
 
-/// A causal decoder, described by its parts. [`crate::families`] makes one from a `config.json`.
+/// Causal decoder, described by its parts. [`crate::families`] makes one from a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
-    /// The `model_type` of the family that names its tensors.
+    /// `model_type` of the family.
     pub family: &'static str,
     /// Number of tokens in the vocabulary, `V`.
     pub vocab_size: usize,
@@ -19,11 +19,11 @@ pub struct DecoderSpec {
     pub hidden_size: usize,
     /// Number of blocks.
     pub num_layers: usize,
-    /// Positions that the model was made for (`max_position_embeddings`).
+    /// Positions that the model was trained for (`max_position_embeddings`).
     pub max_positions: usize,
     /// Every norm of the model.
     pub norm: NormSpec,
-    /// How attention and feed-forward join the residual stream.
+    /// Join of attention and feed-forward with the residual stream.
     pub residual: Residual,
     /// Attention.
     pub attention: AttentionSpec,
@@ -35,7 +35,7 @@ pub struct DecoderSpec {
     pub embedding: EmbeddingSpec,
     /// The language-model head.
     pub head: HeadSpec,
-    /// How fresh weights are drawn.
+    /// Distribution of fresh weights.
     pub init: InitSpec,
     /// Tokens that end a text (`eos_token_id`).
     pub eos_token_ids: Vec<u32>,
@@ -65,20 +65,20 @@ pub enum NormKind {
 /// A norm over the hidden dimension.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
-    /// Which norm.
+    /// Kind of norm.
     pub kind: NormKind,
     /// Added under the root.
     pub eps: f32,
 }
 
-/// How a block's two halves join the residual stream.
+/// Join of a block's two halves with the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
     /// `y = x + attention(norm1(x))`, then `y + mlp(norm2(y))`.
     Sequential,
     /// `x + attention(norm1(x)) + mlp(norm2(x))`.
     Parallel {
-        /// One norm serves both halves (Phi); there is no second one.
+        /// True if one norm serves both halves (Phi).
         shared_norm: bool,
     },
 }
@@ -94,35 +94,35 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Whether q, k and v have a bias.
+    /// True if q, k and v have a bias.
     pub qkv_bias: bool,
-    /// Whether the output projection has a bias.
+    /// True if the output projection has a bias.
     pub out_bias: bool,
-    /// Whether each query and key head is normalised before rotation (Qwen 3).
+    /// True if each query and key head is normalised before rotation (Qwen 3).
     pub qk_norm: bool,
-    /// Sliding window of each block; `None` sees everything.
+    /// Sliding window of each block; `None` is full attention.
     pub windows: Vec<Option<u32>>,
     /// `s ← cap · tanh(s / cap)` on the scores.
     pub softcap: Option<f32>,
 }
 
 impl AttentionSpec {
-    /// Columns of the queries, `H·d`.
+    /// Returns the columns of the queries, `H·d`.
     pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Columns of the keys, and of the values, `K·d`.
+    /// Returns the columns of the keys, which are those of the values, `K·d`.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Columns of queries, keys and values together, `(H+2K)·d`.
+    /// Returns the columns of queries, keys and values together, `(H+2K)·d`.
     pub fn qkv_width(&self) -> usize {
         self.query_width() + 2 * self.kv_width()
     }
 
-    /// The kernel's description of the attention of block `layer`.
+    /// Returns the kernel's description of the attention of block `layer`.
     pub fn shape(&self, layer: usize) -> AttentionShape {
         AttentionShape {
             heads: self.heads,
@@ -144,14 +144,14 @@ pub struct MlpSpec {
     pub gated: bool,
     /// The function `f`.
     pub activation: Activation,
-    /// Whether gate and up have a bias.
+    /// True if gate and up have a bias.
     pub up_bias: bool,
-    /// Whether down has a bias.
+    /// True if down has a bias.
     pub down_bias: bool,
 }
 
 impl MlpSpec {
-    /// Columns of the first projection: `2F` if gated, else `F`.
+    /// Returns the columns of the first projection: `2F` if gated, else `F`.
     pub fn up_width(&self) -> usize {
         self.width * if self.gated { 2 } else { 1 }
     }
@@ -166,14 +166,14 @@ pub struct EmbeddingSpec {
     pub learned_positions: Option<usize>,
 }
 
-/// What stands at the end of the walk.
+/// Kind of head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadKind {
     /// Logits over the vocabulary, and a log-probability for each prediction.
     Language,
-    /// One number for each prediction's row, the score of the sequence that ends there: a reward model.
+    /// A reward model's: one score per prediction, that of the sequence which ends there.
     Score {
-        /// The token that a sequence's end is looked for before (`pad_token_id`).
+        /// Padding token (`pad_token_id`): a sequence ends before it.
         pad: Option<u32>,
     },
 }
@@ -181,28 +181,29 @@ pub enum HeadKind {
 /// The head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadSpec {
-    /// Which one.
+    /// Kind of head.
     pub kind: HeadKind,
-    /// The token table is the head's weight.
+    /// True if the token table is the head's weight.
     pub tied: bool,
-    /// Whether the logits have a bias.
+    /// True if the logits have a bias.
     pub bias: bool,
-    /// What happens to the logits.
+    /// Scale and softcap of the logits.
     pub shape: HeadShape,
 }
 
 impl HeadSpec {
-    /// A score head, as all `ForSequenceClassification` of `transformers` have it: one row of weights, no bias.
+    /// Makes a score head as every `ForSequenceClassification` of `transformers` has it: one row of
+    /// weights, no bias.
     pub fn score(pad: Option<u32>) -> Self {
         Self { kind: HeadKind::Score { pad }, tied: false, bias: false, shape: HeadShape::default() }
     }
 
-    /// Whether it scores sequences rather than tokens.
+    /// Returns whether the head scores sequences rather than tokens.
     pub fn is_score(&self) -> bool {
         matches!(self.kind, HeadKind::Score { .. })
     }
 
-    /// The padding token of a score head.
+    /// Returns the padding token of a score head.
     pub fn pad(&self) -> Option<u32> {
         match self.kind {
             HeadKind::Language => None,
@@ -211,11 +212,12 @@ impl HeadSpec {
     }
 }
 
-/// How fresh weights are drawn: normal with mean 0; norms 1, biases 0.
+/// Distribution of fresh weights: matrices normal with mean 0, norms 1, biases 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InitSpec {
     /// Standard deviation of matrices and tables (`initializer_range`).
     pub std: f32,
-    /// Standard deviation of what writes to the residual stream (GPT-2 divides by `√(2·layers)`).
+    /// Standard deviation of matrices that write to the residual stream (GPT-2 divides by
+    /// `√(2·layers)`).
     pub residual_std: f32,
 }

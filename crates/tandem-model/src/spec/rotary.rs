@@ -1,27 +1,28 @@
-//! Rotary embedding: how fast each pair of dimensions turns (RoFormer, arXiv 2104.09864; scalings as in transformers).
+//! Rotary embedding: the angle per position of each pair of dimensions (RoFormer, arXiv 2104.09864;
+//! scalings as in transformers).
 
 /// Rotary embedding of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotarySpec {
     /// Base of the frequencies (`rope_theta`).
     pub theta: f64,
-    /// How many of a head's dimensions rotate; even.
+    /// Number of a head's dimensions that rotate; even.
     pub dims: usize,
-    /// What was done to reach longer texts.
+    /// Scaling for longer texts.
     pub scaling: RotaryScaling,
 }
 
-/// Changes of the frequencies that let a model read longer texts than it was first trained on.
+/// Scaling of the frequencies for texts longer than those of the first training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RotaryScaling {
-    /// None.
+    /// No scaling.
     Default,
-    /// All frequencies divided by `factor`.
+    /// Divides all frequencies by `factor`.
     Linear {
-        /// The divisor.
+        /// Divisor.
         factor: f64,
     },
-    /// Llama 3.1: long waves are divided by `factor`, short ones kept, those between interpolated.
+    /// Llama 3.1: divides long waves by `factor`, keeps short ones, and interpolates between.
     Llama3 {
         /// The divisor of long waves.
         factor: f64,
@@ -35,8 +36,8 @@ pub enum RotaryScaling {
 }
 
 impl RotarySpec {
-    /// Radians per position for each rotated pair `[dims/2]`, fastest first; rounded to f32 where transformers
-    /// rounds, because angles at far positions magnify a last bit.
+    /// Returns the radians per position of each rotated pair `[dims/2]`, fastest first. They are
+    /// rounded to f32 where transformers rounds: angles at far positions magnify a last bit.
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         let exponents = (0..self.dims).step_by(2).map(|i| i as f32 / self.dims as f32);
         let plain = exponents.map(|e| 1.0 / (self.theta.powf(f64::from(e)) as f32));
@@ -85,7 +86,8 @@ mod tests {
             high_frequency: 4.0,
             original_positions: 64.0,
         };
-        // Waves of 6.3 (shorter than 64/4), 628 (longer than 64/1) and 32 (64/32 = 2: a third of the way from 1 to 4).
+        // Waves of 6.3 (shorter than 64/4), 628 (longer than 64/1) and 32 (64/32 = 2: a third of
+        // the way from 1 to 4).
         assert_eq!(scaling.apply(1.0), 1.0);
         assert_eq!(scaling.apply(0.01), 0.01 / 8.0);
         let between = std::f32::consts::TAU / 32.0;

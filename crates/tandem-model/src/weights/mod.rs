@@ -1,4 +1,26 @@
-//! Where weights come from and where gradients go, as the walk sees it.
+//! Weights and gradients as the layers see them: views of a layer, and the two traits behind which
+//! they are stored.
+//!
+//! # The protocol
+//!
+//! [`Walk`](crate::Walk) makes these calls, and makes them in the same order on every rank whether
+//! it has a batch or not ([`Walk::idle_forward`](crate::Walk::idle_forward)). So a [`WeightSource`]
+//! may gather a layer from all ranks, and a [`GradientSink`] may reduce one, with no other
+//! agreement between ranks.
+//!
+//! | pass | calls |
+//! |---|---|
+//! | forward, start | `prefetch(Embedding)`, `prefetch(Block(0))`, `fetch` and `release(Embedding)` |
+//! | each block | `prefetch` of the next layer, `fetch`, forward, `release` |
+//! | head | `fetch` and `release(Head)` for the final norm, then the same for the layer with the head's weight |
+//! | backward, start | `prefetch` of the last block |
+//! | head | `fetch` and `release(Head)`; `fetch`, `open`, `release` of the layer with the head's weight, and `emit` if that is the embedding; `fetch`, `open`, `release`, `emit(Head)` |
+//! | each block, last first | `prefetch` of the block before, `fetch`, `open`, backward, `release`, `emit` |
+//! | embedding | `open`, `fetch` and `release` if it has low-rank terms, `emit` |
+//!
+//! A pipeline stage makes the calls of its own layers. Held by types: weights borrow the source
+//! from `fetch` to their last use, and gradients the sink from `open` to theirs, so neither
+//! `release` nor `emit` can come too early.
 
 mod packing;
 mod resident;
@@ -12,15 +34,15 @@ use crate::layout::{LayerId, LayerLayout, Part};
 use crate::lora::{Adapter, Site};
 use crate::{ModelError, Result};
 
-/// The weights of one layer, borrowed from a source for as long as the layer runs.
+/// Weights of one layer, borrowed from a source while the layer runs.
 #[derive(Clone, Copy)]
 pub struct LayerWeights<'a> {
     base: Base<'a>,
-    /// What is added to the base, if something is.
+    /// Adapter beside the base.
     adapter: Option<AdapterWeights<'a>>,
 }
 
-/// The model's own parameters of a layer.
+/// Parameters of a layer of the model itself.
 #[derive(Clone, Copy)]
 enum Base<'a> {
     Flat(FlatLayer<'a>),
@@ -39,8 +61,8 @@ pub struct FlatLayer<'a> {
 }
 
 impl<'a> FlatLayer<'a> {
-    /// Over a flat f32 buffer `[1, len]` and, where the compute type is not f32, a copy of at least the first
-    /// `compute_len` elements in that type.
+    /// Views a flat f32 buffer `[1, len]` and, where the compute type is not f32, a copy of at
+    /// least the first `compute_len` elements in that type.
     pub fn new(layout: &'a LayerLayout, master: View<'a>, compute: Option<View<'a>>) -> Self {
         debug_assert_eq!(master.cols(), layout.len, "flat buffer of another layer");
         debug_assert!(
@@ -50,8 +72,8 @@ impl<'a> FlatLayer<'a> {
         Self { layout, master, master_start: 0, compute }
     }
 
-    /// Over matrices in the compute type alone, where their masters are elsewhere: `compute` `[1, ≥ compute_len]`, and
-    /// `rest` `[1, len − compute_len]`, the f32 of everything after them.
+    /// Views matrices `[1, ≥ compute_len]` in the compute type, without their f32 masters; `rest`
+    /// `[1, len − compute_len]` holds the f32 parameters after them.
     pub fn without_masters(layout: &'a LayerLayout, rest: View<'a>, compute: View<'a>) -> Self {
         debug_assert_eq!(rest.cols(), layout.len - layout.compute_len, "flat buffer of another layer");
         debug_assert!(compute.cols() >= layout.compute_len, "compute copy of another layer");
@@ -83,18 +105,18 @@ impl<'a> FlatLayer<'a> {
 /// The weights of an adapter in one layer.
 #[derive(Clone, Copy)]
 pub struct AdapterWeights<'a> {
-    /// What the adapter is.
+    /// The adapter.
     pub adapter: &'a Adapter,
-    /// Which layer.
+    /// The layer.
     pub layer: LayerId,
-    /// Its parameters in this layer.
+    /// Parameters of the adapter in this layer.
     pub weights: FlatLayer<'a>,
 }
 
 /// The low-rank terms of a matrix.
 #[derive(Clone, Copy)]
 pub(crate) struct LowRank<'a> {
-    /// The sites.
+    /// Modules of the matrix that have a term.
     pub(crate) sites: &'a [Site],
     /// The rank of each site's term.
     pub(crate) rank: usize,
@@ -102,7 +124,7 @@ pub(crate) struct LowRank<'a> {
     pub(crate) scale: f32,
     /// Rate at which inputs are dropped in training.
     pub(crate) dropout: f32,
-    /// Tells this matrix from every other one of the model.
+    /// Key of this matrix for dropout, unique in the model.
     pub(crate) place: u64,
     /// `[S·r, in]`.
     pub(crate) a: View<'a>,
@@ -113,23 +135,24 @@ pub(crate) struct LowRank<'a> {
 }
 
 impl<'a> LayerWeights<'a> {
-    /// Of a layer without an adapter.
+    /// Makes a layer without an adapter.
     pub fn new(base: FlatLayer<'a>) -> Self {
         Self { base: Base::Flat(base), adapter: None }
     }
 
-    /// Of a frozen layer without an adapter.
+    /// Makes a frozen layer without an adapter.
     pub fn packed(base: PackedLayer<'a>) -> Self {
         Self { base: Base::Packed(base), adapter: None }
     }
 
-    /// The same base with this adapter, or none.
+    /// Replaces the adapter.
     #[must_use]
     pub fn with_adapter(self, adapter: Option<AdapterWeights<'a>>) -> Self {
         Self { adapter, ..self }
     }
 
-    /// A parameter: in the compute type if it has a copy there, else f32. `None` if the layer has no such part.
+    /// Returns a parameter in the compute type if it has a copy there, else in f32. `None` if the
+    /// layer has no such part.
     pub fn get(&self, part: Part) -> Option<View<'a>> {
         let own = self.adapter.and_then(|adapter| adapter.weights.get(part));
         own.or_else(|| match &self.base {
@@ -138,8 +161,8 @@ impl<'a> LayerWeights<'a> {
         })
     }
 
-    /// The f32 master of a parameter, where there is one: what is looked up rather than multiplied loses nothing
-    /// by staying f32. Falls back to the compute copy.
+    /// Returns the f32 master of a parameter, or the compute copy if there is none. A look-up loses
+    /// nothing by reading f32.
     pub fn precise(&self, part: Part) -> Option<View<'a>> {
         let own = self.adapter.and_then(|adapter| adapter.weights.precise(part));
         own.or_else(|| match &self.base {
@@ -148,7 +171,7 @@ impl<'a> LayerWeights<'a> {
         })
     }
 
-    /// As [`LayerWeights::get`], for a part that the spec guarantees.
+    /// Returns a part that the spec guarantees, as [`LayerWeights::get`].
     ///
     /// # Errors
     /// If the layer has no such part: the source returned another layer's weights.
@@ -156,7 +179,7 @@ impl<'a> LayerWeights<'a> {
         self.get(part).ok_or_else(|| ModelError::Invalid(format!("the weight source gave no {part:?}")))
     }
 
-    /// The low-rank terms of a matrix, if it has some.
+    /// Returns the low-rank terms of a matrix, if it has some.
     pub(crate) fn low_rank(&self, part: Part) -> Option<LowRank<'a>> {
         let AdapterWeights { adapter, layer, weights } = self.adapter?;
         let sites = &adapter.of(part)?.sites[..];
@@ -179,52 +202,55 @@ impl<'a> LayerWeights<'a> {
     }
 }
 
-/// The gradients of one layer: one flat f32 buffer that the walk adds into. Matrices may hold nothing yet: the first product
-/// then writes them, which spares zeros, and reading them.
+/// Gradients of one layer: one flat f32 buffer that backward adds into. Matrices may be
+/// uninitialised: the first product then writes them, which spares zeroing and reading.
 pub struct LayerGradients<'a> {
     layout: &'a LayerLayout,
     flat: ViewMut<'a>,
-    /// By parameter, as the layout has them: whether it holds numbers. `None` if all do.
+    /// For each parameter of the layout, whether it is initialised. `None` if all are.
     holds: Option<&'a mut [bool]>,
 }
 
 impl<'a> LayerGradients<'a> {
-    /// Over a flat f32 buffer `[1, len]`, laid out as what trains of the layer.
+    /// Views a flat f32 buffer `[1, len]` in the layout of the layer's trained parameters.
     pub fn new(layout: &'a LayerLayout, flat: ViewMut<'a>) -> Self {
         debug_assert_eq!(flat.cols(), layout.len, "gradient buffer of another layer");
         Self { layout, flat, holds: None }
     }
 
-    /// The same, where `holds` tells of each parameter of the layout whether it holds numbers; it is kept true. All but those
-    /// that [`Part::is_written_by_product`] do.
+    /// Views a buffer in which some matrices are uninitialised. `holds` says of each parameter
+    /// whether it is initialised, and is kept up to date. Only parts that
+    /// [`Part::is_written_by_product`] may be uninitialised.
     pub fn partly(layout: &'a LayerLayout, flat: ViewMut<'a>, holds: &'a mut [bool]) -> Self {
         debug_assert_eq!(holds.len(), layout.params.len(), "gradients of another layer");
         Self { holds: Some(holds), ..Self::new(layout, flat) }
     }
 
-    /// Whether a parameter holds numbers, to which a product is to be added; from now on it does.
+    /// Marks a parameter as initialised, and returns whether it was: whether a product is to be
+    /// added.
     pub fn begin_product(&mut self, part: Part) -> bool {
         let index = self.layout.params.iter().position(|param| param.part == part);
         let holds = index.and_then(|index| self.holds.as_mut()?.get_mut(index));
         holds.is_none_or(|holds| std::mem::replace(holds, true))
     }
 
-    /// Whether the layer has this part and it trains.
+    /// Returns whether the layer has this part and it trains.
     pub fn trains(&self, part: Part) -> bool {
         self.layout.param(part).is_some()
     }
 
-    /// The gradient of a matrix that a product goes into, and whether it is to be added to. `None` as in
+    /// Returns the gradient of a matrix, and whether a product is to be added to it. `None` as in
     /// [`LayerGradients::get_mut`].
     pub fn product_mut(&mut self, part: Part) -> Option<(ViewMut<'_>, bool)> {
         let adds = self.begin_product(part);
         self.view_mut(part).map(|gradient| (gradient, adds))
     }
 
-    /// The gradient of a parameter, to be added to. `None` if the layer has no such part or it does not train.
+    /// Returns the gradient of a parameter, to be added to. `None` if the layer has no such part or
+    /// it does not train.
     ///
     /// # Panics
-    /// If it holds nothing yet.
+    /// If the gradient is uninitialised.
     pub fn get_mut(&mut self, part: Part) -> Option<ViewMut<'_>> {
         assert!(self.begin_product(part), "the first product of {part:?} writes it");
         self.view_mut(part)
@@ -235,8 +261,9 @@ impl<'a> LayerGradients<'a> {
         Some(self.flat.reborrow().col_range(param.range()).reshape(param.rows, param.cols))
     }
 
-    /// Two parameters at once, for kernels that add to both; each is `None` as in [`LayerGradients::get_mut`].
-    /// `first` lies before `second` in the layout, as weights do before their biases.
+    /// Returns two gradients at once, for kernels that add to both; each is `None` as in
+    /// [`LayerGradients::get_mut`]. `first` lies before `second` in the layout, as weights do
+    /// before their biases.
     pub fn each_mut(&mut self, first: Part, second: Part) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
         if !self.trains(first) {
             return (None, self.get_mut(second));
@@ -253,53 +280,44 @@ impl<'a> LayerGradients<'a> {
     }
 }
 
-/// Where weights come from: resident, gathered from shards, uploaded from the host.
+/// Storage of weights: resident, sharded over ranks, offloaded. The [module](self) lists the order
+/// of calls.
 pub trait WeightSource {
-    /// Announces that `layer` will be fetched soon. May do nothing.
-    ///
-    /// # Errors
-    /// If the layer cannot be had.
+    /// Announces that `layer` is fetched next but one or sooner, so that the source may bring it
+    /// meanwhile. May do nothing.
     fn prefetch(&mut self, layer: LayerId) -> Result<()>;
 
-    /// The layer's weights, valid until the next call.
-    ///
-    /// # Errors
-    /// If the layer cannot be had.
+    /// Returns the layer's weights, valid until the next call.
     fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>>;
 
-    /// The layer's weights as the reference has them, where it shares the base: fetched together with
-    /// [`WeightSource::fetch`]'s.
+    /// Returns the layer's weights of the policy and of a reference that shares its base.
     ///
     /// # Errors
-    /// If the layer cannot be had, or the reference has weights of its own.
+    /// If the reference has weights of its own.
     fn fetch_both(&mut self, layer: LayerId) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
         Err(ModelError::Invalid(format!(
             "the reference shares no weights with the policy, not the {layer}'s either"
         )))
     }
 
-    /// The walk is done with this layer for now.
+    /// Says that the pass is done with the layer: its memory may be used for another one.
     fn release(&mut self, layer: LayerId);
 
-    /// Nothing is fetched for a while: what was brought need not stay. May do nothing.
+    /// Says that nothing is fetched for a while: prefetched layers may be dropped. May do nothing.
     fn rest(&mut self) {}
 }
 
-/// Where gradients go: an accumulator, a reduction, the host.
+/// Storage of gradients: an accumulator, a reduction over ranks. The [module](self) lists the order
+/// of calls.
 ///
-/// The walk opens a layer (more than once, if need be), adds to what it got, and emits it before it opens another; layers
-/// come from last to first. With a tied head the
-/// embedding layer comes twice: first for the head's share of the token table, last for the look-up's.
+/// A layer is opened, perhaps more than once, added to, and emitted before another layer is opened.
+/// Layers come from last to first. With a tied head the embedding comes twice: first for the head's
+/// gradient of the token table, last for the look-up's.
 pub trait GradientSink {
-    /// A buffer to add the layer's gradients to.
-    ///
-    /// # Errors
-    /// If there is no room for it.
+    /// Returns the buffer to add the layer's gradients to.
     fn open(&mut self, layer: LayerId) -> Result<LayerGradients<'_>>;
 
-    /// The layer's gradients of this walk are complete (see the trait for a tied table).
-    ///
-    /// # Errors
-    /// If they cannot be taken.
+    /// Says that the layer's gradients of this micro-batch are complete (a tied table's after the
+    /// second call).
     fn emit(&mut self, layer: LayerId) -> Result<()>;
 }

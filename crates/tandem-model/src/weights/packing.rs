@@ -1,13 +1,15 @@
-//! Where the parameters of a frozen layer lie in one buffer of bytes.
+//! Layout of a frozen layer's parameters in one buffer of bytes.
 //!
-//! Each *piece* is a parameter, or of a quantised matrix the rows of one HF tensor, so that blocks and scales are those that the
-//! tensor has by itself. It is kept in a [`Format`]: what is multiplied in the one that is asked for, tables and head in bf16 at the
-//! least, as QLoRA does (<https://arxiv.org/abs/2305.14314>), norms, biases and learned positions in f32. What is read by
-//! products in another type than it is kept in is unpacked into a buffer of its own first.
+//! A *piece* is a parameter, or the rows of one HF tensor in a quantised matrix: blocks and scales
+//! are then those that the tensor has by itself. Block matrices are stored in the requested
+//! [`Format`], tables and head in bf16 at the least, as QLoRA does
+//! (<https://arxiv.org/abs/2305.14314>), norms, biases and learned positions in f32. Matrices
+//! stored in another type than the compute type are unpacked into a second buffer before products
+//! read them.
 //!
-//! A piece takes whole units, so one of less than 4256 weights takes more bytes in nf4 than in bf16 (8512), and one of a single
-//! weight as many. That is left so: matrices of real models are hundreds of times larger, the plan counts units as they are, and
-//! a format that depended on a matrix's size would make tiny models another computation than the large ones they are tests of.
+//! A piece takes whole units, so one of less than 4256 weights takes more bytes in nf4 than in bf16
+//! (8512). Matrices of real models are hundreds of times larger, and a format that depended on the
+//! size would make tiny models another computation than the large ones that they test.
 
 use std::ops::Range;
 
@@ -19,7 +21,7 @@ use crate::decoder::Decoder;
 use crate::families::{family_named, pieces};
 use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
 
-/// The plan of a frozen layer's buffer.
+/// Layout of a frozen layer's buffer.
 #[derive(Clone, Debug)]
 pub struct Packing {
     params: Vec<Packed>,
@@ -28,35 +30,35 @@ pub struct Packing {
     dtype: DType,
 }
 
-/// A parameter.
+/// A parameter and its pieces.
 #[derive(Clone, Debug)]
 struct Packed {
     param: ParamSpec,
     pieces: Vec<Piece>,
-    /// First element in the unpacked buffer, if it is unpacked.
+    /// First element in the unpacked buffer, if the parameter is unpacked.
     unpacked: Option<usize>,
 }
 
-/// Rows of a parameter that were quantised together.
+/// Rows of a parameter that are quantised together.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// How it is kept.
+    /// Format of the rows.
     pub format: Format,
-    /// Where.
+    /// Bytes of the buffer.
     pub bytes: Range<usize>,
     /// Rows.
     pub rows: usize,
     /// Columns.
     pub cols: usize,
-    /// Its elements in the layer's flat buffer.
+    /// Elements in the layer's flat f32 buffer.
     pub flat: Range<usize>,
 }
 
-/// Unpacked parameters begin at multiples of this many elements: whole cache lines.
+/// Alignment of unpacked parameters, in elements: whole cache lines.
 const ALIGNMENT: usize = 32;
 
 impl Packing {
-    /// How a layer is kept whose matrices are in `format`, to be computed with in `dtype`.
+    /// Lays out a layer whose matrices are stored in `format` and computed with in `dtype`.
     pub fn new(decoder: &Decoder, layer: LayerId, format: Format, dtype: DType) -> Self {
         let (spec, layout) = (decoder.spec(), decoder.layout(layer));
         let family = family_named(spec.family).expect("specs come from families");
@@ -65,7 +67,8 @@ impl Packing {
         let is_shared = decoder.adapter().is_some();
         for &param in &layout.params {
             let format = match format_of(param.part, format) {
-                // Beside a policy of which everything trains it is looked up in f32, as the policy's masters are.
+                // Beside a fully trained policy the table is looked up in f32, as the policy's
+                // masters are.
                 Format::Bf16 if !is_shared && looks_up(param.part, layout) => Format::F32,
                 format => format,
             };
@@ -92,28 +95,28 @@ impl Packing {
         packing
     }
 
-    /// Bytes of the buffer.
+    /// Returns the bytes of the buffer.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no byte.
+    /// Returns whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Elements of the buffer that is unpacked into.
+    /// Returns the elements of the unpacked buffer.
     pub fn unpacked_len(&self) -> usize {
         self.unpacked_len
     }
 
-    /// The pieces in their order.
+    /// Returns the pieces, in order.
     pub fn pieces(&self) -> impl Iterator<Item = &Piece> {
         self.params.iter().flat_map(|param| &param.pieces)
     }
 
-    /// Bytes of the buffer by rank, where it is divided among so many: cut between units, so that each has the scales of what
-    /// it has.
+    /// Returns the bytes of each rank's shard of the buffer. Shards are cut between units, so each
+    /// has its own scales.
     pub fn counts(&self, num_ranks: usize) -> Vec<usize> {
         let cut = |rank: usize| {
             let at = self.len * rank / num_ranks;
@@ -126,10 +129,7 @@ impl Packing {
             .collect()
     }
 
-    /// Fills the buffer that products read from, `[1, unpacked_len]` in the compute type.
-    ///
-    /// # Errors
-    /// If a buffer is of another layer.
+    /// Unpacks the matrices of `bytes` into `unpacked` `[1, unpacked_len]` in the compute type.
     pub fn unpack(&self, device: &Device, bytes: BytesView, mut unpacked: ViewMut) -> Result<()> {
         for Packed { param, pieces, unpacked: place } in &self.params {
             let Some(start) = *place else { continue };
@@ -148,13 +148,13 @@ impl Packing {
     }
 }
 
-/// Whether it is a table that nothing is multiplied with.
+/// Returns whether the part is a table that no product reads.
 fn looks_up(part: Part, layout: &LayerLayout) -> bool {
     let is_multiplied = |param: &ParamSpec| param.offset < layout.compute_len;
     part == Part::TokenTable && !layout.param(part).is_some_and(is_multiplied)
 }
 
-/// In what a parameter is kept, where block matrices are in `format`.
+/// Returns the format of a parameter in a layer whose block matrices are in `format`.
 fn format_of(part: Part, format: Format) -> Format {
     match part {
         Part::QkvWeight | Part::OutWeight | Part::UpWeight | Part::DownWeight => format,
@@ -163,7 +163,7 @@ fn format_of(part: Part, format: Format) -> Format {
     }
 }
 
-/// The parameters of a frozen layer in its buffers.
+/// Parameters of a frozen layer in its buffers.
 #[derive(Clone, Copy)]
 pub struct PackedLayer<'a> {
     packing: &'a Packing,
@@ -172,14 +172,14 @@ pub struct PackedLayer<'a> {
 }
 
 impl<'a> PackedLayer<'a> {
-    /// Over a layer's bytes, and what of them was unpacked, if something is.
+    /// Views a layer's bytes and the buffer of its unpacked matrices.
     pub fn new(packing: &'a Packing, bytes: BytesView<'a>, unpacked: Option<View<'a>>) -> Self {
         debug_assert_eq!(bytes.len(), packing.len, "bytes of another layer");
         debug_assert_eq!(unpacked.map_or(0, |view| view.cols()), packing.unpacked_len, "of another layer");
         Self { packing, bytes, unpacked }
     }
 
-    /// A parameter, in the compute type if products read it.
+    /// Returns a parameter, in the compute type if products read it.
     pub(crate) fn get(&self, part: Part) -> Option<View<'a>> {
         let Packed { param, pieces, unpacked } = self.packing.find(part)?;
         Some(match unpacked {

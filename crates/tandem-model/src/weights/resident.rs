@@ -1,4 +1,4 @@
-//! Weights and gradients that simply stay in device memory.
+//! Weights and gradients that stay in device memory.
 
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 
@@ -7,7 +7,7 @@ use crate::layout::LayerId;
 use crate::weights::{FlatLayer, GradientSink, LayerGradients, LayerWeights, WeightSource};
 use crate::{ModelError, Result};
 
-/// One flat buffer `[1, len]` per layer, in the order of [`Decoder::layers`]. By default there is none.
+/// Flat buffers `[1, len]` of all layers, in the order of [`Decoder::layers`]. Empty by default.
 #[derive(Default)]
 pub struct FlatWeights {
     /// The buffers.
@@ -15,19 +15,13 @@ pub struct FlatWeights {
 }
 
 impl FlatWeights {
-    /// f32 zeros for every layer.
-    ///
-    /// # Errors
-    /// If the device's memory does not suffice.
+    /// Allocates f32 zeros for every layer.
     pub fn zeros(decoder: &Decoder, device: &Device, kind: Kind) -> Result<Self> {
         let zeros = |&layer: &LayerId| device.zeros(kind, 1, decoder.trained(layer).len, DType::F32);
         Ok(Self { layers: decoder.layers().iter().map(zeros).collect::<Result<_, _>>()? })
     }
 
-    /// Copies in `dtype` of what products read: the first `compute_len` elements of each layer.
-    ///
-    /// # Errors
-    /// If the device's memory does not suffice.
+    /// Copies the operands of products in `dtype`: the first `compute_len` elements of each layer.
     pub fn compute_copy(&self, decoder: &Decoder, device: &Device, kind: Kind, dtype: DType) -> Result<Self> {
         let mut layers = Vec::with_capacity(self.layers.len());
         for (layer, flat) in decoder.layers().into_iter().zip(&self.layers) {
@@ -42,7 +36,7 @@ impl FlatWeights {
     }
 }
 
-/// A weight source that holds everything.
+/// Weight source with all layers in device memory.
 pub struct ResidentWeights<'a> {
     decoder: &'a Decoder,
     master: &'a FlatWeights,
@@ -50,7 +44,8 @@ pub struct ResidentWeights<'a> {
 }
 
 impl<'a> ResidentWeights<'a> {
-    /// Over f32 masters and, for another compute type, the copies made by [`FlatWeights::compute_copy`].
+    /// Reads f32 masters and, for another compute type, the copies of
+    /// [`FlatWeights::compute_copy`].
     pub fn new(decoder: &'a Decoder, master: &'a FlatWeights, compute: Option<&'a FlatWeights>) -> Self {
         Self { decoder, master, compute }
     }
@@ -72,18 +67,15 @@ impl WeightSource for ResidentWeights<'_> {
     fn release(&mut self, _: LayerId) {}
 }
 
-/// A gradient sink that adds everything up in f32.
+/// Gradient sink that sums in f32.
 pub struct ResidentGradients<'a> {
     decoder: &'a Decoder,
-    /// The sums so far.
+    /// Sums so far.
     pub sums: FlatWeights,
 }
 
 impl<'a> ResidentGradients<'a> {
-    /// All zeros.
-    ///
-    /// # Errors
-    /// If the device's memory does not suffice.
+    /// Allocates sums of zero.
     pub fn zeros(decoder: &'a Decoder, device: &Device) -> Result<Self> {
         Ok(Self { decoder, sums: FlatWeights::zeros(decoder, device, Kind::Gradients)? })
     }

@@ -1,8 +1,8 @@
-//! Weights written by `torch.save`: a zip of one pickle and raw storages.
+//! Files of `torch.save`: a zip of one pickle and raw storages.
 //!
-//! Mitchell-style `policy.pt` (`{"step_idx", "state", "metrics"}`), `pytorch_model.bin`, or any bare state dict. The
-//! pickle is read by an interpreter that can build nothing but tensors, containers, numbers and strings: a file
-//! that asks for anything else is refused by that thing's name, and no code of it ever runs.
+//! Mitchell-style `policy.pt` (`{"step_idx", "state", "metrics"}`), `pytorch_model.bin`, or any
+//! bare state dict. The pickle interpreter can build nothing but tensors, containers, numbers and
+//! strings: it refuses anything else by name, and runs no code of the file.
 
 mod pickle;
 mod zip;
@@ -17,7 +17,7 @@ use crate::io::archive::{self, StoredTensor, StoredType, TensorArchive, map};
 use crate::{ModelError, Result};
 use pickle::{PickledTensor, Value};
 
-/// A state dict in a file of `torch.save`.
+/// State dict in a file of `torch.save`.
 pub struct TorchArchive {
     path: PathBuf,
     file: Mmap,
@@ -34,8 +34,8 @@ impl TorchArchive {
     /// Opens a file.
     ///
     /// # Errors
-    /// If it is not a zip of `torch.save`, is cut short, its pickle asks for something other than tensors, or it
-    /// holds no state dict.
+    /// If it is not a zip of `torch.save`, is cut short, its pickle asks for something other than
+    /// tensors, or it holds no state dict.
     pub fn open(path: &Path) -> Result<Self> {
         let file = map(path)?;
         let tensors = read(&file).map_err(|reason| ModelError::format(path, reason))?;
@@ -76,13 +76,14 @@ fn read(file: &[u8]) -> Result<HashMap<String, Entry>, String> {
     Ok(tensors)
 }
 
-/// Places a tensor inside its storage.
+/// Locates a tensor inside its storage.
 fn entry(name: &str, tensor: &PickledTensor, storage: &Range<usize>) -> Result<Entry, String> {
     let (dtype, size) = match tensor.storage_type.as_str() {
         "FloatStorage" => (StoredType::F32, 4),
         "HalfStorage" => (StoredType::F16, 2),
         "BFloat16Storage" => (StoredType::Bf16, 2),
-        // Only measured, never read: masks and the like, which a model may hold beside its weights.
+        // Only their sizes are checked: masks and the like, which a model may hold beside its
+        // weights.
         "DoubleStorage" | "LongStorage" => (StoredType::Other(tensor.storage_type.clone()), 8),
         "IntStorage" => (StoredType::Other(tensor.storage_type.clone()), 4),
         "ShortStorage" => (StoredType::Other(tensor.storage_type.clone()), 2),

@@ -1,36 +1,36 @@
-//! A pickle interpreter that can build nothing but tensors, containers, numbers and strings.
+//! Pickle interpreter that can build nothing but tensors, containers, numbers and strings.
 //!
-//! Opcodes and their meaning: `pickletools` of CPython. A `GLOBAL` outside the short list below is refused by name
-//! before anything is done with it; there is nothing here that could call it.
+//! Opcodes and their meaning: `pickletools` of CPython. A `GLOBAL` outside the short list below is
+//! refused by name; nothing here could call it.
 
 use std::rc::Rc;
 
-/// What a pickle can hold.
+/// Value on the interpreter's stack.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
-    /// Anything of no interest: None, numbers, tuples of such.
+    /// Ignored values: None, floats, booleans.
     Plain,
     Int(i64),
     Str(Rc<str>),
     Tuple(Rc<[Value]>),
-    /// Index into the machine's containers, so that the memo shares them.
+    /// Index into the machine's dictionaries, which the memo shares.
     Dict(usize),
     List,
     Global(Global),
     Storage(Rc<Storage>),
     Tensor(Rc<PickledTensor>),
-    /// A dictionary with its contents, in the result only.
+    /// Dictionary with its contents, in the result only.
     Finished(Rc<Vec<(String, Value)>>),
 }
 
-/// A raw storage of the zip.
+/// Raw storage of the zip.
 #[derive(Debug)]
 pub(super) struct Storage {
     kind: String,
     key: String,
 }
 
-/// A tensor: which part of which storage.
+/// Tensor as a part of a storage.
 #[derive(Debug)]
 pub(super) struct PickledTensor {
     pub(super) storage_type: String,
@@ -40,7 +40,7 @@ pub(super) struct PickledTensor {
     pub(super) stride: Vec<usize>,
 }
 
-/// The only names that a pickle may ask for.
+/// Globals that a pickle may name.
 #[derive(Clone, Debug)]
 pub(super) enum Global {
     RebuildTensor,
@@ -50,7 +50,7 @@ pub(super) enum Global {
 }
 
 impl Value {
-    /// The entries with string keys, of a dictionary.
+    /// Returns the entries of a dictionary with string keys.
     pub(super) fn as_dict(&self) -> Option<&[(String, Value)]> {
         match self {
             Self::Finished(entries) => Some(entries),
@@ -109,7 +109,7 @@ impl<'a> Machine<'a> {
             }
             b'K' => Value::Int(i64::from(self.take(1)?[0])),
             b'M' => Value::Int(self.integer(2)?),
-            // The only signed one.
+            // The only signed integer opcode.
             b'J' => Value::Int(i64::from(self.integer(4)? as i32)),
             0x8a => {
                 let length = self.take(1)?[0];
@@ -118,7 +118,7 @@ impl<'a> Machine<'a> {
             b'X' => self.string(4)?,
             0x8c => self.string(1)?,
             0x8d => self.string(8)?,
-            // Byte strings: numpy scalars in metrics come with them; nothing here reads one.
+            // Byte strings, which numpy scalars in metrics bring; nothing reads them.
             b'C' | b'U' => {
                 self.string(1)?;
                 Value::Plain
@@ -146,7 +146,8 @@ impl<'a> Machine<'a> {
             self.stack.push(value.ok_or("the pickle reads a memo that it never wrote")?);
             return Ok(());
         }
-        // A memo index cannot exceed the number of opcodes: keeps a hostile index from taking memory.
+        // A memo index cannot exceed the number of opcodes: keeps a hostile index from taking
+        // memory.
         if index > self.code.len() + self.memo.len() {
             return Err("the pickle writes a memo far beyond its size".into());
         }
@@ -283,7 +284,7 @@ impl<'a> Machine<'a> {
         Ok(self.take(bytes)?.iter().rev().fold(0, |n, &b| n << 8 | i64::from(b)))
     }
 
-    /// Two's complement, little-endian, of any length; what does not fit 64 bits is of no interest.
+    /// Reads a little-endian two's-complement integer; one of more than 64 bits is ignored.
     fn long(&mut self, bytes: usize) -> Result<Value, String> {
         let digits = self.take(bytes)?;
         if bytes > 8 {
@@ -306,7 +307,8 @@ impl<'a> Machine<'a> {
         Ok(line)
     }
 
-    /// Resolves dictionaries, down to the depth of `{"state": {…}}`: deeper ones (`_metadata`) hold no tensors.
+    /// Resolves dictionaries to the depth of `{"state": {…}}`; deeper ones (`_metadata`) hold no
+    /// tensors.
     fn finish(&self, value: &Value, depth: usize) -> Value {
         match value {
             Value::Dict(index) if depth < 2 => {
