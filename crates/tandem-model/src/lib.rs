@@ -24,6 +24,8 @@
 //! Dropout rates in a `config.json` are ignored: policy and reference must be the same function of
 //! the same weights.
 
+#![warn(unreachable_pub)]
+
 pub mod adapter;
 pub mod decode;
 pub mod decoder;

@@ -13,7 +13,7 @@ use crate::{ModelError, Result};
 
 /// Element type in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoredType {
+pub(crate) enum StoredType {
     /// 32-bit float.
     F32,
     /// IEEE half.
@@ -37,17 +37,17 @@ impl std::fmt::Display for StoredType {
 
 /// Tensor in a file, row-major, little-endian.
 #[derive(Clone, Debug)]
-pub struct StoredTensor<'a> {
+pub(crate) struct StoredTensor<'a> {
     /// Element type.
-    pub dtype: StoredType,
+    pub(crate) dtype: StoredType,
     /// Shape.
-    pub shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// Elements.
-    pub bytes: &'a [u8],
+    pub(crate) bytes: &'a [u8],
 }
 
 /// Set of named tensors.
-pub trait TensorArchive: Send + Sync {
+pub(crate) trait TensorArchive: Send + Sync {
     /// Returns the file or folder, for messages.
     fn path(&self) -> &Path;
 
@@ -86,7 +86,7 @@ pub(crate) fn release(map: &Mmap) {
 }
 
 /// Set of tensors in one or several safetensors files.
-pub struct SafetensorsArchive {
+pub(crate) struct SafetensorsArchive {
     path: PathBuf,
     files: Vec<Mmap>,
     tensors: HashMap<String, Entry>,
@@ -104,7 +104,7 @@ impl SafetensorsArchive {
     ///
     /// # Errors
     /// If it cannot be read or is malformed, for instance cut short.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let mut archive = Self { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
         archive.add(path)?;
         Ok(archive)
@@ -114,7 +114,7 @@ impl SafetensorsArchive {
     ///
     /// # Errors
     /// If the index or a file is malformed, or a tensor is not in the file that the index names.
-    pub fn open_index(index: &Path) -> Result<Self> {
+    pub(crate) fn open_index(index: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(index).map_err(|e| ModelError::io(index, e))?;
         let parsed: Value =
             serde_json::from_str(&text).map_err(|e| ModelError::format(index, format!("not JSON: {e}")))?;

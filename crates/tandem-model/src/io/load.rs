@@ -57,7 +57,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// If any is missing, left over, or of another shape or type: one error lists all of them.
-    pub fn new(
+    pub(crate) fn new(
         archive: Box<dyn TensorArchive>,
         family: &Family,
         decoder: &Decoder,

@@ -18,7 +18,7 @@ use crate::{ModelError, Result};
 use pickle::{PickledTensor, Value};
 
 /// State dict in a file of `torch.save`.
-pub struct TorchArchive {
+pub(crate) struct TorchArchive {
     path: PathBuf,
     file: Mmap,
     tensors: HashMap<String, Entry>,
@@ -36,7 +36,7 @@ impl TorchArchive {
     /// # Errors
     /// If it is not a zip of `torch.save`, is cut short, its pickle asks for something other than
     /// tensors, or it holds no state dict.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = map(path)?;
         let tensors = read(&file).map_err(|reason| ModelError::format(path, reason))?;
         Ok(Self { path: path.to_owned(), file, tensors })
