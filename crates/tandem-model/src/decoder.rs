@@ -1,38 +1,39 @@
-//! A spec with what follows from it: layouts and the rotary table.
+//! A decoder: its spec, layouts, adapter and rotary table, whole or sharded.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_kernels::ops::RopeTable;
 
-use crate::adapter::Adapter;
+use crate::layout::Stage;
+use crate::layout::slice::{self, Run, Slice};
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
-use crate::slice::{self, Run, Slice};
+use crate::lora::Adapter;
 use crate::spec::DecoderSpec;
-use crate::stage::Stage;
 use crate::{ModelError, Result};
 
-/// A decoder, or what one rank holds of it, a slice of the layers of a stage, ready to be walked. Holds no weights.
+/// Decoder without weights, or one rank's part of it: a tensor-parallel shard of a pipeline stage's
+/// layers.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     spec: DecoderSpec,
     embedding: LayerLayout,
     block: LayerLayout,
     head: LayerLayout,
-    /// What trains, if it is not the weights themselves.
+    /// Adapter, if the base is frozen.
     adapter: Option<Arc<Adapted>>,
     rope: Option<RopeTable>,
     positions: usize,
     slice: Slice,
     stage: Stage,
-    /// The layers of the stage, and which blocks are among them.
+    /// Layers of the stage, and the blocks among them.
     layers: Vec<LayerId>,
     blocks: Range<usize>,
-    /// What it is a part of, if it is not the whole.
+    /// The whole decoder, if this is a part.
     whole: Option<Arc<Self>>,
 }
 
-/// An adapter, and where its parameters lie.
+/// Adapter and the layouts of its parameters.
 #[derive(Debug)]
 struct Adapted {
     adapter: Adapter,
@@ -42,11 +43,12 @@ struct Adapted {
 }
 
 impl Decoder {
-    /// A decoder for sequences of up to `positions` tokens. With rotary embedding that may be more than the model
-    /// was made for (the angles just continue); a learned position table ends where it ends.
+    /// Makes a decoder for sequences of up to `positions` tokens. With rotary embedding that may be
+    /// more than the model was trained for: the angles continue. A learned position table ends
+    /// where it ends.
     ///
     /// # Errors
-    /// If positions are learned and there are fewer than asked for.
+    /// If positions are learned and fewer than `positions`.
     pub fn new(spec: DecoderSpec, positions: usize) -> Result<Self> {
         if let Some(learned) = spec.embedding.learned_positions
             && positions > learned
@@ -72,10 +74,10 @@ impl Decoder {
         })
     }
 
-    /// The same, of which only this adapter trains.
+    /// Freezes the base, and trains this adapter.
     ///
     /// # Panics
-    /// If it is a part of a decoder.
+    /// If this is a part of a decoder.
     #[must_use]
     pub fn with_adapter(self, adapter: Adapter) -> Self {
         assert!(self.whole.is_none(), "a decoder gets its adapter before it is divided");
@@ -89,25 +91,25 @@ impl Decoder {
         Self { adapter: Some(Arc::new(adapted)), ..self }
     }
 
-    /// The same, of which everything trains.
+    /// Returns the decoder without its adapter.
     ///
     /// # Panics
-    /// If it is a part of a decoder.
+    /// If this is a part of a decoder.
     #[must_use]
     pub fn without_adapter(&self) -> Self {
         assert!(self.whole.is_none(), "a part of a decoder keeps its adapter");
         Self { adapter: None, ..self.clone() }
     }
 
-    /// What trains, if it is not the weights themselves.
+    /// Returns the adapter, if the base is frozen.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref().map(|adapted| &adapted.adapter)
     }
 
-    /// A slice of a whole decoder: its spec and layouts are those of what the slice holds.
+    /// Makes a tensor-parallel shard of a whole decoder, with the spec and layouts of the shard.
     ///
     /// # Errors
-    /// If it cannot be divided into so many, or has an adapter.
+    /// If it cannot be divided into as many, or has an adapter.
     pub fn sliced(whole: &Arc<Self>, slice: Slice) -> Result<Arc<Self>> {
         debug_assert_eq!(whole.slice, Slice::WHOLE, "a slice is not sliced again");
         if slice.count == 1 {
@@ -135,8 +137,7 @@ impl Decoder {
         }))
     }
 
-    /// A stage of a decoder, or of a slice of one: its layers are those of the stage, under the names that they have in the
-    /// whole.
+    /// Makes a pipeline stage of a decoder or of a tensor-parallel shard. Layers keep their names.
     ///
     /// # Errors
     /// If there are more stages than blocks.
@@ -154,50 +155,50 @@ impl Decoder {
         }))
     }
 
-    /// Which slice it is.
+    /// Returns the tensor-parallel shard.
     pub fn slice(&self) -> Slice {
         self.slice
     }
 
-    /// Which stage it is.
+    /// Returns the pipeline stage.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// What it is a part of: itself, if it is the whole.
+    /// Returns the whole decoder: itself, if this is no part.
     pub fn whole(&self) -> &Self {
         self.whole.as_deref().unwrap_or(self)
     }
 
-    /// The tokens whose rows of table and head it holds.
+    /// Returns the tokens whose rows of table and head this shard holds.
     pub fn tokens(&self) -> Range<usize> {
         self.slice.of(self.whole().spec.vocab_size)
     }
 
-    /// What the decoder, or the slice, is made of.
+    /// Returns the spec of the decoder, or of the shard.
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
     }
 
-    /// How many tokens a sequence may have.
+    /// Returns the longest sequence, in tokens.
     pub fn positions(&self) -> usize {
         self.positions
     }
 
-    /// The layers in walk order: embedding, blocks, head; of a stage, those that it holds.
+    /// Returns the layers in forward order, embedding, blocks, head; of a stage its own.
     pub fn layers(&self) -> Vec<LayerId> {
         self.layers.clone()
     }
 
-    /// The blocks, or those of the stage.
+    /// Returns the blocks, of a stage its own.
     pub fn blocks(&self) -> Range<usize> {
         self.blocks.clone()
     }
 
-    /// A layer's place in [`Decoder::layers`].
+    /// Returns a layer's index in [`Decoder::layers`].
     ///
     /// # Panics
-    /// If it is another stage's.
+    /// If another stage holds the layer.
     pub fn index(&self, layer: LayerId) -> usize {
         let before = usize::from(self.layers[0] == LayerId::Embedding);
         match layer {
@@ -208,12 +209,12 @@ impl Decoder {
         }
     }
 
-    /// Whether the layer is held, and this stage's to write down and to count: see [`Stage::owns`].
+    /// Returns whether this stage holds the layer, and saves and counts it ([`Stage::owns`]).
     pub fn owns(&self, layer: LayerId) -> bool {
         self.layers.contains(&layer) && self.stage.owns(layer)
     }
 
-    /// The stage that a layer is of, as [`Decoder::owns`] means it, of as many as this one's.
+    /// Returns the stage that owns a layer, in the sense of [`Decoder::owns`].
     pub fn owner(&self, layer: LayerId) -> usize {
         let count = self.stage.count;
         match layer {
@@ -229,7 +230,7 @@ impl Decoder {
         }
     }
 
-    /// Where the layer's parameters lie in its flat buffer. All blocks share one layout.
+    /// Returns the layout of the layer's own parameters. All blocks share one.
     pub fn layout(&self, layer: LayerId) -> &LayerLayout {
         match layer {
             LayerId::Embedding => &self.embedding,
@@ -238,7 +239,7 @@ impl Decoder {
         }
     }
 
-    /// Where the parameters that train lie in the layer's flat buffer of them: the layer's own, or those of the adapter.
+    /// Returns the layout of the layer's trained parameters: its own, or those of the adapter.
     pub fn trained(&self, layer: LayerId) -> &LayerLayout {
         match (&self.adapter, layer) {
             (None, _) => self.layout(layer),
@@ -248,23 +249,24 @@ impl Decoder {
         }
     }
 
-    /// Where the elements of a whole parameter lie that this slice holds: runs, in the order of the slice's parameter. `param`
-    /// is of the [`Decoder::whole`]'s layout.
+    /// Returns the runs of a whole parameter that this shard holds, in the order of its own
+    /// parameter. `param` is of the [`Decoder::whole`]'s layout.
     pub fn runs(&self, param: &ParamSpec) -> Vec<Run> {
         slice::runs(self.slice, &self.whole().spec, param)
     }
 
-    /// The columns of a whole parameter, where the slice has some columns of all its rows; all of them, where it has rows.
+    /// Returns the shard's columns of a whole parameter that is divided by columns; else all
+    /// columns.
     pub fn columns(&self, param: &ParamSpec) -> Range<usize> {
         self.slice.columns(&self.whole().spec, param)
     }
 
-    /// Elements of a layer's flat buffer, by slice.
+    /// Returns the elements of a layer's flat buffer, by tensor-parallel rank.
     pub fn slice_lengths(&self, layer: LayerId) -> Vec<usize> {
         self.slices().map(|(_, spec)| LayerLayout::of(&spec, layer).len).collect()
     }
 
-    /// Copies this slice of a layer out of the whole layer's flat buffer; padding becomes zero.
+    /// Copies this shard of a layer out of the whole layer's flat buffer; padding becomes zero.
     ///
     /// # Panics
     /// If a buffer is not of the layer's length.
@@ -273,8 +275,8 @@ impl Decoder {
         slice::copy_out(self.slice, &self.whole().spec, layouts, whole, part);
     }
 
-    /// Puts the flat buffers of all slices of a layer, one after another in `parts`, together in the whole layer's; what all
-    /// hold is the last one's.
+    /// Joins the flat buffers of all shards of a layer, one after another in `parts`, into the
+    /// whole layer's. Of parameters that every rank holds whole, the last copy stays.
     ///
     /// # Panics
     /// If a buffer is not of the layer's length.
@@ -289,7 +291,7 @@ impl Decoder {
         }
     }
 
-    /// Every slice with its spec.
+    /// Lists every tensor-parallel shard with its spec.
     fn slices(&self) -> impl Iterator<Item = (Slice, DecoderSpec)> {
         (0..self.slice.count).map(|index| {
             let slice = Slice { index, ..self.slice };
@@ -297,17 +299,18 @@ impl Decoder {
         })
     }
 
-    /// Number of parameters of the model, or of the layers of a stage; a tied table counts once.
+    /// Returns the number of parameters of the model, or of a stage's layers; a tied table counts
+    /// once.
     pub fn num_parameters(&self) -> usize {
         self.layers().iter().map(|&l| self.layout(l).num_parameters()).sum()
     }
 
-    /// Number of parameters that train.
+    /// Returns the number of trained parameters.
     pub fn num_trained(&self) -> usize {
         self.layers().iter().map(|&l| self.trained(l).num_parameters()).sum()
     }
 
-    /// Cosines and sines by position, if the model rotates.
+    /// Returns the rotary table, if the model rotates.
     pub(crate) fn rope(&self) -> Option<&RopeTable> {
         self.rope.as_ref()
     }

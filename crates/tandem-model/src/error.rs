@@ -1,13 +1,13 @@
-//! What can go wrong with a model.
+//! The crate's error.
 
 use std::path::{Path, PathBuf};
 
 use tandem_kernels::KernelError;
 
-/// A model could not be read, written or run.
+/// Failure to read, write or run a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A kernel refused its operands or memory ran out.
+    /// A kernel refused its operands, or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The operating system refused a file.
@@ -15,36 +15,36 @@ pub enum ModelError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file is not what its name promises: cut short, not JSON, an unknown pickle.
+    /// A malformed file: cut short, not JSON, an unknown pickle.
     #[error("{path}: {reason}")]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem with the file.
         reason: String,
     },
-    /// A `config.json` describes something that is not supported, or contradicts itself.
+    /// A config that asks for something unsupported, or contradicts itself.
     #[error("{path}: {reason}")]
     Config {
-        /// The config file.
+        /// Config file.
         path: PathBuf,
-        /// The key, what it says and what is supported.
+        /// Key, value found and values supported.
         reason: String,
     },
-    /// The folder's tensors are not the ones that its config asks for.
+    /// Tensors that are not those of the config.
     #[error("{path}: {} of the tensors do not fit {config}:\n  {}", problems.len(), problems.join("\n  "))]
     Tensors {
-        /// The folder or file.
+        /// Folder or file.
         path: PathBuf,
-        /// The name of the config.
+        /// Name of the config.
         config: &'static str,
-        /// One line per tensor: what was expected and what was found.
+        /// One line per tensor: expected and found.
         problems: Vec<String>,
     },
-    /// A weight source or a gradient sink failed.
+    /// Failure of a weight source or a gradient sink.
     #[error(transparent)]
     Store(Box<dyn std::error::Error + Send + Sync>),
     /// A call that breaks its contract.

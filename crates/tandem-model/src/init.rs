@@ -1,9 +1,9 @@
-//! Fresh weights from a seed: what `transformers` draws for a new model, by a generator of our own.
+//! Fresh weights from a seed, distributed as in `transformers`, from a generator of our own.
 //!
-//! Matrices and tables are normal with the config's `initializer_range`, norms are 1, biases 0; GPT-2 divides the
-//! deviation of what writes to the residual stream by `√(2·layers)`. Element `i` of a parameter is a function of
-//! (seed, layer, parameter, `i`) alone, so that the same seed gives the same model whatever the number of threads,
-//! ranks or layers held by each.
+//! Matrices and tables are normal with the config's `initializer_range`, norms 1, biases 0. GPT-2
+//! divides the deviation of matrices that write to the residual stream by `√(2·layers)`. Element
+//! `i` of a parameter is a function of (seed, layer, parameter, `i`) alone: the same seed gives the
+//! same model whatever the number of threads or ranks.
 
 use rayon::prelude::*;
 use tandem_kernels::{DType, Device, Kind};
@@ -12,13 +12,10 @@ use crate::Result;
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, Part};
 use crate::random::mix;
-use crate::resident::FlatWeights;
 use crate::spec::NormKind;
+use crate::weights::FlatWeights;
 
-/// Fresh weights for every layer, in device memory of the given kind.
-///
-/// # Errors
-/// If the device's memory does not suffice.
+/// Makes fresh weights for every layer, in device memory of the given kind.
 pub fn init(decoder: &Decoder, device: &Device, kind: Kind, seed: u64) -> Result<FlatWeights> {
     let mut layers = Vec::new();
     for layer in decoder.layers() {
@@ -29,11 +26,8 @@ pub fn init(decoder: &Decoder, device: &Device, kind: Kind, seed: u64) -> Result
     Ok(FlatWeights { layers })
 }
 
-/// Fresh weights of one layer's flat buffer; padding becomes zero. A slice's are those of the whole layer, which is drawn
-/// and cut.
-///
-/// # Panics
-/// If the buffer is not of the layer's length.
+/// Fills one layer's flat buffer with fresh weights, padding with zero. A tensor-parallel shard is
+/// cut from the whole layer.
 pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]) {
     if decoder.slice().count > 1 {
         let whole = decoder.whole();
@@ -60,7 +54,7 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
     }
 }
 
-/// Fresh weights of a score head alone, as [`init_layer`] draws them.
+/// Returns fresh weights of a score head alone, as [`init_layer`] draws them.
 pub(crate) fn init_score(decoder: &Decoder, seed: u64) -> Vec<f32> {
     let whole = decoder.whole();
     let layout = whole.layout(LayerId::Head);
@@ -69,7 +63,8 @@ pub(crate) fn init_score(decoder: &Decoder, seed: u64) -> Vec<f32> {
     layout.param(Part::ScoreWeight).map_or(Vec::new(), |param| flat[param.range()].to_vec())
 }
 
-/// Fills `values` with normal numbers of mean 0: a pair from each counter value (Box and Muller, 1958).
+/// Fills `values` with normal numbers of mean 0, a pair from each counter value (Box and Muller,
+/// 1958).
 pub(crate) fn normal(key: u64, std: f32, values: &mut [f32]) {
     const BLOCK: usize = 1 << 15;
     values.par_chunks_mut(BLOCK).enumerate().for_each(|(block, values)| {

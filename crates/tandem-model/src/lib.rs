@@ -1,66 +1,58 @@
-//! Causal language models from HF folders, as one decoder described by its parts.
+//! Decoder language models from HF folders: description, weights, forward and backward, generation.
 //!
-//! * [`DecoderSpec`] says what a model is made of: kind of norm, residual form, rotary embedding, feed-forward, head.
-//!   [`families`] turns a `config.json` into it and says what HF calls each parameter: one file per architecture.
-//! * [`Decoder`] adds what follows from a spec: the [`LayerLayout`] of each layer's flat parameter buffer and the
-//!   rotary table.
-//! * [`Walk`] runs forward and backward over the layers. It takes weights from a [`WeightSource`] and gives gradients
-//!   to a [`GradientSink`]; where these keep them is not its business.
-//! * A [`Slice`] of a decoder is what one of several ranks holds of every layer; a [`Split`] is how they add up. A [`Stage`]
-//!   is which layers a rank holds.
-//! * A decoder's head gives log-probabilities of tokens, or scores of sequences: then it is a reward model.
-//! * [`ModelFolder`] reads a folder, [`save`] writes one, [`init`] makes weights from a seed.
-//! * [`decode`] generates text with a key/value cache.
+//! The rooms of the crate, from the ground floor up; a room imports from rooms above it in this
+//! list, never from one below:
 //!
-//! Shape suffixes: `T` tokens, `D` hidden size, `H` query heads, `K` key/value heads, `d` head width, `F`
-//! feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
+//! | room | contents |
+//! |---|---|
+//! | [`spec`] | [`DecoderSpec`], the parts of a decoder; [`Config`], typed access to a `config.json` |
+//! | [`layout`] | [`LayerLayout`] of a layer's flat buffer; [`Slice`] (tensor parallel) and [`Stage`] (pipeline) of a decoder |
+//! | [`families`] | one file per architecture: `config.json` → spec, HF tensor names → layout |
+//! | [`lora`] | [`Adapter`], the low-rank terms that train beside frozen matrices |
+//! | [`decoder`] | [`Decoder`]: a spec with its layouts, adapter, slice and stage |
+//! | [`weights`] | [`WeightSource`] and [`GradientSink`], the two traits between layers and storage; packed and resident weights |
+//! | [`init`](mod@init) | fresh weights from a seed |
+//! | [`io`] | [`ModelFolder`] and [`Save`]: HF folders, safetensors, files of `torch.save` and of bitsandbytes |
+//! | [`adapter`] | fresh adapters, folders of the `peft` library, merging |
+//! | [`layers`] | [`Walk`]: forward and backward over the layers |
+//! | [`decode`] | [`Generator`]: generation with a key/value cache |
 //!
-//! Dropout rates in a `config.json` are ignored: preference training runs without dropout, because policy and
-//! reference must be the same function of the same weights.
+//! Shape suffixes: `T` tokens, `D` hidden size, `H` query heads, `K` key/value heads, `d` head
+//! width, `F` feed-forward width, `V` vocabulary, `R` scored rows, `P` predictions, `r` rank of a
+//! low-rank term.
+//!
+//! Dropout rates in a `config.json` are ignored: policy and reference must be the same function of
+//! the same weights.
+
+#![warn(unreachable_pub)]
 
 pub mod adapter;
-pub mod archive;
-pub mod config;
 pub mod decode;
 pub mod decoder;
-pub mod error;
+mod error;
 pub mod families;
-pub mod folder;
 pub mod init;
+pub mod io;
+pub mod layers;
 pub mod layout;
-pub mod load;
-mod new_folder;
-mod order;
-pub mod packing;
-mod quantised;
+pub mod lora;
 mod random;
-pub mod resident;
-pub mod rotary;
-pub mod save;
-pub mod slice;
 pub mod spec;
-pub mod stage;
-mod tensor_file;
-pub mod torch;
-pub mod walk;
 pub mod weights;
 
-pub use adapter::{Adapter, AdapterConfig, AdapterFiles, AdapterKind, Merged, PeftFolder, Targets};
-pub use config::Config;
+pub use adapter::{AdapterFiles, Merged, PeftFolder};
 pub use decode::{Generator, GeneratorOptions, Request, Sampling};
 pub use decoder::Decoder;
 pub use error::ModelError;
-pub use folder::ModelFolder;
-pub use layout::{LayerId, LayerLayout, ParamSpec, Part};
-pub use load::WeightFiles;
-pub use packing::{PackedLayer, Packing};
-pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
-pub use save::Save;
-pub use slice::Slice;
-pub use spec::DecoderSpec;
-pub use stage::Stage;
-pub use walk::{Checkpointing, Gradient, Room, SavedWalk, Split, Streams, Walk};
-pub use weights::{AdapterWeights, FlatLayer, GradientSink, LayerGradients, LayerWeights, WeightSource};
+pub use io::{ModelFolder, Save, WeightFiles, save};
+pub use layers::{Checkpointing, Gradient, Room, SavedWalk, Split, Streams, Walk};
+pub use layout::{LayerId, LayerLayout, ParamSpec, Part, Slice, Stage};
+pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};
+pub use spec::{Config, DecoderSpec};
+pub use weights::{
+    AdapterWeights, FlatLayer, FlatWeights, GradientSink, LayerGradients, LayerWeights, PackedLayer, Packing,
+    ResidentGradients, ResidentWeights, WeightSource,
+};
 
-/// The result of an operation on a model.
+/// Result of an operation on a model.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;

@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 
 use support::adapted::{Adapted, RANK, adapter_weights, config};
-use support::{ALL, Golden, cpu, relative_error, train};
+use support::{ALL, Golden, Train, cpu, relative_error, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind};
 use tandem_model::{

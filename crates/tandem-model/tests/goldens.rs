@@ -3,9 +3,8 @@
 
 mod support;
 
-use support::{ALL, Golden, by_sequence, cpu, relative_error, train};
+use support::{ALL, Golden, by_sequence, cpu, relative_error, tensors, train};
 use tandem_kernels::{DType, Kind};
-use tandem_model::save::to_hf_tensors;
 use tandem_model::{Checkpointing, ResidentWeights, Walk};
 
 /// Runs `check` on every golden and reports all that fail at once.
@@ -53,7 +52,7 @@ fn gradients(dtype: DType, log_prob_tolerance: f64, gradient_tolerance: f64) {
         let error = relative_error(&log_prob, &golden.expected("log_prob"));
         let mut failures: Vec<String> =
             beyond(golden, "log-probs", error, log_prob_tolerance).into_iter().collect();
-        let mut found: Vec<(String, Vec<f32>)> = to_hf_tensors(decoder, &device, &sums).unwrap();
+        let mut found: Vec<(String, Vec<f32>)> = tensors(decoder, &sums);
         found.sort_by(|a, b| a.0.cmp(&b.0));
         let names: Vec<&String> = found.iter().map(|(name, _)| name).collect();
         assert_eq!(names, golden.parameters().iter().collect::<Vec<_>>(), "{}", golden.name);

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use serde_json::Value;
-use support::{Golden, cpu, formula, goldens, relative_error};
+use support::{Golden, cpu, formula, goldens, relative_error, tensor_shapes};
 use tandem_kernels::{Bytes, DType, Device, Forest, Format, Kind, ops};
-use tandem_model::load::tensor_shapes;
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{
     Checkpointing, Decoder, FlatWeights, ModelFolder, Packing, ResidentWeights, Save, Slice, Walk,

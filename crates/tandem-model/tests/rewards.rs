@@ -7,10 +7,9 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use support::{cpu, formula, relative_error, tensors, train};
+use support::{cpu, formula, relative_error, tensor_shapes, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Forest, Kind, Prediction, Segment};
-use tandem_model::load::tensor_shapes;
 use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, ResidentWeights, Save, Slice, Walk};
 use tempfile::TempDir;
 

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 
 use support::table::{Rank, Table};
-use support::{ALL, Golden, relative_error, tensors, train};
+use support::{ALL, Golden, Train, relative_error, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, Tensor};
 use tandem_model::{

@@ -4,7 +4,7 @@ mod support;
 
 use std::cell::RefCell;
 
-use support::{ALL, Golden, by_sequence, cpu, relative_error, tensors, train};
+use support::{ALL, Golden, Train, by_sequence, cpu, relative_error, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind};
 use tandem_model::{

@@ -1,4 +1,4 @@
-//! What an adapter begins with that is the base's own.
+//! Initial values of an adapter that come from the base.
 
 use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 
@@ -7,11 +7,11 @@ use crate::layout::LayerId;
 use crate::weights::LayerWeights;
 use crate::{ModelError, Result};
 
-/// Fills the parts of an adapter's flat buffer that begin as the base has them: modules that train whole, and the lengths of
-/// the rows of its matrices.
+/// Fills the parts of an adapter's flat buffer that begin with the base's values: modules that
+/// train whole, and the magnitudes of DoRA.
 ///
 /// # Errors
-/// If `base` is another layer's, or memory ends.
+/// If `base` is another layer's, or memory runs out.
 pub fn copy_base(
     decoder: &Decoder,
     device: &Device,

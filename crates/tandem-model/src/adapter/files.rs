@@ -1,26 +1,25 @@
-//! From the tensors of an adapter to flat f32 buffers, one layer at a time.
+//! Tensors of an adapter, read into flat f32 buffers one layer at a time.
 
 use std::collections::HashSet;
 
 use rayon::prelude::*;
 
-use super::Site;
 use super::pieces::{PREFIX, adapter_name, pieces, tied_copy};
-use crate::archive::{StoredType, TensorArchive};
 use crate::decoder::Decoder;
 use crate::families::{Family, Piece, family_named};
+use crate::io::{Source, WeightFiles, read_sources, widened};
+use crate::io::{StoredType, TensorArchive};
 use crate::layout::Part;
-use crate::load::{Source, WeightFiles, read_sources};
-use crate::order;
+use crate::lora::Site;
 use crate::{ModelError, Result};
 
-/// Weights of an adapter on disk, checked against a decoder and ready to be read layer by layer.
+/// Weights of an adapter on disk, checked against a decoder.
 pub struct AdapterFiles {
     archive: Box<dyn TensorArchive>,
-    /// By [`Decoder::index`]: what trains of the layer, under the names that it has in the file.
+    /// Trained tensors of each layer by [`Decoder::index`], under their names in the file.
     layers: Vec<Vec<Source>>,
     heads: usize,
-    /// Copies of the base's weights that stand in the file, with the names that they may have in the base.
+    /// Copies of the base's weights in the file, with their possible names in the base.
     copies: Vec<(String, Vec<String>)>,
 }
 
@@ -88,8 +87,8 @@ impl AdapterFiles {
         Ok(Self { archive, layers, heads: whole.spec().attention.heads, copies })
     }
 
-    /// Fills the flat buffer of what trains of a layer (`trained(layer).len` elements); padding becomes zero. `index` is
-    /// [`Decoder::index`].
+    /// Fills the flat buffer of a layer's trained parameters (`trained(layer).len` elements);
+    /// padding becomes zero. `index` is [`Decoder::index`].
     ///
     /// # Panics
     /// If the buffer is shorter than the layer.
@@ -97,11 +96,8 @@ impl AdapterFiles {
         read_sources(&*self.archive, &self.layers[index], self.heads, 0..flat.len(), flat);
     }
 
-    /// Checks that copies of the base's tables which `peft` puts into the file (where a table is a target) are the base's: an adapter
-    /// of a changed base is another one.
-    ///
-    /// # Errors
-    /// If a copy differs.
+    /// Checks that the tables which `peft` copies into the file (those that are targets) are the
+    /// base's: else the adapter belongs to another base.
     pub fn check_base(&self, base: &WeightFiles) -> Result<()> {
         let differs = |(copy, names): &&(String, Vec<String>)| {
             !names.iter().any(|name| is_equal(&*self.archive, copy, base.archive(), name))
@@ -128,8 +124,8 @@ impl AdapterFiles {
     }
 }
 
-/// The name under which a tensor is stored, or what is wrong with it.
-fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Result<String, String> {
+/// Returns the name under which a tensor is stored, or the problem with it.
+fn locate(archive: &dyn TensorArchive, family: &Family, piece: &Piece) -> Result<String, String> {
     let Some((name, stored)) =
         spellings(family, &piece.name).into_iter().find_map(|n| Some((n.clone(), archive.get(&n)?)))
     else {
@@ -138,7 +134,7 @@ fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Re
     if let StoredType::Other(dtype) = &stored.dtype {
         return Err(format!("wrong type: {name} is {dtype}, expected f32, bf16 or f16"));
     }
-    // Older versions kept the magnitudes of some layers as a matrix of one row or column.
+    // Older versions stored the magnitudes of some layers as a matrix of one row or column.
     let is_vector = piece.shape.len() == 1 && stored.shape.iter().product::<usize>() == piece.shape[0];
     if stored.shape != piece.shape && !is_vector {
         return Err(format!("wrong shape: {name} is {:?}, expected {:?}", stored.shape, piece.shape));
@@ -146,11 +142,11 @@ fn locate(archive: &dyn TensorArchive, family: &dyn Family, piece: &Piece) -> Re
     Ok(name)
 }
 
-/// How versions of `peft` and `transformers` spell a name.
-fn spellings(family: &dyn Family, name: &str) -> Vec<String> {
+/// Lists the spellings of a name in versions of `peft` and `transformers`.
+fn spellings(family: &Family, name: &str) -> Vec<String> {
     let mut names = vec![name.to_owned()];
     // The name in the model's files is the name in memory of older versions.
-    if let Some((in_files, in_memory)) = family.renamed()
+    if let Some((in_files, in_memory)) = family.renamed
         && let Some(rest) = name.strip_prefix(PREFIX).and_then(|name| name.strip_prefix(in_memory))
     {
         names.push(format!("{PREFIX}{in_files}{rest}"));
@@ -168,8 +164,9 @@ fn spellings(family: &dyn Family, name: &str) -> Vec<String> {
     names
 }
 
-/// The tensor of the base that `name` is a copy of, if it is one: `peft` puts the tables that are targets into the file.
-fn copied(decoder: &Decoder, family: &dyn Family, name: &str) -> Option<Vec<String>> {
+/// Returns the possible names of the base's tensor that `name` copies, if it does: `peft` copies
+/// targeted tables into the file.
+fn copied(decoder: &Decoder, family: &Family, name: &str) -> Option<Vec<String>> {
     let (module, kind) = name.rsplit_once(".base_layer.")?;
     let adapted = decoder.adapter()?.matrices();
     let adapted = adapted.iter().find(|adapted| {
@@ -177,14 +174,14 @@ fn copied(decoder: &Decoder, family: &dyn Family, name: &str) -> Option<Vec<Stri
         adapted.sites.iter().any(|site| spellings(family, &name(site)).iter().any(|known| known == module))
     })?;
     let is_tied = adapted.part == Part::HeadWeight && decoder.spec().head.tied;
-    let own = family.names(if is_tied { Part::TokenTable } else { adapted.part }).first()?;
-    let own = format!("{}.{kind}", own.strip_suffix(".weight")?);
+    let own = family.modules(if is_tied { Part::TokenTable } else { adapted.part }).first()?;
+    let own = format!("{own}.{kind}");
     // A folder saved from the bare model leaves the prefix off.
-    let short = own.strip_prefix(family.base_prefix()).map(str::to_owned);
+    let short = own.strip_prefix(family.base_prefix).map(str::to_owned);
     Some(std::iter::once(own).chain(short).collect())
 }
 
-/// Whether two stored tensors are equal; `false` if one is not there.
+/// Returns whether two stored tensors exist and are equal.
 fn is_equal(archive: &dyn TensorArchive, name: &str, other: &dyn TensorArchive, other_name: &str) -> bool {
     let (Some(a), Some(b)) = (archive.get(name), other.get(other_name)) else { return false };
     if a.shape != b.shape {
@@ -200,6 +197,6 @@ fn is_equal(archive: &dyn TensorArchive, name: &str, other: &dyn TensorArchive, 
     let len: usize = a.shape.iter().product();
     (0..len.div_ceil(BLOCK)).into_par_iter().all(|block| {
         let range = block * BLOCK..len.min((block + 1) * BLOCK);
-        order::widened(&a.dtype, a.bytes, range.clone()) == order::widened(&b.dtype, b.bytes, range)
+        widened(&a.dtype, a.bytes, range.clone()) == widened(&b.dtype, b.bytes, range)
     })
 }

@@ -1,8 +1,10 @@
-//! Fresh weights of an adapter from a seed, as the `peft` library draws them, by a generator of our own.
+//! Fresh weights of an adapter from a seed, distributed as in the `peft` library, from a generator
+//! of our own.
 //!
-//! `A` is uniform in `±1/√in` and `B` zero, so that the adapter adds nothing at first; of the token table, which is looked up by
-//! rows of `A`, that is zero and `B` normal. An element is a function of (seed, layer, parameter, site, its place) alone: the same
-//! seed gives the same adapter whatever the number of ranks, and whatever else is a target.
+//! `A` is uniform in `±1/√in` and `B` zero, so that the adapter adds nothing at first. The token
+//! table's `A` is zero and its `B` normal. An element is a function of (seed, layer, parameter,
+//! module, index) alone: the same seed gives the same adapter whatever the number of ranks, and
+//! whatever else is a target.
 
 use rayon::prelude::*;
 
@@ -11,8 +13,8 @@ use crate::init::normal;
 use crate::layout::{LayerId, Part};
 use crate::random::mix;
 
-/// Fresh weights of what an adapter trains of a layer, in the layer's flat buffer of them; padding becomes zero. So do
-/// magnitudes and modules that train whole, which follow from the base.
+/// Fills the flat buffer of a layer's trained parameters with fresh weights. Padding, magnitudes
+/// and modules that train whole become zero: the latter two follow from the base.
 ///
 /// # Panics
 /// If the decoder has no adapter, or the buffer is not of the layer's length.

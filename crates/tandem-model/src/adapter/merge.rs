@@ -1,28 +1,31 @@
-//! A base and an adapter as one ordinary model, merged layer by layer: `W + s · B A`, of DoRA each row at its own length.
+//! Merge of an adapter into its base, layer by layer: `W + s · B A`, with DoRA each row at its own
+//! length.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 use tandem_kernels::{DType, Device, Kind};
 
+use super::PeftFolder;
 use super::files::AdapterFiles;
-use super::{Adapted, Adapter, PeftFolder};
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::folder::ModelFolder;
+use crate::io::ModelFolder;
+use crate::io::WeightFiles;
 use crate::layout::{LayerId, LayerLayout, Part};
-use crate::load::WeightFiles;
-use crate::resident::FlatWeights;
+use crate::lora::{Adapted, Adapter};
+use crate::weights::FlatWeights;
 
-/// A base model with an adapter merged into it, ready to be read layer by layer; never more than that is in memory.
+/// Base model with an adapter merged into it, read one layer at a time.
 ///
-/// Where the base's head is its token table and the adapter adds to one of the two, they part: the merged model has a head of its own.
+/// If the base's head is its token table and the adapter changes one of the two, they part: the
+/// merged model has a head of its own.
 pub struct Merged {
-    /// The base, with the adapter.
+    /// Base with its adapter.
     parts: Decoder,
     base: WeightFiles,
     adapter: AdapterFiles,
-    /// What comes of it.
+    /// Merged model.
     decoder: Decoder,
 }
 
@@ -30,7 +33,7 @@ impl Merged {
     /// Opens the weights of both. `positions` is that of [`Decoder::new`].
     ///
     /// # Errors
-    /// If the adapter does not fit the model, or tensors of either are not as they should be.
+    /// If the adapter does not fit the model, or tensors of either do not.
     pub fn open(model: &ModelFolder, folder: &PeftFolder, positions: usize) -> Result<Self> {
         let spec = model.spec();
         let adapter = Adapter::new(folder.config().clone(), spec)?;
@@ -44,12 +47,13 @@ impl Merged {
         Ok(Self { parts, base, adapter, decoder: Decoder::new(merged, positions)? })
     }
 
-    /// The merged model.
+    /// Returns the merged model.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// Fills the flat f32 buffer of a layer of the merged model (`decoder().layout(layer).len` elements).
+    /// Fills the flat f32 buffer of a layer of the merged model (`decoder().layout(layer).len`
+    /// elements).
     ///
     /// # Panics
     /// If the buffer is not of that length.
@@ -60,7 +64,7 @@ impl Merged {
         if base.params == layout.params {
             self.base.read_layer(index, flat);
         } else {
-            // A head that gets a matrix of its own.
+            // The head gets a matrix of its own.
             flat.fill(0.0);
             let mut values = vec![0.0; base.len];
             self.base.read_layer(index, &mut values);
@@ -72,7 +76,7 @@ impl Merged {
         copy(trained, &values, layout, flat);
         self.add(trained, &values, layout, flat);
         if base.params != layout.params {
-            // Its term lies with the table that it was.
+            // The head's term lies in the embedding layer, with the table.
             let trained = parts.trained(LayerId::Embedding);
             let mut values = vec![0.0; trained.len];
             self.adapter.read_layer(parts.index(LayerId::Embedding), &mut values);
@@ -80,7 +84,7 @@ impl Merged {
         }
     }
 
-    /// Adds the terms in `values` to the matrices that a layer has.
+    /// Adds the terms in `values` to the layer's matrices.
     fn add(&self, trained: &LayerLayout, values: &[f32], layout: &LayerLayout, flat: &mut [f32]) {
         let adapter = self.parts.adapter().expect("it was made with one");
         for adapted in adapter.matrices() {
@@ -91,7 +95,7 @@ impl Merged {
         }
     }
 
-    /// The token table, before anything is added to it.
+    /// Reads the base's token table.
     fn read_table(&self, out: &mut [f32]) {
         let layout = self.parts.layout(LayerId::Embedding);
         let mut values = vec![0.0; layout.len];
@@ -100,9 +104,6 @@ impl Merged {
     }
 
     /// Reads every layer into device memory of the given kind.
-    ///
-    /// # Errors
-    /// If the device's memory does not suffice.
     pub fn load(&self, device: &Device, kind: Kind) -> Result<FlatWeights> {
         let mut layers = Vec::new();
         for layer in self.decoder.layers() {
@@ -123,7 +124,7 @@ fn copy(from: &LayerLayout, values: &[f32], to: &LayerLayout, out: &mut [f32]) {
     }
 }
 
-/// Adds its terms to a matrix of rows of `cols`.
+/// Adds the terms to a matrix with rows of `cols`.
 fn merge(
     adapter: &Adapter,
     adapted: &Adapted,
@@ -137,7 +138,7 @@ fn merge(
     let of = |part: Part| layout.param(part).map(|param| &values[param.range()]);
     let (a, b) = of(parts.a).zip(of(parts.b)).expect("every term has two factors");
     if adapted.part == Part::TokenTable {
-        // A row of the table is looked up in A: `s · B a`.
+        // Row `t` of the table gets `s · B A[t]`.
         matrix.par_chunks_mut(cols).zip(a.par_chunks(rank)).for_each(|(row, a)| {
             for (value, b) in row.iter_mut().zip(b.chunks(rank)) {
                 let delta: f32 = a.iter().zip(b).map(|(a, b)| a * b).sum();

@@ -1,34 +1,34 @@
-//! Adapters in folders as the `peft` library writes them.
+//! Adapter folders of the `peft` library.
 
 use std::path::{Path, PathBuf};
 
-use super::AdapterConfig;
 use super::files::AdapterFiles;
 use super::peft_config::PeftConfig;
-use crate::archive::{SafetensorsArchive, TensorArchive};
 use crate::decoder::Decoder;
-use crate::torch::TorchArchive;
+use crate::io::TorchArchive;
+use crate::io::{SafetensorsArchive, TensorArchive};
+use crate::lora::AdapterConfig;
 use crate::{ModelError, Result};
 
-/// The file that makes a folder an adapter's.
+/// Config file of an adapter folder.
 pub(super) const CONFIG: &str = "adapter_config.json";
-/// Its weights, as they are written, and as older versions did.
+/// Weight files: current, and of older versions.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 const OLD_WEIGHTS: &str = "adapter_model.bin";
 
-/// A folder with an adapter: `adapter_config.json` and `adapter_model.safetensors` (or `adapter_model.bin`). Several adapters lie in
-/// one tree: the one called `default` in the folder itself, others below it under their names.
+/// Adapter folder: `adapter_config.json` and `adapter_model.safetensors` (or `adapter_model.bin`).
+/// Of several adapters, `default` lies in the folder itself, others below it under their names.
 pub struct PeftFolder {
     path: PathBuf,
     config: PeftConfig,
 }
 
 impl PeftFolder {
-    /// Reads the config of a folder. Weights are not touched.
+    /// Reads the config of a folder, and no weights.
     ///
     /// # Errors
-    /// If there is no such folder, no `adapter_config.json` in it (adapters below it are listed), or the config asks for something
-    /// that is not supported.
+    /// If there is no such folder, no `adapter_config.json` in it (adapters below it are listed),
+    /// or the config asks for something unsupported.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.is_dir() {
             return Err(ModelError::format(path, "no such adapter folder"));
@@ -47,23 +47,23 @@ impl PeftFolder {
         Ok(Self { path: path.to_owned(), config: PeftConfig::read(&file)? })
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the adapter is.
+    /// Returns the adapter's configuration.
     pub fn config(&self) -> &AdapterConfig {
         &self.config.adapter
     }
 
-    /// Name or path of the base model, as it stands in the config.
+    /// Returns the name or path of the base model, as in the config.
     pub fn base_model(&self) -> Option<&str> {
         self.config.base.as_deref()
     }
 
-    /// The folder of the base model: `base_model_name_or_path`, relative to the adapter's folder (or, of an adapter below
-    /// another, to that one's) or as it stands.
+    /// Finds the folder of the base model: `base_model_name_or_path`, relative to the adapter's
+    /// folder, to the one above if that holds an adapter, or as it stands.
     ///
     /// # Errors
     /// If there is no such folder with a `config.json`.
@@ -89,12 +89,13 @@ impl PeftFolder {
         })
     }
 
-    /// Opens the weights and checks that they are those of the decoder's adapter, which was made of [`PeftFolder::config`]: every
-    /// name, shape and type. Of a stage, all are checked, and those of its layers are read.
+    /// Opens the weights, and checks every name, shape and type against the decoder's adapter,
+    /// which was made from [`PeftFolder::config`]. On a pipeline stage all tensors are checked, and
+    /// its own are read.
     ///
     /// # Errors
-    /// If there are none, the file is malformed, or tensors are missing, left over, or of another shape or type: one error lists
-    /// all of them.
+    /// If there are none, the file is malformed, or tensors are missing, left over, or of another
+    /// shape or type: one error lists all of them.
     ///
     /// # Panics
     /// If the decoder has no adapter.
@@ -116,7 +117,7 @@ impl PeftFolder {
     }
 }
 
-/// Names of folders in `path` that hold adapters.
+/// Lists the folders in `path` that hold adapters.
 fn adapters_below(path: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries

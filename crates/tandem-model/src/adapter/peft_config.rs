@@ -1,13 +1,13 @@
-//! `adapter_config.json`, as the `peft` library has it.
+//! The `adapter_config.json` of the `peft` library.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{Adapter, AdapterConfig, AdapterKind, Targets, targets};
 use crate::Result;
-use crate::config::Config;
 use crate::families::family_named;
+use crate::lora::{Adapter, AdapterConfig, AdapterKind, Targets, peft_names};
+use crate::spec::Config;
 use crate::spec::DecoderSpec;
 
 /// Options that are read.
@@ -25,8 +25,8 @@ const READ: [&str; 11] = [
     "init_lora_weights",
 ];
 
-/// Options that say how an adapter was made or is handled, not what it computes. `fan_in_fan_out` is set right by `peft` itself, by
-/// the kind of each module; whether tied weights stayed one is seen in the tensors.
+/// Options that do not change the result. `peft` itself derives `fan_in_fan_out` from the kind of
+/// each module; tied weights show in the tensors.
 const HARMLESS: [&str; 14] = [
     "auto_mapping",
     "corda_config",
@@ -44,19 +44,19 @@ const HARMLESS: [&str; 14] = [
     "revision",
 ];
 
-/// What the adapters of language models are for, and those of reward models.
+/// `task_type` of language models, and of reward models.
 const LANGUAGE: &str = "CAUSAL_LM";
 const SCORE: &str = "SEQ_CLS";
 
-/// Initialisations that leave the base as it was.
+/// Initialisations that leave the base unchanged.
 const PLAIN_BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
-/// What an `adapter_config.json` says.
+/// Parsed `adapter_config.json`.
 pub(super) struct PeftConfig {
     pub(super) adapter: AdapterConfig,
     /// Name or path of the base model.
     pub(super) base: Option<String>,
-    /// Whether it is a reward model's.
+    /// True for a reward model.
     pub(super) scores: bool,
 }
 
@@ -64,8 +64,7 @@ impl PeftConfig {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, a value is not of its type, or an option is set that changes what the adapter computes and is not
-    /// there.
+    /// If a value has another type, or an option changes the result in an unsupported way.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let config = Config::read(path)?;
         let kind = config.word("peft_type", "LORA")?;
@@ -88,7 +87,7 @@ impl PeftConfig {
             );
         }
         let mut saved = names(&config, "modules_to_save")?.unwrap_or_default();
-        // peft names what the heads of classifiers are called in any model; those of ours have the other one.
+        // peft names the heads of classifiers of any model; ours is called `score`.
         saved.retain(|name| !scores || name != "classifier");
         let adapter = AdapterConfig {
             kind: if config.flag("use_dora", false)? { AdapterKind::Dora } else { AdapterKind::Lora },
@@ -104,7 +103,7 @@ impl PeftConfig {
     }
 }
 
-/// Refuses options that are set and that we do not know: each may change what the adapter computes.
+/// Refuses unknown options that are set: each may change the result.
 fn refuse_unknown(config: &Config) -> Result<()> {
     for (key, value) in config.as_map() {
         let is_off = match value {
@@ -121,7 +120,7 @@ fn refuse_unknown(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Refuses adapters that belong to a changed base, which `peft` makes anew when it loads them.
+/// Refuses adapters of a changed base, which `peft` recreates when it loads them.
 fn refuse_changed_base(config: &Config) -> Result<()> {
     let beginning = match config.as_map().get("init_lora_weights") {
         Some(Value::String(word)) => word,
@@ -149,7 +148,7 @@ fn read_targets(config: &Config) -> Result<Targets> {
     }
 }
 
-/// A list of names, if the key is there.
+/// Returns a list of names, if the key is present.
 fn names(config: &Config, key: &str) -> Result<Option<Vec<String>>> {
     let Some(value) = config.as_map().get(key).filter(|value| !value.is_null()) else { return Ok(None) };
     let words = value.as_array().map(|list| list.iter().map(|v| v.as_str().map(str::to_owned)).collect());
@@ -159,12 +158,12 @@ fn names(config: &Config, key: &str) -> Result<Option<Vec<String>>> {
     }
 }
 
-/// The text of an `adapter_config.json` that `peft` reads as this adapter. Options that an older version would not know are left
-/// out: they have their defaults.
+/// Makes an `adapter_config.json` that `peft` reads as this adapter. Options that older versions do
+/// not know are left out: they have their defaults.
 pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Value {
     let AdapterConfig { kind, rank, alpha, rank_stabilized, dropout, .. } = *adapter.config();
     let family = family_named(spec.family).expect("specs come from families");
-    let (targets, saved) = targets::peft_names(adapter, spec);
+    let (targets, saved) = peft_names(adapter, spec);
     let transposed = adapter
         .matrices()
         .iter()

@@ -1,27 +1,27 @@
-//! What the `peft` library calls the tensors of an adapter, and where they lie in our buffers.
+//! Names of an adapter's tensors in the `peft` library, and their places in our buffers.
 
-use super::{Adapted, Adapter};
 use crate::decoder::Decoder;
 use crate::families::{self, Family, Order, Piece};
 use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
+use crate::lora::{Adapted, Adapter, Site};
 
-/// What stands before the name of every module.
+/// Prefix of every module's name.
 pub(super) const PREFIX: &str = "base_model.model.";
 
-/// The name in an adapter of a module or tensor that is called `name` in a model's files.
-pub(super) fn adapter_name(family: &dyn Family, name: &str) -> String {
-    let renamed = family.renamed().and_then(|(file, memory)| Some((memory, name.strip_prefix(file)?)));
+/// Returns the name in an adapter of a model's module or tensor.
+pub(super) fn adapter_name(family: &Family, name: &str) -> String {
+    let renamed = family.renamed.and_then(|(file, memory)| Some((memory, name.strip_prefix(file)?)));
     match renamed {
         Some((memory, rest)) if rest.is_empty() || rest.starts_with('.') => format!("{PREFIX}{memory}{rest}"),
         _ => format!("{PREFIX}{name}"),
     }
 }
 
-/// Every tensor of what an adapter trains of a layer, by its place in the layer's flat buffer.
+/// Lists every trained tensor of a layer, by its place in the layer's flat buffer.
 ///
 /// # Panics
 /// If the decoder has no adapter.
-pub(super) fn pieces(family: &dyn Family, decoder: &Decoder, layer: LayerId) -> Vec<Piece> {
+pub(super) fn pieces(family: &Family, decoder: &Decoder, layer: LayerId) -> Vec<Piece> {
     let adapter = decoder.adapter().expect("a decoder with an adapter");
     let layout = decoder.trained(layer);
     let mut all = Vec::new();
@@ -43,17 +43,18 @@ pub(super) fn pieces(family: &dyn Family, decoder: &Decoder, layer: LayerId) -> 
     all
 }
 
-/// The head's tensor that goes beside a token table which trains whole, where the two are one: `peft` has them apart.
-pub(super) fn tied_copy(family: &dyn Family, decoder: &Decoder) -> Option<Piece> {
+/// Returns the copy of a token table that trains whole, under the head's name, if the two are tied:
+/// `peft` stores both.
+pub(super) fn tied_copy(family: &Family, decoder: &Decoder) -> Option<Piece> {
     let adapter = decoder.adapter()?;
     let is_copied = decoder.spec().head.tied && adapter.saved().contains(&Part::TokenTable);
     let table = pieces(family, decoder, LayerId::Embedding).into_iter().find(|p| p.part == Part::TokenTable);
     let mut copy = table.filter(|_| is_copied)?;
-    copy.name = adapter_name(family, family.names(Part::HeadWeight).first()?);
+    copy.name = adapter_name(family, &family.names(Part::HeadWeight).next()?);
     Some(copy)
 }
 
-/// Which tensor of a term a parameter holds.
+/// Role of a parameter in a low-rank term.
 #[derive(Clone, Copy)]
 enum Role {
     A,
@@ -74,9 +75,9 @@ fn term_of(adapter: &Adapter, part: Part) -> Option<(&Adapted, Role)> {
     })
 }
 
-/// The tensors of a parameter that holds one factor of all sites of a matrix.
+/// Lists the tensors of a parameter that stacks one factor of all modules of a matrix.
 fn factors(
-    family: &dyn Family,
+    family: &Family,
     rank: usize,
     adapted: &Adapted,
     role: Role,
@@ -89,7 +90,7 @@ fn factors(
         Order::Rows | Order::Transposed => Order::Rows,
     };
     let is_table = adapted.part == Part::TokenTable;
-    let piece = |(index, site): (usize, &super::Site)| {
+    let piece = |(index, site): (usize, &Site)| {
         let module = match layer {
             LayerId::Block(index) => site.module.replace("{}", &index.to_string()),
             _ => site.module.to_owned(),

@@ -1,4 +1,4 @@
-//! Writing an adapter as a folder that the `peft` library loads.
+//! Writer of adapter folders that the `peft` library loads.
 
 use std::path::Path;
 
@@ -9,18 +9,20 @@ use super::peft_config;
 use super::pieces::{pieces, tied_copy};
 use crate::decoder::Decoder;
 use crate::families::family_named;
-use crate::folder::ModelFolder;
+use crate::io::ModelFolder;
+use crate::io::{LayerReader, Tensor, write_tensors};
+use crate::io::{TOKENIZER_FILES, copy_files, write_folder, write_json};
 use crate::layout::LayerId;
-use crate::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
-use crate::tensor_file::{LayerReader, Tensor, write_tensors};
 use crate::{ModelError, Result};
 
-/// Writes what trains of `decoder` in f32 to `destination`, replacing a folder of that name with all that is in it. The adapter's
-/// config says where the folder of the `base` is, whose tokenizer and chat template are copied. `read` fills the flat buffer of what
-/// trains of a layer (`trained(layer).len` elements); it is asked for layers in which something trains, in their order.
+/// Writes the trained parameters of `decoder` in f32 to `destination`, replacing a folder of that
+/// name. The config names the `base` folder, whose tokenizer and chat template are copied. `read`
+/// fills the flat buffer of a layer's trained parameters (`trained(layer).len` elements), for
+/// layers that have some, in order.
 ///
 /// # Errors
-/// If the decoder has no adapter, the disk refuses (nothing is left behind and an older folder stays whole) or `read` fails.
+/// If the decoder has no adapter, the disk refuses (nothing is left behind, and an older folder
+/// stays whole) or `read` fails.
 pub fn save_adapter(
     destination: &Path,
     base: &ModelFolder,
@@ -38,7 +40,7 @@ pub fn save_adapter(
             tensors.extend(tied_copy(family, decoder).into_iter().map(tensor));
         }
     }
-    // Absolute: whoever loads the adapter looks for its base from a folder of their own.
+    // Absolute, because a loader resolves the path from its own folder.
     let place = std::path::absolute(base.path()).map_err(|e| ModelError::io(base.path(), e))?;
     let config = peft_config::to_json(adapter, decoder.spec(), &place.to_string_lossy());
     write_folder(destination, &mut |folder| {

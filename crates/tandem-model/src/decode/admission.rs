@@ -1,12 +1,12 @@
-//! Which requests can be answered, and which answers begin now.
+//! Admission: checks of requests, and completions that begin now.
 
 use super::text::{CachedPrompt, Text};
 use super::{Generator, Request};
-use crate::walk::Streams;
+use crate::layers::Streams;
 use crate::{ModelError, Result};
 
 impl Generator<'_> {
-    /// Refuses what can never be answered.
+    /// Refuses a request that can never be completed.
     pub(super) fn check(&self, request: &Request) -> Result<()> {
         let Request { prompt, num_answers, max_new_tokens, sampling, .. } = request;
         let invalid = |problem: String| Err(ModelError::Invalid(problem));
@@ -39,12 +39,13 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Tokens that an answer may have.
+    /// Returns the largest number of tokens of a completion.
     fn limit(&self, request: &Request) -> usize {
         request.max_new_tokens.min(self.models.positions() - request.prompt.len())
     }
 
-    /// Begins waiting answers while there is room; returns the requests whose prompts are new to the cache.
+    /// Begins queued completions while there is room; returns the requests whose prompts are new to
+    /// the cache.
     pub(super) fn admit(&mut self) -> Vec<usize> {
         let (mut new_prompts, mut new_tokens) = (Vec::new(), 0);
         while self.texts.len() < self.options.max_batch

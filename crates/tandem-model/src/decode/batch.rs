@@ -1,4 +1,4 @@
-//! What goes through a model at once: new prompts, or the last token of every text under way.
+//! Inputs of one forward pass: new prompts, or the last token of every running completion.
 
 use std::ops::Range;
 
@@ -7,18 +7,18 @@ use tandem_kernels::{Forest, Segment};
 
 use crate::Result;
 
-/// Prompts that are new to the cache.
+/// Prompts to prefill.
 pub(super) struct Prompts {
-    /// A segment for each.
+    /// One segment per prompt.
     pub(super) forest: Forest,
-    /// Each one's first row of the cache.
+    /// First cache row of each prompt.
     pub(super) rows: Vec<u32>,
-    /// The row of each one's last token.
+    /// Row of each prompt's last token.
     pub(super) last: Vec<u32>,
 }
 
 impl Prompts {
-    /// Of tokens, and the first row that they have in the cache.
+    /// Packs prompts, each with its first cache row.
     pub(super) fn new<'r>(prompts: impl Iterator<Item = (&'r [u32], u32)>) -> Result<Self> {
         let (mut tokens, mut segments) = (Vec::new(), Vec::new());
         let (mut rows, mut last) = (Vec::new(), Vec::new());
@@ -34,24 +34,24 @@ impl Prompts {
     }
 }
 
-/// One token of every text, after which the next is to be drawn.
+/// The last token of every running completion.
 pub(super) struct NextTokens {
     pub(super) tokens: Vec<u32>,
     pub(super) positions: Vec<u32>,
-    /// The row of the cache that each goes to.
+    /// Cache row of each token.
     pub(super) rows: Vec<u32>,
-    /// What each sees: its prompt, and its text up to itself.
+    /// Cache rows that each token attends to: its prompt, and its completion up to itself.
     pub(super) visible: Visible,
 }
 
 impl NextTokens {
-    /// None.
+    /// Makes an empty batch.
     pub(super) fn new() -> Self {
         let visible = Visible { offsets: vec![0], ranges: Vec::new() };
         Self { tokens: Vec::new(), positions: Vec::new(), rows: Vec::new(), visible }
     }
 
-    /// Another: the last token of a text, whose prompt and other tokens have these rows.
+    /// Adds the last token of a completion; `prompt` and `text` are its cache rows.
     pub(super) fn push(&mut self, token: u32, prompt: &Range<u32>, text: Range<u32>) {
         self.tokens.push(token);
         self.positions.push((prompt.len() + text.len()) as u32 - 1);

@@ -1,4 +1,4 @@
-//! Keys and values of the tokens that text is being continued from.
+//! Key/value cache.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use tandem_kernels::{DType, Device, Kind, Tensor, View, ViewMut, ops};
 use super::batch::{NextTokens, Prompts};
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::walk::Attend;
+use crate::layers::Attend;
 
 /// Keys and values `[rows, K·d]` of every block.
 pub(super) struct Cache {
@@ -28,7 +28,8 @@ impl Cache {
         Ok(Self { device: device.clone(), keys: tensors()?, values: tensors()? })
     }
 
-    /// Copies rows of keys and values into the cache: row range of the operands, first row of the cache.
+    /// Copies rows of keys and values into the cache; a move is a row range of the operands and a
+    /// first cache row.
     fn store(
         &mut self,
         layer: usize,
@@ -47,7 +48,7 @@ impl Cache {
     }
 }
 
-/// Attention over prompts, whose keys and values stay behind.
+/// Attention over prompts, whose keys and values are cached.
 pub(super) struct Prefill<'a> {
     pub(super) cache: &'a mut Cache,
     pub(super) prompts: &'a Prompts,

@@ -1,4 +1,4 @@
-//! The batch: what enters it, a step of it, and what leaves it.
+//! The generator: requests in, one step of the batch, completions out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -12,48 +12,49 @@ use super::rows::Rows;
 use super::text::{Open, Text};
 use super::{Alone, Answer, Finish, Flow, Meet, NewToken, Request, Sources};
 use crate::decoder::Decoder;
-use crate::walk::{Checkpointing, Streams, Walk};
+use crate::layers::{Checkpointing, Streams, Walk};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
-/// Within what memory to generate, and what to tell.
+/// Memory and outputs of a generator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GeneratorOptions {
-    /// Answers under way at the same time, at most.
+    /// Largest number of running completions.
     pub max_batch: usize,
-    /// Rows of the cache: tokens of prompts and answers under way.
+    /// Cache rows: tokens of prompts and running completions.
     pub cache_tokens: usize,
-    /// Tokens of prompts that are computed at once, at most; a longer prompt is computed alone.
+    /// Largest number of prompt tokens in one prefill; a longer prompt is prefilled alone.
     pub prefill_tokens: usize,
-    /// Whether to tell log-probabilities.
+    /// True to report log-probabilities.
     pub log_probs: bool,
 }
 
-/// Generates text. The cache is allocated once; requests may come at any time.
+/// Generator of text. The cache is allocated once; requests may be submitted at any time.
 pub struct Generator<'a> {
     pub(super) models: Models<'a>,
     pub(super) options: GeneratorOptions,
-    /// Of the cache.
+    /// Free cache rows.
     pub(super) rows: Rows,
-    /// By number.
+    /// Requests by number.
     pub(super) requests: BTreeMap<usize, Open>,
     next_request: usize,
-    /// Answers not yet begun: request and number.
+    /// Completions not yet begun: request and number.
     pub(super) waiting: VecDeque<(usize, usize)>,
     pub(super) texts: Vec<Text>,
     scores: HeadScores,
-    /// What tokens were drawn from last: its memory is used again.
+    /// Logits of the last sampling; the memory is reused.
     logits: Vec<f32>,
 }
 
-/// Told about every token.
+/// Callback for every token.
 pub type OnToken<'a> = &'a mut dyn FnMut(NewToken) -> Flow;
 
 impl<'a> Generator<'a> {
-    /// Reserves the cache on the device, in the compute type.
+    /// Allocates the cache on the device, in the compute type.
     ///
     /// # Errors
-    /// If an option is out of range, `decoder` is a part of one or a reward model, or the device's memory does not suffice.
+    /// If an option is out of range, `decoder` is a pipeline stage or a reward model, or memory
+    /// does not suffice.
     pub fn new(
         decoder: &'a Decoder,
         device: &'a Device,
@@ -63,21 +64,21 @@ impl<'a> Generator<'a> {
         Self::over(Walk::new(decoder, device, dtype, Checkpointing::None), options)
     }
 
-    /// Generates by this walk, of which it matters what is walked, where, in which type, and with whom: of a decoder in slices every
-    /// rank submits the same, in the same order, and draws the same.
+    /// Generates with the decoder, device, compute type and tensor-parallel group of this [`Walk`].
+    /// All tensor-parallel ranks submit the same requests in the same order, and sample the same
+    /// tokens.
     ///
     /// # Errors
-    /// As [`Generator::new`]; a slice is refused without those who hold the others.
+    /// As [`Generator::new`]; if a shard has no tensor-parallel group.
     pub fn over(walk: Walk<'a>, options: GeneratorOptions) -> Result<Self> {
         Self::of(walk, None, options)
     }
 
-    /// Draws each token from the geometric mixture of two models that share a tokenizer, the softmax of
-    /// `(1 − part) · policy's logits + part · reference's logits` (Nash-MD, <https://arxiv.org/abs/2312.00886>), to which
-    /// what [`Sampling`](super::Sampling) says is then done. Both read what was drawn, each with a cache of its own. The
-    /// log-probabilities that are told are the policy's own. Of walks it matters what [`Generator::over`] says.
-    ///
-    /// Its steps need [`Sources`] of both.
+    /// Samples from the geometric mixture of two models that share a tokenizer: the softmax of `(1
+    /// − part) · policy logits + part · reference logits` (Nash-MD,
+    /// <https://arxiv.org/abs/2312.00886>), to which [`Sampling`](super::Sampling) is then applied.
+    /// Each model has a cache of its own. Reported log-probabilities are the policy's. Steps need
+    /// [`Sources`] of both models.
     ///
     /// # Errors
     /// As [`Generator::new`]; if `part` is not within 0 to 1, or the vocabularies differ.
@@ -111,11 +112,11 @@ impl<'a> Generator<'a> {
         })
     }
 
-    /// Puts a request behind those that wait; returns its number.
+    /// Queues a request, and returns its number.
     ///
     /// # Errors
-    /// If a number of it is out of range, or its prompt is empty, has a token outside the vocabulary, fills the decoder's
-    /// positions, or does not fit the cache with one answer.
+    /// If an option is out of range, or the prompt is empty, has a token outside the vocabulary,
+    /// fills the decoder's positions, or does not fit the cache with one completion.
     pub fn submit(&mut self, request: Request) -> Result<usize> {
         self.check(&request)?;
         let number = self.next_request;
@@ -125,12 +126,12 @@ impl<'a> Generator<'a> {
         Ok(number)
     }
 
-    /// Whether nothing waits and nothing is under way.
+    /// Returns whether no request is queued or running.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Breaks off the answers of a request that have not ended, and returns those that had begun.
+    /// Cancels a request, and returns its completions that had begun and not ended.
     pub fn cancel(&mut self, request: usize) -> Vec<Answer> {
         self.waiting.retain(|&(number, _)| number != request);
         let (ended, under_way) =
@@ -146,13 +147,14 @@ impl<'a> Generator<'a> {
         ended.into_iter().map(end).collect()
     }
 
-    /// Answers every request, and returns answers in the order of requests, whose numbers are their places.
+    /// Completes every request; returns completions in the order of requests, numbered by their
+    /// index.
     ///
     /// # Errors
     /// As [`Generator::submit`], before anything is computed, and [`Generator::step`].
     ///
     /// # Panics
-    /// If other requests are under way.
+    /// If other requests are running.
     pub fn generate(
         &mut self,
         mut weights: &mut dyn WeightSource,
@@ -162,15 +164,16 @@ impl<'a> Generator<'a> {
         self.generate_with(&mut weights, &mut Alone, requests, on_token)
     }
 
-    /// As [`Generator::generate`], together with other ranks: each calls it with requests of its own, or with none, and it returns
-    /// when all of them are answered, or `meet` does not go on: then with the answers that had ended.
+    /// Completes requests in lockstep with other ranks, as [`Generator::generate`]. Each rank has
+    /// requests of its own, or none. Returns when the requests of all ranks are complete, or when
+    /// `meet` stops: then with the completions that had ended.
     ///
     /// # Errors
-    /// As [`Generator::generate`], and if a rank is lost. A rank that fails is lost to the others: they wait for it until `meet`, or
-    /// their weights, fail.
+    /// As [`Generator::generate`], and if a rank is lost. Other ranks wait for a rank that fails
+    /// until `meet`, or their weights, fail.
     ///
     /// # Panics
-    /// If other requests are under way.
+    /// If other requests are running.
     pub fn generate_with(
         &mut self,
         sources: &mut dyn Sources,
@@ -205,20 +208,17 @@ impl<'a> Generator<'a> {
         Ok(answers)
     }
 
-    /// Begins what there is room for, and continues every answer under way by a token; returns those that end. `on_token` sees
-    /// each token as it is drawn.
+    /// Begins completions that there is room for, and extends every running one by a token; returns
+    /// those that end. `on_token` sees each token as it is sampled.
     ///
     /// # Errors
-    /// If weights cannot be had or memory runs out; everything is broken off then.
+    /// If weights cannot be fetched or memory runs out; everything is then cancelled.
     pub fn step(&mut self, mut weights: &mut dyn WeightSource, on_token: OnToken) -> Result<Vec<Answer>> {
         self.step_with(&mut weights, &mut Alone, on_token)
     }
 
-    /// As [`Generator::step`], together with other ranks, who call it at the same time: each layer is fetched by all of them, or by
-    /// none.
-    ///
-    /// # Errors
-    /// As [`Generator::step`], and if a rank is lost.
+    /// Runs a [`Generator::step`] in lockstep with other ranks, which call it at the same time:
+    /// each layer is fetched by all of them, or by none.
     pub fn step_with(
         &mut self,
         sources: &mut dyn Sources,
@@ -269,7 +269,8 @@ impl<'a> Generator<'a> {
             let logits = self.first_logits(first)?;
             self.draw(logits, first, on_token, ended)?;
         } else if under_way == 0 && !self.is_idle() {
-            // Prompts kept for their next answers lie in the way of these. Alone, each fits.
+            // Prompts cached for later completions leave no room for these. Alone, each request
+            // fits.
             for open in self.requests.values_mut() {
                 if let Some(prompt) = open.cached.take() {
                     self.rows.give(prompt.rows);
@@ -279,12 +280,12 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// What a rank does while others compute and it has nothing to.
+    /// Takes part in the other ranks' forward pass without tokens of its own.
     fn idle(&mut self, sources: &mut dyn Sources) -> Result<()> {
         self.models.each(sources, |model, weights| model.walk.idle_forward(weights)).map(drop)
     }
 
-    /// Computes the keys and values of new prompts, and the logits after each.
+    /// Prefills new prompts, and stores the logits after each.
     fn prefill(&mut self, sources: &mut dyn Sources, new_prompts: &[usize]) -> Result<()> {
         let prompts = Prompts::new(new_prompts.iter().map(|number| {
             let open = &self.requests[number];
@@ -305,7 +306,7 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// The logits after the prompts of the texts from `first` on.
+    /// Returns the logits after the prompts of the completions from `first` on.
     fn first_logits(&self, first: usize) -> Result<Streams<Tensor>> {
         let prompts = || self.texts[first..].iter().map(|text| &self.requests[&text.request].cached().logits);
         let policy = self.stack(prompts().map(|logits| &logits.policy[..]))?;
@@ -314,7 +315,7 @@ impl<'a> Generator<'a> {
         Ok(Streams { policy, reference })
     }
 
-    /// Rows of logits `[rows, V]` on the device.
+    /// Copies rows of logits to the device, `[rows, V]`.
     fn stack<'r>(&self, rows: impl ExactSizeIterator<Item = &'r [f32]>) -> Result<Tensor> {
         let device = self.models.policy.walk.device;
         let mut logits = device.alloc(Kind::Head, rows.len(), self.models.vocabulary(), DType::F32)?;
@@ -324,7 +325,7 @@ impl<'a> Generator<'a> {
         Ok(logits)
     }
 
-    /// The last token of every text.
+    /// Returns the last token of every running completion.
     fn next_tokens(&self) -> NextTokens {
         let mut next = NextTokens::new();
         for text in &self.texts {
@@ -335,7 +336,8 @@ impl<'a> Generator<'a> {
         next
     }
 
-    /// Draws the next token of each text from `first` on, of which these are the logits; those that end leave the batch.
+    /// Samples the next token of each completion from `first` on, from these logits; ended ones
+    /// leave the batch.
     fn draw(
         &mut self,
         mut logits: Streams<Tensor>,
@@ -386,7 +388,7 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Takes a finished text out of the cache, and its prompt if it was the last answer to it.
+    /// Frees the cache rows of a finished completion, and of its prompt after the last completion.
     fn end(&mut self, text: Text, finish: Finish) -> Answer {
         self.rows.give(text.rows.clone());
         let open = self.requests.get_mut(&text.request).expect("it has answers under way");

@@ -1,16 +1,18 @@
-//! Generation with a key/value cache: several prompts, several answers to each, in one batch that texts enter and leave.
+//! Generation with a key/value cache: several prompts, several completions of each, with continuous
+//! batching.
 //!
-//! A prompt's keys and values are computed and kept once for all of its answers. Each step continues every text that
-//! is under way by one token; a text that ends makes room for the next one at once.
+//! A prompt's keys and values are computed and cached once for all of its completions. Each step
+//! extends every running completion by one token; one that ends makes room for the next at once.
 //!
-//! On a processor a text does not depend on what else is in the batch, and the log-probabilities of an f32 model are to the bit
-//! those of a training pass over prompt and answer as two segments. On a device [`for_few_rows`](tandem_kernels::Device::for_few_rows),
-//! and on a GPU, products of few rows may differ from products of many in the last bit.
+//! On a CPU a completion does not depend on the rest of the batch, and the log-probabilities of an
+//! f32 model are to the bit those of a training pass over prompt and completion as two segments. On
+//! a device [`for_few_rows`](tandem_kernels::Device::for_few_rows), and on a GPU, products of few
+//! rows may differ from products of many in the last bit.
 //!
-//! Ranks whose weights are gathered from all of them generate side by side: each walks when another does ([`Meet`]). Ranks that hold
-//! slices of a decoder generate the same text together ([`Generator::over`]); its log-probabilities are those of the whole but for the
-//! order of f32 sums.
-//! A [mixture](Generator::mixed) draws from two models, whose weights come from [`Sources`].
+//! Ranks with sharded weights generate in lockstep: each runs a pass when another does ([`Meet`]).
+//! Tensor-parallel ranks generate the same completions together ([`Generator::over`]);
+//! log-probabilities then differ from those of one rank by the order of f32 sums. A
+//! [mixture](Generator::mixed) samples from two models, whose weights come from [`Sources`].
 
 mod admission;
 mod batch;

@@ -1,29 +1,29 @@
-//! The models that text is drawn from: a policy, or the geometric mixture of a policy and a reference.
+//! Models to sample from: a policy, or the geometric mixture of a policy and a reference.
 
 use tandem_kernels::ops::HeadShape;
 use tandem_kernels::{Tensor, ops};
 
 use super::Sources;
 use super::model::Model;
-use crate::walk::{Streams, Walk};
+use crate::layers::{Streams, Walk};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
-/// A policy, and what else there is to draw from.
+/// A policy, and the reference of a mixture.
 pub(super) struct Models<'a> {
     pub(super) policy: Model<'a>,
     reference: Option<Reference<'a>>,
 }
 
-/// The other model of a mixture.
+/// Reference of a mixture.
 struct Reference<'a> {
     model: Model<'a>,
-    /// Its part, 0 to 1.
+    /// Weight in the mixture, 0 to 1.
     part: f32,
 }
 
 impl<'a> Models<'a> {
-    /// Reserves caches of so many rows.
+    /// Allocates caches of `rows` rows.
     pub(super) fn new(policy: Walk<'a>, reference: Option<(Walk<'a>, f32)>, rows: usize) -> Result<Self> {
         let policy = Model::new(policy, rows)?;
         let Some((walk, part)) = reference else { return Ok(Self { policy, reference: None }) };
@@ -42,19 +42,19 @@ impl<'a> Models<'a> {
         Ok(Self { policy, reference: Some(Reference { model, part }) })
     }
 
-    /// Tokens that there are.
+    /// Returns the size of the vocabulary.
     pub(super) fn vocabulary(&self) -> usize {
         self.policy.vocabulary()
     }
 
-    /// Tokens that a sequence may have.
+    /// Returns the longest sequence, in tokens.
     pub(super) fn positions(&self) -> usize {
         let of = |model: &Model| model.walk.decoder.positions();
         let own = of(&self.policy);
         self.reference.as_ref().map_or(own, |reference| own.min(of(&reference.model)))
     }
 
-    /// What a walk of each model gives, the policy's first.
+    /// Runs a pass of each model, the policy's first.
     pub(super) fn each<T>(
         &mut self,
         sources: &mut dyn Sources,
@@ -67,7 +67,8 @@ impl<'a> Models<'a> {
         Ok(Streams { policy, reference: Some(reference) })
     }
 
-    /// Puts the logits that tokens are drawn from in place of other numbers, and tells what is still to be done to them.
+    /// Reads the logits to sample from into `values`, and returns the scale and softcap still to be
+    /// applied.
     pub(super) fn drawn_from(&self, logits: &Streams<Tensor>, values: &mut Vec<f32>) -> Result<HeadShape> {
         let mut raw = |model: &Model, logits| -> Result<HeadShape> {
             model.read_into(logits, values)?;
@@ -78,7 +79,7 @@ impl<'a> Models<'a> {
         else {
             return raw(&self.policy, &logits.policy);
         };
-        // At the ends to the bit what one of them gives by itself.
+        // At both ends exactly the logits of one model.
         if *part == 0.0 {
             return raw(&self.policy, &logits.policy);
         }

@@ -1,72 +1,73 @@
-//! What is asked of a generator, and what it gives.
+//! Requests to a generator, and completions.
 
 use super::Sampling;
 
-/// A prompt and what is wanted of the answers to it.
+/// Prompt with the options of its completions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Its tokens.
+    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// The name of the prompt in what is drawn: with the sampling's seed, the number of an answer and that of a token it decides.
+    /// Number of the prompt in sampling. With the sampling seed, the completion's and the token's
+    /// number it determines every random draw.
     pub number: u64,
-    /// Answers to it.
+    /// Number of completions.
     pub num_answers: usize,
-    /// How tokens are drawn.
+    /// Sampling options.
     pub sampling: Sampling,
-    /// Tokens of an answer at most, its end token included.
+    /// Largest number of tokens of a completion, its end token included.
     pub max_new_tokens: usize,
-    /// Tokens that end an answer; it holds the one that did. Usually the spec's `eos_token_ids`.
+    /// Tokens that end a completion, and stay in it. Usually the spec's `eos_token_ids`.
     pub stop: Vec<u32>,
 }
 
-/// One token, as it comes.
+/// Newly sampled token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NewToken {
-    /// What [`Generator::submit`](super::Generator::submit) returned for the request.
+    /// Number of the request, from [`Generator::submit`](super::Generator::submit).
     pub request: usize,
-    /// Number of the answer to it.
+    /// Number of the completion.
     pub answer: usize,
-    /// Number of the token in the answer.
+    /// Index of the token in the completion.
     pub index: usize,
     /// The token.
     pub token: u32,
-    /// Its log-probability under the model as it is, without temperature, penalties and cuts; of a mixture, under the policy. NaN if
-    /// it is not asked for.
+    /// Log-probability under the model without temperature, penalties and cuts; of a mixture, under
+    /// the policy. NaN if not requested.
     pub log_prob: f32,
-    /// Whether the answer ends with it.
+    /// End of the completion, if this is its last token.
     pub finish: Option<Finish>,
 }
 
-/// How to go on after a token.
+/// Continuation after a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// With the next.
+    /// Sample the next token.
     Continue,
-    /// Without: the answer ends here, as with a stop token.
+    /// End the completion, as after a stop token.
     End,
 }
 
-/// Why an answer ended.
+/// Reason for the end of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// With one of the stop tokens, which is its last, or because whoever saw the token said so.
+    /// A stop token, which is its last, or [`Flow::End`].
     Stop,
-    /// It has as many tokens as were allowed, or reached the decoder's last position.
+    /// The token limit, or the decoder's last position.
     Length,
-    /// It was broken off.
+    /// Cancellation.
     Interrupted,
 }
 
-/// A finished answer.
+/// Finished completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// What [`Generator::submit`](super::Generator::submit) returned for the request.
+    /// Number of the request, from [`Generator::submit`](super::Generator::submit).
     pub request: usize,
-    /// Number of the answer to it.
+    /// Number of the completion.
     pub answer: usize,
-    /// Its tokens.
+    /// Tokens of the completion.
     pub tokens: Vec<u32>,
-    /// The log-probability of each, as [`NewToken::log_prob`]; none if they are not asked for.
+    /// Log-probability of each token, as [`NewToken::log_prob`]; empty if not requested.
     pub log_probs: Vec<f32>,
     /// Why it ended.
     pub finish: Finish,

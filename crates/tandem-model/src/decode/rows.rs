@@ -1,4 +1,4 @@
-//! Which rows of the cache are free.
+//! Allocator of cache rows.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,12 +7,12 @@ use std::ops::Range;
 pub(super) struct Rows(BTreeMap<u32, u32>);
 
 impl Rows {
-    /// So many, all free.
+    /// Makes `rows` free rows.
     pub(super) fn new(rows: usize) -> Self {
         Self(BTreeMap::from([(0, rows as u32)]))
     }
 
-    /// Adjacent free rows, if there are as many.
+    /// Takes contiguous free rows, if there are as many.
     pub(super) fn take(&mut self, rows: usize) -> Option<Range<u32>> {
         let rows = rows as u32;
         if rows == 0 {
@@ -26,7 +26,7 @@ impl Rows {
         Some(start..start + rows)
     }
 
-    /// Returns rows.
+    /// Frees rows.
     pub(super) fn give(&mut self, rows: Range<u32>) {
         if rows.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! From logits to a token.
+//! Sampling of a token from logits.
 
 use tandem_kernels::ops::HeadShape;
 use tandem_kernels::{Device, ops};
@@ -6,25 +6,27 @@ use tandem_kernels::{Device, ops};
 use crate::random::uniform;
 use crate::{ModelError, Result};
 
-/// How tokens are drawn. What is set is applied in this order: penalty, temperature, `top_k`, `top_p`, `min_p`.
+/// Sampling options, applied in this order: penalty, temperature, `top_k`, `top_p`, `min_p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides positive logits of tokens that prompt or answer hold, and multiplies negative ones; 1 leaves them.
+    /// Divides positive logits, and multiplies negative ones, of tokens in prompt or completion; 1
+    /// leaves them.
     pub repetition_penalty: f32,
-    /// Divides the logits; 0 takes the most likely token (of equals, the one with the smallest id).
+    /// Divides the logits; 0 takes the most likely token (the smallest id of equals).
     pub temperature: f32,
-    /// Only this many most likely tokens are drawn from.
+    /// Samples from this many most likely tokens.
     pub top_k: Option<usize>,
-    /// Only the smallest set of most likely tokens with at least this probability is drawn from; 1 is everything.
+    /// Samples from the smallest set of most likely tokens with at least this probability; 1 is
+    /// all.
     pub top_p: f32,
-    /// Only tokens of at least this part of the likeliest one's probability are drawn from; 0 is everything.
+    /// Samples from tokens of at least this fraction of the largest probability; 0 is all.
     pub min_p: f32,
-    /// Seed. What is drawn depends on it and on the prompt's, the answer's and the token's number alone.
+    /// Seed. A draw depends on it and on the numbers of prompt, completion and token alone.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// The model's own distribution.
+    /// Returns the model's own distribution.
     fn default() -> Self {
         Self { repetition_penalty: 1.0, temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0, seed: 0 }
     }
@@ -35,8 +37,7 @@ impl Sampling {
     pub const GREEDY: Self =
         Self { repetition_penalty: 1.0, temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, seed: 0 };
 
-    /// # Errors
-    /// If a number is out of range.
+    /// Checks the ranges of the options.
     pub fn check(&self) -> Result<()> {
         let Self { repetition_penalty, temperature, top_k, top_p, min_p, .. } = *self;
         let problem = if !(temperature >= 0.0 && temperature.is_finite()) {
@@ -55,8 +56,8 @@ impl Sampling {
         Err(ModelError::Invalid(problem))
     }
 
-    /// Draws a token from raw logits, in whose place it computes. `seen` are the tokens so far; `place` is the prompt's, the
-    /// answer's and the token's number.
+    /// Samples a token from raw logits, which are overwritten. `seen` are the tokens so far;
+    /// `place` holds the numbers of prompt, completion and token.
     pub(super) fn draw(
         &self,
         device: &Device,
@@ -83,7 +84,7 @@ impl Sampling {
             true => pick_of_all(logits, uniform),
             false => pick(self.candidates(logits).into_iter(), uniform),
         };
-        // Of logits that are no numbers, whatever is one.
+        // All weights are NaN or zero: take any logit that is a number.
         Ok(picked.unwrap_or_else(|| argmax(logits)))
     }
 
@@ -101,9 +102,10 @@ impl Sampling {
         }
     }
 
-    /// `(weight, id)` of the tokens that are drawn from, of weights relative to the likeliest.
+    /// Returns `(weight, id)` of the tokens to sample from, by their weights relative to the
+    /// likeliest.
     fn candidates(&self, weights: &[f32]) -> Vec<(f32, u32)> {
-        // Without `top_p` what `min_p` drops can go first: it is the same.
+        // Without `top_p`, `min_p` may be applied first: the result is the same.
         let least = if self.top_p < 1.0 { 0.0 } else { self.min_p };
         let mut candidates: Vec<(f32, u32)> =
             weights.iter().copied().zip(0..).filter(|c| c.0 >= least).collect();
@@ -120,7 +122,7 @@ impl Sampling {
     }
 }
 
-/// The candidate at this part of all their weight.
+/// Returns the candidate at this fraction of the total weight.
 fn pick(candidates: impl Iterator<Item = (f32, u32)> + Clone, uniform: f64) -> Option<u32> {
     let total: f64 = candidates.clone().map(|c| f64::from(c.0)).sum();
     let (mut left, mut last) = (uniform * total, None);
@@ -131,11 +133,12 @@ fn pick(candidates: impl Iterator<Item = (f32, u32)> + Clone, uniform: f64) -> O
             break;
         }
     }
-    // Rounding may leave a crumb.
+    // Rounding may leave a remainder.
     last
 }
 
-/// As [`pick`], of the weights of all tokens in their order. Many are added up at once, which sums in another order.
+/// Returns the token at this fraction of the total weight, as [`pick`], for all tokens in order.
+/// Sums of chunks round differently.
 fn pick_of_all(weights: &[f32], uniform: f64) -> Option<u32> {
     const MANY: usize = 512;
     let total: f64 = weights.chunks(MANY).map(sum).sum();
@@ -155,7 +158,7 @@ fn pick_of_all(weights: &[f32], uniform: f64) -> Option<u32> {
                 return last;
             }
         }
-        // Rounding left a crumb of this chunk.
+        // Rounding left a remainder of this chunk.
         if last.is_some() {
             return last;
         }
@@ -163,7 +166,7 @@ fn pick_of_all(weights: &[f32], uniform: f64) -> Option<u32> {
     weights.iter().rposition(|&weight| weight > 0.0).map(|last| last as u32)
 }
 
-/// In eight sums side by side.
+/// Sums in eight lanes.
 fn sum(weights: &[f32]) -> f64 {
     let (eights, rest) = weights.as_chunks::<8>();
     let mut sums = [0.0; 8];
@@ -173,16 +176,17 @@ fn sum(weights: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + rest.iter().map(|&weight| f64::from(weight)).sum::<f64>()
 }
 
-/// Likelier first; of equals the smaller id, so that the order is one.
+/// Orders likelier first; of equals the smaller id, so that the order is total.
 fn likelier(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// Keeps the likeliest candidates whose weights first add up to this part of all.
+/// Keeps the likeliest candidates whose weights first reach this fraction of the total.
 fn keep_nucleus(candidates: &mut Vec<(f32, u32)>, part: f32) {
     let total: f64 = candidates.iter().map(|c| f64::from(c.0)).sum();
     let mass = f64::from(part) * total;
-    // What is dropped here weighs less than `total − mass` together, so the nucleus is among the rest: the sort is short.
+    // Together, candidates dropped here weigh less than `total − mass`, so the nucleus is among the
+    // rest, and the sort is short.
     let least = (total - mass) / candidates.len() as f64;
     candidates.retain(|c| f64::from(c.0) >= least);
     candidates.sort_unstable_by(likelier);
@@ -196,7 +200,7 @@ fn keep_nucleus(candidates: &mut Vec<(f32, u32)>, part: f32) {
     candidates.truncate(inside.max(1));
 }
 
-/// The first of the largest.
+/// Returns the first of the largest.
 fn argmax(logits: &[f32]) -> u32 {
     let best = logits
         .iter()
@@ -299,7 +303,7 @@ mod tests {
         near(&[ones as f64 / 20_000.0], &[0.5]);
     }
 
-    /// Where each of them stands, in weights of more than one chunk with zeros among them.
+    /// Picks each token at its fraction, in weights of more than one chunk with zeros among them.
     #[test]
     fn of_all_tokens_each_is_picked_at_its_part() {
         let weights: Vec<f32> =

@@ -1,14 +1,14 @@
-//! Where the weights of the models come from that text is generated from.
+//! Weight sources of the models to sample from.
 
 use crate::weights::WeightSource;
 
-/// The weights of a policy, and of a reference that text is drawn from as well: one walk borrows them at a time, so both may be views
-/// of one source.
+/// Weight sources of a policy, and of the reference of a mixture. One pass borrows one at a time,
+/// so both may be views of one source.
 pub trait Sources {
-    /// The policy's.
+    /// Returns the policy's source.
     fn policy(&mut self) -> &mut dyn WeightSource;
 
-    /// The reference's, if there is one.
+    /// Returns the reference's source, if there is one.
     fn reference(&mut self) -> Option<&mut dyn WeightSource>;
 }
 

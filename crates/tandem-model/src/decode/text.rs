@@ -1,39 +1,40 @@
-//! What is under way: requests, their prompts in the cache, and answers to them.
+//! Running requests: their prompts in the cache, and their completions.
 
 use std::ops::Range;
 
 use super::{Answer, Finish, Request};
-use crate::walk::Streams;
+use crate::layers::Streams;
 
-/// A request that has answers to come.
+/// Request with completions to come.
 pub(super) struct Open {
     pub(super) request: Request,
-    /// Answers that have not ended.
+    /// Completions that have not ended.
     pub(super) remaining: usize,
     pub(super) cached: Option<CachedPrompt>,
 }
 
-/// A prompt whose keys and values are in the cache.
+/// Prompt whose keys and values are in the cache.
 pub(super) struct CachedPrompt {
     pub(super) rows: Range<u32>,
-    /// Each model's logits after its last token `[V]`, from which each answer's first token is drawn.
+    /// Each model's logits `[V]` after the prompt, from which each completion's first token is
+    /// sampled.
     pub(super) logits: Streams<Vec<f32>>,
 }
 
-/// An answer under way.
+/// Running completion.
 pub(super) struct Text {
     pub(super) request: usize,
     pub(super) answer: usize,
     pub(super) tokens: Vec<u32>,
     pub(super) log_probs: Vec<f32>,
-    /// Cache rows for its tokens: all but the last, which nothing follows.
+    /// Cache rows of its tokens: all but the last, which nothing follows.
     pub(super) rows: Range<u32>,
-    /// Tokens it may have.
+    /// Largest number of tokens.
     pub(super) limit: usize,
 }
 
 impl Open {
-    /// The prompt in the cache.
+    /// Returns the prompt in the cache.
     pub(super) fn cached(&self) -> &CachedPrompt {
         self.cached.as_ref().expect("it is kept for its answers")
     }

@@ -1,7 +1,7 @@
-//! The architectures: one file each, one line here.
+//! The architectures: one file each, one line in [`FAMILIES`].
 //!
-//! A [`Family`] knows how to read its `config.json` and what HF calls each of our parameters. It contains no
-//! mathematics: that follows from the [`DecoderSpec`].
+//! A [`Family`] declares how its `config.json` is read and which HF modules hold our parameters. It
+//! contains no mathematics: that follows from the [`DecoderSpec`].
 
 mod gemma;
 mod gpt2;
@@ -12,66 +12,168 @@ mod qwen2;
 mod qwen3;
 
 use serde_json::Value;
+use tandem_kernels::ops::{Activation, HeadShape};
 
 use crate::Result;
-use crate::config::Config;
 use crate::layout::{LayerId, LayerLayout, Part};
-use crate::spec::DecoderSpec;
+use crate::spec::{
+    AttentionSpec, Config, DecoderSpec, EmbeddingSpec, HeadKind, HeadSpec, InitSpec, MlpSpec, NormSpec,
+    Residual,
+};
 
-/// Every architecture that is supported.
-pub static FAMILIES: &[&dyn Family] =
-    &[&llama::Llama, &phi::Phi, &gpt2::Gpt2, &gpt_neox::GptNeoX, &qwen2::Qwen2, &qwen3::Qwen3, &gemma::Gemma];
+/// Every supported architecture.
+pub static FAMILIES: [Family; 7] =
+    [llama::FAMILY, phi::FAMILY, gpt2::FAMILY, gpt_neox::FAMILY, qwen2::FAMILY, qwen3::FAMILY, gemma::FAMILY];
 
-/// An architecture: its config and its tensor names.
-pub trait Family: Sync {
+/// An architecture: its config and its modules.
+pub struct Family {
     /// `model_type` in `config.json`.
-    fn model_type(&self) -> &'static str;
+    pub model_type: &'static str,
+    /// Class in `architectures`.
+    pub architecture: &'static str,
+    /// Prefix of tensor names that a folder saved from the bare model, without a head, leaves off.
+    pub base_prefix: &'static str,
+    /// Reads everything but [`DecoderSpec::family`] from a config.
+    read: fn(&Config) -> Result<DecoderSpec>,
+    /// HF modules by the weight that they hold, in the order of its rows; `{}` stands for the
+    /// block's index. A bias is held by the modules of its weight.
+    modules: &'static [(Part, &'static [&'static str])],
+    /// Parts whose elements HF does not order as [`Order::Rows`].
+    order: &'static [(Part, Order)],
+    /// Module that `transformers` 5 renames when it loads: its name in files, then in memory.
+    pub renamed: Option<(&'static str, &'static str)>,
+}
 
-    /// The class in `architectures`.
-    fn architecture(&self) -> &'static str;
-
-    /// What a folder saved from the bare model, without a head, leaves off its tensor names.
-    fn base_prefix(&self) -> &'static str;
-
+impl Family {
     /// Reads a config.
     ///
     /// # Errors
     /// If a key is missing, or asks for something that is not supported.
-    fn spec(&self, config: &Config) -> Result<DecoderSpec>;
-
-    /// The HF tensors that make up a part, in the order of its rows; `{}` stands for the block's index.
-    fn names(&self, part: Part) -> &'static [&'static str];
-
-    /// A module that `transformers` 5 has under another name in memory than in its files: the name in files, then the other.
-    fn renamed(&self) -> Option<(&'static str, &'static str)> {
-        None
+    pub fn spec(&self, config: &Config) -> Result<DecoderSpec> {
+        Ok(DecoderSpec { family: self.model_type, ..(self.read)(config)? })
     }
 
-    /// How HF orders the elements of a part's tensors.
-    fn order(&self, _: Part) -> Order {
-        Order::Rows
+    /// Returns the HF modules that hold a part, in the order of its rows.
+    pub(crate) fn modules(&self, part: Part) -> &'static [&'static str] {
+        let weight = part.weight_of_bias().unwrap_or(part);
+        match weight {
+            // Every ForSequenceClassification of transformers calls it so.
+            Part::ScoreWeight => &["score"],
+            _ => self.modules.iter().find(|(known, _)| *known == weight).map_or(&[], |(_, modules)| modules),
+        }
+    }
+
+    /// Returns the HF tensors that make up a part, in the order of its rows.
+    pub(crate) fn names(&self, part: Part) -> impl Iterator<Item = String> {
+        let kind = if part.weight_of_bias().is_some() { "bias" } else { "weight" };
+        self.modules(part).iter().map(move |module| format!("{module}.{kind}"))
+    }
+
+    /// Returns how HF orders the elements of a part's tensors.
+    pub(crate) fn order(&self, part: Part) -> Order {
+        self.order.iter().find(|(known, _)| *known == part).map_or(Order::Rows, |(_, order)| *order)
+    }
+
+    /// Prefix of the names of the family's classes.
+    fn stem(&self) -> &'static str {
+        self.architecture.trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel")
+    }
+
+    /// Returns the class of the family's models with a score head.
+    pub(crate) fn scorer_class(&self) -> String {
+        format!("{}{SCORER}", self.stem())
+    }
+
+    /// Returns whether `class` is the family's bare model (`LlamaModel`), which older folders name.
+    fn is_headless(&self, class: &str) -> bool {
+        class.strip_prefix(self.stem()) == Some("Model")
     }
 }
 
-/// How HF orders the elements of a tensor, against ours.
+/// Sizes of a decoder.
+struct Sizes {
+    hidden: usize,
+    num_layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    mlp: usize,
+    positions: usize,
+}
+
+impl Sizes {
+    /// Reads the keys that all families but GPT-2 use.
+    fn read(config: &Config, default_head_dim: Option<usize>) -> Result<Self> {
+        let (heads, kv_heads, head_dim) = config.heads(default_head_dim)?;
+        Ok(Self {
+            hidden: config.count("hidden_size")?,
+            num_layers: config.count("num_hidden_layers")?,
+            heads,
+            kv_heads,
+            head_dim,
+            mlp: config.count("intermediate_size")?,
+            positions: config.count_if("max_position_embeddings")?.unwrap_or(2048),
+        })
+    }
+}
+
+/// Makes a decoder with the options that most families share: sequential residual, no biases, full
+/// attention without rotary embedding, plain feed-forward, untied head. A family changes the rest.
+fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation) -> Result<DecoderSpec> {
+    let Sizes { hidden, num_layers, heads, kv_heads, head_dim, mlp, positions } = sizes;
+    let std = config.number("initializer_range", 0.02)? as f32;
+    Ok(DecoderSpec {
+        family: "",
+        vocab_size: config.count("vocab_size")?,
+        hidden_size: hidden,
+        num_layers,
+        max_positions: positions,
+        norm,
+        residual: Residual::Sequential,
+        attention: AttentionSpec {
+            heads,
+            kv_heads,
+            head_dim,
+            scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+            qkv_bias: false,
+            out_bias: false,
+            qk_norm: false,
+            windows: vec![None; num_layers],
+            softcap: None,
+        },
+        rotary: None,
+        mlp: MlpSpec { width: mlp, gated: false, activation, up_bias: false, down_bias: false },
+        embedding: EmbeddingSpec { scale: 1.0, learned_positions: None },
+        head: HeadSpec {
+            kind: HeadKind::Language,
+            tied: config.flag("tie_word_embeddings", false)?,
+            bias: false,
+            shape: HeadShape::default(),
+        },
+        init: InitSpec { std, residual_std: std },
+        eos_token_ids: config.eos_token_ids()?,
+    })
+}
+
+/// Order of a tensor's elements in HF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As we do: `[out, in]`.
+    /// `[out, in]`, as ours.
     Rows,
     /// `[in, out]` (GPT-2's `Conv1D`).
     Transposed,
-    /// Rows `[head, (q, k, v), d]`, ours are `[(q, k, v), head, d]` (GPT-NeoX).
+    /// Rows `[head, (q, k, v), d]`; ours are `[(q, k, v), head, d]` (GPT-NeoX).
     HeadInterleaved,
 }
 
-/// One HF tensor and where its elements lie in a layer's flat buffer.
+/// One HF tensor and the place of its elements in a layer's flat buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// HF name.
     pub name: String,
     /// HF shape.
     pub shape: Vec<usize>,
-    /// The parameter it belongs to.
+    /// Parameter that it belongs to.
     pub part: Part,
     /// Elements in the layer's flat buffer.
     pub range: std::ops::Range<usize>,
@@ -79,41 +181,47 @@ pub struct Piece {
     pub rows: usize,
     /// Columns in our layout.
     pub cols: usize,
-    /// How HF orders the elements.
+    /// Order of the elements in HF files.
     pub order: Order,
 }
 
-/// The family of a config.
+/// Suffix of HF's classes with a score head.
+const SCORER: &str = "ForSequenceClassification";
+
+/// First class in `architectures`, if the config has one.
+fn class_of(config: &Config) -> Option<&str> {
+    config.as_map().get("architectures")?.as_array()?.first()?.as_str()
+}
+
+/// Finds the family of a language model's config.
 ///
 /// # Errors
 /// If the architecture is not one of [`FAMILIES`]: the message lists them.
-pub fn family_of(config: &Config) -> Result<&'static dyn Family> {
+pub fn family_of(config: &Config) -> Result<&'static Family> {
     let model_type = config.word("model_type", "")?;
-    let architectures = config.as_map().get("architectures").and_then(Value::as_array);
-    let class = architectures.and_then(|l| l.first()).and_then(Value::as_str);
+    let class = class_of(config);
     let found = FAMILIES.iter().find(|f| match class {
         // A classifier or a sequence-to-sequence head has the same model_type but is another model.
-        Some(class) => f.architecture() == class || (f.model_type() == model_type && is_headless(f, class)),
-        None => f.model_type() == model_type,
+        Some(class) => f.architecture == class || (f.model_type == model_type && f.is_headless(class)),
+        None => f.model_type == model_type,
     });
-    found.copied().ok_or_else(|| {
-        let known: Vec<_> = FAMILIES.iter().map(|f| f.architecture()).collect();
+    found.ok_or_else(|| {
+        let known: Vec<_> = FAMILIES.iter().map(|f| f.architecture).collect();
         let class =
             class.map_or_else(|| format!("model_type \"{model_type}\""), |c| format!("architecture {c}"));
         config.error(format!("{class} is not supported; known: {}", known.join(", ")))
     })
 }
 
-/// The family of a config that is a sequence classifier's with one label: a reward model. `None` if it is another model.
+/// Finds the family of a reward model's config, a sequence classifier with one label. `None` for
+/// another model.
 ///
 /// # Errors
-/// If it has more labels, or its architecture is none of [`FAMILIES`].
-pub fn scorer_family_of(config: &Config) -> Result<Option<&'static dyn Family>> {
-    let architectures = config.as_map().get("architectures").and_then(Value::as_array);
-    let class = architectures.and_then(|l| l.first()).and_then(Value::as_str);
-    let Some(class) = class.filter(|class| class.ends_with(SCORER)) else { return Ok(None) };
-    let found = FAMILIES.iter().find(|f| scorer_class(**f) == class).copied().ok_or_else(|| {
-        let known: Vec<_> = FAMILIES.iter().map(|f| scorer_class(*f)).collect();
+/// If the classifier has more labels, or its architecture is none of [`FAMILIES`].
+pub(crate) fn scorer_family_of(config: &Config) -> Result<Option<&'static Family>> {
+    let Some(class) = class_of(config).filter(|class| class.ends_with(SCORER)) else { return Ok(None) };
+    let found = FAMILIES.iter().find(|f| f.scorer_class() == class).ok_or_else(|| {
+        let known: Vec<_> = FAMILIES.iter().map(Family::scorer_class).collect();
         config.error(format!("architecture {class} is not supported; known: {}", known.join(", ")))
     })?;
     // transformers writes the labels alone, and takes two where there are none.
@@ -127,48 +235,20 @@ pub fn scorer_family_of(config: &Config) -> Result<Option<&'static dyn Family>> 
     Ok(Some(found))
 }
 
-/// The end of the names of HF's classes with a score head.
-const SCORER: &str = "ForSequenceClassification";
-
-/// The class of a family's models with a score head.
-pub fn scorer_class(family: &dyn Family) -> String {
-    format!("{}{SCORER}", stem(family))
+/// Finds the family with this `model_type`.
+pub fn family_named(model_type: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|f| f.model_type == model_type)
 }
 
-/// What the names of a family's classes begin with.
-fn stem(family: &dyn Family) -> &'static str {
-    family.architecture().trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel")
-}
-
-/// The HF tensors of a part; the score head is called the same everywhere.
-pub(crate) fn names(family: &dyn Family, part: Part) -> &'static [&'static str] {
-    match part {
-        Part::ScoreWeight => &["score.weight"],
-        part => family.names(part),
-    }
-}
-
-/// Whether `class` is the family's bare model (`LlamaModel`), which older folders name.
-fn is_headless(family: &&'static dyn Family, class: &str) -> bool {
-    class.strip_prefix(stem(*family)) == Some("Model")
-}
-
-/// The family that wrote a spec.
-pub fn family_named(model_type: &str) -> Option<&'static dyn Family> {
-    FAMILIES.iter().find(|f| f.model_type() == model_type).copied()
-}
-
-/// Every HF tensor of a layer, by its place in the layer's flat buffer.
-pub fn pieces(family: &dyn Family, spec: &DecoderSpec, layer: LayerId, layout: &LayerLayout) -> Vec<Piece> {
+/// Lists every HF tensor of a layer, by its place in the layer's flat buffer.
+pub fn pieces(family: &Family, spec: &DecoderSpec, layer: LayerId, layout: &LayerLayout) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for param in &layout.params {
-        let names = names(family, param.part);
+        let num_tensors = family.modules(param.part).len();
+        let sizes = split(spec, param.part, param.rows, param.cols, num_tensors);
+        let order = family.order(param.part);
         let mut start = param.offset;
-        for (rows, name) in
-            split(spec, param.part, param.rows, param.cols, names.len()).into_iter().zip(names)
-        {
-            let (rows, cols) = rows;
-            let order = family.order(param.part);
+        for ((rows, cols), name) in sizes.into_iter().zip(family.names(param.part)) {
             let shape = match order {
                 _ if is_vector(param.part) => vec![rows * cols],
                 Order::Transposed => vec![cols, rows],
@@ -176,7 +256,7 @@ pub fn pieces(family: &dyn Family, spec: &DecoderSpec, layer: LayerId, layout: &
             };
             let name = match layer {
                 LayerId::Block(index) => name.replace("{}", &index.to_string()),
-                _ => (*name).to_owned(),
+                _ => name,
             };
             let range = start..start + rows * cols;
             start = range.end;
@@ -190,7 +270,7 @@ fn is_vector(part: Part) -> bool {
     !part.is_matrix() && !matches!(part, Part::PositionTable | Part::ScoreWeight)
 }
 
-/// Sizes `(rows, cols)` of the tensors that a part of `rows × cols` is made of.
+/// Returns the sizes `(rows, cols)` of the tensors that make up a part of `rows × cols`.
 fn split(spec: &DecoderSpec, part: Part, rows: usize, cols: usize, tensors: usize) -> Vec<(usize, usize)> {
     let attention = &spec.attention;
     let outputs = match (part, tensors) {

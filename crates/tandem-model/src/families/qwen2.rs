@@ -2,34 +2,14 @@
 
 use super::{Family, llama};
 use crate::Result;
-use crate::config::Config;
-use crate::layout::Part;
-use crate::spec::DecoderSpec;
+use crate::spec::{Config, DecoderSpec};
 
-/// `Qwen2ForCausalLM`.
-pub struct Qwen2;
+pub(super) const FAMILY: Family =
+    Family { model_type: "qwen2", architecture: "Qwen2ForCausalLM", read, ..llama::FAMILY };
 
-impl Family for Qwen2 {
-    fn model_type(&self) -> &'static str {
-        "qwen2"
-    }
-
-    fn architecture(&self) -> &'static str {
-        "Qwen2ForCausalLM"
-    }
-
-    fn base_prefix(&self) -> &'static str {
-        "model."
-    }
-
-    fn spec(&self, config: &Config) -> Result<DecoderSpec> {
-        let mut spec = llama::spec(config, self.model_type(), None)?;
-        spec.attention.qkv_bias = true;
-        spec.attention.windows = config.windows(spec.num_layers)?;
-        Ok(spec)
-    }
-
-    fn names(&self, part: Part) -> &'static [&'static str] {
-        llama::names(part)
-    }
+fn read(config: &Config) -> Result<DecoderSpec> {
+    let mut spec = llama::descendant(config, None)?;
+    spec.attention.qkv_bias = true;
+    spec.attention.windows = config.windows(spec.num_layers)?;
+    Ok(spec)
 }

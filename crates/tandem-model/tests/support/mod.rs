@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment};
-use tandem_model::load::tensor_shapes;
+use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, ops};
+use tandem_model::families::{self, Order, Piece, family_named, pieces};
 use tandem_model::{
-    Checkpointing, Config, Decoder, FlatWeights, ModelFolder, ResidentGradients, ResidentWeights, Walk,
-    families,
+    Checkpointing, Config, Decoder, FlatWeights, Gradient, GradientSink, LayerId, ModelFolder,
+    ResidentGradients, ResidentWeights, Result, SavedWalk, Streams, Walk, WeightSource,
 };
 use tempfile::TempDir;
 
@@ -58,9 +58,87 @@ pub fn cpu() -> Device {
     Device::cpu(2, 256 << 20).unwrap()
 }
 
-/// Every tensor of weights in the processor's memory, in HF's names and order.
+/// HF tensors of a decoder, each with its layer, in the order of the layers.
+fn hf_pieces(decoder: &Decoder) -> Vec<(LayerId, Piece)> {
+    let spec = decoder.spec();
+    let family = family_named(spec.family).unwrap();
+    let of_layer = |layer| {
+        pieces(family, spec, layer, decoder.layout(layer)).into_iter().map(move |piece| (layer, piece))
+    };
+    decoder.layers().into_iter().flat_map(of_layer).collect()
+}
+
+/// Name and shape of every HF tensor of a decoder, in the order of the layers.
+pub fn tensor_shapes(decoder: &Decoder) -> Vec<(String, Vec<usize>)> {
+    hf_pieces(decoder).into_iter().map(|(_, piece)| (piece.name, piece.shape)).collect()
+}
+
+/// Every tensor of weights in the memory of a CPU device, in HF's names and order of elements.
 pub fn tensors(decoder: &Decoder, weights: &FlatWeights) -> Vec<(String, Vec<f32>)> {
-    tandem_model::save::to_hf_tensors(decoder, &cpu(), weights).unwrap()
+    let heads = decoder.spec().attention.heads;
+    let tensor = |(layer, piece): (LayerId, Piece)| {
+        let flat = weights.layers[decoder.index(layer)].view().col_range(piece.range.clone());
+        let ours = ops::read_f32(&cpu(), flat).unwrap();
+        let (rows, cols) = (piece.rows, piece.cols);
+        let theirs = match piece.order {
+            Order::Rows => ours,
+            Order::Transposed => (0..rows * cols).map(|i| ours[(i % rows) * cols + i / rows]).collect(),
+            Order::HeadInterleaved => {
+                // Theirs is [head, (q, k, v), …], ours [(q, k, v), head, …].
+                let run = ours.len() / (3 * heads);
+                let of_run = |i: usize| &ours[(i % 3 * heads + i / 3) * run..][..run];
+                (0..3 * heads).flat_map(of_run).copied().collect()
+            }
+        };
+        (piece.name, theirs)
+    };
+    hf_pieces(decoder).into_iter().map(tensor).collect()
+}
+
+/// Forward and backward of a decoder that is one stage, as a training step takes them.
+pub trait Train {
+    /// Scores the forest's predictions and keeps what backward needs.
+    fn forward_keep(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        scores: &mut HeadScores,
+    ) -> Result<SavedWalk>;
+
+    /// Adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]` into the sink.
+    fn backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        gradients: &mut dyn GradientSink,
+        forest: &Forest,
+        saved: SavedWalk,
+        scores: &HeadScores,
+        d_log_prob: &[f32],
+    ) -> Result<()>;
+}
+
+impl Train for Walk<'_> {
+    fn forward_keep(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        scores: &mut HeadScores,
+    ) -> Result<SavedWalk> {
+        Ok(self.stage_forward(weights, forest, None, Streams::one(scores), true)?.1)
+    }
+
+    fn backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        gradients: &mut dyn GradientSink,
+        forest: &Forest,
+        saved: SavedWalk,
+        scores: &HeadScores,
+        d_log_prob: &[f32],
+    ) -> Result<()> {
+        let end = Gradient::OfScores { scores, d_log_prob };
+        self.stage_backward(weights, gradients, forest, saved, end).map(drop)
+    }
 }
 
 impl Golden {

@@ -1,0 +1,197 @@
+//! Named tensors in memory-mapped files: pages are read when they are needed.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use serde_json::Value;
+
+use crate::{ModelError, Result};
+
+/// Element type in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoredType {
+    /// 32-bit float.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Any other type, by name: none of weights.
+    Other(String),
+}
+
+impl std::fmt::Display for StoredType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Other(name) => name,
+        })
+    }
+}
+
+/// Tensor in a file, row-major, little-endian.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredTensor<'a> {
+    /// Element type.
+    pub(crate) dtype: StoredType,
+    /// Shape.
+    pub(crate) shape: Vec<usize>,
+    /// Elements.
+    pub(crate) bytes: &'a [u8],
+}
+
+/// Set of named tensors.
+pub(crate) trait TensorArchive: Send + Sync {
+    /// Returns the file or folder, for messages.
+    fn path(&self) -> &Path;
+
+    /// Lists every name, in no particular order.
+    fn names(&self) -> Vec<&str>;
+
+    /// Returns the tensor of that name.
+    fn get(&self, name: &str) -> Option<StoredTensor<'_>>;
+
+    /// Drops the pages read so far from memory; they are read from the files again on demand.
+    fn release(&self);
+}
+
+/// Maps a file into memory.
+#[expect(unsafe_code, reason = "mapping a file is a foreign-function corner")]
+pub(crate) fn map(path: &Path) -> Result<Mmap> {
+    let file = File::open(path).map_err(|e| ModelError::io(path, e))?;
+    // SAFETY: the map is only read, as plain bytes of any value. If another process truncated the
+    // file, this one would get SIGBUS, as with every memory-mapped model; weights are replaced by
+    // rename, never in place.
+    unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))
+}
+
+/// Drops a file's pages from this process, where they would count beside the tensors made from
+/// them.
+#[expect(unsafe_code, reason = "advice on a mapping is a foreign-function corner")]
+pub(crate) fn release(map: &Mmap) {
+    #[cfg(unix)]
+    // SAFETY: the map is of a file and never written through, so reloaded pages are the same. It is
+    // only advice.
+    unsafe {
+        let _ = map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed);
+    }
+    #[cfg(not(unix))]
+    let _ = map;
+}
+
+/// Set of tensors in one or several safetensors files.
+pub(crate) struct SafetensorsArchive {
+    path: PathBuf,
+    files: Vec<Mmap>,
+    tensors: HashMap<String, Entry>,
+}
+
+struct Entry {
+    file: usize,
+    dtype: StoredType,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+}
+
+impl SafetensorsArchive {
+    /// Opens a single file.
+    ///
+    /// # Errors
+    /// If it cannot be read or is malformed, for instance cut short.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let mut archive = Self { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
+        archive.add(path)?;
+        Ok(archive)
+    }
+
+    /// Opens the files that a `model.safetensors.index.json` lists.
+    ///
+    /// # Errors
+    /// If the index or a file is malformed, or a tensor is not in the file that the index names.
+    pub(crate) fn open_index(index: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(index).map_err(|e| ModelError::io(index, e))?;
+        let parsed: Value =
+            serde_json::from_str(&text).map_err(|e| ModelError::format(index, format!("not JSON: {e}")))?;
+        let map = parsed.get("weight_map").and_then(Value::as_object);
+        let map = map.ok_or_else(|| ModelError::format(index, "has no weight_map"))?;
+        let folder = index.parent().unwrap_or(Path::new("."));
+        let mut archive = Self { path: folder.to_owned(), files: Vec::new(), tensors: HashMap::new() };
+        let mut shards: Vec<&str> = map.values().filter_map(Value::as_str).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        for shard in &shards {
+            archive.add(&folder.join(shard))?;
+        }
+        for (name, shard) in map {
+            let found = archive.tensors.get(name).map(|entry| shards[entry.file]);
+            if found != shard.as_str() {
+                let reason = format!("says {name} is in {shard}, which does not hold it");
+                return Err(ModelError::format(index, reason));
+            }
+        }
+        Ok(archive)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let map = map(path)?;
+        let (header, metadata) =
+            SafeTensors::read_metadata(&map).map_err(|e| ModelError::format(path, explain(&e, map.len())))?;
+        let start = 8 + header;
+        for (name, info) in metadata.tensors() {
+            let dtype = match info.dtype {
+                Dtype::F32 => StoredType::F32,
+                Dtype::F16 => StoredType::F16,
+                Dtype::BF16 => StoredType::Bf16,
+                other => StoredType::Other(format!("{other:?}").to_lowercase()),
+            };
+            let bytes = start + info.data_offsets.0..start + info.data_offsets.1;
+            let entry = Entry { file: self.files.len(), dtype, shape: info.shape.clone(), bytes };
+            if self.tensors.insert(name.clone(), entry).is_some() {
+                return Err(ModelError::format(path, format!("holds {name}, which another shard holds too")));
+            }
+        }
+        self.files.push(map);
+        Ok(())
+    }
+}
+
+/// Explains the problem with a safetensors file of `len` bytes.
+fn explain(error: &SafeTensorError, len: usize) -> String {
+    match error {
+        SafeTensorError::MetadataIncompleteBuffer => format!(
+            "the file has {len} bytes, which is not what its header says; it was probably cut short while copying"
+        ),
+        SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
+            format!(
+                "the file has {len} bytes and ends inside its header; it was probably cut short while copying"
+            )
+        }
+        other => format!("not a safetensors file: {other:?}"),
+    }
+}
+
+impl TensorArchive for SafetensorsArchive {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let entry = self.tensors.get(name)?;
+        let bytes = &self.files[entry.file][entry.bytes.clone()];
+        Some(StoredTensor { dtype: entry.dtype.clone(), shape: entry.shape.clone(), bytes })
+    }
+
+    fn release(&self) {
+        self.files.iter().for_each(release);
+    }
+}

@@ -1,0 +1,187 @@
+//! HF model folders.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tandem_kernels::{DType, Format};
+
+use super::archive::{SafetensorsArchive, TensorArchive};
+use super::load::WeightFiles;
+use super::torch::TorchArchive;
+use crate::decoder::Decoder;
+use crate::families::{Family, family_of, scorer_family_of};
+use crate::spec::Config;
+use crate::spec::{DecoderSpec, HeadSpec};
+use crate::{ModelError, Result};
+
+/// HF model folder: `config.json`, weights, tokenizer and chat template.
+pub struct ModelFolder {
+    path: PathBuf,
+    config: Config,
+    family: &'static Family,
+    spec: DecoderSpec,
+    weights: Option<PathBuf>,
+    /// Seed of a score head that the weights lack.
+    score_seed: Option<u64>,
+}
+
+/// Key of `config.json` that describes the quantisation of the weights.
+pub(crate) const QUANTISATION: &str = "quantization_config";
+
+/// Weight files, in the order of preference.
+const WEIGHT_FILES: [&str; 4] =
+    ["model.safetensors", "model.safetensors.index.json", "policy.pt", "pytorch_model.bin"];
+
+impl ModelFolder {
+    /// Reads the config of a language model's folder, and no weights.
+    ///
+    /// # Errors
+    /// If there is no such folder, no `config.json` in it, or the config describes something
+    /// unsupported, or a reward model.
+    pub fn open(path: &Path) -> Result<Self> {
+        let config = read_config(path)?;
+        if scorer_family_of(&config)?.is_some() {
+            return Err(config.error(
+                "this is a reward model, which scores texts and predicts no tokens; take a language model, or method = \"reward\"",
+            ));
+        }
+        let family = family_of(&config)?;
+        Self::new(path, config, family)
+    }
+
+    /// Reads the config of a reward model's folder, and no weights. It is a sequence classifier of
+    /// `transformers` with one label, or a language model, whose score head is drawn from `seed`
+    /// when weights are read.
+    ///
+    /// # Errors
+    /// As [`ModelFolder::open`]; if a classifier has more labels than one.
+    pub fn open_reward(path: &Path, seed: u64) -> Result<Self> {
+        let config = read_config(path)?;
+        let scorer = scorer_family_of(&config)?;
+        let family = scorer.map_or_else(|| family_of(&config), Ok)?;
+        let pad = config.token_id("pad_token_id")?;
+        let mut folder = Self::new(path, config, family)?;
+        folder.spec.head = HeadSpec::score(pad);
+        folder.score_seed = scorer.is_none().then_some(seed);
+        Ok(folder)
+    }
+
+    fn new(path: &Path, config: Config, family: &'static Family) -> Result<Self> {
+        let mut spec = family.spec(&config)?;
+        let generation = path.join("generation_config.json");
+        if generation.is_file() {
+            for id in Config::read(&generation)?.eos_token_ids()? {
+                if !spec.eos_token_ids.contains(&id) {
+                    spec.eos_token_ids.push(id);
+                }
+            }
+        }
+        Ok(Self { path: path.to_owned(), config, family, spec, weights: None, score_seed: None })
+    }
+
+    /// Sets the padding token of a reward model.
+    #[must_use]
+    pub fn with_pad(mut self, pad: u32) -> Self {
+        self.spec.head = HeadSpec::score(Some(pad));
+        self
+    }
+
+    /// Returns whether this is a language model's folder read as a reward model.
+    pub fn begins_score_head(&self) -> bool {
+        self.score_seed.is_some()
+    }
+
+    /// Reads the weights from another file: a safetensors file or index, or a file of `torch.save`
+    /// (`policy.pt`).
+    #[must_use]
+    pub fn with_weights(mut self, file: &Path) -> Self {
+        self.weights = Some(file.to_owned());
+        self
+    }
+
+    /// Returns the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the `config.json`.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Returns the architecture.
+    pub fn family(&self) -> &'static Family {
+        self.family
+    }
+
+    /// Returns the spec.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// Returns the type to store this model's weights in: bf16 if its config says so, else f32.
+    pub fn stored_type(&self) -> DType {
+        let named = |key| self.config.word(key, "").unwrap_or_default();
+        if named("dtype") == "bfloat16" || named("torch_dtype") == "bfloat16" {
+            DType::Bf16
+        } else {
+            DType::F32
+        }
+    }
+
+    /// Returns the format in which bitsandbytes quantised the folder's weights, if it did. Weights
+    /// from another file are not quantised.
+    pub fn quantised(&self) -> Option<Format> {
+        let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none())?;
+        let is = |key: &str| how.get(key).and_then(Value::as_bool) == Some(true);
+        if is("load_in_8bit") {
+            return Some(Format::Int8);
+        }
+        let is_nf4 = how.get("bnb_4bit_quant_type").and_then(Value::as_str) == Some("nf4");
+        (is("load_in_4bit") && is_nf4).then_some(Format::Nf4)
+    }
+
+    /// Returns the file that weights are read from, if there is one.
+    pub fn weight_file(&self) -> Option<PathBuf> {
+        let usual = || WEIGHT_FILES.iter().map(|name| self.path.join(name)).find(|file| file.is_file());
+        self.weights.clone().or_else(usual)
+    }
+
+    /// Opens the weights, and checks every name, shape and type against the decoder. Reads no
+    /// elements, except a stored copy of a tied table.
+    ///
+    /// # Errors
+    /// If there are none, a file is malformed, or tensors are missing, left over, or of another
+    /// shape or type: one error lists all of them.
+    pub fn weights(&self, decoder: &Decoder) -> Result<WeightFiles> {
+        let method = self.config.as_map().get(QUANTISATION).and_then(|how| how.get("quant_method"));
+        if let Some(method) = method.and_then(Value::as_str).filter(|_| self.weights.is_none())
+            && method != "bitsandbytes"
+        {
+            return Err(self.config.error(format!(
+                "{QUANTISATION}.quant_method is \"{method}\", and only weights that bitsandbytes has quantised can be read; \
+                 take the model as it was before it was quantised"
+            )));
+        }
+        let file = self.weight_file().ok_or_else(|| {
+            ModelError::format(
+                &self.path,
+                format!("holds no weights; looked for {}", WEIGHT_FILES.join(", ")),
+            )
+        })?;
+        let extension = file.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        let archive: Box<dyn TensorArchive> = match extension {
+            "json" => Box::new(SafetensorsArchive::open_index(&file)?),
+            "safetensors" => Box::new(SafetensorsArchive::open(&file)?),
+            _ => Box::new(TorchArchive::open(&file)?),
+        };
+        WeightFiles::new(archive, self.family, decoder, self.score_seed)
+    }
+}
+
+fn read_config(path: &Path) -> Result<Config> {
+    if !path.is_dir() {
+        return Err(ModelError::format(path, "no such model folder"));
+    }
+    Config::read(&path.join("config.json"))
+}

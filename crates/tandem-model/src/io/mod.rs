@@ -1,0 +1,22 @@
+//! Models in files: HF folders read and written, through memory maps and one layer at a time.
+
+mod archive;
+mod folder;
+mod load;
+mod new_folder;
+mod order;
+mod quantised;
+pub mod save;
+mod tensor_file;
+mod torch;
+
+pub use folder::ModelFolder;
+pub use load::WeightFiles;
+pub use save::Save;
+
+pub(crate) use archive::{SafetensorsArchive, StoredType, TensorArchive};
+pub(crate) use load::{Source, read_sources};
+pub(crate) use new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
+pub(crate) use order::widened;
+pub(crate) use tensor_file::{LayerReader, Tensor, write_tensors};
+pub(crate) use torch::TorchArchive;

@@ -1,0 +1,99 @@
+//! Folders written atomically: under a temporary name beside the destination, synced and renamed.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::{ModelError, Result};
+
+/// Files of tokenizer and chat template, which are copied as they are.
+pub(crate) const TOKENIZER_FILES: [&str; 10] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Makes `destination`, replacing a folder of that name; `fill` writes its contents.
+///
+/// # Errors
+/// If the disk refuses or `fill` fails: nothing is left behind, and an older folder stays whole.
+pub(crate) fn write_folder(destination: &Path, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()> {
+    let name = destination.file_name().and_then(|n| n.to_str());
+    let name = name.ok_or_else(|| ModelError::format(destination, "not a name for a folder"))?;
+    let parent = destination.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).map_err(|e| ModelError::io(parent, e))?;
+    let beside = |word: &str| parent.join(format!(".{name}.{word}-{}", std::process::id()));
+    let unfinished = Unfinished(beside("writing"));
+    let folder = &unfinished.0;
+    _ = fs::remove_dir_all(folder);
+    fs::create_dir(folder).map_err(|e| ModelError::io(folder, e))?;
+    fill(folder)?;
+    sync(folder)?;
+    // A rename does not replace a folder with contents: the old one is renamed first.
+    let old = beside("old");
+    let replaces = destination.exists();
+    if replaces {
+        _ = fs::remove_dir_all(&old);
+        fs::rename(destination, &old).map_err(|e| ModelError::io(destination, e))?;
+    }
+    if let Err(error) = fs::rename(folder, destination) {
+        if replaces {
+            _ = fs::rename(&old, destination);
+        }
+        return Err(ModelError::io(destination, error));
+    }
+    if replaces {
+        _ = fs::remove_dir_all(&old);
+    }
+    sync(parent)
+}
+
+/// Temporary folder, removed when dropped unless it was renamed.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Copies those of the named files that `from` has.
+pub(crate) fn copy_files(from: &Path, names: &[&str], folder: &Path) -> Result<()> {
+    for name in names {
+        let source = from.join(name);
+        if source.is_file() {
+            // Not `fs::copy`, which would make a read-only copy of a read-only source.
+            let bytes = fs::read(&source).map_err(|e| ModelError::io(&source, e))?;
+            write_file(&folder.join(name), &bytes)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).expect("JSON values print");
+    write_file(path, (text + "\n").as_bytes())
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|e| ModelError::io(path, e))
+}
+
+/// Syncs the folder's entries to disk.
+fn sync(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|f| f.sync_all()).map_err(|e| ModelError::io(folder, e))
+}

@@ -1,0 +1,256 @@
+//! Matrices quantised by bitsandbytes, in folders saved by `transformers`.
+//!
+//! nf4: `X.weight` holds the codes, in any type; `X.weight.absmax`, `.nested_absmax`, `.quant_map`,
+//! `.nested_quant_map` and `.quant_state.bitsandbytes__nf4` (JSON) hold scales and code book. int8:
+//! `X.weight` and `X.SCB`. A matrix is stored as `[out, in]`, also GPT-2's, which ordinary folders
+//! store transposed.
+
+use rayon::prelude::*;
+use serde_json::Value;
+use tandem_kernels::bytes::BytesMut;
+use tandem_kernels::format::{NF4_BLOCK, NF4_BLOCKS};
+use tandem_kernels::ops::{self, StoredInt8, StoredNf4};
+use tandem_kernels::{Device, Format};
+
+use super::archive::{StoredTensor, StoredType, TensorArchive};
+use crate::Result;
+use crate::families::{Order, Piece};
+use crate::layout::Block;
+
+/// Elements per parallel task.
+const CHUNK: usize = 1 << 17;
+
+/// Advice for unreadable weights.
+const ADVICE: &str = "take the model as it was before it was quantised, and give compute.format";
+
+/// Quantisation of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Quantised {
+    /// Four bits a weight.
+    Nf4 {
+        /// Mean of the scales.
+        offset: f32,
+    },
+    /// A byte a weight.
+    Int8,
+}
+
+/// Suffixes of the JSON beside a 4-bit tensor.
+const NF4_STATE: &str = ".quant_state.bitsandbytes__nf4";
+const FP4_STATE: &str = ".quant_state.bitsandbytes__fp4";
+
+/// Suffixes and types of the companions of an nf4 tensor.
+const NF4_PARTS: [(&str, &str); 5] = [
+    (".absmax", "u8"),
+    (".nested_absmax", "f32"),
+    (".quant_map", "f32"),
+    (".nested_quant_map", "f32"),
+    (NF4_STATE, "u8"),
+];
+
+/// Lists the possible names of a quantised tensor's companions.
+pub(crate) fn companions(name: &str) -> impl Iterator<Item = String> {
+    let of_nf4 = NF4_PARTS.iter().map(|(end, _)| *end).chain([FP4_STATE]);
+    of_nf4
+        .map(move |end| format!("{name}{end}"))
+        .chain(["SCB", "weight_format"].map(move |word| sibling(name, word)))
+}
+
+impl Quantised {
+    /// Returns the quantisation of a tensor, if any, or the problem with it.
+    pub(crate) fn find(
+        archive: &dyn TensorArchive,
+        name: &str,
+        piece: &Piece,
+    ) -> Result<Option<Self>, String> {
+        let has = |name: &str| archive.get(name).is_some();
+        let unsupported = |what: &str| Err(format!("unsupported: {name} {what}; {ADVICE}"));
+        if has(&format!("{name}{FP4_STATE}")) {
+            return unsupported("is fp4, and of four-bit weights only nf4 can be read");
+        }
+        let (is_nf4, is_int8) = (has(&format!("{name}{NF4_STATE}")), has(&sibling(name, "SCB")));
+        if !is_nf4 && !is_int8 {
+            return Ok(None);
+        }
+        if piece.order == Order::HeadInterleaved {
+            return unsupported("is quantised with its heads in another order than they have here");
+        }
+        if is_int8 {
+            return Self::find_int8(archive, name, piece).map(Some);
+        }
+        if !has(&format!("{name}.nested_absmax")) {
+            return unsupported(
+                "is quantised once, and nf4 is read with double quantisation only (bnb_4bit_use_double_quant)",
+            );
+        }
+        Self::find_nf4(archive, name, piece).map(Some)
+    }
+
+    fn find_nf4(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Self, String> {
+        for (end, dtype) in NF4_PARTS {
+            require(archive, &format!("{name}{end}"), dtype)?;
+        }
+        let state_name = &format!("{name}{NF4_STATE}");
+        let state = get(archive, state_name).bytes;
+        let state: Value =
+            serde_json::from_slice(state).map_err(|e| format!("malformed: {state_name}: {e}"))?;
+        let shape = [piece.rows, piece.cols];
+        if state["shape"] != Value::from(shape.as_slice()) {
+            return Err(format!("wrong shape: {state_name} says {}, expected {shape:?}", state["shape"]));
+        }
+        let offset = state["nested_offset"].as_f64().map(|offset| offset as f32).filter(|x| x.is_finite());
+        let offset =
+            offset.ok_or_else(|| format!("malformed: {state_name} has no number for nested_offset"))?;
+        let size = |key: &str| state[key].as_u64().unwrap_or(0) as usize;
+        let found = Self::Nf4 { offset };
+        let small = Small::of(archive, name, found);
+        let stored = StoredNf4 {
+            blocksize: size("blocksize"),
+            nested_blocksize: size("nested_blocksize"),
+            ..small.nf4(archive, name, offset)
+        };
+        stored.check(piece.rows, piece.cols).map_err(|reason| format!("unsupported: {name}: {reason}"))?;
+        Ok(found)
+    }
+
+    fn find_int8(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Self, String> {
+        let (scb, layout) = (sibling(name, "SCB"), sibling(name, "weight_format"));
+        require(archive, name, "i8")?;
+        require(archive, &scb, "f32")?;
+        let found = archive.get(name).map(|stored| stored.shape).unwrap_or_default();
+        if found != [piece.rows, piece.cols] {
+            let expected = [piece.rows, piece.cols];
+            return Err(format!("wrong shape: {name} is {found:?}, expected {expected:?}"));
+        }
+        let small = Small::of(archive, name, Self::Int8);
+        let stored = small.int8(archive, name);
+        stored.check(piece.rows, piece.cols).map_err(|reason| format!("wrong shape: {name}: {reason}"))?;
+        match archive.get(&layout).map(|stored| stored.bytes) {
+            None | Some([0]) => Ok(Self::Int8),
+            Some(_) => Err(format!("unsupported: {layout} says that rows are not stored in order; {ADVICE}")),
+        }
+    }
+
+    /// Returns the format.
+    pub(crate) const fn format(self) -> Format {
+        match self {
+            Self::Nf4 { .. } => Format::Nf4,
+            Self::Int8 => Format::Int8,
+        }
+    }
+
+    /// Reads a tensor, or a block of it, as f32.
+    pub(crate) fn read(
+        self,
+        archive: &dyn TensorArchive,
+        piece: &Piece,
+        block: Option<&Block>,
+        out: &mut [f32],
+    ) {
+        let name = &piece.name;
+        let small = Small::of(archive, name, self);
+        let read = |first: usize, out: &mut [f32]| match self {
+            Self::Nf4 { offset } => small.nf4(archive, name, offset).read(first, out),
+            Self::Int8 => small.int8(archive, name).read(first, out),
+        };
+        let Some(block) = block else {
+            out.par_chunks_mut(CHUNK).enumerate().for_each(|(index, out)| read(index * CHUNK, out));
+            return;
+        };
+        let mut rest = out;
+        for run in block.runs(piece.cols) {
+            let (out, after) = rest.split_at_mut(run.len());
+            read(run.start, out);
+            rest = after;
+        }
+    }
+
+    /// Packs a tensor: codes and scales as they are stored.
+    pub(crate) fn pack(
+        self,
+        device: &Device,
+        archive: &dyn TensorArchive,
+        piece: &Piece,
+        packed: BytesMut,
+    ) -> Result<()> {
+        let (name, small) = (&piece.name, Small::of(archive, &piece.name, self));
+        match self {
+            Self::Nf4 { offset } => {
+                let stored = small.nf4(archive, name, offset);
+                ops::pack_stored_nf4(device, &stored, piece.rows, piece.cols, packed)?;
+            }
+            Self::Int8 => {
+                let stored = small.int8(archive, name);
+                ops::pack_stored_int8(device, &stored, piece.rows, piece.cols, packed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Scales and code book of a quantised tensor, copied because files need not align them for f32.
+struct Small {
+    /// Scales of nf4's scales, or int8's largest magnitudes by row.
+    scales: Vec<f32>,
+    quant_map: Vec<f32>,
+    nested_quant_map: Vec<f32>,
+}
+
+impl Small {
+    fn of(archive: &dyn TensorArchive, name: &str, quantised: Quantised) -> Self {
+        let read = |name: &str| {
+            let (numbers, _) = get(archive, name).bytes.as_chunks::<4>();
+            numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        };
+        match quantised {
+            Quantised::Nf4 { .. } => Self {
+                scales: read(&format!("{name}.nested_absmax")),
+                quant_map: read(&format!("{name}.quant_map")),
+                nested_quant_map: read(&format!("{name}.nested_quant_map")),
+            },
+            Quantised::Int8 => Self {
+                scales: read(&sibling(name, "SCB")),
+                quant_map: Vec::new(),
+                nested_quant_map: Vec::new(),
+            },
+        }
+    }
+
+    fn nf4<'a>(&'a self, archive: &'a dyn TensorArchive, name: &str, offset: f32) -> StoredNf4<'a> {
+        StoredNf4 {
+            weight: get(archive, name).bytes,
+            absmax: get(archive, &format!("{name}.absmax")).bytes,
+            quant_map: &self.quant_map,
+            nested_absmax: &self.scales,
+            nested_quant_map: &self.nested_quant_map,
+            nested_offset: offset,
+            blocksize: NF4_BLOCK,
+            nested_blocksize: NF4_BLOCKS,
+        }
+    }
+
+    fn int8<'a>(&'a self, archive: &'a dyn TensorArchive, name: &str) -> StoredInt8<'a> {
+        StoredInt8 { weight: get(archive, name).bytes, scb: &self.scales }
+    }
+}
+
+/// Returns the name of another tensor of the same module.
+fn sibling(name: &str, word: &str) -> String {
+    let module = name.strip_suffix("weight").unwrap_or(name);
+    format!("{module}{word}")
+}
+
+/// Returns a tensor that was found before.
+fn get<'a>(archive: &'a dyn TensorArchive, name: &str) -> StoredTensor<'a> {
+    archive.get(name).unwrap_or_else(|| unreachable!("{name} was looked for before"))
+}
+
+/// Checks that the tensor exists and has this type.
+fn require(archive: &dyn TensorArchive, name: &str, dtype: &str) -> Result<(), String> {
+    match archive.get(name).map(|stored| stored.dtype) {
+        None => Err(format!("missing: {name}")),
+        Some(StoredType::F32) if dtype == "f32" => Ok(()),
+        Some(StoredType::Other(found)) if found == dtype => Ok(()),
+        Some(found) => Err(format!("wrong type: {name} is {found}, expected {dtype}")),
+    }
+}

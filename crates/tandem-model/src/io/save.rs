@@ -1,0 +1,166 @@
+//! Writer of HF model folders that `transformers` loads.
+//!
+//! The folder is written under a temporary name beside its destination, synced and renamed: readers
+//! only see it whole.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use tandem_kernels::{DType, Device};
+
+use super::folder::{ModelFolder, QUANTISATION};
+use super::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
+use super::tensor_file::{LayerReader, Tensor, write_tensors};
+use crate::Result;
+use crate::decoder::Decoder;
+use crate::families::{family_named, pieces};
+use crate::layout::LayerId;
+use crate::weights::FlatWeights;
+
+/// Default size of one weight file in bytes; a larger model gets several and an index.
+pub const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// A model to write.
+#[derive(Clone, Copy)]
+pub struct Save<'a> {
+    /// Folder whose config, tokenizer and chat template the new one gets.
+    pub template: &'a ModelFolder,
+    /// Decoder of the model.
+    pub decoder: &'a Decoder,
+    /// Type of the stored weights.
+    pub dtype: DType,
+    /// Largest size of one weight file in bytes, usually [`SHARD_BYTES`].
+    pub shard_bytes: u64,
+}
+
+impl Save<'_> {
+    /// Writes `destination`, replacing a folder of that name. `read` fills the flat f32 buffer of
+    /// each layer, in the order of [`Decoder::layers`].
+    ///
+    /// # Errors
+    /// If the disk refuses (nothing is left behind, and an older folder stays whole) or `read`
+    /// fails.
+    pub fn write(
+        &self,
+        destination: &Path,
+        read: &mut dyn FnMut(LayerId, &mut [f32]) -> Result<()>,
+    ) -> Result<()> {
+        write_folder(destination, &mut |folder| {
+            self.write_config(folder)?;
+            copy_files(self.template.path(), &["generation_config.json"], folder)?;
+            copy_files(self.template.path(), &TOKENIZER_FILES, folder)?;
+            self.write_weights(folder, read)
+        })
+    }
+
+    /// Writes weights in the memory of `device`, as [`Save::write`].
+    pub fn write_resident(&self, destination: &Path, device: &Device, weights: &FlatWeights) -> Result<()> {
+        self.write(destination, &mut |layer, flat| {
+            let from = weights.layers[self.decoder.index(layer)].view();
+            device.host_read(from, |from| flat.copy_from_slice(from))?;
+            Ok(())
+        })
+    }
+
+    fn write_config(&self, folder: &Path) -> Result<()> {
+        let mut config = self.template.config().as_map().clone();
+        // Written weights are not quantised, even if the template's are.
+        config.remove(QUANTISATION);
+        let dtype = match self.dtype {
+            DType::F32 => "float32",
+            DType::Bf16 => "bfloat16",
+        };
+        // transformers 4 calls it torch_dtype; 5 reads both.
+        let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
+        config.insert(key.into(), dtype.into());
+        // A merged adapter may have untied the head from the table.
+        let tied = self.decoder.spec().head.tied;
+        if tied != self.template.spec().head.tied {
+            config.insert("tie_word_embeddings".into(), tied.into());
+        }
+        if self.decoder.spec().head.is_score() {
+            self.name_classifier(&mut config);
+        }
+        write_json(&folder.join("config.json"), &Value::Object(config))
+    }
+
+    /// Declares a sequence classifier with one label and its padding token, without which
+    /// `transformers` scores one text at a time.
+    fn name_classifier(&self, config: &mut Map<String, Value>) {
+        config.insert("architectures".into(), json!([self.template.family().scorer_class()]));
+        config.remove("num_labels");
+        config.insert("id2label".into(), json!({"0": "LABEL_0"}));
+        config.insert("label2id".into(), json!({"LABEL_0": 0}));
+        if let Some(pad) = self.decoder.spec().head.pad() {
+            config.insert("pad_token_id".into(), pad.into());
+        }
+    }
+
+    fn write_weights(
+        &self,
+        folder: &Path,
+        read: &mut dyn FnMut(LayerId, &mut [f32]) -> Result<()>,
+    ) -> Result<()> {
+        let tensors = stored(self.decoder);
+        let shards = self.cut(&tensors);
+        let heads = self.decoder.spec().attention.heads;
+        let mut layers = LayerReader::new(read);
+        for (index, shard) in shards.iter().enumerate() {
+            let path = folder.join(shard_name(index, shards.len()));
+            write_tensors(&path, shard, self.dtype, heads, &mut layers)?;
+        }
+        if shards.len() > 1 {
+            self.write_index(folder, &shards)?;
+        }
+        Ok(())
+    }
+
+    /// Divides the tensors, in order, into files of at most `shard_bytes`; a larger tensor has one
+    /// to itself.
+    fn cut<'t>(&self, tensors: &'t [Tensor]) -> Vec<&'t [Tensor]> {
+        let (mut shards, mut start, mut bytes) = (Vec::new(), 0, 0);
+        for (i, tensor) in tensors.iter().enumerate() {
+            let size = tensor.bytes(self.dtype);
+            if i > start && bytes + size > self.shard_bytes {
+                shards.push(&tensors[start..i]);
+                (start, bytes) = (i, 0);
+            }
+            bytes += size;
+        }
+        shards.push(&tensors[start..]);
+        shards
+    }
+
+    fn write_index(&self, folder: &Path, shards: &[&[Tensor]]) -> Result<()> {
+        let mut map = Map::new();
+        let mut total = 0;
+        for (index, shard) in shards.iter().enumerate() {
+            for tensor in *shard {
+                map.insert(tensor.piece.name.clone(), shard_name(index, shards.len()).into());
+                total += tensor.bytes(self.dtype);
+            }
+        }
+        let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+        write_json(&folder.join("model.safetensors.index.json"), &index)
+    }
+}
+
+/// Lists every tensor of a decoder with its layer.
+fn stored(decoder: &Decoder) -> Vec<Tensor> {
+    let spec = decoder.spec();
+    let family = family_named(spec.family).expect("specs come from families");
+    let mut tensors = Vec::new();
+    for layer in decoder.layers() {
+        let layout = decoder.layout(layer);
+        let tensor = |piece| Tensor { layer, len: layout.len, piece };
+        tensors.extend(pieces(family, spec, layer, layout).into_iter().map(tensor));
+    }
+    tensors
+}
+
+fn shard_name(index: usize, count: usize) -> String {
+    match count {
+        1 => "model.safetensors".into(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    }
+}

@@ -1,0 +1,254 @@
+//! Attention of a block: project, normalise heads, rotate, attend, project back.
+
+use tandem_kernels::ops::AttentionShape;
+use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
+
+use super::Walk;
+use super::low_rank::Reduced;
+use super::rows::SomeRows;
+use crate::Result;
+use crate::layout::Part;
+use crate::spec::{AttentionSpec, NormKind};
+use crate::weights::{LayerGradients, LayerWeights};
+
+/// Attention over the forest itself, or over a key/value cache.
+pub(crate) trait Attend {
+    /// Returns the position of each row.
+    fn positions(&self) -> &[u32];
+
+    /// Computes the attention of block `layer`. `log_sum_exp` `[T,H]` need only be written if
+    /// backward follows.
+    fn attend(
+        &mut self,
+        layer: usize,
+        q: View,
+        k: View,
+        v: View,
+        shape: &AttentionShape,
+        out: ViewMut,
+        log_sum_exp: ViewMut,
+    ) -> Result<()>;
+}
+
+/// Attention over a forest: training and evaluation.
+pub(crate) struct ForestAttention<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) forest: &'a Forest,
+}
+
+impl Attend for ForestAttention<'_> {
+    fn positions(&self) -> &[u32] {
+        &self.forest.positions
+    }
+
+    fn attend(
+        &mut self,
+        _: usize,
+        q: View,
+        k: View,
+        v: View,
+        shape: &AttentionShape,
+        out: ViewMut,
+        log_sum_exp: ViewMut,
+    ) -> Result<()> {
+        Ok(ops::attention(self.device, q, k, v, self.forest, shape, out, log_sum_exp)?)
+    }
+}
+
+/// Tensors of attention that backward reads.
+pub(super) struct Attended {
+    operands: Option<Operands>,
+    /// `[T, H·d]`.
+    output: Option<Tensor>,
+}
+
+/// Operands of attention, and its normaliser.
+struct Operands {
+    /// `[T, (H+2K)·d]`: q and k rotated (unless heads are normalised: then as projected), v.
+    qkv: Tensor,
+    /// Normalised, rotated q and k `[T, (H+K)·d]`, and the inverse rms of each head `[H+K, T]`.
+    normed: Option<(Tensor, Tensor)>,
+    /// `[T, H]` f32.
+    log_sum_exp: Tensor,
+}
+
+impl Attended {
+    /// Returns the heads' outputs, which must not have been dropped.
+    pub(super) fn output(&self) -> View<'_> {
+        self.output.as_ref().expect("the heads' output was dropped").view()
+    }
+
+    pub(super) fn drop_operands(&mut self) {
+        self.operands = None;
+    }
+
+    pub(super) fn drop_output(&mut self) {
+        self.output = None;
+    }
+}
+
+/// Views queries, keys and values as attention reads them.
+fn query_key_value<'a>(
+    spec: &AttentionSpec,
+    qkv: &'a Tensor,
+    normed: Option<&'a (Tensor, Tensor)>,
+) -> (View<'a>, View<'a>, View<'a>) {
+    let (query, both) = (spec.query_width(), spec.query_width() + spec.kv_width());
+    let qk = normed.map_or_else(|| qkv.view(), |(qk, _)| qk.view());
+    (qk.col_range(0..query), qk.col_range(query..both), qkv.view().col_range(both..spec.qkv_width()))
+}
+
+/// Computes the heads' outputs from the normalised input `[T,D]`; also returns the hidden columns
+/// of the projection's low-rank terms.
+pub(super) fn forward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    layer: usize,
+    input: View,
+    attend: &mut dyn Attend,
+) -> Result<(Attended, Option<Tensor>)> {
+    let spec = &walk.decoder.spec().attention;
+    let (mut qkv, reduced) = walk.linear(weights, Part::QkvWeight, Part::QkvBias, input)?;
+    let mut normed = if spec.qk_norm { Some(norm_heads(walk, weights, qkv.view())?) } else { None };
+    if let Some(table) = walk.decoder.rope() {
+        let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
+        let qk = qk.col_range(0..spec.query_width() + spec.kv_width());
+        ops::rope(walk.device, qk, spec.head_dim, attend.positions(), table, false)?;
+    }
+    let mut output = walk.alloc(input.extent(), spec.query_width(), walk.dtype)?;
+    let mut log_sum_exp = walk.alloc(input.extent(), spec.heads, DType::F32)?;
+    let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
+    attend.attend(layer, q, k, v, &spec.shape(layer), output.view_mut(), log_sum_exp.view_mut())?;
+    let operands = Some(Operands { qkv, normed, log_sum_exp });
+    Ok((Attended { operands, output: Some(output) }, reduced))
+}
+
+/// Computes the gradient of the half's input from `dy`, which is in the compute type and of the
+/// `picked` rows if only these went on. It is added to `d_input` if `accumulate`, else overwrites
+/// it.
+pub(super) fn backward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    layer: usize,
+    input: View,
+    attended: Attended,
+    reduced: Reduced,
+    picked: Option<SomeRows>,
+    forest: &Forest,
+    dy: View,
+    d_input: ViewMut,
+    accumulate: bool,
+    gradients: &mut LayerGradients,
+) -> Result<()> {
+    let spec = &walk.decoder.spec().attention;
+    let rows = input.extent();
+    let Attended { operands: Some(operands), output: Some(output) } = attended else {
+        unreachable!("forward kept attention's operands and output");
+    };
+    let Operands { qkv, normed, log_sum_exp } = operands;
+    let heads = walk.pick(output.view(), picked)?;
+    let (weight, bias) = (Part::OutWeight, Part::OutBias);
+    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy)?;
+    drop(heads);
+    let mut d_heads = walk.alloc(dy.extent(), spec.query_width(), walk.dtype)?;
+    walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut(), false)?;
+    let d_output = walk.spread(d_heads, picked, rows)?;
+    let mut d_qkv = walk.alloc(rows, spec.qkv_width(), walk.dtype)?;
+    {
+        let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
+        let widths = [spec.query_width(), spec.kv_width(), spec.kv_width()];
+        let [dq, dk, dv] = d_qkv.view_mut().split_cols(widths);
+        let (out, lse, d_out) = (output.view(), log_sum_exp.view(), d_output.view());
+        ops::attention_backward(
+            walk.device,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out,
+            forest,
+            &spec.shape(layer),
+            dq,
+            dk,
+            dv,
+        )?;
+    }
+    drop((d_output, output, log_sum_exp));
+    if let Some(table) = walk.decoder.rope() {
+        let d_qk = d_qkv.view_mut().col_range(0..spec.query_width() + spec.kv_width());
+        ops::rope(walk.device, d_qk, spec.head_dim, &forest.positions, table, true)?;
+    }
+    if let Some((normed, inverse_rms)) = normed {
+        drop(normed);
+        norm_heads_backward(walk, weights, qkv.view(), inverse_rms.view(), &mut d_qkv, gradients)?;
+    }
+    drop(qkv);
+    let (weight, bias) = (Part::QkvWeight, Part::QkvBias);
+    let low_rank =
+        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.qkv, d_qkv.view())?;
+    walk.linear_input(weights, weight, d_qkv.view(), low_rank, d_input, accumulate)
+}
+
+/// Returns the norm weight of head `head`: query heads first, then key heads.
+fn head_norm(spec: &AttentionSpec, head: usize) -> Part {
+    if head < spec.heads { Part::QNormWeight } else { Part::KNormWeight }
+}
+
+fn rms_offset(walk: &Walk) -> f32 {
+    match walk.decoder.spec().norm.kind {
+        NormKind::Rms { offset } => offset,
+        NormKind::Layer => 0.0,
+    }
+}
+
+/// Normalises each query and key head of `qkv` by its own rms: `([T, (H+K)·d], inverse rms [H+K,
+/// T])`.
+fn norm_heads(walk: &Walk, weights: &LayerWeights, qkv: View) -> Result<(Tensor, Tensor)> {
+    let (spec, eps, offset) =
+        (&walk.decoder.spec().attention, walk.decoder.spec().norm.eps, rms_offset(walk));
+    let (heads, d) = (spec.heads + spec.kv_heads, spec.head_dim);
+    let mut qk = walk.alloc(qkv.extent(), heads * d, walk.dtype)?;
+    let mut inverse = walk.alloc_turned(heads, qkv.extent())?;
+    for head in 0..heads {
+        let weight = weights.require(head_norm(spec, head))?;
+        let cols = head * d..(head + 1) * d;
+        let (y, r) = (qk.view_mut().col_range(cols.clone()), inverse.view_mut().row_range(head..head + 1));
+        ops::rms_norm(walk.device, qkv.col_range(cols), weight, offset, eps, y, r)?;
+    }
+    Ok((qk, inverse))
+}
+
+/// Turns the gradient of the normalised heads in `d_qkv` into that of the projected ones, in place.
+fn norm_heads_backward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    qkv: View,
+    inverse: View,
+    d_qkv: &mut Tensor,
+    gradients: &mut LayerGradients,
+) -> Result<()> {
+    let (spec, offset) = (&walk.decoder.spec().attention, rms_offset(walk));
+    let d = spec.head_dim;
+    let mut d_head = walk.alloc(qkv.extent(), d, DType::F32)?;
+    // One weight serves the heads of all ranks, so its gradient is summed over ranks.
+    let mut d_weights = match walk.split {
+        Some(_) => Some(walk.device.zeros(Kind::Activations, 2, d, DType::F32)?),
+        None => None,
+    };
+    for head in 0..spec.heads + spec.kv_heads {
+        let (part, cols) = (head_norm(spec, head), head * d..(head + 1) * d);
+        let (weight, r) = (weights.require(part)?, inverse.row_range(head..head + 1));
+        ops::fill_zero(walk.device, d_head.view_mut())?;
+        let dy = d_qkv.view().col_range(cols.clone());
+        let row = usize::from(part == Part::KNormWeight);
+        let (x, dw) = match &mut d_weights {
+            Some(terms) => (qkv.col_range(cols.clone()), Some(terms.view_mut().row_range(row..row + 1))),
+            None => (qkv.col_range(cols.clone()), gradients.get_mut(part)),
+        };
+        ops::rms_norm_backward(walk.device, x, weight, offset, r, dy, d_head.view_mut(), dw)?;
+        ops::cast(walk.device, d_head.view(), d_qkv.view_mut().col_range(cols))?;
+    }
+    d_weights
+        .map_or(Ok(()), |terms| walk.add_terms(terms, &[Part::QNormWeight, Part::KNormWeight], gradients))
+}

@@ -1,0 +1,401 @@
+//! One transformer block, forward and backward, for every arrangement of its two halves.
+//!
+//! Forward. `R` is `T`, unless only the scored rows go on after the last block's attention. The
+//! residual stream `x`, `m`, `y` is f32, everything inside a half is in the compute type:
+//!
+//! ```text
+//! n1_TD = norm1(x_TD)
+//! q, k, v = split(n1 · Wqkvᵀ + b)              [T, H·d], [T, K·d], [T, K·d]
+//! q, k = rope(head_norm(q)), rope(head_norm(k))   where the model has them
+//! a_TA = attention(q, k, v)                    A = H·d
+//! m_RD = x + a · Woutᵀ + b
+//! n2_RD = norm2(m)
+//! u_RF = n2 · Wupᵀ + b                         [R, 2F], gate and up, if gated
+//! h_RF = f(u), or f(gate) ⊙ up
+//! y_RD = m + h · Wdownᵀ + b
+//! ```
+//!
+//! In a parallel block `n2 = norm2(x)`, or `n1` where one norm serves both halves.
+//!
+//! Backward, from `dy_RD` to `dx_TD`. Each product `z = x · Wᵀ + b` also adds `dW += dzᵀ · x` and
+//! `db += Σ_rows dz`:
+//!
+//! ```text
+//! dh = dy · Wdown          du = f′(u) ⊙ dh, or (dh ⊙ up ⊙ f′(gate), dh ⊙ f(gate))
+//! dn2 = du · Wup           dm = dy + norm2′(m, dn2)
+//! da = dm · Wout           dq, dk, dv = attention′(q, k, v, a, da), rotated back
+//! dn1 = dqkv · Wqkv        dx = dm + norm1′(x, dn1)
+//! ```
+//!
+//! In a parallel block `dm = dy`, and both norms' gradients are added to `dx`; a shared norm's are
+//! summed first.
+//!
+//! Tensor parallelism: a rank holds some heads and channels, and its own rows of the residual
+//! stream. `norm` gathers the rows of all ranks, [`Walk::join`] sums the ranks' terms where a half
+//! ends (a parallel block once, at its end); backward, [`Walk::whole`] gathers and
+//! [`Walk::sum_rows`] sums. Low-rank terms are part of a product ([`super::low_rank`]).
+//!
+//! Memory: [`Keep`] says which tensors stay for backward; the others are dropped as soon as nothing
+//! reads them.
+
+use tandem_kernels::{DType, Extent, Forest, Tensor, View};
+
+use super::attention::{self, Attend, Attended, ForestAttention};
+use super::away::AwayInput;
+use super::low_rank::Reduced;
+use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
+use super::rows::{BlockRows, Shares, SomeRows};
+use super::{Picked, Walk, mlp};
+use crate::Result;
+use crate::layout::Part;
+use crate::spec::Residual;
+use crate::weights::{LayerGradients, LayerWeights};
+
+/// What a block's forward keeps for backward; each level includes the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Keep {
+    /// Nothing: no backward follows.
+    Nothing,
+    /// The block's input.
+    Input,
+    /// All but the outputs of norms and activations.
+    Selective,
+    /// All but the outputs of norms.
+    AllButNorms,
+    /// Everything backward reads.
+    All,
+}
+
+/// Tensors that a block's forward kept.
+pub(crate) struct SavedBlock {
+    /// `[T,D]` f32, if it is on the device.
+    pub(super) input: Option<Tensor>,
+    /// The input, if it is offloaded.
+    pub(super) away: Option<AwayInput>,
+    rows: BlockRows,
+    inner: Option<Inner>,
+}
+
+/// Tensors between a block's input and its last product. A tensor-parallel rank has its heads and
+/// channels of all rows; only the middle of a sequential block is of its own rows alone.
+struct Inner {
+    /// `n1`, of all rows.
+    norm1: Normed,
+    attended: Attended,
+    /// `m` `[R,D]` f32. In a parallel block this rank's term `x + a · Woutᵀ + b`, of all rows.
+    middle: Option<Tensor>,
+    /// `n2`, of R rows. Absent if one norm serves both halves.
+    norm2: Option<Normed>,
+    /// `u`.
+    up: Option<Tensor>,
+    /// `h`.
+    hidden: Option<Tensor>,
+    reduced: Reduced,
+}
+
+impl Inner {
+    /// Drops tensors that nothing reads after attention, but backward would.
+    fn after_attention(&mut self, keep: Keep, residual: Residual) {
+        if keep < Keep::Selective {
+            self.attended.drop_operands();
+            self.reduced.qkv = None;
+        }
+        if keep < Keep::All && residual != (Residual::Parallel { shared_norm: true }) {
+            self.norm1.drop_output();
+        }
+    }
+
+    /// Drops tensors that nothing reads after the heads' projection, but backward would.
+    fn after_projection(&mut self, keep: Keep) {
+        if keep < Keep::Selective {
+            self.attended.drop_output();
+            self.reduced.out = None;
+        }
+    }
+
+    /// Drops tensors that nothing reads after the first product of the feed-forward, but backward
+    /// would.
+    fn after_up(&mut self, keep: Keep) {
+        if keep < Keep::All {
+            self.norm1.drop_output();
+            self.norm2.iter_mut().for_each(Normed::drop_output);
+        }
+    }
+
+    /// Drops tensors that nothing reads after the activation, but backward would.
+    fn after_activation(&mut self, keep: Keep) {
+        if keep < Keep::Selective {
+            self.up = None;
+            self.reduced.up = None;
+        }
+    }
+}
+
+/// Block with its weights.
+pub(crate) struct Block<'a> {
+    pub(crate) walk: &'a Walk<'a>,
+    pub(crate) weights: &'a LayerWeights<'a>,
+    pub(crate) index: usize,
+}
+
+impl Block<'_> {
+    /// Computes the residual stream after the block, `[R,D]` f32, from the one before it, `[T,D]`;
+    /// both are this rank's rows.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor,
+        attend: &mut dyn Attend,
+        rows: BlockRows,
+        keep: Keep,
+    ) -> Result<(Tensor, SavedBlock)> {
+        let mut input = Some(x);
+        let mut inner = self.inner(&mut input, attend, &rows, keep)?;
+        let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
+        // Beside a parallel feed-forward the middle is this rank's term: the block is summed over
+        // ranks once, here.
+        let (walk, weight, bias) = (self.walk, Part::DownWeight, Part::DownBias);
+        let (hidden, middle) = (hidden.view(), middle.view());
+        let (y, reduced) = walk.linear_term(self.weights, weight, bias, hidden, middle, rows.after())?;
+        let y = walk.join(y, rows.after())?;
+        if keep < Keep::AllButNorms {
+            inner.hidden = None;
+        }
+        inner.reduced.down = reduced;
+        if self.residual() != Residual::Sequential {
+            inner.middle = None;
+        }
+        let inner = (keep >= Keep::Selective).then_some(inner);
+        Ok((y, SavedBlock { input, away: None, rows, inner }))
+    }
+
+    fn residual(&self) -> Residual {
+        self.walk.decoder.spec().residual
+    }
+
+    /// Computes all but the last product; `hidden` and `middle` stay whatever `keep` says. Backward
+    /// runs it again for tensors that were not kept: the same operations in the same order give the
+    /// same bits.
+    fn inner(
+        &self,
+        input: &mut Option<Tensor>,
+        attend: &mut dyn Attend,
+        rows: &BlockRows,
+        keep: Keep,
+    ) -> Result<Inner> {
+        let (walk, weights, residual) = (self.walk, self.weights, self.residual());
+        let x = input.as_ref().expect("a block starts with its input").view();
+
+        let norm1 = norm(walk, weights, NORM1, x, &rows.tokens)?;
+        let (attended, qkv) = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
+        let reduced = Reduced { qkv, ..Reduced::default() };
+        let mut inner = Inner { norm1, attended, middle: None, norm2: None, up: None, hidden: None, reduced };
+        inner.after_attention(keep, residual);
+
+        let x_picked = walk.pick(x, rows.own_picked())?;
+        let (mut middle, out) = {
+            let heads = walk.pick(inner.attended.output(), rows.picked())?;
+            let (weight, bias) = (Part::OutWeight, Part::OutBias);
+            walk.linear_term(weights, weight, bias, heads.view(), x_picked.view(), rows.after())?
+        };
+        if residual == Residual::Sequential {
+            middle = walk.join(middle, rows.after())?;
+        }
+        inner.reduced.out = out;
+        inner.after_projection(keep);
+
+        inner.norm2 = match residual {
+            Residual::Sequential => Some(norm(walk, weights, NORM2, middle.view(), rows.after())?),
+            Residual::Parallel { shared_norm: false } => {
+                Some(norm(walk, weights, NORM2, x_picked.view(), rows.after())?)
+            }
+            Residual::Parallel { shared_norm: true } => None,
+        };
+        inner.middle = Some(middle);
+        drop(x_picked);
+        if keep == Keep::Nothing {
+            *input = None;
+        }
+
+        let (up, reduced_up) = {
+            let n2 = match &inner.norm2 {
+                Some(norm2) => Picked::All(norm2.output()),
+                None => walk.pick(inner.norm1.output(), rows.picked())?,
+            };
+            walk.linear(weights, Part::UpWeight, Part::UpBias, n2.view())?
+        };
+        inner.after_up(keep);
+        inner.hidden = Some(mlp::activate(walk, up.view())?);
+        (inner.up, inner.reduced.up) = (Some(up), reduced_up);
+        inner.after_activation(keep);
+        Ok(inner)
+    }
+
+    /// Turns `dx`, the gradient of the residual stream after the block `[R,D]`, into the one before
+    /// it `[T,D]`, in place; both are this rank's rows.
+    pub(super) fn backward(
+        &self,
+        saved: SavedBlock,
+        forest: &Forest,
+        dx: &mut Tensor,
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        let SavedBlock { mut input, rows, inner, .. } = saved;
+        let mut inner = match inner {
+            Some(inner) => inner,
+            None => {
+                let mut attend = ForestAttention { device: self.walk.device, forest };
+                self.inner(&mut input, &mut attend, &rows, Keep::All)?
+            }
+        };
+        let x = input.expect("forward kept the block's input");
+        match self.residual() {
+            Residual::Sequential => {
+                let middle = inner.middle.take().expect("forward kept the middle");
+                self.mlp_half(&mut inner, middle.view(), rows.after(), dx, gradients)?;
+                drop(middle);
+                self.attention_half(inner, x.view(), &rows, forest, dx, gradients)
+            }
+            Residual::Parallel { shared_norm } => {
+                self.parallel(inner, x.view(), &rows, shared_norm, forest, dx, gradients)
+            }
+        }
+    }
+
+    /// Adds the gradient of `mlp(norm2(m))` by `m` to `dx`, in a sequential block.
+    fn mlp_half(
+        &self,
+        inner: &mut Inner,
+        middle: View,
+        shares: &Shares,
+        dx: &mut Tensor,
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        let (walk, weights) = (self.walk, self.weights);
+        let mut norm2 = inner.norm2.take().expect("a sequential block has a second norm");
+        restore(walk, weights, NORM2, middle, shares, &mut norm2)?;
+        let mut dn = walk.alloc(shares.all(), dx.cols(), DType::F32)?;
+        {
+            let whole = walk.whole(dx.view(), shares, walk.dtype)?;
+            let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
+            let (up, hidden) = (inner.up.take(), inner.hidden.take());
+            self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn, gradients)?;
+        }
+        walk.sum_rows(&mut dn, shares)?;
+        norm2.drop_output();
+        self.norm_backward(NORM2, middle, &norm2, shares.own_of(dn.view()), dx, gradients)
+    }
+
+    /// Adds the gradient of `attention(norm1(x))` by `x` to `dx`, in a sequential block.
+    fn attention_half(
+        &self,
+        inner: Inner,
+        x: View,
+        rows: &BlockRows,
+        forest: &Forest,
+        dx: &mut Tensor,
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        let (walk, weights) = (self.walk, self.weights);
+        let Inner { mut norm1, attended, reduced, .. } = inner;
+        restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
+        let mut dn = walk.alloc(rows.tokens.all(), x.cols(), DType::F32)?;
+        {
+            let whole = walk.whole(dx.view(), rows.after(), walk.dtype)?;
+            let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
+            let (n, dn, picked) = (norm1.output(), dn.view_mut(), rows.picked());
+            attention::backward(
+                walk, weights, self.index, n, attended, reduced, picked, forest, dy, dn, false, gradients,
+            )?;
+        }
+        walk.sum_rows(&mut dn, &rows.tokens)?;
+        norm1.drop_output();
+        self.spread(dx, rows.own_picked(), rows.tokens.own_extent())?;
+        self.norm_backward(NORM1, x, &norm1, rows.tokens.own_of(dn.view()), dx, gradients)
+    }
+
+    /// Adds the gradients of both halves of a parallel block to `dx`. Both read the same `dx`, so
+    /// it changes last.
+    fn parallel(
+        &self,
+        mut inner: Inner,
+        x: View,
+        rows: &BlockRows,
+        shared_norm: bool,
+        forest: &Forest,
+        dx: &mut Tensor,
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        let (walk, weights) = (self.walk, self.weights);
+        let (tokens, after) = (&rows.tokens, rows.after());
+        let whole = walk.whole(dx.view(), after, walk.dtype)?;
+        let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
+        restore(walk, weights, NORM1, x, tokens, &mut inner.norm1)?;
+        let mut dn2 = walk.alloc(after.all(), dx.cols(), DType::F32)?;
+        let (mut dn1, own) = if shared_norm {
+            let (up, hidden) = (inner.up.take(), inner.hidden.take());
+            let read = walk.pick(inner.norm1.output(), rows.picked())?;
+            self.mlp_backward(up, hidden, &mut inner.reduced, read.view(), dy, &mut dn2, gradients)?;
+            // Both halves read one norm: attention adds its gradient to this one.
+            (walk.spread(dn2, rows.picked(), tokens.all())?, None)
+        } else {
+            let mut norm2 = inner.norm2.take().expect("a block without a shared norm has a second one");
+            let (up, hidden) = (inner.up.take(), inner.hidden.take());
+            let x_picked = walk.pick(x, rows.own_picked())?;
+            restore(walk, weights, NORM2, x_picked.view(), after, &mut norm2)?;
+            self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn2, gradients)?;
+            walk.sum_rows(&mut dn2, after)?;
+            norm2.drop_output();
+            (walk.alloc(tokens.all(), x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
+        };
+        let Inner { mut norm1, attended, reduced, .. } = inner;
+        let (n, d_n) = (norm1.output(), dn1.view_mut());
+        let (layer, picked, add) = (self.index, rows.picked(), shared_norm);
+        attention::backward(
+            walk, weights, layer, n, attended, reduced, picked, forest, dy, d_n, add, gradients,
+        )?;
+        walk.sum_rows(&mut dn1, tokens)?;
+        norm1.drop_output();
+        drop(whole);
+        if let Some((norm2, x_picked, dn2)) = own {
+            let dn2 = after.own_of(dn2.view());
+            self.norm_backward(NORM2, x_picked.view(), &norm2, dn2, dx, gradients)?;
+        }
+        self.spread(dx, rows.own_picked(), rows.tokens.own_extent())?;
+        self.norm_backward(NORM1, x, &norm1, tokens.own_of(dn1.view()), dx, gradients)
+    }
+
+    /// Turns a gradient of the rows that went on into one of all rows, zero elsewhere.
+    fn spread(&self, dx: &mut Tensor, rows: Option<SomeRows>, all: Extent) -> Result<()> {
+        if rows.is_some() {
+            let nothing = self.walk.alloc(Extent::exact(0), dx.cols(), DType::F32)?;
+            *dx = self.walk.spread(std::mem::replace(dx, nothing), rows, all)?;
+        }
+        Ok(())
+    }
+
+    fn mlp_backward(
+        &self,
+        up: Option<Tensor>,
+        hidden: Option<Tensor>,
+        reduced: &mut Reduced,
+        read: View,
+        dy: View,
+        dn: &mut Tensor,
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        let up = up.expect("forward kept the feed-forward's input");
+        mlp::backward(self.walk, self.weights, read, up, hidden, reduced, dy, dn.view_mut(), gradients)
+    }
+
+    fn norm_backward(
+        &self,
+        parts: NormParts,
+        x: View,
+        normed: &Normed,
+        dn: View,
+        dx: &mut Tensor,
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        norm_backward(self.walk, self.weights, parts, x, normed, dn, dx.view_mut(), gradients)
+    }
+}

@@ -1,0 +1,84 @@
+//! Passes without a batch, on a rank that has no micro-batch while others compute.
+//!
+//! With sharded weights or reduced gradients, every rank must make the same calls in the same
+//! order: see [`crate::weights`].
+
+use super::Walk;
+use crate::Result;
+use crate::layout::LayerId;
+use crate::weights::{GradientSink, WeightSource};
+
+impl Walk<'_> {
+    /// Makes the calls of [`Walk::stage_forward`] to the source.
+    pub fn idle_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
+        let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
+        if stage.is_first() {
+            weights.prefetch(LayerId::Embedding)?;
+        }
+        weights.prefetch(LayerId::Block(own.start))?;
+        if stage.is_first() {
+            touch(weights, LayerId::Embedding)?;
+        }
+        for index in own {
+            self.prefetch_after(weights, index)?;
+            touch(weights, LayerId::Block(index))?;
+        }
+        if stage.is_last() { self.idle_head_forward(weights) } else { Ok(()) }
+    }
+
+    /// Makes the calls of [`Walk::stage_backward`], with gradients of zero.
+    pub fn idle_backward(&self, weights: &mut dyn WeightSource, grads: &mut dyn GradientSink) -> Result<()> {
+        let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
+        if let Some(last) = own.clone().next_back() {
+            weights.prefetch(LayerId::Block(last))?;
+        }
+        if stage.is_last() {
+            self.idle_head_backward(weights, grads)?;
+        }
+        for index in own.clone().rev() {
+            let layer = LayerId::Block(index);
+            if index > own.start {
+                weights.prefetch(LayerId::Block(index - 1))?;
+            }
+            touch(weights, layer)?;
+            grads.open(layer)?;
+            grads.emit(layer)?;
+        }
+        if !stage.is_first() {
+            return Ok(());
+        }
+        if self.looks_up_terms() {
+            touch(weights, LayerId::Embedding)?;
+        }
+        grads.open(LayerId::Embedding)?;
+        grads.emit(LayerId::Embedding)
+    }
+
+    pub(super) fn idle_head_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
+        touch(weights, LayerId::Head)?;
+        touch(weights, self.head_weight().0)
+    }
+
+    pub(super) fn idle_head_backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        grads: &mut dyn GradientSink,
+    ) -> Result<()> {
+        let (layer, _) = self.head_weight();
+        touch(weights, LayerId::Head)?;
+        touch(weights, layer)?;
+        if layer != LayerId::Head {
+            grads.open(layer)?;
+            grads.emit(layer)?;
+        }
+        touch(weights, LayerId::Head)?;
+        grads.open(LayerId::Head)?;
+        grads.emit(LayerId::Head)
+    }
+}
+
+fn touch(weights: &mut dyn WeightSource, layer: LayerId) -> Result<()> {
+    weights.fetch(layer)?;
+    weights.release(layer);
+    Ok(())
+}

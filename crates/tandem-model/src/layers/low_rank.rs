@@ -1,0 +1,285 @@
+//! Low-rank terms of a matrix: `y += s · (x̃ Aᵀ) Bᵀ` for each adapted module, where `x̃` is `x`
+//! after dropout.
+//!
+//! DoRA (<https://arxiv.org/abs/2402.09353>, section 4.3) scales the sum `z` of matrix and terms by
+//! column: `y = g ⊙ z` with `g = m / ‖W + s B A‖` by row of the matrix. The norm is a constant in
+//! backward, as in `peft`.
+
+use tandem_kernels::{Kind, Tensor, View, ViewMut, ops};
+
+use super::Walk;
+use crate::Result;
+use crate::layout::Part;
+use crate::weights::{LayerGradients, LayerWeights, LowRank};
+
+/// Hidden columns `s · x̃ Aᵀ` `[T, S·r]` of a block's matrices with low-rank terms, kept for
+/// backward; missing ones are computed again.
+#[derive(Default)]
+pub(super) struct Reduced {
+    pub(super) qkv: Option<Tensor>,
+    pub(super) out: Option<Tensor>,
+    pub(super) up: Option<Tensor>,
+    pub(super) down: Option<Tensor>,
+}
+
+/// Results of [`Walk::linear_gradients`] that the gradient of the input needs.
+#[derive(Default)]
+pub(super) struct LowRankBackward {
+    /// Gradient of `z`, if it differs from that of `y`.
+    dz: Option<Tensor>,
+    /// Gradient of `x̃ Aᵀ` `[T, S·r]` in the compute type, if there are terms.
+    dh: Option<Tensor>,
+}
+
+impl LowRank<'_> {
+    /// Lists, for each module, its columns of `x̃ Aᵀ`, its `B`, and its columns of `y`.
+    fn each(&self) -> impl Iterator<Item = (std::ops::Range<usize>, View<'_>, std::ops::Range<usize>)> {
+        self.sites.iter().enumerate().map(|(index, site)| {
+            let hidden = index * self.rank..(index + 1) * self.rank;
+            (hidden, self.b.row_range(site.b_rows.clone()), site.rows.clone())
+        })
+    }
+}
+
+impl Walk<'_> {
+    /// Computes `y = x · wᵀ` with terms and bias, scaled for DoRA. Returns `s · x̃ Aᵀ`, if there
+    /// are terms.
+    pub(super) fn linear_into(
+        &self,
+        weights: &LayerWeights,
+        (weight, bias): (Part, Option<View>),
+        x: View,
+        residual: Option<View>,
+        y: &mut Tensor,
+    ) -> Result<Option<Tensor>> {
+        let w = weights.require(weight)?;
+        let Some(term) = weights.low_rank(weight) else {
+            ops::linear(self.device, x, w, bias, residual, y.view_mut())?;
+            return Ok(None);
+        };
+        let hidden = {
+            let dropped = self.dropped(&term, x)?;
+            self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?
+        };
+        if term.magnitude.is_none() {
+            self.with_terms(&term, x, w, hidden.view(), bias, residual, y.view_mut())?;
+            return Ok(Some(hidden));
+        }
+        let factors = self.factors(&term, w)?;
+        self.with_terms(&term, x, w, hidden.view(), None, None, y.view_mut())?;
+        ops::scale_columns(self.device, y.view_mut(), factors.view(), bias)?;
+        if let Some(residual) = residual {
+            ops::add(self.device, residual, y.view_mut())?;
+        }
+        Ok(Some(hidden))
+    }
+
+    /// Computes `y = x · wᵀ + terms (+ bias) (+ residual)`, the terms from `hidden = s · x̃ Aᵀ`.
+    fn with_terms(
+        &self,
+        term: &LowRank,
+        x: View,
+        w: View,
+        hidden: View,
+        bias: Option<View>,
+        residual: Option<View>,
+        y: ViewMut,
+    ) -> Result<()> {
+        let spread = self.spread_b(term, w.rows())?;
+        let b = spread.as_ref().map_or(term.b, Tensor::view);
+        let low_rank = ops::LowRank { h: hidden, b };
+        Ok(ops::linear_low_rank(self.device, x, w, low_rank, bias, residual, y)?)
+    }
+
+    /// Returns the matrix `[N, S·r]` from hidden columns to all `rows` outputs, unless it is `B`
+    /// itself: each module's `B` at its rows and hidden columns, zeros elsewhere. It is small, and
+    /// one product then writes the output once.
+    fn spread_b(&self, term: &LowRank, rows: usize) -> Result<Option<Tensor>> {
+        if let [site] = term.sites
+            && site.rows == (0..rows)
+        {
+            return Ok(None);
+        }
+        let mut spread = self.device.zeros(Kind::Activations, rows, term.a.rows(), term.b.dtype())?;
+        for (columns, b, out) in term.each() {
+            ops::cast(self.device, b, spread.view_mut().row_range(out).col_range(columns))?;
+        }
+        Ok(Some(spread))
+    }
+
+    /// Computes `x̃`, unless there is no dropout.
+    pub(super) fn dropped(&self, term: &LowRank, x: View) -> Result<Option<Tensor>> {
+        let Some(key) = self.drops(term) else { return Ok(None) };
+        let mut dropped = self.alloc(x.extent(), x.cols(), x.dtype())?;
+        ops::dropout(self.device, x, dropped.view_mut(), key ^ term.place, term.dropout)?;
+        Ok(Some(dropped))
+    }
+
+    /// Computes `s · x̃ Aᵀ` `[T, S·r]`.
+    pub(super) fn low_rank_hidden(&self, term: &LowRank, x: View) -> Result<Tensor> {
+        let mut hidden = self.alloc(x.extent(), term.a.rows(), self.dtype)?;
+        ops::linear(self.device, x, term.a, None, None, hidden.view_mut())?;
+        ops::scale(self.device, hidden.view_mut(), term.scale)?;
+        Ok(hidden)
+    }
+
+    /// Computes `‖W + s B A‖` by row of the modules `[1, Σ rows]`.
+    fn norms(&self, term: &LowRank, w: View) -> Result<Tensor> {
+        let mut norms = self.alloc_row(term.b.rows())?;
+        for (index, site) in term.sites.iter().enumerate() {
+            let a = term.a.row_range(index * term.rank..(index + 1) * term.rank);
+            let (w, b) = (w.row_range(site.rows.clone()), term.b.row_range(site.b_rows.clone()));
+            let out = norms.view_mut().col_range(site.b_rows.clone());
+            ops::low_rank_row_norms(self.device, w, a, b, term.scale, out)?;
+        }
+        Ok(norms)
+    }
+
+    /// Computes the factors of the columns of `y` `[1, N]`: 1 where no module has a term.
+    fn factors(&self, term: &LowRank, w: View) -> Result<Tensor> {
+        let norms = self.norms(term, w)?;
+        let magnitude = term.magnitude.expect("asked for with DoRA");
+        let mut factors = self.alloc_row(w.rows())?;
+        ops::fill(self.device, factors.view_mut(), 1.0)?;
+        for site in term.sites {
+            let (magnitude, norms) =
+                (magnitude.col_range(site.b_rows.clone()), norms.view().col_range(site.b_rows.clone()));
+            let out = factors.view_mut().col_range(site.rows.clone());
+            ops::divide(self.device, magnitude, norms, out, false)?;
+        }
+        Ok(factors)
+    }
+
+    /// Adds the gradients of a matrix, its terms and its bias, where they train. `dy` is in the
+    /// compute type; `reduced` is forward's `s · x̃ Aᵀ`, if it was kept.
+    pub(super) fn linear_gradients(
+        &self,
+        weights: &LayerWeights,
+        gradients: &mut LayerGradients,
+        weight: Part,
+        bias: Part,
+        x: View,
+        reduced: Option<Tensor>,
+        dy: View,
+    ) -> Result<LowRankBackward> {
+        if let Some((dw, adds)) = gradients.product_mut(weight) {
+            ops::linear_backward_weight(self.device, dy, x, dw, adds)?;
+        }
+        if let Some(db) = gradients.get_mut(bias) {
+            ops::bias_backward(self.device, dy, db)?;
+        }
+        let Some(term) = weights.low_rank(weight) else { return Ok(LowRankBackward::default()) };
+        let parts = weight.low_rank().expect("it has terms");
+        let dropped = self.dropped(&term, x)?;
+        let hidden = match reduced {
+            Some(hidden) => hidden,
+            None => self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?,
+        };
+        let dz = match parts.magnitude.filter(|_| term.magnitude.is_some()) {
+            Some(part) => {
+                let d_magnitude = gradients.get_mut(part);
+                Some(self.magnitude_backward(weights, weight, &term, x, hidden.view(), dy, d_magnitude)?)
+            }
+            None => None,
+        };
+        let dz_view = dz.as_ref().map_or(dy, Tensor::view);
+        let x = dropped.as_ref().map_or(x, Tensor::view);
+        let mut dh = self.alloc(x.extent(), term.a.rows(), self.dtype)?;
+        let mut db = gradients.get_mut(parts.b);
+        for ((columns, b, out), site) in term.each().zip(term.sites) {
+            let dy = dz_view.col_range(out);
+            if let Some(db) = &mut db {
+                let db = db.reborrow().row_range(site.b_rows.clone());
+                ops::linear_backward_weight(
+                    self.device,
+                    dy,
+                    hidden.view().col_range(columns.clone()),
+                    db,
+                    true,
+                )?;
+            }
+            ops::linear_backward_input(self.device, dy, b, dh.view_mut().col_range(columns), false)?;
+        }
+        ops::scale(self.device, dh.view_mut(), term.scale)?;
+        if let Some(da) = gradients.get_mut(parts.a) {
+            ops::linear_backward_weight(self.device, dh.view(), x, da, true)?;
+        }
+        Ok(LowRankBackward { dz, dh: Some(dh) })
+    }
+
+    /// Adds the gradient of the magnitudes, and returns that of `z`, which is computed again for
+    /// it.
+    fn magnitude_backward(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        term: &LowRank,
+        x: View,
+        hidden: View,
+        dy: View,
+        d_magnitude: Option<ViewMut>,
+    ) -> Result<Tensor> {
+        let w = weights.require(weight)?;
+        if let Some(mut d_magnitude) = d_magnitude {
+            let mut z = self.alloc(x.extent(), w.rows(), self.dtype)?;
+            self.with_terms(term, x, w, hidden, None, None, z.view_mut())?;
+            let mut dots = self.alloc_row(w.rows())?;
+            ops::column_dots(self.device, dy, z.view(), dots.view_mut(), false)?;
+            drop(z);
+            let norms = self.norms(term, w)?;
+            for site in term.sites {
+                let (dots, norms) =
+                    (dots.view().col_range(site.rows.clone()), norms.view().col_range(site.b_rows.clone()));
+                ops::divide(
+                    self.device,
+                    dots,
+                    norms,
+                    d_magnitude.reborrow().col_range(site.b_rows.clone()),
+                    true,
+                )?;
+            }
+        }
+        let factors = self.factors(term, w)?;
+        let mut dz = self.alloc(dy.extent(), dy.cols(), self.dtype)?;
+        ops::scaled_columns(self.device, dy, factors.view(), None, dz.view_mut())?;
+        Ok(dz)
+    }
+
+    /// Computes the gradient of a product's input, `dy · w` and that of its terms, into `dx`.
+    pub(super) fn linear_input(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        dy: View,
+        low_rank: LowRankBackward,
+        mut dx: ViewMut,
+        accumulate: bool,
+    ) -> Result<()> {
+        let LowRankBackward { dz, dh } = low_rank;
+        let (dy, w) = (dz.as_ref().map_or(dy, Tensor::view), weights.require(weight)?);
+        let Some((term, dh)) = weights.low_rank(weight).zip(dh) else {
+            return Ok(ops::linear_backward_input(self.device, dy, w, dx, accumulate)?);
+        };
+        if self.drops(&term).is_none() {
+            let low_rank = (dh.view(), term.a);
+            return Ok(ops::linear_low_rank_backward_input(self.device, dy, w, low_rank, dx, accumulate)?);
+        }
+        ops::linear_backward_input(self.device, dy, w, dx.reborrow(), accumulate)?;
+        self.low_rank_input(&term, dh.view(), dx)
+    }
+
+    /// Returns the dropout key, if the terms have dropout.
+    fn drops(&self, term: &LowRank) -> Option<u64> {
+        self.dropout.filter(|_| term.dropout > 0.0)
+    }
+
+    /// Adds the terms' gradient to `dx`, from `dh` in the compute type.
+    pub(super) fn low_rank_input(&self, term: &LowRank, dh: View, dx: ViewMut) -> Result<()> {
+        let Some(key) = self.drops(term) else {
+            return Ok(ops::linear_backward_input(self.device, dh, term.a, dx, true)?);
+        };
+        let mut dropped = self.alloc(dh.extent(), dx.cols(), self.dtype)?;
+        ops::linear_backward_input(self.device, dh, term.a, dropped.view_mut(), false)?;
+        Ok(ops::dropout_backward_add(self.device, dropped.view(), dx, key ^ term.place, term.dropout)?)
+    }
+}

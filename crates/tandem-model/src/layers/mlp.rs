@@ -1,0 +1,57 @@
+//! The feed-forward half of a block: `down(f(gate(n)) · up(n))`, or `down(f(up(n)))`.
+
+use tandem_kernels::{Tensor, View, ViewMut, ops};
+
+use super::Walk;
+use super::low_rank::Reduced;
+use crate::Result;
+use crate::layout::Part;
+use crate::weights::{LayerGradients, LayerWeights};
+
+/// Computes `h = f(u)` `[T,F]` from `u` `[T,F]` or `[T,2F]`.
+pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
+    let mlp = walk.decoder.spec().mlp;
+    let mut hidden = walk.alloc(up.extent(), mlp.width, walk.dtype)?;
+    if mlp.gated {
+        ops::gated(walk.device, mlp.activation, up, hidden.view_mut())?;
+    } else {
+        ops::activate(walk.device, mlp.activation, up, hidden.view_mut())?;
+    }
+    Ok(hidden)
+}
+
+/// Computes the gradient of the half's input from `dy` in the compute type; overwrites `d_input`.
+pub(super) fn backward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    input: View,
+    up: Tensor,
+    hidden: Option<Tensor>,
+    reduced: &mut Reduced,
+    dy: View,
+    d_input: ViewMut,
+    gradients: &mut LayerGradients,
+) -> Result<()> {
+    let mlp = walk.decoder.spec().mlp;
+    let hidden = match hidden {
+        Some(hidden) => hidden,
+        None => activate(walk, up.view())?,
+    };
+    let (weight, bias) = (Part::DownWeight, Part::DownBias);
+    let low_rank =
+        walk.linear_gradients(weights, gradients, weight, bias, hidden.view(), reduced.down.take(), dy)?;
+    // The activation's output becomes its gradient: same shape, same type.
+    let mut d_hidden = hidden;
+    walk.linear_input(weights, weight, dy, low_rank, d_hidden.view_mut(), false)?;
+    let mut d_up = walk.alloc(up.extent(), up.cols(), walk.dtype)?;
+    if mlp.gated {
+        ops::gated_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
+    } else {
+        ops::activate_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
+    }
+    drop((up, d_hidden));
+    let (weight, bias) = (Part::UpWeight, Part::UpBias);
+    let low_rank =
+        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.up.take(), d_up.view())?;
+    walk.linear_input(weights, weight, d_up.view(), low_rank, d_input, false)
+}

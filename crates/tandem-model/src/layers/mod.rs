@@ -1,0 +1,270 @@
+//! Forward and backward over the layers, with explicit gradients.
+//!
+//! The residual stream `x` `[T,D]` and its gradient are f32; inside a layer, matrices and
+//! activations are in the compute type. The gradient of the residual stream is one buffer that
+//! every layer adds into.
+//!
+//! Under tensor parallelism a layer computes this rank's share, and exchanges the rest through a
+//! [`Split`]; the residual stream and its gradient then hold this rank's rows. A pipeline stage
+//! begins with the stream of the stage before, and ends with the stream that the next one takes.
+//!
+//! Nothing here reads tensor memory: the same code runs on a dry-run device, and that run is the
+//! plan.
+
+mod attention;
+mod away;
+mod block;
+mod embedding;
+mod head;
+mod idle;
+mod logits;
+mod low_rank;
+mod mlp;
+mod norm;
+mod picked;
+mod rows;
+mod score;
+mod split;
+mod stage;
+mod streams;
+
+pub(crate) use attention::Attend;
+pub(crate) use block::{Block, Keep};
+pub use rows::Room;
+pub use split::Split;
+pub use stage::Gradient;
+pub use streams::Streams;
+
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor, View, ops};
+
+use crate::Result;
+use crate::decoder::Decoder;
+use crate::layout::{LayerId, Part};
+use crate::weights::{LayerWeights, WeightSource};
+
+use block::SavedBlock;
+use head::SavedHead;
+use picked::Picked;
+use rows::{Shares, SomeRows};
+use streams::StreamWeights;
+
+/// Activations that a block's forward keeps for backward. Gradients are the same bits in every
+/// mode: missing tensors are computed again by the same operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checkpointing {
+    /// Everything that backward reads. Under tensor parallelism all but the outputs of norms, which
+    /// would be whole on every rank.
+    #[default]
+    None,
+    /// All but the outputs of norms and activations, which are cheap to compute again.
+    Selective,
+    /// The block's input alone: backward runs the block's forward once more.
+    Block,
+}
+
+impl Checkpointing {
+    fn keep(self, is_split: bool) -> Keep {
+        match self {
+            Self::None if is_split => Keep::AllButNorms,
+            Self::None => Keep::All,
+            Self::Selective => Keep::Selective,
+            Self::Block => Keep::Input,
+        }
+    }
+}
+
+/// Activations that a forward pass kept. Dropping them returns the memory.
+pub struct SavedWalk {
+    blocks: Vec<SavedBlock>,
+    /// Present on the last stage.
+    head: Option<SavedHead>,
+}
+
+/// A decoder on a device, with the options of its forward and backward passes.
+#[derive(Clone, Copy)]
+pub struct Walk<'a> {
+    /// The decoder.
+    pub decoder: &'a Decoder,
+    /// Compute device.
+    pub device: &'a Device,
+    /// Compute type: matrices and activations inside a layer. It must be that of the weight source.
+    pub dtype: DType,
+    /// Activations kept between forward and backward.
+    pub checkpointing: Checkpointing,
+    /// Exchange with the other tensor-parallel ranks, if `decoder` is a shard.
+    pub split: Option<&'a dyn Split>,
+    /// Dropout key of adapters, another one for each micro-batch. `None` drops nothing.
+    pub dropout: Option<u64>,
+    /// Host memory to which the inputs of blocks are offloaded until backward; with
+    /// [`Checkpointing::Block`] alone. Its device makes the copies: on a GPU in a stream of its
+    /// own, while blocks compute.
+    pub host: Option<&'a Device>,
+    /// Capacity that memory is allocated for, if a batch has less.
+    pub room: Room,
+}
+
+impl<'a> Walk<'a> {
+    /// Makes passes over a whole decoder or a stage, without dropout, offload or spare capacity.
+    pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
+        let room = Room::default();
+        Self { decoder, device, dtype, checkpointing, split: None, dropout: None, host: None, room }
+    }
+}
+
+impl Walk<'_> {
+    /// Scores the forest's predictions. A [score head](crate::spec::HeadKind::Score) gives each
+    /// prediction a score in place of a log-probability.
+    ///
+    /// # Errors
+    /// If a token is outside the vocabulary, a position beyond the decoder's, weights cannot be
+    /// fetched, or memory runs out.
+    pub fn forward(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        scores: &mut HeadScores,
+    ) -> Result<()> {
+        self.check_stage()?;
+        self.stage_forward(weights, forest, None, Streams::one(scores), false)?;
+        Ok(())
+    }
+
+    /// Runs embedding and blocks over tokens at the positions and with the attention of `attend`.
+    /// With `rows`, the last block computes only these after attention: the result is `[R,D]`, else
+    /// `[T,D]`. If backward follows, rows are distinct. With `both`, a reference that shares the
+    /// base goes along.
+    pub(crate) fn blocks_with(
+        &self,
+        weights: &mut dyn WeightSource,
+        tokens: &[u32],
+        attend: &mut dyn Attend,
+        keep: Keep,
+        rows: Option<&[u32]>,
+        both: bool,
+    ) -> Result<(Streams<Tensor>, Vec<SavedBlock>)> {
+        self.check_split()?;
+        weights.prefetch(LayerId::Embedding)?;
+        weights.prefetch(LayerId::Block(0))?;
+        let x = self.embed(weights, tokens, attend.positions(), both)?;
+        self.blocks_from(weights, x, tokens.len(), attend, keep, rows)
+    }
+
+    /// Runs the blocks, from the residual stream of `num_tokens` tokens before the first of them.
+    fn blocks_from(
+        &self,
+        weights: &mut dyn WeightSource,
+        mut x: Streams<Tensor>,
+        num_tokens: usize,
+        attend: &mut dyn Attend,
+        keep: Keep,
+        rows: Option<&[u32]>,
+    ) -> Result<(Streams<Tensor>, Vec<SavedBlock>)> {
+        let (own, num_layers) = (self.decoder.blocks(), self.decoder.spec().num_layers);
+        let mut saved = Vec::with_capacity(if keep == Keep::Nothing { 0 } else { own.len() });
+        for index in own.clone() {
+            let layer = LayerId::Block(index);
+            self.device.note(format_args!("forward {layer}"));
+            self.prefetch_after(weights, index)?;
+            let layer_weights = StreamWeights::fetch(weights, layer, x.reference.is_some())?;
+            x = x.try_map(|x, is_reference| {
+                let walk = self.of_stream(is_reference);
+                let block = Block { walk: &walk, weights: layer_weights.of(is_reference), index };
+                let rows = self.block_rows(num_tokens, rows.filter(|_| index + 1 == num_layers));
+                let keep = if is_reference { Keep::Nothing } else { keep };
+                let away = if keep == Keep::Nothing { None } else { self.send_away(&x)? };
+                let (y, kept) = block.forward(x, attend, rows, keep)?;
+                if keep != Keep::Nothing {
+                    saved.push(kept.leave(self.device, away)?);
+                }
+                Ok(y)
+            })?;
+            weights.release(layer);
+        }
+        Ok((x, saved))
+    }
+
+    /// Returns the passes of one stream: a reference has no dropout.
+    fn of_stream(&self, is_reference: bool) -> Self {
+        Self { dropout: self.dropout.filter(|_| !is_reference), ..*self }
+    }
+
+    /// Prefetches the layer after a block in the forward pass of this stage.
+    fn prefetch_after(&self, weights: &mut dyn WeightSource, index: usize) -> Result<()> {
+        if index + 1 < self.decoder.blocks().end {
+            weights.prefetch(LayerId::Block(index + 1))
+        } else if self.decoder.stage().is_last() {
+            weights.prefetch(LayerId::Head)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn alloc(&self, rows: Extent, cols: usize, dtype: DType) -> Result<Tensor> {
+        Ok(self.device.alloc_in(Kind::Activations, rows, Extent::exact(cols), dtype)?)
+    }
+
+    /// Allocates `[times, rows]` f32.
+    fn alloc_turned(&self, times: usize, rows: Extent) -> Result<Tensor> {
+        Ok(self.device.alloc_in(Kind::Activations, Extent::exact(times), rows, DType::F32)?)
+    }
+
+    /// Allocates one row of f32, whose size depends on no batch.
+    fn alloc_row(&self, cols: usize) -> Result<Tensor> {
+        self.alloc(Extent::exact(1), cols, DType::F32)
+    }
+
+    /// Computes `x · wᵀ (+ bias)` in the compute type, and returns it with the result of
+    /// [`Walk::linear_into`].
+    fn linear(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        bias: Part,
+        x: View,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), self.dtype)?;
+        let reduced = self.linear_into(weights, (weight, weights.get(bias)), x, None, &mut y)?;
+        Ok((y, reduced))
+    }
+
+    /// Computes this rank's term of `x · wᵀ (+ bias) + residual`, f32, and returns it with the
+    /// result of [`Walk::linear_into`]. `residual` is a term of all rows, or this rank's rows of
+    /// the stream.
+    fn linear_term(
+        &self,
+        weights: &LayerWeights,
+        weight: Part,
+        bias: Part,
+        x: View,
+        residual: View,
+        shares: &Shares,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let bias = weights.get(bias).filter(|_| self.leads());
+        let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), DType::F32)?;
+        let has_all_rows = residual.rows() == y.rows();
+        let residual_of_all = has_all_rows.then_some(residual);
+        let reduced = self.linear_into(weights, (weight, bias), x, residual_of_all, &mut y)?;
+        if !has_all_rows {
+            ops::add(self.device, residual, y.view_mut().row_range(shares.own()))?;
+        }
+        Ok((y, reduced))
+    }
+
+    /// Gathers the given rows of a matrix, or returns all of it.
+    fn pick<'x>(&self, x: View<'x>, rows: Option<SomeRows>) -> Result<Picked<'x>> {
+        let Some(SomeRows { rows, extent }) = rows else { return Ok(Picked::All(x)) };
+        let mut picked = self.alloc(extent, x.cols(), x.dtype())?;
+        ops::gather_rows(self.device, x, rows, picked.view_mut())?;
+        Ok(Picked::Some(picked))
+    }
+
+    /// Scatters the rows of `x` to their places among `all`, zero elsewhere; returns `x` itself
+    /// without `rows`.
+    fn spread(&self, x: Tensor, rows: Option<SomeRows>, all: Extent) -> Result<Tensor> {
+        let Some(SomeRows { rows, .. }) = rows else { return Ok(x) };
+        let mut whole = self.alloc(all, x.cols(), x.dtype())?;
+        ops::spread_rows(self.device, x.view(), rows, whole.view_mut())?;
+        Ok(whole)
+    }
+}

@@ -1,0 +1,121 @@
+//! Norm over the hidden dimension, forward and backward. A rank normalises its own rows and gathers
+//! the others'.
+
+use tandem_kernels::{DType, Kind, Tensor, View, ViewMut, ops};
+
+use super::Walk;
+use super::rows::Shares;
+use crate::Result;
+use crate::layout::Part;
+use crate::spec::NormKind;
+use crate::weights::{LayerGradients, LayerWeights};
+
+/// Statistics of a norm, and its output unless it is computed again.
+pub(crate) struct Normed {
+    /// `[1,T]` inverse rms, or `[T,2]` mean and inverse deviation, of this rank's rows.
+    statistics: Tensor,
+    /// `[T,D]` in the compute type, of all rows.
+    output: Option<Tensor>,
+}
+
+impl Normed {
+    /// Returns the output, which must not have been dropped.
+    pub(crate) fn output(&self) -> View<'_> {
+        self.output.as_ref().expect("the norm's output was dropped or not recomputed").view()
+    }
+
+    pub(crate) fn drop_output(&mut self) {
+        self.output = None;
+    }
+}
+
+/// Weight and bias of a norm.
+pub(crate) type NormParts = (Part, Part);
+pub(crate) const NORM1: NormParts = (Part::Norm1Weight, Part::Norm1Bias);
+pub(crate) const NORM2: NormParts = (Part::Norm2Weight, Part::Norm2Bias);
+pub(crate) const FINAL_NORM: NormParts = (Part::FinalNormWeight, Part::FinalNormBias);
+
+/// Normalises `x` `[T,D]` f32, this rank's rows, into the compute type; gathers all rows.
+pub(crate) fn norm(
+    walk: &Walk,
+    weights: &LayerWeights,
+    parts: NormParts,
+    x: View,
+    shares: &Shares,
+) -> Result<Normed> {
+    let spec = walk.decoder.spec().norm;
+    let weight = weights.require(parts.0)?;
+    let mut output = walk.alloc(shares.all(), x.cols(), walk.dtype)?;
+    let y = output.view_mut().row_range(shares.own());
+    let statistics = match spec.kind {
+        NormKind::Rms { offset } => {
+            let mut inverse = walk.alloc_turned(1, shares.own_extent())?;
+            ops::rms_norm(walk.device, x, weight, offset, spec.eps, y, inverse.view_mut())?;
+            inverse
+        }
+        NormKind::Layer => {
+            let bias = weights.require(parts.1)?;
+            let mut moments = walk.alloc(shares.own_extent(), 2, DType::F32)?;
+            ops::layer_norm(walk.device, x, weight, bias, spec.eps, y, moments.view_mut())?;
+            moments
+        }
+    };
+    walk.gather_rows(&mut output, shares)?;
+    Ok(Normed { statistics, output: Some(output) })
+}
+
+/// Computes the output again if it was dropped: the same operation on the same input gives the same
+/// bits.
+pub(crate) fn restore(
+    walk: &Walk,
+    weights: &LayerWeights,
+    parts: NormParts,
+    x: View,
+    shares: &Shares,
+    normed: &mut Normed,
+) -> Result<()> {
+    if normed.output.is_none() {
+        *normed = norm(walk, weights, parts, x, shares)?;
+    }
+    Ok(())
+}
+
+/// Adds into `dx` f32 and into the gradients of weight and bias; `x`, `dy` and `dx` are this rank's
+/// rows.
+pub(crate) fn norm_backward(
+    walk: &Walk,
+    weights: &LayerWeights,
+    parts: NormParts,
+    x: View,
+    normed: &Normed,
+    dy: View,
+    dx: ViewMut,
+    gradients: &mut LayerGradients,
+) -> Result<()> {
+    let weight = weights.require(parts.0)?;
+    let statistics = normed.statistics.view();
+    // A rank's rows give a term of the gradient of weights that every rank holds.
+    let mut terms = match walk.split {
+        Some(_) if gradients.trains(parts.0) => {
+            let num_parts = 1 + usize::from(gradients.trains(parts.1));
+            Some(walk.device.zeros(Kind::Activations, num_parts, x.cols(), DType::F32)?)
+        }
+        _ => None,
+    };
+    let (dw, db) = match &mut terms {
+        Some(terms) => {
+            let [dw, db] = terms.view_mut().split_rows(1);
+            (Some(dw), Some(db).filter(|db| db.rows() > 0))
+        }
+        None => gradients.each_mut(parts.0, parts.1),
+    };
+    match walk.decoder.spec().norm.kind {
+        NormKind::Rms { offset } => {
+            ops::rms_norm_backward(walk.device, x, weight, offset, statistics, dy, dx, dw)?;
+        }
+        NormKind::Layer => {
+            ops::layer_norm_backward(walk.device, x, weight, statistics, dy, dx, dw.zip(db))?;
+        }
+    }
+    terms.map_or(Ok(()), |terms| walk.add_terms(terms, &[parts.0, parts.1], gradients))
+}

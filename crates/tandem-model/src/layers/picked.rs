@@ -1,0 +1,20 @@
+//! Some rows of a matrix, or all of them.
+
+use tandem_kernels::{Tensor, View};
+
+/// Rows that a block computes after attention.
+pub(super) enum Picked<'a> {
+    /// The matrix itself.
+    All(View<'a>),
+    /// A copy of some rows.
+    Some(Tensor),
+}
+
+impl Picked<'_> {
+    pub(super) fn view(&self) -> View<'_> {
+        match self {
+            Self::All(view) => *view,
+            Self::Some(tensor) => tensor.view(),
+        }
+    }
+}

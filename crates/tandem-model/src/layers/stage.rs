@@ -1,0 +1,178 @@
+//! Forward and backward of one pipeline stage: from tokens, or the stream of the stage before, to
+//! scores, or the stream for the next one. A whole decoder is its only stage.
+
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{Backend, DType, Extent, Forest, Tensor};
+
+use super::attention::ForestAttention;
+use super::block::Block;
+use super::head::ScoredRows;
+use super::{Keep, SavedWalk, Streams, Walk};
+use crate::layout::LayerId;
+use crate::layout::Stage;
+use crate::weights::{GradientSink, WeightSource};
+use crate::{ModelError, Result};
+
+/// Gradient that a stage's backward begins with.
+pub enum Gradient<'a> {
+    /// The last stage: derivative of the loss by each prediction's log-probability.
+    OfScores {
+        /// Scores of the forward pass.
+        scores: &'a HeadScores,
+        /// One derivative per prediction.
+        d_log_prob: &'a [f32],
+    },
+    /// Other stages: gradient of forward's output, this rank's rows of `[T,D]` f32, from the next
+    /// stage.
+    OfStream(Tensor),
+}
+
+impl Walk<'_> {
+    /// Runs the forward pass of a stage. `x` is the residual stream `[T,D]` f32 of the stage
+    /// before, this rank's rows; the first stage has none. The last stage scores the forest's
+    /// predictions, the others return the stream for the next one. With `keep`,
+    /// [`Walk::stage_backward`] follows. A reference that shares the base goes along if it has
+    /// `scores`.
+    ///
+    /// # Errors
+    /// As [`Walk::forward`]; if `x` is missing, superfluous or of another shape.
+    pub fn stage_forward(
+        &self,
+        weights: &mut dyn WeightSource,
+        forest: &Forest,
+        x: Option<Streams<Tensor>>,
+        scores: Streams<&mut HeadScores>,
+        keep: bool,
+    ) -> Result<(Option<Streams<Tensor>>, SavedWalk)> {
+        let stage = self.decoder.stage();
+        let rows = ScoredRows::of(forest);
+        let kept = if keep { self.checkpointing.keep(self.split.is_some()) } else { Keep::Nothing };
+        let mut attend = ForestAttention { device: self.device, forest };
+        let of_last_block = rows.of_last_block();
+        let (x, blocks) = match x {
+            None if stage.is_first() => {
+                let both = scores.reference.is_some();
+                self.blocks_with(weights, &forest.tokens, &mut attend, kept, of_last_block, both)?
+            }
+            Some(x) if !stage.is_first() => {
+                self.check_split()?;
+                self.check_stream(forest, &x.policy)?;
+                x.reference.as_ref().map_or(Ok(()), |x| self.check_stream(forest, x))?;
+                weights.prefetch(LayerId::Block(self.decoder.blocks().start))?;
+                self.blocks_from(weights, x, forest.num_tokens(), &mut attend, kept, of_last_block)?
+            }
+            _ => {
+                let (index, count) = (stage.index, stage.count);
+                return Err(ModelError::Invalid(format!(
+                    "stage {index} of {count} cannot begin without what the one before gives, nor the first with it"
+                )));
+            }
+        };
+        if !stage.is_last() {
+            return Ok((Some(x), SavedWalk { blocks, head: None }));
+        }
+        let head = self.head_forward(weights, forest, rows, x, scores, keep)?;
+        Ok((None, SavedWalk { blocks, head: Some(head) }))
+    }
+
+    /// Runs the backward pass of a stage: adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]`
+    /// into the sink, from the last layer to the first. Returns the gradient of the stream that
+    /// forward took, `[T,D]` f32; the first stage took none.
+    ///
+    /// # Errors
+    /// As [`Walk::forward`]; if `end` is not this stage's, or has not one derivative per
+    /// prediction.
+    pub fn stage_backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        grads: &mut dyn GradientSink,
+        forest: &Forest,
+        saved: SavedWalk,
+        end: Gradient<'_>,
+    ) -> Result<Option<Tensor>> {
+        let SavedWalk { mut blocks, head } = saved;
+        let (first, is_first) = (self.decoder.blocks().start, self.decoder.stage().is_first());
+        let last = first + blocks.len();
+        let runs_ahead = self.device.backend() == Backend::Cuda;
+        if let Some(saved) = blocks.last_mut().filter(|_| runs_ahead) {
+            saved.begin_return(self)?;
+        }
+        if last > first {
+            weights.prefetch(LayerId::Block(last - 1))?;
+        }
+        let mut dx = match (end, head) {
+            (Gradient::OfScores { scores, d_log_prob }, Some(head)) => {
+                if d_log_prob.len() != forest.predictions.len() {
+                    return Err(ModelError::Invalid(format!(
+                        "{} gradients for {} predictions",
+                        d_log_prob.len(),
+                        forest.predictions.len()
+                    )));
+                }
+                self.head_backward(weights, grads, forest, head, scores, d_log_prob)?
+            }
+            (Gradient::OfStream(dx), None) => {
+                self.check_stream(forest, &dx)?;
+                dx
+            }
+            _ => {
+                let what =
+                    "the last stage begins backward with its scores, another with what the next one gives";
+                return Err(ModelError::Invalid(what.to_owned()));
+            }
+        };
+        while let Some(saved) = blocks.pop() {
+            let index = first + blocks.len();
+            let layer = LayerId::Block(index);
+            self.device.note(format_args!("backward {layer}"));
+            // The embedding's backward reads no weights.
+            if index > first {
+                weights.prefetch(LayerId::Block(index - 1))?;
+            }
+            let layer_weights = weights.fetch(layer)?;
+            let mut gradients = grads.open(layer)?;
+            let block = Block { walk: self, weights: &layer_weights, index };
+            let saved = saved.come_back(self)?;
+            if let Some(before) = blocks.last_mut().filter(|_| runs_ahead) {
+                before.begin_return(self)?;
+            }
+            block.backward(saved, forest, &mut dx, &mut gradients)?;
+            weights.release(layer);
+            grads.emit(layer)?;
+        }
+        if !is_first {
+            return Ok(Some(dx));
+        }
+        self.embedding_backward(weights, grads, forest, dx).map(|()| None)
+    }
+
+    /// Returns the number of this rank's rows of the residual stream, which travel between stages.
+    pub fn stream_rows(&self, forest: &Forest) -> Extent {
+        self.shares(forest.num_tokens()).own_extent()
+    }
+
+    /// Checks that the decoder is not one of several stages.
+    pub(super) fn check_stage(&self) -> Result<()> {
+        let Stage { index, count } = self.decoder.stage();
+        if count == 1 {
+            return Ok(());
+        }
+        Err(ModelError::Invalid(format!("stage {index} of {count} of a decoder is walked by itself")))
+    }
+
+    /// Checks that `x` is this rank's rows of the residual stream of all tokens.
+    fn check_stream(&self, forest: &Forest, x: &Tensor) -> Result<()> {
+        let expected = (self.stream_rows(forest).len(), self.decoder.spec().hidden_size);
+        if (x.rows(), x.cols(), x.dtype()) == (expected.0, expected.1, DType::F32) {
+            return Ok(());
+        }
+        Err(ModelError::Invalid(format!(
+            "a stage was given {} x {} {}, expected {} x {} f32",
+            x.rows(),
+            x.cols(),
+            x.dtype(),
+            expected.0,
+            expected.1
+        )))
+    }
+}

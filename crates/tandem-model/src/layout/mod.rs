@@ -1,0 +1,413 @@
+//! Layout of a layer's parameters in its flat buffer, and the shards of a decoder.
+
+pub(crate) mod slice;
+mod stage;
+
+pub(crate) use slice::Block;
+pub use slice::{Run, Slice};
+pub use stage::Stage;
+
+use tandem_kernels::STATE_BLOCK;
+
+use crate::spec::{DecoderSpec, NormKind, Residual};
+
+/// Layer: the unit in which weights are fetched and gradients are emitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LayerId {
+    /// Token and position tables.
+    Embedding,
+    /// A transformer block.
+    Block(usize),
+    /// The final norm and, if it has weights of its own, the head.
+    Head,
+}
+
+impl std::fmt::Display for LayerId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Embedding => f.write_str("embedding"),
+            Self::Block(i) => write!(f, "block {i}"),
+            Self::Head => f.write_str("head"),
+        }
+    }
+}
+
+/// Parameter of a layer in our layout: weights are `[out, in]`, fused where one product computes
+/// several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Part {
+    /// `[V, D]`.
+    TokenTable,
+    /// `[positions, D]`.
+    PositionTable,
+    /// `[1, D]`: the norm before attention.
+    Norm1Weight,
+    /// `[1, D]`.
+    Norm1Bias,
+    /// `[(H+2K)·d, D]`: rows of the queries, the keys, the values.
+    QkvWeight,
+    /// `[1, (H+2K)·d]`.
+    QkvBias,
+    /// `[D, H·d]`.
+    OutWeight,
+    /// `[1, D]`.
+    OutBias,
+    /// `[1, d]`: one norm for every query head.
+    QNormWeight,
+    /// `[1, d]`: one norm for every key head.
+    KNormWeight,
+    /// `[1, D]`: the norm before the feed-forward.
+    Norm2Weight,
+    /// `[1, D]`.
+    Norm2Bias,
+    /// `[2F, D]`: rows of the gate, then rows of up; `[F, D]` if not gated.
+    UpWeight,
+    /// `[1, 2F]` or `[1, F]`.
+    UpBias,
+    /// `[D, F]`.
+    DownWeight,
+    /// `[1, D]`.
+    DownBias,
+    /// `[1, D]`: the norm before the head.
+    FinalNormWeight,
+    /// `[1, D]`.
+    FinalNormBias,
+    /// `[V, D]`; absent if tied to the token table.
+    HeadWeight,
+    /// `[1, V]`.
+    HeadBias,
+    /// `[S·r, D]`: first factor of the low-rank terms of [`Part::QkvWeight`]; S modules of it have
+    /// a term.
+    QkvLoraA,
+    /// `[Σ rows of modules, r]`: second factor, one module's rows after another's.
+    QkvLoraB,
+    /// `[1, Σ rows of modules]`: magnitudes of DoRA.
+    QkvMagnitude,
+    /// `[r, H·d]`.
+    OutLoraA,
+    /// `[D, r]`.
+    OutLoraB,
+    /// `[1, D]`.
+    OutMagnitude,
+    /// `[S·r, D]`.
+    UpLoraA,
+    /// `[Σ rows of modules, r]`.
+    UpLoraB,
+    /// `[1, Σ rows of modules]`.
+    UpMagnitude,
+    /// `[r, F]`.
+    DownLoraA,
+    /// `[D, r]`.
+    DownLoraB,
+    /// `[1, D]`.
+    DownMagnitude,
+    /// `[V, r]`: looked up by token.
+    TokenLoraA,
+    /// `[D, r]`.
+    TokenLoraB,
+    /// `[r, D]`.
+    HeadLoraA,
+    /// `[V, r]`.
+    HeadLoraB,
+    /// `[1, D]`: weight of a score head, in f32.
+    ScoreWeight,
+}
+
+/// Parts of a matrix's low-rank terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LowRankParts {
+    /// Factor that reads the input.
+    pub a: Part,
+    /// Factor that gives the output.
+    pub b: Part,
+    /// Magnitudes of DoRA, where they are possible.
+    pub magnitude: Option<Part>,
+}
+
+/// Weights and their biases.
+const BIASES: [(Part, Part); 8] = [
+    (Part::Norm1Weight, Part::Norm1Bias),
+    (Part::QkvWeight, Part::QkvBias),
+    (Part::OutWeight, Part::OutBias),
+    (Part::Norm2Weight, Part::Norm2Bias),
+    (Part::UpWeight, Part::UpBias),
+    (Part::DownWeight, Part::DownBias),
+    (Part::FinalNormWeight, Part::FinalNormBias),
+    (Part::HeadWeight, Part::HeadBias),
+];
+
+impl Part {
+    /// Returns whether only products of whole matrices are added to this part's gradient, so that
+    /// the first may write it.
+    pub const fn is_written_by_product(self) -> bool {
+        matches!(
+            self,
+            Self::QkvWeight | Self::OutWeight | Self::UpWeight | Self::DownWeight | Self::HeadWeight
+        )
+    }
+
+    /// Returns the parts of the low-rank terms of this matrix; `None` if it can have none.
+    pub const fn low_rank(self) -> Option<LowRankParts> {
+        let (a, b, magnitude) = match self {
+            Self::QkvWeight => (Self::QkvLoraA, Self::QkvLoraB, Some(Self::QkvMagnitude)),
+            Self::OutWeight => (Self::OutLoraA, Self::OutLoraB, Some(Self::OutMagnitude)),
+            Self::UpWeight => (Self::UpLoraA, Self::UpLoraB, Some(Self::UpMagnitude)),
+            Self::DownWeight => (Self::DownLoraA, Self::DownLoraB, Some(Self::DownMagnitude)),
+            Self::TokenTable => (Self::TokenLoraA, Self::TokenLoraB, None),
+            Self::HeadWeight => (Self::HeadLoraA, Self::HeadLoraB, None),
+            _ => return None,
+        };
+        Some(LowRankParts { a, b, magnitude })
+    }
+
+    /// Returns the bias beside this weight, in families that have one.
+    pub(crate) fn bias(self) -> Option<Self> {
+        BIASES.iter().find(|(weight, _)| *weight == self).map(|(_, bias)| *bias)
+    }
+
+    /// Returns the weight beside this bias; `None` if this is no bias.
+    pub(crate) fn weight_of_bias(self) -> Option<Self> {
+        BIASES.iter().find(|(_, bias)| *bias == self).map(|(weight, _)| *weight)
+    }
+
+    /// Returns whether this is a factor of a low-rank term.
+    pub const fn is_factor(self) -> bool {
+        matches!(
+            self,
+            Self::QkvLoraA
+                | Self::QkvLoraB
+                | Self::OutLoraA
+                | Self::OutLoraB
+                | Self::UpLoraA
+                | Self::UpLoraB
+                | Self::DownLoraA
+                | Self::DownLoraB
+                | Self::TokenLoraA
+                | Self::TokenLoraB
+                | Self::HeadLoraA
+                | Self::HeadLoraB
+        )
+    }
+
+    /// Returns whether this is a row of magnitudes.
+    pub const fn is_magnitude(self) -> bool {
+        matches!(self, Self::QkvMagnitude | Self::OutMagnitude | Self::UpMagnitude | Self::DownMagnitude)
+    }
+
+    /// Returns the name in checkpoints.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TokenTable => "token_table",
+            Self::PositionTable => "position_table",
+            Self::Norm1Weight => "norm1_weight",
+            Self::Norm1Bias => "norm1_bias",
+            Self::QkvWeight => "qkv_weight",
+            Self::QkvBias => "qkv_bias",
+            Self::OutWeight => "out_weight",
+            Self::OutBias => "out_bias",
+            Self::QNormWeight => "q_norm_weight",
+            Self::KNormWeight => "k_norm_weight",
+            Self::Norm2Weight => "norm2_weight",
+            Self::Norm2Bias => "norm2_bias",
+            Self::UpWeight => "up_weight",
+            Self::UpBias => "up_bias",
+            Self::DownWeight => "down_weight",
+            Self::DownBias => "down_bias",
+            Self::FinalNormWeight => "final_norm_weight",
+            Self::FinalNormBias => "final_norm_bias",
+            Self::HeadWeight => "head_weight",
+            Self::HeadBias => "head_bias",
+            Self::QkvLoraA => "qkv_lora_a",
+            Self::QkvLoraB => "qkv_lora_b",
+            Self::QkvMagnitude => "qkv_magnitude",
+            Self::OutLoraA => "out_lora_a",
+            Self::OutLoraB => "out_lora_b",
+            Self::OutMagnitude => "out_magnitude",
+            Self::UpLoraA => "up_lora_a",
+            Self::UpLoraB => "up_lora_b",
+            Self::UpMagnitude => "up_magnitude",
+            Self::DownLoraA => "down_lora_a",
+            Self::DownLoraB => "down_lora_b",
+            Self::DownMagnitude => "down_magnitude",
+            Self::TokenLoraA => "token_lora_a",
+            Self::TokenLoraB => "token_lora_b",
+            Self::HeadLoraA => "head_lora_a",
+            Self::HeadLoraB => "head_lora_b",
+            Self::ScoreWeight => "score_weight",
+        }
+    }
+
+    /// Returns whether this is an operand of a product (or the token table) and so has a copy in
+    /// the compute type. Norms, biases, the position table and a score head stay f32.
+    pub const fn is_matrix(self) -> bool {
+        matches!(
+            self,
+            Self::TokenTable
+                | Self::QkvWeight
+                | Self::OutWeight
+                | Self::UpWeight
+                | Self::DownWeight
+                | Self::HeadWeight
+        ) || self.is_factor()
+    }
+
+    /// Returns whether weight decay applies: not to norms and biases.
+    pub const fn decays(self) -> bool {
+        self.is_matrix() || self.is_magnitude() || matches!(self, Self::PositionTable | Self::ScoreWeight)
+    }
+
+    /// Returns whether this is the weight of a norm.
+    pub const fn is_norm_weight(self) -> bool {
+        matches!(
+            self,
+            Self::Norm1Weight
+                | Self::Norm2Weight
+                | Self::FinalNormWeight
+                | Self::QNormWeight
+                | Self::KNormWeight
+        )
+    }
+}
+
+/// Alignment of parameters in elements. Every parameter starts on a 64-byte line in f32 and bf16,
+/// and no block of optimiser states spans two parameters: what all tensor-parallel ranks hold whole
+/// then has the same states on each.
+const ALIGNMENT: usize = STATE_BLOCK;
+
+/// Parameter and its place in the layer's flat buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// The parameter.
+    pub part: Part,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// First element in the layer's flat buffer.
+    pub offset: usize,
+    /// True if weight decay applies.
+    pub decay: bool,
+}
+
+impl ParamSpec {
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Returns whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the elements in the layer's flat buffer.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len()
+    }
+}
+
+/// Layout of a layer's flat buffer. Parameters with a copy in the compute type come first, then the
+/// others that decay, then norms and biases: the copy and each decay group are contiguous.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerLayout {
+    /// Parameters, by offset.
+    pub params: Vec<ParamSpec>,
+    /// Elements of the flat buffer, padding included. Padding holds zeros.
+    pub len: usize,
+    /// Elements from the start that have a copy in the compute type: the matrices, without an
+    /// untied token table, which is only looked up.
+    pub compute_len: usize,
+    /// Elements from the start that decay.
+    pub decay_len: usize,
+}
+
+impl LayerLayout {
+    /// Lays out parts of the given sizes. `looked_up` names a matrix that needs no copy in the
+    /// compute type.
+    pub fn new(parts: &[(Part, usize, usize)], looked_up: Option<Part>) -> Self {
+        let group = |part: Part| match part {
+            _ if part.is_matrix() && Some(part) != looked_up => 0,
+            _ if part.decays() => 1,
+            _ => 2,
+        };
+        let mut sorted = parts.to_vec();
+        sorted.sort_by_key(|&(part, ..)| (group(part), part));
+        let mut layout =
+            Self { params: Vec::with_capacity(parts.len()), len: 0, compute_len: 0, decay_len: 0 };
+        for (part, rows, cols) in sorted {
+            layout.params.push(ParamSpec { part, rows, cols, offset: layout.len, decay: part.decays() });
+            layout.len += (rows * cols).next_multiple_of(ALIGNMENT);
+            match group(part) {
+                0 => (layout.compute_len, layout.decay_len) = (layout.len, layout.len),
+                1 => layout.decay_len = layout.len,
+                _ => {}
+            }
+        }
+        layout
+    }
+
+    /// Returns the layer's parameter of this part, if it has one.
+    pub fn param(&self, part: Part) -> Option<&ParamSpec> {
+        self.params.iter().find(|p| p.part == part)
+    }
+
+    /// Returns the number of parameters, without padding.
+    pub fn num_parameters(&self) -> usize {
+        self.params.iter().map(ParamSpec::len).sum()
+    }
+
+    /// Lays out a layer of a model.
+    pub(crate) fn of(spec: &DecoderSpec, layer: LayerId) -> Self {
+        match layer {
+            LayerId::Embedding => Self::embedding(spec),
+            LayerId::Block(_) => Self::block(spec),
+            LayerId::Head => Self::head(spec),
+        }
+    }
+
+    fn embedding(spec: &DecoderSpec) -> Self {
+        let mut parts = vec![(Part::TokenTable, spec.vocab_size, spec.hidden_size)];
+        if let Some(positions) = spec.embedding.learned_positions {
+            parts.push((Part::PositionTable, positions, spec.hidden_size));
+        }
+        Self::new(&parts, (!spec.head.tied).then_some(Part::TokenTable))
+    }
+
+    fn block(spec: &DecoderSpec) -> Self {
+        let (hidden, attention, mlp) = (spec.hidden_size, &spec.attention, &spec.mlp);
+        let layer_norm = spec.norm.kind == NormKind::Layer;
+        let second_norm = spec.residual != Residual::Parallel { shared_norm: true };
+        let parts = [
+            (true, Part::Norm1Weight, 1, hidden),
+            (layer_norm, Part::Norm1Bias, 1, hidden),
+            (true, Part::QkvWeight, attention.qkv_width(), hidden),
+            (attention.qkv_bias, Part::QkvBias, 1, attention.qkv_width()),
+            (true, Part::OutWeight, hidden, attention.query_width()),
+            (attention.out_bias, Part::OutBias, 1, hidden),
+            (attention.qk_norm, Part::QNormWeight, 1, attention.head_dim),
+            (attention.qk_norm, Part::KNormWeight, 1, attention.head_dim),
+            (second_norm, Part::Norm2Weight, 1, hidden),
+            (second_norm && layer_norm, Part::Norm2Bias, 1, hidden),
+            (true, Part::UpWeight, mlp.up_width(), hidden),
+            (mlp.up_bias, Part::UpBias, 1, mlp.up_width()),
+            (true, Part::DownWeight, hidden, mlp.width),
+            (mlp.down_bias, Part::DownBias, 1, hidden),
+        ];
+        let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();
+        Self::new(&present, None)
+    }
+
+    fn head(spec: &DecoderSpec) -> Self {
+        let (hidden, vocab, is_score) = (spec.hidden_size, spec.vocab_size, spec.head.is_score());
+        let parts = [
+            (true, Part::FinalNormWeight, 1, hidden),
+            (spec.norm.kind == NormKind::Layer, Part::FinalNormBias, 1, hidden),
+            (!spec.head.tied && !is_score, Part::HeadWeight, vocab, hidden),
+            (is_score, Part::ScoreWeight, 1, hidden),
+            (spec.head.bias, Part::HeadBias, 1, vocab),
+        ];
+        let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();
+        Self::new(&present, None)
+    }
+}

@@ -1,0 +1,242 @@
+//! Shard of a decoder under tensor parallelism.
+//!
+//! A rank holds whole heads: their rows of the projection to q, k and v, and their columns of the
+//! one back. Of the feed-forward it holds some of the F channels: their rows of gate and up, and
+//! their columns of down. Of the vocabulary it holds some tokens: their rows of the table and of
+//! the head. Norms, position tables, and the biases of row-parallel products are whole on each
+//! rank. So a shard is a decoder of fewer heads, channels and tokens, with a layout of its own.
+
+use std::ops::Range;
+
+use crate::layout::{LayerLayout, ParamSpec, Part};
+use crate::spec::DecoderSpec;
+use crate::{ModelError, Result};
+
+/// Tensor-parallel shard of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// Rank in the tensor-parallel group.
+    pub index: usize,
+    /// Size of the group.
+    pub count: usize,
+}
+
+impl Slice {
+    /// The whole decoder.
+    pub const WHOLE: Self = Self { index: 0, count: 1 };
+
+    /// Returns this shard's range of `len` items. Ranges differ in length by one at most.
+    pub fn of(self, len: usize) -> Range<usize> {
+        len * self.index / self.count..len * (self.index + 1) / self.count
+    }
+
+    /// Returns the shard's spec: fewer heads, channels and tokens.
+    ///
+    /// # Errors
+    /// If key/value heads cannot be divided evenly, there are fewer channels or tokens than ranks,
+    /// or the head scores sequences.
+    pub fn spec(self, whole: &DecoderSpec) -> Result<DecoderSpec> {
+        let count = self.count;
+        if count > 1 && whole.head.is_score() {
+            return Err(ModelError::Invalid(
+                "a reward model is not divided among tensor ranks yet; leave compute.tensor out, and divide it by compute.sharding \
+                 or compute.pipeline"
+                    .to_owned(),
+            ));
+        }
+        let (heads, kv_heads) = (whole.attention.heads, whole.attention.kv_heads);
+        if !kv_heads.is_multiple_of(count) {
+            let sizes: Vec<_> =
+                (1..=kv_heads).filter(|&n| kv_heads.is_multiple_of(n)).map(|n| n.to_string()).collect();
+            return Err(ModelError::Invalid(format!(
+                "{heads} attention heads with {kv_heads} key/value heads cannot be divided evenly among {count} ranks; \
+                 numbers that divide them: {}",
+                sizes.join(", ")
+            )));
+        }
+        let mut spec = whole.clone();
+        spec.attention.heads = heads / count;
+        spec.attention.kv_heads = kv_heads / count;
+        spec.mlp.width = self.of(whole.mlp.width).len();
+        spec.vocab_size = self.of(whole.vocab_size).len();
+        if whole.mlp.width.min(whole.vocab_size) < count {
+            return Err(ModelError::Invalid(format!(
+                "a feed-forward of {} channels and a vocabulary of {} tokens cannot be divided among {count} ranks",
+                whole.mlp.width, whole.vocab_size
+            )));
+        }
+        Ok(spec)
+    }
+
+    /// Returns whether ranks hold different parts of a parameter, rather than all of it each.
+    pub fn splits(self, part: Part) -> bool {
+        self.count > 1 && (part.is_matrix() || matches!(part, Part::QkvBias | Part::UpBias | Part::HeadBias))
+    }
+
+    /// Returns the shard's columns of a whole parameter that is divided by columns; else all
+    /// columns.
+    pub(crate) fn columns(self, whole: &DecoderSpec, param: &ParamSpec) -> Range<usize> {
+        match (param.part, &self.block(whole, param).cols[..]) {
+            (Part::OutWeight | Part::DownWeight, [columns]) => columns.clone(),
+            _ => 0..param.cols,
+        }
+    }
+
+    /// Returns the shard's rows and columns of a whole parameter.
+    pub(crate) fn block(self, whole: &DecoderSpec, param: &ParamSpec) -> Block {
+        let attention = &whole.attention;
+        let heads = |heads: usize| {
+            let share = self.of(heads);
+            share.start * attention.head_dim..share.end * attention.head_dim
+        };
+        let after = |start: usize, range: Range<usize>| start + range.start..start + range.end;
+        let (query, kv) = (attention.query_width(), attention.kv_width());
+        let own = match param.part {
+            _ if self.count == 1 => None,
+            Part::QkvWeight | Part::QkvBias => Some(vec![
+                heads(attention.heads),
+                after(query, heads(attention.kv_heads)),
+                after(query + kv, heads(attention.kv_heads)),
+            ]),
+            Part::OutWeight => Some(vec![heads(attention.heads)]),
+            Part::UpWeight | Part::UpBias => {
+                let width = whole.mlp.width;
+                let gates = if whole.mlp.gated { 2 } else { 1 };
+                Some((0..gates).map(|gate| after(gate * width, self.of(width))).collect())
+            }
+            Part::DownWeight => Some(vec![self.of(whole.mlp.width)]),
+            Part::TokenTable | Part::HeadWeight | Part::HeadBias => Some(vec![self.of(whole.vocab_size)]),
+            _ => None,
+        };
+        let (rows, cols) = (0..param.rows, 0..param.cols);
+        let whole = Block { rows: vec![rows], cols: vec![cols] };
+        let Some(own) = own else { return whole };
+        // A bias is one row; the projections back are divided by the columns that they read.
+        match param.part {
+            Part::OutWeight | Part::DownWeight => Block { cols: own, ..whole },
+            _ if param.rows == 1 => Block { cols: own, ..whole },
+            _ => Block { rows: own, ..whole },
+        }
+    }
+}
+
+/// Part of a matrix: ranges of columns of ranges of rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) rows: Vec<Range<usize>>,
+    pub(crate) cols: Vec<Range<usize>>,
+}
+
+impl Block {
+    /// Lists the block as contiguous runs of elements, in its order, in a matrix of `width`
+    /// columns.
+    pub(crate) fn runs(&self, width: usize) -> impl Iterator<Item = Range<usize>> {
+        let is_wide = matches!(&self.cols[..], [cols] if *cols == (0..width));
+        let whole_rows = self.rows.iter().filter(move |_| is_wide);
+        let whole_rows = whole_rows.map(move |rows| rows.start * width..rows.end * width);
+        let single_rows = self.rows.iter().filter(move |_| !is_wide).cloned().flatten();
+        let parts = single_rows.flat_map(move |row| {
+            self.cols.iter().map(move |cols| row * width + cols.start..row * width + cols.end)
+        });
+        whole_rows.chain(parts)
+    }
+
+    /// Returns the block's part within rows `rows` and columns `cols` of the matrix, counted from
+    /// their starts.
+    pub(crate) fn within(&self, rows: &Range<usize>, cols: &Range<usize>) -> Self {
+        let clip = |ranges: &[Range<usize>], to: &Range<usize>| -> Vec<Range<usize>> {
+            let clipped = ranges.iter().map(|r| r.start.max(to.start)..r.end.min(to.end));
+            clipped.filter(|r| !r.is_empty()).map(|r| r.start - to.start..r.end - to.start).collect()
+        };
+        Self { rows: clip(&self.rows, rows), cols: clip(&self.cols, cols) }
+    }
+
+    /// Returns the number of elements.
+    pub(crate) fn len(&self) -> usize {
+        let count = |ranges: &[Range<usize>]| ranges.iter().map(Range::len).sum::<usize>();
+        count(&self.rows) * count(&self.cols)
+    }
+}
+
+/// Run of elements that are contiguous in a shard's parameter and in the whole one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First element of the shard's parameter.
+    pub start: usize,
+    /// The same elements of the whole parameter.
+    pub whole: Range<usize>,
+}
+
+/// Lists the runs of one shard's parameter, in order; `param` is the whole one.
+pub(crate) fn runs(slice: Slice, whole: &DecoderSpec, param: &ParamSpec) -> Vec<Run> {
+    let mut start = 0;
+    let block = slice.block(whole, param);
+    let runs = block.runs(param.cols).map(|whole| {
+        start += whole.len();
+        Run { start: start - whole.len(), whole }
+    });
+    runs.collect()
+}
+
+/// Copies one shard of a layer's flat buffer out of the whole one; padding becomes zero.
+pub(crate) fn copy_out(
+    slice: Slice,
+    spec: &DecoderSpec,
+    (whole_layout, layout): (&LayerLayout, &LayerLayout),
+    whole: &[f32],
+    part: &mut [f32],
+) {
+    part.fill(0.0);
+    for (param, own) in whole_layout.params.iter().zip(&layout.params) {
+        for Run { start, whole: run } in runs(slice, spec, param) {
+            let to = own.offset + start..own.offset + start + run.len();
+            part[to].copy_from_slice(&whole[param.offset + run.start..param.offset + run.end]);
+        }
+    }
+}
+
+/// Copies a shard back into the whole buffer. Of parameters that every rank holds whole, the last
+/// copy stays.
+pub(crate) fn copy_in(
+    slice: Slice,
+    spec: &DecoderSpec,
+    (whole_layout, layout): (&LayerLayout, &LayerLayout),
+    part: &[f32],
+    whole: &mut [f32],
+) {
+    for (param, own) in whole_layout.params.iter().zip(&layout.params) {
+        for Run { start, whole: run } in runs(slice, spec, param) {
+            let from = own.offset + start..own.offset + start + run.len();
+            whole[param.offset + run.start..param.offset + run.end].copy_from_slice(&part[from]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "a block of one range of columns")]
+    fn a_block_is_cut_into_the_longest_runs() {
+        let rows = Block { rows: vec![1..3, 5..6], cols: vec![0..4] };
+        assert_eq!(rows.runs(4).collect::<Vec<_>>(), [4..12, 20..24]);
+        let cols = Block { rows: vec![0..2, 3..4], cols: vec![1..2, 3..4] };
+        assert_eq!(cols.runs(4).collect::<Vec<_>>(), [1..2, 3..4, 5..6, 7..8, 13..14, 15..16]);
+        assert_eq!(cols.len(), 6);
+        assert_eq!(cols.within(&(1..4), &(0..4)), Block { rows: vec![0..1, 2..3], cols: vec![1..2, 3..4] });
+        assert_eq!(cols.within(&(0..4), &(2..4)), Block { rows: vec![0..2, 3..4], cols: vec![1..2] });
+    }
+
+    #[test]
+    fn shares_cover_everything_and_differ_by_one_at_most() {
+        for len in [2, 7, 50_257] {
+            for count in [1, 2, 3, 7] {
+                let shares: Vec<_> = (0..count).map(|index| Slice { index, count }.of(len)).collect();
+                assert_eq!((shares[0].start, shares[count - 1].end), (0, len));
+                assert!(shares.windows(2).all(|w| w[0].end == w[1].start));
+                assert!(shares.iter().all(|s| s.len().abs_diff(len / count) <= 1), "{shares:?}");
+            }
+        }
+    }
+}

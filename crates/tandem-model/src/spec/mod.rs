@@ -1,0 +1,223 @@
+//! What a decoder is made of.
+
+mod config;
+mod rotary;
+
+use tandem_kernels::ops::{Activation, AttentionShape, HeadShape};
+
+pub use config::Config;
+pub use rotary::{RotaryScaling, RotarySpec};
+
+/// Causal decoder, described by its parts. [`crate::families`] makes one from a `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderSpec {
+    /// `model_type` of the family.
+    pub family: &'static str,
+    /// Number of tokens in the vocabulary, `V`.
+    pub vocab_size: usize,
+    /// Width of the residual stream, `D`.
+    pub hidden_size: usize,
+    /// Number of blocks.
+    pub num_layers: usize,
+    /// Positions that the model was trained for (`max_position_embeddings`).
+    pub max_positions: usize,
+    /// Every norm of the model.
+    pub norm: NormSpec,
+    /// Join of attention and feed-forward with the residual stream.
+    pub residual: Residual,
+    /// Attention.
+    pub attention: AttentionSpec,
+    /// Rotary embedding of queries and keys; `None` where positions are learned.
+    pub rotary: Option<RotarySpec>,
+    /// Feed-forward.
+    pub mlp: MlpSpec,
+    /// Token and position tables.
+    pub embedding: EmbeddingSpec,
+    /// The language-model head.
+    pub head: HeadSpec,
+    /// Distribution of fresh weights.
+    pub init: InitSpec,
+    /// Tokens that end a text (`eos_token_id`).
+    pub eos_token_ids: Vec<u32>,
+}
+
+impl DecoderSpec {
+    /// Gives every projection of attention and feed-forward a bias.
+    pub(crate) fn with_biases(mut self) -> Self {
+        (self.attention.qkv_bias, self.attention.out_bias) = (true, true);
+        (self.mlp.up_bias, self.mlp.down_bias) = (true, true);
+        self
+    }
+}
+
+/// Kind of norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormKind {
+    /// `x / rms(x) · (w + offset)`; the offset is 1 for Gemma, else 0.
+    Rms {
+        /// Added to the weight.
+        offset: f32,
+    },
+    /// LayerNorm with weight and bias.
+    Layer,
+}
+
+/// A norm over the hidden dimension.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// Kind of norm.
+    pub kind: NormKind,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+/// Join of a block's two halves with the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// `y = x + attention(norm1(x))`, then `y + mlp(norm2(y))`.
+    Sequential,
+    /// `x + attention(norm1(x)) + mlp(norm2(x))`.
+    Parallel {
+        /// True if one norm serves both halves (Phi).
+        shared_norm: bool,
+    },
+}
+
+/// Attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads, `H`.
+    pub heads: usize,
+    /// Key/value heads, `K`; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head, `d`.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// True if q, k and v have a bias.
+    pub qkv_bias: bool,
+    /// True if the output projection has a bias.
+    pub out_bias: bool,
+    /// True if each query and key head is normalised before rotation (Qwen 3).
+    pub qk_norm: bool,
+    /// Sliding window of each block; `None` is full attention.
+    pub windows: Vec<Option<u32>>,
+    /// `s ← cap · tanh(s / cap)` on the scores.
+    pub softcap: Option<f32>,
+}
+
+impl AttentionSpec {
+    /// Returns the columns of the queries, `H·d`.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Returns the columns of the keys, which are those of the values, `K·d`.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Returns the columns of queries, keys and values together, `(H+2K)·d`.
+    pub fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.kv_width()
+    }
+
+    /// Returns the kernel's description of the attention of block `layer`.
+    pub fn shape(&self, layer: usize) -> AttentionShape {
+        AttentionShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: self.scale,
+            window: self.windows[layer],
+            softcap: self.softcap,
+        }
+    }
+}
+
+/// Feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlpSpec {
+    /// Width inside, `F`.
+    pub width: usize,
+    /// `down(f(gate(x)) · up(x))` rather than `down(f(up(x)))`.
+    pub gated: bool,
+    /// The function `f`.
+    pub activation: Activation,
+    /// True if gate and up have a bias.
+    pub up_bias: bool,
+    /// True if down has a bias.
+    pub down_bias: bool,
+}
+
+impl MlpSpec {
+    /// Returns the columns of the first projection: `2F` if gated, else `F`.
+    pub fn up_width(&self) -> usize {
+        self.width * if self.gated { 2 } else { 1 }
+    }
+}
+
+/// Token and position tables.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EmbeddingSpec {
+    /// Factor on the token's row (`√D` for Gemma, else 1).
+    pub scale: f32,
+    /// Rows of a learned position table.
+    pub learned_positions: Option<usize>,
+}
+
+/// Kind of head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadKind {
+    /// Logits over the vocabulary, and a log-probability for each prediction.
+    Language,
+    /// A reward model's: one score per prediction, that of the sequence which ends there.
+    Score {
+        /// Padding token (`pad_token_id`): a sequence ends before it.
+        pad: Option<u32>,
+    },
+}
+
+/// The head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadSpec {
+    /// Kind of head.
+    pub kind: HeadKind,
+    /// True if the token table is the head's weight.
+    pub tied: bool,
+    /// True if the logits have a bias.
+    pub bias: bool,
+    /// Scale and softcap of the logits.
+    pub shape: HeadShape,
+}
+
+impl HeadSpec {
+    /// Makes a score head as every `ForSequenceClassification` of `transformers` has it: one row of
+    /// weights, no bias.
+    pub fn score(pad: Option<u32>) -> Self {
+        Self { kind: HeadKind::Score { pad }, tied: false, bias: false, shape: HeadShape::default() }
+    }
+
+    /// Returns whether the head scores sequences rather than tokens.
+    pub fn is_score(&self) -> bool {
+        matches!(self.kind, HeadKind::Score { .. })
+    }
+
+    /// Returns the padding token of a score head.
+    pub fn pad(&self) -> Option<u32> {
+        match self.kind {
+            HeadKind::Language => None,
+            HeadKind::Score { pad } => pad,
+        }
+    }
+}
+
+/// Distribution of fresh weights: matrices normal with mean 0, norms 1, biases 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InitSpec {
+    /// Standard deviation of matrices and tables (`initializer_range`).
+    pub std: f32,
+    /// Standard deviation of matrices that write to the residual stream (GPT-2 divides by
+    /// `√(2·layers)`).
+    pub residual_std: f32,
+}

@@ -1,0 +1,199 @@
+//! Layout of a frozen layer's parameters in one buffer of bytes.
+//!
+//! A *piece* is a parameter, or the rows of one HF tensor in a quantised matrix: blocks and scales
+//! are then those that the tensor has by itself. Block matrices are stored in the requested
+//! [`Format`], tables and head in bf16 at the least, as QLoRA does
+//! (<https://arxiv.org/abs/2305.14314>), norms, biases and learned positions in f32. Matrices
+//! stored in another type than the compute type are unpacked into a second buffer before products
+//! read them.
+//!
+//! A piece takes whole units, so one of less than 4256 weights takes more bytes in nf4 than in bf16
+//! (8512). Matrices of real models are hundreds of times larger, and a format that depended on the
+//! size would make tiny models another computation than the large ones that they test.
+
+use std::ops::Range;
+
+use tandem_kernels::bytes::BytesView;
+use tandem_kernels::{DType, Device, Format, View, ViewMut, ops};
+
+use crate::Result;
+use crate::decoder::Decoder;
+use crate::families::{family_named, pieces};
+use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
+
+/// Layout of a frozen layer's buffer.
+#[derive(Clone, Debug)]
+pub struct Packing {
+    params: Vec<Packed>,
+    len: usize,
+    unpacked_len: usize,
+    dtype: DType,
+}
+
+/// A parameter and its pieces.
+#[derive(Clone, Debug)]
+struct Packed {
+    param: ParamSpec,
+    pieces: Vec<Piece>,
+    /// First element in the unpacked buffer, if the parameter is unpacked.
+    unpacked: Option<usize>,
+}
+
+/// Rows of a parameter that are quantised together.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// Format of the rows.
+    pub format: Format,
+    /// Bytes of the buffer.
+    pub bytes: Range<usize>,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Elements in the layer's flat f32 buffer.
+    pub flat: Range<usize>,
+}
+
+/// Alignment of unpacked parameters, in elements: whole cache lines.
+const ALIGNMENT: usize = 32;
+
+impl Packing {
+    /// Lays out a layer whose matrices are stored in `format` and computed with in `dtype`.
+    pub fn new(decoder: &Decoder, layer: LayerId, format: Format, dtype: DType) -> Self {
+        let (spec, layout) = (decoder.spec(), decoder.layout(layer));
+        let family = family_named(spec.family).expect("specs come from families");
+        let mut packing = Self { params: Vec::new(), len: 0, unpacked_len: 0, dtype };
+        let tensors = pieces(family, spec, layer, layout);
+        let is_shared = decoder.adapter().is_some();
+        for &param in &layout.params {
+            let format = match format_of(param.part, format) {
+                // Beside a fully trained policy the table is looked up in f32, as the policy's
+                // masters are.
+                Format::Bf16 if !is_shared && looks_up(param.part, layout) => Format::F32,
+                format => format,
+            };
+            let is_multiplied = param.offset < layout.compute_len;
+            let add = |packing: &mut Self, rows: usize, flat: Range<usize>| {
+                let len = format.packed_len(rows, param.cols);
+                let bytes = packing.len..packing.len + len;
+                packing.len = bytes.end;
+                Piece { format, bytes, rows, cols: param.cols, flat }
+            };
+            let pieces = if format.dtype().is_some() {
+                vec![add(&mut packing, param.rows, param.range())]
+            } else {
+                let own = tensors.iter().filter(|tensor| tensor.part == param.part);
+                own.map(|tensor| add(&mut packing, tensor.rows, tensor.range.clone())).collect()
+            };
+            let unpacks = is_multiplied && format.dtype() != Some(dtype);
+            let unpacked = unpacks.then_some(packing.unpacked_len);
+            if unpacks {
+                packing.unpacked_len += param.len().next_multiple_of(ALIGNMENT);
+            }
+            packing.params.push(Packed { param, pieces, unpacked });
+        }
+        packing
+    }
+
+    /// Returns the bytes of the buffer.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether the buffer is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the elements of the unpacked buffer.
+    pub fn unpacked_len(&self) -> usize {
+        self.unpacked_len
+    }
+
+    /// Returns the pieces, in order.
+    pub fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.params.iter().flat_map(|param| &param.pieces)
+    }
+
+    /// Returns the bytes of each rank's shard of the buffer. Shards are cut between units, so each
+    /// has its own scales.
+    pub fn counts(&self, num_ranks: usize) -> Vec<usize> {
+        let cut = |rank: usize| {
+            let at = self.len * rank / num_ranks;
+            let Some(piece) = self.pieces().find(|piece| piece.bytes.contains(&at)) else { return at };
+            let unit = piece.format.unit_len(piece.cols);
+            piece.bytes.start + (at - piece.bytes.start) / unit * unit
+        };
+        (0..num_ranks)
+            .map(|rank| if rank + 1 == num_ranks { self.len - cut(rank) } else { cut(rank + 1) - cut(rank) })
+            .collect()
+    }
+
+    /// Unpacks the matrices of `bytes` into `unpacked` `[1, unpacked_len]` in the compute type.
+    pub fn unpack(&self, device: &Device, bytes: BytesView, mut unpacked: ViewMut) -> Result<()> {
+        for Packed { param, pieces, unpacked: place } in &self.params {
+            let Some(start) = *place else { continue };
+            for piece in pieces {
+                let first = start + piece.flat.start - param.offset;
+                let out = unpacked.reborrow().col_range(first..first + piece.flat.len());
+                let out = out.reshape(piece.rows, piece.cols);
+                ops::unpack(device, bytes.range(piece.bytes.clone()), piece.format, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, part: Part) -> Option<&Packed> {
+        self.params.iter().find(|packed| packed.param.part == part)
+    }
+}
+
+/// Returns whether the part is a table that no product reads.
+fn looks_up(part: Part, layout: &LayerLayout) -> bool {
+    let is_multiplied = |param: &ParamSpec| param.offset < layout.compute_len;
+    part == Part::TokenTable && !layout.param(part).is_some_and(is_multiplied)
+}
+
+/// Returns the format of a parameter in a layer whose block matrices are in `format`.
+fn format_of(part: Part, format: Format) -> Format {
+    match part {
+        Part::QkvWeight | Part::OutWeight | Part::UpWeight | Part::DownWeight => format,
+        Part::TokenTable | Part::HeadWeight if format != Format::F32 => Format::Bf16,
+        _ => Format::F32,
+    }
+}
+
+/// Parameters of a frozen layer in its buffers.
+#[derive(Clone, Copy)]
+pub struct PackedLayer<'a> {
+    packing: &'a Packing,
+    bytes: BytesView<'a>,
+    unpacked: Option<View<'a>>,
+}
+
+impl<'a> PackedLayer<'a> {
+    /// Views a layer's bytes and the buffer of its unpacked matrices.
+    pub fn new(packing: &'a Packing, bytes: BytesView<'a>, unpacked: Option<View<'a>>) -> Self {
+        debug_assert_eq!(bytes.len(), packing.len, "bytes of another layer");
+        debug_assert_eq!(unpacked.map_or(0, |view| view.cols()), packing.unpacked_len, "of another layer");
+        Self { packing, bytes, unpacked }
+    }
+
+    /// Returns a parameter, in the compute type if products read it.
+    pub(crate) fn get(&self, part: Part) -> Option<View<'a>> {
+        let Packed { param, pieces, unpacked } = self.packing.find(part)?;
+        Some(match unpacked {
+            Some(start) => {
+                let all = self.unpacked.expect("a layer that has something to unpack was unpacked");
+                all.col_range(*start..start + param.len()).reshape(param.rows, param.cols)
+            }
+            None => {
+                let piece = &pieces[0];
+                let dtype = piece.format.dtype().unwrap_or(self.packing.dtype);
+                let start = piece.bytes.start;
+                let range = start..start + param.len() * dtype.size();
+                self.bytes.as_tensor(range, param.rows, param.cols, dtype)
+            }
+        })
+    }
+}
