@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::report::Origin;
+pub use crate::place::Place;
 
 /// A mistake in the data, the tokenizer's folder or the cache's file system.
 #[derive(Debug, thiserror::Error)]
@@ -146,28 +146,6 @@ pub enum DataError {
     /// A batch could not be built.
     #[error(transparent)]
     Forest(#[from] tandem_kernels::KernelError),
-}
-
-/// A file and a line, for messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The file.
-    pub path: PathBuf,
-    /// 1-based line; for an element of a JSON array, the line on which it starts.
-    pub line: u32,
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.path.display(), self.line)
-    }
-}
-
-impl Place {
-    /// The place of a row, given the files in the order of [`Origin::file`].
-    pub fn of(origin: Origin, files: &[impl AsRef<Path>]) -> Self {
-        Self { path: files[origin.file as usize].as_ref().to_path_buf(), line: origin.line }
-    }
 }
 
 impl DataError {

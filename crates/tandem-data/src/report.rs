@@ -5,18 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Place;
-use crate::forest::PairTokens;
-use crate::row::TokenRow;
-
-/// Where a row came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Origin {
-    /// Index into the data set's files.
-    pub file: u32,
-    /// 1-based line; for an element of a JSON array, the line on which it starts.
-    pub line: u32,
-}
+pub use crate::place::Origin;
+use crate::place::Place;
 
 /// What can happen to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -109,17 +99,8 @@ impl Concerned {
 }
 
 impl Report {
-    /// Counts a row that is kept.
-    pub(crate) fn keep(&mut self, row: &TokenRow) {
-        let (parts, longest): ([&[u32]; 3], usize) = match row {
-            TokenRow::Pair { prompt, unseen, chosen, rejected, .. } => {
-                let [first, second] = PairTokens { prompt, unseen: *unseen, chosen, rejected }.lengths();
-                ([prompt, chosen, rejected], first.max(second))
-            }
-            TokenRow::Scored { tokens, .. } | TokenRow::Prompt { tokens, .. } => {
-                ([&[], tokens, &[]], tokens.len())
-            }
-        };
+    /// Counts a kept row: its token ids in parts, and its longest sequence.
+    pub(crate) fn keep(&mut self, parts: [&[u32]; 3], longest: usize) {
         self.num_tokens += parts.iter().map(|ids| ids.len() as u64).sum::<u64>();
         self.longest = self.longest.max(longest as u64);
         let largest = parts.iter().filter_map(|ids| ids.iter().max()).max();

@@ -1,9 +1,9 @@
 //! An answer's text as its tokens come.
 
 use crate::Result;
-use crate::decode_stream::DecodeStream;
-use crate::stop_strings::StopStrings;
-use crate::tokenizer::Tokenizer;
+use crate::text::decode_stream::DecodeStream;
+use crate::text::stop_strings::StopStrings;
+use crate::text::tokenizer::Tokenizer;
 
 /// Turns tokens into text, up to a string that ends it.
 pub struct TextStream<'a> {
@@ -16,7 +16,7 @@ impl<'a> TextStream<'a> {
     /// An empty text.
     pub fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Self {
         let stop = StopStrings::new(stop.iter().cloned());
-        Self { decode: tokenizer.decode_stream(true), stop, is_ended: false }
+        Self { decode: DecodeStream::new(tokenizer, true), stop, is_ended: false }
     }
 
     /// Adds a token: the text that can be shown now. After a string that ends the text there is none.

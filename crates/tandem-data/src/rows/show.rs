@@ -4,8 +4,8 @@
 //! supervised) or red (rejected). Without colour, `│` stands between tokens and `[ ]` around each scored one.
 
 use crate::error::DataError;
-use crate::forest::{PairTokens, ScoredTokens};
-use crate::tokenizer::Tokenizer;
+use crate::rows::tokens::{PairTokens, ScoredTokens};
+use crate::text::tokenizer::Tokenizer;
 
 /// How rows are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use crate::cache_file::{Header, RowEntry};
-use crate::error::{DataError, Place};
-use crate::forest::{PairTokens, RowCounts, ScoredTokens};
-use crate::record::Kind;
-use crate::report::{Origin, Report};
+use crate::cache::cache_file::{Header, RowEntry};
+use crate::error::DataError;
+use crate::place::{Origin, Place};
+use crate::report::Report;
+use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
+use crate::source::record::Kind;
 
 /// The rows of a data set as token ids, in file order. Every process that opens the same cache shares its memory.
 ///

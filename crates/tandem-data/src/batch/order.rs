@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::mersenne::Mersenne;
+use crate::batch::mersenne::Mersenne;
 
 /// The order of an epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,7 +93,7 @@ pub enum MicroBatch {
 }
 
 /// Cuts the rows of a global batch into micro-batches, greedily and in order. `tokens[i]` is what row `i` adds to a
-/// forest. A row that exceeds the budget by itself gets a micro-batch of its own (see [`oversized`]).
+/// forest. A row that exceeds the budget by itself gets a micro-batch of its own.
 ///
 /// # Panics
 /// If the budget is 0.
@@ -116,12 +116,6 @@ pub fn cut(tokens: &[usize], budget: MicroBatch) -> Vec<Range<usize>> {
         }
     }
     cuts
-}
-
-/// The rows that are larger than a token budget by themselves.
-pub fn oversized(tokens: impl IntoIterator<Item = usize>, budget: MicroBatch) -> Vec<usize> {
-    let MicroBatch::Tokens(limit) = budget else { return Vec::new() };
-    tokens.into_iter().enumerate().filter(|&(_, tokens)| tokens > limit).map(|(row, _)| row).collect()
 }
 
 #[cfg(test)]
@@ -174,7 +168,5 @@ mod tests {
         assert_eq!(cut(&[3, 3, 3, 9, 1, 1], MicroBatch::Tokens(6)), [0..2, 2..3, 3..4, 4..6]);
         assert_eq!(cut(&[3, 3, 3, 9, 1], MicroBatch::Rows(2)), [0..2, 2..4, 4..5]);
         assert!(cut(&[], MicroBatch::Tokens(6)).is_empty());
-        assert_eq!(oversized([3, 9, 6, 7], MicroBatch::Tokens(6)), [1, 3]);
-        assert!(oversized([3, 9], MicroBatch::Rows(1)).is_empty());
     }
 }

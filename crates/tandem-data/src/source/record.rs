@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::error::{DataError, Place};
+use crate::error::DataError;
+use crate::place::Place;
 
 /// One message of a conversation: `role`, `content`, and whatever else the chat template reads.
 pub type Message = Map<String, Value>;

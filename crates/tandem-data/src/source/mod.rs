@@ -1,6 +1,9 @@
 //! Which files a data set is made of, and how often each of them counts.
 
-use std::path::{Path, PathBuf};
+pub(crate) mod reader;
+pub mod record;
+
+use std::path::PathBuf;
 
 use serde::de::{Error as _, SeqAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -38,15 +41,6 @@ impl Source {
 pub struct Sources(pub Vec<Source>);
 
 impl Sources {
-    /// The same with relative paths taken from `folder`.
-    #[must_use]
-    pub fn relative_to(mut self, folder: &Path) -> Self {
-        for source in &mut self.0 {
-            source.path = folder.join(&source.path);
-        }
-        self
-    }
-
     /// The paths, in order.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.0.iter().map(|s| s.path.clone()).collect()
@@ -160,7 +154,6 @@ mod tests {
         assert_eq!(parse(r#""a.jsonl""#).unwrap(), Sources::from("a.jsonl"));
         let mixed = parse(r#"["a.jsonl", {"path": "b.json", "weight": 0.5}, {"path": "c"}]"#).unwrap();
         assert_eq!(mixed.0.iter().map(|s| s.weight).collect::<Vec<_>>(), [1.0, 0.5, 1.0]);
-        assert_eq!(mixed.relative_to(Path::new("/d")).0[1].path, Path::new("/d/b.json"));
     }
 
     #[test]

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::error::{DataError, Place};
-use crate::reader::RowReader;
-use crate::record::{Content, Kind, Record, Text};
-use crate::row::{RowOptions, TokenRow, tokenise};
-use crate::tokenizer::Tokenizer;
+use crate::error::DataError;
+use crate::place::Place;
+use crate::rows::row::{RowOptions, TokenRow, tokenise};
+use crate::source::reader::RowReader;
+use crate::source::record::{Content, Kind, Record, Text};
+use crate::text::tokenizer::Tokenizer;
 
 /// A row with a `prompt`.
 #[derive(Clone, Debug)]

@@ -13,9 +13,9 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use serde_json::Map;
 
 use crate::error::DataError;
-use crate::python_text::{JsonStyle, to_json, write_str};
-use crate::record::Message;
-use crate::strftime::strftime_now;
+use crate::source::record::Message;
+use crate::text::python_text::{JsonStyle, to_json, write_str};
+use crate::text::strftime::strftime_now;
 
 /// What a template is given besides the messages.
 #[derive(Clone, Copy, Debug, Default)]

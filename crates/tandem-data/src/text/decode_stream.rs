@@ -1,7 +1,7 @@
 //! Text from ids that come one by one, as in generation.
 
 use crate::error::DataError;
-use crate::tokenizer::Tokenizer;
+use crate::text::tokenizer::Tokenizer;
 
 /// Turns ids into text as they come.
 ///
@@ -16,7 +16,8 @@ pub struct DecodeStream<'a> {
 }
 
 impl<'a> DecodeStream<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer, skip_special_tokens: bool) -> Self {
+    /// Creates a stream without ids.
+    pub fn new(tokenizer: &'a Tokenizer, skip_special_tokens: bool) -> Self {
         Self { tokenizer, skip_special_tokens, window: Vec::new(), given: 0 }
     }
 

@@ -6,17 +6,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rayon::prelude::*;
 
-use crate::cache_file::{CacheWriter, FORMAT_VERSION, RowEntry};
-use crate::checksum;
-use crate::error::{DataError, Place};
+use crate::cache::cache_file::{CacheWriter, FORMAT_VERSION, RowEntry};
+use crate::cache::checksum;
+use crate::cache::token_cache::TokenCache;
+use crate::error::DataError;
+use crate::place::{Origin, Place};
 use crate::progress::Progress;
-use crate::reader::{RawRow, RowReader};
-use crate::record::{Record, Shape};
-use crate::report::{Origin, Reason, Report};
-use crate::row::{Outcome, RowOptions, tokenise};
+use crate::report::{Reason, Report};
+use crate::rows::row::{Outcome, RowOptions, tokenise};
+use crate::source::reader::{RawRow, RowReader};
+use crate::source::record::{Record, Shape};
 use crate::source::{Source, Sources};
-use crate::token_cache::TokenCache;
-use crate::tokenizer::Tokenizer;
+use crate::text::tokenizer::Tokenizer;
 
 /// Rows are read, tokenised and written in portions of at most so many bytes of text, which bounds memory.
 const PORTION_BYTES: usize = 4 << 20;
@@ -188,7 +189,7 @@ impl<'a> Builder<'a> {
                 self.check_shape(shape, origin)?;
                 outcome.reasons.iter().for_each(|&reason| self.report.note(reason, origin));
                 if let Some(row) = &outcome.row {
-                    self.report.keep(row);
+                    self.report.keep(row.parts(), row.longest());
                     writer.push(row, origin).map_err(DataError::io("writing the token cache", path))?;
                     if copies > 1 {
                         repeated.push((writer.rows[writer.rows.len() - 1], copies));

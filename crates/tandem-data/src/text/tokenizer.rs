@@ -6,18 +6,16 @@ use std::path::{Path, PathBuf};
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Encoding};
 
-use crate::chat_template::{ChatTemplate, RenderOptions};
-use crate::decode_stream::DecodeStream;
 use crate::error::DataError;
-use crate::record::Message;
-use crate::special_tokens::TokenFiles;
+use crate::source::record::Message;
+use crate::text::chat_template::{ChatTemplate, RenderOptions};
+use crate::text::special_tokens::TokenFiles;
 
 /// A tokenizer with its special tokens and its chat template.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     folder: PathBuf,
     named: Vec<(String, String)>,
-    bos: Option<u32>,
     eos: Vec<u32>,
     pad: Option<u32>,
     chat_template: Option<ChatTemplate>,
@@ -51,7 +49,6 @@ impl Tokenizer {
         };
         let mut eos = files.ids("eos_token_id");
         eos.extend(id("eos_token").filter(|id| !eos.contains(id)));
-        let bos = id("bos_token").or_else(|| files.ids("bos_token_id").first().copied());
         let pad = id("pad_token").or_else(|| files.ids("pad_token_id").first().copied());
         let chat_template = ChatTemplate::from_folder(&folder, &files.tokenizer_config, named.clone())?;
 
@@ -65,17 +62,7 @@ impl Tokenizer {
         hasher.update(&serde_json::to_vec(&inner.get_added_vocabulary()).unwrap_or_default());
         let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
         let byte_level = decoder.contains("\"ByteLevel\"");
-        Ok(Self {
-            inner,
-            folder,
-            named,
-            bos,
-            eos,
-            pad,
-            chat_template,
-            byte_level,
-            fingerprint: hasher.finalize(),
-        })
+        Ok(Self { inner, folder, named, eos, pad, chat_template, byte_level, fingerprint: hasher.finalize() })
     }
 
     /// Ids of a plain text, with the special tokens that the tokenizer adds by itself.
@@ -123,11 +110,6 @@ impl Tokenizer {
         self.inner.decode(ids, skip_special_tokens).map_err(|e| self.refused(e))
     }
 
-    /// Decodes ids as they come, never splitting a character.
-    pub fn decode_stream(&self, skip_special_tokens: bool) -> DecodeStream<'_> {
-        DecodeStream::new(self, skip_special_tokens)
-    }
-
     /// The vocabulary's entry of an id, as it stands in `tokenizer.json`.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
@@ -141,11 +123,6 @@ impl Tokenizer {
     /// Number of ids, added tokens included.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
-    }
-
-    /// The beginning-of-sequence id.
-    pub fn bos_id(&self) -> Option<u32> {
-        self.bos
     }
 
     /// The ids that end a generation: those of `generation_config.json` or `config.json`, and the tokenizer's own.

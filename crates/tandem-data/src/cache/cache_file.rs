@@ -13,10 +13,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::checksum;
-use crate::record::Kind;
-use crate::report::{Origin, Report};
-use crate::row::TokenRow;
+use crate::cache::checksum;
+use crate::place::Origin;
+use crate::report::Report;
+use crate::rows::row::TokenRow;
+use crate::source::record::Kind;
 
 /// Changes with the layout and with every change to what a row's tokens are.
 pub(crate) const FORMAT_VERSION: u64 = 3;

@@ -7,7 +7,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use crate::error::{DataError, Place};
+use crate::error::DataError;
+use crate::place::Place;
 
 /// A row's text, not parsed yet.
 #[derive(Debug, PartialEq, Eq)]

@@ -5,12 +5,12 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::chat_template::RenderOptions;
 use crate::error::DataError;
-use crate::forest::{PairTokens, ScoredTokens};
-use crate::record::{Content, Kind, Message, Record, Text};
 use crate::report::Reason;
-use crate::tokenizer::Tokenizer;
+use crate::rows::tokens::PairTokens;
+use crate::source::record::{Content, Kind, Message, Record, Text};
+use crate::text::chat_template::RenderOptions;
+use crate::text::tokenizer::Tokenizer;
 
 /// Which tokens of a supervised row are in the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,11 +101,19 @@ impl TokenRow {
         }
     }
 
-    /// The supervised row, if it is one.
-    pub fn as_scored(&self) -> Option<ScoredTokens<'_>> {
+    /// Token ids of a pair's prompt, chosen and rejected answer; of another row all ids in one part.
+    pub(crate) fn parts(&self) -> [&[u32]; 3] {
         match self {
-            Self::Scored { tokens, scored } => Some(ScoredTokens { tokens, scored }),
-            Self::Pair { .. } | Self::Prompt { .. } => None,
+            Self::Pair { prompt, chosen, rejected, .. } => [prompt, chosen, rejected],
+            Self::Scored { tokens, .. } | Self::Prompt { tokens, .. } => [&[], tokens, &[]],
+        }
+    }
+
+    /// Number of tokens of the longest sequence.
+    pub(crate) fn longest(&self) -> usize {
+        match self.as_pair() {
+            Some(pair) => pair.lengths()[0].max(pair.lengths()[1]),
+            None => self.parts()[1].len(),
         }
     }
 }
