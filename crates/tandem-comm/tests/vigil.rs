@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use processes::{DEADLINE, Ranks, Role};
 use tandem_comm::gloo::Lifeline;
-use tandem_comm::vigil::Vigil;
+use tandem_comm::watchdog::Vigil;
 use tandem_comm::{CommError, Group, Phase, Reduction, Result};
 
 /// For silences and deadlines that are to be missed: long enough that everybody else makes it on a busy machine.

@@ -7,10 +7,10 @@ use super::communicator::{Communicator, Place, unique_id};
 use super::libraries::Libraries;
 use super::raw::UniqueId;
 use super::staging::Staging;
-use crate::call::{Call, Operation};
-use crate::element::{ElementKind, Reduction};
+use crate::collective::call::{Call, Operation};
+use crate::collective::element::{ElementKind, Reduction};
+use crate::collective::engine::{DeviceEngine, Engine};
 use crate::error::{CommError, Result};
-use crate::group::{DeviceEngine, Engine};
 
 /// A wait is busy for so long; collectives of small buffers take less.
 const BUSY: Duration = Duration::from_millis(1);

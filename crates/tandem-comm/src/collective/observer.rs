@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::call::Call;
+use crate::collective::call::Call;
 
 /// Told of every call of a group when it is over, by the thread that made it. The group's parts tell the same one.
 pub trait Watch: Send + Sync {

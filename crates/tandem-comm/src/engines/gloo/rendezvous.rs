@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::lifeline::Lifeline;
 use super::mesh::Mesh;
 use crate::error::{CommError, Result};
+use crate::health::abort_flag::Lifeline;
 use crate::store::{Store, StoreError};
 
 /// Names the network interface to listen at.

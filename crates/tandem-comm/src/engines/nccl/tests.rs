@@ -1,16 +1,17 @@
 //! The engine on stand-ins for NCCL and CUDA, with ranks that are threads.
 
-#[path = "../../tests/conformance/mod.rs"]
+#[path = "../../../tests/conformance/mod.rs"]
 mod conformance;
 
 use std::time::Duration;
 
 use super::fake::{self, Trouble};
-use crate::call::{Call, Operation};
-use crate::element::Reduction;
+use crate::collective::call::{Call, Operation};
+use crate::collective::element::Reduction;
+use crate::collective::engine::Engine;
+use crate::engines::threads;
 use crate::error::{CommError, Result};
-use crate::group::{Engine, Group};
-use crate::threads;
+use crate::group::Group;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// For deadlines that are to be missed: long enough that everybody else makes it on a busy machine.
@@ -45,7 +46,7 @@ fn a_hundred_megabytes_are_reduced() {
 /// Controls whose ranks could be processes.
 #[cfg(feature = "gloo")]
 fn gloo_groups(size: usize) -> Vec<Group> {
-    use crate::gloo::{self, Lifeline};
+    use crate::engines::gloo::{self, Lifeline};
     use crate::store::{Store, StoreServer};
 
     let server = StoreServer::bind(0).unwrap();

@@ -161,7 +161,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::nccl::raw::UniqueId;
+    use crate::engines::nccl::raw::UniqueId;
 
     #[test]
     fn what_is_missing_is_named_with_where_it_is_to_be_had() {

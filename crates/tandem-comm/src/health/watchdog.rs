@@ -16,10 +16,10 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::beat::{self, Beat};
 use crate::error::CommError;
-use crate::gloo::{Lifeline, failure};
-use crate::progress::Progress;
+use crate::health::heartbeat::{self, Beat};
+use crate::health::progress::Progress;
+use crate::health::{abort_flag::Lifeline, failure};
 use crate::store::{Store, StoreError};
 
 /// Between two beats.

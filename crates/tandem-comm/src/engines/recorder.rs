@@ -4,10 +4,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::call::{Call, Operation};
-use crate::element::{ElementKind, Reduction};
+use crate::collective::call::{Call, Operation};
+use crate::collective::element::{ElementKind, Reduction};
+use crate::collective::engine::Engine;
 use crate::error::Result;
-use crate::group::{Engine, Group};
+use crate::group::Group;
 
 /// What was called, in order: the group (0 is the one that [`group`] made, those split off count up) and the call.
 #[derive(Clone, Debug, Default)]

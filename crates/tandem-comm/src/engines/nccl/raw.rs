@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use tandem_dynamic::functions;
 
-use crate::element::{ElementKind, Reduction};
+use crate::collective::element::{ElementKind, Reduction};
 
 /// The oldest version of NCCL that is used, as it writes its versions. Communicators that never block, and can be given up at any
 /// point, are older; the layout of [`Config`] is this one's.

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::gloo::{Lifeline, failure};
+use crate::health::watchdog::Vigil;
+use crate::health::{abort_flag::Lifeline, failure};
 use crate::launch::Launch;
-use crate::open_files::{self, Raised};
+use crate::launch::open_files::{self, Raised};
 use crate::store::{Store, StoreServer};
-use crate::vigil::Vigil;
 use crate::{CommError, Group, Result, gloo};
 
 /// How long ranks look for the place where they meet: pods and their names come up one after another.

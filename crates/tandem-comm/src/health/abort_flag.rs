@@ -28,11 +28,11 @@ impl Lifeline {
     }
 
     /// A group failed for this reason; the others of this rank go on for themselves. The first reason stays.
-    pub(super) fn note(&self, why: CommError) {
+    pub(crate) fn note(&self, why: CommError) {
         self.lock().get_or_insert(why);
     }
 
-    pub(super) fn is_cut(&self) -> bool {
+    pub(crate) fn is_cut(&self) -> bool {
         self.0.is_cut.load(Ordering::Acquire)
     }
 

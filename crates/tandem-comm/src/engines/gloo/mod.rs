@@ -19,15 +19,13 @@
 //! *Network.* A rank listens at the address from which it reaches the store. Where that is not the one at which the others can
 //! reach it, `GLOO_SOCKET_IFNAME` names the network interface, as for PyTorch.
 
+mod call_check;
 mod engine;
-pub(crate) mod failure;
-mod lifeline;
 mod mesh;
 mod rendezvous;
 mod ring;
-mod roll_call;
 
-pub use lifeline::Lifeline;
+pub use crate::health::abort_flag::Lifeline;
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use super::communicator::{INVALID_USAGE, Posted, Rank, Shared, State, What};
 use super::cuda::offset;
 use super::{CURRENT, TROUBLE, Trouble, lock, write_down};
-use crate::nccl::raw::{Config, NcclFunctions, RawCommunicator, RawStream, UniqueId};
+use crate::engines::nccl::raw::{Config, NcclFunctions, RawCommunicator, RawStream, UniqueId};
 
 /// How often a communicator says that it is not ready yet.
 const ASKED: u32 = 2;

@@ -10,7 +10,7 @@ use super::libraries::Functions;
 use super::raw::{
     Config, DevicePointer, IN_PROGRESS, RawCommunicator, RawStream, UniqueId, data_type, operation,
 };
-use crate::element::{ElementKind, Reduction};
+use crate::collective::element::{ElementKind, Reduction};
 
 /// One rank's end. Dropped, it aborts what is under way: of all that ends a communicator that alone needs no other rank.
 pub(super) struct Communicator {

@@ -37,7 +37,7 @@ pub(crate) fn filed(store: &Store) -> Result<Option<CommError>, StoreError> {
 }
 
 /// When a group stands still: those of `suspects` that do not say within `patience` that they are stuck too.
-pub(super) fn hanging(
+pub(crate) fn hanging(
     store: &Store,
     rank: usize,
     suspects: &[usize],
@@ -60,7 +60,7 @@ pub(super) fn hanging(
 }
 
 /// The key under which a rank says that it has waited for a deadline's time.
-pub(super) fn stuck(rank: usize) -> String {
+pub(crate) fn stuck(rank: usize) -> String {
     format!("stuck/{rank}")
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::element::{ElementKind, Reduction};
+use crate::collective::element::{ElementKind, Reduction};
 
 /// A collective, or one rank's side of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,8 +4,14 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 
-use super::cuda::Stream;
-use crate::element::{ElementKind, Reduction, reduce};
+use crate::collective::element::{ElementKind, Reduction, reduce};
+
+/// CUDA stream of a rank.
+#[derive(Default)]
+pub(super) struct Stream {
+    /// Unfinished operations: the communicator, and the operation's number in it.
+    pub(super) waits_for: Vec<(Arc<Shared>, usize)>,
+}
 
 /// `ncclInvalidUsage`.
 pub(super) const INVALID_USAGE: c_int = 5;

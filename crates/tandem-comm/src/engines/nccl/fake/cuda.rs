@@ -3,11 +3,10 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::Arc;
 
-use super::communicator::Shared;
+use super::communicator::Stream;
 use super::{CURRENT, DEVICES, TROUBLE, Trouble, lock, write_down};
-use crate::nccl::raw::{CudaFunctions, DevicePointer, RawContext, RawStream};
+use crate::engines::nccl::raw::{CudaFunctions, DevicePointer, RawContext, RawStream};
 
 // CUresult.
 const OK: c_int = 0;
@@ -18,12 +17,6 @@ const WRONG_ORDER: c_int = 999;
 
 thread_local! {
     static MEMORY: RefCell<HashMap<DevicePointer, Vec<u64>>> = RefCell::default();
-}
-
-#[derive(Default)]
-pub(super) struct Stream {
-    /// The operations in it: of which communicator, and their number there.
-    pub(super) waits_for: Vec<(Arc<Shared>, usize)>,
 }
 
 pub(super) fn functions() -> CudaFunctions {
@@ -46,7 +39,7 @@ pub(super) fn functions() -> CudaFunctions {
 }
 
 /// Buffers in device memory that this rank has.
-pub(in crate::nccl) fn num_buffers() -> usize {
+pub(in crate::engines::nccl) fn num_buffers() -> usize {
     MEMORY.with_borrow(HashMap::len)
 }
 

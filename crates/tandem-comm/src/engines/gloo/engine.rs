@@ -4,17 +4,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::failure;
-use super::lifeline::Lifeline;
+use super::call_check::{Answer, RollCall};
 use super::mesh::{Fault, Mesh, Slot, Transfer};
 use super::rendezvous;
 use super::ring::Ring;
-use super::roll_call::{Answer, RollCall};
-use crate::call::Call;
-use crate::element::Reduction;
+use crate::collective::call::Call;
+use crate::collective::element::Reduction;
+use crate::collective::engine::{Engine, MAX_MESSAGE_BYTES, MAX_MESSAGES};
+use crate::engines::buffer_pool::Spare;
 use crate::error::{CommError, Result};
-use crate::group::{Engine, MAX_MESSAGE_BYTES, MAX_MESSAGES};
-use crate::spare::Spare;
+use crate::health::abort_flag::Lifeline;
+use crate::health::failure;
 use crate::store::{Store, StoreError};
 
 /// How long a rank that is done waits for the others to be. A connection that closes loses what the kernel has not sent yet.

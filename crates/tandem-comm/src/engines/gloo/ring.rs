@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::mesh::{Fault, Mesh, Slot};
-use crate::element::{ElementKind, Reduction, reduce};
+use crate::collective::element::{ElementKind, Reduction, reduce};
 
 /// Bytes of a segment: it stays in the cache between coming and being reduced, and is long for a TCP connection. A
 /// multiple of every element's size.

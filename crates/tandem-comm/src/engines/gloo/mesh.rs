@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::lifeline::Lifeline;
+use crate::health::abort_flag::Lifeline;
 
 /// How long a wait goes on before it looks whether the job is over.
 const LOOK: Duration = Duration::from_millis(250);

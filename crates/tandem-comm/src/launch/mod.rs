@@ -14,6 +14,10 @@
 //! error that names the variables. The alternative, carrying on as a world of one, trains N separate models into
 //! the same folder and tells nobody.
 
+pub mod open_files;
+#[cfg(feature = "gloo")]
+pub mod processes;
+
 use std::collections::BTreeMap;
 use std::fmt;
 

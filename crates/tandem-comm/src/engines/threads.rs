@@ -11,11 +11,12 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::call::Call;
-use crate::element::{ElementKind, Reduction, reduce};
+use crate::collective::call::Call;
+use crate::collective::element::{ElementKind, Reduction, reduce};
+use crate::collective::engine::{Engine, MAX_MESSAGE_BYTES, MAX_MESSAGES};
+use crate::engines::buffer_pool::Spare;
 use crate::error::{CommError, Result};
-use crate::group::{Engine, Group, MAX_MESSAGE_BYTES, MAX_MESSAGES};
-use crate::spare::Spare;
+use crate::group::Group;
 
 /// One group for each of `size` ranks. A call in which a rank waits longer than `deadline` fails.
 ///
@@ -25,6 +26,14 @@ pub fn groups(size: usize, deadline: Duration) -> Vec<Group> {
     assert!(size > 0, "a group of no ranks");
     let shared = Arc::new(Shared::new(size, deadline));
     (0..size).map(|rank| Group::new(Box::new(Threads::new(shared.clone(), rank)))).collect()
+}
+
+impl Group {
+    /// Creates a group of one rank.
+    pub fn alone() -> Self {
+        let mut groups = groups(1, Duration::from_secs(1));
+        groups.pop().expect("one group was asked for")
+    }
 }
 
 /// One rank's end.

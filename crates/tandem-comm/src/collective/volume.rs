@@ -1,6 +1,6 @@
 //! How much a rank communicates.
 
-use crate::call::{Call, Operation};
+use crate::collective::call::{Call, Operation};
 
 /// Calls and bytes, counted as the best known algorithms move them, so that the numbers compare between engines: what an
 /// engine really sends is its own matter.
