@@ -8,7 +8,7 @@ pub use crate::place::Place;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The operating system refused a read or a write.
-    #[error("{what} {}: {source}{}", path.display(), advice(source))]
+    #[error("{what} {}{}", path.display(), advice(source))]
     Io {
         /// What was attempted, as in "reading".
         what: &'static str,
@@ -133,12 +133,12 @@ pub enum DataError {
         reason: String,
     },
     /// An error in one row, with its place.
-    #[error("{place}: {source}")]
+    #[error("{place}: {error}")]
     Row {
         /// File and line.
         place: Place,
         /// What is wrong with the row.
-        source: Box<DataError>,
+        error: Box<DataError>,
     },
     /// A configuration value that makes no sense.
     #[error("{0}")]
@@ -155,7 +155,7 @@ impl DataError {
     }
 
     pub(crate) fn at(self, place: Place) -> Self {
-        Self::Row { place, source: Box::new(self) }
+        Self::Row { place, error: Box::new(self) }
     }
 }
 
@@ -163,7 +163,7 @@ fn advice(error: &std::io::Error) -> &'static str {
     use std::io::ErrorKind;
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
-            "; nothing half-written was left; free space there or put the cache elsewhere"
+            " (nothing half-written was left; free space there or put the cache elsewhere)"
         }
         _ => "",
     }

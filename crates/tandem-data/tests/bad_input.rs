@@ -112,8 +112,10 @@ fn a_missing_file_or_template_is_named() {
     let (folder, tokenizer) = tokenizer_with(false, None);
     let options = RowOptions::new(Kind::Supervised);
     let missing = Sources::from(folder.path().join("none.jsonl"));
-    let error = prepare(&missing, &tokenizer, &options, folder.path(), &Silent).unwrap_err().to_string();
-    assert!(error.contains("reading") && error.contains("none.jsonl: No such file"), "{error}");
+    let error = prepare(&missing, &tokenizer, &options, folder.path(), &Silent).unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("reading ") && text.ends_with("none.jsonl"), "{text}");
+    assert!(std::error::Error::source(&error).is_some(), "the system's answer is the cause");
     let error = Tokenizer::from_folder(Path::new("/nowhere")).err().unwrap().to_string();
     assert!(error.contains("/nowhere/tokenizer.json"), "{error}");
 

@@ -28,7 +28,7 @@ pub enum JudgeError {
         found: String,
     },
     /// The command's program cannot be started.
-    #[error("judge `{judge}`: the command `{command}` cannot be started: {source}")]
+    #[error("judge `{judge}`: the command `{command}` cannot be started")]
     Start {
         /// The judge.
         judge: String,
@@ -91,7 +91,7 @@ pub enum JudgeError {
         budget: u64,
     },
     /// The cache cannot be read or written.
-    #[error("judge `{judge}`: {what} the cache {}: {source}", path.display())]
+    #[error("judge `{judge}`: {what} the cache {}", path.display())]
     Cache {
         /// The judge.
         judge: String,
@@ -103,7 +103,7 @@ pub enum JudgeError {
         source: std::io::Error,
     },
     /// The model that judges cannot be loaded, or fails.
-    #[error("judge `{judge}`: {source}")]
+    #[error("judge `{judge}`")]
     Model {
         /// The judge.
         judge: String,

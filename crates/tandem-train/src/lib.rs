@@ -62,7 +62,7 @@ pub mod store;
 pub mod trainer;
 
 pub use config::Config;
-pub use error::{Fault, Result, TrainError};
+pub use error::{Fault, Result, TrainError, chain};
 pub use events::{Event, Observer};
 pub use plan::Plan;
 pub use reward_model::{Answers, RewardModel};

@@ -8,7 +8,7 @@ use tandem_comm::{Group, threads};
 use crate::config::Config;
 use crate::events::{Event, Observer, Silent};
 use crate::trainer::{Options, Outcome, Trainer};
-use crate::{Fault, Result, TrainError, gpus, homes, mesh};
+use crate::{Fault, Result, TrainError, chain, gpus, homes, mesh};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
 /// while the others wait: this is a last resort.
@@ -81,7 +81,7 @@ pub fn train_as(
     if let Err(error) = &outcome
         && error.comm().is_none()
     {
-        trainer.abort(&error.to_string());
+        trainer.abort(&chain(error));
     }
     outcome
 }

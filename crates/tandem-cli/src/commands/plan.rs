@@ -11,7 +11,7 @@ use tandem_train::plan::search::search;
 use tandem_train::plan::text::{rank_names, ranking};
 use tandem_train::plan::{Assumed, Outline, RunPlan, advice, measure};
 use tandem_train::prepare::Prepared;
-use tandem_train::{Config, TrainError, config, gpus, homes};
+use tandem_train::{Config, TrainError, chain, config, gpus, homes};
 
 use crate::args::PlanArguments;
 use crate::exit::Exit;
@@ -70,7 +70,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
 
 /// What of this machine is wrong for a run that is planned for others.
 fn elsewhere(error: &TrainError) -> String {
-    format!("on this machine the run would be refused: {error}")
+    format!("on this machine the run would be refused: {}", chain(error))
 }
 
 fn measure(file: &Path) -> anyhow::Result<Exit> {

@@ -102,8 +102,9 @@ fn answers_may_come_in_any_order() {
 #[test]
 fn a_command_that_is_not_there_is_an_error() {
     let config = CommandConfig { command: vec!["/no/such/judge".to_owned()], ..CommandConfig::default() };
-    let error = CommandJudge::new("mine", config, silent()).err().unwrap().to_string();
-    assert!(error.starts_with("judge `mine`: the command `/no/such/judge` cannot be started: "), "{error}");
+    let error = CommandJudge::new("mine", config, silent()).err().unwrap();
+    assert_eq!(error.to_string(), "judge `mine`: the command `/no/such/judge` cannot be started");
+    assert!(std::error::Error::source(&error).is_some(), "the system's answer is the cause");
 }
 
 #[test]
