@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Source of a row, as stored in a cache: a file's index and a line.
+/// Compact position of a row: a file's index and a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Origin {
     /// Index into the data set's files.
@@ -13,7 +13,7 @@ pub struct Origin {
     pub line: u32,
 }
 
-/// A file and a line, for messages.
+/// Position of a row: a file and a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The file.

@@ -1,27 +1,27 @@
-//! How far preparation is, told to whoever wants to know: the library assumes no terminal.
+//! Progress of preparing data, reported to an observer.
 
-/// Hears about the progress of long work. All methods do nothing unless overridden.
+/// Observer of long work. All methods do nothing by default.
 pub trait Progress: Sync {
-    /// Work on `total` bytes of input begins.
+    /// Called when work on `total` bytes of input begins.
     fn start(&self, what: &str, total: u64) {
         let _ = (what, total);
     }
 
-    /// So many bytes and rows are done since the last call.
+    /// Called after `bytes` and `rows` more are done.
     fn advance(&self, bytes: u64, rows: u64) {
         let _ = (bytes, rows);
     }
 
-    /// The work is over.
+    /// Called when the work ends.
     fn finish(&self) {}
 
-    /// Something that the user should read.
+    /// Called with a message for the user.
     fn note(&self, message: &str) {
         let _ = message;
     }
 }
 
-/// Says nothing.
+/// Observer that ignores everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

@@ -1,4 +1,4 @@
-//! The tokenizer's folder, decoding as ids come, training a small tokenizer, showing rows.
+//! The tokenizer's folder, incremental decoding, training a small tokenizer, showing rows.
 
 mod fixture;
 
@@ -23,7 +23,8 @@ fn special_tokens_come_from_all_the_files_that_name_them() {
     write("config.json", json!({"eos_token_id": 7, "pad_token_id": 3}));
     let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
     assert_eq!((tokenizer.pad_id(), tokenizer.eos_ids()), (Some(0), &[7, 2][..]));
-    // generation_config.json wins over config.json, special_tokens_map.json fills in, tokens may be objects.
+    // generation_config.json overrides config.json, special_tokens_map.json adds, tokens may be
+    // objects.
     write("generation_config.json", json!({"eos_token_id": [5, 2]}));
     write(
         "tokenizer_config.json",
@@ -38,7 +39,7 @@ fn special_tokens_come_from_all_the_files_that_name_them() {
         [2048],
         "a token that tokenizer.json does not have is added"
     );
-    // Where the configuration says so, BOS and EOS are added whatever the post-processor of tokenizer.json was.
+    // With these flags BOS and EOS are added whatever post-processor tokenizer.json has.
     write("tokenizer_config.json", json!({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true}));
     let plain = tokenizer.encode("the number").unwrap();
     let with_bos = Tokenizer::from_folder(folder.path()).unwrap().encode("the number").unwrap();
@@ -90,7 +91,7 @@ fn the_assistants_part_is_found_by_rendering_beginnings() {
     let record = Record::parse(row.as_bytes(), Kind::Supervised, &place).unwrap();
     let outcome = tokenise(&record, &tokenizer, &RowOptions::new(Kind::Supervised)).unwrap();
     let Some(TokenRow::Scored { tokens, scored }) = outcome.row else { panic!("{outcome:?}") };
-    // Runs of scored tokens, as text: the answers with everything that the template puts after them.
+    // Runs of scored tokens, as text: the responses with all that the template puts after them.
     let mut runs = vec![Vec::new()];
     for (id, scored) in tokens.into_iter().zip(scored) {
         match (scored, runs.last_mut().unwrap()) {
@@ -116,7 +117,7 @@ fn streaming_gives_the_text_without_splitting_characters() {
         assert_eq!(pieces.concat(), tokenizer.decode(&ids, skip_special_tokens).unwrap());
         assert!(pieces.iter().filter(|piece| !piece.is_empty()).count() > 6, "{pieces:?}");
     }
-    // An unfinished character at the end is given out by finish.
+    // An unfinished character at the end comes out of `finish`.
     let mut stream = DecodeStream::new(&tokenizer, true);
     let ids = tokenizer.encode("é").unwrap();
     assert_eq!(ids.len(), 2);

@@ -1,17 +1,18 @@
-//! Packs rows into a [`Forest`]: no padding, and what two answers share is computed once.
+//! Packing of rows into a [`Forest`]: no padding, and a common prefix is computed once.
 //!
-//! A pair's root segment is the longest common prefix of prompt+chosen and prompt+rejected. It may reach into the
-//! answers; predictions inside it then appear once for each sequence. What remains of either is a child segment, if
-//! anything remains. Where truncation cut the beginning of one of them, they share nothing and are two trees.
+//! A pair's root segment is the longest common prefix of prompt+chosen and prompt+rejected. It may
+//! reach into the responses; its predictions then appear once per sequence. Each non-empty
+//! remainder is a child segment. Sequences that truncation cut at different places share nothing
+//! and form two trees.
 
 use tandem_kernels::{Forest, Prediction, Segment};
 
 use crate::error::DataError;
 pub use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
 
-/// Collects rows into a forest. Pair `i` becomes the sequences `2i` (chosen) and `2i + 1` (rejected), a scored row one
-/// sequence. Predictions come out sorted, and a token is scored if it is in the answer and not the sequence's first
-/// (nothing predicts that).
+/// Builder of a forest. Pair `i` becomes the sequences `2i` (chosen) and `2i + 1` (rejected), a
+/// scored row one sequence. Predictions are sorted. A response token is scored unless it is the
+/// first of its sequence, which nothing predicts.
 ///
 /// ```
 /// use tandem_data::forest::{ForestBuilder, PairTokens};
@@ -43,7 +44,8 @@ impl Default for ForestBuilder {
 }
 
 impl ForestBuilder {
-    /// `share_prefix = false` gives each answer its own copy of the prompt, for comparison.
+    /// Creates an empty builder; `share_prefix = false` gives each response its own copy of the
+    /// prompt.
     pub fn new(share_prefix: bool) -> Self {
         Self {
             share_prefix,
@@ -70,7 +72,8 @@ impl ForestBuilder {
         }
         let common = pair.shared() - prompt.len();
         let root = self.segment(None, prompt, &chosen[..common]);
-        // The rows of the root predict the common part of both answers, and its last row what comes after in each.
+        // The root's rows predict the common part of both responses; its last row also predicts the
+        // next token of each.
         let answers = [(first, chosen), (second, rejected)];
         for t in 0..common + 1 {
             let Some(hidden_row) =
@@ -91,8 +94,8 @@ impl ForestBuilder {
         }
     }
 
-    /// Adds a prompt with answers, each a sequence: the prompt is a segment, and each answer one, which share nothing more. That is how
-    /// a generator computes them, so that log-probabilities are the same bits.
+    /// Adds a prompt and its responses, one sequence each. The prompt is one segment and each
+    /// response another, as in generation, so log-probabilities have the same bits.
     pub fn push_answers(&mut self, prompt: &[u32], answers: &[&[u32]]) {
         let sequences = self.num_sequences..;
         self.num_sequences += answers.len() as u32;
@@ -119,8 +122,9 @@ impl ForestBuilder {
         }
     }
 
-    /// Adds a prompt with answers, each a sequence with one prediction: of its last token that is not `pad`, as `transformers`
-    /// finds the end of a text (the first token, if all are). The predictions are for a score head; their target is not looked at.
+    /// Adds a prompt and its responses with one prediction each, for a score head. It is made at
+    /// the last token that is not `pad`, as in `transformers`, or at the first token if all are.
+    /// Targets are unused.
     pub fn push_ends(&mut self, prompt: &[u32], answers: &[&[u32]], pad: Option<u32>) {
         let common = match answers {
             [first, rest @ ..] if self.share_prefix => {
@@ -149,11 +153,12 @@ impl ForestBuilder {
                 sequence,
             }));
         }
-        // An answer that others begin with ends before they do.
+        // A response that is a prefix of others ends before them.
         self.predictions[start..].sort_by_key(|prediction| prediction.hidden_row);
     }
 
-    /// The row of the last token that is not `pad` of what ends with a segment.
+    /// Returns the row of the last token that is not `pad` in the sequence that ends with a
+    /// segment.
     fn end_before(&self, segment: u32, pad: Option<u32>) -> u32 {
         let (mut first, mut next) = (0, Some(segment));
         while let Some(Segment { range, parent, .. }) = next.map(|index| &self.segments[index as usize]) {
@@ -169,7 +174,8 @@ impl ForestBuilder {
     /// Adds a supervised row as one sequence.
     ///
     /// # Panics
-    /// If the marks are not as many as the tokens.
+    ///
+    /// If marks and tokens differ in number.
     pub fn push_scored(&mut self, row: &ScoredTokens) {
         assert_eq!(row.tokens.len(), row.scored.len(), "one mark per token");
         let start = self.tokens.len() as u32;
@@ -186,35 +192,37 @@ impl ForestBuilder {
         );
     }
 
-    /// Number of tokens so far.
+    /// Returns the number of tokens.
     pub fn num_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Number of sequences so far.
+    /// Returns the number of sequences.
     pub fn num_sequences(&self) -> usize {
         self.num_sequences as usize
     }
 
-    /// Takes the forest; the builder is empty afterwards.
+    /// Returns the forest and empties the builder.
     ///
     /// # Errors
-    /// If there is no token in it, or more than 2³² of them.
+    ///
+    /// If it has no token, or more than 2³².
     pub fn finish(&mut self) -> Result<Forest, DataError> {
         let mut forest = Forest::default();
         self.finish_into(&mut forest)?;
         Ok(forest)
     }
 
-    /// The same into a forest that is no longer needed: its memory becomes the builder's, so that nothing is allocated
-    /// once both have grown to the largest batch.
+    /// Writes the forest into `forest`, whose old memory the builder takes over. Nothing is
+    /// allocated once both have grown to the largest batch.
     ///
     /// # Errors
+    ///
     /// As [`ForestBuilder::finish`].
     pub fn finish_into(&mut self, forest: &mut Forest) -> Result<(), DataError> {
         if self.tokens.is_empty() || u32::try_from(self.tokens.len()).is_err() {
             return Err(DataError::Option(format!(
-                "a batch of {} tokens; it needs at least one and fewer than 2^32",
+                "the batch has {} tokens; expected at least one and fewer than 2^32",
                 self.tokens.len()
             )));
         }
@@ -227,7 +235,7 @@ impl ForestBuilder {
         Ok(())
     }
 
-    /// Forgets what was pushed and keeps the memory.
+    /// Empties the builder and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
@@ -236,7 +244,8 @@ impl ForestBuilder {
         self.num_sequences = 0;
     }
 
-    /// Appends a segment of two pieces of text; nothing where both are empty, and then the parent stands for it.
+    /// Appends the segment `head` + `tail`. Returns `None` if both are empty; the parent then
+    /// replaces it.
     fn segment(&mut self, parent: Option<u32>, head: &[u32], tail: &[u32]) -> Option<u32> {
         let length = (head.len() + tail.len()) as u32;
         if length == 0 {
@@ -254,7 +263,8 @@ impl ForestBuilder {
         Some(self.segments.len() as u32 - 1)
     }
 
-    /// Predictions of `answer[skip..]`, which begins at token `at` of the segment, each by the row before it.
+    /// Adds predictions of `answer[skip..]`, which starts at token `at` of the segment, each by the
+    /// row before it.
     fn predict_answer(
         &mut self,
         segment: Option<u32>,
@@ -269,7 +279,7 @@ impl ForestBuilder {
     }
 }
 
-/// The row that predicts token `t` of a segment, if it is inside.
+/// Returns the row that predicts token `t` of a segment, if the segment contains it.
 fn row_before(segment: &Segment, t: usize) -> Option<u32> {
     (t > 0).then(|| segment.range.start + t as u32 - 1)
 }

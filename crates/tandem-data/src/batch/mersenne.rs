@@ -1,16 +1,16 @@
-//! The 32-bit Mersenne Twister (Matsumoto and Nishimura 1998, MT19937), which torch's CPU generator is.
+//! Mersenne Twister MT19937 (Matsumoto and Nishimura 1998), the generator of torch on the CPU.
 
 const LENGTH: usize = 624;
 const MIDDLE: usize = 397;
 
-/// A generator seeded as `torch.Generator().manual_seed(seed)`.
+/// Generator that equals `torch.Generator().manual_seed(seed)`.
 pub(crate) struct Mersenne {
     state: [u32; LENGTH],
     next: usize,
 }
 
 impl Mersenne {
-    /// Only the low 32 bits of the seed count, as in torch.
+    /// Seeds the generator; as in torch only the low 32 bits count.
     pub fn new(seed: u64) -> Self {
         let mut state = [seed as u32; LENGTH];
         for i in 1..LENGTH {
@@ -20,7 +20,7 @@ impl Mersenne {
         Self { state, next: LENGTH }
     }
 
-    /// The next 32 random bits.
+    /// Returns the next 32 random bits.
     pub fn next_u32(&mut self) -> u32 {
         if self.next == LENGTH {
             self.twist();
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn the_reference_stream_comes_out() {
-        // The C++ standard ([rand.predef]) requires the 10000th output of mt19937, seeded 5489, to be 4123659995.
+        // The C++ standard ([rand.predef]) requires this 10000th output of mt19937 seeded 5489.
         let mut generator = Mersenne::new(5489);
         let last = (0..10_000).map(|_| generator.next_u32()).last();
         assert_eq!(last, Some(4_123_659_995));

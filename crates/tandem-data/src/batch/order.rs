@@ -1,6 +1,6 @@
-//! In which order an epoch visits the rows, and which rows a step takes.
+//! Order of rows in an epoch, and the rows of each step and micro-batch.
 //!
-//! Everything here is a function of (seed, epoch, number of rows, batch size), never of the number of ranks.
+//! All of it depends on seed, epoch, number of rows and batch size, and not on the number of ranks.
 
 use std::ops::Range;
 
@@ -12,18 +12,18 @@ use crate::batch::mersenne::Mersenne;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// A permutation that depends on the seed and the epoch.
+    /// A permutation by seed and epoch.
     #[default]
     Shuffled,
-    /// As in the file, every epoch.
+    /// The files' order in every epoch.
     Sequential,
 }
 
-/// The rows of an epoch in the order they are visited `[num_rows]`.
+/// Returns the rows of an epoch in the order of visits `[num_rows]`.
 ///
-/// `Shuffled` is `torch.randperm(num_rows)` with a CPU generator seeded `seed + epoch`, number for number
-/// (torch 2.15; accelerate's `SeedableRandomSampler` seeds it so). Above 2³²/20 rows torch draws 64-bit numbers,
-/// which this does not follow.
+/// `Shuffled` equals `torch.randperm(num_rows)` of torch 2.15 with a CPU generator seeded `seed +
+/// epoch`, as accelerate's `SeedableRandomSampler` seeds it. Above 2³²/20 rows torch uses 64-bit
+/// numbers and the order differs.
 pub fn epoch_order(num_rows: usize, order: Order, seed: u64, epoch: u64) -> Vec<u32> {
     assert!(u32::try_from(num_rows).is_ok(), "{num_rows} rows, at most 2^32 are numbered");
     let mut rows: Vec<u32> = (0..num_rows as u32).collect();
@@ -37,40 +37,42 @@ pub fn epoch_order(num_rows: usize, order: Order, seed: u64, epoch: u64) -> Vec<
     rows
 }
 
-/// Hands out the global batches of a run: step `s` takes rows of epoch `s / steps_per_epoch`.
+/// Sampler of global batches: step `s` takes rows of epoch `s / steps_per_epoch`.
 ///
-/// The last batch of an epoch holds what is left, as in the HF Trainer.
+/// The last batch of an epoch may be smaller, as in the HF Trainer.
 pub struct Batches {
     num_rows: usize,
     batch_size: usize,
     order: Order,
     seed: u64,
-    /// The epoch whose order is in `rows`.
+    /// Epoch whose order `rows` holds.
     epoch: Option<u64>,
     rows: Vec<u32>,
 }
 
 impl Batches {
-    /// `batch_size` rows (pairs, for preferences) per step, over all ranks.
+    /// Creates a sampler of `batch_size` rows or pairs per step, over all ranks.
     ///
     /// # Panics
+    ///
     /// If there are no rows or the batch size is 0.
     pub fn new(num_rows: usize, batch_size: usize, order: Order, seed: u64) -> Self {
         assert!(num_rows > 0 && batch_size > 0, "{num_rows} rows in batches of {batch_size}");
         Self { num_rows, batch_size, order, seed, epoch: None, rows: Vec::new() }
     }
 
-    /// Number of steps that see every row once.
+    /// Returns the number of steps of an epoch.
     pub fn steps_per_epoch(&self) -> u64 {
         self.num_rows.div_ceil(self.batch_size) as u64
     }
 
-    /// The epoch of a 0-based step and how many epochs have passed when it is done, as `epoch` in TRL's log.
+    /// Returns the epoch of a 0-based step, and the epochs completed after it, as `epoch` in TRL's
+    /// log.
     pub fn epoch(&self, step: u64) -> (u64, f64) {
         (step / self.steps_per_epoch(), (step + 1) as f64 / self.steps_per_epoch() as f64)
     }
 
-    /// The rows of a 0-based step.
+    /// Returns the rows of a 0-based step.
     pub fn rows(&mut self, step: u64) -> &[u32] {
         let epoch = step / self.steps_per_epoch();
         if self.epoch != Some(epoch) {
@@ -82,21 +84,22 @@ impl Batches {
     }
 }
 
-/// How much one forward and backward pass takes.
+/// Size limit of one forward and backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MicroBatch {
-    /// At most so many tokens of the forest, shared prefixes counted once.
+    /// Maximum number of forest tokens, shared prefixes counted once.
     Tokens(usize),
-    /// So many rows.
+    /// Number of rows.
     Rows(usize),
 }
 
-/// Cuts the rows of a global batch into micro-batches, greedily and in order. `tokens[i]` is what row `i` adds to a
-/// forest. A row that exceeds the budget by itself gets a micro-batch of its own.
+/// Divides the rows of a global batch into micro-batches, greedily and in order. `tokens[i]` is the
+/// number of tokens that row `i` adds. A row larger than the limit forms a micro-batch of its own.
 ///
 /// # Panics
-/// If the budget is 0.
+///
+/// If the limit is 0.
 pub fn cut(tokens: &[usize], budget: MicroBatch) -> Vec<Range<usize>> {
     let (MicroBatch::Tokens(limit) | MicroBatch::Rows(limit)) = budget;
     assert!(limit > 0, "a micro-batch of nothing");
@@ -122,8 +125,7 @@ pub fn cut(tokens: &[usize], budget: MicroBatch) -> Vec<Range<usize>> {
 mod tests {
     use super::*;
 
-    /// `torch.randperm(n, generator=torch.Generator().manual_seed(seed))` of torch 2.15: the first five and
-    /// `Σ (i+1)·p[i]`.
+    /// Reference: the first five numbers of torch 2.15's `randperm` and `Σ (i+1)·p[i]`.
     #[test]
     fn shuffling_is_torch_randperm() {
         let cases: [(usize, u64, [u32; 5], u64); 5] = [
@@ -157,7 +159,7 @@ mod tests {
             assert_eq!(seen, (0..10).collect::<Vec<_>>());
         }
         assert_eq!(batches.rows(2).len(), 2);
-        // Going back (resuming) gives the same rows again.
+        // Going back, as a resumed run does, gives the same rows.
         let again = batches.rows(0).to_vec();
         assert_eq!(again, Batches::new(10, 4, Order::Shuffled, 7).rows(0));
         assert_eq!(batches.epoch(3), (1, 4.0 / 3.0));

@@ -1,13 +1,15 @@
-//! The file that holds a data set's tokens: its layout, and writing it.
+//! Layout and writing of the token cache's file.
 //!
 //! ```text
 //! header   32 × u64, its last four a checksum of the others
-//! data     u32 words: per row its ids; for supervised rows then the marks, one byte each, padded to a word; for those of reward models then
-//!          the margin, f32; for prompts then the row they came in, JSON, padded to a word
+//! data     u32 words: per row its ids, followed by
+//!          supervised: the marks, one byte each, padded to a word
+//!          reward: the margin, f32
+//!          prompt: the row's JSON, padded to a word
 //! rows     one entry of 40 bytes per row
 //! report   JSON
 //! ```
-//! Numbers are little-endian; every section has a BLAKE3 checksum in the header.
+//! Numbers are little-endian; the header has a BLAKE3 checksum of every section.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -19,9 +21,9 @@ use crate::report::Report;
 use crate::rows::row::TokenRow;
 use crate::source::record::Kind;
 
-/// Changes with the layout and with every change to what a row's tokens are.
+/// Version of the layout and of the rules that make a row's tokens.
 pub(crate) const FORMAT_VERSION: u64 = 3;
-/// By their number in the header.
+/// Kinds by their number in the header.
 const KINDS: [Kind; 4] = [Kind::Preference, Kind::Supervised, Kind::Reward, Kind::Prompt];
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
@@ -43,7 +45,7 @@ pub(crate) struct Header {
     /// Length of the report in bytes.
     pub report_bytes: u64,
     unused: [u64; 2],
-    /// What the tokens were made from.
+    /// Hash of everything that the tokens depend on.
     pub key: [u8; 32],
     data_checksum: [u8; 32],
     rows_checksum: [u8; 32],
@@ -52,21 +54,22 @@ pub(crate) struct Header {
     header_checksum: [u8; 32],
 }
 
-/// One row: where its words are and how they divide.
+/// Position and division of a row's words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Zeroable, Pod)]
 pub(crate) struct RowEntry {
-    /// Index of its first word.
+    /// Index of the first word.
     pub start: u64,
-    /// Ids of the prompt; 0 for supervised rows.
+    /// Number of the prompt's ids; 0 for supervised rows.
     pub prompt: u32,
-    /// Ids of the chosen answer, or of the supervised row; of a prompt, bytes of its row's JSON.
+    /// Number of ids of the chosen response or the supervised row; for prompts, bytes of the row's
+    /// JSON.
     pub chosen: u32,
-    /// Ids of the rejected answer; 0 for supervised rows.
+    /// Number of the rejected response's ids; 0 for supervised rows.
     pub rejected: u32,
-    /// Leading ids that the chosen and the rejected sequence share; 0 for supervised rows.
+    /// Number of leading ids that both sequences share; 0 for supervised rows.
     pub shared: u32,
-    /// Leading ids of the prompt that chosen and rejected do not see.
+    /// Number of leading prompt ids that chosen and rejected do not see.
     pub unseen: [u32; 2],
     pub file: u32,
     pub line: u32,
@@ -77,7 +80,7 @@ impl Header {
         KINDS[self.kind as usize]
     }
 
-    /// Byte offsets of the data, the rows, the report and the end.
+    /// Returns the byte offsets of data, rows, report and end.
     pub fn offsets(&self) -> Option<[usize; 4]> {
         let data = HEADER_BYTES;
         let rows = usize::try_from(self.num_words).ok()?.checked_mul(4)?.checked_add(data)?;
@@ -86,7 +89,7 @@ impl Header {
         Some([data, rows, report, usize::try_from(self.report_bytes).ok()?.checked_add(report)?])
     }
 
-    /// Identifies the tokens and where they came from, whatever file or folder they lie in.
+    /// Returns a hash of the tokens and their origins, independent of the file's location.
     pub fn content_hash(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.kind.to_le_bytes()).update(&self.data_checksum).update(&self.rows_checksum);
@@ -98,10 +101,8 @@ impl Header {
         blake3::hash(&bytes[..HEADER_BYTES - 32]).into()
     }
 
-    /// Reads a file of so many bytes from its beginning, and checks its header and every section.
-    ///
-    /// # Errors
-    /// If it cannot be read; inside, what is wrong, in words.
+    /// Reads a file of `length` bytes and checks header and sections. The inner error says why the
+    /// file is invalid.
     pub fn verify(
         mut file: impl Read + Send,
         length: u64,
@@ -126,7 +127,7 @@ impl Header {
         Ok(Ok(header))
     }
 
-    /// Whether the header itself is right; where the sections of its file begin, and end.
+    /// Checks the header and returns the offsets of the file's sections.
     fn check(&self, length: u64, key: &blake3::Hash) -> Result<[usize; 4], &'static str> {
         if self.magic != MAGIC {
             return Err("it does not begin as a token cache");
@@ -148,15 +149,15 @@ impl Header {
     }
 }
 
-/// What is written at once, and hashed at once: a long piece is hashed on all cores, and many numbers at a time.
+/// Bytes written and hashed at once; a long piece is hashed on all cores.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes rows as they come. Besides a buffer, only the row entries (40 bytes each) are held in memory.
+/// Writer of a cache. It holds a buffer and the row entries (40 bytes each) in memory.
 pub(crate) struct CacheWriter<W: Write + Seek> {
     out: W,
     kind: Kind,
     key: blake3::Hash,
-    /// Of the data section, with what is in the buffer.
+    /// Bytes of the data section, buffer included.
     num_bytes: u64,
     buffer: Vec<u8>,
     hasher: blake3::Hasher,
@@ -164,7 +165,7 @@ pub(crate) struct CacheWriter<W: Write + Seek> {
 }
 
 impl<W: Write + Seek> CacheWriter<W> {
-    /// Leaves room for the header.
+    /// Creates a writer and leaves room for the header.
     pub fn new(mut out: W, kind: Kind, key: blake3::Hash) -> io::Result<Self> {
         out.write_all(&[0; HEADER_BYTES])?;
         let (buffer, hasher) = (Vec::with_capacity(BUFFER_BYTES), blake3::Hasher::new());
@@ -211,7 +212,7 @@ impl<W: Write + Seek> CacheWriter<W> {
         Ok(())
     }
 
-    /// Writes rows, report and header; the file is complete only now.
+    /// Writes rows, report and header, which completes the file.
     pub fn finish(mut self, report: &Report) -> io::Result<W> {
         if !self.num_bytes.is_multiple_of(8) {
             self.write(&[0; 4])?; // the row entries hold u64, so they start at a multiple of 8
@@ -243,7 +244,7 @@ impl<W: Write + Seek> CacheWriter<W> {
         Ok(self.out)
     }
 
-    /// Up to the end of a word.
+    /// Writes bytes and pads to a word.
     fn write_padded(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.write(bytes)?;
         self.write(&[0; 3][..bytes.len().next_multiple_of(4) - bytes.len()])
@@ -267,7 +268,7 @@ impl<W: Write + Seek> CacheWriter<W> {
 mod tests {
     use super::*;
 
-    /// A disk with room for so many bytes.
+    /// A disk with limited room.
     struct Disk(io::Cursor<Vec<u8>>, usize);
 
     impl Write for Disk {
@@ -311,7 +312,7 @@ mod tests {
             assert_eq!(write(room).unwrap_err().kind(), io::ErrorKind::StorageFull);
             assert!(verify(&whole[..room], b"key").is_err());
         }
-        // The header is written last: up to then the file does not pass for a cache.
+        // The header is written last: until then the file is no valid cache.
         let mut unfinished = whole.clone();
         unfinished[..HEADER_BYTES].fill(0);
         assert!(verify(&unfinished, b"key").is_err());

@@ -1,17 +1,14 @@
-//! The BLAKE3 hash of what a file holds, at the speed of all cores: a portion is hashed by all threads while the next is read.
+//! BLAKE3 hash of a file on all cores: all threads hash a portion while the next one is read.
 //!
-//! Files are read, not mapped, so that a file that somebody cuts meanwhile is an error and no crash, and so that what is only
-//! checked does not count as this process's memory.
+//! Files are read, not mapped. Truncation by another process is then an error instead of a crash,
+//! and checked bytes do not count as this process's memory.
 
 use std::io::{self, Read};
 
-/// What is read before it is hashed. Two of these are in memory.
+/// Bytes of a portion. Two portions are in memory.
 const PORTION_BYTES: u64 = 8 << 20;
 
-/// The hash of everything that is left to read. It is the plain BLAKE3 hash of these bytes; the current rayon pool computes it.
-///
-/// # Errors
-/// If reading fails.
+/// Returns the BLAKE3 hash of the remaining input, computed on the current rayon pool.
 pub(crate) fn of(input: impl Read + Send) -> io::Result<blake3::Hash> {
     with_portions(input, PORTION_BYTES)
 }

@@ -1,4 +1,4 @@
-//! Tokenises a data set once, in parallel, into a cache that later runs and all ranks map.
+//! Parallel tokenisation of a data set into a cache that later runs and all ranks map.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,21 +19,22 @@ use crate::source::record::{Record, Shape};
 use crate::source::{Source, Sources};
 use crate::text::tokenizer::Tokenizer;
 
-/// Rows are read, tokenised and written in portions of at most so many bytes of text, which bounds memory.
+/// Bytes of text that are read, tokenised and written at once, which bounds memory.
 const PORTION_BYTES: usize = 4 << 20;
 
-/// Tokenises `sources` into the folder `cache`, or maps what an earlier call left there.
+/// Tokenises `sources` into the folder `cache`, or maps the cache of an earlier call.
 ///
-/// The cache is keyed by the content of the files, their weights, the tokenizer, its chat template, `options` and the
-/// format's version. It is written under a temporary name and renamed when complete. Processes that come at the same
-/// time wait for the first one (where the file system has locks; elsewhere each writes its own and the last name
-/// wins, with the same content). A damaged cache is noticed and made again.
+/// The cache is keyed by the files' content and weights, the tokenizer, its chat template,
+/// `options` and the format version. It is written under a temporary name and renamed when
+/// complete. Concurrent processes wait for the first one; on a file system without locks each
+/// writes its own and the last rename wins, with the same content. A damaged cache is rebuilt.
 ///
-/// Rows are tokenised on the current rayon pool; `pool.install(|| prepare(…))` chooses another.
+/// Rows are tokenised on the current rayon pool; `pool.install(|| prepare(…))` selects another.
 ///
 /// # Errors
-/// The first mistake in file order, with file and line; no rows; a file that changes meanwhile; no space on disk (nothing is
-/// left behind then).
+///
+/// The first invalid row in file order, with file and line; no rows; a file that changes meanwhile;
+/// a full disk, with nothing left behind.
 pub fn prepare(
     sources: &Sources,
     tokenizer: &Tokenizer,
@@ -42,7 +43,7 @@ pub fn prepare(
     progress: &dyn Progress,
 ) -> Result<TokenCache, DataError> {
     if options.max_length == Some(0) {
-        return Err(DataError::Option("max_length is 0; no row has room in it".into()));
+        return Err(DataError::Option("max_length is 0: expected at least 1".into()));
     }
     let key = key(sources, tokenizer, options)?;
     let name = key.to_hex()[..32].to_string();
@@ -67,7 +68,7 @@ pub fn prepare(
     let built = Builder::new(sources, tokenizer, options, progress).build(&temporary.0, key);
     progress.finish();
     built?;
-    // What was tokenised must be what the name says.
+    // The tokens must match the files that the key was computed from.
     if self::key(sources, tokenizer, options)? != key {
         return Err(DataError::Changed { files: sources.names() });
     }
@@ -79,7 +80,7 @@ pub fn prepare(
     }
 }
 
-/// What lies under the cache's name.
+/// State of the cache's file.
 enum Found {
     Nothing,
     Damaged(String),
@@ -96,14 +97,14 @@ fn find(path: &Path, key: &blake3::Hash, sources: &Sources) -> Result<Found, Dat
     })
 }
 
-/// A hash of everything that decides the cache's content.
+/// Hashes everything that determines the cache's content.
 fn key(sources: &Sources, tokenizer: &Tokenizer, options: &RowOptions) -> Result<blake3::Hash, DataError> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&FORMAT_VERSION.to_le_bytes());
     hasher.update(tokenizer.fingerprint().as_bytes());
     let options = serde_json::to_vec(options).map_err(|e| DataError::Option(e.to_string()))?;
     hasher.update(blake3::hash(&options).as_bytes());
-    // All of every file: a size and a time would be looked up sooner, but they stay the same in files that differ.
+    // Files are hashed whole: size and time can be equal for files that differ.
     for Source { path, weight } in &sources.0 {
         let content = File::open(path).and_then(checksum::of).map_err(DataError::io("reading", path))?;
         hasher.update(content.as_bytes()).update(&weight.to_bits().to_le_bytes());
@@ -118,11 +119,11 @@ struct Builder<'a> {
     options: &'a RowOptions,
     progress: &'a dyn Progress,
     report: Report,
-    /// The first row's shape and place.
+    /// Shape and place of the first row.
     first: Option<(Shape, Place)>,
 }
 
-/// A row on its way: how often it stands in the data set, and what became of it.
+/// Line, number of copies, and outcome of a row.
 type Tokenised = (u32, u64, Result<Option<(Shape, Outcome)>, DataError>);
 
 impl<'a> Builder<'a> {
@@ -156,7 +157,7 @@ impl<'a> Builder<'a> {
             });
         }
         let file = writer.finish(&self.report).map_err(written)?;
-        // Some file systems say only here that the disk is full.
+        // Some file systems report a full disk only here.
         file.sync_all().map_err(written)
     }
 
@@ -175,7 +176,8 @@ impl<'a> Builder<'a> {
             }
             let done = reader.bytes_read() - std::mem::replace(&mut bytes, reader.bytes_read());
             let count = rows.len() as u64;
-            // The next portion is read while this one is tokenised. Its mistakes come after this one's.
+            // The next portion is read while this one is tokenised; its errors come after this
+            // one's.
             let (tokenised, next) =
                 rayon::join(|| self.tokenise(source, index, rows), || read_portion(&mut reader));
             index += count;
@@ -243,7 +245,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Reads rows up to the portion's size; with them, a mistake that comes right after them.
+/// Reads rows up to the portion's size, and the error that follows them.
 fn read_portion(reader: &mut RowReader) -> (Vec<RawRow>, Result<(), DataError>) {
     let (mut rows, mut bytes) = (Vec::new(), 0);
     while bytes < PORTION_BYTES {
@@ -259,7 +261,7 @@ fn read_portion(reader: &mut RowReader) -> (Vec<RawRow>, Result<(), DataError>) 
     (rows, Ok(()))
 }
 
-/// Keeps other processes from doing the same work. Released when dropped, also when the process dies.
+/// Lock against duplicate work by other processes. Released on drop and when the process dies.
 struct Lock {
     _file: File,
     held: bool,
@@ -274,7 +276,7 @@ impl Lock {
             Err(fs::TryLockError::WouldBlock) => {
                 progress.note("another process is tokenising the same data; waiting for it");
             }
-            // No locks on this file system: do the work, whoever else does it too.
+            // Without locks on this file system, processes may repeat the work.
             Err(fs::TryLockError::Error(_)) => return Ok(Self { _file: file, held: false }),
         }
         let held = file.lock().is_ok();
@@ -282,19 +284,19 @@ impl Lock {
     }
 }
 
-/// Removes what processes that died left of this cache. Only with the lock, so that nobody is writing one.
+/// Removes files that dead processes left. Requires the lock, so that no process is writing one.
 fn remove_abandoned(cache: &Path, name: &str) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let file = entry.file_name();
         let file = file.to_string_lossy();
         if file.starts_with(name) && file.ends_with(".tmp") {
-            // If it cannot be removed it is only in the way of disk space.
+            // A file that stays only takes disk space.
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
-/// A file that disappears unless it was renamed.
+/// Temporary file, removed unless it was renamed.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -307,7 +309,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // After a rename there is nothing under this name.
+        // After a rename this name does not exist.
         let _ = fs::remove_file(&self.0);
     }
 }

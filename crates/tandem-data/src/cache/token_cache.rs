@@ -1,4 +1,4 @@
-//! A tokenised data set, mapped into memory.
+//! Memory-mapped tokenised data set.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,8 @@ use crate::report::Report;
 use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
 use crate::source::record::Kind;
 
-/// The rows of a data set as token ids, in file order. Every process that opens the same cache shares its memory.
-///
-/// Made by [`prepare`](crate::prepare::prepare).
+/// Rows of a data set as token ids, in file order, created by [`prepare`](crate::prepare::prepare).
+/// Processes that open the same cache share its memory.
 #[derive(Debug)]
 pub struct TokenCache {
     map: Mmap,
@@ -26,9 +25,8 @@ pub struct TokenCache {
 }
 
 impl TokenCache {
-    /// Maps a finished cache file and checks all of it against its checksums.
-    ///
-    /// Returns what is wrong with the file, in words, as the inner error: then it has to be made again.
+    /// Maps a finished cache file and verifies its checksums. The inner error says why the file is
+    /// invalid and must be rebuilt.
     pub(crate) fn open(
         path: &Path,
         key: &blake3::Hash,
@@ -43,7 +41,7 @@ impl TokenCache {
             Ok(header) => header,
             Err(reason) => return Ok(Err(reason.into())),
         };
-        // SAFETY: the file is only ever replaced as a whole by a rename, never written or cut after it got its name,
+        // SAFETY: a named file is only replaced as a whole by a rename, never written or truncated,
         // so the mapped bytes do not change while the map lives.
         let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("mapping", path))?;
         let Some([_, _, report, end]) = header.offsets() else {
@@ -55,25 +53,26 @@ impl TokenCache {
         }
     }
 
-    /// The same, having just been tokenised.
+    /// Marks the cache as built by this call.
     pub(crate) fn just_built(self) -> Self {
         Self { built: true, ..self }
     }
 
-    /// What the rows are.
+    /// Returns the kind of rows.
     pub fn kind(&self) -> Kind {
         self.header.kind()
     }
 
-    /// Number of rows, repetitions by weight included.
+    /// Returns the number of rows, including repetitions by weight.
     pub fn num_rows(&self) -> usize {
         self.header.num_rows as usize
     }
 
-    /// Row `i` of a preference data set.
+    /// Returns row `i` of a preference data set.
     ///
     /// # Panics
-    /// If there is no such row, or the rows are not preferences.
+    ///
+    /// If the row does not exist or is no preference.
     pub fn pair(&self, i: usize) -> PairTokens<'_> {
         assert!(matches!(self.kind(), Kind::Preference | Kind::Reward), "pair() of {:?} rows", self.kind());
         let row = self.rows()[i];
@@ -84,20 +83,22 @@ impl TokenCache {
         PairTokens { prompt, unseen, chosen, rejected: &words[..row.rejected as usize] }
     }
 
-    /// By how much the chosen answer of row `i` is to lead: 0 but in rows for reward models.
+    /// Returns the margin of row `i`; 0 except in rows for reward models.
     ///
     /// # Panics
-    /// If there is no such row.
+    ///
+    /// If the row does not exist.
     pub fn margin(&self, i: usize) -> f32 {
         let row = self.rows()[i];
         let end = row.start as usize + (row.prompt + row.chosen + row.rejected) as usize;
         if self.kind() == Kind::Reward { f32::from_bits(self.words()[end]) } else { 0.0 }
     }
 
-    /// Row `i` of a supervised data set.
+    /// Returns row `i` of a supervised data set.
     ///
     /// # Panics
-    /// If there is no such row, or the rows are preferences.
+    ///
+    /// If the row does not exist or is not supervised.
     pub fn scored(&self, i: usize) -> ScoredTokens<'_> {
         assert_eq!(self.kind(), Kind::Supervised, "scored() of other rows");
         let row = self.rows()[i];
@@ -105,10 +106,11 @@ impl TokenCache {
         ScoredTokens { tokens, scored: &bytemuck::cast_slice(marks)[..tokens.len()] }
     }
 
-    /// Row `i` of a data set of prompts: the ids, and the row that they came in, as JSON.
+    /// Returns row `i` of a data set of prompts: its ids and the JSON of its row.
     ///
     /// # Panics
-    /// If there is no such row, or the rows are no prompts.
+    ///
+    /// If the row does not exist or is no prompt.
     pub fn prompt(&self, i: usize) -> (&[u32], &[u8]) {
         assert_eq!(self.kind(), Kind::Prompt, "prompt() of other rows");
         let row = self.rows()[i];
@@ -116,10 +118,11 @@ impl TokenCache {
         (tokens, &bytemuck::cast_slice(json)[..row.chosen as usize])
     }
 
-    /// What row `i` adds to a forest, in tokens; a prompt by itself.
+    /// Returns the number of tokens that row `i` adds to a forest; a prompt counts alone.
     ///
     /// # Panics
-    /// If there is no such row.
+    ///
+    /// If the row does not exist.
     pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
         let row = self.rows()[i];
         if self.kind() == Kind::Prompt {
@@ -130,10 +133,11 @@ impl TokenCache {
         if share_prefix { both - row.shared as usize } else { both }
     }
 
-    /// What row `i` adds to a forest.
+    /// Returns the sizes that row `i` adds to a forest.
     ///
     /// # Panics
-    /// If there is no such row.
+    ///
+    /// If the row does not exist.
     pub fn counts(&self, i: usize, share_prefix: bool) -> RowCounts {
         match self.kind() {
             Kind::Supervised => self.scored(i).counts(),
@@ -141,7 +145,7 @@ impl TokenCache {
                 let tokens = self.num_tokens(i, share_prefix);
                 RowCounts { tokens, scored_rows: 0, trees: 1, sequence_tokens: tokens as u64 }
             }
-            // The ids themselves are not looked at.
+            // Lengths suffice; the ids are not read.
             Kind::Preference | Kind::Reward => {
                 let row = self.rows()[i];
                 let counts = RowCounts::of_pair(
@@ -150,48 +154,49 @@ impl TokenCache {
                     row.shared as usize,
                     share_prefix,
                 );
-                // Of a reward model's row the two ends are scored; equal answers may have one.
+                // In a reward model's row both ends are scored, even if equal responses share one.
                 let scored_rows = if self.kind() == Kind::Reward { 2 } else { counts.scored_rows };
                 RowCounts { scored_rows, ..counts }
             }
         }
     }
 
-    /// File and line of row `i`, for messages.
+    /// Returns file and line of row `i`.
     ///
     /// # Panics
-    /// If there is no such row.
+    ///
+    /// If the row does not exist.
     pub fn origin(&self, i: usize) -> Place {
         let RowEntry { file, line, .. } = self.rows()[i];
         Place::of(Origin { file, line }, &self.files)
     }
 
-    /// The data set's files.
+    /// Returns the data set's files.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
-    /// What happened to the rows.
+    /// Returns the rows that were dropped or changed.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// The report in lines, with file names.
+    /// Returns the report in lines, with file names.
     pub fn report_lines(&self) -> Vec<String> {
         self.report.lines(&self.files)
     }
 
-    /// Identifies the tokens: equal for equal rows, wherever files and cache lie.
+    /// Returns a hash of the tokens: equal for equal rows, wherever files and cache are.
     pub fn content_hash(&self) -> blake3::Hash {
         self.header.content_hash()
     }
 
-    /// Whether this call tokenised, or found the tokens on disk.
+    /// Returns whether this call tokenised, instead of finding the cache on disk.
     pub fn was_built(&self) -> bool {
         self.built
     }
 
-    /// The cache file.
+    /// Returns the cache file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,4 +1,4 @@
-//! Prompts that are to be answered, with the rest of their rows: a file of them in memory.
+//! Prompt files in memory: rows with a prompt to complete, kept whole for judges.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub struct PromptRow {
 }
 
 impl PromptRow {
-    /// What is to be answered.
+    /// Returns the prompt.
     pub fn prompt(&self) -> &Text {
         match &self.record.content {
             Content::Prompt(prompt) => prompt,
@@ -28,15 +28,12 @@ impl PromptRow {
         }
     }
 
-    /// The row as it stands.
+    /// Returns the whole row.
     pub fn row(&self) -> &Map<String, Value> {
         self.record.row.as_ref().expect("kept with a prompt")
     }
 
-    /// The prompt's tokens, up to where an answer begins; none of an empty text.
-    ///
-    /// # Errors
-    /// If there is no chat template for a conversation, the template fails, or the tokenizer refuses.
+    /// Returns the prompt's tokens up to the start of the response; empty for an empty text.
     pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, DataError> {
         Ok(match tokenise(&self.record, tokenizer, &RowOptions::new(Kind::Prompt))?.row {
             Some(TokenRow::Prompt { tokens, .. }) => tokens,
@@ -45,10 +42,7 @@ impl PromptRow {
     }
 }
 
-/// Reads a JSONL or JSON file of rows with a `prompt`: a text, or messages.
-///
-/// # Errors
-/// If it cannot be read, has no row, or a row is broken.
+/// Reads a JSONL or JSON file of rows with a `prompt`: text or messages.
 pub fn read(path: &Path) -> Result<Vec<PromptRow>, DataError> {
     let mut reader = RowReader::open(path)?;
     let mut rows = Vec::new();

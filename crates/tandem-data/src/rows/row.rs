@@ -1,4 +1,5 @@
-//! From a record to token ids: the preference rows as TRL 1.16's `DPOTrainer`, the supervised ones as its `SFTTrainer`.
+//! Tokenisation of records: preferences as TRL 1.16's `DPOTrainer`, supervised rows as its
+//! `SFTTrainer`.
 
 use std::ops::Range;
 
@@ -12,47 +13,49 @@ use crate::source::record::{Content, Kind, Message, Record, Text};
 use crate::text::chat_template::RenderOptions;
 use crate::text::tokenizer::Tokenizer;
 
-/// Which tokens of a supervised row are in the loss.
+/// Tokens of a supervised row that enter the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossOn {
-    /// The completion, or the assistant's turns; all of a `text`.
+    /// The completion, the assistant's turns, or all of a `text`.
     #[default]
     Answer,
     /// Every token.
     All,
 }
 
-/// Which end of a sequence survives where it is longer than `max_length`.
+/// End of a sequence that is kept when it exceeds `max_length`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncation {
     /// The beginning. A row whose prompt alone fills `max_length` is dropped.
     #[default]
     KeepStart,
-    /// The end, each answer's on its own: the two may then see different parts of the prompt and share nothing.
+    /// The end of each response separately. The two may then see different parts of the prompt and
+    /// share nothing.
     KeepEnd,
 }
 
-/// What decides which tokens a row becomes, besides the tokenizer.
+/// Options of tokenisation, besides the tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowOptions {
-    /// What the rows are for.
+    /// The use of the rows.
     pub kind: Kind,
-    /// Sequences are cut to so many tokens, prompt included, or dropped if they are for reward models; `None` cuts and drops none.
+    /// Maximum tokens of a sequence, prompt included. Longer sequences are truncated; rows for
+    /// reward models are dropped. `None` is no limit.
     #[serde(default)]
     pub max_length: Option<usize>,
-    /// Where they are cut.
+    /// The end that truncation keeps.
     #[serde(default)]
     pub truncation: Truncation,
-    /// For supervised rows.
+    /// Tokens in the loss, for supervised rows.
     #[serde(default)]
     pub loss_on: LossOn,
 }
 
 impl RowOptions {
-    /// Options that cut nothing and train on answers.
+    /// Creates options without truncation and with the loss on responses.
     pub fn new(kind: Kind) -> Self {
         Self { kind, max_length: None, truncation: Truncation::KeepStart, loss_on: LossOn::Answer }
     }
@@ -63,22 +66,23 @@ impl RowOptions {
 pub enum TokenRow {
     /// A preference.
     Pair {
-        /// What the answers continue.
+        /// The prompt's ids.
         prompt: Vec<u32>,
-        /// How many of the prompt's first tokens chosen and rejected do not see; 0 for one of them at least.
+        /// Number of leading prompt tokens that chosen and rejected do not see; at least one of
+        /// them is 0.
         unseen: [usize; 2],
-        /// The better answer.
+        /// The chosen response's ids.
         chosen: Vec<u32>,
-        /// The worse answer.
+        /// The rejected response's ids.
         rejected: Vec<u32>,
-        /// By how much the reward of the chosen one is to lead.
+        /// Margin by which the chosen reward should exceed the rejected one.
         margin: f32,
     },
-    /// A prompt that is to be answered.
+    /// A prompt for generation.
     Prompt {
-        /// The ids, up to where an answer begins.
+        /// The ids, up to the start of the response.
         tokens: Vec<u32>,
-        /// The row it came in, as JSON.
+        /// The row's JSON.
         row: String,
     },
     /// A supervised row.
@@ -91,7 +95,7 @@ pub enum TokenRow {
 }
 
 impl TokenRow {
-    /// The pair, if it is one.
+    /// Returns the pair, if the row is one.
     pub fn as_pair(&self) -> Option<PairTokens<'_>> {
         match self {
             Self::Pair { prompt, unseen, chosen, rejected, .. } => {
@@ -101,7 +105,7 @@ impl TokenRow {
         }
     }
 
-    /// Token ids of a pair's prompt, chosen and rejected answer; of another row all ids in one part.
+    /// Returns the ids of a pair's prompt, chosen and rejected response, or all ids of another row.
     pub(crate) fn parts(&self) -> [&[u32]; 3] {
         match self {
             Self::Pair { prompt, chosen, rejected, .. } => [prompt, chosen, rejected],
@@ -109,7 +113,7 @@ impl TokenRow {
         }
     }
 
-    /// Number of tokens of the longest sequence.
+    /// Returns the length of the longest sequence.
     pub(crate) fn longest(&self) -> usize {
         match self.as_pair() {
             Some(pair) => pair.lengths()[0].max(pair.lengths()[1]),
@@ -118,19 +122,16 @@ impl TokenRow {
     }
 }
 
-/// A tokenised row and what happened to it; no row where a reason drops it.
+/// A tokenised row, `None` where it was dropped, and the reasons of every change.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// The ids.
     pub row: Option<TokenRow>,
-    /// Everything that did not pass unchanged.
+    /// The reasons why the row was dropped or changed.
     pub reasons: Vec<Reason>,
 }
 
 /// Tokenises one record.
-///
-/// # Errors
-/// If there is no chat template for a conversation, the template fails, or the tokenizer refuses.
 pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) -> Result<Outcome, DataError> {
     let context = Context { tokenizer, tools: record.tools.as_ref(), kwargs: &record.template_kwargs };
     let mut outcome = match &record.content {
@@ -165,14 +166,13 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
     Ok(outcome)
 }
 
-/// The tokens of a prompt with an answer, uncut: what a reward model is trained on. Of a conversation the answer is messages after the
-/// prompt's, rendered with `tools` and `kwargs`; of plain text it ends with the end-of-sequence token.
-///
-/// # Errors
-/// If there is no chat template for a conversation, the template fails, or the tokenizer refuses.
+/// Tokenises a prompt with its response, untruncated, as for training a reward model. A
+/// conversation's response is messages, rendered with `tools` and `kwargs`; plain text ends with
+/// the EOS token.
 ///
 /// # Panics
-/// If one of them is plain and the other a conversation.
+///
+/// If one is plain text and the other a conversation.
 pub fn whole(
     prompt: &Text,
     answer: &Text,
@@ -207,7 +207,8 @@ impl Context<'_> {
         {
             return Ok(Outcome { row: None, reasons: vec![reason] });
         }
-        // The answers start where the prompt alone and either whole part; what merges belongs to the answers.
+        // The responses start where the prompt alone diverges from either whole; merged tokens are
+        // theirs.
         let start = common(&prompt_ids, &chosen_ids).min(common(&prompt_ids, &rejected_ids));
         let mut reasons = Vec::new();
         if start < prompt_ids.len() {
@@ -235,7 +236,7 @@ impl Context<'_> {
                     }
                 }
             }
-            // What neither sees is not kept.
+            // Tokens that neither response sees are removed.
             let neither = unseen[0].min(unseen[1]);
             prompt_ids.drain(..neither);
             unseen = unseen.map(|n| n - neither);
@@ -246,7 +247,7 @@ impl Context<'_> {
         })
     }
 
-    /// Prompt and whole of a completion, and whether prompt tokens merged with it.
+    /// Tokenises prompt and whole of a completion; returns whether prompt tokens merged with it.
     fn completion(&self, prompt: &Text, completion: &Text) -> Result<([Vec<u32>; 2], bool), DataError> {
         let mut prompt_ids = self.prompt(prompt)?;
         let whole = self.whole(prompt, completion)?;
@@ -297,13 +298,13 @@ impl Context<'_> {
             return Ok((tokens, scored));
         }
         let (tokens, offsets) = self.tokenizer.encode_with_offsets(&text)?;
-        // A token that reaches over a boundary is the assistant's, as a merged token is the answer's in a preference.
+        // A token that crosses a boundary is the assistant's, as a merged token is the response's.
         let inside = |token: &Range<usize>| ranges.iter().any(|r| token.start < r.end && r.start < token.end);
         Ok((tokens, offsets.iter().map(|token| u8::from(inside(token))).collect()))
     }
 
-    /// The assistant's parts of a conversation: what each of its messages adds to the conversation before it with the
-    /// header of an answer. That requires each of these beginnings to be a beginning of the whole, which is checked.
+    /// Locates the assistant's text: the part that each of its messages adds to the conversation
+    /// before it with a generation prompt. Each such beginning must be a prefix of the whole.
     fn assistant_ranges(&self, messages: &[Message]) -> Result<(String, Vec<Range<usize>>), DataError> {
         let template = self.tokenizer.chat_template()?;
         let whole = template.render(messages, self.options(false))?;
@@ -324,7 +325,7 @@ impl Context<'_> {
     }
 }
 
-/// `max_length` is what a prompt may have: the caller has taken off what is kept for the answer.
+/// Checks a prompt's length; `max_length` already excludes `max_new_tokens`.
 fn finish_prompt(tokens: Vec<u32>, row: &Map<String, Value>, options: &RowOptions) -> Outcome {
     let dropped = |reason| Outcome { row: None, reasons: vec![reason] };
     if tokens.is_empty() {
@@ -354,7 +355,7 @@ fn finish_scored(mut tokens: Vec<u32>, mut scored: Vec<u8>, merged: bool, option
             scored.drain(..excess);
         }
     }
-    // The first token is never predicted, so a mark on it alone is nothing to learn from.
+    // The first token is never predicted, so a mark on it alone trains nothing.
     if !scored.iter().skip(1).any(|&s| s != 0) {
         let filled = cut && options.truncation == Truncation::KeepStart;
         reasons.push(if filled { Reason::PromptTooLong } else { Reason::NothingToScore });
@@ -366,7 +367,8 @@ fn finish_scored(mut tokens: Vec<u32>, mut scored: Vec<u8>, merged: bool, option
     Outcome { row: Some(TokenRow::Scored { tokens, scored }), reasons }
 }
 
-/// Why two whole texts have no rewards to compare. As in TRL's `RewardTrainer` none is cut: the end is what the score is of.
+/// Returns why a pair cannot be scored. As in TRL's `RewardTrainer` no text is truncated: the score
+/// is read at its end.
 fn unscorable(texts: [&[u32]; 2], max_length: Option<usize>) -> Option<Reason> {
     if texts.iter().any(|text| text.is_empty()) {
         return Some(Reason::NothingToScore);
@@ -374,12 +376,12 @@ fn unscorable(texts: [&[u32]; 2], max_length: Option<usize>) -> Option<Reason> {
     texts.iter().any(|text| max_length.is_some_and(|max| text.len() > max)).then_some(Reason::TooLong)
 }
 
-/// The text with the end-of-sequence token, unless it ends with it already.
+/// Appends the EOS token unless the text ends with it.
 fn with_eos(text: &str, eos: &str) -> String {
     if text.ends_with(eos) { text.to_string() } else { format!("{text}{eos}") }
 }
 
-/// Length of the longest common prefix.
+/// Returns the length of the longest common prefix.
 fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -1,24 +1,25 @@
-//! Rows as a reader sees them: token by token, with those in the loss standing out.
+//! Rows as text, token by token, with the scored tokens marked.
 //!
-//! In colour, tokens are told apart by shades of one background; unscored ones are grey, scored ones green (chosen,
-//! supervised) or red (rejected). Without colour, `│` stands between tokens and `[ ]` around each scored one.
+//! In colour, adjacent tokens have two shades of one background: grey for unscored tokens, green
+//! for scored ones (chosen, supervised), red for rejected ones. Without colour, `│` separates
+//! tokens and `[ ]` encloses each scored token.
 
 use crate::error::DataError;
 use crate::rows::tokens::{PairTokens, ScoredTokens};
 use crate::text::tokenizer::Tokenizer;
 
-/// How rows are shown.
+/// Options for showing rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShowOptions {
-    /// ANSI colours; without them, markers.
+    /// ANSI colours instead of markers.
     pub color: bool,
-    /// Each token's id behind it.
+    /// Whether each token's id follows it.
     pub ids: bool,
-    /// At most so many tokens of each part, from its beginning and its end; 0 shows all.
+    /// Maximum number of tokens shown per part, half from each end; 0 shows all.
     pub limit: usize,
 }
 
-/// Two shades each for tokens next to one another, of the 256-colour palette.
+/// Two shades of the 256-colour palette for adjacent tokens.
 #[derive(Clone, Copy)]
 enum Paint {
     Given,
@@ -36,18 +37,15 @@ impl Paint {
     }
 }
 
-/// A preference: one line each for prompt, chosen and rejected, with the number of tokens; the prompt twice where the
-/// answers see different parts of it.
-///
-/// # Errors
-/// If an id is not the tokenizer's.
+/// Shows a preference: one line each for prompt, chosen and rejected, with the number of tokens.
+/// The prompt comes twice where the responses see different parts of it.
 pub fn show_pair(
     tokenizer: &Tokenizer,
     pair: &PairTokens,
     options: ShowOptions,
 ) -> Result<Vec<String>, DataError> {
     let [prompt, other] = pair.prompts();
-    // The first token of a sequence is never predicted, so without a prompt it is not scored.
+    // Nothing predicts the first token of a sequence: without a prompt it is not scored.
     let first = |prompt: &[u32]| usize::from(prompt.is_empty());
     let mut parts = vec![
         ("prompt", prompt, Paint::Given, usize::MAX),
@@ -67,10 +65,7 @@ pub fn show_pair(
         .collect()
 }
 
-/// A prompt that is to be answered, in one line.
-///
-/// # Errors
-/// If an id is not the tokenizer's.
+/// Shows a prompt in one line.
 pub fn show_prompt(
     tokenizer: &Tokenizer,
     ids: &[u32],
@@ -80,10 +75,7 @@ pub fn show_prompt(
     Ok(vec![format!("{:>8} {:5}  {text}", "prompt", ids.len())])
 }
 
-/// A supervised row in one line.
-///
-/// # Errors
-/// If an id is not the tokenizer's.
+/// Shows a supervised row in one line.
 pub fn show_scored(
     tokenizer: &Tokenizer,
     row: &ScoredTokens,
@@ -134,24 +126,24 @@ fn line(
     Ok(out)
 }
 
-/// A token's text on one line: white space made visible where it would be lost, bytes of an unfinished character in
+/// Returns a token's text with visible white space; bytes of an unfinished character are
 /// hexadecimal.
 fn token_text(tokenizer: &Tokenizer, id: u32) -> Result<String, DataError> {
     let token = tokenizer.token(id).ok_or_else(|| DataError::Tokenizer {
         path: tokenizer.folder().join("tokenizer.json"),
-        reason: format!("there is no token with id {id}; {} are known", tokenizer.vocab_size()),
+        reason: format!("no token has id {id}; the vocabulary has {} ids", tokenizer.vocab_size()),
     })?;
     let text = match tokenizer.is_byte_level().then(|| bytes_of(&token)).flatten() {
         Some(bytes) => String::from_utf8(bytes)
             .unwrap_or_else(|e| e.as_bytes().iter().map(|byte| format!("‹{byte:02x}›")).collect()),
-        // SentencePiece writes a space as ▁ and is otherwise legible; special tokens are always themselves.
+        // SentencePiece writes a space as ▁; other tokens are legible as they are.
         None => token.replace('▁', " "),
     };
     Ok(text.replace('\r', "␍").replace('\n', "⏎").replace('\t', "⇥"))
 }
 
-/// The bytes behind a token in GPT-2's alphabet, where printable bytes are themselves and the others are shifted to
-/// U+0100 and on in their order; `None` if it is not written in it.
+/// Decodes a token of GPT-2's byte alphabet, in which printable bytes stand for themselves and the
+/// others are shifted to U+0100 and up. `None` if the token is not written in it.
 fn bytes_of(token: &str) -> Option<Vec<u8>> {
     let printable = |b: u32| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     token

@@ -2,26 +2,26 @@
 
 use std::iter::Sum;
 
-/// A preference as token ids: what TRL calls `prompt_ids`, `chosen_ids` and `rejected_ids`, after truncation.
+/// A preference pair after truncation: TRL's `prompt_ids`, `chosen_ids` and `rejected_ids`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairTokens<'a> {
-    /// What the answers continue.
+    /// The prompt's ids.
     pub prompt: &'a [u32],
-    /// How many of the prompt's first tokens chosen and rejected do not see, because truncation cut them off.
+    /// Number of leading prompt tokens that truncation removed for chosen and for rejected.
     pub unseen: [usize; 2],
-    /// The better answer.
+    /// The chosen response's ids.
     pub chosen: &'a [u32],
-    /// The worse answer.
+    /// The rejected response's ids.
     pub rejected: &'a [u32],
 }
 
 impl PairTokens<'_> {
-    /// What each answer sees of the prompt: chosen, rejected.
+    /// Returns the part of the prompt that each response sees: chosen, rejected.
     pub fn prompts(&self) -> [&[u32]; 2] {
         self.unseen.map(|unseen| &self.prompt[unseen..])
     }
 
-    /// Number of leading tokens that the sequences share.
+    /// Returns the number of leading tokens that the sequences share.
     pub fn shared(&self) -> usize {
         let [first, second] = self.prompts().map(<[u32]>::len);
         if first != second {
@@ -30,49 +30,49 @@ impl PairTokens<'_> {
         first + self.chosen.iter().zip(self.rejected).take_while(|(a, b)| a == b).count()
     }
 
-    /// Tokens of the two sequences: what they see of the prompt, and the answer.
+    /// Returns the lengths of both sequences, the visible prompt included.
     pub fn lengths(&self) -> [usize; 2] {
         let [first, second] = self.prompts().map(<[u32]>::len);
         [first + self.chosen.len(), second + self.rejected.len()]
     }
 
-    /// Tokens of each answer that are scored: all but a sequence's first.
+    /// Returns the number of scored tokens of each response: all but a sequence's first token.
     pub fn num_scored(&self) -> [usize; 2] {
         let [first, second] = self.prompts().map(<[u32]>::is_empty);
         let scored = |answer: &[u32], alone: bool| answer.len().saturating_sub(usize::from(alone));
         [scored(self.chosen, first), scored(self.rejected, second)]
     }
 
-    /// Number of tokens in a forest, with or without the shared prefix counted twice.
+    /// Returns the number of tokens in a forest, with the common prefix counted once or twice.
     pub fn num_tokens(&self, share_prefix: bool) -> usize {
         let both = self.lengths().iter().sum::<usize>();
         if share_prefix { both - self.shared() } else { both }
     }
 }
 
-/// A supervised row as token ids.
+/// A supervised row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoredTokens<'a> {
     /// The ids.
     pub tokens: &'a [u32],
-    /// 1 where the token is in the loss, 0 elsewhere; as long as `tokens`.
+    /// 1 where the token is in the loss, else 0; as long as `tokens`.
     pub scored: &'a [u8],
 }
 
 impl ScoredTokens<'_> {
-    /// Tokens that are scored: the marked ones but the sequence's first.
+    /// Returns the number of scored tokens: the marked ones without the sequence's first token.
     pub fn num_scored(&self) -> usize {
         self.scored.iter().skip(1).filter(|&&scored| scored != 0).count()
     }
 
-    /// What it adds to a forest.
+    /// Returns what the row adds to a forest.
     pub fn counts(&self) -> RowCounts {
         let (tokens, scored_rows) = (self.tokens.len(), self.num_scored());
         RowCounts { tokens, scored_rows, trees: usize::from(tokens > 0), sequence_tokens: tokens as u64 }
     }
 }
 
-/// What a row adds to a forest, known without building one; and what several add, for no two rows share anything.
+/// Sizes that one row or several rows add to a forest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowCounts {
     /// Tokens.
@@ -81,13 +81,13 @@ pub struct RowCounts {
     pub scored_rows: usize,
     /// Trees.
     pub trees: usize,
-    /// Tokens with each answer's own copy of the prompt.
+    /// Tokens with the prompt counted once per response.
     pub sequence_tokens: u64,
 }
 
 impl RowCounts {
-    /// Of a pair, by lengths alone: what each answer sees of the prompt, the answers, and the tokens that both sequences begin
-    /// with ([`PairTokens::shared`]).
+    /// Counts a pair by lengths alone: the visible prompts, the responses, and
+    /// [`PairTokens::shared`].
     pub fn of_pair(prompts: [usize; 2], answers: [usize; 2], shared: usize, share_prefix: bool) -> Self {
         let lengths = [prompts[0] + answers[0], prompts[1] + answers[1]];
         let both = lengths[0] + lengths[1];
@@ -102,7 +102,7 @@ impl RowCounts {
         let common = shared - prompts[0];
         let rests = answers.map(|answer| answer - common);
         let in_rests = rests.map(|rest| rest.saturating_sub(1));
-        // The root's last row predicts what comes after it, in either answer or in both.
+        // The root's last row predicts the next token of either response, or of both.
         let of_root = (common + present(rests[0] + rests[1])).saturating_sub(1 - present(prompts[0]));
         let of_root = if shared > 0 { of_root } else { 0 };
         let trees = if shared > 0 { 1 } else { present(rests[0]) + present(rests[1]) };
@@ -111,7 +111,8 @@ impl RowCounts {
 }
 
 impl RowCounts {
-    /// Of a prompt and answers to it, none of them empty, by lengths alone ([`ForestBuilder::push_answers`]).
+    /// Counts a prompt and non-empty responses by lengths alone
+    /// ([`ForestBuilder::push_answers`](crate::batch::forest::ForestBuilder::push_answers)).
     pub fn of_answers(prompt: usize, answers: &[usize], share_prefix: bool) -> Self {
         let sum: usize = answers.iter().sum();
         let sequence_tokens = (answers.len() * prompt + sum) as u64;

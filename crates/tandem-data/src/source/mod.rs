@@ -1,4 +1,4 @@
-//! Which files a data set is made of, and how often each of them counts.
+//! Files of a data set and their weights.
 
 pub(crate) mod reader;
 pub mod record;
@@ -10,38 +10,38 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// One file with its weight.
 ///
-/// The weight repeats or thins a file's rows: row `j` (0-based, blank lines not counted) stands
-/// `⌊(j+1)·weight⌋ − ⌊j·weight⌋` times in the data set, so that weight 2 gives every row twice, 0.5 every second row,
-/// and 1.5 one row and two rows in turn. Repetitions follow as whole passes over the file, not one after another.
+/// The weight repeats or thins a file's rows. Row `j` (0-based, without blank lines) occurs
+/// `⌊(j+1)·weight⌋ − ⌊j·weight⌋` times: weight 2 gives every row twice, 0.5 every second row, 1.5
+/// one and two in turn. Repetitions follow as whole passes over the file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Source {
     /// A `.jsonl` or `.json` file.
     pub path: PathBuf,
-    /// Positive; 1 leaves the file as it is.
+    /// Positive weight; 1 keeps the file as it is.
     pub weight: f64,
 }
 
 impl Source {
-    /// A file that counts once.
+    /// Creates a source of weight 1.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), weight: 1.0 }
     }
 
-    /// How often row `j` stands in the data set.
+    /// Returns how often row `j` occurs in the data set.
     pub fn copies(&self, j: u64) -> u64 {
         ((j + 1) as f64 * self.weight).floor() as u64 - (j as f64 * self.weight).floor() as u64
     }
 }
 
-/// The files of a data set, in order.
+/// Files of a data set, in order.
 ///
-/// In TOML or JSON: a path, a list of paths, or a list of tables `{ path, weight }` (also mixed).
+/// TOML or JSON: a path, a list of paths, or a list of tables `{ path, weight }`, also mixed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Sources(pub Vec<Source>);
 
 impl Sources {
-    /// The paths, in order.
+    /// Returns the paths, in order.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.0.iter().map(|s| s.path.clone()).collect()
     }
@@ -57,7 +57,7 @@ impl<P: Into<PathBuf>> From<P> for Sources {
     }
 }
 
-/// One entry of the list: a path or a table.
+/// List entry: a path or a table.
 struct Entry(Source);
 
 #[derive(Deserialize)]

@@ -1,7 +1,8 @@
-//! Streams the rows of a file: the lines of JSONL, or the elements of one JSON array, each with its line number.
+//! Streaming reader of rows: the lines of JSONL or the elements of one JSON array, with line
+//! numbers.
 //!
-//! Which of the two a file is, its first character says. Nothing is parsed here beyond finding where an element of
-//! an array ends, so that the file is never in memory as a whole and rows can be parsed in parallel.
+//! The file's first character selects the format. The reader only finds where an element ends, so
+//! memory stays bounded and rows can be parsed in parallel.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -10,25 +11,25 @@ use std::path::{Path, PathBuf};
 use crate::error::DataError;
 use crate::place::Place;
 
-/// A row's text, not parsed yet.
+/// Unparsed row.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RawRow {
     /// 1-based line on which the row starts.
     pub line: u32,
-    /// The bytes of one JSON value.
+    /// Bytes of one JSON value.
     pub text: Vec<u8>,
 }
 
 enum Layout {
     Lines,
-    /// Inside the brackets; whether an element came already (then a comma must precede the next one).
+    /// Inside the brackets. After the first element a comma must precede the next one.
     Array {
         any: bool,
     },
     Ended,
 }
 
-/// Reads one file from beginning to end.
+/// Sequential reader of one file.
 pub(crate) struct RowReader<R = BufReader<File>> {
     path: PathBuf,
     input: R,
@@ -38,7 +39,7 @@ pub(crate) struct RowReader<R = BufReader<File>> {
 }
 
 impl RowReader {
-    /// Opens a file and looks at its first character.
+    /// Opens a file and detects its format.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(DataError::io("reading", path))?;
         Self::new(path, BufReader::with_capacity(1 << 18, file))
@@ -58,12 +59,12 @@ impl<R: BufRead> RowReader<R> {
         Ok(reader)
     }
 
-    /// Bytes consumed so far, for progress.
+    /// Returns the number of bytes consumed.
     pub fn bytes_read(&self) -> u64 {
         self.bytes
     }
 
-    /// The next row; blank lines are skipped.
+    /// Returns the next row, without blank lines.
     pub fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
         match self.layout {
             Layout::Lines => self.next_line(),
@@ -131,7 +132,7 @@ impl<R: BufRead> RowReader<R> {
             let mut lines = 0;
             let mut done = false;
             for &byte in buffer {
-                // A bare number or word ends at the first thing that cannot belong to it.
+                // A bare number or word ends at the first byte that cannot belong to it.
                 if depth == 0
                     && !in_string
                     && (matches!(byte, b',' | b']' | b'}') || byte.is_ascii_whitespace())
@@ -171,7 +172,7 @@ impl<R: BufRead> RowReader<R> {
         self.input.fill_buf().map_err(DataError::io("reading", &self.path))
     }
 
-    /// Skips white space; the next byte, not consumed.
+    /// Skips white space and returns the next byte without consuming it.
     fn peek(&mut self) -> Result<Option<u8>, DataError> {
         loop {
             let buffer = self.buffer()?;
@@ -218,7 +219,7 @@ mod tests {
         let expected = vec![(2, "{\"a\":1}".to_string()), (4, "{\"b\":2}".to_string())];
         assert_eq!(rows("\n{\"a\":1}\r\n   \n{\"b\":2}", 64).unwrap().len(), 2);
         assert_eq!(rows("\u{feff}{\"a\":1}\n{\"b\":2}\n", 8).unwrap()[0].1, "{\"a\":1}");
-        // Leading white space is skipped when the layout is found, and still counts as lines.
+        // Leading white space is skipped while the format is detected, and still counts as lines.
         assert_eq!(rows("\n{\"a\":1}\n\n{\"b\":2}\n", 4).unwrap(), expected);
         assert!(rows("", 8).unwrap().is_empty());
     }

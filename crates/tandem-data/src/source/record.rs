@@ -1,4 +1,4 @@
-//! A row of data as its keys say: text, prompt and completion, messages, or a preference.
+//! Parsed rows: text, prompt and completion, messages, or a preference.
 
 use std::fmt;
 
@@ -7,20 +7,20 @@ use serde_json::{Map, Value};
 use crate::error::DataError;
 use crate::place::Place;
 
-/// One message of a conversation: `role`, `content`, and whatever else the chat template reads.
+/// A message: `role`, `content`, and further fields of the chat template.
 pub type Message = Map<String, Value>;
 
-/// What the rows are used for; rows with several sets of keys are read accordingly.
+/// Use of the rows. It selects the keys that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// `chosen` and `rejected`, with or without `prompt`.
     Preference,
-    /// The same with a number `margin`, if it is there: for reward models, which see whole answers or none.
+    /// As `Preference`, with an optional number `margin`: pairs for reward models, never truncated.
     Reward,
     /// `prompt` and `completion`, `messages`, or `text`.
     Supervised,
-    /// `prompt` alone, which a model is to answer; what else the row holds is for those who judge the answers.
+    /// `prompt` alone, for generation; judges may read the rest of the row.
     Prompt,
 }
 
@@ -33,53 +33,54 @@ pub enum Text {
     Chat(Vec<Message>),
 }
 
-/// The part of a row that becomes tokens.
+/// The part of a row that is tokenised.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// `text`: all of it is in the loss.
+    /// `text`; every token is in the loss.
     Text(String),
     /// `messages`.
     Messages(Vec<Message>),
     /// `prompt` and `completion`, both plain or both conversations.
     Completion {
-        /// What is given.
+        /// The prompt.
         prompt: Text,
-        /// What is to be learned.
+        /// The completion, which is in the loss.
         completion: Text,
     },
-    /// `prompt`, which is to be answered.
+    /// `prompt`.
     Prompt(Text),
-    /// `prompt`, `chosen`, `rejected`, all plain or all conversations. An implicit prompt has been extracted.
+    /// `prompt`, `chosen`, `rejected`, all plain or all conversations; an implicit prompt is
+    /// extracted.
     Preference {
-        /// What both answers continue.
+        /// The common prompt.
         prompt: Text,
-        /// The better answer.
+        /// The better response.
         chosen: Text,
-        /// The worse answer.
+        /// The worse response.
         rejected: Text,
     },
 }
 
-/// A row.
+/// A parsed row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// What becomes tokens.
+    /// The part that is tokenised.
     pub content: Content,
-    /// The shape the row was found in.
+    /// The shape of the row.
     pub shape: Shape,
-    /// `margin`: by how much the chosen answer is to lead; 0 if it is not there, and where rows have none.
+    /// `margin`: lead that the chosen reward should have; 0 by default and for other kinds.
     pub margin: f32,
-    /// The row as it stands, where more of it than its tokens is needed later: of [`Kind::Prompt`].
+    /// The whole row, for [`Kind::Prompt`].
     pub row: Option<Map<String, Value>>,
-    /// `tools` for the chat template (a JSON string is parsed).
+    /// `tools` for the chat template; a JSON string is parsed.
     pub tools: Option<Value>,
     /// `chat_template_kwargs`: variables for the chat template.
     pub template_kwargs: Map<String, Value>,
-    /// Whether a text prompt stood beside conversations that contain the prompt.
+    /// Whether a text prompt beside conversations that contain it was ignored.
     pub prompt_ignored: bool,
 }
 
-/// The shapes that rows come in.
+/// Keys and text form of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     keys: &'static str,
@@ -99,14 +100,11 @@ const PREFERENCE_KEYS: &str =
 const SUPERVISED_KEYS: &str = "`text`, `messages`, or `prompt` and `completion`";
 
 impl Record {
-    /// Parses one row's JSON.
-    ///
-    /// # Errors
-    /// If it is not a JSON object, keys are missing, or values have the wrong type; `place` is named.
+    /// Parses the JSON of one row; errors name `place`.
     pub fn parse(json: &[u8], kind: Kind, place: &Place) -> Result<Self, DataError> {
         let value: Value = serde_json::from_slice(json).map_err(|e| DataError::Json {
             place: place.clone(),
-            // The parser sees one row only, so its line numbers would mislead; its column is kept.
+            // The parser sees one row only: its line number would mislead, its column does not.
             reason: match e.line() {
                 1 => e.to_string().replace("line 1 column", "column"),
                 _ => e.to_string(),
@@ -219,7 +217,8 @@ impl Row<'_> {
         Ok((Content::Preference { prompt, chosen, rejected }, "chosen, rejected"))
     }
 
-    /// A key that is there and not null (tables converted from columns fill absent keys with null).
+    /// Returns whether a key is present and not null; tables converted from columns have nulls for
+    /// absent keys.
     fn has(&self, key: &str) -> bool {
         self.row.get(key).is_some_and(|v| !v.is_null())
     }
@@ -254,7 +253,7 @@ impl Row<'_> {
         let Value::Object(found) = item else {
             return Err(type_error(self.place, key, "a message { role, content }", &item));
         };
-        // Null is the same as absent, and the keys `from` and `value` of older data sets are renamed.
+        // Null means absent; `from` and `value` are the names of older data sets.
         let message: Message = found
             .into_iter()
             .filter(|(_, value)| !value.is_null())
@@ -339,15 +338,15 @@ fn type_error(place: &Place, key: &str, expected: &'static str, found: &Value) -
     DataError::Type { place: place.clone(), key: key.into(), expected, found }
 }
 
-/// Where two texts part, in bytes of each, as TRL 1.16's `extract_prompt` does it: at the first character that
-/// differs, or before the space in front of it; where none differs, before the last character of the shorter text.
-/// (TRL looks at the last character of `chosen` when the very first differs; that slip is not repeated.)
+/// Returns where two texts diverge, in bytes of each, as TRL 1.16's `extract_prompt`: at the first
+/// different character or the space before it, or before the shorter text's last character. TRL
+/// inspects the last character of `chosen` if the first ones differ; that bug is not repeated.
 fn common_text(chosen: &str, rejected: &str) -> (usize, usize) {
     let mut previous = None;
     let mut pairs = chosen.char_indices().zip(rejected.chars()).peekable();
     while let Some(((at, a), b)) = pairs.next() {
         if a != b {
-            // Both agree up to here, so the offset is the same in both.
+            // Both agree so far, so the offset is the same in both.
             let at = if previous == Some(' ') { at - 1 } else { at };
             return (at, at);
         }
@@ -359,7 +358,7 @@ fn common_text(chosen: &str, rejected: &str) -> (usize, usize) {
     (0, 0)
 }
 
-/// How many messages are the prompt: the same rule by message.
+/// Returns the number of messages in the common prompt, by the same rule.
 fn common_messages(chosen: &[Message], rejected: &[Message]) -> usize {
     let shorter = chosen.len().min(rejected.len());
     (0..shorter).find(|&i| chosen[i] != rejected[i]).unwrap_or(shorter.saturating_sub(1))
@@ -396,7 +395,8 @@ mod tests {
             };
             assert_eq!(parse(&row, Kind::Preference).content, expected, "{chosen:?}, {rejected:?}");
         }
-        // TRL looks at `chosen[-1]` where the first characters differ, and would cut these before their last one.
+        // TRL inspects `chosen[-1]` if the first characters differ, and would cut these before
+        // their last one.
         let found = parse(r#"{"chosen": "x ", "rejected": "y "}"#, Kind::Preference).content;
         assert!(
             matches!(found, Content::Preference { prompt: Text::Plain(prompt), .. } if prompt.is_empty())

@@ -1,9 +1,9 @@
-//! Chat templates: conversations rendered to text as transformers 5 does it with Jinja.
+//! Chat templates: conversations rendered with Jinja as in transformers 5.
 //!
-//! Blocks are trimmed (`trim_blocks`, `lstrip_blocks`), values print as in Python, `tojson` is `json.dumps`,
-//! `raise_exception`, `strftime_now` (in UTC) and the loop controls exist, strings and dicts have their Python
-//! methods. `{% generation %}` marks the assistant's text. Known to differ: `~` joins `true` and
-//! `none` in lower case, where Jinja on Python writes `True` and `None`.
+//! Blocks are trimmed (`trim_blocks`, `lstrip_blocks`), values print as in Python, `tojson` is
+//! `json.dumps`. `raise_exception`, `strftime_now` (UTC), loop controls and Python's string and
+//! dict methods exist. `{% generation %}` marks the assistant's text. Known difference: `~` joins
+//! `true` and `none` in lower case.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,18 +17,18 @@ use crate::source::record::Message;
 use crate::text::python_text::{JsonStyle, to_json, write_str};
 use crate::text::strftime::strftime_now;
 
-/// What a template is given besides the messages.
+/// Inputs of a template besides the messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RenderOptions<'a> {
     /// JSON schemas of functions that the model may call.
     pub tools: Option<&'a serde_json::Value>,
-    /// More variables; they win over the tokenizer's special tokens.
+    /// Further variables; they override the tokenizer's special tokens.
     pub kwargs: Option<&'a Map<String, serde_json::Value>>,
     /// Whether to end with the header of a new assistant message.
     pub add_generation_prompt: bool,
 }
 
-/// A compiled template, or a default one and one for tool use.
+/// Compiled chat templates: a default one, perhaps one for tool use.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     sources: Vec<(String, String)>,
@@ -37,16 +37,13 @@ pub struct ChatTemplate {
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
-/// Variable that switches the marks on, and the marks: noncharacters, which no text may contain.
+/// Variable that enables the marks, and the marks: noncharacters, which no text may contain.
 const MARKING: &str = "__mark_generation";
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 impl ChatTemplate {
-    /// Compiles named templates; the one called `default` is used, except that `tool_use` is where tools are given.
-    /// `special_tokens` become variables (`bos_token`, `eos_token`, …).
-    ///
-    /// # Errors
-    /// If a template is not valid Jinja or none is called `default`.
+    /// Compiles named templates: `default`, and `tool_use` for calls with tools. `special_tokens`
+    /// become variables (`bos_token`, `eos_token`, …).
     pub fn new(
         sources: Vec<(String, String)>,
         special_tokens: Vec<(String, String)>,
@@ -65,7 +62,7 @@ impl ChatTemplate {
         environment.add_filter("string", |value: Value| text_of(&value));
         environment.add_filter("trim", trim);
         environment.add_filter("join", join);
-        // In Jinja `none` is not iterable, and whatever has a length and an index is a sequence.
+        // In Jinja `none` is not iterable, and anything with a length and an index is a sequence.
         environment
             .add_test("iterable", |value: Value| has_length(&value) || value.kind() == ValueKind::Iterable);
         environment.add_test("sequence", |value: Value| has_length(&value));
@@ -82,11 +79,9 @@ impl ChatTemplate {
         Ok(Self { environment, sources, special_tokens })
     }
 
-    /// Reads the template of a model's folder: `chat_template.jinja` (with `additional_chat_templates/*.jinja`), else
-    /// `chat_template` of `tokenizer_config.json`, a string or a list of `{name, template}`.
-    ///
-    /// # Errors
-    /// If a file cannot be read or a template is not valid.
+    /// Reads the template of a model's folder: `chat_template.jinja` with
+    /// `additional_chat_templates/tool_use.jinja`, else `chat_template` of `tokenizer_config.json`,
+    /// a string or a list of `{name, template}`.
     pub fn from_folder(
         folder: &Path,
         tokenizer_config: &serde_json::Value,
@@ -114,29 +109,23 @@ impl ChatTemplate {
         Self::new(sources, special_tokens).map(Some)
     }
 
-    /// The templates' texts by name.
+    /// Returns the templates' sources by name.
     pub fn sources(&self) -> &[(String, String)] {
         &self.sources
     }
 
-    /// Whether the template marks the assistant's text itself.
+    /// Returns whether the template itself marks the assistant's text.
     pub fn has_generation_markers(&self, tools: bool) -> bool {
         let name = self.name(tools);
         self.sources.iter().any(|(n, source)| n == name && generation_as_filter(source) != *source)
     }
 
-    /// The text of a conversation.
-    ///
-    /// # Errors
-    /// If the template raises or fails.
+    /// Renders a conversation.
     pub fn render(&self, messages: &[Message], options: RenderOptions) -> Result<String, DataError> {
         self.run(messages, options, false)
     }
 
-    /// The text of a conversation, and the byte ranges inside `{% generation %}` blocks.
-    ///
-    /// # Errors
-    /// If the template raises or fails.
+    /// Renders a conversation; also returns the byte ranges inside `{% generation %}` blocks.
     pub fn render_marked(
         &self,
         messages: &[Message],
@@ -185,7 +174,8 @@ impl ChatTemplate {
     }
 }
 
-/// A message's reasoning goes by three names; transformers fills `reasoning_content` and `thinking` from any of them.
+/// Fills `reasoning_content` and `thinking` from any of the three names of reasoning, as
+/// transformers.
 fn with_reasoning_aliases(message: &Message) -> serde_json::Value {
     let mut message = message.clone();
     let found = ["reasoning_content", "thinking", "reasoning"].iter().find_map(|&k| message.get(k).cloned());
@@ -196,7 +186,8 @@ fn with_reasoning_aliases(message: &Message) -> serde_json::Value {
     message.into()
 }
 
-/// Turns `{% generation %}` into a filter block, which keeps white space control as it is and gets the block's text.
+/// Turns `{% generation %}` into a filter block, which keeps white-space control and receives the
+/// block's text.
 fn generation_as_filter(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,16 +1,17 @@
-//! Text from ids that come one by one, as in generation.
+//! Incremental decoding of token ids to text, as in generation.
 
 use crate::error::DataError;
 use crate::text::tokenizer::Tokenizer;
 
-/// Turns ids into text as they come.
+/// Decoder that receives ids one by one.
 ///
-/// A character may be spread over several tokens, and some decoders treat the first token of a text differently, so
-/// a window of recent ids is decoded anew each time and what it adds to the text already given out is returned.
+/// A character may span several tokens, and some decoders treat the first token of a text
+/// differently. The stream therefore decodes a window of recent ids and returns the part after the
+/// text already returned.
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
     skip_special_tokens: bool,
-    /// Recent ids; the first `given` of them have been returned as text.
+    /// Recent ids; the text of the first `given` is already returned.
     window: Vec<u32>,
     given: usize,
 }
@@ -21,26 +22,20 @@ impl<'a> DecodeStream<'a> {
         Self { tokenizer, skip_special_tokens, window: Vec::new(), given: 0 }
     }
 
-    /// Adds one id; the text that it completes, empty while a character is unfinished.
-    ///
-    /// # Errors
-    /// If the id is unknown.
+    /// Adds one id and returns the text that it completes; empty while a character is unfinished.
     pub fn push(&mut self, id: u32) -> Result<String, DataError> {
         self.window.push(id);
         let text = self.pending()?;
         if text.is_empty() || text.ends_with('\u{fffd}') {
             return Ok(String::new());
         }
-        // What was just given out stays as the context of the next token.
+        // The ids just returned are the context of the next token.
         self.window.drain(..self.given);
         self.given = self.window.len();
         Ok(text)
     }
 
-    /// The text of an unfinished character at the end, if there is one.
-    ///
-    /// # Errors
-    /// None that [`DecodeStream::push`] has not reported.
+    /// Returns the text of an unfinished character at the end.
     pub fn finish(&mut self) -> Result<String, DataError> {
         let text = self.pending()?;
         self.window.clear();

@@ -1,4 +1,4 @@
-//! Text and token ids: tokenizers, chat templates as on Python, and decoding as tokens arrive.
+//! Text and token ids: tokenizers, chat templates as on Python, and incremental decoding.
 
 pub mod chat_template;
 pub mod decode_stream;

@@ -1,14 +1,14 @@
-//! Values as Python writes them: `str(x)`, `repr(x)` and `json.dumps(x)`.
+//! Python's text forms of values: `str(x)`, `repr(x)` and `json.dumps(x)`.
 //!
-//! Chat templates are written for Jinja on Python, so `{{ true }}` is `True`, and `tojson` is `json.dumps` with
-//! `ensure_ascii=False` and without HTML escapes, as transformers 5 sets it.
+//! Chat templates are written for Jinja on Python: `{{ true }}` is `True`, and `tojson` is
+//! `json.dumps` with `ensure_ascii=False` and without HTML escapes, as in transformers 5.
 
 use std::fmt::{self, Write};
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// `str(value)`.
+/// Writes `str(value)`.
 pub(crate) fn write_str(out: &mut dyn Write, value: &Value) -> fmt::Result {
     match value.as_str() {
         Some(text) => out.write_str(text),
@@ -72,7 +72,7 @@ fn write_number(out: &mut dyn Write, value: &Value) -> fmt::Result {
     }
 }
 
-/// `repr(float)`: the shortest digits that read back the same, positional between 1e-4 and 1e16.
+/// Writes `repr(float)`: the shortest digits that read back the same, positional from 1e-4 to 1e16.
 fn write_float(out: &mut dyn Write, number: f64) -> fmt::Result {
     let size = number.abs();
     if !number.is_finite() {
@@ -92,30 +92,30 @@ fn write_float(out: &mut dyn Write, number: f64) -> fmt::Result {
     write!(out, "{number:?}")
 }
 
-/// How `tojson` was asked to write.
+/// Options of `tojson`.
 #[derive(Clone, Debug)]
 pub(crate) struct JsonStyle {
     /// Spaces per level; `None` writes one line.
     pub indent: Option<usize>,
-    /// Between items.
+    /// Separator of items.
     pub item: String,
-    /// Between key and value.
+    /// Separator of key and value.
     pub key: String,
-    /// `\uXXXX` for everything beyond ASCII.
+    /// Whether characters beyond ASCII become `\uXXXX`.
     pub ascii: bool,
-    /// Keys in order of their characters.
+    /// Whether keys are sorted.
     pub sort_keys: bool,
 }
 
 impl JsonStyle {
-    /// Python's default separators for this indent.
+    /// Creates a style with Python's default separators for this indent.
     pub fn new(indent: Option<usize>) -> Self {
         let item = if indent.is_some() { "," } else { ", " };
         Self { indent, item: item.into(), key: ": ".into(), ascii: false, sort_keys: false }
     }
 }
 
-/// `json.dumps(value)`; `None` if something in it has no JSON form.
+/// Returns `json.dumps(value)`, or `None` if a part of it has no JSON form.
 pub(crate) fn to_json(value: &Value, style: &JsonStyle) -> Option<String> {
     let mut out = String::new();
     write_json(&mut out, value, style, 0).ok().map(|()| out)

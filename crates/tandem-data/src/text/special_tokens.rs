@@ -1,4 +1,4 @@
-//! The tokens with a role (BOS, EOS, padding) as the files of a model's folder name them.
+//! Special tokens (BOS, EOS, padding, …) as the files of a model's folder name them.
 
 use std::path::Path;
 
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::error::DataError;
 
-/// Attribute names in the order transformers lists them.
+/// Attribute names in transformers' order.
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The JSON files of a model's folder that say something about tokens; absent ones are null.
+/// JSON files of a model's folder that define tokens; an absent file is null.
 pub(crate) struct TokenFiles {
     pub tokenizer_config: Value,
     special_tokens_map: Value,
@@ -37,7 +37,8 @@ impl TokenFiles {
         })
     }
 
-    /// The named special tokens, as `(attribute, token)`: `tokenizer_config.json` first, then `special_tokens_map.json`.
+    /// Returns named special tokens as `(attribute, token)`; `tokenizer_config.json` overrides
+    /// `special_tokens_map.json`.
     pub fn named(&self) -> Vec<(String, String)> {
         NAMES
             .iter()
@@ -49,7 +50,7 @@ impl TokenFiles {
             .collect()
     }
 
-    /// Further special tokens without a role.
+    /// Returns special tokens without an attribute.
     pub fn extra(&self) -> Vec<String> {
         let mut tokens = Vec::new();
         for list in ["extra_special_tokens", "additional_special_tokens"] {
@@ -65,7 +66,7 @@ impl TokenFiles {
         tokens
     }
 
-    /// Tokens of `added_tokens_decoder` as `(id, description)`, by id.
+    /// Returns the tokens of `added_tokens_decoder` as `(id, description)`, by id.
     pub fn added(&self) -> Vec<(u32, &Value)> {
         let mut added: Vec<_> = self.tokenizer_config["added_tokens_decoder"]
             .as_object()
@@ -77,12 +78,13 @@ impl TokenFiles {
         added
     }
 
-    /// A flag of `tokenizer_config.json`, if it is there.
+    /// Returns a flag of `tokenizer_config.json`.
     pub fn flag(&self, name: &str) -> Option<bool> {
         self.tokenizer_config[name].as_bool()
     }
 
-    /// Ids under `name` in `generation_config.json`, else in `config.json`: one number or a list.
+    /// Returns ids under `name` in `generation_config.json`, else in `config.json`: one number or a
+    /// list.
     pub fn ids(&self, name: &str) -> Vec<u32> {
         let ids = |file: &Value| -> Vec<u32> {
             match &file[name] {
@@ -99,7 +101,7 @@ fn as_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// A token is written as a string or as an object with `content`.
+/// Returns the text of a token, which is a string or an object with `content`.
 fn content(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_string)
 }

@@ -1,21 +1,21 @@
-//! Strings that end a text.
+//! Stop strings: strings that end a text.
 
-/// Finds the first of some strings in a text that comes in pieces.
+/// Search for the first stop string in a text that arrives in pieces.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
-    /// What may be the beginning of one.
+    /// Text that may begin a stop string.
     held: String,
 }
 
 impl StopStrings {
-    /// Empty strings are found nowhere.
+    /// Creates a search; empty strings are ignored.
     pub fn new(stops: impl IntoIterator<Item = String>) -> Self {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
         Self { stops, held: String::new() }
     }
 
-    /// Takes the next piece of the text. Returns what can be shown of the text before a stop string, and whether one was found: the
+    /// Adds a piece. Returns text that precedes any stop string, and whether one was found; the
     /// text ends before it.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
@@ -33,7 +33,7 @@ impl StopStrings {
         (std::mem::replace(&mut self.held, rest), false)
     }
 
-    /// The end of a text in which none was found: what was held back of it.
+    /// Ends the text and returns the rest.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

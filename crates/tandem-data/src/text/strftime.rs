@@ -1,4 +1,7 @@
-//! `strftime_now` of chat templates: today's date in a given format, in UTC.
+//! `strftime_now` of chat templates: the current date in a given format, in UTC.
+//!
+//! A date crate would not replace this: chrono and jiff reject unknown codes, which Python keeps,
+//! and have codes of their own (`%+`, `%.f`), which Python has not.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,16 +21,16 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Now, formatted.
+/// Formats the current time.
 ///
-/// The token cache is keyed by content and not by date, so a data set keeps the date of the day on which it was
-/// tokenised, and a resumed run sees the same tokens.
+/// The token cache is keyed by content, not by date. A data set keeps the date of its tokenisation,
+/// so a resumed run sees the same tokens.
 pub(crate) fn strftime_now(format: &str) -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     strftime(seconds, format)
 }
 
-/// Seconds since 1970 formatted by the codes that templates use; an unknown code stays as it is.
+/// Formats seconds since 1970 by the codes that templates use; an unknown code stays as it is.
 fn strftime(seconds: u64, format: &str) -> String {
     let days = seconds / 86_400;
     let (year, month, day) = civil(days);
@@ -43,7 +46,7 @@ fn strftime(seconds: u64, format: &str) -> String {
             continue;
         }
         let mut code = codes.next();
-        // %-d and its like: without the leading zero.
+        // `%-d` and similar codes print no leading zero.
         let plain = code == Some('-');
         if plain {
             code = codes.next();
@@ -75,7 +78,7 @@ fn strftime(seconds: u64, format: &str) -> String {
     out
 }
 
-/// Year, month and day of a day counted from 1970-01-01.
+/// Returns year, month and day of a day counted from 1970-01-01.
 fn civil(days: u64) -> (u64, u64, u64) {
     let mut year = 1970 + days / 366;
     while days_before(year + 1, 1) <= days {
@@ -85,7 +88,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (year, month, days - days_before(year, month) + 1)
 }
 
-/// Days from 1970-01-01 to the first of a month.
+/// Returns the days from 1970-01-01 to the first of a month.
 fn days_before(year: u64, month: u64) -> u64 {
     const BEFORE: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     let leaps = |y: u64| y / 4 - y / 100 + y / 400;

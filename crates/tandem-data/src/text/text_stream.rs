@@ -1,11 +1,11 @@
-//! An answer's text as its tokens come.
+//! Text of a completion as its tokens arrive.
 
 use crate::Result;
 use crate::text::decode_stream::DecodeStream;
 use crate::text::stop_strings::StopStrings;
 use crate::text::tokenizer::Tokenizer;
 
-/// Turns tokens into text, up to a string that ends it.
+/// Incremental text of one completion, up to a stop string.
 pub struct TextStream<'a> {
     decode: DecodeStream<'a>,
     stop: StopStrings,
@@ -13,25 +13,19 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// An empty text.
+    /// Creates an empty text.
     pub fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Self {
         let stop = StopStrings::new(stop.iter().cloned());
         Self { decode: DecodeStream::new(tokenizer, true), stop, is_ended: false }
     }
 
-    /// Adds a token: the text that can be shown now. After a string that ends the text there is none.
-    ///
-    /// # Errors
-    /// If the token is unknown.
+    /// Adds a token and returns the new text; empty after a stop string.
     pub fn push(&mut self, token: u32) -> Result<String> {
         let piece = self.decode.push(token)?;
         Ok(self.show(&piece))
     }
 
-    /// The rest, when no token comes any more.
-    ///
-    /// # Errors
-    /// None that [`TextStream::push`] has not reported.
+    /// Ends the text and returns the rest.
     pub fn finish(&mut self) -> Result<String> {
         let piece = self.decode.finish()?;
         let mut shown = self.show(&piece);
@@ -41,7 +35,7 @@ impl<'a> TextStream<'a> {
         Ok(shown)
     }
 
-    /// Whether a string that ends the text has come.
+    /// Returns whether a stop string was found.
     pub fn is_ended(&self) -> bool {
         self.is_ended
     }

@@ -1,4 +1,4 @@
-//! Text to token ids and back, exactly as transformers 5 does it with the files of a model's folder.
+//! Text to token ids and back, as transformers 5 with the files of a model's folder.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::source::record::Message;
 use crate::text::chat_template::{ChatTemplate, RenderOptions};
 use crate::text::special_tokens::TokenFiles;
 
-/// A tokenizer with its special tokens and its chat template.
+/// A tokenizer with its special tokens and chat template.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     folder: PathBuf,
@@ -24,18 +24,17 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` of a model's folder, with what `tokenizer_config.json`, `special_tokens_map.json`,
-    /// `generation_config.json`, `config.json` and `chat_template.jinja` say, each where it exists.
-    ///
-    /// # Errors
-    /// If `tokenizer.json` is missing, or one of the files is broken.
+    /// Loads a model's folder: `tokenizer.json`, and where they exist `tokenizer_config.json`,
+    /// `special_tokens_map.json`, `generation_config.json`, `config.json` and
+    /// `chat_template.jinja`.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, DataError> {
         let folder = folder.as_ref().to_path_buf();
         let path = folder.join("tokenizer.json");
         let json = std::fs::read(&path).map_err(DataError::io("reading", &path))?;
         let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
         let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|e| broken(e.to_string()))?;
-        // Truncation and padding are ours to decide; transformers switches them off in a plain call, too.
+        // Tokenisation truncates and pads elsewhere; transformers disables both in a plain call,
+        // too.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| broken(e.to_string()))?;
         let files = TokenFiles::read(&folder)?;
@@ -57,7 +56,7 @@ impl Tokenizer {
         for part in [json, serde_json::to_vec(&(&named, files.extra(), template)).unwrap_or_default()] {
             hasher.update(&(part.len() as u64).to_le_bytes()).update(&part);
         }
-        // The post-processor and the added tokens are part of what was just set, so they are hashed as they now are.
+        // The post-processor and the added tokens were just changed: their present state is hashed.
         hasher.update(&serde_json::to_vec(&inner.get_post_processor()).unwrap_or_default());
         hasher.update(&serde_json::to_vec(&inner.get_added_vocabulary()).unwrap_or_default());
         let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
@@ -65,31 +64,22 @@ impl Tokenizer {
         Ok(Self { inner, folder, named, eos, pad, chat_template, byte_level, fingerprint: hasher.finalize() })
     }
 
-    /// Ids of a plain text, with the special tokens that the tokenizer adds by itself.
-    ///
-    /// # Errors
-    /// If the tokenizer refuses the text.
+    /// Encodes plain text, with the special tokens that the tokenizer adds itself.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.encode_with(text, true)
     }
 
-    /// Ids of a text that a chat template has rendered: it holds its special tokens already, so none are added.
-    ///
-    /// # Errors
-    /// If the tokenizer refuses the text.
+    /// Encodes text of a chat template, which contains its special tokens already.
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.encode_with(text, false)
     }
 
-    /// Ids of a conversation.
-    ///
-    /// # Errors
-    /// If there is no chat template or it fails.
+    /// Encodes a conversation.
     pub fn encode_chat(&self, messages: &[Message], options: RenderOptions) -> Result<Vec<u32>, DataError> {
         self.encode_rendered(&self.chat_template()?.render(messages, options)?)
     }
 
-    /// Ids of a rendered text with the bytes that each token covers.
+    /// Encodes rendered text; also returns the bytes that each token covers.
     pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), DataError> {
         let encoding = self.inner.encode(text, false).map_err(|e| self.refused(e))?;
         let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
@@ -102,35 +92,33 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of ids.
-    ///
-    /// # Errors
-    /// If an id is unknown.
+    /// Decodes ids.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, DataError> {
         self.inner.decode(ids, skip_special_tokens).map_err(|e| self.refused(e))
     }
 
-    /// The vocabulary's entry of an id, as it stands in `tokenizer.json`.
+    /// Returns the vocabulary entry of an id, as in `tokenizer.json`.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The id of a vocabulary entry.
+    /// Returns the id of a vocabulary entry.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// Number of ids, added tokens included.
+    /// Returns the number of ids, added tokens included.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// The ids that end a generation: those of `generation_config.json` or `config.json`, and the tokenizer's own.
+    /// Returns the ids that end generation: those of `generation_config.json` or `config.json`, and
+    /// the tokenizer's EOS.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos
     }
 
-    /// Tokens of an answer but the one of [`eos_ids`](Self::eos_ids) that it may end with.
+    /// Returns a completion's tokens without a final one of [`eos_ids`](Self::eos_ids).
     pub fn without_end<'t>(&self, tokens: &'t [u32]) -> &'t [u32] {
         match tokens {
             [rest @ .., last] if self.eos.contains(last) => rest,
@@ -138,47 +126,49 @@ impl Tokenizer {
         }
     }
 
-    /// The padding id.
+    /// Returns the padding id.
     pub fn pad_id(&self) -> Option<u32> {
         self.pad
     }
 
-    /// The text of the end-of-sequence token, which is appended to plain answers.
+    /// Returns the text of the EOS token, which ends plain-text responses.
     ///
     /// # Errors
+    ///
     /// If the folder names none.
     pub fn eos_token(&self) -> Result<&str, DataError> {
         let found = self.named.iter().find(|(name, _)| name == "eos_token");
         found.map(|(_, token)| token.as_str()).ok_or_else(|| DataError::Tokenizer {
             path: self.folder.join("tokenizer_config.json"),
-            reason: "no `eos_token`, which has to end every plain-text answer; add it to the file".into(),
+            reason: "no `eos_token`, which must end every plain-text response; add it to the file".into(),
         })
     }
 
-    /// The chat template.
+    /// Returns the chat template.
     ///
     /// # Errors
+    ///
     /// If the folder has none.
     pub fn chat_template(&self) -> Result<&ChatTemplate, DataError> {
         self.chat_template.as_ref().ok_or_else(|| DataError::NoChatTemplate { folder: self.folder.clone() })
     }
 
-    /// Whether vocabulary entries are bytes written as printable characters (GPT-2's alphabet).
+    /// Returns whether vocabulary entries are bytes in GPT-2's printable alphabet.
     pub(crate) fn is_byte_level(&self) -> bool {
         self.byte_level
     }
 
-    /// A hash of everything that decides which ids a text or a conversation gets.
+    /// Returns a hash of everything that determines the ids of a text or a conversation.
     pub fn fingerprint(&self) -> blake3::Hash {
         self.fingerprint
     }
 
-    /// The folder it was loaded from.
+    /// Returns the folder that the tokenizer was loaded from.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The `tokenizers` object inside.
+    /// Returns the underlying `tokenizers` object.
     pub fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
@@ -188,7 +178,7 @@ impl Tokenizer {
     }
 }
 
-/// Adds tokens that the other files know and `tokenizer.json` does not, in the order transformers adds them.
+/// Adds tokens that only the other files define, in transformers' order.
 fn complete_vocabulary(inner: &mut tokenizers::Tokenizer, files: &TokenFiles, named: &[(String, String)]) {
     let known = inner.get_added_tokens_decoder();
     let is_added = |content: &str| known.values().any(|t| t.content == content);
@@ -217,8 +207,8 @@ fn complete_vocabulary(inner: &mut tokenizers::Tokenizer, files: &TokenFiles, na
     inner.add_special_tokens(&special);
 }
 
-/// Where `tokenizer_config.json` says whether BOS and EOS are added, or `tokenizer.json` has no post-processor,
-/// transformers replaces the post-processor by a template of those two.
+/// Replaces the post-processor by a template of BOS and EOS if `tokenizer_config.json` has flags
+/// for them or `tokenizer.json` has no post-processor, as transformers.
 fn set_post_processor(
     inner: &mut tokenizers::Tokenizer,
     files: &TokenFiles,

@@ -1,4 +1,4 @@
-//! Trains a small byte-level BPE tokenizer and writes it as the files of a model's folder.
+//! Training of a small byte-level BPE tokenizer, written as the files of a model's folder.
 
 use std::path::Path;
 
@@ -9,20 +9,21 @@ use tokenizers::{AddedToken, NormalizerWrapper, TokenizerBuilder};
 
 use crate::error::DataError;
 
-/// What the tokenizer should be.
+/// Properties of the tokenizer.
 #[derive(Clone, Debug)]
 pub struct TokenizerRecipe {
-    /// Number of ids, special tokens and the 256 bytes included; fewer come out where the texts have no more to merge.
+    /// Number of ids, including special tokens and the 256 bytes; fewer if the texts have no more
+    /// merges.
     pub vocab_size: usize,
-    /// Text of the padding token, which gets id 0.
+    /// Padding token, id 0.
     pub pad_token: String,
-    /// Text of the beginning-of-sequence token, id 1. It is not added to plain text.
+    /// Beginning-of-sequence token, id 1. It is not added to plain text.
     pub bos_token: String,
-    /// Text of the end-of-sequence token, id 2.
+    /// End-of-sequence token, id 2.
     pub eos_token: String,
     /// Further special tokens, such as the role markers of the chat template.
     pub extra_tokens: Vec<String>,
-    /// The chat template, written as `chat_template.jinja`.
+    /// Chat template, written as `chat_template.jinja`.
     pub chat_template: Option<String>,
 }
 
@@ -40,11 +41,8 @@ impl Default for TokenizerRecipe {
 }
 
 impl TokenizerRecipe {
-    /// Learns merges from `texts` and writes `tokenizer.json`, `tokenizer_config.json` and, where there is a template,
+    /// Learns merges from `texts` and writes `tokenizer.json`, `tokenizer_config.json` and, if set,
     /// `chat_template.jinja` into `folder`. The same texts give the same files.
-    ///
-    /// # Errors
-    /// If the vocabulary cannot hold the bytes and special tokens, or a file cannot be written.
     pub fn train<S: AsRef<str> + Send>(
         &self,
         texts: impl Iterator<Item = S> + Send,
@@ -58,7 +56,7 @@ impl TokenizerRecipe {
         let least = 256 + special.len();
         if self.vocab_size < least {
             return Err(DataError::Option(format!(
-                "a vocabulary of {} ids cannot hold 256 bytes and {} special tokens; at least {least} are needed",
+                "a vocabulary of {} ids cannot hold 256 bytes and {} special tokens: expected at least {least}",
                 self.vocab_size,
                 special.len()
             )));
