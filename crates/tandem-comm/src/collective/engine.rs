@@ -4,21 +4,23 @@ use crate::collective::call::Call;
 use crate::collective::element::Reduction;
 use crate::error::Result;
 
-/// Messages that may be under way from one rank of a group. One more waits for the oldest to be received.
+/// Maximum number of messages in flight from one rank of a group; the next one waits for the
+/// oldest.
 pub(crate) const MAX_MESSAGES: usize = 64;
-/// Their bytes; one message may have more, if it is the only one.
+/// Maximum bytes of these messages; a single message may be larger.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// Moves bytes between the ranks of one group. What the bytes are is said by the call; lengths have been checked.
+/// Transport between the ranks of one group. The call describes the bytes; lengths are checked.
 ///
-/// An implementation compares the calls of all ranks and answers [`CommError::Mismatch`] where they differ. After an
-/// error the engine is dead: every later call fails.
+/// An implementation compares the calls of all ranks and returns
+/// [`CommError::Mismatch`](crate::CommError::Mismatch) where they differ. After an error every
+/// later call fails.
 pub trait Engine: Send {
     /// This rank, from 0.
     fn rank(&self) -> usize;
     /// Number of ranks.
     fn size(&self) -> usize;
-    /// In place.
+    /// Reduces in place.
     fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()>;
     /// In place, in parts of `counts` elements: afterwards this rank's is reduced, the rest is unspecified.
     fn reduce_scatter(
@@ -45,28 +47,29 @@ pub trait Engine: Send {
     fn split_by(&mut self, call: Call, colors: &[usize]) -> Result<Box<dyn Engine>> {
         self.split(call, colors[self.rank()])
     }
-    /// A call without its data, in a dry run. Only a recorder has a use for it.
+    /// Records a call without data, in a dry run.
     fn dry(&mut self, _: Call) -> Result<()> {
         Ok(())
     }
-    /// Tells the others that this rank cannot go on; their calls fail with the reason.
+    /// Aborts: the other ranks' calls fail with the reason.
     fn abort(&mut self, reason: &str);
-    /// Fails if the group has failed, or if another rank can be seen to be gone; waits for nobody.
+    /// Fails if the group has failed or another rank is gone; does not wait.
     fn check(&mut self) -> Result<()>;
-    /// Whether numbers may stay in the memory of this process's GPU `ordinal`: then [`Engine::on_device`] takes them there.
+    /// Returns whether [`Engine::on_device`] accepts memory of this process's GPU `ordinal`.
     fn takes_device(&self, _ordinal: usize) -> bool {
         false
     }
-    /// The same collectives, of numbers in the memory of a GPU.
+    /// Returns the collectives on GPU memory.
     ///
     /// # Panics
-    /// If the engine knows no GPU.
+    ///
+    /// If [`Engine::takes_device`] is never true.
     fn on_device(&mut self) -> &mut dyn DeviceEngine {
         panic!("an engine that moves host memory alone")
     }
 }
 
-/// As [`Engine`], of numbers at an address of a GPU's memory that nothing else uses meanwhile.
+/// Collectives of an [`Engine`] at an address of GPU memory that nothing else uses meanwhile.
 pub trait DeviceEngine {
     /// As [`Engine::all_reduce`].
     fn all_reduce(&mut self, call: Call, reduction: Reduction, address: u64) -> Result<()>;
