@@ -22,7 +22,8 @@ pub trait Engine: Send {
     fn size(&self) -> usize;
     /// Reduces in place.
     fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()>;
-    /// In place, in parts of `counts` elements: afterwards this rank's is reduced, the rest is unspecified.
+    /// Reduces in place in parts of `counts` elements; only this rank's part is specified
+    /// afterwards.
     fn reduce_scatter(
         &mut self,
         call: Call,
@@ -30,20 +31,20 @@ pub trait Engine: Send {
         data: &mut [u8],
         counts: &[usize],
     ) -> Result<()>;
-    /// In place, in parts of `counts` elements: each rank gives its own and gets the others'.
+    /// Gathers in place in parts of `counts` elements: each rank provides its own part.
     fn all_gather(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()>;
-    /// From `root` to all.
+    /// Sends `data` from `root` to all ranks.
     fn broadcast(&mut self, call: Call, root: usize, data: &mut [u8]) -> Result<()>;
     /// Waits for all.
     fn barrier(&mut self, call: Call) -> Result<()>;
-    /// Hands a copy to a peer; returns when `data` may be used again. May wait where as many messages or bytes of this rank are
-    /// under way as [`Group::send`] says.
+    /// Sends a copy to a peer and returns when `data` may be reused. Blocks at the limits of
+    /// [`Group::send`](crate::Group::send).
     fn send(&mut self, to: usize, data: &[u8]) -> Result<()>;
-    /// Waits for what a peer sends next.
+    /// Receives a peer's next message.
     fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()>;
-    /// The group of the ranks that gave the same colour, in the order of their ranks here.
+    /// Returns the group of the ranks of the same colour, in rank order.
     fn split(&mut self, call: Call, color: usize) -> Result<Box<dyn Engine>>;
-    /// As [`Engine::split`], by the colours of all ranks.
+    /// [`Engine::split`] by the colours of all ranks.
     fn split_by(&mut self, call: Call, colors: &[usize]) -> Result<Box<dyn Engine>> {
         self.split(call, colors[self.rank()])
     }
