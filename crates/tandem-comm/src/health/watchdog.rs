@@ -82,7 +82,7 @@ impl Vigil {
         let shared = Arc::new(Shared {
             rank,
             size,
-            host: beat::host(),
+            host: heartbeat::host(),
             seen: Mutex::new((progress.reports(), Instant::now())),
             progress,
             lifeline,
