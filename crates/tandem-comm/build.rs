@@ -1,11 +1,14 @@
 //! Compiles the shim around Gloo where the feature asks for it; needs a C++ compiler and Debian's `libgloo-dev`.
 
 fn main() {
-    println!("cargo::rerun-if-changed=src/gloo/shim.cc");
+    println!("cargo::rerun-if-changed=src/engines/gloo/shim.cc");
     #[cfg(feature = "gloo")]
     {
-        let compiled =
-            cc::Build::new().cpp(true).std("c++17").file("src/gloo/shim.cc").try_compile("tandem_gloo_shim");
+        let compiled = cc::Build::new()
+            .cpp(true)
+            .std("c++17")
+            .file("src/engines/gloo/shim.cc")
+            .try_compile("tandem_gloo_shim");
         if let Err(error) = compiled {
             panic!(
                 "the feature `gloo` needs a C++ compiler and Gloo's headers (Debian: libgloo-dev): {error}"

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let exit = match std::panic::catch_unwind(|| run(arguments)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", tandem_train::chain(&*error));
             agent::report(&error);
             Exit::of(&error)
         }

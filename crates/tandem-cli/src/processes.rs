@@ -96,7 +96,7 @@ fn join_and_train(
 
 /// Adds this rank to an error; a lost peer is reported alike on all ranks.
 #[cfg(feature = "gloo")]
-fn with_story(vigil: &mut tandem_comm::vigil::Vigil, error: tandem_train::TrainError) -> anyhow::Error {
+fn with_story(vigil: &mut tandem_comm::watchdog::Vigil, error: tandem_train::TrainError) -> anyhow::Error {
     use tandem_train::{Fault, TrainError};
 
     match error.comm() {
@@ -105,7 +105,7 @@ fn with_story(vigil: &mut tandem_comm::vigil::Vigil, error: tandem_train::TrainE
             anyhow::Error::new(TrainError::Comm(verdict)).context(story)
         }
         _ => {
-            vigil.last_words(&error.to_string());
+            vigil.last_words(&tandem_train::chain(&error));
             let place = vigil.own_place();
             anyhow::Error::new(error).context(place)
         }

@@ -1,47 +1,39 @@
-//! How a process finds its peers, and how ranks exchange numbers.
+//! Launch environments, process groups and their collectives.
 //!
-//! [`launch`] answers the first question, "which rank am I, of how many, and where do we meet?", from the
-//! variables that launchers set. It reads a map that it is given and touches nothing else, so every launcher's
-//! environment is a row of a table in the tests.
-//!
-//! A [`store`] is the place where the processes of several machines meet: small values under keys that all of them can read.
-//!
-//! A [`Group`] is one rank's membership of a set of ranks, with the collectives that they call together. What moves the
-//! bytes is an engine: [`threads`] for ranks that are threads of one process, [`recorder`] for dry runs, with the feature
-//! `gloo` the module of that name for ranks that are processes, and over any of them [`nccl`] for ranks on GPUs.
+//! * `launch/`: [`launch`] reads a launcher's environment: rank, world size and rendezvous.
+//! * [`store`]: small values under keys that all processes of a job can read and write.
+//! * [`Group`]: one rank's membership of a process group, with the collectives of its ranks.
+//! * `collective/`: what a collective is: calls, element types, volume, the [`Engine`] interface.
+//! * `engines/`: what moves the bytes: [`threads`] for ranks that are threads of one process,
+//!   `gloo` (a feature) for processes, [`nccl`] for GPUs over any of them, [`recorder`] for dry runs.
+//! * `health/`: heartbeats, watchdog, progress and the record of the first failure.
 
-// The tests that engines share name the crate as its users do.
+// Engines share the conformance tests, which name the crate as its users do.
 #[cfg(test)]
 extern crate self as tandem_comm;
 
-#[cfg(feature = "gloo")]
-mod beat;
-mod call;
-mod element;
+mod collective;
+mod engines;
 mod error;
-#[cfg(feature = "gloo")]
-pub mod gloo;
 mod group;
+mod health;
 pub mod launch;
-pub mod nccl;
-pub mod open_files;
-#[cfg(feature = "gloo")]
-pub mod processes;
-mod progress;
-pub mod recorder;
-mod spare;
 pub mod store;
-pub mod threads;
-#[cfg(feature = "gloo")]
-pub mod vigil;
-mod volume;
-mod watch;
 
-pub use call::{Call, Operation};
-pub use element::{DeviceNumbers, Element, ElementKind, Numbers, Reduction};
+pub use collective::call::{Call, Operation};
+pub use collective::element::{DeviceNumbers, Element, ElementKind, Numbers, Reduction};
+pub use collective::engine::{DeviceEngine, Engine};
+pub use collective::observer::Watch;
+pub use collective::volume::Volume;
+#[cfg(feature = "gloo")]
+pub use engines::gloo;
+pub use engines::{nccl, recorder, threads};
 pub use error::{CommError, Result};
-pub use group::{DeviceEngine, Engine, Group};
+pub use group::Group;
+pub use health::progress::{Phase, Place, Progress};
+#[cfg(feature = "gloo")]
+pub use health::watchdog;
+pub use launch::open_files;
+#[cfg(feature = "gloo")]
+pub use launch::processes;
 pub use launch::{Environment, Launch, LaunchError, Launcher, MeetingPoint, RanksHere};
-pub use progress::{Phase, Place, Progress};
-pub use volume::Volume;
-pub use watch::Watch;

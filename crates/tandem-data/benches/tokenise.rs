@@ -1,11 +1,11 @@
-//! Rows per second of the whole way from JSONL to the mapped cache, beside `tokenizers` encoding the same texts.
+//! Rows per second from JSONL to the mapped cache, and of `tokenizers` encoding the same texts.
 //!
-//! Run: `cargo bench -p tandem-data --bench tokenise`. Both use all threads of the rayon pool. The peer gets its texts
-//! ready-made (no file, no JSON, no template, no cache) and encodes what a preference needs: the prompt, and the prompt
-//! with either answer.
+//! Run: `cargo bench -p tandem-data --bench tokenise`. Both use all threads of the rayon pool. The
+//! peer receives ready texts (no file, JSON, template or cache) and encodes a preference's prompt,
+//! and the prompt with either response.
 //!
-//! `-- PAIRS.jsonl FOLDER` prints the seconds that the peer alone takes for these pairs of plain text with the tokenizer in the
-//! folder, which `bench/data` compares whole runs with.
+//! `-- PAIRS.jsonl FOLDER` prints the seconds that the peer alone takes for these plain-text pairs
+//! with the folder's tokenizer, for comparison with whole runs by `bench/data`.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -74,12 +74,12 @@ fn main() {
     }
 }
 
-/// The peer as it loads its own file.
+/// Loads the peer's own file.
 fn inner(folder: &Path) -> tokenizers::Tokenizer {
     tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).expect("the peer's tokenizer")
 }
 
-/// Time in the calls of the peer, which gets a portion of rows in each.
+/// Returns the time in the peer's calls, each with a portion of rows.
 fn peer_alone(pairs: &Path, folder: &Path) -> Duration {
     const PORTION: usize = 4096;
     let ours = Tokenizer::from_folder(folder).expect("the tokenizer");
@@ -111,7 +111,7 @@ fn peer_alone(pairs: &Path, folder: &Path) -> Duration {
     }
 }
 
-/// The rows of a test file again and again, each with a number in its answers.
+/// Repeats the rows of a test file, with a number in each response.
 fn rows(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).expect("the test file");
     let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -135,7 +135,7 @@ fn rows(path: &Path) -> Vec<Value> {
         .collect()
 }
 
-/// What has to be encoded: for each row the prompt and the prompt with either answer.
+/// Returns the texts to encode: each row's prompt, alone and with either response.
 fn texts(rows: &[Value], conversational: bool, tokenizer: &Tokenizer) -> Vec<String> {
     let render = |parts: &[&Value], add_generation_prompt: bool| -> String {
         if !conversational {

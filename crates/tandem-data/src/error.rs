@@ -1,20 +1,20 @@
-//! What can be wrong with data, each said with the place, what was expected, what was found and what to do.
+//! Errors of reading and preparing data: place, expected, found, and the remedy.
 
 use std::path::{Path, PathBuf};
 
-use crate::report::Origin;
+pub use crate::place::Place;
 
-/// A mistake in the data, the tokenizer's folder or the cache's file system.
+/// An invalid row, tokenizer folder or cache file.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The operating system refused a read or a write.
-    #[error("{what} {}: {source}{}", path.display(), advice(source))]
+    /// A failed read or write.
+    #[error("{what} {}{}", path.display(), advice(source))]
     Io {
-        /// What was attempted, as in "reading".
+        /// The operation that failed, as in "reading".
         what: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A line or an array element is not JSON.
@@ -22,22 +22,22 @@ pub enum DataError {
     Json {
         /// File and line.
         place: Place,
-        /// The parser's words.
+        /// The parser's message.
         reason: String,
     },
-    /// A row does not have the keys of any known shape.
+    /// A row whose keys match no known shape.
     #[error("{place}: expected the keys {expected}, found {found}{}", hint.as_ref().map_or(String::new(), |h| format!("; {h}")))]
     Keys {
         /// File and line.
         place: Place,
-        /// The key sets that are understood.
+        /// The accepted sets of keys.
         expected: &'static str,
         /// The keys of this row.
         found: String,
-        /// The nearest key on a typo, or another piece of advice.
+        /// The nearest known key, or another remedy.
         hint: Option<String>,
     },
-    /// A value has another type than its key needs.
+    /// A value of the wrong type.
     #[error("{place}: `{key}` should be {expected}, found {found}")]
     Type {
         /// File and line.
@@ -49,7 +49,7 @@ pub enum DataError {
         /// The type found, with the beginning of the value.
         found: String,
     },
-    /// Rows of one data set have different shapes.
+    /// Rows of different shapes in one data set.
     #[error(
         "{place}: this row is {found}, but the first row ({first}) is {expected}; all rows of a data set need the same shape"
     )]
@@ -63,7 +63,7 @@ pub enum DataError {
         /// The first row's shape.
         expected: String,
     },
-    /// The rows have a shape that the method cannot use.
+    /// Rows of a shape that the method cannot train on.
     #[error("{place}: the rows are {found}, {method} needs {expected}")]
     WrongKind {
         /// File and line.
@@ -72,30 +72,32 @@ pub enum DataError {
         found: String,
         /// The training method, in words.
         method: &'static str,
-        /// The shapes it takes.
+        /// The shapes that the method accepts.
         expected: &'static str,
     },
-    /// There is no row at all.
+    /// A data set without rows.
     #[error("no rows in {files}: expected at least one JSON object")]
     Empty {
         /// The files read.
         files: String,
     },
-    /// A file is not what it was when its hash was taken, so its tokens have no name.
-    #[error("{files}: changed while it was tokenised; nothing was kept: run again when nobody writes it")]
+    /// A file that changed while it was tokenised, so its cache key is wrong.
+    #[error(
+        "{files}: changed during tokenisation; no cache was written: run again when nothing writes to it"
+    )]
     Changed {
         /// The files read.
         files: String,
     },
-    /// Every row was dropped.
+    /// A data set of which every row was dropped.
     #[error("no row is left of {files}:\n{report}")]
     NothingLeft {
         /// The files read.
         files: String,
-        /// Why they were dropped.
+        /// The reasons, as report lines.
         report: String,
     },
-    /// The tokenizer's folder has no chat template, but the data are conversations.
+    /// Conversations, but a tokenizer folder without a chat template.
     #[error(
         "{}: no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json), but the data are conversations; \
          add a template to the model's folder or use plain text", folder.display()
@@ -104,13 +106,14 @@ pub enum DataError {
         /// The tokenizer's folder.
         folder: PathBuf,
     },
-    /// The chat template could not be compiled or does not run.
+    /// A chat template that does not compile or fails while rendering.
     #[error("chat template: {reason}")]
     Template {
-        /// The template engine's words, with the template's line.
+        /// The template engine's message, with the template's line.
         reason: String,
     },
-    /// A conversation's beginning renders differently from the whole, so the assistant's part cannot be located.
+    /// A template whose rendering of a conversation's beginning is no prefix of the whole, so the
+    /// assistant's tokens cannot be located.
     #[error(
         "the chat template renders the beginning of a conversation (up to message {message}) differently from the whole: \
          expected {expected:?}, found {found:?}; the assistant's tokens cannot be told apart that way. \
@@ -119,55 +122,33 @@ pub enum DataError {
     NotPrefixConsistent {
         /// Index of the message after which the two differ.
         message: usize,
-        /// What the whole conversation has at that place.
+        /// Text of the whole conversation at that place.
         expected: String,
-        /// What the beginning alone has there.
+        /// Text of the beginning at that place.
         found: String,
     },
-    /// The tokenizer cannot be loaded, or refuses a text.
+    /// A tokenizer that cannot be loaded, or that rejects a text.
     #[error("tokenizer {}: {reason}", path.display())]
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// An error in one row, with its place.
-    #[error("{place}: {source}")]
+    /// An error in one row.
+    #[error("{place}: {error}")]
     Row {
         /// File and line.
         place: Place,
-        /// What is wrong with the row.
-        source: Box<DataError>,
+        /// The error.
+        error: Box<DataError>,
     },
-    /// A configuration value that makes no sense.
+    /// An invalid configuration value.
     #[error("{0}")]
     Option(String),
-    /// A batch could not be built.
+    /// A batch that could not be built.
     #[error(transparent)]
     Forest(#[from] tandem_kernels::KernelError),
-}
-
-/// A file and a line, for messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The file.
-    pub path: PathBuf,
-    /// 1-based line; for an element of a JSON array, the line on which it starts.
-    pub line: u32,
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.path.display(), self.line)
-    }
-}
-
-impl Place {
-    /// The place of a row, given the files in the order of [`Origin::file`].
-    pub fn of(origin: Origin, files: &[impl AsRef<Path>]) -> Self {
-        Self { path: files[origin.file as usize].as_ref().to_path_buf(), line: origin.line }
-    }
 }
 
 impl DataError {
@@ -177,7 +158,7 @@ impl DataError {
     }
 
     pub(crate) fn at(self, place: Place) -> Self {
-        Self::Row { place, source: Box::new(self) }
+        Self::Row { place, error: Box::new(self) }
     }
 }
 
@@ -185,7 +166,7 @@ fn advice(error: &std::io::Error) -> &'static str {
     use std::io::ErrorKind;
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
-            "; nothing half-written was left; free space there or put the cache elsewhere"
+            " (nothing half-written was left; free space there or put the cache elsewhere)"
         }
         _ => "",
     }

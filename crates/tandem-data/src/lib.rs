@@ -1,40 +1,33 @@
 //! Formats → records → chat template → tokens (cached, memory-mapped) → forests.
 //!
-//! * [`Sources`](source::Sources) name the files, [`Record`](record::Record) is a row of them.
-//! * [`Tokenizer`](tokenizer::Tokenizer) and [`ChatTemplate`](chat_template::ChatTemplate) do what transformers does
-//!   with the files of a model's folder; [`row::tokenise`] makes TRL's tokens of a record.
-//! * [`prompts`] reads rows that are to be answered and judged.
-//! * [`prepare`](prepare::prepare) does all of it once and leaves a [`TokenCache`](token_cache::TokenCache) for later runs.
-//! * [`ForestBuilder`](forest::ForestBuilder) packs rows into a batch; [`order`] says which rows, when.
-//! * [`Report`](report::Report) tells what happened to rows that did not pass unchanged.
+//! * `source/`: [`Sources`](source::Sources) name the files; a [`Record`](record::Record) is one row.
+//! * `text/`: [`Tokenizer`](tokenizer::Tokenizer) and [`ChatTemplate`](chat_template::ChatTemplate)
+//!   match transformers, given the files of a model's folder.
+//! * `rows/`: [`row::tokenise`] turns a record into TRL's tokens; [`prompts`] reads prompts to answer.
+//! * `cache/`: [`prepare`](prepare::prepare) does all of that once and stores a
+//!   [`TokenCache`](token_cache::TokenCache) for later runs.
+//! * `batch/`: [`order`] selects the rows of each step; [`ForestBuilder`](forest::ForestBuilder)
+//!   packs rows into a batch.
+//! * [`Report`](report::Report) lists the rows that were dropped or changed.
+//!
+//! A folder imports from folders before it in this list; `batch/` and `cache/` are independent.
 
-mod cache_file;
-pub mod chat_template;
-mod checksum;
-pub mod decode_stream;
+mod batch;
+mod cache;
 pub mod error;
-pub mod forest;
-mod mersenne;
-pub mod order;
-pub mod prepare;
+mod place;
 pub mod progress;
-pub mod prompts;
-mod python_text;
-mod reader;
-pub mod record;
 pub mod report;
-pub mod row;
-pub mod show;
+mod rows;
 pub mod source;
-mod special_tokens;
-pub mod stop_strings;
-mod strftime;
-pub mod text_stream;
-pub mod token_cache;
-pub mod tokenizer;
-pub mod tokenizer_train;
+mod text;
 
+pub use batch::{forest, order};
+pub use cache::{prepare, token_cache};
 pub use error::DataError;
+pub use rows::{prompts, row, show};
+pub use source::record;
+pub use text::{chat_template, decode_stream, stop_strings, text_stream, tokenizer, tokenizer_train};
 
 /// The result of reading or preparing data.
 pub type Result<T, E = DataError> = std::result::Result<T, E>;

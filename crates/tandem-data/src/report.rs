@@ -1,52 +1,42 @@
-//! What happened to the rows on their way to tokens: every one that did not pass unchanged, with its reason.
+//! Rows that tokenisation dropped or changed, with the reasons.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Place;
-use crate::forest::PairTokens;
-use crate::row::TokenRow;
+pub use crate::place::Origin;
+use crate::place::Place;
 
-/// Where a row came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Origin {
-    /// Index into the data set's files.
-    pub file: u32,
-    /// 1-based line; for an element of a JSON array, the line on which it starts.
-    pub line: u32,
-}
-
-/// What can happen to a row.
+/// Reason why a row was dropped or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Dropped: the prompt alone is `max_length` tokens or more, so no answer token would be left.
+    /// Dropped: the prompt alone has `max_length` tokens or more.
     PromptTooLong,
-    /// Dropped: an answer with its prompt is longer than `max_length`, and its end is what counts.
+    /// Dropped: prompt and response exceed `max_length`, and truncation would cut the scored end.
     TooLong,
-    /// Dropped: no token is left that a loss could be computed on.
+    /// Dropped: no token remains for the loss.
     NothingToScore,
-    /// Dropped: a prompt of no tokens cannot be answered.
+    /// Dropped: the prompt has no tokens.
     EmptyPrompt,
-    /// Dropped: behind the prompt there is no room for an answer of the length that is asked for.
+    /// Dropped: the prompt leaves no room for `max_new_tokens` within `max_length`.
     NoRoom,
-    /// Left out because the file's weight is below 1.
+    /// Omitted because the file's weight is below 1.
     LeftOutByWeight,
-    /// The chosen answer (or the whole of a supervised row) was cut at `max_length`.
+    /// The chosen response, or the whole of a supervised row, was truncated to `max_length`.
     Truncated,
-    /// The rejected answer was cut at `max_length`.
+    /// The rejected response was truncated to `max_length`.
     RejectedTruncated,
-    /// The prompt's last tokens differ when an answer follows: they merge with it, or the template renders them
-    /// differently. They belong to the answers and are trained on.
+    /// The prompt's last tokens change when a response follows: they merge, or the template renders
+    /// them differently. They count as part of the response and are trained on.
     Merged,
-    /// A text prompt beside conversations that contain the prompt: the conversations' common beginning was used.
+    /// A text prompt beside conversations that contain it was ignored.
     PromptIgnored,
 }
 
 impl Reason {
-    /// Whether the row is absent from the data set.
+    /// Returns whether the row is absent from the data set.
     pub fn drops(self) -> bool {
         match self {
             Self::PromptTooLong
@@ -65,61 +55,52 @@ impl Reason {
             Self::TooLong => "dropped: longer than max_length",
             Self::NothingToScore => "dropped: no token to score",
             Self::EmptyPrompt => "dropped: the prompt has no token",
-            Self::NoRoom => "dropped: behind the prompt is no room for max_new_tokens within max_length",
+            Self::NoRoom => "dropped: the prompt leaves no room for max_new_tokens within max_length",
             Self::LeftOutByWeight => "left out by the file's weight",
             Self::Truncated => "cut at max_length",
             Self::RejectedTruncated => "rejected answer cut at max_length",
             Self::Merged => {
-                "prompt tokens that change when the answer follows; they are scored as part of the answers"
+                "prompt tokens that change when a response follows; they are scored as part of the responses"
             }
             Self::PromptIgnored => "text prompt ignored, because the conversations contain it",
         }
     }
 }
 
-/// Counts and places of everything that did not pass unchanged.
+/// Statistics of a data set, with the rows that were dropped or changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Rows found in the files.
     pub rows_read: u64,
-    /// Rows in the data set, repetitions by weight included.
+    /// Rows in the data set, including repetitions by weight.
     pub rows_kept: u64,
-    /// Tokens in the data set (a pair's prompt counted once), each row once.
+    /// Tokens in the data set; each row and each pair's prompt counted once.
     pub num_tokens: u64,
-    /// The longest sequence, prompt included.
+    /// Length of the longest sequence, prompt included.
     pub longest: u64,
-    /// The largest token id, which the model's vocabulary has to hold.
+    /// Largest token id; the model's vocabulary must contain it.
     pub largest_id: u32,
-    /// The rows concerned, by reason.
+    /// The affected rows by reason.
     pub reasons: BTreeMap<Reason, Concerned>,
 }
 
-/// The rows that something happened to.
+/// Rows affected by one reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Concerned {
-    /// How many.
+    /// Number of rows.
     pub rows: u64,
-    /// The first of them, in file order, up to [`Concerned::PLACES`]: it may happen to every row of a large file.
+    /// The first rows in file order, at most [`Concerned::PLACES`].
     pub first: Vec<Origin>,
 }
 
 impl Concerned {
-    /// Places that are kept.
+    /// Maximum number of stored places; a reason may apply to every row of a large file.
     pub const PLACES: usize = 100;
 }
 
 impl Report {
-    /// Counts a row that is kept.
-    pub(crate) fn keep(&mut self, row: &TokenRow) {
-        let (parts, longest): ([&[u32]; 3], usize) = match row {
-            TokenRow::Pair { prompt, unseen, chosen, rejected, .. } => {
-                let [first, second] = PairTokens { prompt, unseen: *unseen, chosen, rejected }.lengths();
-                ([prompt, chosen, rejected], first.max(second))
-            }
-            TokenRow::Scored { tokens, .. } | TokenRow::Prompt { tokens, .. } => {
-                ([&[], tokens, &[]], tokens.len())
-            }
-        };
+    /// Counts a kept row: its token ids in parts, and its longest sequence.
+    pub(crate) fn keep(&mut self, parts: [&[u32]; 3], longest: usize) {
         self.num_tokens += parts.iter().map(|ids| ids.len() as u64).sum::<u64>();
         self.longest = self.longest.max(longest as u64);
         let largest = parts.iter().filter_map(|ids| ids.iter().max()).max();
@@ -134,12 +115,12 @@ impl Report {
         }
     }
 
-    /// Number of rows that something happened to.
+    /// Returns the number of rows affected by `reason`.
     pub fn count(&self, reason: Reason) -> u64 {
         self.reasons.get(&reason).map_or(0, |concerned| concerned.rows)
     }
 
-    /// The report in lines: one for the whole, one per reason with the first places.
+    /// Formats the report: one line for the data set, one per reason with the first places.
     pub fn lines(&self, files: &[PathBuf]) -> Vec<String> {
         const SHOWN: usize = 3;
         let mut lines = vec![format!(

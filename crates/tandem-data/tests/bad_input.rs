@@ -1,4 +1,4 @@
-//! Mistakes in data files are reported with file, line, key, what was expected and what was found.
+//! Errors in data files: the file, line and key, what was expected and what was found.
 
 mod fixture;
 
@@ -12,7 +12,7 @@ use tandem_data::row::{LossOn, RowOptions};
 use tandem_data::source::Sources;
 use tandem_data::tokenizer::Tokenizer;
 
-/// The message that `content` as `name` gives; `{dir}/` is removed from it.
+/// Returns the message that `content` as `name` causes, without `{dir}/`.
 fn error_of(name: &str, content: &str, options: &RowOptions) -> String {
     let (_tokenizer_folder, tokenizer) = tokenizer_with(false, None);
     let folder = tempfile::tempdir().unwrap();
@@ -112,8 +112,10 @@ fn a_missing_file_or_template_is_named() {
     let (folder, tokenizer) = tokenizer_with(false, None);
     let options = RowOptions::new(Kind::Supervised);
     let missing = Sources::from(folder.path().join("none.jsonl"));
-    let error = prepare(&missing, &tokenizer, &options, folder.path(), &Silent).unwrap_err().to_string();
-    assert!(error.contains("reading") && error.contains("none.jsonl: No such file"), "{error}");
+    let error = prepare(&missing, &tokenizer, &options, folder.path(), &Silent).unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("reading ") && text.ends_with("none.jsonl"), "{text}");
+    assert!(std::error::Error::source(&error).is_some(), "the system's answer is the cause");
     let error = Tokenizer::from_folder(Path::new("/nowhere")).err().unwrap().to_string();
     assert!(error.contains("/nowhere/tokenizer.json"), "{error}");
 
@@ -145,7 +147,8 @@ fn what_a_template_raises_is_passed_on_with_the_row() {
 #[test]
 fn a_template_that_forgets_earlier_turns_cannot_show_the_assistants_part() {
     let (folder, _) = tokenizer_with(false, None);
-    // Only the last message is whole: what was rendered for the first answer changes when the second one follows.
+    // Only the last message is whole: the first response's rendering changes when the second
+    // follows.
     let template =
         "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else '...' }}\n{% endfor %}";
     std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();

@@ -1,4 +1,4 @@
-//! The token cache: made once, mapped afterwards, never trusted when damaged.
+//! The token cache: built once, mapped afterwards, rebuilt when damaged.
 
 mod fixture;
 
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use fixture::{data_path, read_records, tokenizer_with, write_tokenizer};
-use tandem_data::forest::{ForestBuilder, RowCounts};
+use tandem_data::forest::{ForestBuilder, RowCounts, ScoredTokens};
 use tandem_data::prepare::prepare;
 use tandem_data::progress::{Progress, Silent};
 use tandem_data::record::Kind;
@@ -96,7 +96,9 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
                     }
                 }
                 Kind::Supervised => {
-                    assert_eq!(Some(again.scored(row)), expected.as_scored());
+                    let ScoredTokens { tokens, scored } = again.scored(row);
+                    let found = TokenRow::Scored { tokens: tokens.to_vec(), scored: scored.to_vec() };
+                    assert_eq!(found, expected);
                     assert_eq!(again.num_tokens(row, true), again.scored(row).tokens.len());
                     let mut builder = ForestBuilder::default();
                     builder.push_scored(&again.scored(row));
@@ -158,7 +160,7 @@ fn everything_that_decides_the_tokens_is_part_of_the_key() {
     built(&bench, source(), RowOptions { loss_on: LossOn::All, ..preference() });
     built(&bench, Sources(vec![Source { path: data.clone(), weight: 2.0 }]), preference());
     built(&bench, Sources([source().0, source().0].concat()), preference());
-    // The same data under another name are the same data.
+    // The same data under another name have the same key.
     std::fs::rename(&data, bench.path("renamed.jsonl")).unwrap();
     let renamed = bench.prepare(bench.path("renamed.jsonl"), &preference());
     assert!(!renamed.was_built());
@@ -182,7 +184,7 @@ fn everything_that_decides_the_tokens_is_part_of_the_key() {
     });
 }
 
-/// Keeps what it was told.
+/// Observer that keeps its messages.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
@@ -214,7 +216,7 @@ fn a_damaged_cache_is_noticed_and_made_again() {
         (flipped(content.len() - 1), "content is damaged"),
     ];
     for (damaged, reason) in damages {
-        // Replaced as another process would do it: `whole` still maps the old file.
+        // Replaced as by another process: `whole` still maps the old file.
         let other = bench.path("cache/other");
         std::fs::write(&other, damaged).unwrap();
         std::fs::rename(&other, &path).unwrap();
@@ -248,7 +250,7 @@ fn a_file_that_changes_while_it_is_tokenised_is_not_taken_for_what_it_was() {
     let (sources, progress) = (Sources::from(data.clone()), Appends(data.clone()));
     let failed = prepare(&sources, &bench.tokenizer, &preference(), &bench.path("cache"), &progress);
     let error = failed.unwrap_err().to_string();
-    assert!(error.contains("data.jsonl: changed while it was tokenised"), "{error}");
+    assert!(error.contains("data.jsonl: changed during tokenisation"), "{error}");
     assert!(bench.cached_files().is_empty());
     assert_eq!(bench.prepare(data, &preference()).num_rows(), 9);
 }
@@ -256,7 +258,7 @@ fn a_file_that_changes_while_it_is_tokenised_is_not_taken_for_what_it_was() {
 #[test]
 fn two_at_once_make_one_cache() {
     let bench = Bench::new();
-    // What a process that died left behind is cleared away.
+    // Files of a dead process are removed.
     let name = bench.prepare(data_path("pref_conv.jsonl"), &preference()).path().to_path_buf();
     let abandoned = name.with_extension("123-0.tmp");
     std::fs::remove_file(&name).unwrap();

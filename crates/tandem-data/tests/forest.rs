@@ -1,9 +1,9 @@
-//! Forests hold exactly the sequences and predictions of the rows, however much the answers share.
+//! Forests contain exactly the sequences and predictions of the rows, however much responses share.
 
 use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens};
 use tandem_kernels::Forest;
 
-/// A sequence with the positions in it that are scored.
+/// A sequence and its scored positions.
 type Sequence = (Vec<u32>, Vec<usize>);
 
 /// Random ids from a small alphabet, so that rows share prefixes often.
@@ -20,14 +20,14 @@ impl Random {
     }
 }
 
-/// What a forest is checked for when it is made of its parts.
+/// Checks a forest as its constructor does.
 fn holds_its_invariants(forest: &Forest) {
     let Forest { tokens, segments, predictions, num_sequences, .. } = forest.clone();
     let rebuilt = Forest::new(tokens, segments, predictions, num_sequences);
     assert_eq!(rebuilt.expect("the invariants hold"), *forest);
 }
 
-/// The tokens on the path to a row, with its own.
+/// Returns the tokens on the path to a row, its own included.
 fn text_up_to(forest: &Forest, row: u32) -> Vec<u32> {
     let segment = forest.segments.iter().position(|s| s.range.contains(&row)).unwrap();
     let mut path: Vec<_> = forest.ancestors(segment).map(|s| s.range.clone()).collect();
@@ -61,7 +61,7 @@ fn check(forest: &Forest, expected: &[Sequence]) {
     }
 }
 
-/// What rows were said to add is what they added.
+/// Checks the counted sizes against the forest's.
 fn check_counts(forest: &Forest, counts: RowCounts, expected: &[Sequence]) {
     let sequence_tokens = expected.iter().map(|(tokens, _)| tokens.len() as u64).sum();
     let (tokens, scored_rows) = (forest.num_tokens(), forest.scored_rows().0.len());
@@ -172,17 +172,17 @@ fn a_recycled_forest_keeps_its_memory() {
     }
 }
 
-/// A prompt with two answers, and at which token of each text its end is.
+/// A prompt with two responses, and the index of each text's end.
 type Ends = (&'static [u32], [&'static [u32]; 2], [usize; 2]);
 
-/// Token 0 is what texts are padded with; the positions are where `transformers` pools.
+/// Token 0 is padding; the positions are those at which `transformers` pools.
 #[test]
 fn a_sequence_ends_before_its_padding() {
     let cases: [Ends; 6] = [
         (&[5, 6], [&[7, 8], &[7, 9, 9]], [3, 4]),
-        // The rejected answer is where the chosen one begins.
+        // The rejected response is a prefix of the chosen one.
         (&[5, 6], [&[7, 8], &[7]], [3, 2]),
-        // Trailing padding, in the answer, and up to the prompt.
+        // Trailing padding, in the response and up to the prompt.
         (&[5, 6], [&[7, 0], &[8, 0, 0]], [2, 2]),
         (&[5, 0], [&[0, 0], &[7, 0, 1]], [0, 4]),
         (&[], [&[0, 0], &[7]], [0, 0]),
@@ -214,7 +214,7 @@ fn answers_to_a_prompt_are_segments_of_their_own() {
         cases.iter().for_each(|(prompt, answers)| builder.push_answers(prompt, answers));
         let forest = builder.finish().unwrap();
         holds_its_invariants(&forest);
-        // Every token of every answer is predicted once, from all that stands before it.
+        // Every response token is predicted once, from all tokens before it.
         let mut texts = vec![Vec::new(); forest.num_sequences as usize];
         for prediction in &forest.predictions {
             let before = text_up_to(&forest, prediction.hidden_row);

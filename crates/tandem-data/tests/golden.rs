@@ -1,4 +1,4 @@
-//! Tokens and rendered templates equal TRL's and transformers', which `data/generate.py` wrote down.
+//! Tokens and rendered templates equal TRL's and transformers', as written by `data/generate.py`.
 
 mod fixture;
 
@@ -59,9 +59,11 @@ fn demonstrations_become_trls_tokens_and_marks() {
                 tokens: ids(&row[0]),
                 scored: ids(&row[1]).into_iter().map(|s| s as u8).collect(),
             });
-            // TRL keeps rows whose only scored token is the first one, which nothing predicts; here they are dropped.
-            let expected =
-                expected.filter(|row| row.as_scored().unwrap().scored.iter().skip(1).any(|&s| s == 1));
+            // TRL keeps rows whose only scored token is the first, which nothing predicts; these
+            // are dropped here.
+            let expected = expected.filter(
+                |row| matches!(row, TokenRow::Scored { scored, .. } if scored.iter().skip(1).any(|&s| s == 1)),
+            );
             assert_eq!(found, expected, "{file} row {i}, {} at {}", case["tokenizer"], case["max_length"]);
         }
     }

@@ -1,13 +1,14 @@
-//! The tokenizer's folder, decoding as ids come, training a small tokenizer, showing rows.
+//! The tokenizer's folder, incremental decoding, training a small tokenizer, showing rows.
 
 mod fixture;
 
 use fixture::{tokenizer_with, write_tokenizer};
 use serde_json::json;
+use tandem_data::decode_stream::DecodeStream;
 use tandem_data::error::Place;
 use tandem_data::forest::{PairTokens, ScoredTokens};
 use tandem_data::record::{Kind, Record};
-use tandem_data::row::{RowOptions, tokenise};
+use tandem_data::row::{RowOptions, TokenRow, tokenise};
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
 use tandem_data::tokenizer::Tokenizer;
 use tandem_data::tokenizer_train::TokenizerRecipe;
@@ -21,11 +22,9 @@ fn special_tokens_come_from_all_the_files_that_name_them() {
     };
     write("config.json", json!({"eos_token_id": 7, "pad_token_id": 3}));
     let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
-    assert_eq!(
-        (tokenizer.bos_id(), tokenizer.pad_id(), tokenizer.eos_ids()),
-        (Some(1), Some(0), &[7, 2][..])
-    );
-    // generation_config.json wins over config.json, special_tokens_map.json fills in, tokens may be objects.
+    assert_eq!((tokenizer.pad_id(), tokenizer.eos_ids()), (Some(0), &[7, 2][..]));
+    // generation_config.json overrides config.json, special_tokens_map.json adds, tokens may be
+    // objects.
     write("generation_config.json", json!({"eos_token_id": [5, 2]}));
     write(
         "tokenizer_config.json",
@@ -33,17 +32,14 @@ fn special_tokens_come_from_all_the_files_that_name_them() {
     );
     write("special_tokens_map.json", json!({"eos_token": {"content": "</s>", "lstrip": false}}));
     let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
-    assert_eq!(
-        (tokenizer.bos_id(), tokenizer.pad_id(), tokenizer.eos_ids()),
-        (Some(1), Some(3), &[5, 2][..])
-    );
+    assert_eq!((tokenizer.pad_id(), tokenizer.eos_ids()), (Some(3), &[5, 2][..]));
     assert_eq!(tokenizer.eos_token().unwrap(), "</s>");
     assert_eq!(
         tokenizer.encode("<new>").unwrap(),
         [2048],
         "a token that tokenizer.json does not have is added"
     );
-    // Where the configuration says so, BOS and EOS are added whatever the post-processor of tokenizer.json was.
+    // With these flags BOS and EOS are added whatever post-processor tokenizer.json has.
     write("tokenizer_config.json", json!({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true}));
     let plain = tokenizer.encode("the number").unwrap();
     let with_bos = Tokenizer::from_folder(folder.path()).unwrap().encode("the number").unwrap();
@@ -94,11 +90,10 @@ fn the_assistants_part_is_found_by_rendering_beginnings() {
         {"role": "assistant", "content": "Yes"}]}"#;
     let record = Record::parse(row.as_bytes(), Kind::Supervised, &place).unwrap();
     let outcome = tokenise(&record, &tokenizer, &RowOptions::new(Kind::Supervised)).unwrap();
-    let row = outcome.row.unwrap();
-    let ScoredTokens { tokens, scored } = row.as_scored().unwrap();
-    // Runs of scored tokens, as text: the answers with everything that the template puts after them.
+    let Some(TokenRow::Scored { tokens, scored }) = outcome.row else { panic!("{outcome:?}") };
+    // Runs of scored tokens, as text: the responses with all that the template puts after them.
     let mut runs = vec![Vec::new()];
-    for (&id, &scored) in tokens.iter().zip(scored) {
+    for (id, scored) in tokens.into_iter().zip(scored) {
         match (scored, runs.last_mut().unwrap()) {
             (1, run) => run.push(id),
             (_, run) if !run.is_empty() => runs.push(Vec::new()),
@@ -115,15 +110,15 @@ fn streaming_gives_the_text_without_splitting_characters() {
     let text = "Explain 日本 😀 café, naïve</s> number";
     for skip_special_tokens in [false, true] {
         let ids = tokenizer.encode(text).unwrap();
-        let mut stream = tokenizer.decode_stream(skip_special_tokens);
+        let mut stream = DecodeStream::new(&tokenizer, skip_special_tokens);
         let pieces: Vec<_> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
         assert!(pieces.iter().all(|piece| !piece.contains('\u{fffd}')), "{pieces:?}");
         assert_eq!(stream.finish().unwrap(), "");
         assert_eq!(pieces.concat(), tokenizer.decode(&ids, skip_special_tokens).unwrap());
         assert!(pieces.iter().filter(|piece| !piece.is_empty()).count() > 6, "{pieces:?}");
     }
-    // An unfinished character at the end is given out by finish.
-    let mut stream = tokenizer.decode_stream(true);
+    // An unfinished character at the end comes out of `finish`.
+    let mut stream = DecodeStream::new(&tokenizer, true);
     let ids = tokenizer.encode("é").unwrap();
     assert_eq!(ids.len(), 2);
     assert_eq!(stream.push(ids[0]).unwrap(), "");
@@ -148,7 +143,7 @@ fn a_trained_tokenizer_is_an_ordinary_folder_and_the_same_each_time() {
     }
     let tokenizer = Tokenizer::from_folder(&a).unwrap();
     assert_eq!(tokenizer.vocab_size(), 280);
-    assert_eq!((tokenizer.pad_id(), tokenizer.bos_id(), tokenizer.eos_ids()), (Some(0), Some(1), &[2][..]));
+    assert_eq!((tokenizer.pad_id(), tokenizer.eos_ids()), (Some(0), &[2][..]));
     let text = "<|user|> the number 日本 of things";
     let ids = tokenizer.encode(text).unwrap();
     assert_eq!(ids[0], 3);

@@ -79,7 +79,7 @@ pub enum KernelError {
         reason: String,
     },
     /// The operating system refused memory or threads.
-    #[error("{what}: {source}")]
+    #[error("{what}")]
     System {
         /// What was attempted.
         what: &'static str,

@@ -11,7 +11,7 @@ pub enum ModelError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The operating system refused a file.
-    #[error("{path}: {source}")]
+    #[error("{path}")]
     Io {
         /// The file or folder.
         path: PathBuf,

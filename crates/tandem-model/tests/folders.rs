@@ -11,12 +11,18 @@ use tandem_kernels::{DType, Kind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ModelFolder, Part, Save, init};
 
+/// The error with its cause, as the command prints them.
+fn told(error: Option<ModelError>) -> String {
+    let error = error.expect("must be refused");
+    std::error::Error::source(&error).map_or(error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
 fn open_error(folder: &Path) -> String {
-    ModelFolder::open(folder).err().expect("must be refused").to_string()
+    told(ModelFolder::open(folder).err())
 }
 
 fn weights_error(golden: &Golden) -> String {
-    golden.open().weights(&golden.decoder).err().expect("must be refused").to_string()
+    told(golden.open().weights(&golden.decoder).err())
 }
 
 /// Rewrites a key of the golden's config.

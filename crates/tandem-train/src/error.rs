@@ -71,7 +71,7 @@ pub enum TrainError {
         reader: usize,
     },
     /// A file operation failed.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}", path.display())]
     Io {
         /// What was attempted, as a verb: "read", "write", "rename".
         action: &'static str,
@@ -107,7 +107,7 @@ pub enum TrainError {
         story: String,
     },
     /// A device's memory did not suffice for a run whose plan it had room for.
-    #[error("{error}{story}")]
+    #[error("{}{story}", chain(error))]
     OutOfMemory {
         /// What could not be had.
         error: Box<TrainError>,
@@ -165,7 +165,7 @@ pub enum TrainError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// What ended a rank that is a thread, and where it was.
-    #[error("rank {rank}, {place}: {error}")]
+    #[error("rank {rank}, {place}: {}", chain(error))]
     OnRank {
         /// The rank.
         rank: usize,
@@ -304,6 +304,23 @@ impl TrainError {
     }
 }
 
+/// Formats an error and its causes, joined by colons, each cause once.
+///
+/// The errors of this workspace do not print their source. An error of another crate may; its cause
+/// is then left out.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let message = inner.to_string();
+        if !text.ends_with(&message) {
+            text = format!("{text}: {message}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
 impl From<ConfigError> for TrainError {
     fn from(error: ConfigError) -> Self {
         Self::Config(Box::new(error))
@@ -327,6 +344,32 @@ mod tests {
         assert_eq!(full.exit_code(), 1);
         assert_eq!(TrainError::Kernel(KernelError::invalid("gemm", "x")).exit_code(), 1);
         assert_eq!((Fault::PeerLost.exit_code(), Fault::Preempted.exit_code()), (75, 143));
+    }
+
+    #[test]
+    fn a_missing_file_is_told_once() {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let path = || PathBuf::from("somewhere");
+        let model = || TrainError::from(ModelError::io(&path(), gone()));
+        let judge = "j".to_owned();
+        let errors = [
+            TrainError::io("read", &path())(gone()),
+            model(),
+            DataError::Io { what: "reading", path: path(), source: gone() }.into(),
+            KernelError::System { what: "mapping somewhere", source: gone() }.into(),
+            JudgeError::Start { judge: judge.clone(), command: "somewhere".into(), source: gone() }.into(),
+            JudgeError::Cache { judge: judge.clone(), what: "opening", path: path(), source: gone() }.into(),
+            JudgeError::Model { judge, source: Box::new(model()) }.into(),
+            TrainError::OnRank { rank: 1, place: Place::default(), error: Box::new(model()) },
+            TrainError::OutOfMemory { error: Box::new(model()), story: String::new() },
+        ];
+        for error in errors {
+            let text = chain(&error);
+            let count = |part: &str| text.matches(part).count();
+            assert_eq!((count("somewhere"), count(&gone().to_string())), (1, 1), "{text}");
+        }
+        let foreign = io::Error::other(TrainError::io("read", &path())(gone()));
+        assert_eq!(chain(&foreign), format!("cannot read somewhere: {}", gone()));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub mod step;
 pub mod weights;
 
 pub use config::Config;
-pub use error::{Fault, Result, TrainError};
+pub use error::{Fault, Result, TrainError, chain};
 pub use events::{Event, Observer};
 pub use judges::reward_model::{Answers, RewardModel};
 pub use plan::Plan;

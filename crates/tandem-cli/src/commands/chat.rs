@@ -121,7 +121,7 @@ impl Chat<'_> {
                 return Ok(());
             }
             Err(error) => {
-                eprintln!("{error}");
+                eprintln!("{}", tandem_train::chain(&error));
                 self.messages.pop();
                 return Ok(());
             }

@@ -10,6 +10,7 @@ use tandem_comm::nccl::Libraries;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::cuda;
 use tandem_kernels::cuda::nvidia::{self, Inventory};
+use tandem_train::chain;
 use tandem_train::plan::estimate::device::{DeviceTable, host_memory};
 use tandem_train::plan::estimate::measure;
 
@@ -27,7 +28,7 @@ pub fn run(arguments: &DoctorArguments) -> anyhow::Result<Exit> {
     if gpus.len() > 1 {
         match nvidia::links() {
             Ok(links) => lines.extend(links::lines(&links).iter().map(|(what, found)| line(what, found))),
-            Err(error) => lines.push(line("links", &error.to_string())),
+            Err(error) => lines.push(line("links", &chain(&error))),
         }
     }
     print_lines(&lines)?;
@@ -42,7 +43,7 @@ fn line(what: &str, found: &str) -> String {
 }
 
 fn processor() -> String {
-    let isa = Isa::detect().map_or_else(|error| error.to_string(), |isa| isa.name().to_owned());
+    let isa = Isa::detect().map_or_else(|error| chain(&error), |isa| isa.name().to_owned());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = host_memory().map_or(String::new(), |bytes| format!(", {:.1} GiB", bytes as f64 / GIB));
     line("processor", &format!("{cores} cores{memory}, {isa}"))
@@ -54,7 +55,7 @@ fn gpus(missing: &[&str]) -> (Vec<String>, Vec<usize>) {
         Ok(found) => found,
         Err(error) => {
             let why = match missing {
-                [] => format!(": {error}"),
+                [] => format!(": {}", chain(&error)),
                 missing => format!(" without {}: see below", missing.join(", ")),
             };
             return (vec![line("GPUs", &format!("none can be used{why}"))], Vec::new());
@@ -82,7 +83,7 @@ fn gpus(missing: &[&str]) -> (Vec<String>, Vec<usize>) {
 fn state(ordinal: usize) -> (String, bool) {
     match cuda::open(ordinal).and_then(|driver| driver.free_memory()) {
         Ok(free) => (format!("{:.1} GiB free", free as f64 / GIB), true),
-        Err(error) => (format!("cannot be used: {error}"), false),
+        Err(error) => (format!("cannot be used: {}", chain(&error)), false),
     }
 }
 
@@ -92,11 +93,11 @@ fn libraries() -> (Vec<String>, Vec<&'static str>) {
     let nccl = Libraries::find();
     let (mut lines, mut missing) = (Vec::new(), Vec::new());
     for (library, of, is_needed, found) in [
-        ("driver", "for CUDA ", true, driver.map_err(|error| error.to_string())),
-        ("NVML", "of driver ", false, nvml.map_err(|error| error.to_string())),
-        ("NVRTC", "", true, nvrtc.map_err(|error| error.to_string())),
-        ("cuBLASLt", "", true, cublaslt.map_err(|error| error.to_string())),
-        ("NCCL", "", false, nccl.map_err(|error| error.to_string())),
+        ("driver", "for CUDA ", true, driver.map_err(|error| chain(&error))),
+        ("NVML", "of driver ", false, nvml.map_err(|error| chain(&error))),
+        ("NVRTC", "", true, nvrtc.map_err(|error| chain(&error))),
+        ("cuBLASLt", "", true, cublaslt.map_err(|error| chain(&error))),
+        ("NCCL", "", false, nccl.map_err(|error| chain(&error))),
     ] {
         let found = match found {
             Ok(found) => format!("{of}{}, {}", found.version, found.file.display()),

@@ -14,7 +14,7 @@ use tandem_train::plan::estimate::device::{DeviceTable, Devices};
 use tandem_train::plan::estimate::{Gpu, measure};
 use tandem_train::plan::show::text::{rank_names, ranking};
 use tandem_train::plan::{Assumed, Outline, RunPlan};
-use tandem_train::{Config, TrainError, config};
+use tandem_train::{Config, TrainError, chain, config};
 
 use crate::args::PlanArguments;
 use crate::exit::Exit;
@@ -73,7 +73,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
 
 /// Warning for a plan of other devices: this machine would refuse the run.
 fn elsewhere(error: &TrainError) -> String {
-    format!("on this machine the run would be refused: {error}")
+    format!("on this machine the run would be refused: {}", chain(error))
 }
 
 fn measure(file: &Path) -> anyhow::Result<Exit> {

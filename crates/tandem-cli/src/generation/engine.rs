@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use tandem_data::text_stream::TextStream;
 use tandem_model::decode::{Answer, Finish, Flow, NewToken};
 use tandem_model::{ModelError, Request};
+use tandem_train::chain;
 
 use super::Loaded;
 
@@ -85,7 +86,7 @@ pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
                         let under = Under { listener, texts, ended: vec![None; count], is_wanted: true };
                         under_way.insert(number, under);
                     }
-                    Err(error) => drop(listener(Message::Refused(error.to_string()))),
+                    Err(error) => drop(listener(Message::Refused(chain(&error)))),
                 }
                 continue;
             }
@@ -121,7 +122,7 @@ pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
 
 fn fail(under_way: BTreeMap<usize, Under>, error: &ModelError) {
     for mut under in under_way.into_values() {
-        (under.listener)(Message::Failed(error.to_string()));
+        (under.listener)(Message::Failed(chain(error)));
     }
 }
 
@@ -131,7 +132,7 @@ impl Under<'_> {
             Ok(text) => text,
             Err(error) => {
                 self.is_wanted = false;
-                (self.listener)(Message::Failed(error.to_string()));
+                (self.listener)(Message::Failed(chain(&error)));
                 return Flow::End;
             }
         };

@@ -64,14 +64,14 @@ impl DeviceNumbers for OnGpu<'_> {
     }
 
     fn settle(&mut self) -> Result<(), String> {
-        self.0.settle().map_err(|error| error.to_string())
+        self.0.settle().map_err(|error| crate::chain(&error))
     }
 
     fn read(&mut self, range: Range<usize>, to: &mut [u8]) -> Result<(), String> {
-        self.0.read(range, to).map_err(|error| error.to_string())
+        self.0.read(range, to).map_err(|error| crate::chain(&error))
     }
 
     fn write(&mut self, range: Range<usize>, from: &[u8]) -> Result<(), String> {
-        self.0.write(range, from).map_err(|error| error.to_string())
+        self.0.write(range, from).map_err(|error| crate::chain(&error))
     }
 }

@@ -155,7 +155,7 @@ impl<C: Send + 'static> Courier<C> {
 
 /// A call that a device could not take part in.
 pub(crate) fn not_made(error: KernelError) -> CommError {
-    CommError::Device { call: "a layer's journey".to_owned(), reason: error.to_string() }
+    CommError::Device { call: "a layer's journey".to_owned(), reason: crate::chain(&error) }
 }
 
 const TWO: &str = "a call was begun before the last one was ended";

@@ -115,7 +115,9 @@ fn first(count: usize) -> Devices {
 }
 
 fn missing(compute: &ComputeConfig, error: &KernelError) -> TrainError {
-    TrainError::Mismatch { reason: format!("compute.devices = {:?}: {error}", compute.devices.name()) }
+    TrainError::Mismatch {
+        reason: format!("compute.devices = {:?}: {}", compute.devices.name(), crate::chain(error)),
+    }
 }
 
 /// The device of a rank, with a memory that may grow to `capacity` bytes: one of the GPUs that the config names, or the processor.

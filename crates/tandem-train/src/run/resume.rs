@@ -27,7 +27,7 @@ pub fn newest_checkpoint(
     }
     let latest = run_dir.checkpoints().latest()?;
     for error in &latest.skipped {
-        observer.event(&Event::Warning(&error.to_string()));
+        observer.event(&Event::Warning(&crate::chain(error)));
     }
     if latest.checkpoint.is_none() {
         observer.event(&Event::Warning("no complete checkpoint to resume from; starting at step 0"));

@@ -10,7 +10,7 @@ use crate::events::{Event, Observer, Silent};
 use crate::parallel::mesh;
 use crate::placement::{self, gpus};
 use crate::run::{Options, Outcome, Trainer};
-use crate::{Fault, Result, TrainError};
+use crate::{Fault, Result, TrainError, chain};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
 /// while the others wait: this is a last resort.
@@ -83,7 +83,7 @@ pub fn train_as(
     if let Err(error) = &outcome
         && error.comm().is_none()
     {
-        trainer.abort(&error.to_string());
+        trainer.abort(&chain(error));
     }
     outcome
 }

@@ -154,7 +154,7 @@ fn a_panel_adds_up_what_its_judges_say() {
 #[test]
 fn what_cannot_judge_is_refused_with_its_name() {
     let folder = with_model();
-    let refused = |tables: &str| panel(folder.path(), tables).0.err().unwrap().to_string();
+    let refused = |tables: &str| tandem_train::chain(&panel(folder.path(), tables).0.err().unwrap());
     let language = goldens().join("model");
     let text = refused(&format!("[[judges]]\nkind = \"reward\"\nname = \"r\"\nmodel = {language:?}\n"));
     assert!(text.starts_with("judge `r`: ") && text.contains("has no head that scores texts"), "{text}");

@@ -44,7 +44,7 @@ fn shell(for_each_line: &str, options: &str) -> String {
 fn ends_with(judges: &str, expected: &[&str]) {
     for ranks in [1, 2] {
         let small = Small::new("online");
-        let error = train(&small, judges, ranks).expect_err("it ends").to_string();
+        let error = tandem_train::chain(&train(&small, judges, ranks).expect_err("it ends"));
         for part in expected {
             assert!(error.contains(part), "on {ranks} ranks: {error}");
         }

@@ -23,6 +23,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tandem_data::tokenizer::Tokenizer;
+use tandem_train::chain;
 use tokio::sync::oneshot;
 
 use self::asked::Asked;
@@ -154,7 +155,7 @@ async fn chat_completions(
     let log_probs = fields.switch("logprobs")?;
     fields.end()?;
     let prompt = encode_chat(state.model().tokenizer(), &messages)
-        .map_err(|error| ApiError::invalid(Some("messages"), error.to_string()))?;
+        .map_err(|error| ApiError::invalid(Some("messages"), chain(&error)))?;
     Completion::begin(state, heading, asked, log_probs, vec![prompt])?.respond().await
 }
 
@@ -179,7 +180,7 @@ fn prompts(tokenizer: &Tokenizer, prompt: Option<Value>) -> Result<Vec<Vec<u32>>
         list.iter().map(|token| u32::try_from(token.as_u64()?).ok()).collect()
     };
     let one = |value: &Value| match value {
-        Value::String(text) => tokenizer.encode(text).map_err(|error| invalid(error.to_string())),
+        Value::String(text) => tokenizer.encode(text).map_err(|error| invalid(chain(&error))),
         Value::Array(list) if !list.is_empty() => {
             tokens(list).ok_or_else(|| invalid("`prompt` must be text, tokens, or a list of them".to_owned()))
         }

@@ -1,0 +1,87 @@
+//! The interface of an engine: the transport under a group.
+
+use crate::collective::call::Call;
+use crate::collective::element::Reduction;
+use crate::error::Result;
+
+/// Maximum number of messages in flight from one rank of a group; the next one waits for the
+/// oldest.
+pub(crate) const MAX_MESSAGES: usize = 64;
+/// Maximum bytes of these messages; a single message may be larger.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// Transport between the ranks of one group. The call describes the bytes; lengths are checked.
+///
+/// An implementation compares the calls of all ranks and returns
+/// [`CommError::Mismatch`](crate::CommError::Mismatch) where they differ. After an error every
+/// later call fails.
+pub trait Engine: Send {
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+    /// Number of ranks.
+    fn size(&self) -> usize;
+    /// Reduces in place.
+    fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()>;
+    /// Reduces in place in parts of `counts` elements; only this rank's part is specified
+    /// afterwards.
+    fn reduce_scatter(
+        &mut self,
+        call: Call,
+        reduction: Reduction,
+        data: &mut [u8],
+        counts: &[usize],
+    ) -> Result<()>;
+    /// Gathers in place in parts of `counts` elements: each rank provides its own part.
+    fn all_gather(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()>;
+    /// Sends `data` from `root` to all ranks.
+    fn broadcast(&mut self, call: Call, root: usize, data: &mut [u8]) -> Result<()>;
+    /// Waits for all.
+    fn barrier(&mut self, call: Call) -> Result<()>;
+    /// Sends a copy to a peer and returns when `data` may be reused. Blocks at the limits of
+    /// [`Group::send`](crate::Group::send).
+    fn send(&mut self, to: usize, data: &[u8]) -> Result<()>;
+    /// Receives a peer's next message.
+    fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()>;
+    /// Returns the group of the ranks of the same colour, in rank order.
+    fn split(&mut self, call: Call, color: usize) -> Result<Box<dyn Engine>>;
+    /// [`Engine::split`] by the colours of all ranks.
+    fn split_by(&mut self, call: Call, colors: &[usize]) -> Result<Box<dyn Engine>> {
+        self.split(call, colors[self.rank()])
+    }
+    /// Records a call without data, in a dry run.
+    fn dry(&mut self, _: Call) -> Result<()> {
+        Ok(())
+    }
+    /// Aborts: the other ranks' calls fail with the reason.
+    fn abort(&mut self, reason: &str);
+    /// Fails if the group has failed or another rank is gone; does not wait.
+    fn check(&mut self) -> Result<()>;
+    /// Returns whether [`Engine::on_device`] accepts memory of this process's GPU `ordinal`.
+    fn takes_device(&self, _ordinal: usize) -> bool {
+        false
+    }
+    /// Returns the collectives on GPU memory.
+    ///
+    /// # Panics
+    ///
+    /// If [`Engine::takes_device`] is never true.
+    fn on_device(&mut self) -> &mut dyn DeviceEngine {
+        panic!("an engine that moves host memory alone")
+    }
+}
+
+/// Collectives of an [`Engine`] at an address of GPU memory that nothing else uses meanwhile.
+pub trait DeviceEngine {
+    /// As [`Engine::all_reduce`].
+    fn all_reduce(&mut self, call: Call, reduction: Reduction, address: u64) -> Result<()>;
+    /// As [`Engine::reduce_scatter`].
+    fn reduce_scatter(
+        &mut self,
+        call: Call,
+        reduction: Reduction,
+        address: u64,
+        counts: &[usize],
+    ) -> Result<()>;
+    /// As [`Engine::all_gather`].
+    fn all_gather(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()>;
+}

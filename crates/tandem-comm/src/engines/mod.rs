@@ -1,0 +1,8 @@
+//! Engines: transports of a group's collectives.
+
+mod buffer_pool;
+#[cfg(feature = "gloo")]
+pub mod gloo;
+pub mod nccl;
+pub mod recorder;
+pub mod threads;

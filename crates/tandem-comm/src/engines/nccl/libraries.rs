@@ -1,0 +1,220 @@
+//! NCCL and CUDA's driver: finding the libraries and reporting missing ones.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use tandem_dynamic::{FOLDERS, Folders, Found, Library, text};
+
+use super::raw::{
+    CUDA_NO_DEVICE, CUDA_SUCCESS, CudaFunctions, IN_PROGRESS, NcclFunctions, OLDEST, RawCommunicator, SUCCESS,
+};
+use crate::error::CommError;
+
+/// Variable that names NCCL's file if the loader does not find it.
+const PATH: &str = "TANDEM_NCCL";
+const NCCL: &str = "libnccl.so.2";
+const CUDA: &str = "libcuda.so.1";
+/// Sources of NCCL.
+const NCCL_PACKAGES: &str = "NVIDIA's repository for Debian and Ubuntu has it as libnccl2, PyPI as nvidia-nccl-cu12 (CUDA 12) and \
+                             nvidia-nccl-cu13 (CUDA 13)";
+
+/// Both libraries, open, on a machine with a GPU. Clones share them.
+#[derive(Clone)]
+pub struct Libraries(pub(super) Arc<Functions>);
+
+/// Functions of both libraries.
+pub(super) struct Functions {
+    pub(super) nccl: NcclFunctions,
+    pub(super) cuda: CudaFunctions,
+}
+
+impl Libraries {
+    /// Opens NCCL (2.18 or later; `TANDEM_NCCL` in the environment names its file) and CUDA's
+    /// driver, and looks for a GPU.
+    ///
+    /// # Errors
+    ///
+    /// If one of the three is missing: which, where to get it, and the loader's message.
+    pub fn open() -> crate::Result<Self> {
+        Self::open_at(named().as_deref()).map_err(|reason| CommError::Engine { reason })
+    }
+
+    /// Returns NCCL's version and file, with or without a GPU.
+    ///
+    /// # Errors
+    ///
+    /// If NCCL is missing or too old: where to get it, and the loader's message.
+    pub fn find() -> crate::Result<Found> {
+        let found = open_nccl(named().as_deref());
+        found.map(|(_, _, found)| found).map_err(|reason| CommError::Engine { reason })
+    }
+
+    /// Returns NCCL's version.
+    pub fn version(&self) -> String {
+        let mut version = 0;
+        // SAFETY: NCCL writes the version to a valid address, and did so before.
+        unsafe { (self.0.nccl.get_version)(&raw mut version) };
+        version_text(version)
+    }
+
+    fn open_at(path: Option<&str>) -> Result<Self, String> {
+        let (nccl, version, _) = open_nccl(path)?;
+        let library = Library::open(CUDA).map_err(|why| {
+            format!("there is no {CUDA}, which comes with NVIDIA's driver for its GPUs ({why})")
+        })?;
+        let cuda = CudaFunctions::of(&library)
+            .map_err(|why| format!("NVIDIA's driver is too old for NCCL {}: {why}", version_text(version)))?;
+        let this = Self(Arc::new(Functions { nccl, cuda }));
+        match this.0.num_devices()? {
+            0 => Err(no_device()),
+            _ => Ok(this),
+        }
+    }
+}
+
+/// Returns the file that the environment names.
+fn named() -> Option<String> {
+    let path = std::env::var_os(PATH).filter(|path| !path.is_empty());
+    path.map(|path| path.to_string_lossy().into_owned())
+}
+
+/// Opens NCCL at `path` or in NVIDIA's usual folders; returns its functions, version and file.
+fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int, Found), String> {
+    let library = match path {
+        Some(path) => Library::open(path).map_err(|why| {
+            format!("{PATH} names {path}, which cannot be opened as NCCL ({why}); {NCCL_PACKAGES}")
+        }),
+        None => Folders::of_environment().open(&[NCCL]).map_err(|why| {
+            format!(
+                "there is no {NCCL} ({why}); {NCCL_PACKAGES}; {PATH}=/path/to/{NCCL} or {FOLDERS}=/its/folder says where it \
+                 is if the loader does not know"
+            )
+        }),
+    }?;
+    let name = library.name();
+    let nccl = NcclFunctions::of(&library)
+        .map_err(|why| format!("{name} is no NCCL, or one older than 2.18: {why}; {NCCL_PACKAGES}"))?;
+    let mut version = 0;
+    // SAFETY: NCCL writes the version to a valid address.
+    let outcome = unsafe { (nccl.get_version)(&raw mut version) };
+    if outcome != SUCCESS || version < OLDEST {
+        return Err(format!(
+            "{name} is NCCL {}, and 2.18 is the oldest that is used; {NCCL_PACKAGES}",
+            version_text(version)
+        ));
+    }
+    let found = library.found(version_text(version), c"ncclGetVersion");
+    Ok((nccl, version, found))
+}
+
+fn version_text(code: c_int) -> String {
+    format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
+}
+
+fn no_device() -> String {
+    "NVIDIA's driver finds no GPU: there is none in this machine, CUDA_VISIBLE_DEVICES hides it, or the container was not given it"
+        .to_owned()
+}
+
+impl Functions {
+    /// Returns the number of GPUs that this process may use.
+    pub(super) fn num_devices(&self) -> Result<usize, String> {
+        // SAFETY: this is the first call of the driver.
+        match unsafe { (self.cuda.init)(0) } {
+            CUDA_NO_DEVICE => return Err(no_device()),
+            outcome => self.cuda("initialising CUDA", outcome)?,
+        }
+        let mut count = 0;
+        // SAFETY: the driver writes the number to a valid address.
+        self.cuda("counting GPUs", unsafe { (self.cuda.device_count)(&raw mut count) })?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// Converts CUDA's result code.
+    pub(super) fn cuda(&self, what: &str, outcome: c_int) -> Result<(), String> {
+        if outcome == CUDA_SUCCESS {
+            return Ok(());
+        }
+        let mut words = std::ptr::null();
+        // SAFETY: the driver writes the address of a static text, or null.
+        let words = unsafe {
+            (self.cuda.error_string)(outcome, &raw mut words);
+            text(words)
+        };
+        Err(format!("{what} failed: CUDA error {outcome}, {words}"))
+    }
+
+    /// Converts NCCL's result code; an unfinished communicator is no error.
+    pub(super) fn nccl(&self, what: &str, outcome: c_int, on: RawCommunicator) -> Result<(), String> {
+        if outcome == SUCCESS || outcome == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: both texts stay until this thread's next call of NCCL. The last error needs no
+        // communicator.
+        let (words, details) =
+            unsafe { (text((self.nccl.error_string)(outcome)), text((self.nccl.last_error)(on))) };
+        let details = if details.is_empty() { String::new() } else { format!(": {}", details.trim()) };
+        Err(format!("{what} failed: NCCL error {outcome}, {words}{details}; NCCL_DEBUG=INFO tells more"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::io::Write;
+
+    use super::*;
+    use crate::engines::nccl::raw::UniqueId;
+
+    #[test]
+    fn what_is_missing_is_named_with_where_it_is_to_be_had() {
+        let error = open_nccl(Some("/nowhere/libnccl.so.2")).err().unwrap();
+        for text in ["TANDEM_NCCL names /nowhere/libnccl.so.2", "libnccl2", "nvidia-nccl-cu12"] {
+            assert!(error.contains(text), "no {text:?} in: {error}");
+        }
+        let error = open_nccl(Some("libc.so.6")).err().unwrap();
+        assert!(
+            error
+                .starts_with("libc.so.6 is no NCCL, or one older than 2.18: libc.so.6 has no ncclGetVersion")
+        );
+    }
+
+    /// `TANDEM_TEST_NCCL=/path/to/libnccl.so.2`; PyPI's opens without a GPU too.
+    #[test]
+    fn a_real_nccl_has_all_functions_and_tells_its_version() {
+        let Ok(path) = std::env::var("TANDEM_TEST_NCCL") else {
+            // Bypasses the capture of test output.
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: a_real_nccl_has_all_functions_and_tells_its_version: TANDEM_TEST_NCCL names none"
+            );
+            return;
+        };
+        let (nccl, version, found) = open_nccl(Some(&path)).unwrap();
+        assert!((OLDEST..30_000).contains(&version), "{version}");
+        let name = version_text(version);
+        assert!(name.starts_with("2.") && found.version == name, "{name}, {found:?}");
+        assert_eq!(found.file.canonicalize().unwrap(), std::path::Path::new(&path).canonicalize().unwrap());
+        // SAFETY: texts of result codes have no preconditions.
+        let text = unsafe { CStr::from_ptr((nccl.error_string)(IN_PROGRESS)) };
+        assert!(text.to_string_lossy().contains("in progress"), "{text:?}");
+        // Two ids need no GPU, and differ.
+        let mut ids = [UniqueId([0; 128]); 2];
+        for id in &mut ids {
+            // SAFETY: NCCL writes the id to a valid address.
+            assert_eq!(unsafe { (nccl.get_unique_id)(id) }, SUCCESS);
+        }
+        assert_ne!(ids[0].0, ids[1].0);
+        // A missing driver or GPU is named.
+        match Libraries::open_at(Some(&path)) {
+            Ok(_) => println!("NCCL {name}, a driver and a GPU"),
+            Err(error) => assert!(error.contains(CUDA) || error.contains("no GPU"), "{error}"),
+        }
+    }
+
+    #[test]
+    fn versions_are_written_as_nvidia_counts_them() {
+        assert_eq!(version_text(21805), "2.18.5");
+        assert_eq!(version_text(23203), "2.32.3");
+    }
+}

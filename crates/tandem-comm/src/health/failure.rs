@@ -1,0 +1,171 @@
+//! Record of a group's first failure in the store, so that all ranks report the same cause.
+//!
+//! A rank that fails closes its connections, which is all that its peers see. They read the record
+//! and return its error; the first of several failing ranks writes it.
+//!
+//! If nothing moves for a deadline, each rank knows only the rank that it waits for, which may be
+//! waiting too. Live ranks report themselves stuck in the store; the others hang.
+
+use std::time::Duration;
+
+use crate::error::CommError;
+use crate::store::{Store, StoreError};
+
+/// Key under the group's prefix.
+const KEY: &str = "failure";
+/// Separator of fields; no error's text contains it.
+const SEPARATOR: &str = "\u{1f}";
+/// Timeout of requests that need no waiting.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Files the error unless another is filed, and returns the filed one. Without a store, returns
+/// `error`.
+pub(crate) fn report(store: &Store, rank: usize, error: CommError) -> CommError {
+    let own = encode(rank, &error);
+    match store.compare_set(KEY, b"", own.as_bytes()) {
+        // A rank's own error keeps its type; the record has only types that all ranks share.
+        Ok(filed) if filed != own.as_bytes() => decode(&filed).unwrap_or(error),
+        _ => error,
+    }
+}
+
+/// Returns the filed error.
+pub(crate) fn filed(store: &Store) -> Result<Option<CommError>, StoreError> {
+    if !store.check(&[KEY])? {
+        return Ok(None);
+    }
+    Ok(decode(&store.get(KEY, PATIENCE)?))
+}
+
+/// Returns the `suspects` that do not report themselves stuck within `patience`.
+pub(crate) fn hanging(
+    store: &Store,
+    rank: usize,
+    suspects: &[usize],
+    patience: Duration,
+) -> Result<Vec<usize>, StoreError> {
+    store.set(&stuck(rank), b"")?;
+    let keys: Vec<_> = suspects.iter().map(|&rank| stuck(rank)).collect();
+    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+    match store.wait(&keys, patience) {
+        Err(StoreError::Timeout { .. }) => {}
+        other => return other.map(|()| Vec::new()),
+    }
+    let mut hanging = Vec::new();
+    for (&rank, key) in suspects.iter().zip(keys) {
+        if !store.check(&[key])? {
+            hanging.push(rank);
+        }
+    }
+    Ok(hanging)
+}
+
+/// Returns the key of a rank that has waited for a deadline.
+pub(crate) fn stuck(rank: usize) -> String {
+    format!("stuck/{rank}")
+}
+
+fn encode(rank: usize, error: &CommError) -> String {
+    let fields = match error {
+        CommError::Mismatch { rank, call, other_rank, other_call } => {
+            vec![
+                "mismatch".into(),
+                rank.to_string(),
+                call.clone(),
+                other_rank.to_string(),
+                other_call.clone(),
+            ]
+        }
+        CommError::PeerLost { rank } => vec!["lost".into(), rank.to_string()],
+        CommError::Deadline { call, missing, deadline } => {
+            vec!["deadline".into(), call.clone(), list(missing), deadline.as_micros().to_string()]
+        }
+        CommError::Silent { silent, limit } => {
+            vec!["silent".into(), list(silent), limit.as_micros().to_string()]
+        }
+        CommError::Aborted { rank, reason } => vec!["aborted".into(), rank.to_string(), reason.clone()],
+        // Errors of one rank alone: to the others that rank aborted.
+        other => vec!["aborted".into(), rank.to_string(), other.to_string()],
+    };
+    let fields: Vec<_> = fields.iter().map(|field| field.replace(SEPARATOR, " ")).collect();
+    fields.join(SEPARATOR)
+}
+
+/// Decodes a record; `None` for another version's.
+fn decode(record: &[u8]) -> Option<CommError> {
+    let record = std::str::from_utf8(record).ok()?;
+    let fields: Vec<&str> = record.split(SEPARATOR).collect();
+    Some(match fields[..] {
+        ["mismatch", rank, call, other_rank, other_call] => CommError::Mismatch {
+            rank: rank.parse().ok()?,
+            call: call.to_owned(),
+            other_rank: other_rank.parse().ok()?,
+            other_call: other_call.to_owned(),
+        },
+        ["lost", rank] => CommError::PeerLost { rank: rank.parse().ok()? },
+        ["deadline", call, missing, micros] => CommError::Deadline {
+            call: call.to_owned(),
+            missing: numbers(missing)?,
+            deadline: Duration::from_micros(micros.parse().ok()?),
+        },
+        ["silent", silent, micros] => {
+            CommError::Silent { silent: numbers(silent)?, limit: Duration::from_micros(micros.parse().ok()?) }
+        }
+        ["aborted", rank, reason] => {
+            CommError::Aborted { rank: rank.parse().ok()?, reason: reason.to_owned() }
+        }
+        _ => return None,
+    })
+}
+
+fn list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn numbers(list: &str) -> Option<Vec<usize>> {
+    list.split(',').map(str::parse).collect::<Result<_, _>>().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_filed_is_read_as_it_was() {
+        let errors = [
+            CommError::Mismatch {
+                rank: 0,
+                call: "barrier".into(),
+                other_rank: 3,
+                other_call: "all_gather of 5 u8 in parts 1f".into(),
+            },
+            CommError::PeerLost { rank: 7 },
+            CommError::Deadline {
+                call: "recv of 3 bytes from rank 1".into(),
+                missing: vec![1, 12],
+                deadline: Duration::from_millis(1500),
+            },
+            CommError::Silent { silent: vec![0, 3], limit: Duration::from_secs(60) },
+            CommError::Aborted { rank: 2, reason: "the disk is full:\n  No space left".into() },
+        ];
+        for error in errors {
+            assert_eq!(decode(encode(9, &error).as_bytes()), Some(error));
+        }
+    }
+
+    #[test]
+    fn a_failure_of_one_rank_alone_is_its_giving_up() {
+        let error = CommError::Engine { reason: "no\u{1f}such interface".into() };
+        let CommError::Aborted { rank: 9, reason } = decode(encode(9, &error).as_bytes()).unwrap() else {
+            panic!("another kind of error");
+        };
+        assert!(reason.contains("no such interface"));
+    }
+
+    #[test]
+    fn another_versions_record_is_not_guessed_at() {
+        for record in [&b"lost"[..], b"lost\x1fseven", b"unheard of", b"", b"\xff"] {
+            assert_eq!(decode(record), None);
+        }
+    }
+}

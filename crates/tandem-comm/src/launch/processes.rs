@@ -1,0 +1,97 @@
+//! Joining the process group of a launch, one process per rank.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::health::watchdog::Vigil;
+use crate::health::{abort_flag::Lifeline, failure};
+use crate::launch::Launch;
+use crate::launch::open_files::{self, Raised};
+use crate::store::{Store, StoreServer};
+use crate::{CommError, Group, Result, gloo};
+
+/// Time to find the store: pods and their names appear one after another.
+const MEETING: Duration = Duration::from_secs(600);
+
+/// Timeout of a request to the store. A machine that vanishes closes no connection; a rank that
+/// reports its failure should not wait long for a store on that machine.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Interval of looking for an attempt's name.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A rank's membership of the job's group. Its fields must live until the run ends.
+pub struct Joined {
+    /// The group.
+    pub group: Group,
+    /// Watchdog over the other ranks, if there are any.
+    pub vigil: Option<Vigil>,
+    /// The raised limit of open files, if it was too low.
+    pub raised: Option<Raised>,
+    /// The store's server, if this process serves it.
+    pub server: Option<StoreServer>,
+}
+
+/// Joins the group of all ranks of a launch; every process is one rank. `deadline` is how long a
+/// rank waits for another inside a collective, for processes that hang: a dead process is noticed
+/// at once.
+///
+/// Rank 0 serves the store unless the launcher does. torchrun's store outlives failed attempts, so
+/// each attempt has keys of its own.
+///
+/// # Errors
+///
+/// If the store cannot be reached in time, another rank does not come, or the limit of open files
+/// is too low.
+pub fn join(launch: &Launch, deadline: Duration) -> Result<Joined> {
+    let Some(meeting) = &launch.meeting_point else {
+        return Ok(Joined { group: Group::alone(), vigil: None, raised: None, server: None });
+    };
+    let (rank, size) = (launch.process, launch.num_processes);
+    let serves = !meeting.served && rank == 0;
+    let raised = open_files::suffice(open_files::needed(size, true, serves), size)?;
+    let server = if serves { Some(StoreServer::bind(meeting.port)?) } else { None };
+    Store::connect(&meeting.host, meeting.port, MEETING)?;
+    let store = Store::connect(&meeting.host, meeting.port, PATIENCE)?.prefixed("tandem/");
+    let has_attempts = std::env::var_os("TORCHELASTIC_RESTART_COUNT").is_some();
+    let store = if has_attempts { this_attempt(&store, rank, size)? } else { store };
+    let (own, lifeline) = (store.reconnect()?, Lifeline::default());
+    let group = gloo::group(store, rank, size, deadline, lifeline.clone())?;
+    let vigil = Vigil::begin(own, (rank, size), deadline, group.progress().clone(), lifeline, serves)?;
+    Ok(Joined { group, vigil: Some(vigil), raised, server })
+}
+
+/// Returns a view of the store for this attempt alone. torchrun's restart counts differ between
+/// machines and ignore membership changes, so rank 0 invents a name. A name belongs to an earlier
+/// attempt if this rank already used it, the number of ranks differs, or a failure is filed under
+/// it.
+fn this_attempt(store: &Store, rank: usize, size: usize) -> Result<Store> {
+    const KEY: &str = "attempt";
+    if rank == 0 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let name = format!("{size}-{}-{}/", std::process::id(), since.as_nanos());
+        store.set(KEY, name.as_bytes())?;
+        return Ok(store.prefixed(&name));
+    }
+    let (until, of_size) = (Instant::now() + MEETING, format!("{size}-"));
+    let mut earlier = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let name = store.get(KEY, left)?;
+        if name != earlier {
+            let text = String::from_utf8_lossy(&name);
+            let attempt = store.prefixed(&text);
+            if text.starts_with(&of_size)
+                && failure::filed(&attempt)?.is_none()
+                && attempt.add(&format!("came/{rank}"), 1)? == 1
+            {
+                return Ok(attempt);
+            }
+            earlier = name;
+        }
+        if left.is_zero() {
+            let call = "meeting of an attempt".to_owned();
+            return Err(CommError::Deadline { call, missing: vec![0], deadline: MEETING });
+        }
+        std::thread::sleep(PAUSE.min(left));
+    }
+}

@@ -1,0 +1,315 @@
+//! Parallel tokenisation of a data set into a cache that later runs and all ranks map.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rayon::prelude::*;
+
+use crate::cache::cache_file::{CacheWriter, FORMAT_VERSION, RowEntry};
+use crate::cache::checksum;
+use crate::cache::token_cache::TokenCache;
+use crate::error::DataError;
+use crate::place::{Origin, Place};
+use crate::progress::Progress;
+use crate::report::{Reason, Report};
+use crate::rows::row::{Outcome, RowOptions, tokenise};
+use crate::source::reader::{RawRow, RowReader};
+use crate::source::record::{Record, Shape};
+use crate::source::{Source, Sources};
+use crate::text::tokenizer::Tokenizer;
+
+/// Bytes of text that are read, tokenised and written at once, which bounds memory.
+const PORTION_BYTES: usize = 4 << 20;
+
+/// Tokenises `sources` into the folder `cache`, or maps the cache of an earlier call.
+///
+/// The cache is keyed by the files' content and weights, the tokenizer, its chat template,
+/// `options` and the format version. It is written under a temporary name and renamed when
+/// complete. Concurrent processes wait for the first one; on a file system without locks each
+/// writes its own and the last rename wins, with the same content. A damaged cache is rebuilt.
+///
+/// Rows are tokenised on the current rayon pool; `pool.install(|| prepare(…))` selects another.
+///
+/// # Errors
+///
+/// The first invalid row in file order, with file and line; no rows; a file that changes meanwhile;
+/// a full disk, with nothing left behind.
+pub fn prepare(
+    sources: &Sources,
+    tokenizer: &Tokenizer,
+    options: &RowOptions,
+    cache: &Path,
+    progress: &dyn Progress,
+) -> Result<TokenCache, DataError> {
+    if options.max_length == Some(0) {
+        return Err(DataError::Option("max_length is 0: expected at least 1".into()));
+    }
+    let key = key(sources, tokenizer, options)?;
+    let name = key.to_hex()[..32].to_string();
+    let path = cache.join(format!("{name}.tokens"));
+    if let Found::Whole(cache) = find(&path, &key, sources)? {
+        return Ok(*cache);
+    }
+    fs::create_dir_all(cache).map_err(DataError::io("creating", cache))?;
+    let lock = Lock::take(&cache.join(format!("{name}.lock")), progress)?;
+    // Another process may have finished since.
+    match find(&path, &key, sources)? {
+        Found::Whole(cache) => return Ok(*cache),
+        Found::Damaged(reason) => {
+            progress.note(&format!("{}: {reason}; tokenising again", path.display()));
+        }
+        Found::Nothing => {}
+    }
+    if lock.held {
+        remove_abandoned(cache, &name);
+    }
+    let temporary = Temporary::new(cache, &name);
+    let built = Builder::new(sources, tokenizer, options, progress).build(&temporary.0, key);
+    progress.finish();
+    built?;
+    // The tokens must match the files that the key was computed from.
+    if self::key(sources, tokenizer, options)? != key {
+        return Err(DataError::Changed { files: sources.names() });
+    }
+    fs::rename(&temporary.0, &path).map_err(DataError::io("renaming", &path))?;
+    match find(&path, &key, sources)? {
+        Found::Whole(cache) => Ok(cache.just_built()),
+        Found::Damaged(reason) => Err(DataError::io("reading back", &path)(std::io::Error::other(reason))),
+        Found::Nothing => Err(DataError::io("reading back", &path)(std::io::ErrorKind::NotFound.into())),
+    }
+}
+
+/// State of the cache's file.
+enum Found {
+    Nothing,
+    Damaged(String),
+    Whole(Box<TokenCache>),
+}
+
+fn find(path: &Path, key: &blake3::Hash, sources: &Sources) -> Result<Found, DataError> {
+    if !path.exists() {
+        return Ok(Found::Nothing);
+    }
+    Ok(match TokenCache::open(path, key, sources.paths())? {
+        Ok(cache) => Found::Whole(Box::new(cache)),
+        Err(reason) => Found::Damaged(reason),
+    })
+}
+
+/// Hashes everything that determines the cache's content.
+fn key(sources: &Sources, tokenizer: &Tokenizer, options: &RowOptions) -> Result<blake3::Hash, DataError> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&FORMAT_VERSION.to_le_bytes());
+    hasher.update(tokenizer.fingerprint().as_bytes());
+    let options = serde_json::to_vec(options).map_err(|e| DataError::Option(e.to_string()))?;
+    hasher.update(blake3::hash(&options).as_bytes());
+    // Files are hashed whole: size and time can be equal for files that differ.
+    for Source { path, weight } in &sources.0 {
+        let content = File::open(path).and_then(checksum::of).map_err(DataError::io("reading", path))?;
+        hasher.update(content.as_bytes()).update(&weight.to_bits().to_le_bytes());
+    }
+    Ok(hasher.finalize())
+}
+
+/// One pass over the files.
+struct Builder<'a> {
+    sources: &'a Sources,
+    tokenizer: &'a Tokenizer,
+    options: &'a RowOptions,
+    progress: &'a dyn Progress,
+    report: Report,
+    /// Shape and place of the first row.
+    first: Option<(Shape, Place)>,
+}
+
+/// Line, number of copies, and outcome of a row.
+type Tokenised = (u32, u64, Result<Option<(Shape, Outcome)>, DataError>);
+
+impl<'a> Builder<'a> {
+    fn new(
+        sources: &'a Sources,
+        tokenizer: &'a Tokenizer,
+        options: &'a RowOptions,
+        progress: &'a dyn Progress,
+    ) -> Self {
+        Self { sources, tokenizer, options, progress, report: Report::default(), first: None }
+    }
+
+    fn build(mut self, path: &Path, key: blake3::Hash) -> Result<(), DataError> {
+        let size = |source: &Source| fs::metadata(&source.path).map_or(0, |m| m.len());
+        self.progress.start("tokenising", self.sources.0.iter().map(size).sum());
+        let written = |e| DataError::io("writing the token cache", path)(e);
+        let file = File::create_new(path).map_err(written)?;
+        let mut writer = CacheWriter::new(file, self.options.kind, key).map_err(written)?;
+        for file in 0..self.sources.0.len() {
+            self.read_file(file as u32, &mut writer, path)?;
+        }
+        let (files, names) = (self.sources.paths(), self.sources.names());
+        if self.report.rows_read == 0 {
+            return Err(DataError::Empty { files: names });
+        }
+        self.report.rows_kept = writer.rows.len() as u64;
+        if self.report.rows_kept == 0 {
+            return Err(DataError::NothingLeft {
+                files: names,
+                report: self.report.lines(&files).join("\n"),
+            });
+        }
+        let file = writer.finish(&self.report).map_err(written)?;
+        // Some file systems report a full disk only here.
+        file.sync_all().map_err(written)
+    }
+
+    fn read_file(&mut self, file: u32, writer: &mut CacheWriter<File>, path: &Path) -> Result<(), DataError> {
+        let source = &self.sources.0[file as usize];
+        let mut reader = RowReader::open(&source.path)?;
+        let mut repeated: Vec<(RowEntry, u64)> = Vec::new();
+        let mut index = 0;
+        let mut portion = read_portion(&mut reader);
+        let mut bytes = 0;
+        loop {
+            let (rows, broken) = portion;
+            if rows.is_empty() {
+                broken?;
+                break;
+            }
+            let done = reader.bytes_read() - std::mem::replace(&mut bytes, reader.bytes_read());
+            let count = rows.len() as u64;
+            // The next portion is read while this one is tokenised; its errors come after this
+            // one's.
+            let (tokenised, next) =
+                rayon::join(|| self.tokenise(source, index, rows), || read_portion(&mut reader));
+            index += count;
+            for (line, copies, row) in tokenised {
+                let origin = Origin { file, line };
+                self.report.rows_read += 1;
+                let Some((shape, outcome)) = row? else {
+                    self.report.note(Reason::LeftOutByWeight, origin);
+                    continue;
+                };
+                self.check_shape(shape, origin)?;
+                outcome.reasons.iter().for_each(|&reason| self.report.note(reason, origin));
+                if let Some(row) = &outcome.row {
+                    self.report.keep(row.parts(), row.longest());
+                    writer.push(row, origin).map_err(DataError::io("writing the token cache", path))?;
+                    if copies > 1 {
+                        repeated.push((writer.rows[writer.rows.len() - 1], copies));
+                    }
+                }
+            }
+            self.progress.advance(done, count);
+            broken?;
+            portion = next;
+        }
+        let passes = repeated.iter().map(|&(_, copies)| copies).max().unwrap_or(1);
+        for pass in 1..passes {
+            writer.rows.extend(repeated.iter().filter(|(_, copies)| *copies > pass).map(|(row, _)| *row));
+        }
+        Ok(())
+    }
+
+    /// Parses and tokenises a portion in parallel; results are in file order.
+    fn tokenise(&self, source: &Source, index: u64, rows: Vec<RawRow>) -> Vec<Tokenised> {
+        let one = |(i, raw): (usize, RawRow)| -> Tokenised {
+            let copies = source.copies(index + i as u64);
+            let place = Place { path: source.path.clone(), line: raw.line };
+            let work = || -> Result<Option<(Shape, Outcome)>, DataError> {
+                if copies == 0 {
+                    return Ok(None);
+                }
+                let record = Record::parse(&raw.text, self.options.kind, &place)?;
+                let outcome = tokenise(&record, self.tokenizer, self.options);
+                Ok(Some((record.shape, outcome.map_err(|e| e.at(place.clone()))?)))
+            };
+            (raw.line, copies, work())
+        };
+        rows.into_par_iter().enumerate().with_min_len(16).map(one).collect()
+    }
+
+    fn check_shape(&mut self, shape: Shape, origin: Origin) -> Result<(), DataError> {
+        let place = || Place::of(origin, &self.sources.paths());
+        match &self.first {
+            None => self.first = Some((shape, place())),
+            Some((first, _)) if *first == shape => {}
+            Some((expected, first)) => {
+                return Err(DataError::MixedShapes {
+                    place: place(),
+                    found: shape.to_string(),
+                    first: first.clone(),
+                    expected: expected.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads rows up to the portion's size, and the error that follows them.
+fn read_portion(reader: &mut RowReader) -> (Vec<RawRow>, Result<(), DataError>) {
+    let (mut rows, mut bytes) = (Vec::new(), 0);
+    while bytes < PORTION_BYTES {
+        match reader.next_row() {
+            Ok(Some(row)) => {
+                bytes += row.text.len();
+                rows.push(row);
+            }
+            Ok(None) => break,
+            Err(e) => return (rows, Err(e)),
+        }
+    }
+    (rows, Ok(()))
+}
+
+/// Lock against duplicate work by other processes. Released on drop and when the process dies.
+struct Lock {
+    _file: File,
+    held: bool,
+}
+
+impl Lock {
+    fn take(path: &Path, progress: &dyn Progress) -> Result<Self, DataError> {
+        let file = File::options().create(true).append(true).open(path);
+        let file = file.map_err(DataError::io("creating", path))?;
+        match file.try_lock() {
+            Ok(()) => return Ok(Self { _file: file, held: true }),
+            Err(fs::TryLockError::WouldBlock) => {
+                progress.note("another process is tokenising the same data; waiting for it");
+            }
+            // Without locks on this file system, processes may repeat the work.
+            Err(fs::TryLockError::Error(_)) => return Ok(Self { _file: file, held: false }),
+        }
+        let held = file.lock().is_ok();
+        Ok(Self { _file: file, held })
+    }
+}
+
+/// Removes files that dead processes left. Requires the lock, so that no process is writing one.
+fn remove_abandoned(cache: &Path, name: &str) {
+    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let file = file.to_string_lossy();
+        if file.starts_with(name) && file.ends_with(".tmp") {
+            // A file that stays only takes disk space.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Temporary file, removed unless it was renamed.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(cache: &Path, name: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self(cache.join(format!("{name}.{}-{count}.tmp", std::process::id())))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // After a rename this name does not exist.
+        let _ = fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,217 @@
+//! Memory-mapped tokenised data set.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::cache::cache_file::{Header, RowEntry};
+use crate::error::DataError;
+use crate::place::{Origin, Place};
+use crate::report::Report;
+use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
+use crate::source::record::Kind;
+
+/// Rows of a data set as token ids, in file order, created by [`prepare`](crate::prepare::prepare).
+/// Processes that open the same cache share its memory.
+#[derive(Debug)]
+pub struct TokenCache {
+    map: Mmap,
+    header: Header,
+    report: Report,
+    path: PathBuf,
+    files: Vec<PathBuf>,
+    built: bool,
+}
+
+impl TokenCache {
+    /// Maps a finished cache file and verifies its checksums. The inner error says why the file is
+    /// invalid and must be rebuilt.
+    pub(crate) fn open(
+        path: &Path,
+        key: &blake3::Hash,
+        files: Vec<PathBuf>,
+    ) -> Result<Result<Self, String>, DataError> {
+        let file = File::open(path).map_err(DataError::io("opening", path))?;
+        let length = file.metadata().map_err(DataError::io("reading", path))?.len();
+        if length == 0 {
+            return Ok(Err("it is empty".into()));
+        }
+        let header = match Header::verify(&file, length, key).map_err(DataError::io("reading", path))? {
+            Ok(header) => header,
+            Err(reason) => return Ok(Err(reason.into())),
+        };
+        // SAFETY: a named file is only replaced as a whole by a rename, never written or truncated,
+        // so the mapped bytes do not change while the map lives.
+        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("mapping", path))?;
+        let Some([_, _, report, end]) = header.offsets() else {
+            return Ok(Err("its header is damaged".into()));
+        };
+        match serde_json::from_slice(&map[report..end]) {
+            Ok(report) => Ok(Ok(Self { map, header, report, path: path.to_path_buf(), files, built: false })),
+            Err(e) => Ok(Err(format!("its report cannot be read: {e}"))),
+        }
+    }
+
+    /// Marks the cache as built by this call.
+    pub(crate) fn just_built(self) -> Self {
+        Self { built: true, ..self }
+    }
+
+    /// Returns the kind of rows.
+    pub fn kind(&self) -> Kind {
+        self.header.kind()
+    }
+
+    /// Returns the number of rows, including repetitions by weight.
+    pub fn num_rows(&self) -> usize {
+        self.header.num_rows as usize
+    }
+
+    /// Returns row `i` of a preference data set.
+    ///
+    /// # Panics
+    ///
+    /// If the row does not exist or is no preference.
+    pub fn pair(&self, i: usize) -> PairTokens<'_> {
+        assert!(matches!(self.kind(), Kind::Preference | Kind::Reward), "pair() of {:?} rows", self.kind());
+        let row = self.rows()[i];
+        let words = &self.words()[row.start as usize..];
+        let (prompt, words) = words.split_at(row.prompt as usize);
+        let (chosen, words) = words.split_at(row.chosen as usize);
+        let unseen = row.unseen.map(|n| n as usize);
+        PairTokens { prompt, unseen, chosen, rejected: &words[..row.rejected as usize] }
+    }
+
+    /// Returns the margin of row `i`; 0 except in rows for reward models.
+    ///
+    /// # Panics
+    ///
+    /// If the row does not exist.
+    pub fn margin(&self, i: usize) -> f32 {
+        let row = self.rows()[i];
+        let end = row.start as usize + (row.prompt + row.chosen + row.rejected) as usize;
+        if self.kind() == Kind::Reward { f32::from_bits(self.words()[end]) } else { 0.0 }
+    }
+
+    /// Returns row `i` of a supervised data set.
+    ///
+    /// # Panics
+    ///
+    /// If the row does not exist or is not supervised.
+    pub fn scored(&self, i: usize) -> ScoredTokens<'_> {
+        assert_eq!(self.kind(), Kind::Supervised, "scored() of other rows");
+        let row = self.rows()[i];
+        let (tokens, marks) = self.words()[row.start as usize..].split_at(row.chosen as usize);
+        ScoredTokens { tokens, scored: &bytemuck::cast_slice(marks)[..tokens.len()] }
+    }
+
+    /// Returns row `i` of a data set of prompts: its ids and the JSON of its row.
+    ///
+    /// # Panics
+    ///
+    /// If the row does not exist or is no prompt.
+    pub fn prompt(&self, i: usize) -> (&[u32], &[u8]) {
+        assert_eq!(self.kind(), Kind::Prompt, "prompt() of other rows");
+        let row = self.rows()[i];
+        let (tokens, json) = self.words()[row.start as usize..].split_at(row.prompt as usize);
+        (tokens, &bytemuck::cast_slice(json)[..row.chosen as usize])
+    }
+
+    /// Returns the number of tokens that row `i` adds to a forest; a prompt counts alone.
+    ///
+    /// # Panics
+    ///
+    /// If the row does not exist.
+    pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
+        let row = self.rows()[i];
+        if self.kind() == Kind::Prompt {
+            return row.prompt as usize;
+        }
+        let unseen = row.unseen.iter().sum::<u32>() as usize;
+        let both = 2 * row.prompt as usize + row.chosen as usize + row.rejected as usize - unseen;
+        if share_prefix { both - row.shared as usize } else { both }
+    }
+
+    /// Returns the sizes that row `i` adds to a forest.
+    ///
+    /// # Panics
+    ///
+    /// If the row does not exist.
+    pub fn counts(&self, i: usize, share_prefix: bool) -> RowCounts {
+        match self.kind() {
+            Kind::Supervised => self.scored(i).counts(),
+            Kind::Prompt => {
+                let tokens = self.num_tokens(i, share_prefix);
+                RowCounts { tokens, scored_rows: 0, trees: 1, sequence_tokens: tokens as u64 }
+            }
+            // Lengths suffice; the ids are not read.
+            Kind::Preference | Kind::Reward => {
+                let row = self.rows()[i];
+                let counts = RowCounts::of_pair(
+                    row.unseen.map(|unseen| (row.prompt - unseen) as usize),
+                    [row.chosen, row.rejected].map(|n| n as usize),
+                    row.shared as usize,
+                    share_prefix,
+                );
+                // In a reward model's row both ends are scored, even if equal responses share one.
+                let scored_rows = if self.kind() == Kind::Reward { 2 } else { counts.scored_rows };
+                RowCounts { scored_rows, ..counts }
+            }
+        }
+    }
+
+    /// Returns file and line of row `i`.
+    ///
+    /// # Panics
+    ///
+    /// If the row does not exist.
+    pub fn origin(&self, i: usize) -> Place {
+        let RowEntry { file, line, .. } = self.rows()[i];
+        Place::of(Origin { file, line }, &self.files)
+    }
+
+    /// Returns the data set's files.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// Returns the rows that were dropped or changed.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Returns the report in lines, with file names.
+    pub fn report_lines(&self) -> Vec<String> {
+        self.report.lines(&self.files)
+    }
+
+    /// Returns a hash of the tokens: equal for equal rows, wherever files and cache are.
+    pub fn content_hash(&self) -> blake3::Hash {
+        self.header.content_hash()
+    }
+
+    /// Returns whether this call tokenised, instead of finding the cache on disk.
+    pub fn was_built(&self) -> bool {
+        self.built
+    }
+
+    /// Returns the cache file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn words(&self) -> &[u32] {
+        let [data, rows, ..] = self.sections();
+        bytemuck::cast_slice(&self.map[data..rows])
+    }
+
+    fn rows(&self) -> &[RowEntry] {
+        let [_, rows, report, _] = self.sections();
+        bytemuck::cast_slice(&self.map[rows..report])
+    }
+
+    fn sections(&self) -> [usize; 4] {
+        self.header.offsets().expect("checked when opened")
+    }
+}

@@ -1,0 +1,58 @@
+//! Prompt files in memory: rows with a prompt to complete, kept whole for judges.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::error::DataError;
+use crate::place::Place;
+use crate::rows::row::{RowOptions, TokenRow, tokenise};
+use crate::source::reader::RowReader;
+use crate::source::record::{Content, Kind, Record, Text};
+use crate::text::tokenizer::Tokenizer;
+
+/// A row with a `prompt`.
+#[derive(Clone, Debug)]
+pub struct PromptRow {
+    /// File and line.
+    pub place: Place,
+    record: Record,
+}
+
+impl PromptRow {
+    /// Returns the prompt.
+    pub fn prompt(&self) -> &Text {
+        match &self.record.content {
+            Content::Prompt(prompt) => prompt,
+            _ => unreachable!("it was read as a prompt"),
+        }
+    }
+
+    /// Returns the whole row.
+    pub fn row(&self) -> &Map<String, Value> {
+        self.record.row.as_ref().expect("kept with a prompt")
+    }
+
+    /// Returns the prompt's tokens up to the start of the response; empty for an empty text.
+    pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, DataError> {
+        Ok(match tokenise(&self.record, tokenizer, &RowOptions::new(Kind::Prompt))?.row {
+            Some(TokenRow::Prompt { tokens, .. }) => tokens,
+            _ => Vec::new(),
+        })
+    }
+}
+
+/// Reads a JSONL or JSON file of rows with a `prompt`: text or messages.
+pub fn read(path: &Path) -> Result<Vec<PromptRow>, DataError> {
+    let mut reader = RowReader::open(path)?;
+    let mut rows = Vec::new();
+    while let Some(raw) = reader.next_row()? {
+        let place = Place { path: path.to_path_buf(), line: raw.line };
+        let record = Record::parse(&raw.text, Kind::Prompt, &place)?;
+        rows.push(PromptRow { place, record });
+    }
+    if rows.is_empty() {
+        return Err(DataError::Empty { files: path.display().to_string() });
+    }
+    Ok(rows)
+}

@@ -1,0 +1,395 @@
+//! Tokenisation of records: preferences as TRL 1.16's `DPOTrainer`, supervised rows as its
+//! `SFTTrainer`.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::DataError;
+use crate::report::Reason;
+use crate::rows::tokens::PairTokens;
+use crate::source::record::{Content, Kind, Message, Record, Text};
+use crate::text::chat_template::RenderOptions;
+use crate::text::tokenizer::Tokenizer;
+
+/// Tokens of a supervised row that enter the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossOn {
+    /// The completion, the assistant's turns, or all of a `text`.
+    #[default]
+    Answer,
+    /// Every token.
+    All,
+}
+
+/// End of a sequence that is kept when it exceeds `max_length`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncation {
+    /// The beginning. A row whose prompt alone fills `max_length` is dropped.
+    #[default]
+    KeepStart,
+    /// The end of each response separately. The two may then see different parts of the prompt and
+    /// share nothing.
+    KeepEnd,
+}
+
+/// Options of tokenisation, besides the tokenizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowOptions {
+    /// The use of the rows.
+    pub kind: Kind,
+    /// Maximum tokens of a sequence, prompt included. Longer sequences are truncated; rows for
+    /// reward models are dropped. `None` is no limit.
+    #[serde(default)]
+    pub max_length: Option<usize>,
+    /// The end that truncation keeps.
+    #[serde(default)]
+    pub truncation: Truncation,
+    /// Tokens in the loss, for supervised rows.
+    #[serde(default)]
+    pub loss_on: LossOn,
+}
+
+impl RowOptions {
+    /// Creates options without truncation and with the loss on responses.
+    pub fn new(kind: Kind) -> Self {
+        Self { kind, max_length: None, truncation: Truncation::KeepStart, loss_on: LossOn::Answer }
+    }
+}
+
+/// A row as token ids.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TokenRow {
+    /// A preference.
+    Pair {
+        /// The prompt's ids.
+        prompt: Vec<u32>,
+        /// Number of leading prompt tokens that chosen and rejected do not see; at least one of
+        /// them is 0.
+        unseen: [usize; 2],
+        /// The chosen response's ids.
+        chosen: Vec<u32>,
+        /// The rejected response's ids.
+        rejected: Vec<u32>,
+        /// Margin by which the chosen reward should exceed the rejected one.
+        margin: f32,
+    },
+    /// A prompt for generation.
+    Prompt {
+        /// The ids, up to the start of the response.
+        tokens: Vec<u32>,
+        /// The row's JSON.
+        row: String,
+    },
+    /// A supervised row.
+    Scored {
+        /// The ids.
+        tokens: Vec<u32>,
+        /// 1 where the token is in the loss.
+        scored: Vec<u8>,
+    },
+}
+
+impl TokenRow {
+    /// Returns the pair, if the row is one.
+    pub fn as_pair(&self) -> Option<PairTokens<'_>> {
+        match self {
+            Self::Pair { prompt, unseen, chosen, rejected, .. } => {
+                Some(PairTokens { prompt, unseen: *unseen, chosen, rejected })
+            }
+            Self::Scored { .. } | Self::Prompt { .. } => None,
+        }
+    }
+
+    /// Returns the ids of a pair's prompt, chosen and rejected response, or all ids of another row.
+    pub(crate) fn parts(&self) -> [&[u32]; 3] {
+        match self {
+            Self::Pair { prompt, chosen, rejected, .. } => [prompt, chosen, rejected],
+            Self::Scored { tokens, .. } | Self::Prompt { tokens, .. } => [&[], tokens, &[]],
+        }
+    }
+
+    /// Returns the length of the longest sequence.
+    pub(crate) fn longest(&self) -> usize {
+        match self.as_pair() {
+            Some(pair) => pair.lengths()[0].max(pair.lengths()[1]),
+            None => self.parts()[1].len(),
+        }
+    }
+}
+
+/// A tokenised row, `None` where it was dropped, and the reasons of every change.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// The ids.
+    pub row: Option<TokenRow>,
+    /// The reasons why the row was dropped or changed.
+    pub reasons: Vec<Reason>,
+}
+
+/// Tokenises one record.
+pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) -> Result<Outcome, DataError> {
+    let context = Context { tokenizer, tools: record.tools.as_ref(), kwargs: &record.template_kwargs };
+    let mut outcome = match &record.content {
+        Content::Preference { prompt, chosen, rejected } => {
+            context.pair(prompt, chosen, rejected, record.margin, options)?
+        }
+        Content::Prompt(prompt) => {
+            let row = record.row.as_ref().expect("kept with a prompt");
+            finish_prompt(context.prompt(prompt)?, row, options)
+        }
+        Content::Completion { prompt, completion } => {
+            let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
+            let mut scored = vec![1; whole.len()];
+            if options.loss_on == LossOn::Answer {
+                scored[..prompt_ids.len()].fill(0);
+            }
+            finish_scored(whole, scored, merged, options)
+        }
+        Content::Messages(messages) => {
+            let (tokens, scored) = context.messages(messages, options.loss_on)?;
+            finish_scored(tokens, scored, false, options)
+        }
+        Content::Text(text) => {
+            let tokens = tokenizer.encode(&with_eos(text, tokenizer.eos_token()?))?;
+            let scored = vec![1; tokens.len()];
+            finish_scored(tokens, scored, false, options)
+        }
+    };
+    if record.prompt_ignored {
+        outcome.reasons.push(Reason::PromptIgnored);
+    }
+    Ok(outcome)
+}
+
+/// Tokenises a prompt with its response, untruncated, as for training a reward model. A
+/// conversation's response is messages, rendered with `tools` and `kwargs`; plain text ends with
+/// the EOS token.
+///
+/// # Panics
+///
+/// If one is plain text and the other a conversation.
+pub fn whole(
+    prompt: &Text,
+    answer: &Text,
+    tools: Option<&Value>,
+    kwargs: &Map<String, Value>,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>, DataError> {
+    Context { tokenizer, tools, kwargs }.whole(prompt, answer)
+}
+
+struct Context<'a> {
+    tokenizer: &'a Tokenizer,
+    tools: Option<&'a Value>,
+    kwargs: &'a Map<String, Value>,
+}
+
+impl Context<'_> {
+    fn pair(
+        &self,
+        prompt: &Text,
+        chosen: &Text,
+        rejected: &Text,
+        margin: f32,
+        options: &RowOptions,
+    ) -> Result<Outcome, DataError> {
+        let mut prompt_ids = self.prompt(prompt)?;
+        let mut chosen_ids = self.whole(prompt, chosen)?;
+        let mut rejected_ids = self.whole(prompt, rejected)?;
+        if let Some(reason) = (options.kind == Kind::Reward)
+            .then(|| unscorable([&chosen_ids, &rejected_ids], options.max_length))
+            .flatten()
+        {
+            return Ok(Outcome { row: None, reasons: vec![reason] });
+        }
+        // The responses start where the prompt alone diverges from either whole; merged tokens are
+        // theirs.
+        let start = common(&prompt_ids, &chosen_ids).min(common(&prompt_ids, &rejected_ids));
+        let mut reasons = Vec::new();
+        if start < prompt_ids.len() {
+            reasons.push(Reason::Merged);
+        }
+        prompt_ids.truncate(start);
+        let (mut chosen, mut rejected) = (chosen_ids.split_off(start), rejected_ids.split_off(start));
+        let mut unseen = [0, 0];
+        if let Some(max_length) = options.max_length {
+            if options.truncation == Truncation::KeepStart && start >= max_length {
+                reasons.push(Reason::PromptTooLong);
+                return Ok(Outcome { row: None, reasons });
+            }
+            let answers = [(&mut chosen, Reason::Truncated), (&mut rejected, Reason::RejectedTruncated)];
+            for ((answer, reason), unseen) in answers.into_iter().zip(&mut unseen) {
+                let excess = (start + answer.len()).saturating_sub(max_length);
+                if excess > 0 {
+                    reasons.push(reason);
+                }
+                match options.truncation {
+                    Truncation::KeepStart => answer.truncate(answer.len() - excess),
+                    Truncation::KeepEnd => {
+                        *unseen = excess.min(start);
+                        answer.drain(..excess - *unseen);
+                    }
+                }
+            }
+            // Tokens that neither response sees are removed.
+            let neither = unseen[0].min(unseen[1]);
+            prompt_ids.drain(..neither);
+            unseen = unseen.map(|n| n - neither);
+        }
+        Ok(Outcome {
+            row: Some(TokenRow::Pair { prompt: prompt_ids, unseen, chosen, rejected, margin }),
+            reasons,
+        })
+    }
+
+    /// Tokenises prompt and whole of a completion; returns whether prompt tokens merged with it.
+    fn completion(&self, prompt: &Text, completion: &Text) -> Result<([Vec<u32>; 2], bool), DataError> {
+        let mut prompt_ids = self.prompt(prompt)?;
+        let whole = self.whole(prompt, completion)?;
+        let start = common(&prompt_ids, &whole);
+        let merged = start < prompt_ids.len();
+        prompt_ids.truncate(start);
+        Ok(([prompt_ids, whole], merged))
+    }
+
+    fn prompt(&self, prompt: &Text) -> Result<Vec<u32>, DataError> {
+        match prompt {
+            Text::Plain(text) => self.tokenizer.encode(text),
+            Text::Chat(messages) => self.tokenizer.encode_chat(messages, self.options(true)),
+        }
+    }
+
+    fn whole(&self, prompt: &Text, answer: &Text) -> Result<Vec<u32>, DataError> {
+        match (prompt, answer) {
+            (Text::Plain(prompt), Text::Plain(answer)) => {
+                let answer = with_eos(answer, self.tokenizer.eos_token()?);
+                self.tokenizer.encode(&format!("{prompt}{answer}"))
+            }
+            (Text::Chat(prompt), Text::Chat(answer)) => {
+                self.tokenizer.encode_chat(&[prompt.as_slice(), answer].concat(), self.options(false))
+            }
+            _ => unreachable!("a record's prompt and answers are of one kind"),
+        }
+    }
+
+    fn options(&self, add_generation_prompt: bool) -> RenderOptions<'_> {
+        RenderOptions { tools: self.tools, kwargs: Some(self.kwargs), add_generation_prompt }
+    }
+
+    fn messages(&self, messages: &[Message], loss_on: LossOn) -> Result<(Vec<u32>, Vec<u8>), DataError> {
+        let template = self.tokenizer.chat_template()?;
+        let (text, ranges) = if loss_on == LossOn::All {
+            let text = template.render(messages, self.options(false))?;
+            let all = 0..text.len();
+            (text, vec![all])
+        } else if template.has_generation_markers(self.tools.is_some()) {
+            template.render_marked(messages, self.options(false))?
+        } else {
+            self.assistant_ranges(messages)?
+        };
+        if loss_on == LossOn::All {
+            let tokens = self.tokenizer.encode_rendered(&text)?;
+            let scored = vec![1; tokens.len()];
+            return Ok((tokens, scored));
+        }
+        let (tokens, offsets) = self.tokenizer.encode_with_offsets(&text)?;
+        // A token that crosses a boundary is the assistant's, as a merged token is the response's.
+        let inside = |token: &Range<usize>| ranges.iter().any(|r| token.start < r.end && r.start < token.end);
+        Ok((tokens, offsets.iter().map(|token| u8::from(inside(token))).collect()))
+    }
+
+    /// Locates the assistant's text: the part that each of its messages adds to the conversation
+    /// before it with a generation prompt. Each such beginning must be a prefix of the whole.
+    fn assistant_ranges(&self, messages: &[Message]) -> Result<(String, Vec<Range<usize>>), DataError> {
+        let template = self.tokenizer.chat_template()?;
+        let whole = template.render(messages, self.options(false))?;
+        let beginning = |count: usize, header: bool| -> Result<usize, DataError> {
+            let text = template.render(&messages[..count], self.options(header))?;
+            match whole.strip_prefix(&text) {
+                Some(_) => Ok(text.len()),
+                None => Err(not_a_prefix(&whole, &text, count)),
+            }
+        };
+        let mut ranges = Vec::new();
+        for (i, message) in messages.iter().enumerate() {
+            if message["role"] == "assistant" {
+                ranges.push(beginning(i, true)?..beginning(i + 1, false)?);
+            }
+        }
+        Ok((whole, ranges))
+    }
+}
+
+/// Checks a prompt's length; `max_length` already excludes `max_new_tokens`.
+fn finish_prompt(tokens: Vec<u32>, row: &Map<String, Value>, options: &RowOptions) -> Outcome {
+    let dropped = |reason| Outcome { row: None, reasons: vec![reason] };
+    if tokens.is_empty() {
+        return dropped(Reason::EmptyPrompt);
+    }
+    if options.max_length.is_some_and(|max| tokens.len() > max) {
+        return dropped(Reason::NoRoom);
+    }
+    let row = serde_json::to_string(row).expect("it was JSON");
+    Outcome { row: Some(TokenRow::Prompt { tokens, row }), reasons: Vec::new() }
+}
+
+fn finish_scored(mut tokens: Vec<u32>, mut scored: Vec<u8>, merged: bool, options: &RowOptions) -> Outcome {
+    let mut reasons = Vec::new();
+    if merged {
+        reasons.push(Reason::Merged);
+    }
+    let excess = options.max_length.map_or(0, |max| tokens.len().saturating_sub(max));
+    let cut = excess > 0;
+    match options.truncation {
+        Truncation::KeepStart => {
+            tokens.truncate(tokens.len() - excess);
+            scored.truncate(scored.len() - excess);
+        }
+        Truncation::KeepEnd => {
+            tokens.drain(..excess);
+            scored.drain(..excess);
+        }
+    }
+    // The first token is never predicted, so a mark on it alone trains nothing.
+    if !scored.iter().skip(1).any(|&s| s != 0) {
+        let filled = cut && options.truncation == Truncation::KeepStart;
+        reasons.push(if filled { Reason::PromptTooLong } else { Reason::NothingToScore });
+        return Outcome { row: None, reasons };
+    }
+    if cut {
+        reasons.push(Reason::Truncated);
+    }
+    Outcome { row: Some(TokenRow::Scored { tokens, scored }), reasons }
+}
+
+/// Returns why a pair cannot be scored. As in TRL's `RewardTrainer` no text is truncated: the score
+/// is read at its end.
+fn unscorable(texts: [&[u32]; 2], max_length: Option<usize>) -> Option<Reason> {
+    if texts.iter().any(|text| text.is_empty()) {
+        return Some(Reason::NothingToScore);
+    }
+    texts.iter().any(|text| max_length.is_some_and(|max| text.len() > max)).then_some(Reason::TooLong)
+}
+
+/// Appends the EOS token unless the text ends with it.
+fn with_eos(text: &str, eos: &str) -> String {
+    if text.ends_with(eos) { text.to_string() } else { format!("{text}{eos}") }
+}
+
+/// Returns the length of the longest common prefix.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+fn not_a_prefix(whole: &str, beginning: &str, message: usize) -> DataError {
+    const SHOWN: usize = 40;
+    let same: usize =
+        whole.chars().zip(beginning.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+    let next = |text: &str| text[same..].chars().take(SHOWN).collect();
+    DataError::NotPrefixConsistent { message, expected: next(whole), found: next(beginning) }
+}

@@ -1,0 +1,439 @@
+//! Parsed rows: text, prompt and completion, messages, or a preference.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::error::DataError;
+use crate::place::Place;
+
+/// A message: `role`, `content`, and further fields of the chat template.
+pub type Message = Map<String, Value>;
+
+/// Use of the rows. It selects the keys that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// `chosen` and `rejected`, with or without `prompt`.
+    Preference,
+    /// As `Preference`, with an optional number `margin`: pairs for reward models, never truncated.
+    Reward,
+    /// `prompt` and `completion`, `messages`, or `text`.
+    Supervised,
+    /// `prompt` alone, for generation; judges may read the rest of the row.
+    Prompt,
+}
+
+/// Plain text or a conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Text {
+    /// A string.
+    Plain(String),
+    /// Messages, at least one.
+    Chat(Vec<Message>),
+}
+
+/// The part of a row that is tokenised.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// `text`; every token is in the loss.
+    Text(String),
+    /// `messages`.
+    Messages(Vec<Message>),
+    /// `prompt` and `completion`, both plain or both conversations.
+    Completion {
+        /// The prompt.
+        prompt: Text,
+        /// The completion, which is in the loss.
+        completion: Text,
+    },
+    /// `prompt`.
+    Prompt(Text),
+    /// `prompt`, `chosen`, `rejected`, all plain or all conversations; an implicit prompt is
+    /// extracted.
+    Preference {
+        /// The common prompt.
+        prompt: Text,
+        /// The better response.
+        chosen: Text,
+        /// The worse response.
+        rejected: Text,
+    },
+}
+
+/// A parsed row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// The part that is tokenised.
+    pub content: Content,
+    /// The shape of the row.
+    pub shape: Shape,
+    /// `margin`: lead that the chosen reward should have; 0 by default and for other kinds.
+    pub margin: f32,
+    /// The whole row, for [`Kind::Prompt`].
+    pub row: Option<Map<String, Value>>,
+    /// `tools` for the chat template; a JSON string is parsed.
+    pub tools: Option<Value>,
+    /// `chat_template_kwargs`: variables for the chat template.
+    pub template_kwargs: Map<String, Value>,
+    /// Whether a text prompt beside conversations that contain it was ignored.
+    pub prompt_ignored: bool,
+}
+
+/// Keys and text form of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    keys: &'static str,
+    chat: bool,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.keys, if self.chat { "conversations" } else { "plain text" })
+    }
+}
+
+const KNOWN_KEYS: [&str; 7] =
+    ["prompt", "chosen", "rejected", "completion", "messages", "conversations", "text"];
+const PREFERENCE_KEYS: &str =
+    "`chosen` and `rejected` (with `prompt`, or with the prompt as their common beginning)";
+const SUPERVISED_KEYS: &str = "`text`, `messages`, or `prompt` and `completion`";
+
+impl Record {
+    /// Parses the JSON of one row; errors name `place`.
+    pub fn parse(json: &[u8], kind: Kind, place: &Place) -> Result<Self, DataError> {
+        let value: Value = serde_json::from_slice(json).map_err(|e| DataError::Json {
+            place: place.clone(),
+            // The parser sees one row only: its line number would mislead, its column does not.
+            reason: match e.line() {
+                1 => e.to_string().replace("line 1 column", "column"),
+                _ => e.to_string(),
+            },
+        })?;
+        let Value::Object(row) = value else {
+            return Err(type_error(place, "row", "a JSON object", &value));
+        };
+        Row { row, place }.read(kind)
+    }
+}
+
+struct Row<'a> {
+    row: Map<String, Value>,
+    place: &'a Place,
+}
+
+impl Row<'_> {
+    fn read(mut self, kind: Kind) -> Result<Record, DataError> {
+        let row = (kind == Kind::Prompt).then(|| self.row.clone());
+        let tools = match self.row.remove("tools") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(json)) => Some(serde_json::from_str(&json).map_err(|e| DataError::Json {
+                place: self.place.clone(),
+                reason: format!("inside `tools`: {e}"),
+            })?),
+            Some(tools) => Some(tools),
+        };
+        let template_kwargs = match self.row.remove("chat_template_kwargs") {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(kwargs)) => kwargs,
+            Some(other) => return Err(type_error(self.place, "chat_template_kwargs", "an object", &other)),
+        };
+        let margin = match self.row.remove("margin").filter(|_| kind == Kind::Reward) {
+            None | Some(Value::Null) => 0.0,
+            Some(value) => match value.as_f64() {
+                Some(margin) => margin as f32,
+                None => return Err(type_error(self.place, "margin", "a number", &value)),
+            },
+        };
+        let mut prompt_ignored = false;
+        let (content, keys) = match kind {
+            Kind::Preference | Kind::Reward if self.has("chosen") && self.has("rejected") => {
+                self.preference(&mut prompt_ignored)?
+            }
+            Kind::Supervised if self.has("completion") && self.has("prompt") => {
+                let (prompt, completion) = (self.text("prompt")?, self.text("completion")?);
+                self.same_kind("completion", &prompt, &completion)?;
+                (Content::Completion { prompt, completion }, "prompt, completion")
+            }
+            Kind::Supervised if self.has("messages") => {
+                (Content::Messages(self.messages("messages")?), "messages")
+            }
+            Kind::Supervised if self.has("conversations") => {
+                (Content::Messages(self.messages("conversations")?), "messages")
+            }
+            Kind::Supervised if self.has("text") => match self.text("text")? {
+                Text::Plain(text) => (Content::Text(text), "text"),
+                Text::Chat(messages) => (Content::Messages(messages), "messages"),
+            },
+            Kind::Prompt if self.has("prompt") => (Content::Prompt(self.text("prompt")?), "prompt"),
+            _ => return Err(self.missing(kind)),
+        };
+        let chat = match &content {
+            Content::Text(_) => false,
+            Content::Messages(_) => true,
+            Content::Prompt(prompt)
+            | Content::Completion { prompt, .. }
+            | Content::Preference { prompt, .. } => {
+                matches!(prompt, Text::Chat(_))
+            }
+        };
+        let shape = Shape { keys, chat };
+        Ok(Record { content, shape, margin, row, tools, template_kwargs, prompt_ignored })
+    }
+
+    fn preference(&mut self, prompt_ignored: &mut bool) -> Result<(Content, &'static str), DataError> {
+        let (chosen, rejected) = (self.text("chosen")?, self.text("rejected")?);
+        self.same_kind("rejected", &chosen, &rejected)?;
+        if self.has("prompt") {
+            let prompt = self.text("prompt")?;
+            if matches!((&prompt, &chosen), (Text::Plain(_), Text::Chat(_))) {
+                *prompt_ignored = true;
+            } else {
+                self.same_kind("chosen", &prompt, &chosen)?;
+                return Ok((Content::Preference { prompt, chosen, rejected }, "prompt, chosen, rejected"));
+            }
+        }
+        let (prompt, chosen, rejected) = match (chosen, rejected) {
+            (Text::Plain(chosen), Text::Plain(rejected)) => {
+                let at = common_text(&chosen, &rejected);
+                let [a, b] = [chosen.split_at(at.0), rejected.split_at(at.1)];
+                (Text::Plain(a.0.into()), Text::Plain(a.1.into()), Text::Plain(b.1.into()))
+            }
+            (Text::Chat(mut chosen), Text::Chat(mut rejected)) => {
+                let at = common_messages(&chosen, &rejected);
+                if at == 0 {
+                    return Err(DataError::Keys {
+                        place: self.place.clone(),
+                        expected: "a prompt",
+                        found: "`chosen` and `rejected` that have no message in common".into(),
+                        hint: Some("add a `prompt` key, or begin both with the same messages".into()),
+                    });
+                }
+                let answer = chosen.split_off(at);
+                (Text::Chat(chosen), Text::Chat(answer), Text::Chat(rejected.split_off(at)))
+            }
+            _ => unreachable!("checked to be of one kind above"),
+        };
+        Ok((Content::Preference { prompt, chosen, rejected }, "chosen, rejected"))
+    }
+
+    /// Returns whether a key is present and not null; tables converted from columns have nulls for
+    /// absent keys.
+    fn has(&self, key: &str) -> bool {
+        self.row.get(key).is_some_and(|v| !v.is_null())
+    }
+
+    fn text(&mut self, key: &str) -> Result<Text, DataError> {
+        match self.row.get(key) {
+            Some(Value::String(_)) => match self.row.remove(key) {
+                Some(Value::String(text)) => Ok(Text::Plain(text)),
+                _ => unreachable!("just seen"),
+            },
+            Some(Value::Array(_)) => self.messages(key).map(Text::Chat),
+            other => Err(type_error(
+                self.place,
+                key,
+                "a string or a list of messages",
+                other.unwrap_or(&Value::Null),
+            )),
+        }
+    }
+
+    fn messages(&mut self, key: &str) -> Result<Vec<Message>, DataError> {
+        const EXPECTED: &str = "a non-empty list of messages { role, content }";
+        let value = self.row.remove(key).unwrap_or_default();
+        let Value::Array(items) = value else { return Err(type_error(self.place, key, EXPECTED, &value)) };
+        if items.is_empty() {
+            return Err(type_error(self.place, key, EXPECTED, &Value::Array(items)));
+        }
+        items.into_iter().enumerate().map(|(i, item)| self.message(item, &format!("{key}[{i}]"))).collect()
+    }
+
+    fn message(&self, item: Value, key: &str) -> Result<Message, DataError> {
+        let Value::Object(found) = item else {
+            return Err(type_error(self.place, key, "a message { role, content }", &item));
+        };
+        // Null means absent; `from` and `value` are the names of older data sets.
+        let message: Message = found
+            .into_iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| match name.as_str() {
+                "from" => ("role".to_string(), value),
+                "value" => ("content".to_string(), value),
+                _ => (name, value),
+            })
+            .collect();
+        let role = message.get("role").unwrap_or(&Value::Null);
+        if !role.is_string() {
+            return Err(type_error(self.place, &format!("{key}.role"), "a string", role));
+        }
+        match message.get("content") {
+            Some(Value::String(_) | Value::Array(_)) => Ok(message),
+            None if message.len() > 1 => Ok(message),
+            other => Err(type_error(
+                self.place,
+                &format!("{key}.content"),
+                "a string",
+                other.unwrap_or(&Value::Null),
+            )),
+        }
+    }
+
+    fn same_kind(&self, key: &'static str, first: &Text, second: &Text) -> Result<(), DataError> {
+        let (expected, found) = match (first, second) {
+            (Text::Plain(_), Text::Chat(_)) => ("a string, as the keys before it", "a list of messages"),
+            (Text::Chat(_), Text::Plain(_)) => ("a list of messages, as the keys before it", "a string"),
+            _ => return Ok(()),
+        };
+        Err(DataError::Type { place: self.place.clone(), key: key.into(), expected, found: found.into() })
+    }
+
+    fn missing(&self, kind: Kind) -> DataError {
+        let expected = match kind {
+            Kind::Preference | Kind::Reward => PREFERENCE_KEYS,
+            Kind::Supervised => SUPERVISED_KEYS,
+            Kind::Prompt => "`prompt`",
+        };
+        let nearest = self.row.keys().filter(|k| !KNOWN_KEYS.contains(&k.as_str())).find_map(|found| {
+            let known = KNOWN_KEYS.iter().filter(|k| !self.has(k));
+            let best =
+                known.map(|k| (strsim::jaro_winkler(found, k), k)).max_by(|a, b| a.0.total_cmp(&b.0))?;
+            (best.0 > 0.85).then(|| format!("did you mean `{}` where it says `{found}`?", best.1))
+        });
+        let other_kind = match kind {
+            Kind::Supervised if self.has("chosen") => {
+                Some("these are preferences, which method = \"dpo\" trains on".to_string())
+            }
+            Kind::Preference | Kind::Reward
+                if self.has("messages") || self.has("text") || self.has("completion") =>
+            {
+                Some("these are demonstrations, which method = \"sft\" trains on".to_string())
+            }
+            Kind::Prompt if self.has("messages") => {
+                Some("a `prompt` may be a list of messages: rename `messages`".to_string())
+            }
+            _ => None,
+        };
+        let keys: Vec<_> = self.row.keys().map(|k| format!("`{k}`")).collect();
+        let found = if keys.is_empty() { "none".to_string() } else { keys.join(", ") };
+        DataError::Keys { place: self.place.clone(), expected, found, hint: nearest.or(other_kind) }
+    }
+}
+
+fn type_error(place: &Place, key: &str, expected: &'static str, found: &Value) -> DataError {
+    let name = match found {
+        Value::Null => "nothing",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    let mut text = found.to_string();
+    if let Some((end, _)) = text.char_indices().nth(60) {
+        text.truncate(end);
+        text.push('…');
+    }
+    let found = if found.is_null() { name.to_string() } else { format!("{name}: {text}") };
+    DataError::Type { place: place.clone(), key: key.into(), expected, found }
+}
+
+/// Returns where two texts diverge, in bytes of each, as TRL 1.16's `extract_prompt`: at the first
+/// different character or the space before it, or before the shorter text's last character. TRL
+/// inspects the last character of `chosen` if the first ones differ; that bug is not repeated.
+fn common_text(chosen: &str, rejected: &str) -> (usize, usize) {
+    let mut previous = None;
+    let mut pairs = chosen.char_indices().zip(rejected.chars()).peekable();
+    while let Some(((at, a), b)) = pairs.next() {
+        if a != b {
+            // Both agree so far, so the offset is the same in both.
+            let at = if previous == Some(' ') { at - 1 } else { at };
+            return (at, at);
+        }
+        if pairs.peek().is_none() {
+            return (at, at);
+        }
+        previous = Some(a);
+    }
+    (0, 0)
+}
+
+/// Returns the number of messages in the common prompt, by the same rule.
+fn common_messages(chosen: &[Message], rejected: &[Message]) -> usize {
+    let shorter = chosen.len().min(rejected.len());
+    (0..shorter).find(|&i| chosen[i] != rejected[i]).unwrap_or(shorter.saturating_sub(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str, kind: Kind) -> Record {
+        let place = Place { path: "f".into(), line: 1 };
+        Record::parse(json.as_bytes(), kind, &place).unwrap()
+    }
+
+    /// Expected parts are what `trl.data_utils.extract_prompt` of trl 1.16 returns.
+    #[test]
+    fn an_implicit_prompt_is_cut_as_in_trl() {
+        for (chosen, rejected, prompt) in [
+            ("The same start", "The same end", "The same"),
+            ("ab", "ac", "a"),
+            ("same", "same", "sam"),
+            ("ab", "abcd", "a"),
+            ("abcd", "ab", "a"),
+            ("日本 a", "日本 b", "日本"),
+            ("a  b", "a  c", "a "),
+            ("a", "b", ""),
+        ] {
+            let row = serde_json::json!({"chosen": chosen, "rejected": rejected}).to_string();
+            let plain = |text: &str| Text::Plain(text.into());
+            let expected = Content::Preference {
+                prompt: plain(prompt),
+                chosen: plain(&chosen[prompt.len()..]),
+                rejected: plain(&rejected[prompt.len()..]),
+            };
+            assert_eq!(parse(&row, Kind::Preference).content, expected, "{chosen:?}, {rejected:?}");
+        }
+        // TRL inspects `chosen[-1]` if the first characters differ, and would cut these before
+        // their last one.
+        let found = parse(r#"{"chosen": "x ", "rejected": "y "}"#, Kind::Preference).content;
+        assert!(
+            matches!(found, Content::Preference { prompt: Text::Plain(prompt), .. } if prompt.is_empty())
+        );
+    }
+
+    #[test]
+    fn a_text_prompt_beside_conversations_that_hold_it_is_ignored() {
+        let turns = |answer: &str| serde_json::json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]);
+        let row = serde_json::json!({"prompt": "q", "chosen": turns("a"), "rejected": turns("b")});
+        let record = parse(&row.to_string(), Kind::Preference);
+        assert!(record.prompt_ignored);
+        let Content::Preference { prompt: Text::Chat(prompt), chosen: Text::Chat(chosen), .. } =
+            record.content
+        else {
+            panic!("{:?}", record.content);
+        };
+        assert_eq!((prompt.len(), prompt[0]["content"].as_str()), (1, Some("q")));
+        assert_eq!((chosen.len(), chosen[0]["content"].as_str()), (1, Some("a")));
+    }
+
+    #[test]
+    fn older_names_null_columns_and_tools_in_a_string_are_understood() {
+        let row = r#"{"text": null, "conversations": [{"from": "user", "value": "q", "weight": null}],
+            "tools": "[{\"name\": \"f\"}]", "chat_template_kwargs": null}"#;
+        let record = parse(row, Kind::Supervised);
+        let Content::Messages(messages) = record.content else { panic!("{:?}", record.content) };
+        assert_eq!(serde_json::json!(messages), serde_json::json!([{"role": "user", "content": "q"}]));
+        assert_eq!(record.tools, Some(serde_json::json!([{"name": "f"}])));
+        assert!(record.template_kwargs.is_empty());
+    }
+
+    #[test]
+    fn rows_with_the_keys_of_both_kinds_are_read_for_the_method() {
+        let row =
+            r#"{"prompt": "p", "chosen": "a", "rejected": "b", "completion": "c", "text": "t", "score": 1}"#;
+        assert!(matches!(parse(row, Kind::Preference).content, Content::Preference { .. }));
+        assert!(matches!(parse(row, Kind::Supervised).content, Content::Completion { .. }));
+    }
+}

@@ -1,0 +1,51 @@
+//! Incremental decoding of token ids to text, as in generation.
+
+use crate::error::DataError;
+use crate::text::tokenizer::Tokenizer;
+
+/// Decoder that receives ids one by one.
+///
+/// A character may span several tokens, and some decoders treat the first token of a text
+/// differently. The stream therefore decodes a window of recent ids and returns the part after the
+/// text already returned.
+pub struct DecodeStream<'a> {
+    tokenizer: &'a Tokenizer,
+    skip_special_tokens: bool,
+    /// Recent ids; the text of the first `given` is already returned.
+    window: Vec<u32>,
+    given: usize,
+}
+
+impl<'a> DecodeStream<'a> {
+    /// Creates a stream without ids.
+    pub fn new(tokenizer: &'a Tokenizer, skip_special_tokens: bool) -> Self {
+        Self { tokenizer, skip_special_tokens, window: Vec::new(), given: 0 }
+    }
+
+    /// Adds one id and returns the text that it completes; empty while a character is unfinished.
+    pub fn push(&mut self, id: u32) -> Result<String, DataError> {
+        self.window.push(id);
+        let text = self.pending()?;
+        if text.is_empty() || text.ends_with('\u{fffd}') {
+            return Ok(String::new());
+        }
+        // The ids just returned are the context of the next token.
+        self.window.drain(..self.given);
+        self.given = self.window.len();
+        Ok(text)
+    }
+
+    /// Returns the text of an unfinished character at the end.
+    pub fn finish(&mut self) -> Result<String, DataError> {
+        let text = self.pending()?;
+        self.window.clear();
+        self.given = 0;
+        Ok(text)
+    }
+
+    fn pending(&self) -> Result<String, DataError> {
+        let before = self.tokenizer.decode(&self.window[..self.given], self.skip_special_tokens)?;
+        let after = self.tokenizer.decode(&self.window, self.skip_special_tokens)?;
+        Ok(after.strip_prefix(&before).unwrap_or(&after).to_string())
+    }
+}

@@ -1,0 +1,11 @@
+//! Text and token ids: tokenizers, chat templates as on Python, and incremental decoding.
+
+pub mod chat_template;
+pub mod decode_stream;
+mod python_text;
+mod special_tokens;
+pub mod stop_strings;
+mod strftime;
+pub mod text_stream;
+pub mod tokenizer;
+pub mod tokenizer_train;

@@ -1,0 +1,107 @@
+//! Special tokens (BOS, EOS, padding, …) as the files of a model's folder name them.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::DataError;
+
+/// Attribute names in transformers' order.
+const NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// JSON files of a model's folder that define tokens; an absent file is null.
+pub(crate) struct TokenFiles {
+    pub tokenizer_config: Value,
+    special_tokens_map: Value,
+    config: Value,
+    generation_config: Value,
+}
+
+impl TokenFiles {
+    pub fn read(folder: &Path) -> Result<Self, DataError> {
+        let read = |name: &str| -> Result<Value, DataError> {
+            let path = folder.join(name);
+            match std::fs::read(&path) {
+                Ok(bytes) => serde_json::from_slice(&bytes)
+                    .map_err(|e| DataError::Tokenizer { path, reason: format!("not valid JSON: {e}") }),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Value::Null),
+                Err(e) => Err(DataError::io("reading", &path)(e)),
+            }
+        };
+        Ok(Self {
+            tokenizer_config: read("tokenizer_config.json")?,
+            special_tokens_map: read("special_tokens_map.json")?,
+            config: read("config.json")?,
+            generation_config: read("generation_config.json")?,
+        })
+    }
+
+    /// Returns named special tokens as `(attribute, token)`; `tokenizer_config.json` overrides
+    /// `special_tokens_map.json`.
+    pub fn named(&self) -> Vec<(String, String)> {
+        NAMES
+            .iter()
+            .filter_map(|&name| {
+                let token = content(&self.tokenizer_config[name])
+                    .or_else(|| content(&self.special_tokens_map[name]))?;
+                Some((name.to_string(), token))
+            })
+            .collect()
+    }
+
+    /// Returns special tokens without an attribute.
+    pub fn extra(&self) -> Vec<String> {
+        let mut tokens = Vec::new();
+        for list in ["extra_special_tokens", "additional_special_tokens"] {
+            for file in [&self.tokenizer_config, &self.special_tokens_map] {
+                let values: Vec<_> = match &file[list] {
+                    Value::Array(values) => values.iter().collect(),
+                    Value::Object(named) => named.values().collect(),
+                    _ => continue,
+                };
+                tokens.extend(values.into_iter().filter_map(content));
+            }
+        }
+        tokens
+    }
+
+    /// Returns the tokens of `added_tokens_decoder` as `(id, description)`, by id.
+    pub fn added(&self) -> Vec<(u32, &Value)> {
+        let mut added: Vec<_> = self.tokenizer_config["added_tokens_decoder"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter_map(|(id, token)| Some((id.parse().ok()?, token)))
+            .collect();
+        added.sort_by_key(|&(id, _)| id);
+        added
+    }
+
+    /// Returns a flag of `tokenizer_config.json`.
+    pub fn flag(&self, name: &str) -> Option<bool> {
+        self.tokenizer_config[name].as_bool()
+    }
+
+    /// Returns ids under `name` in `generation_config.json`, else in `config.json`: one number or a
+    /// list.
+    pub fn ids(&self, name: &str) -> Vec<u32> {
+        let ids = |file: &Value| -> Vec<u32> {
+            match &file[name] {
+                Value::Array(list) => list.iter().filter_map(as_id).collect(),
+                one => as_id(one).into_iter().collect(),
+            }
+        };
+        let generation = ids(&self.generation_config);
+        if generation.is_empty() { ids(&self.config) } else { generation }
+    }
+}
+
+fn as_id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+/// Returns the text of a token, which is a string or an object with `content`.
+fn content(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value["content"].as_str()).map(str::to_string)
+}

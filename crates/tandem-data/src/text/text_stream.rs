@@ -1,0 +1,51 @@
+//! Text of a completion as its tokens arrive.
+
+use crate::Result;
+use crate::text::decode_stream::DecodeStream;
+use crate::text::stop_strings::StopStrings;
+use crate::text::tokenizer::Tokenizer;
+
+/// Incremental text of one completion, up to a stop string.
+pub struct TextStream<'a> {
+    decode: DecodeStream<'a>,
+    stop: StopStrings,
+    is_ended: bool,
+}
+
+impl<'a> TextStream<'a> {
+    /// Creates an empty text.
+    pub fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Self {
+        let stop = StopStrings::new(stop.iter().cloned());
+        Self { decode: DecodeStream::new(tokenizer, true), stop, is_ended: false }
+    }
+
+    /// Adds a token and returns the new text; empty after a stop string.
+    pub fn push(&mut self, token: u32) -> Result<String> {
+        let piece = self.decode.push(token)?;
+        Ok(self.show(&piece))
+    }
+
+    /// Ends the text and returns the rest.
+    pub fn finish(&mut self) -> Result<String> {
+        let piece = self.decode.finish()?;
+        let mut shown = self.show(&piece);
+        if !self.is_ended {
+            shown += &self.stop.finish();
+        }
+        Ok(shown)
+    }
+
+    /// Returns whether a stop string was found.
+    pub fn is_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    fn show(&mut self, piece: &str) -> String {
+        if self.is_ended {
+            return String::new();
+        }
+        let (shown, is_ended) = self.stop.push(piece);
+        self.is_ended = is_ended;
+        shown
+    }
+}
