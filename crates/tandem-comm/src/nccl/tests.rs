@@ -12,7 +12,7 @@ use crate::error::{CommError, Result};
 use crate::group::{Engine, Group};
 use crate::threads;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(300);
 /// For deadlines that are to be missed: long enough that everybody else makes it on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
 

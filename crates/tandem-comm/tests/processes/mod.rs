@@ -9,9 +9,9 @@ use tandem_comm::store::{Store, StoreServer};
 use tandem_comm::{Group, Result};
 
 /// For ranks that are to succeed; only a bug waits for it.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(300);
 /// After this a process that has not ended is called hung.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(900);
 
 const ROLE: &str = "TANDEM_TEST_ROLE";
 const RANK: &str = "TANDEM_TEST_RANK";

@@ -17,7 +17,7 @@ use crate::homes::Homes;
 use crate::mesh::Mesh;
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
 fn cpu() -> Device {

@@ -260,7 +260,7 @@ fn each_rank_plans_the_memory_that_it_takes() {
         Plan::make(&config, &prepared, rank, 4).unwrap().arena_bytes()
     };
     let found: Vec<usize> = std::thread::scope(|scope| {
-        let ranks = threads::groups(4, Duration::from_secs(60)).into_iter().map(|group| {
+        let ranks = threads::groups(4, Duration::from_secs(600)).into_iter().map(|group| {
             let config = config.clone();
             scope.spawn(move || {
                 let mut trainer = Trainer::on_rank(config, Start::Fresh, group, &mut Silent).unwrap();
