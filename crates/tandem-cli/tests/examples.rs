@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use tandem_comm::{Environment, Launch, Launcher, MeetingPoint};
-use workshop::{Workshop, python_with_torchrun};
+use workshop::{Workshop, free_port, python_with_torchrun};
 use yaml_rust2::{Yaml, YamlLoader};
 
 fn example(name: &str) -> PathBuf {
@@ -86,10 +86,6 @@ fn variables(container: &Yaml) -> Environment {
     let set = container["env"].as_vec().into_iter().flatten();
     // A number without quotes is no valid value of a variable.
     set.map(|pair| (string(pair, "name").to_owned(), string(pair, "value").to_owned())).collect()
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Starts a pod's command with its variables, the volume and the first pod's address replaced by what is here.

@@ -13,12 +13,16 @@ use workshop::{Workshop, entries, skip};
 /// More steps than run before a test notices the first checkpoint, which is saved after two.
 const STEPS: &str = "train.steps=300";
 
-/// Waits until `path` exists; fails the test if the run ends first, or hangs.
+/// Only a bug waits so long.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Waits until `path` exists; fails the test if the run ends without it, or hangs.
 fn wait_for(path: &Path, child: &mut Child) {
     let start = Instant::now();
     while !path.exists() {
-        assert!(child.try_wait().unwrap().is_none(), "the run ended before {} was there", path.display());
-        assert!(start.elapsed() < Duration::from_secs(120), "no {} after two minutes", path.display());
+        let ended = child.try_wait().unwrap().is_some();
+        assert!(!ended || path.exists(), "the run ended without {}", path.display());
+        assert!(start.elapsed() < PATIENCE, "no {} after ten minutes", path.display());
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -34,19 +38,25 @@ fn newest_step(shop: &Workshop, run: &str) -> u64 {
     name.trim_start_matches("step-").parse().unwrap_or_else(|_| panic!("{name}"))
 }
 
-/// Starts a run of [`STEPS`], sends it a signal when the first checkpoint is there, and waits for its end.
+/// Runs [`STEPS`] of `dpo.toml`, interrupted as [`interrupted`] says.
 fn stopped_by(shop: &Workshop, name: &str) -> ExitStatus {
-    stopped_with(shop, name, &[])
+    interrupted(shop, name, &["train", "dpo.toml", "--set", STEPS])
 }
 
-/// The same with more arguments.
-fn stopped_with(shop: &Workshop, name: &str, more: &[&str]) -> ExitStatus {
-    let mut child = shop.start(&[&["train", "dpo.toml", "--set", STEPS], more].concat());
-    wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
-    signal(&child, name);
-    let status = child.wait().unwrap();
-    assert!(!shop.path("run/final").exists(), "the run was over before it got {name}");
-    status
+/// Starts a run, sends it a signal when the first checkpoint is there, and waits for its end. A run that ends before the signal
+/// arrives, for the machine let the test wait that long, is started anew.
+fn interrupted(shop: &Workshop, name: &str, train: &[&str]) -> ExitStatus {
+    for _ in 0..10 {
+        let mut child = shop.start(train);
+        wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
+        signal(&child, name);
+        let status = child.wait().unwrap();
+        if !shop.path("run/final").exists() {
+            return status;
+        }
+        fs::remove_dir_all(shop.path("run")).unwrap();
+    }
+    panic!("ten runs were over before they got {name}");
 }
 
 /// The run in pieces left the log and the weights of the one that was never stopped.
@@ -80,10 +90,7 @@ fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
     let settings = ["online.overlap=true", "online.steps_per_round=3", "online.samples_every=1", STEPS];
     let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
     let train = [&["train", "online.toml"], &settings[..]].concat();
-    let mut child = shop.start(&train);
-    wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
-    signal(&child, "-INT");
-    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert_eq!(interrupted(&shop, "-INT", &train).code(), Some(143));
     let last = shop.metrics("run").last().unwrap()["step"].as_u64();
     assert_eq!(Some(newest_step(&shop, "run")), last, "the last step that ran is the one that was saved");
     shop.run(&[&train[..], &["--resume"]].concat()).expect(0);
@@ -104,7 +111,7 @@ fn an_online_run_that_is_killed_again_and_again_ends_the_same() {
         let devices = format!("compute.devices=cpu:{}", 1 + attempt % 3);
         let mut child = shop.start(&[&train[..], &["--resume", "--set", &devices]].concat());
         std::thread::sleep(Duration::from_millis(150 + 61 * attempt));
-        // It may have come to its end by itself.
+        // It may have come to its end by itself, and nothing below depends on how far it came.
         let _ = child.kill();
         child.wait().unwrap();
     }
@@ -129,10 +136,11 @@ fn killed_while_its_state_lies_in_a_file_a_run_leaves_no_file_and_resumes_bit_fo
     fs::create_dir(shop.path("scratch")).unwrap();
     let folder = format!("compute.offload_dir={}", shop.path("scratch").display());
     let offload = ["--set", "compute.offload=nvme", "--set", &folder];
-    let status = stopped_with(&shop, "-KILL", &offload);
+    let train = [&["train", "dpo.toml", "--set", STEPS], &offload[..]].concat();
+    let status = interrupted(&shop, "-KILL", &train);
     assert_eq!(status.signal(), Some(9), "{status}");
     assert_eq!(entries(&shop.path("scratch")), [""; 0]);
-    shop.run(&[&["train", "dpo.toml", "--set", STEPS, "--resume"], &offload[..]].concat()).expect(0);
+    shop.run(&[&train[..], &["--resume"]].concat()).expect(0);
     shop.run(&["train", "dpo.toml", "--set", STEPS, "--set", "output=whole"]).expect(0);
     ended_as_the_whole_one(&shop);
 }
@@ -158,7 +166,8 @@ fn kills_while_a_checkpoint_is_written_leave_the_one_before() {
     let shop = Workshop::new();
     let (mut hits, mut attempts) = (0, 0);
     while hits < 6 {
-        assert!(attempts < 60, "{hits} of {attempts} kills came while a checkpoint was written");
+        // Each attempt hits unless a rename is under way when the process stops; 34 misses of 40 do not come by chance.
+        assert!(attempts < 40, "{hits} of {attempts} kills came while a checkpoint was written");
         let devices = format!("compute.devices=cpu:{}", 1 + attempts % 3);
         let sharding = format!("compute.sharding={}", ["ddp", "zero3"][attempts % 2]);
         let mut arguments = vec!["train", "dpo.toml", "--set", STEPS, "--set", &devices, "--set", &sharding];
@@ -168,10 +177,19 @@ fn kills_while_a_checkpoint_is_written_leave_the_one_before() {
         let before = if attempts > 0 { newest_step(&shop, "run") } else { 0 };
         let mut child = shop.start(&arguments);
         let start = Instant::now();
-        // The third that this process writes, so that there is one to lose and one to keep.
-        while unfinished_step(&shop).is_none_or(|step| step < before + 6) {
-            assert!(child.try_wait().unwrap().is_none(), "attempt {attempts} ended by itself");
-            assert!(start.elapsed() < Duration::from_secs(120), "no checkpoint in two minutes");
+        // The third that this process writes, so that there is one to lose and one to keep. While the process is stopped, a
+        // test that has to wait for a core misses nothing.
+        let is_third = || unfinished_step(&shop).is_some_and(|step| step >= before + 6);
+        loop {
+            while !is_third() {
+                assert!(child.try_wait().unwrap().is_none(), "attempt {attempts} ended by itself");
+                assert!(start.elapsed() < PATIENCE, "no checkpoint in ten minutes");
+            }
+            signal(&child, "-STOP");
+            if is_third() {
+                break;
+            }
+            signal(&child, "-CONT");
         }
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));

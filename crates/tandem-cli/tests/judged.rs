@@ -185,7 +185,7 @@ fn an_interruption_ends_it_while_a_judge_thinks() {
     let start = Instant::now();
     while !shop.path("thinking").exists() {
         assert!(child.try_wait().unwrap().is_none(), "it ended before the judge was asked");
-        assert!(start.elapsed() < Duration::from_secs(120), "the judge was not asked within two minutes");
+        assert!(start.elapsed() < Duration::from_secs(600), "the judge was not asked within ten minutes");
         std::thread::sleep(Duration::from_millis(5));
     }
     let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();

@@ -83,7 +83,8 @@ mod tests {
 
     #[test]
     fn packages_of_every_python_are_looked_into() {
-        let lib = std::env::temp_dir().join(format!("tandem-folders-{}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let lib = folder.path().join("lib");
         for name in ["python3.11", "python3.9", "perl5"] {
             std::fs::create_dir_all(lib.join(name)).unwrap();
         }

@@ -253,10 +253,7 @@ mod tests {
     #[test]
     fn a_file_holds_what_memory_lets_go_of() {
         let device = Device::cpu(1, 1 << 21).unwrap();
-        let path = std::env::temp_dir().join(format!("tandem-arena-{}", std::process::id()));
-        let options = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
-        let file = options.unwrap();
-        std::fs::remove_file(&path).unwrap();
+        let file = tempfile::tempfile().unwrap();
         let home = device.in_file(&file, 100_000).unwrap();
         assert_eq!(file.metadata().unwrap().len(), 102_400, "whole pages");
         // Not at the ends of pages.

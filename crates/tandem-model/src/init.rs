@@ -94,7 +94,7 @@ mod tests {
         normal(mix(7), 0.5, &mut values);
         let n = values.len() as f64;
         let moment = |k: i32| values.iter().map(|&v| f64::from(v).powi(k)).sum::<f64>() / n;
-        // Five standard errors of each moment of N(0, 0.5²).
+        // Five standard errors of each moment of N(0, 0.5²). The key is fixed: the outcome is the same everywhere.
         assert!(moment(1).abs() < 5.0 * 0.5 / n.sqrt(), "mean {}", moment(1));
         assert!((moment(2) / 0.25 - 1.0).abs() < 5.0 * (2.0 / n).sqrt(), "variance {}", moment(2));
         assert!(
@@ -115,6 +115,7 @@ mod tests {
         for key in [mix(mix(1) ^ 6), mix(mix(2) ^ 5)] {
             let other = draw(key);
             let dot: f32 = first.iter().zip(&other).map(|(a, b)| a * b).sum();
+            // Five standard errors, of fixed keys.
             assert!(dot.abs() < 5.0 * 64.0, "correlation {}", dot / 4096.0);
             assert!(first.iter().zip(&other).all(|(a, b)| a != b));
         }

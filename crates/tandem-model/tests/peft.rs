@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use support::{Golden, by_sequence, cpu, formula, relative_error};
+use support::{Golden, SCORES, by_sequence, cpu, formula, relative_error};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Kind};
 use tandem_model::adapter::{init_layer, save_adapter};
@@ -171,8 +171,7 @@ fn a_merged_model_has_the_log_probs_of_peft() {
         let adapted = Adapted::new(name);
         let error = relative_error(&adapted.merged_log_probs(&adapted.merged()), &adapted.expected());
         println!("{name}: {error:.1e}");
-        // What two correct f32 implementations differ by.
-        if error > 2e-5 {
+        if error > SCORES {
             failures.push(format!("{name}: {error:.1e}"));
         }
     }
@@ -192,7 +191,7 @@ fn base_and_adapter_have_the_log_probs_of_peft() {
         let error = relative_error(&found, &adapted.expected());
         println!("{name}: {error:.1e}");
         let merged = relative_error(&adapted.merged_log_probs(&adapted.merged()), &found);
-        if error > 2e-5 || merged > 1e-5 {
+        if error > SCORES || merged > SCORES {
             failures.push(format!("{name}: {error:.1e}, merged {merged:.1e}"));
         }
     }

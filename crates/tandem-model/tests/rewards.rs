@@ -7,7 +7,7 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use support::{cpu, formula, relative_error, tensor_shapes, tensors, train};
+use support::{GRADIENTS, SCORES, cpu, formula, relative_error, tensor_shapes, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Forest, Kind, Prediction, Segment};
 use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, ResidentWeights, Save, Slice, Walk};
@@ -117,10 +117,9 @@ fn compare(dtype: DType, of_scores: f64, of_gradients: f64) {
     }
 }
 
-/// f32 rounding, relative to each tensor's largest element.
 #[test]
 fn scores_and_gradients_in_f32() {
-    compare(DType::F32, 1e-5, 1e-4);
+    compare(DType::F32, SCORES, GRADIENTS);
 }
 
 /// The tolerances of language models in bf16; a score is a sum of both signs, and loses digits against its terms.

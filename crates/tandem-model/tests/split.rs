@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 
 use support::table::{Rank, Table};
-use support::{ALL, Golden, Train, relative_error, tensors, train};
+use support::{ALL, GRADIENTS, SCORES, Golden, Train, relative_error, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, Tensor};
 use tandem_model::{
@@ -88,13 +88,15 @@ fn same_numbers(
     floor: f32,
     what: &str,
 ) {
+    // A mean of logits of both signs may be of any size: it is held to the size of the log-probs, which is that of the logits.
+    let beside = |means: &[f32]| [means, &expected.log_prob].concat();
     for (kind, found, expected) in [
         ("log-probs", &scores.log_prob, &expected.log_prob),
         ("entropies", &scores.entropy, &expected.entropy),
-        ("mean logits", &scores.mean_logit, &expected.mean_logit),
+        ("mean logits", &beside(&scores.mean_logit), &beside(&expected.mean_logit)),
     ] {
         let error = relative_error(found, expected);
-        assert!(error < 3e-6, "{what}: {kind} {error:.1e}");
+        assert!(error <= SCORES, "{what}: {kind} {error:.1e}");
     }
     assert_eq!(scores.hit, expected.hit, "{what}");
     let (found, expected) = (tensors(decoder, found), tensors(decoder, gradients));
@@ -104,7 +106,7 @@ fn same_numbers(
         found.push(least);
         expected.push(least);
         let error = relative_error(&found, &expected);
-        assert!(error < 2e-5, "{what}: gradient of {tensor} {error:.1e}");
+        assert!(error <= GRADIENTS, "{what}: gradient of {tensor} {error:.1e}");
     }
 }
 

@@ -100,9 +100,12 @@ fn stages_score_and_differentiate_as_the_whole_does() {
                     [first, last] => {
                         assert!(layer == LayerId::Embedding && whole.spec().head.tied);
                         assert!(first.decoder.owns(layer) && !last.decoder.owns(layer));
-                        // Two sums of f32 instead of one: the last bits differ.
+                        // Two sums of f32 instead of one, of some 33 terms (scored rows and tokens): 64 roundings of 2^-24.
                         let sum: Vec<f32> = of(first).iter().zip(of(last)).map(|(a, b)| a + b).collect();
-                        assert!(relative_error(&sum, expected) < 1e-6, "{name}: the tied table");
+                        assert!(
+                            relative_error(&sum, expected) <= 64.0 / 16_777_216.0,
+                            "{name}: the tied table"
+                        );
                     }
                     _ => panic!("{name}: the {layer} is held by {} stages", holders.len()),
                 }

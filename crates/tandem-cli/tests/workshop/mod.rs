@@ -5,8 +5,10 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 use tandem_data::tokenizer_train::TokenizerRecipe;
@@ -207,6 +209,15 @@ pub fn python_with_torchrun() -> Option<OsString> {
         skip("TANDEM_TEST_PYTHON names no Python with torch");
     }
     python
+}
+
+/// A free port for a program that is started with it. The system gives such low ports to nobody who asks for any port, so none
+/// of the other tests' takes it meanwhile; each process and each call looks for its own.
+pub fn free_port() -> u16 {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(16).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
+    let mut ports = (0..).map(|i| 20_000 + (first.wrapping_add(i) % 12_000) as u16);
+    ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).unwrap()
 }
 
 /// Files and folders in `folder`, sorted.

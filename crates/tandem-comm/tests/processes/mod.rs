@@ -9,13 +9,14 @@ use tandem_comm::store::{Store, StoreServer};
 use tandem_comm::{Group, Result};
 
 /// Deadline of ranks that succeed; only a bug waits for it.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(300);
 /// Time after which a process counts as hung.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(900);
 
 const ROLE: &str = "TANDEM_TEST_ROLE";
 const RANK: &str = "TANDEM_TEST_RANK";
 const SIZE: &str = "TANDEM_TEST_SIZE";
+const STARTED: &str = "TANDEM_TEST_STARTED";
 const PORT: &str = "TANDEM_TEST_PORT";
 const MILLISECONDS: &str = "TANDEM_TEST_DEADLINE";
 
@@ -26,6 +27,8 @@ pub struct Role {
     pub size: usize,
     pub deadline: Duration,
     pub store: Store,
+    /// Number of processes that were started.
+    num_started: i64,
 }
 
 impl Role {
@@ -35,7 +38,8 @@ impl Role {
         let number = |name: &str| std::env::var(name).unwrap().parse().unwrap();
         let store = Store::connect("127.0.0.1", number(PORT) as u16, DEADLINE).unwrap();
         let deadline = Duration::from_millis(number(MILLISECONDS) as u64);
-        Some(Self { name, rank: number(RANK), size: number(SIZE), deadline, store })
+        let num_started = number(STARTED) as i64;
+        Some(Self { name, rank: number(RANK), size: number(SIZE), deadline, store, num_started })
     }
 
     #[allow(dead_code, reason = "the watch's tests have lifelines")]
@@ -43,7 +47,12 @@ impl Role {
         self.meet_with(Lifeline::default())
     }
 
+    /// The deadline counts from when all processes are there, however long the machine takes to start them.
     pub fn meet_with(&self, lifeline: Lifeline) -> Result<Group> {
+        self.store.add("started", 1).unwrap();
+        while self.store.add("started", 0).unwrap() < self.num_started {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         gloo::group(self.job_store(), self.rank, self.size, self.deadline, lifeline)
     }
 
@@ -72,16 +81,18 @@ impl Ranks {
     pub fn start(role: &str, size: usize, ranks: impl Iterator<Item = usize>, deadline: Duration) -> Self {
         let server = StoreServer::bind(0).unwrap();
         let store = Store::connect("127.0.0.1", server.port(), DEADLINE).unwrap();
+        let ranks: Vec<usize> = ranks.collect();
+        let num_started = ranks.len().to_string();
         let start = |rank: usize| {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["--exact", "child", "--nocapture", "--quiet"]);
             command.env(ROLE, role).env(RANK, rank.to_string()).env(SIZE, size.to_string());
-            command.env(PORT, server.port().to_string());
+            command.env(STARTED, &num_started).env(PORT, server.port().to_string());
             command.env(MILLISECONDS, deadline.as_millis().to_string());
             command.stdout(std::process::Stdio::null());
             (rank, command.spawn().unwrap())
         };
-        let children = ranks.map(start).collect();
+        let children = ranks.into_iter().map(start).collect();
         Self { children, store, _server: server }
     }
 

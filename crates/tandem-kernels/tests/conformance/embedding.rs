@@ -1,7 +1,7 @@
 use tandem_kernels::ops::ELSEWHERE;
 use tandem_kernels::{DType, Device, ops};
 
-use crate::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
+use crate::matrix::{F32, Matrix, Random, cases, poison, same_at_every_thread_count};
 use crate::places::Place;
 
 #[test]
@@ -36,7 +36,7 @@ fn looks_up_and_scatters() {
                     }
                 }
                 found[0].assert_close(&x, 1e-6, "x");
-                found[1].assert_close(&sums, 4e-6, "dtable");
+                found[1].assert_close(&sums, F32, "dtable");
             }
         }
     }

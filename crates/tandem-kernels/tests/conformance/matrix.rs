@@ -7,11 +7,13 @@ use crate::places::Place;
 /// Thread counts at which results must have the same bits.
 pub const THREADS: [usize; 4] = [1, 2, 3, 5];
 
-/// Both compute types, each with the relative error that its results may have.
-///
-/// f32: sums of a few hundred products, so a few dozen units in the last place (6e-8). bf16: one rounding of the
-/// result (2^-9), and one of the softmax weights or coefficients that a kernel may hold in bf16.
-pub const TYPES: [(DType, f64); 2] = [(DType::F32, 4e-6), (DType::Bf16, 8e-3)];
+/// Relative error of f32 sums of up to 2500 terms. Each addition rounds by up to 2^-24, up or down, so that a sum is off by some
+/// √terms of these in whatever order an instruction set adds: eight times that, 400 × 2^-24.
+pub const F32: f64 = 400.0 / 16_777_216.0;
+
+/// Both compute types, each with the relative error that its results may have. bf16: one rounding of the result (2^-9), one of
+/// the softmax weights or coefficients that a kernel may hold in bf16, and twice that for sums that cancel.
+pub const TYPES: [(DType, f64); 2] = [(DType::F32, F32), (DType::Bf16, 8e-3)];
 
 /// A device with an arena that is large enough for every test.
 pub fn device(threads: usize) -> Device {

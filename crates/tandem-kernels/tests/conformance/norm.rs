@@ -1,6 +1,6 @@
 use tandem_kernels::{DType, Device, ops};
 
-use crate::matrix::{Matrix, Random, TYPES, cases, poison, same_at_every_thread_count};
+use crate::matrix::{F32, Matrix, Random, TYPES, cases, poison, same_at_every_thread_count};
 
 /// From one element to rows that a GPU's block of threads shares and reads twice, and whose sums have no room in its shared memory;
 /// and to more rows than its blocks have at a time.
@@ -18,6 +18,11 @@ const SIZES: [(usize, usize); 11] = [
     (2100, 12),
 ];
 const EPS: f64 = 1e-5;
+
+/// [`F32`], for rows of any width.
+fn f32_error(width: usize) -> f64 {
+    F32.max(8.0 * (width as f64).sqrt() / 16_777_216.0)
+}
 
 /// The gradient of `Σ dy · f(x)` by central differences in f64.
 pub fn central_difference(x: &Matrix, dy: &Matrix, f: impl Fn(&Matrix) -> Matrix) -> Matrix {
@@ -153,10 +158,15 @@ fn rms_norm_forward_and_backward() {
                         [y, dxt, dwt].map(|t| Matrix::read(device, t.view()))
                     });
                     let what = format!("{tokens}x{width} {x_type}->{y_type} offset {offset}");
-                    found[0].assert_close(&rms_norm(&x, &w, offset), tolerance, &format!("y {what}"));
+                    let error = f32_error(width);
+                    found[0].assert_close(
+                        &rms_norm(&x, &w, offset),
+                        tolerance.max(error),
+                        &format!("y {what}"),
+                    );
                     let (more_dx, more_dw) = rms_norm_backward(&x, &w, offset, &dy);
-                    found[1].assert_close(&add(&dx, &more_dx), 4e-6, &format!("dx {what}"));
-                    found[2].assert_close(&add(&dw, &more_dw), 4e-6, &format!("dw {what}"));
+                    found[1].assert_close(&add(&dx, &more_dx), error, &format!("dx {what}"));
+                    found[2].assert_close(&add(&dw, &more_dw), error, &format!("dw {what}"));
                 }
             }
         }
@@ -205,12 +215,16 @@ fn layer_norm_forward_and_backward() {
                 });
                 // With one column the variance is 0 and 1/σ = 316 magnifies the rounding of the mean.
                 let loose = if width == 1 { 1e3 } else { 10.0 };
-                let what = format!("{tokens}x{width} {x_type}->{y_type}");
-                found[0].assert_close(&layer_norm(&x, &w, &b), loose * tolerance, &format!("y {what}"));
+                let (what, error) = (format!("{tokens}x{width} {x_type}->{y_type}"), f32_error(width));
+                found[0].assert_close(
+                    &layer_norm(&x, &w, &b),
+                    loose * tolerance.max(error),
+                    &format!("y {what}"),
+                );
                 let (more_dx, more_dw, more_db) = layer_norm_backward(&x, &w, &dy);
-                found[1].assert_close(&add(&dx, &more_dx), loose * 4e-6, &format!("dx {what}"));
-                found[2].assert_close(&add(&dw, &more_dw), loose * 4e-6, &format!("dw {what}"));
-                found[3].assert_close(&add(&db, &more_db), 4e-6, &format!("db {what}"));
+                found[1].assert_close(&add(&dx, &more_dx), loose * error, &format!("dx {what}"));
+                found[2].assert_close(&add(&dw, &more_dw), loose * error, &format!("dw {what}"));
+                found[3].assert_close(&add(&db, &more_db), error, &format!("db {what}"));
             }
         }
     }
@@ -258,10 +272,10 @@ fn parts(device: &Device, dtype: DType, tolerance: f64, start: usize) {
     let what = format!("{dtype} from {start}");
     part(&rms[0]).assert_close(&rms_norm(&x, &w, 1.0), tolerance, &format!("rms y {what}"));
     let (more, _) = rms_norm_backward(&x, &w, 1.0, &dy);
-    part(&rms[1]).assert_close(&add(&old, &more), 4e-6, &format!("rms dx {what}"));
+    part(&rms[1]).assert_close(&add(&old, &more), F32, &format!("rms dx {what}"));
     part(&layer[0]).assert_close(&layer_norm(&x, &w, &b), tolerance, &format!("layer y {what}"));
     let (more, ..) = layer_norm_backward(&x, &w, &dy);
-    part(&layer[1]).assert_close(&add(&old, &more), 4e-6, &format!("layer dx {what}"));
+    part(&layer[1]).assert_close(&add(&old, &more), F32, &format!("layer dx {what}"));
     let rest = |m: &Matrix| [m.columns(0, start), m.columns(cols.end, 64 - cols.end)];
     for [y, found] in [rms, layer] {
         assert!(rest(&y).iter().all(|m| m.data.iter().all(|x| x.is_nan())), "y {what}");

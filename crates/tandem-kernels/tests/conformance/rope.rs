@@ -1,7 +1,7 @@
 use tandem_kernels::DType;
 use tandem_kernels::ops::{self, RopeTable};
 
-use crate::matrix::{Matrix, Random, cases, same_at_every_thread_count};
+use crate::matrix::{F32, Matrix, Random, cases, same_at_every_thread_count};
 use crate::places::Place;
 
 /// Rotates by the table's own angles, in f64.
@@ -78,7 +78,7 @@ fn tables_are_told_apart() {
             ops::rope(&device, found.view_mut(), 16, &positions, table, false).unwrap();
             let what = format!("{place:?}, {} rotate, position {position}", table.rotary());
             let expected = rotate(&x, 1, 16, &positions, table, 1.0);
-            Matrix::read(&device, found.view()).assert_close(&expected, 4e-6, &what);
+            Matrix::read(&device, found.view()).assert_close(&expected, F32, &what);
         }
     }
 }

@@ -64,7 +64,7 @@ mod tests {
         let n = values.len() as f64;
         let moment = |k: i32| values.iter().map(|&v| f64::from(v).powi(k)).sum::<f64>() / n;
         assert!(values.iter().all(|v| v.abs() <= 0.25));
-        // Five standard errors of each moment of U(-b, b): b²/3 and b⁴·4/45.
+        // Five standard errors of each moment of U(-b, b): b²/3 and b⁴·4/45. The key is fixed.
         assert!(moment(1).abs() < 5.0 * (0.0625 / 3.0 / n).sqrt(), "mean {}", moment(1));
         let variance = 0.0625 / 3.0;
         assert!(

@@ -42,7 +42,7 @@ impl Meeting {
             round.number += 1;
             self.changed.notify_all();
         }
-        let limit = Duration::from_secs(60);
+        let limit = Duration::from_secs(300);
         let (round, waited) =
             self.changed.wait_timeout_while(round, limit, |round| round.number == number).unwrap();
         if waited.timed_out() {

@@ -34,6 +34,15 @@ pub struct Golden {
     expected: Vec<u8>,
 }
 
+/// Largest error of a score in f32, relative to the largest score. The sums on the way from a token to its scores have up to 450
+/// terms, one sum after another, and each addition rounds by 2^-24: 512 × 2^-24. Roundings of random sign come to the root of
+/// their number, 21 × 2^-24; the rest is room for sums that cancel, in every order that an instruction set adds in.
+pub const SCORES: f64 = 1.0 / 32_768.0;
+
+/// Largest error of a gradient in f32, relative to the largest of its tensor: that of the scores, of the way back, of the
+/// activations that the way back reads, and of the sum over tokens.
+pub const GRADIENTS: f64 = 4.0 * SCORES;
+
 pub const ALL: [&str; 12] = [
     "llama",
     "llama-tied",

@@ -391,7 +391,7 @@ mod tests {
                 assert_eq!(from_first(mine, num_prompts, 2, &mut group).unwrap(), all);
             };
             std::thread::scope(|scope| {
-                let groups = tandem_comm::threads::groups(num_ranks, Duration::from_secs(60));
+                let groups = tandem_comm::threads::groups(num_ranks, Duration::from_secs(600));
                 groups.into_iter().for_each(|group| drop(scope.spawn(|| rank(group))));
             });
         }

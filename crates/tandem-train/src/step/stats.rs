@@ -93,7 +93,7 @@ mod tests {
     /// Else the others would update their slices while it leaves its own as it is.
     #[test]
     fn a_slice_that_is_out_of_range_speaks_for_all() {
-        let groups = tandem_comm::threads::groups(2, Duration::from_secs(60)).into_iter();
+        let groups = tandem_comm::threads::groups(2, Duration::from_secs(600)).into_iter();
         let rank = |mut group: Group| {
             let slice = group.rank();
             let mut reports = Reports::new(2);

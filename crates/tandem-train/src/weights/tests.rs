@@ -21,7 +21,7 @@ use crate::placement::Away;
 use crate::placement::Homes;
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
 fn cpu() -> Device {

@@ -112,7 +112,7 @@ fn loading_takes_what_stays_and_one_piece() {
             };
             let full: usize = layers.iter().map(|&l| 4 * prepared.decoder.layout(l).len).sum();
             let found: Vec<(MemoryUse, usize)> = std::thread::scope(|scope| {
-                let groups = threads::groups(ranks, Duration::from_secs(60));
+                let groups = threads::groups(ranks, Duration::from_secs(600));
                 let (config, prepared) = (&config, &prepared);
                 let ranks: Vec<_> = groups
                     .into_iter()

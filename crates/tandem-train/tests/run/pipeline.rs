@@ -224,7 +224,7 @@ fn each_stage_plans_the_memory_that_it_takes_and_needs_no_more_later() {
         let plan = |rank: usize| Plan::make(&config, &prepared, rank, 3).unwrap();
         assert_eq!([0, 1, 2].map(|rank| plan(rank).under_way), [3, 2, 1]);
         let run = |steps: u64| -> Vec<usize> {
-            let groups = threads::groups(3, Duration::from_secs(60)).into_iter();
+            let groups = threads::groups(3, Duration::from_secs(600)).into_iter();
             std::thread::scope(|scope| {
                 let ranks = groups.map(|group| {
                     let mut config = config.clone();

@@ -83,6 +83,22 @@ fn assert_nested(spans: &[(String, String, u64, u64, u64)]) {
     }
 }
 
+/// From a step's first phase to its end a phase follows a phase, and no operation comes before. How long it takes to come to the
+/// first phase is the machine's affair.
+fn assert_gapless(spans: &[(String, String, u64, u64, u64)]) {
+    for step in spans.iter().filter(|span| span.0 == "step") {
+        let within = |kind: &str| -> Vec<(u64, u64)> {
+            let of_kind = spans.iter().filter(|span| span.0 == kind && span.2 == step.2);
+            let times = of_kind.map(|span| (span.3, span.4));
+            times.filter(|(begins, _)| (step.3..step.4).contains(begins)).collect()
+        };
+        let phases = within("phase");
+        assert!(phases.windows(2).all(|pair| pair[0].1 == pair[1].0), "{step:?}: {phases:?}");
+        assert_eq!(phases.last().unwrap().1, step.4, "{step:?}: {phases:?}");
+        assert!(within("operation").iter().all(|(begins, _)| *begins >= phases[0].0), "{step:?}");
+    }
+}
+
 #[test]
 fn every_rank_writes_what_ran_and_the_bits_are_those_of_a_run_without_it() {
     let small = Small::new("dpo");
@@ -127,7 +143,7 @@ fn every_rank_writes_what_ran_and_the_bits_are_those_of_a_run_without_it() {
         // Whatever was measured: operations lie in phases, and these in steps.
         let (step, phases) = (report["ms"].as_f64().unwrap(), sum(&report["phases"]));
         assert!(sum(&report["operations"]) <= step, "{report}");
-        assert!(phases <= step * (1.0 + 1e-9) && phases >= step * 0.99, "{phases} of {step} ms");
+        assert!(phases <= step * (1.0 + 1e-9), "{phases} of {step} ms");
         for phase in report["phases"].as_array().unwrap() {
             assert!(phase["outside_ms"].as_f64().unwrap() >= -1e-9, "{phase}");
         }
@@ -139,6 +155,7 @@ fn every_rank_writes_what_ran_and_the_bits_are_those_of_a_run_without_it() {
         assert_nested(&spans);
         let steps: Vec<_> = spans.iter().filter(|span| span.0 == "step").map(|span| &span.1[..]).collect();
         assert_eq!(steps, ["step 3", "step 4", "step 5", "step 6", "step 7"]);
+        assert_gapless(&spans);
         let linears = spans.iter().filter(|span| span.1 == "linear").count();
         let row = &report["operations"].as_array().unwrap()
             [operations.iter().position(|op| *op == "linear").unwrap()];
@@ -230,7 +247,7 @@ fn ranks_that_do_not_all_profile_are_refused() {
     let small = Small::new("sft");
     let config = small.config("run", &[]);
     let errors = std::thread::scope(|scope| {
-        let groups = threads::groups(2, std::time::Duration::from_secs(60));
+        let groups = threads::groups(2, std::time::Duration::from_secs(600));
         let ranks: Vec<_> = groups
             .into_iter()
             .map(|group| {

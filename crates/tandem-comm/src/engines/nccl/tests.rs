@@ -14,7 +14,7 @@ use crate::engines::threads;
 use crate::error::{CommError, Result};
 use crate::group::Group;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(300);
 /// A deadline that is missed on purpose, long enough for the other ranks on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
 

@@ -116,10 +116,7 @@ mod tests {
     static SOURCE: Source = Source { name: "sum.cu", text: "a text", fused: true };
 
     fn in_temporary_folder<T>(name: &str, act: impl FnOnce(&Path) -> T) -> T {
-        let folder = std::env::temp_dir().join(format!("tandem-{name}-{}", std::process::id()));
-        let result = act(&folder);
-        let _ = fs::remove_dir_all(&folder);
-        result
+        act(&tempfile::tempdir().unwrap().path().join(name))
     }
 
     #[test]

@@ -26,7 +26,7 @@ fn scores_and_gradients() {
                 let (scores, found) = same_at_every_thread_count(place, |device| case.run(device, dtype));
                 let (expected, gradients) = case.reference();
                 let what = format!("{dtype} {rows}x{vocabulary}x{width} bias {bias} {shape:?}");
-                expected.assert_are(&scores, 2e-6, &what);
+                expected.assert_are(&scores, &what);
                 found[0].assert_close(&gradients[0], tolerance, &format!("dhidden {what}"));
                 found[1].assert_close(&gradients[1], tolerance, &format!("dw {what}"));
                 found[2].assert_close(&gradients[2], tolerance, &format!("dbias {what}"));
@@ -45,7 +45,7 @@ fn scores_of_logits_that_are_there() {
                 let case = Case::new(rows, vocabulary, 24, dtype, shape, bias);
                 let what = format!("{dtype} {rows}x{vocabulary} bias {bias} {shape:?} {place:?}");
                 let found = same_at_every_thread_count(place, |device| case.score_logits(device, dtype));
-                case.reference().0.assert_are(&found, 2e-6, &what);
+                case.reference().0.assert_are(&found, &what);
                 if place.is_cpu() {
                     assert_eq!(found, case.run(&place.device(1, 1 << 28), dtype).0, "{what}");
                 }
@@ -62,7 +62,7 @@ fn several_chunks() {
         let (expected, gradients) = case.reference();
         for (place, device) in devices() {
             let (scores, found) = case.run(&device, dtype);
-            expected.assert_are(&scores, 4e-6, &format!("several chunks, {place:?}"));
+            expected.assert_are(&scores, &format!("several chunks, {place:?}"));
             for (found, (expected, name)) in
                 found.iter().zip(gradients.iter().zip(["dhidden", "dw", "dbias"]))
             {
@@ -85,7 +85,7 @@ fn several_strips_on_a_gpu() {
             let (scores, found) = same_at_every_thread_count(Place::cuda(), compute);
             let (expected, gradients) = case.reference();
             let what = format!("{dtype}, {vocabulary} tokens, bias {bias}");
-            expected.assert_are(&scores, 4e-6, &what);
+            expected.assert_are(&scores, &what);
             for (found, (expected, name)) in
                 found.iter().zip(gradients.iter().zip(["dhidden", "dw", "dbias"]))
             {
@@ -137,7 +137,7 @@ fn parts_of_a_vocabulary_are_joined() {
                     let (scores, found) = case.run_in_parts(&device, dtype, cuts);
                     let what =
                         format!("{dtype} {place:?} {rows}x{vocabulary} at {cuts:?} bias {bias} {shape:?}");
-                    expected.assert_are(&scores, 2e-6, &what);
+                    expected.assert_are(&scores, &what);
                     for (found, (expected, name)) in
                         found.iter().zip(gradients.iter().zip(["dhidden", "dw", "dbias"]))
                     {
@@ -157,7 +157,7 @@ fn a_low_rank_term() {
     let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
     let check = |what: &str, tolerance: f64, (scores, found): (HeadScores, Gradients), case: &Case| {
         let (expected, gradients) = case.reference();
-        expected.assert_are(&scores, 4e-6, what);
+        expected.assert_are(&scores, what);
         assert_eq!(found.len(), NAMES.len(), "{what}");
         for ((found, expected), name) in found.iter().zip(&gradients).zip(NAMES) {
             found.assert_close(expected, tolerance, &format!("{name} {what}"));

@@ -19,7 +19,7 @@ use crate::run::run_dir::Start;
 use crate::{Fault, Observer};
 
 /// Longer than anything here takes: a test that hangs fails instead.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An SFT run of twelve steps of a tiny model.
 fn config(folder: &Path, output: &str, overrides: &[&str]) -> Config {

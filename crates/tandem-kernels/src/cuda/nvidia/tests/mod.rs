@@ -13,9 +13,7 @@ struct Folder(std::path::PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("tandem-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(tempfile::Builder::new().prefix(&format!("tandem-{name}-")).tempdir().unwrap().keep())
     }
 }
 
