@@ -1,6 +1,6 @@
 //! The engine on stand-ins for NCCL and CUDA, with ranks that are threads.
 
-#[path = "../../tests/conformance/mod.rs"]
+#[path = "../../tests/it/conformance/mod.rs"]
 mod conformance;
 
 use std::time::Duration;

@@ -9,7 +9,7 @@ mod offload;
 mod one_gpu;
 mod online;
 mod processor;
-#[path = "../run/small.rs"]
+#[path = "../it/small.rs"]
 #[allow(dead_code, reason = "the other runs use more of it")]
 mod small;
 
