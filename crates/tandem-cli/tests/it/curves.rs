@@ -43,6 +43,7 @@ fn compare(name: &str, bf16: &[f64], nf4: &[f64], window: usize) {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn qlora_learns_as_lora_over_bf16() {
     let shop = Workshop::new();
     shop.run(&["quickstart", "--prepare-only", "--output", "quickstart"]).expect(0);

@@ -108,6 +108,7 @@ fn what_is_committed_is_what_the_plan_says() {
 
 /// `NAME-fits.toml` is `NAME.toml` with what the plan of that advises, and nothing else.
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_config_that_follows_advice_has_the_plan_that_the_advice_promised() {
     let mut followed = 0;
     for name in EXAMPLES {

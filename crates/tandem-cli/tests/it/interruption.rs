@@ -61,6 +61,7 @@ fn resume_and_compare(shop: &Workshop) {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn ctrl_c_saves_exits_with_143_and_resumes_bit_for_bit() {
     let shop = Workshop::new();
     let status = stopped_by(&shop, "-INT");
@@ -72,6 +73,7 @@ fn ctrl_c_saves_exits_with_143_and_resumes_bit_for_bit() {
 
 /// The step under way is still judged and trained on.
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
     let shop = Workshop::new();
     shop.write_online("run");
@@ -92,6 +94,7 @@ fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
 
 /// At moments that nobody chose: while it loads, answers, judges, trains or saves; each time on another number of ranks.
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn an_online_run_that_is_killed_again_and_again_ends_the_same() {
     let shop = Workshop::new();
     shop.write_online("run");
@@ -122,6 +125,7 @@ fn sigterm_saves_and_exits_with_143() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn killed_while_its_state_lies_in_a_file_a_run_leaves_no_file_and_resumes_bit_for_bit() {
     let shop = Workshop::new();
     fs::create_dir(shop.path("scratch")).unwrap();
@@ -152,6 +156,7 @@ fn unfinished_step(shop: &Workshop) -> Option<u64> {
 /// Killed again and again in the middle of writing, on one rank and on several: what was complete stays, and the run ends as
 /// if it had never been killed.
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn kills_while_a_checkpoint_is_written_leave_the_one_before() {
     let shop = Workshop::new();
     let (mut hits, mut attempts) = (0, 0);

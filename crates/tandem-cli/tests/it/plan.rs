@@ -105,6 +105,7 @@ fn the_folder_of_what_is_offloaded_is_looked_at_as_a_run_does() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_disk_that_is_too_small_for_the_plan_is_told_after_it() {
     let shop = Workshop::new();
     bare(&shop);

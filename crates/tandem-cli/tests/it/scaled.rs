@@ -112,6 +112,7 @@ fn settings(toml: &str, cap: u64) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn what_the_plan_accepts_runs_to_its_end_under_the_cap_and_the_rest_is_refused() {
     let shop = shop();
     let mut names: Vec<String> = workshop::entries(&example());

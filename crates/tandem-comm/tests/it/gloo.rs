@@ -11,6 +11,9 @@ use tandem_comm::{CommError, Group, Reduction, Result};
 /// For deadlines that are to be missed: long enough that everybody else makes it on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
 
+/// The test that ranks run.
+const CHILD: &str = "gloo::child";
+
 /// What a rank does in each role. In the process that runs the tests this is an empty test.
 #[test]
 fn child() {
@@ -104,7 +107,7 @@ fn child() {
 }
 
 fn all(role: &str, size: usize, deadline: Duration) -> Vec<String> {
-    Ranks::start(role, size, 0..size, deadline).results()
+    Ranks::start(CHILD, role, size, 0..size, deadline).results()
 }
 
 #[test]
@@ -179,7 +182,7 @@ fn different_calls_are_named_on_every_rank_and_nobody_hangs() {
 
 #[test]
 fn a_killed_process_is_named_by_those_that_wait_for_it() {
-    let mut ranks = Ranks::start("killed while others wait", 4, 0..4, DEADLINE);
+    let mut ranks = Ranks::start(CHILD, "killed while others wait", 4, 0..4, DEADLINE);
     while ranks.store.add("ready", 0).unwrap() < 4 {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -190,7 +193,7 @@ fn a_killed_process_is_named_by_those_that_wait_for_it() {
 /// Rank 1 notices first, in a group of its own with ranks 2 and 3, and closes the job's.
 #[test]
 fn a_rank_that_leaves_because_of_a_killed_one_is_not_taken_for_it() {
-    let mut ranks = Ranks::start("leaves after another group failed", 4, 0..4, DEADLINE);
+    let mut ranks = Ranks::start(CHILD, "leaves after another group failed", 4, 0..4, DEADLINE);
     while ranks.store.add("ready", 0).unwrap() < 4 {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -203,7 +206,7 @@ fn a_rank_that_leaves_because_of_a_killed_one_is_not_taken_for_it() {
 fn a_process_killed_in_the_middle_of_a_transfer_is_named_on_every_other() {
     // Between transfers, or when a part of one has arrived or has been sent: each now and then.
     for moment in 0..10 {
-        let mut ranks = Ranks::start("stopped or killed in the middle", 4, 0..4, DEADLINE);
+        let mut ranks = Ranks::start(CHILD, "stopped or killed in the middle", 4, 0..4, DEADLINE);
         while ranks.store.add("ready", 0).unwrap() < 10 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -216,7 +219,7 @@ fn a_process_killed_in_the_middle_of_a_transfer_is_named_on_every_other() {
 #[test]
 fn a_process_that_hangs_is_named_at_the_deadline() {
     for rank in [1, 3, 0] {
-        let mut ranks = Ranks::start("stopped or killed in the middle", 4, 0..4, MISSED);
+        let mut ranks = Ranks::start(CHILD, "stopped or killed in the middle", 4, 0..4, MISSED);
         while ranks.store.add("ready", 0).unwrap() < 10 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -239,7 +242,7 @@ fn a_process_that_ends_early_is_named() {
 
 #[test]
 fn a_rank_that_never_comes_is_named_at_the_deadline() {
-    let results = Ranks::start("never reached", 3, [0, 2].into_iter(), MISSED).results();
+    let results = Ranks::start(CHILD, "never reached", 3, [0, 2].into_iter(), MISSED).results();
     let call = "meeting of 3 ranks".to_owned();
     let late = CommError::Deadline { call, missing: vec![1], deadline: MISSED };
     assert_eq!(results, vec![late.to_string(); 2]);
@@ -354,7 +357,7 @@ fn speed_of_pytorch(python: &std::ffi::OsStr, size: usize) -> String {
     String::from_utf8(outputs[0].stdout.clone()).unwrap()
 }
 
-/// `TANDEM_TEST_PYTHON=python cargo test --release -p tandem-comm --features gloo --test gloo -- --ignored --nocapture`
+/// `TANDEM_TEST_PYTHON=python cargo test --release -p tandem-comm --features gloo --test it gloo::speed -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]
 fn speed_against_pytorch() {

@@ -10,6 +10,9 @@ use tandem_comm::{CommError, Group, Reduction, Result};
 /// The most ranks that are tried.
 const MAX_RANKS: usize = 8;
 
+/// The test that ranks run.
+const CHILD: &str = "nccl::child";
+
 /// What a rank does in each role. In the process that runs the tests this is an empty test.
 #[test]
 fn child() {
@@ -55,20 +58,20 @@ fn gpus(needed: usize) -> Option<usize> {
 fn the_conformance_suite_passes_on_as_many_ranks_as_there_are_gpus() {
     let Some(gpus) = gpus(1) else { return };
     for size in 1..=gpus {
-        assert_eq!(Ranks::start("conformance", size, 0..size, DEADLINE).results(), vec!["ok"; size]);
+        assert_eq!(Ranks::start(CHILD, "conformance", size, 0..size, DEADLINE).results(), vec!["ok"; size]);
     }
 }
 
 #[test]
 fn a_hundred_megabytes_are_reduced() {
     let Some(gpus) = gpus(2) else { return };
-    assert_eq!(Ranks::start("hundred megabytes", gpus, 0..gpus, DEADLINE).results(), vec!["ok"; gpus]);
+    assert_eq!(Ranks::start(CHILD, "hundred megabytes", gpus, 0..gpus, DEADLINE).results(), vec!["ok"; gpus]);
 }
 
 #[test]
 fn a_killed_process_is_named_by_the_others() {
     let Some(gpus) = gpus(2) else { return };
-    let mut ranks = Ranks::start("killed in the middle", gpus, 0..gpus, DEADLINE);
+    let mut ranks = Ranks::start(CHILD, "killed in the middle", gpus, 0..gpus, DEADLINE);
     while ranks.store.add("ready", 0).unwrap() < 10 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }

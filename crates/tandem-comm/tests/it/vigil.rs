@@ -10,6 +10,9 @@ use tandem_comm::{CommError, Group, Phase, Reduction, Result};
 /// For silences and deadlines that are to be missed: long enough that everybody else makes it on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
 
+/// The test that ranks run.
+const CHILD: &str = "vigil::child";
+
 /// What a rank does in each role. In the process that runs the tests this is an empty test.
 #[test]
 fn child() {
@@ -70,7 +73,7 @@ fn stands(group: &mut Group, role: &Role) -> Result<()> {
 
 /// Starts ranks, waits until all of them work, and does `harm`.
 fn harmed(role: &str, size: usize, harm: impl FnOnce(&mut Ranks)) -> Ranks {
-    let mut ranks = Ranks::start(role, size, 0..size, DEADLINE);
+    let mut ranks = Ranks::start(CHILD, role, size, 0..size, DEADLINE);
     while ranks.store.add("ready", 0).unwrap() < 4 * size as i64 {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -105,7 +108,7 @@ fn a_stopped_rank_is_given_up_long_before_the_collectives_deadline() {
 
 #[test]
 fn a_rank_that_lives_and_does_not_come_is_named_with_what_it_does() {
-    let results = Ranks::start("stands", 3, 0..3, MISSED).results();
+    let results = Ranks::start(CHILD, "stands", 3, 0..3, MISSED).results();
     for rank in [0, 2] {
         let late = CommError::Deadline { call: "barrier".into(), missing: vec![1], deadline: MISSED };
         says(
@@ -128,7 +131,7 @@ fn a_killed_rank_is_named_with_where_it_was() {
 
 #[test]
 fn the_words_of_a_rank_that_failed_reach_the_others_after_its_connections_closed() {
-    let results = Ranks::start("gives up", 3, 0..3, DEADLINE).results();
+    let results = Ranks::start(CHILD, "gives up", 3, 0..3, DEADLINE).results();
     let words = CommError::Aborted { rank: 2, reason: "the disk is full".into() }.to_string();
     for rank in [0, 1] {
         says(&results[rank], &["peer lost: rank 2 on ", &words]);
@@ -148,5 +151,5 @@ fn a_rank_lost_in_one_half_ends_both_and_is_named_as_the_job_counts() {
 
 #[test]
 fn a_rank_that_is_done_is_not_taken_for_a_silent_one() {
-    assert_eq!(Ranks::start("ends early", 3, 0..3, MISSED).results(), ["ok"; 3]);
+    assert_eq!(Ranks::start(CHILD, "ends early", 3, 0..3, MISSED).results(), ["ok"; 3]);
 }

@@ -68,13 +68,19 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Starts `ranks` of a group of `size` in a role: the test `child` of the same binary.
-    pub fn start(role: &str, size: usize, ranks: impl Iterator<Item = usize>, deadline: Duration) -> Self {
+    /// Starts `ranks` of a group of `size` in a role of the module that `child`, a test of this binary, is in.
+    pub fn start(
+        child: &str,
+        role: &str,
+        size: usize,
+        ranks: impl Iterator<Item = usize>,
+        deadline: Duration,
+    ) -> Self {
         let server = StoreServer::bind(0).unwrap();
         let store = Store::connect("127.0.0.1", server.port(), DEADLINE).unwrap();
         let start = |rank: usize| {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "child", "--nocapture", "--quiet"]);
+            command.args(["--exact", child, "--nocapture", "--quiet"]);
             command.env(ROLE, role).env(RANK, rank.to_string()).env(SIZE, size.to_string());
             command.env(PORT, server.port().to_string());
             command.env(MILLISECONDS, deadline.as_millis().to_string());

@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -54,6 +55,21 @@ const PLACES: [(usize, &[&str]); 9] = [
     (2, &["compute.pipeline=2"]),
     (4, &["compute.pipeline=2", "compute.sharding=zero2"]),
 ];
+
+/// What an online run does.
+const ONLINE: [&[&str]; 8] = [
+    &[],
+    &["online.algorithm=xpo", "online.steps_per_round=3"],
+    &["online.algorithm=nash_md", "adapter.rank=4", "online.max_new_tokens=30"],
+    &["online.answers=3", "online.pairs=all", "online.max_new_tokens=40", "online.steps_per_round=2"],
+    &["adapter.rank=4", "compute.format=nf4", "online.max_batch=3", "compute.checkpointing=block"],
+    &["online.replay_size=9", "online.replay_per_step=3", "compute.dtype=bf16", "reference.kind=sync"],
+    &["online.overlap=true", "online.algorithm=xpo"],
+    &["online.overlap=true", "adapter.rank=4", "compute.format=nf4", "online.max_batch=3"],
+];
+
+/// What a reward model trains.
+const REWARD: [&[&str]; 2] = [&[], &["adapter.rank=4", "compute.format=nf4"]];
 
 /// Of every run: steps of ten rows, checkpoints, evaluations.
 const RUN: [&str; 6] = [
@@ -134,7 +150,25 @@ fn other_passes_do_not_make_steps_larger() {
     assert!(larger > evaluation, "{larger} {evaluation}");
 }
 
+/// One run of each kind, in one place after another.
 #[test]
+fn a_run_of_each_kind_takes_what_was_planned() {
+    let small = Small::new("dpo");
+    small.finish("start", Start::Fresh, &["adapter.rank=4", "reference.kind=base"]);
+    let in_turn = |small: &Small, kinds: &[&'static [&'static str]], num_places: usize| {
+        for ((seed, kind), place) in (0..).zip(kinds).zip(PLACES[..num_places].iter().cycle()) {
+            take_what_is_planned(small, seed..seed + 1, &[kind], &[*place]);
+        }
+    };
+    // Places that slice or stage the model come last; adapters, reward models and answers have fewer of them.
+    in_turn(&small, &KINDS, 6);
+    take_what_is_planned(&small, 0..1, &KINDS[..1], &PLACES[6..]);
+    in_turn(&Small::new("reward"), &REWARD, 6);
+    in_turn(&Small::new("online"), &ONLINE, 6);
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn no_run_takes_more_than_was_planned() {
     let small = Small::new("dpo");
     small.finish("start", Start::Fresh, &["adapter.rank=4", "reference.kind=base"]);
@@ -143,36 +177,32 @@ fn no_run_takes_more_than_was_planned() {
 
 /// Of each pair two rows are scored, or one.
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn nor_does_a_reward_model() {
     let whole: Vec<_> =
         PLACES.into_iter().filter(|(_, of_place)| of_place != &["compute.tensor=2"]).collect();
-    takes_what_is_planned(&Small::new("reward"), &[&[], &["adapter.rank=4", "compute.format=nf4"]], &whole);
+    takes_what_is_planned(&Small::new("reward"), &REWARD, &whole);
 }
 
 /// Answers are as long as they come; what is planned is the most that they may take.
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn nor_does_an_online_run() {
-    let kinds: [&[&str]; 8] = [
-        &[],
-        &["online.algorithm=xpo", "online.steps_per_round=3"],
-        &["online.algorithm=nash_md", "adapter.rank=4", "online.max_new_tokens=30"],
-        &["online.answers=3", "online.pairs=all", "online.max_new_tokens=40", "online.steps_per_round=2"],
-        &["adapter.rank=4", "compute.format=nf4", "online.max_batch=3", "compute.checkpointing=block"],
-        &["online.replay_size=9", "online.replay_per_step=3", "compute.dtype=bf16", "reference.kind=sync"],
-        &["online.overlap=true", "online.algorithm=xpo"],
-        &["online.overlap=true", "adapter.rank=4", "compute.format=nf4", "online.max_batch=3"],
-    ];
     let whole: Vec<_> =
         PLACES.into_iter().filter(|(_, of_place)| !of_place[..].contains(&"compute.pipeline=2")).collect();
-    takes_what_is_planned(&Small::new("online"), &kinds, &whole);
+    takes_what_is_planned(&Small::new("online"), &ONLINE, &whole);
 }
 
 fn takes_what_is_planned(small: &Small, kinds: &[&[&str]], places: &[(usize, &[&str])]) {
+    take_what_is_planned(small, 0..SEEDS, kinds, places);
+}
+
+fn take_what_is_planned(small: &Small, seeds: Range<u64>, kinds: &[&[&str]], places: &[(usize, &[&str])]) {
     let start = small.path("start/final").display().to_string();
     let folder = small.path("").display().to_string();
     let mut wrong = String::new();
     let mut runs = 0;
-    for seed in 0..SEEDS {
+    for seed in seeds {
         let train = write_pairs(small, &format!("train-{seed}.jsonl"), 2 * seed, 40);
         let eval = write_pairs(small, &format!("eval-{seed}.jsonl"), 2 * seed + 1, 11);
         for &of_kind in kinds {

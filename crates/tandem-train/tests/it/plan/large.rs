@@ -9,6 +9,7 @@ const LARGE: [usize; 6] = [8192, 28672, 80, 64, 8, 128_256];
 const PARAMETERS: usize = 70_553_706_496;
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn seventy_billion_parameters_on_64_devices_are_planned_without_weights() {
     let sketch = Sketch::new(LARGE, 2048, 4096);
     let settings = ["compute.sharding=zero3", "compute.checkpointing=block", "compute.dtype=bf16"];

@@ -129,22 +129,45 @@ fn every_combination(format: &str) {
     print!("{table}");
 }
 
+/// Every pair of a reference and a placement, with formats, what trains and ranks in turn.
 #[test]
+fn each_reference_in_each_placement() {
+    let small = Small::new("dpo");
+    let start = OnceLock::new();
+    for (r, reference) in REFERENCES.into_iter().enumerate() {
+        // An adapter allows every reference and every format.
+        let (format, trained) = (FORMATS[r % FORMATS.len()], if r < 3 { "lora" } else { "dora" });
+        let start = (reference == "adapter").then(|| start.get_or_init(|| trained_before(&small, trained)));
+        let own = settings(format, trained, reference, start);
+        let expected = run(&small, &[own.clone(), place(&small, "replicated", 1)].concat());
+        for (p, placement) in PLACEMENTS.into_iter().enumerate() {
+            let ranks = RANKS[1 + (r + p) % 2];
+            let found = run(&small, &[own.clone(), place(&small, placement, ranks)].concat());
+            assert!(found == expected, "{format} {trained} {reference} {placement} on {ranks}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn of_f32_weights() {
     every_combination(FORMATS[0]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn of_bf16_weights() {
     every_combination(FORMATS[1]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn of_int8_weights() {
     every_combination(FORMATS[2]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn of_nf4_weights() {
     every_combination(FORMATS[3]);
 }

@@ -46,51 +46,69 @@ fn meshes() -> Vec<(usize, &'static str, usize)> {
 }
 
 fn same_on_every_mesh(method: &'static str, settings: &[&str]) {
+    same_on(&meshes(), STEPS, method, settings);
+}
+
+fn same_on(meshes: &[(usize, &str, usize)], steps: usize, method: &'static str, settings: &[&str]) {
+    let number = format!("train.steps={steps}");
+    let settings = [settings, &[number.as_str()]].concat();
     let small = Small::new(method);
     // Eight micro-batches one after another on one device; on eight devices, each has one.
-    let expected = run(&small, &[settings, &["compute.devices=cpu:1"]].concat());
-    assert_eq!(expected.0.len(), STEPS);
+    let expected = run(&small, &[&settings[..], &["compute.devices=cpu:1"]].concat());
+    assert_eq!(expected.0.len(), steps);
     let losses: HashSet<_> = expected.0.iter().map(|line| line["loss"].to_string()).collect();
-    assert!(losses.len() > STEPS / 2, "it learns: {losses:?}");
-    for (ranks, sharding, replicate) in meshes() {
+    assert!(losses.len() > steps / 2, "it learns: {losses:?}");
+    for (ranks, sharding, replicate) in meshes {
         let mesh = [
             format!("compute.devices=cpu:{ranks}"),
             format!("compute.sharding={sharding}"),
             format!("compute.replicate={replicate}"),
         ];
         let mesh = mesh.each_ref().map(String::as_str);
-        let found = run(&small, &[settings, &mesh].concat());
+        let found = run(&small, &[&settings[..], &mesh].concat());
         assert_eq!(found.0, expected.0, "{settings:?} on {mesh:?}: the log");
         assert!(found.1 == expected.1, "{settings:?} on {mesh:?}: the final weights");
     }
 }
 
 #[test]
+fn dpo_on_a_few_meshes() {
+    let few = [(4, "zero1", 2), (4, "zero2", 2), (6, "zero3", 3), (8, "zero3", 4)];
+    same_on(&few, 5, "dpo", &["reference.kind=model"]);
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn sft_on_every_mesh() {
     same_on_every_mesh("sft", &[]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn dpo_with_a_reference_model_on_every_mesh() {
     same_on_every_mesh("dpo", &["reference.kind=model"]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn dpo_with_a_precomputed_reference_on_every_mesh() {
     same_on_every_mesh("dpo", &["reference.kind=precompute"]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn dpo_without_a_reference_on_every_mesh() {
     same_on_every_mesh("dpo", &["reference.kind=none", "objective.reference_free=true"]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn ipo_on_every_mesh() {
     same_on_every_mesh("dpo", &["reference.kind=model", "objective.loss=ipo"]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn reward_models_on_every_mesh() {
     same_on_every_mesh("reward", &["objective.center_rewards_coefficient=0.1"]);
 }

@@ -75,9 +75,8 @@ fn every_family_trains_as_on_one_rank() {
         let small = Small::new("dpo");
         let common = [model(&small, family, 4), held_out(&small, "pref_conv.jsonl")];
         let common = [&common[..], &strings(overrides), &strings(&["train.eval_every=3"])].concat();
-        let ways = [(2, 2, "ddp"), (3, 3, "ddp"), (4, 4, "zero1"), (4, 2, "zero2"), (6, 3, "zero3")];
-        same_as_one_stage(&small, &common, 1, &ways);
-        same_as_one_stage(&small, &common, 2, &[(4, 2, "ddp"), (8, 2, "zero3")]);
+        same_as_one_stage(&small, &common, 1, &[(4, 4, "zero1"), (6, 3, "zero3")]);
+        same_as_one_stage(&small, &common, 2, &[(8, 2, "zero3")]);
     }
 }
 
@@ -101,7 +100,7 @@ fn any_number_of_micro_batches_goes_through_the_stages() {
     let common = [model(&small, "qwen3, tied", 3), "reference.kind=model".to_owned()];
     for rows in [1, 3, 8] {
         let common = [&common[..], &[format!("train.micro_batch_size={rows}")]].concat();
-        let ways = [(2, 2, "ddp"), (3, 3, "zero2"), (4, 2, "zero3"), (9, 3, "zero3"), (12, 3, "zero1")];
+        let ways = [(2, 2, "ddp"), (4, 2, "zero3"), (9, 3, "zero3")];
         same_as_one_stage(&small, &common, 1, &ways);
     }
 }
