@@ -1,6 +1,6 @@
 //! Memory is flat: what the first steps and the first checkpoint needed is all that two hundred steps need.
 //!
-//! One test in a file of its own, so that the process's peak is the run's.
+//! A binary of its own with one test: it reads the peak of its process's memory.
 
 #[path = "../../../goldens/formula.rs"]
 #[expect(dead_code, reason = "this test has one model, the formula makes two")]

@@ -6,6 +6,7 @@ use crate::small::Small;
 use crate::{all_gpus, has_gpus};
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn the_same_bits_on_any_number_of_gpus() {
     if !has_gpus(4, "the_same_bits_on_any_number_of_gpus") {
         return;
@@ -30,6 +31,7 @@ fn the_same_bits_on_any_number_of_gpus() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn frozen_weights_are_divided_too() {
     if !has_gpus(2, "frozen_weights_are_divided_too") {
         return;
@@ -43,6 +45,7 @@ fn frozen_weights_are_divided_too() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn slices_and_stages_are_near() {
     if !has_gpus(2, "slices_and_stages_are_near") {
         return;
@@ -61,6 +64,7 @@ fn slices_and_stages_are_near() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_run_that_was_stopped_goes_on_with_the_same_bits() {
     if !has_gpus(3, "a_run_that_was_stopped_goes_on_with_the_same_bits") {
         return;

@@ -1,6 +1,8 @@
 //! Whole runs on GPUs that the processor emulates: as those on the processor, and the same bits on any number of them.
 //!
 //! `TANDEM_TEST_CUDA=1` runs them on this machine's GPUs instead.
+//!
+//! A binary of its own: the emulated GPUs are there for the whole process, and other tests are to find none.
 
 mod gpus;
 mod measure;
@@ -9,7 +11,7 @@ mod offload;
 mod one_gpu;
 mod online;
 mod processor;
-#[path = "../run/small.rs"]
+#[path = "../it/small.rs"]
 #[allow(dead_code, reason = "the other runs use more of it")]
 mod small;
 

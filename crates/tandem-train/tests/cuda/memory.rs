@@ -20,6 +20,7 @@ fn arenas(small: &Small, name: &str) -> Vec<u64> {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_run_takes_what_its_plan_says_and_never_more() {
     machine();
     for settings in [&[][..], &["compute.dtype=bf16"], &["adapter.rank=4", "compute.format=nf4"]] {
@@ -66,6 +67,7 @@ impl Observer for Hog {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_gpu_that_fills_up_is_told_with_the_plan_and_what_to_change() {
     machine();
     if !cuda::is_stand_in() {

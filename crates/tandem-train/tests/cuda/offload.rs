@@ -45,12 +45,14 @@ const ZERO2: &[&str] = &["compute.devices=cuda:2,3", "compute.sharding=zero2"];
 const ZERO3: &[&str] = &["compute.devices=cuda:0,1", "compute.sharding=zero3"];
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn full_training_from_a_file() {
     same_from_a_file("dpo", &["reference.kind=model"], &[ONE, ZERO1, ZERO2, ZERO3]);
     same_from_a_file("dpo", &["compute.dtype=bf16", "reference.kind=precompute"], &[ONE, ZERO3]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn every_optimizer_from_a_file() {
     for settings in [
         ["train.optimizer=rmsprop", "train.optimizer_state=f32"],
@@ -62,6 +64,7 @@ fn every_optimizer_from_a_file() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn an_adapter_on_weights_in_a_file() {
     let nf4 = ["adapter.rank=4", "compute.format=nf4", "reference.kind=base"];
     same_from_a_file("dpo", &nf4, &[ONE, ZERO3]);
@@ -71,12 +74,14 @@ fn an_adapter_on_weights_in_a_file() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_reference_in_a_file_that_follows() {
     let sync = ["reference.kind=sync", "reference.sync_steps=2", "reference.sync_alpha=0.5"];
     same_from_a_file("dpo", &sync, &[ONE, ZERO3]);
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_run_stopped_under_one_offload_goes_on_under_another() {
     machine();
     let small = Small::new("dpo");
@@ -101,6 +106,7 @@ fn a_run_stopped_under_one_offload_goes_on_under_another() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn inputs_of_blocks_that_wait_in_host_memory_change_nothing() {
     machine();
     let activations = ["compute.checkpointing=block", "compute.offload_activations=true"];
@@ -121,6 +127,7 @@ fn inputs_of_blocks_that_wait_in_host_memory_change_nothing() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn an_evaluation_reads_weights_in_a_file() {
     machine();
     let small = Small::new("dpo");
@@ -151,6 +158,7 @@ impl Observer for Planned {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_run_takes_of_every_memory_what_its_plan_says() {
     machine();
     let small = Small::new("dpo");

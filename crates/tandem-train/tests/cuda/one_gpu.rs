@@ -42,6 +42,7 @@ fn two_ranks_exchange_through_host_memory() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn two_ranks_train_through_host_memory() {
     machine();
     train(&["ddp", "zero3"], |group| group);
@@ -166,7 +167,7 @@ fn in_a_process(test: &str, work: impl FnOnce()) {
     let done = folder.path().join("done");
     // With few blocks, the kernels of both ranks run at once.
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env(DONE, &done)
         .env("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         .env("NCCL_MAX_CTAS", "2")

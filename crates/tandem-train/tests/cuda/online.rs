@@ -43,6 +43,7 @@ fn answers_are_the_same_on_any_number_of_gpus() {
 
 /// In a stream of its own, which reads what another stream writes before and after.
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn so_are_those_that_come_while_a_step_trains() {
     let zero3 = &["compute.devices=cuda:0,1", "compute.sharding=zero3"];
     same_on(&["online.overlap=true"], &[zero3, &["compute.devices=cuda:2", "compute.offload=host"]]);

@@ -37,6 +37,7 @@ fn sft() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn dpo_with_every_reference() {
     for kind in ["precompute", "model", "sync"] {
         near("dpo", &[&format!("reference.kind={kind}")], SAME_ARITHMETIC);
@@ -45,6 +46,7 @@ fn dpo_with_every_reference() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn reward_models() {
     near("reward", &[], SAME_ARITHMETIC);
     near("reward", &["adapter.rank=4", "compute.offload=host"], SAME_ARITHMETIC);
@@ -52,6 +54,7 @@ fn reward_models() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn adapters_on_every_format() {
     for format in ["f32", "bf16", "int8", "nf4"] {
         let format = format!("compute.format={format}");
@@ -61,6 +64,7 @@ fn adapters_on_every_format() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn optimizers_and_their_states() {
     for settings in [
         ["train.optimizer=rmsprop", "train.optimizer_state=f32"],
@@ -72,6 +76,7 @@ fn optimizers_and_their_states() {
 }
 
 #[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn what_is_recomputed_or_offloaded() {
     for settings in [
         &["compute.checkpointing=selective"][..],

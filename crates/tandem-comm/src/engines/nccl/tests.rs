@@ -1,7 +1,7 @@
 //! The NCCL engine on fakes of NCCL and CUDA, with ranks that are threads: the only test of its
 //! protocol without a GPU.
 
-#[path = "../../../tests/conformance/mod.rs"]
+#[path = "../../../tests/it/conformance/mod.rs"]
 mod conformance;
 
 use std::time::Duration;

@@ -1,0 +1,186 @@
+//! What a user can get wrong. Each test is named by what it guards: the exit code is 2 and the message names the place.
+
+use std::fs;
+
+use crate::workshop::Workshop;
+use serde_json::json;
+
+#[test]
+fn a_configuration_that_is_not_there() {
+    Workshop::new().run(&["train", "none.toml"]).expect(2).says(&["none.toml"]);
+}
+
+#[test]
+fn an_unknown_key_suggests_the_nearest_one() {
+    let shop = Workshop::new();
+    shop.write("dpo.toml", &shop.dpo_toml("run").replace("learning_rate", "learning_rat"));
+    shop.run(&["train", "dpo.toml"]).expect(2).says(&[
+        "dpo.toml:11",
+        "train.learning_rat",
+        "did you mean `train.learning_rate`",
+    ]);
+}
+
+#[test]
+fn an_unknown_key_on_the_command_line() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml", "--set", "train.step=3"])
+        .expect(2)
+        .says(&["--set train.step=3", "did you mean `train.steps`"]);
+}
+
+#[test]
+fn an_unknown_option_and_no_command_at_all() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml", "--frobnicate"]).expect(2).says(&["--frobnicate"]);
+    shop.run(&[]).expect(2).says(&["Usage"]);
+}
+
+#[test]
+fn a_missing_data_file() {
+    let shop = Workshop::new();
+    fs::remove_file(shop.path("preferences.jsonl")).unwrap();
+    shop.run(&["train", "dpo.toml"]).expect(2).says(&["preferences.jsonl"]);
+}
+
+#[test]
+fn a_broken_line_is_named_by_file_and_number() {
+    let shop = Workshop::new();
+    let good = shop.read("preferences.jsonl");
+    let mut lines: Vec<&str> = good.lines().collect();
+    lines[6] = r#"{"prompt": "cut off"#;
+    shop.write("preferences.jsonl", &lines.join("\n"));
+    shop.run(&["train", "dpo.toml"]).expect(2).says(&["preferences.jsonl:7"]);
+}
+
+#[test]
+fn a_missing_column_is_named() {
+    let shop = Workshop::new();
+    shop.write_rows("preferences.jsonl", 8, |i| json!({"prompt": format!("{i}"), "chosen": " yes"}));
+    shop.run(&["train", "dpo.toml"]).expect(2).says(&["preferences.jsonl:1", "rejected"]);
+}
+
+#[test]
+fn an_empty_data_set() {
+    let shop = Workshop::new();
+    shop.write("preferences.jsonl", "\n\n");
+    shop.run(&["train", "dpo.toml"]).expect(2).says(&["preferences.jsonl"]);
+}
+
+#[test]
+fn prompts_that_all_fill_max_length_leave_nothing_to_train_on() {
+    let shop = Workshop::new();
+    let set = ["train", "dpo.toml", "--set", "data.max_length=4"];
+    shop.run(&set).expect(2).says(&["preferences.jsonl", "max_length"]);
+}
+
+#[test]
+fn one_prompt_longer_than_max_length_is_dropped_and_counted() {
+    let shop = Workshop::new();
+    let rows = shop.read("preferences.jsonl");
+    let long = json!({"prompt": "many words ".repeat(100), "chosen": " a", "rejected": " b"});
+    shop.write("preferences.jsonl", &format!("{rows}{long}\n"));
+    shop.run(&["train", "dpo.toml", "--set", "train.steps=1"])
+        .expect(0)
+        .says(&["dropped", "preferences.jsonl:25"]);
+}
+
+#[test]
+fn a_model_folder_that_is_not_there() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml", "--set", "model=nowhere"]).expect(2).says(&["nowhere"]);
+}
+
+#[test]
+fn an_unknown_architecture_says_which_are_known() {
+    let shop = Workshop::new();
+    shop.write("model/config.json", &shop.read("model/config.json").replace("LlamaForCausalLM", "BertModel"));
+    let known = ["LlamaForCausalLM", "PhiForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM"];
+    shop.run(&["train", "dpo.toml"]).expect(2).says(&["config.json", "BertModel"]).says(&known);
+}
+
+#[test]
+fn truncated_weights_are_named() {
+    let shop = Workshop::new();
+    let bytes = shop.bytes("model/model.safetensors");
+    fs::write(shop.path("model/model.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
+    shop.run(&["train", "dpo.toml"]).expect(2).says(&["model.safetensors"]);
+}
+
+#[test]
+fn a_tensor_of_the_wrong_shape_is_named() {
+    let shop = Workshop::new();
+    let mut config: serde_json::Value = serde_json::from_str(&shop.read("model/config.json")).unwrap();
+    config["intermediate_size"] = 96.into();
+    shop.write("model/config.json", &config.to_string());
+    shop.run(&["train", "dpo.toml"]).expect(2).says(&["mlp.gate_proj.weight", "96", "64"]);
+}
+
+#[test]
+fn a_used_folder_is_refused_unless_told() {
+    let shop = Workshop::new();
+    let short = ["train", "dpo.toml", "--set", "train.steps=2"];
+    shop.run(&short).expect(0);
+    let before = shop.bytes("run/metrics.jsonl");
+    shop.run(&short).expect(2).says(&["run", "--resume", "--overwrite"]);
+    assert_eq!(before, shop.bytes("run/metrics.jsonl"), "a refused run must not touch the folder");
+    shop.run(&[&short[..], &["--overwrite"]].concat()).expect(0);
+}
+
+#[test]
+fn resuming_where_nothing_was_saved_starts_and_says_so() {
+    // A launcher that always passes --resume must be able to start the first time.
+    Workshop::new()
+        .run(&["train", "dpo.toml", "--resume"])
+        .expect(0)
+        .says(&["no complete checkpoint", "step 6/6"]);
+}
+
+#[test]
+fn a_run_that_bad_input_stopped_leaves_no_used_folder() {
+    let shop = Workshop::new();
+    let bytes = shop.bytes("model/model.safetensors");
+    fs::write(shop.path("model/model.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
+    shop.run(&["train", "dpo.toml"]).expect(2);
+    fs::write(shop.path("model/model.safetensors"), &bytes).unwrap();
+    shop.run(&["train", "dpo.toml"]).expect(0);
+}
+
+#[cfg(not(feature = "gloo"))]
+#[test]
+fn several_processes_are_refused_and_not_run_as_copies() {
+    let shop = Workshop::new();
+    let mut command = shop.command(&["train", "dpo.toml"]);
+    command.envs([
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29500"),
+    ]);
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("this build has no engine for several processes"), "{stderr}");
+    assert!(!shop.path("run").exists());
+}
+
+#[test]
+fn a_partial_launch_environment_is_refused() {
+    let shop = Workshop::new();
+    let output = shop.command(&["train", "dpo.toml"]).env("RANK", "0").output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("RANK=0") && stderr.contains("WORLD_SIZE"), "{stderr}");
+}
+
+/// torchrun's agent shows what a rank writes there.
+#[test]
+fn an_error_is_written_where_the_agent_looks_for_it() {
+    let shop = Workshop::new();
+    let mut command = shop.command(&["train", "nothing.toml"]);
+    let output = command.env("TORCHELASTIC_ERROR_FILE", shop.path("error.json")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let error: serde_json::Value = serde_json::from_str(&shop.read("error.json")).unwrap();
+    assert!(error["message"]["message"].as_str().unwrap().contains("nothing.toml"), "{error}");
+    assert!(error["message"]["extraInfo"]["timestamp"].as_str().unwrap().parse::<u64>().is_ok(), "{error}");
+}

@@ -1,0 +1,284 @@
+//! What the commands do when all is well.
+
+use std::fs;
+use std::io::Write;
+use std::process::Stdio;
+
+use crate::workshop::{Workshop, entries};
+use serde_json::json;
+use tandem_model::{Adapter, AdapterConfig, AdapterKind, Decoder, ModelFolder, Targets, adapter};
+
+#[test]
+fn train_writes_the_run_folder_and_a_line_per_step() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["train", "dpo.toml"]).expect(0);
+    for step in 1..=6 {
+        assert!(outcome.stderr.contains(&format!("step {step}/6")), "{}", outcome.stderr);
+    }
+    assert!(outcome.stderr.contains("margin") && outcome.stderr.contains("tokens/s"), "{}", outcome.stderr);
+    let found = entries(&shop.path("run"));
+    for name in ["checkpoints", "config.toml", "final", "metrics.jsonl", "plan.json"] {
+        assert!(found.iter().any(|entry| entry == name), "no {name} among {found:?}");
+    }
+    assert_eq!(shop.metrics("run").iter().filter(|line| line["split"] == "train").count(), 6);
+    let first = shop.metrics("run")[0]["loss"].as_f64().unwrap();
+    assert!((first - std::f64::consts::LN_2).abs() < 1e-5, "the first loss is ln 2, not {first}");
+}
+
+#[test]
+fn the_final_folder_is_a_model_that_every_command_takes() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml"]).expect(0);
+    let found = entries(&shop.path("run/final"));
+    for name in
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+    {
+        assert!(found.iter().any(|entry| entry == name), "no {name} among {found:?}");
+    }
+    shop.run(&["generate", "run/final", "Count to 3:", "--raw", "--max-new-tokens", "4"]).expect(0);
+    let again =
+        ["train", "dpo.toml", "--set", "model=run/final", "--set", "output=second", "--set", "train.steps=1"];
+    shop.run(&again).expect(0);
+}
+
+#[test]
+fn the_saved_configuration_is_itself_a_run() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml"]).expect(0);
+    fs::copy(shop.path("run/config.toml"), shop.path("copy.toml")).unwrap();
+    shop.run(&["train", "copy.toml", "--set", "output=second"]).expect(0);
+    assert_eq!(shop.metrics("run"), shop.metrics("second"));
+}
+
+#[test]
+fn sft_trains_and_continues_into_dpo() {
+    let shop = Workshop::new();
+    shop.write_rows("sft.jsonl", 16, |i| {
+        json!({"messages": [
+            {"role": "user", "content": format!("Say {i}")},
+            {"role": "assistant", "content": format!("{i} it is")},
+        ]})
+    });
+    let sft = shop.dpo_toml("sft").replace("\"dpo\"", "\"sft\"").replace("preferences.jsonl", "sft.jsonl");
+    shop.write("sft.toml", &sft);
+    shop.run(&["train", "sft.toml"]).expect(0);
+    shop.run(&["train", "dpo.toml", "--set", "model=sft/final"]).expect(0);
+}
+
+/// Scores that other instructions left are not the policy's: its first margin would be the difference of roundings.
+#[test]
+fn a_precomputed_reference_is_kept_by_the_instructions_that_computed_it() {
+    let shop = Workshop::new();
+    for isa in ["portable", "highest"] {
+        let mut train = shop.command(&["train", "dpo.toml", "--set", "compute.dtype=bf16", "--overwrite"]);
+        if isa == "portable" {
+            train.env("TANDEM_ISA", isa);
+        }
+        assert!(train.output().unwrap().status.success(), "{isa}");
+        assert_eq!(shop.metrics("run")[0]["rewards/margins"], 0.0, "{isa}");
+    }
+}
+
+#[test]
+fn eval_prints_the_metrics_of_the_held_out_rows() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["eval", "dpo.toml", "--set", "data.eval=preferences.jsonl"]).expect(0);
+    let metrics: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("one JSON object");
+    let loss = metrics["loss"].as_f64().unwrap();
+    assert!((loss - std::f64::consts::LN_2).abs() < 1e-5, "{loss}");
+    shop.run(&["eval", "dpo.toml"]).expect(2).says(&["data.eval"]);
+}
+
+#[test]
+fn an_online_run_shows_scores_and_has_nothing_to_evaluate_on() {
+    let shop = Workshop::new();
+    shop.write_online("run");
+    shop.run(&["train", "online.toml"]).expect(0).says(&["step 6/6  score ", "  length "]);
+    shop.run(&["eval", "online.toml"]).expect(2).says(&["tandem eval --judge"]);
+    let plan = shop.run(&["plan", "online.toml"]).expect(0).stdout;
+    assert!(plan.contains("generate") && plan.contains("kv cache"), "{plan}");
+    let rows = shop.run(&["data", "online.toml", "--rows", "1"]).expect(0).stdout;
+    assert!(rows.contains("12 rows read, 12 kept") && rows.contains("  prompt "), "{rows}");
+}
+
+#[test]
+fn plan_says_what_it_needs_and_writes_nothing() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["plan", "dpo.toml"]).expect(0);
+    assert!(
+        outcome.stdout.contains("optimizer") || outcome.stdout.contains("optimiser"),
+        "{}",
+        outcome.stdout
+    );
+    assert!(!shop.path("run").exists());
+}
+
+#[test]
+fn data_shows_rows_with_the_scored_tokens_marked() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["data", "dpo.toml", "--rows", "2"]).expect(0);
+    assert!(outcome.stdout.contains("24 rows read, 24 kept"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("preferences.jsonl:2") && !outcome.stdout.contains("preferences.jsonl:3"),
+        "{}",
+        outcome.stdout
+    );
+    assert!(!outcome.stdout.contains('\u{1b}'), "colour went into a pipe:\n{}", outcome.stdout);
+}
+
+#[test]
+fn generate_takes_several_prompts_and_is_repeatable() {
+    let shop = Workshop::new();
+    let sample = [
+        "generate",
+        "model",
+        "one",
+        "two",
+        "three",
+        "--temperature",
+        "1",
+        "--top-k",
+        "50",
+        "--top-p",
+        "0.9",
+        "--seed",
+        "5",
+        "--max-new-tokens",
+        "8",
+    ];
+    let first = shop.run(&sample).expect(0);
+    assert_eq!(first.stdout, shop.run(&sample).expect(0).stdout);
+    let other = shop
+        .run(&[&sample[..sample.len() - 4], &["--seed", "6", "--max-new-tokens", "8"]].concat())
+        .expect(0);
+    assert_ne!(first.stdout, other.stdout, "the seed has no effect");
+}
+
+#[test]
+fn a_prompt_generates_the_same_alone_and_among_others() {
+    let shop = Workshop::new();
+    let greedy = |prompts: &[&str]| {
+        let arguments = [&["generate", "model", "--raw", "--max-new-tokens", "6"], prompts].concat();
+        shop.run(&arguments).expect(0).stdout
+    };
+    let (alone, together) = (greedy(&["the quick"]), greedy(&["over the lazy brown dog", "the quick"]));
+    let answer = alone.trim_end();
+    assert!(!answer.is_empty() && together.contains(answer), "alone:\n{alone}\ntogether:\n{together}");
+}
+
+#[test]
+fn generate_reads_prompts_from_standard_input() {
+    let shop = Workshop::new();
+    let mut command = shop.command(&["generate", "model", "--raw", "--max-new-tokens", "3"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"the quick\n\nbrown fox\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let argued = shop.run(&["generate", "model", "the quick", "brown fox", "--raw", "--max-new-tokens", "3"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), argued.stdout);
+}
+
+#[test]
+fn init_depends_on_the_seed_and_on_nothing_else() {
+    let shop = Workshop::new();
+    shop.run(&["init", "source/config.json", "again", "--seed", "3"]).expect(0);
+    assert!(shop.bytes("model/model.safetensors") == shop.bytes("again/model.safetensors"));
+    shop.run(&["init", "source", "other", "--seed", "4"]).expect(0);
+    assert!(shop.bytes("model/model.safetensors") != shop.bytes("other/model.safetensors"));
+    shop.run(&["init", "source", "model"]).expect(2).says(&["model", "already"]);
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let shop = Workshop::new();
+    let mut command = shop.command(&["data", "dpo.toml", "--rows", "24"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// An adapter of `model` in `folder`, none of whose factors is zero.
+fn write_adapter(shop: &Workshop, model: &str, folder: &str) {
+    let base = ModelFolder::open(&shop.path(model)).unwrap();
+    let config = AdapterConfig {
+        kind: AdapterKind::Lora,
+        rank: 4,
+        alpha: 64.0,
+        rank_stabilized: false,
+        dropout: 0.0,
+        targets: Targets::AllLinear,
+        modules_to_save: Vec::new(),
+    };
+    let adapter = Adapter::new(config, base.spec()).unwrap();
+    let decoder = Decoder::new(base.spec().clone(), 1).unwrap().with_adapter(adapter);
+    let write = &mut |layer, flat: &mut [f32]| {
+        adapter::init_layer(&decoder, layer, 5, flat);
+        for param in &decoder.trained(layer).params {
+            let values = flat[param.range()].iter_mut().enumerate();
+            values.filter(|(_, value)| **value == 0.0).for_each(|(i, value)| *value = (i as f32).sin());
+        }
+        Ok(())
+    };
+    adapter::save_adapter(&shop.path(folder), &base, &decoder, write).unwrap();
+}
+
+#[test]
+fn a_merged_model_answers_as_model_and_adapter() {
+    let shop = Workshop::new();
+    write_adapter(&shop, "model", "adapter");
+    let ask = |arguments: &[&str]| {
+        let tail = ["Count to 3:", "--raw", "--max-new-tokens", "12"];
+        shop.run(&[&["generate"], arguments, &tail].concat()).expect(0).stdout
+    };
+    shop.run(&["merge", "adapter", "merged"]).expect(0).says(&[]);
+    let answer = ask(&["merged"]);
+    assert_eq!(answer, ask(&["model", "--adapter", "adapter"]));
+    assert_ne!(answer, ask(&["model"]));
+    shop.run(&["merge", "adapter", "half", "--base", "model", "--dtype", "bf16"]).expect(0);
+    let size = |name: &str| shop.bytes(&format!("{name}/model.safetensors")).len();
+    assert!(size("half") * 100 < size("merged") * 55, "{} of {}", size("half"), size("merged"));
+    assert!(entries(&shop.path("half")).contains(&"tokenizer.json".to_owned()));
+}
+
+#[test]
+fn merge_says_what_it_lacks() {
+    let shop = Workshop::new();
+    write_adapter(&shop, "model", "adapter");
+    shop.run(&["merge", "adapter", "model"]).expect(2).says(&["model is there already"]);
+    shop.run(&["merge", "model", "merged"]).expect(2).says(&["model", "holds no adapter_config.json"]);
+    let mut config: serde_json::Value =
+        serde_json::from_str(&shop.read("adapter/adapter_config.json")).unwrap();
+    config["base_model_name_or_path"] = "somebody/base".into();
+    shop.write("adapter/adapter_config.json", &config.to_string());
+    shop.run(&["merge", "adapter", "merged"]).expect(2).says(&["somebody/base", "--base"]);
+    shop.run(&["merge", "adapter", "merged", "--base", "model"]).expect(0);
+    fs::create_dir(shop.path("tree")).unwrap();
+    fs::rename(shop.path("adapter"), shop.path("tree/ref")).unwrap();
+    shop.run(&["merge", "tree", "other", "--base", "model"]).expect(2).says(&["ref; name one"]);
+    assert!(!shop.path("other").exists());
+}
+
+#[test]
+fn doctor_has_a_line_for_each_library_there_or_not() {
+    let shop = Workshop::new();
+    let output = shop.command(&["doctor"]).env("TANDEM_NCCL", "/nowhere/libnccl.so.2").output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    for (library, package) in [
+        ("driver", "NVIDIA's driver"),
+        ("NVML", "NVIDIA's driver"),
+        ("NVRTC", "nvidia-cuda-nvrtc"),
+        ("cuBLASLt", "nvidia-cublas"),
+        ("NCCL", "libnccl2"),
+    ] {
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix(&format!("{library:<10} ")));
+        let line = lines.next().unwrap_or_else(|| panic!("no line for {library}:\n{text}"));
+        assert_eq!(lines.next(), None, "{text}");
+        let is_found = !line.starts_with("missing: ") && line.contains(", ");
+        assert!(is_found || line.contains(package), "{library}: {line}");
+        assert!(library != "NCCL" || line.starts_with("missing: TANDEM_NCCL names /nowhere"), "{line}");
+    }
+    for other in ["processor", "Gloo"] {
+        assert_eq!(text.lines().filter(|line| line.starts_with(other)).count(), 1, "{text}");
+    }
+}

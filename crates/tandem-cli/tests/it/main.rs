@@ -1,0 +1,17 @@
+//! The command, run as users run it.
+
+mod bad_input;
+mod commands;
+mod curves;
+mod documentation;
+mod example_plans;
+#[cfg(feature = "gloo")]
+mod examples;
+mod interruption;
+mod judged;
+mod plan;
+#[cfg(feature = "gloo")]
+mod processes;
+mod scaled;
+mod serve;
+mod workshop;

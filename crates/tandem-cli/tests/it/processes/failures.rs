@@ -1,0 +1,146 @@
+//! Ranks that are killed, stopped, asked to end, or start with too little.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::job::{await_beats, await_checkpoint, end_of, newest_step, ranks_of, signal, start};
+use super::{configure, same_runs};
+use crate::workshop::Workshop;
+
+/// Any rank, at any moment: in a step, while a checkpoint is written, between two. Then with other ranks and another division.
+#[test]
+fn twenty_kills_at_random_change_no_bit_and_no_row() {
+    const KILLS: u64 = 20;
+    const STEPS: u64 = 4000;
+    let shop = Workshop::new();
+    // The number of steps is changed at the end, which must not change a learning rate.
+    let settings = ["--set", "train.record_rows=true", "--set", "train.schedule=constant"];
+    let config = configure(&shop, "run", STEPS);
+    let seed = std::env::var("TANDEM_TEST_SEED").map_or(7, |seed| seed.parse().unwrap());
+    println!("TANDEM_TEST_SEED={seed}");
+    let mut random: u64 = seed;
+    let mut draw = |limit: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % limit
+    };
+    let mut ranks = 2;
+    for kill in 0..KILLS {
+        // From 2 to 4, and another number than before.
+        ranks = 2 + (ranks - 2 + 1 + draw(2)) % 3;
+        let sharding = ["ddp", "zero1", "zero2", "zero3"][draw(4) as usize];
+        let axis = match (ranks, sharding, draw(3)) {
+            (4, _, 0) => "compute.pipeline=2",
+            (4, "zero1" | "zero2" | "zero3", 1) => "compute.replicate=2",
+            _ => "compute.pipeline=1",
+        };
+        let (number, sharding) = (ranks.to_string(), format!("compute.sharding={sharding}"));
+        let mut arguments =
+            vec!["launch", "-n", &number, "train", &config, "--set", &sharding, "--set", axis];
+        arguments.extend(settings);
+        if kill > 0 {
+            arguments.push("--resume");
+        }
+        let before = newest_step(&shop, "run");
+        let mut launcher = start(&shop, &arguments);
+        await_checkpoint(&shop, &mut launcher, before);
+        std::thread::sleep(Duration::from_millis(draw(60)));
+        let victim = draw(ranks);
+        let processes = ranks_of(&launcher);
+        signal(&processes[victim as usize], "-KILL");
+        println!(
+            "kill {kill}: rank {victim} of {ranks} with {sharding} {axis}, after step {}",
+            newest_step(&shop, "run")
+        );
+        let story = format!("peer lost: rank {victim} on ");
+        end_of(&shop, launcher).expect(75, &[&story, &format!("(process {})", processes[victim as usize])]);
+    }
+    // How far it came depends on the machine; the rest is run, and all of it once more without harm.
+    let reached = newest_step(&shop, "run");
+    let last = (reached + 10).to_string();
+    let steps = ["--set", &format!("train.steps={last}")];
+    assert!(reached > KILLS && reached + 10 < STEPS, "reached step {reached}");
+    let run = |arguments: &[&str]| {
+        shop.run(&[arguments, &steps, &settings].concat()).expect(0);
+    };
+    run(&["train", &config, "--resume"]);
+    let whole = configure(&shop, "whole", STEPS);
+    run(&["train", &whole]);
+    same_runs(&shop, "run", "whole");
+    let rows = |run: &str| shop.read(&format!("{run}/rows.jsonl"));
+    assert_eq!(rows("run"), rows("whole"), "a row was lost or came twice");
+    assert_eq!(rows("run").lines().count() as u64, reached + 10);
+}
+
+/// The launcher of torchrun shows the file in its summary.
+#[test]
+fn every_rank_tells_the_same_story_of_a_killed_one_and_so_does_the_error_file() {
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 100_000);
+    let log = std::fs::File::create(shop.path("stderr.txt")).unwrap();
+    let mut command = shop.command(&["launch", "-n", "3", "train", &config]);
+    command.env("TORCHELASTIC_ERROR_FILE", shop.path("error.json")).stdout(Stdio::null()).stderr(log);
+    let mut launcher = command.spawn().unwrap();
+    await_checkpoint(&shop, &mut launcher, 0);
+    await_beats();
+    let victim = &ranks_of(&launcher)[1];
+    signal(victim, "-KILL");
+    let ended = end_of(&shop, launcher);
+    let story = format!("(process {victim}), last seen at step ");
+    for rank in [0, 2] {
+        ended.expect(75, &["error: peer lost: rank 1 on ", &story, &format!("This is rank {rank} on ")]);
+    }
+    let error: serde_json::Value = serde_json::from_str(&shop.read("error.json")).unwrap();
+    let message = error["message"]["message"].as_str().unwrap();
+    assert!(message.contains("peer lost: rank 1 on ") && message.contains(&story), "{message}");
+}
+
+/// A process that is stopped keeps its connections, but no longer beats. Under ZeRO-3 the others have gathers and reductions
+/// under way, in threads that nobody waits for.
+#[test]
+fn a_rank_that_is_stopped_is_given_up_and_named() {
+    for sharding in ["compute.sharding=ddp", "compute.sharding=zero3"] {
+        let shop = Workshop::new();
+        let config = configure(&shop, "run", 100_000);
+        let settings = ["--set", "compute.deadline=4", "--set", sharding];
+        let mut launcher = start(&shop, &[&["launch", "-n", "3", "train", &config][..], &settings].concat());
+        await_checkpoint(&shop, &mut launcher, 0);
+        await_beats();
+        let victim = &ranks_of(&launcher)[1];
+        signal(victim, "-STOP");
+        // The launcher kills what does not end by itself.
+        let story = format!("(process {victim}), last seen at step ");
+        end_of(&shop, launcher).expect(75, &["peer lost: rank 1 on ", &story]);
+    }
+}
+
+#[test]
+fn sigterm_to_the_launcher_saves_and_exits_with_143_on_all_ranks() {
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 100_000);
+    let mut launcher = start(&shop, &["launch", "-n", "3", "train", &config]);
+    await_checkpoint(&shop, &mut launcher, 0);
+    signal(&launcher.id().to_string(), "-TERM");
+    end_of(&shop, launcher).expect(143, &[]);
+    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
+    assert_eq!(Some(newest_step(&shop, "run")), last, "the last step that ran is the one that was saved");
+}
+
+#[test]
+fn too_few_open_files_are_raised_aloud_or_refused_with_the_number_needed() {
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 2);
+    let program = shop.command(&[]).get_program().to_string_lossy().into_owned();
+    let run = |limit: &str| {
+        let script = format!("ulimit {limit} && exec {program} launch -n 2 train {config}");
+        let mut command = Command::new("bash");
+        command.args(["-c", &script]).current_dir(shop.path("")).output().unwrap()
+    };
+    let refused = run("-n 100");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{text}");
+    assert!(text.contains("the hard limit is 100") && text.contains("`ulimit -n "), "{text}");
+    let raised = run("-Sn 100");
+    let text = String::from_utf8_lossy(&raised.stderr).into_owned();
+    assert_eq!(raised.status.code(), Some(0), "{text}");
+    assert!(text.contains("limit of open files from 100 to "), "{text}");
+}

@@ -1,0 +1,109 @@
+//! Two machines, as two network namespaces of one.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::job::{await_beats, newest_step};
+use super::{configure, same_runs};
+use crate::workshop::{Workshop, skip};
+
+/// Two hosts: network namespaces with a cable between them. Deleted on drop.
+struct Hosts(String);
+
+impl Hosts {
+    /// `None`, with the reason printed, where this process may not make them.
+    fn new() -> Option<Self> {
+        let name = format!("tandem{}", std::process::id());
+        let (a, b) = (format!("{name}a"), format!("{name}b"));
+        let hosts = Self(name.clone());
+        // Names of interfaces are short.
+        let ends = [format!("ta{}", std::process::id()), format!("tb{}", std::process::id())];
+        let lines = [
+            format!("netns add {a}"),
+            format!("netns add {b}"),
+            format!("link add {} type veth peer name {}", ends[0], ends[1]),
+            format!("link set {} netns {a} name cable", ends[0]),
+            format!("link set {} netns {b} name cable", ends[1]),
+            format!("-n {a} address add 10.83.7.1/24 dev cable"),
+            format!("-n {b} address add 10.83.7.2/24 dev cable"),
+            format!("-n {a} link set lo up"),
+            format!("-n {b} link set lo up"),
+            format!("-n {a} link set cable up"),
+            format!("-n {b} link set cable up"),
+        ];
+        for line in lines {
+            let output = Command::new("ip").args(line.split(' ')).output();
+            let why = match output {
+                Ok(output) if output.status.success() => continue,
+                Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+                Err(error) => error.to_string(),
+            };
+            skip(&format!("no network namespaces: ip {line}: {why}"));
+            return None;
+        }
+        Some(hosts)
+    }
+
+    /// A launcher with one rank on one of the hosts; its output goes into a file of the shop's.
+    fn start(&self, shop: &Workshop, node: usize, arguments: &[&str]) -> Child {
+        let host = format!("{}{}", self.0, ["a", "b"][node]);
+        let log = std::fs::File::create(shop.path(&format!("node{node}.txt"))).unwrap();
+        let node = node.to_string();
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &host]).arg(shop.command(&[]).get_program());
+        command.args(["launch", "-n", "1", "--nodes", "2", "--node", &node, "--address", "10.83.7.1:29511"]);
+        command.args(arguments).current_dir(shop.path("")).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+    }
+
+    /// Pulls the cable out.
+    fn cut(&self) {
+        let host = format!("{}b", self.0);
+        let status = Command::new("ip").args(["-n", &host, "link", "set", "cable", "down"]).status().unwrap();
+        assert!(status.success());
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in ["a", "b"] {
+            // The cable goes with its ends.
+            let _ = Command::new("ip").args(["netns", "delete", &format!("{}{host}", self.0)]).output();
+        }
+    }
+}
+
+#[test]
+fn two_hosts_are_one_job_and_a_cut_cable_ends_it_on_both() {
+    let Some(hosts) = Hosts::new() else { return };
+    let shop = Workshop::new();
+    let whole = configure(&shop, "whole", 6);
+    shop.run(&["train", &whole]).expect(0);
+    let config = configure(&shop, "run", 6);
+    let mut nodes = [0, 1].map(|node| hosts.start(&shop, node, &["train", &config]));
+    for (node, child) in nodes.iter_mut().enumerate() {
+        let status = child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", shop.read(&format!("node{node}.txt")));
+    }
+    same_runs(&shop, "run", "whole");
+
+    let more = ["train", &config, "--resume", "--set", "train.steps=100000", "--set", "compute.deadline=6"];
+    let mut nodes = [0, 1].map(|node| hosts.start(&shop, node, &more));
+    let began = Instant::now();
+    while newest_step(&shop, "run") < 20 {
+        assert!(began.elapsed() < Duration::from_secs(600), "no step 20: {}", shop.read("node0.txt"));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    await_beats();
+    hosts.cut();
+    for (node, child) in nodes.iter_mut().enumerate() {
+        let (code, text) = (child.wait().unwrap().code(), shop.read(&format!("node{node}.txt")));
+        assert_eq!(code, Some(75), "node {node}: {text}");
+        assert!(
+            text.contains(&format!("rank {node} on ")) && text.contains(", at step "),
+            "node {node}: {text}"
+        );
+    }
+    // The store is on the first host, and tells of the other.
+    let text = shop.read("node0.txt");
+    assert!(text.contains("peer lost: rank 1 on ") && text.contains("last seen at step "), "{text}");
+}

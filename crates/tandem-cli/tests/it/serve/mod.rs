@@ -1,0 +1,204 @@
+//! `tandem serve` and `tandem chat`: over HTTP, with OpenAI's client where there is one, and through a pipe.
+
+mod server;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::workshop::{Workshop, skip};
+use serde_json::{Value, json};
+use server::Server;
+
+fn chat(extra: Value) -> Value {
+    let messages = json!([{ "role": "user", "content": "the quick" }]);
+    let mut body = json!({ "model": "model", "messages": messages, "max_tokens": 8, "seed": 3 });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[test]
+fn a_conversation_is_answered_whole_or_in_parts() {
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &[]);
+    let models = server.get("/v1/models");
+    assert_eq!((models.0, &models.1["data"][0]["id"]), (200, &json!("model")));
+    let (status, whole) = server.post(CHAT, &chat(json!({ "n": 2, "logprobs": true })));
+    assert_eq!(status, 200, "{whole}");
+    assert_eq!(whole["object"], "chat.completion");
+    let choices = whole["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 2);
+    assert_ne!(choices[0]["message"]["content"], choices[1]["message"]["content"], "two answers are drawn");
+    let mut tokens = 0;
+    for choice in choices {
+        let log_probs = choice["logprobs"]["content"].as_array().unwrap();
+        assert!(log_probs.iter().all(|token| token["logprob"].as_f64().unwrap() < 0.0));
+        tokens += log_probs.len();
+        let reason = if log_probs.len() == 8 { "length" } else { "stop" };
+        assert_eq!(choice["finish_reason"], reason);
+    }
+    assert_eq!(whole["usage"]["completion_tokens"], tokens);
+    let parts = server
+        .stream(CHAT, &chat(json!({ "n": 2, "stream": true, "stream_options": { "include_usage": true } })));
+    let text = |index: usize| -> String {
+        let choices = parts.iter().filter_map(|part| part["choices"].get(0));
+        let own = choices.filter(|choice| choice["index"] == index);
+        own.filter_map(|choice| choice["delta"]["content"].as_str()).collect()
+    };
+    for (index, choice) in choices.iter().enumerate() {
+        assert_eq!(choice["message"]["content"], text(index), "the same seed gives the same text");
+    }
+    assert_eq!(parts.last().unwrap()["usage"], whole["usage"]);
+    assert_eq!(parts[0]["choices"][0]["delta"]["role"], "assistant");
+}
+
+#[test]
+fn a_text_is_continued_up_to_a_stop_string() {
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &[]);
+    let ask = |extra: Value| {
+        let mut body =
+            json!({ "prompt": ["the quick", "over the"], "max_tokens": 24, "seed": 5, "logprobs": 1 });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let (status, found) = server.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{found}");
+        found
+    };
+    let free = ask(json!({}));
+    let text = free["choices"][1]["text"].as_str().unwrap().to_owned();
+    let shown = free["choices"][1]["logprobs"]["tokens"].as_array().unwrap();
+    assert!(shown.len() > 2 && text.chars().count() > 4, "{free}");
+    let middle: String = text.chars().skip(text.chars().count() / 2).take(2).collect();
+    let stopped = ask(json!({ "stop": middle }));
+    let expected = &text[..text.find(&middle).unwrap()];
+    assert_eq!(stopped["choices"][1]["text"], expected);
+    assert_eq!(stopped["choices"][1]["finish_reason"], "stop");
+}
+
+#[test]
+fn requests_that_cannot_be_answered_are_refused() {
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &["--context", "64"]);
+    let refused = |body: Value, status: u16, says: &str| {
+        let (found, answer) = server.post(CHAT, &body);
+        let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
+        assert!(found == status && message.contains(says), "{found}: {message}, expected {status}: {says}");
+    };
+    refused(chat(json!({ "model": "gpt-4" })), 404, "the model \"gpt-4\" is not served here; \"model\" is");
+    refused(chat(json!({ "temperature": -1 })), 400, "`temperature` is -1, expected a number from 0");
+    refused(chat(json!({ "frequency_penalty": 1 })), 400, "`frequency_penalty` is not supported");
+    refused(chat(json!({ "tempurature": 1 })), 400, "`tempurature` is not supported");
+    refused(chat(json!({ "messages": [] })), 400, "`messages` is empty");
+    refused(chat(json!({ "messages": [{ "role": "user" }] })), 400, "message 0 has no text");
+    refused(chat(json!({ "max_tokens": 65 })), 400, "this server has room for 64 together");
+    let options = |options: Value| chat(json!({ "stream": true, "stream_options": options }));
+    refused(
+        options(json!({ "include_usge": true })),
+        400,
+        "`stream_options.include_usge` = true is not supported",
+    );
+    refused(
+        options(json!({ "include_usage": 1 })),
+        400,
+        "`stream_options.include_usage` = 1 is not supported",
+    );
+    refused(options(json!(true)), 400, "`stream_options` is true, expected an object");
+    refused(json!([]), 400, "the body is no JSON object");
+    assert_eq!(server.get("/v2").0, 400);
+    // What is the default may be said.
+    let polite =
+        json!({ "frequency_penalty": 0, "user": "me", "response_format": { "type": "text" }, "tools": [] });
+    assert_eq!(server.post(CHAT, &chat(polite)).0, 200);
+}
+
+#[test]
+fn whoever_leaves_does_not_hold_others_up() {
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &["--max-batch", "1"]);
+    let long = chat(json!({ "stream": true, "max_tokens": 200, "n": 64 }));
+    server.leave(CHAT, &long);
+    let body = chat(json!({}));
+    let answers = std::thread::scope(|scope| {
+        let ask = || server.post(CHAT, &body);
+        let others: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+        others.into_iter().map(|other| other.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(answers.iter().all(|(status, answer)| *status == 200
+        && answer["choices"][0]["message"] == answers[0].1["choices"][0]["message"]));
+}
+
+#[test]
+fn a_key_is_asked_for_if_there_is_one() {
+    let shop = Workshop::new();
+    let outcome = shop.run(&["serve", "model", "--key-env", "NO_SUCH_KEY"]).expect(2);
+    assert!(outcome.stderr.contains("the environment has no variable NO_SUCH_KEY"), "{}", outcome.stderr);
+    let outcome = shop.run(&["serve", "model", "--cache-tokens", "3"]).expect(2);
+    assert!(outcome.stderr.contains("--cache-tokens 3 holds no text of"), "{}", outcome.stderr);
+    let server = Server::with_key(&shop, "a key");
+    assert_eq!(server.get("/v1/models").0, 200);
+    let stranger = server.seen_with("another");
+    let (status, answer) = stranger.get("/v1/models");
+    assert_eq!((status, &answer["error"]["type"]), (401, &json!("authentication_error")));
+}
+
+#[test]
+fn openais_own_client_talks_to_it() {
+    let Some(python) = std::env::var_os("TANDEM_TEST_OPENAI") else {
+        return skip("TANDEM_TEST_OPENAI names no Python with the package openai");
+    };
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &[]);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/serve/client.py");
+    let output = Command::new(python).args([script, &server.url()]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "all is well");
+}
+
+#[test]
+fn a_chat_goes_on_from_what_was_said() {
+    let shop = Workshop::new();
+    let talk = |lines: &str| {
+        let arguments = [
+            "chat",
+            "model",
+            "--max-new-tokens",
+            "16",
+            "--temperature",
+            "0.02",
+            "--context",
+            "200",
+            "--seed",
+            "1",
+        ];
+        let mut child = shop
+            .command(&arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let [out, said] =
+            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        assert!(output.status.success(), "{said}");
+        (out, said)
+    };
+    let (once, _) = talk("the quick\n");
+    let (twice, _) = talk("the quick\nbrown fox\n");
+    assert!(
+        !once.trim().is_empty() && twice.starts_with(&once) && twice.len() > once.len(),
+        "{once}\n{twice}"
+    );
+    let (reset, said) = talk("the quick\n/reset\nbrown fox\n");
+    assert!(said.contains("A new conversation."), "{said}");
+    assert_ne!(reset, twice, "what was said before has an effect");
+    let (undone, _) = talk("the quick\n/undo\nbrown fox\n");
+    assert_eq!(undone, reset);
+    let (_, said) = talk("/rest\n/help\n");
+    assert!(said.contains("/rest is no command.") && said.contains("/undo"), "{said}");
+    let (_, said) = talk(&format!("{}\n", "the quick ".repeat(200)));
+    assert!(said.contains("there is room for 200: /reset begins a new one"), "{said}");
+}

@@ -1,0 +1,14 @@
+//! Launch environments, the store, and collectives: on threads, and with the feature `gloo` on processes.
+
+mod conformance;
+#[cfg(feature = "gloo")]
+mod gloo;
+mod launch;
+#[cfg(feature = "gloo")]
+mod nccl;
+#[cfg(feature = "gloo")]
+mod processes;
+mod store;
+mod threads;
+#[cfg(feature = "gloo")]
+mod vigil;

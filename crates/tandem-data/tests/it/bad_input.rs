@@ -1,0 +1,185 @@
+//! Errors in data files: the file, line and key, what was expected and what was found.
+
+use std::path::Path;
+
+use crate::fixture::tokenizer_with;
+use tandem_data::prepare::prepare;
+use tandem_data::progress::Silent;
+use tandem_data::record::Kind;
+use tandem_data::row::{LossOn, RowOptions};
+use tandem_data::source::Sources;
+use tandem_data::tokenizer::Tokenizer;
+
+/// Returns the message that `content` as `name` causes, without `{dir}/`.
+fn error_of(name: &str, content: &str, options: &RowOptions) -> String {
+    let (_tokenizer_folder, tokenizer) = tokenizer_with(false, None);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    let cache = folder.path().join("cache");
+    let error = prepare(&Sources::from(path), &tokenizer, options, &cache, &Silent).unwrap_err();
+    let left: Vec<_> = std::fs::read_dir(cache).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(
+        left.iter().all(|name| name.to_string_lossy().ends_with(".lock")),
+        "nothing half-written stays: {left:?}"
+    );
+    error.to_string().replace(&format!("{}/", folder.path().display()), "")
+}
+
+fn preference(content: &str) -> String {
+    error_of("data.jsonl", content, &RowOptions::new(Kind::Preference))
+}
+
+fn supervised(content: &str) -> String {
+    error_of("data.jsonl", content, &RowOptions::new(Kind::Supervised))
+}
+
+const GOOD: &str = r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#;
+
+#[test]
+fn a_broken_line_is_named() {
+    let error = preference(&format!("{GOOD}\n\n{{\"prompt\": \"a\", \"chosen\": \n{GOOD}\n"));
+    assert!(error.starts_with("data.jsonl:3: not valid JSON: EOF while parsing a value"), "{error}");
+    let error = preference(&format!("{GOOD}\n[1]\n"));
+    assert_eq!(error, "data.jsonl:2: `row` should be a JSON object, found a list: [1]");
+    let error = error_of("data.json", &format!("[{GOOD},\n{GOOD}"), &RowOptions::new(Kind::Preference));
+    assert!(error.starts_with("data.json:2: not valid JSON: the file ends inside the array"), "{error}");
+}
+
+#[test]
+fn a_missing_column_is_named_with_the_nearest_key() {
+    let error = preference(&format!("{GOOD}\n{}", r#"{"prompt": "a", "choosen": "b", "rejected": "c"}"#));
+    assert!(error.starts_with("data.jsonl:2: expected the keys `chosen` and `rejected`"), "{error}");
+    assert!(error.contains("found `prompt`, `choosen`, `rejected`"), "{error}");
+    assert!(error.ends_with("did you mean `chosen` where it says `choosen`?"), "{error}");
+
+    let error = supervised(GOOD);
+    assert!(error.contains("expected the keys `text`, `messages`, or `prompt` and `completion`"), "{error}");
+    assert!(error.contains("method = \"dpo\""), "{error}");
+    let error = preference(r#"{"messages": [{"role": "user", "content": "a"}]}"#);
+    assert!(error.contains("method = \"sft\""), "{error}");
+    assert!(preference("{}").contains("found none"));
+}
+
+#[test]
+fn a_wrong_type_is_named_with_its_path() {
+    let error = preference(r#"{"prompt": "a", "chosen": 3, "rejected": "c"}"#);
+    assert_eq!(error, "data.jsonl:1: `chosen` should be a string or a list of messages, found a number: 3");
+    let error =
+        preference(r#"{"prompt": "a", "chosen": "b", "rejected": [{"role": "user", "content": "c"}]}"#);
+    assert!(error.contains("`rejected` should be a string, as the keys before it"), "{error}");
+    let error =
+        supervised(r#"{"messages": [{"role": "user", "content": "a"}, {"role": 1, "content": "a"}]}"#);
+    assert_eq!(error, "data.jsonl:1: `messages[1].role` should be a string, found a number: 1");
+    let error = supervised(r#"{"messages": [{"role": "user", "content": {"a": 1}}]}"#);
+    assert!(error.contains("`messages[0].content` should be a string, found an object"), "{error}");
+    let error = supervised(r#"{"messages": []}"#);
+    assert!(error.contains("a non-empty list of messages"), "{error}");
+    let error = supervised(r#"{"text": "a", "chat_template_kwargs": 1}"#);
+    assert!(error.contains("`chat_template_kwargs` should be an object"), "{error}");
+}
+
+#[test]
+fn rows_of_different_shapes_are_refused() {
+    let error = preference(&format!("{GOOD}\n{}", r#"{"chosen": "ab", "rejected": "ac"}"#));
+    assert!(error.starts_with("data.jsonl:2: this row is chosen, rejected (plain text), but the first row"));
+    assert!(error.contains("(data.jsonl:1) is prompt, chosen, rejected (plain text)"), "{error}");
+    let conversation = r#"{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "assistant", "content": "b"}]}"#;
+    assert!(preference(conversation).contains("no message in common"));
+}
+
+#[test]
+fn an_empty_data_set_is_refused() {
+    for content in ["", "\n\n", "[]"] {
+        assert_eq!(preference(content), "no rows in data.jsonl: expected at least one JSON object");
+    }
+}
+
+#[test]
+fn rows_that_all_fall_away_are_explained() {
+    let options = RowOptions { max_length: Some(2), ..RowOptions::new(Kind::Preference) };
+    let row = r#"{"prompt": "a long prompt indeed", "chosen": "b", "rejected": "c"}"#;
+    let error = error_of("data.jsonl", &format!("{row}\n{row}\n"), &options);
+    assert!(error.contains("no row is left of data.jsonl"), "{error}");
+    assert!(error.contains("2 rows (100.0 %) dropped: the prompt alone fills max_length"), "{error}");
+    assert!(error.contains("data.jsonl:1, data.jsonl:2"), "{error}");
+}
+
+#[test]
+fn a_missing_file_or_template_is_named() {
+    let (folder, tokenizer) = tokenizer_with(false, None);
+    let options = RowOptions::new(Kind::Supervised);
+    let missing = Sources::from(folder.path().join("none.jsonl"));
+    let error = prepare(&missing, &tokenizer, &options, folder.path(), &Silent).unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("reading ") && text.ends_with("none.jsonl"), "{text}");
+    assert!(std::error::Error::source(&error).is_some(), "the system's answer is the cause");
+    let error = Tokenizer::from_folder(Path::new("/nowhere")).err().unwrap().to_string();
+    assert!(error.contains("/nowhere/tokenizer.json"), "{error}");
+
+    std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let data = folder.path().join("data.jsonl");
+    std::fs::write(&data, r#"{"messages": [{"role": "user", "content": "a"}]}"#).unwrap();
+    let error = prepare(&Sources::from(data), &tokenizer, &options, folder.path(), &Silent);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("data.jsonl:1: ") && error.contains("no chat template"), "{error}");
+}
+
+#[test]
+fn what_a_template_raises_is_passed_on_with_the_row() {
+    let (folder, _) = tokenizer_with(false, Some("markers"));
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let data = folder.path().join("data.jsonl");
+    let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}"#;
+    std::fs::write(&data, format!("\n{row}")).unwrap();
+    let options = RowOptions::new(Kind::Supervised);
+    let error = prepare(&Sources::from(data), &tokenizer, &options, folder.path(), &Silent);
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("data.jsonl:2: chat template: line 4: The system message must come first"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_template_that_forgets_earlier_turns_cannot_show_the_assistants_part() {
+    let (folder, _) = tokenizer_with(false, None);
+    // Only the last message is whole: the first response's rendering changes when the second
+    // follows.
+    let template =
+        "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else '...' }}\n{% endfor %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let data = folder.path().join("data.jsonl");
+    let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+    std::fs::write(&data, row).unwrap();
+    let sources = Sources::from(data);
+    let mut options = RowOptions::new(Kind::Supervised);
+    let error = prepare(&sources, &tokenizer, &options, folder.path(), &Silent).unwrap_err().to_string();
+    assert!(error.contains("(up to message 1)") && error.contains("{% generation %}"), "{error}");
+    assert!(error.contains(r#"expected "...\n"#) && error.contains(r#"found "a\n"#), "{error}");
+    options.loss_on = LossOn::All;
+    assert_eq!(prepare(&sources, &tokenizer, &options, folder.path(), &Silent).unwrap().num_rows(), 1);
+}
+
+#[test]
+fn a_margin_is_a_number() {
+    let row = |margin: &str| {
+        format!("{{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\", \"margin\": {margin}}}")
+    };
+    let reward = |content: &str| error_of("data.jsonl", content, &RowOptions::new(Kind::Reward));
+    let error = reward(&format!("{}\n{}\n{}", row("0.5"), row("null"), row("\"1\"")));
+    assert_eq!(error, "data.jsonl:3: `margin` should be a number, found a string: \"1\"");
+}
+
+#[test]
+fn a_prompt_has_a_token_and_leaves_room_for_the_answer() {
+    let options = RowOptions { max_length: Some(2), ..RowOptions::new(Kind::Prompt) };
+    let prompts = |content: &str| error_of("data.jsonl", content, &options);
+    let error = prompts("{\"prompt\": \"\"}\n{\"prompt\": \"one two three four five six\"}\n");
+    assert!(error.contains("1 rows (50.0 %) dropped: the prompt has no token [data.jsonl:1]"), "{error}");
+    assert!(error.contains("no room for max_new_tokens within max_length [data.jsonl:2]"), "{error}");
+    let error = prompts("{\"promt\": \"a\"}\n");
+    assert!(error.contains("did you mean `prompt` where it says `promt`?"), "{error}");
+}

@@ -1,0 +1,8 @@
+//! Data files, chat templates, the tokenizer, the token cache and forests.
+
+mod bad_input;
+mod cache;
+mod fixture;
+mod forest;
+mod golden;
+mod tokenizer;

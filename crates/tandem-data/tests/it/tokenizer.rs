@@ -1,0 +1,181 @@
+//! The tokenizer's folder, incremental decoding, training a small tokenizer, showing rows.
+
+use crate::fixture::{self, tokenizer_with, write_tokenizer};
+use serde_json::json;
+use tandem_data::decode_stream::DecodeStream;
+use tandem_data::error::Place;
+use tandem_data::forest::{PairTokens, ScoredTokens};
+use tandem_data::record::{Kind, Record};
+use tandem_data::row::{RowOptions, TokenRow, tokenise};
+use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
+use tandem_data::tokenizer::Tokenizer;
+use tandem_data::tokenizer_train::TokenizerRecipe;
+
+#[test]
+fn special_tokens_come_from_all_the_files_that_name_them() {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path(), false, None);
+    let write = |name: &str, value: serde_json::Value| {
+        std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+    };
+    write("config.json", json!({"eos_token_id": 7, "pad_token_id": 3}));
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    assert_eq!((tokenizer.pad_id(), tokenizer.eos_ids()), (Some(0), &[7, 2][..]));
+    // generation_config.json overrides config.json, special_tokens_map.json adds, tokens may be
+    // objects.
+    write("generation_config.json", json!({"eos_token_id": [5, 2]}));
+    write(
+        "tokenizer_config.json",
+        json!({"bos_token": {"content": "<s>"}, "extra_special_tokens": ["<new>"]}),
+    );
+    write("special_tokens_map.json", json!({"eos_token": {"content": "</s>", "lstrip": false}}));
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    assert_eq!((tokenizer.pad_id(), tokenizer.eos_ids()), (Some(3), &[5, 2][..]));
+    assert_eq!(tokenizer.eos_token().unwrap(), "</s>");
+    assert_eq!(
+        tokenizer.encode("<new>").unwrap(),
+        [2048],
+        "a token that tokenizer.json does not have is added"
+    );
+    // With these flags BOS and EOS are added whatever post-processor tokenizer.json has.
+    write("tokenizer_config.json", json!({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true}));
+    let plain = tokenizer.encode("the number").unwrap();
+    let with_bos = Tokenizer::from_folder(folder.path()).unwrap().encode("the number").unwrap();
+    assert_eq!(with_bos, [vec![1], plain].concat());
+}
+
+#[test]
+fn a_missing_eos_token_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path(), false, None);
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    assert!(tokenizer.eos_token().unwrap_err().to_string().contains("no `eos_token`"));
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{").unwrap();
+    let error = Tokenizer::from_folder(folder.path()).err().unwrap().to_string();
+    assert!(error.contains("tokenizer_config.json: not valid JSON"), "{error}");
+}
+
+#[test]
+fn the_configurations_template_is_used_where_there_is_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path(), false, None);
+    std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
+    let text = |config: serde_json::Value, tools: Option<&serde_json::Value>| {
+        std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_folder(folder.path())?;
+        let options = tandem_data::chat_template::RenderOptions { tools, ..Default::default() };
+        tokenizer
+            .chat_template()?
+            .render(&[fixture::message_of(&json!({"role": "user", "content": "x"}))], options)
+    };
+    assert_eq!(text(json!({"chat_template": "one {{ messages[0].role }}"}), None).unwrap(), "one user");
+    let named = json!({"chat_template": [
+        {"name": "default", "template": "two"}, {"name": "tool_use", "template": "{{ tools | length }}"}]});
+    assert_eq!(text(named.clone(), None).unwrap(), "two");
+    assert_eq!(text(named, Some(&json!([1, 2]))).unwrap(), "2");
+    let broken = text(json!({"chat_template": "a\n{% if %}"}), None).unwrap_err().to_string();
+    assert!(broken.contains("chat template: line 2"), "{broken}");
+    assert!(text(json!({}), None).unwrap_err().to_string().contains("no chat template"));
+}
+
+#[test]
+fn the_assistants_part_is_found_by_rendering_beginnings() {
+    let (_folder, tokenizer) = tokenizer_with(false, None);
+    let place = Place { path: "x".into(), line: 1 };
+    let row = r#"{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Größe 日本"}, {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "Yes"}]}"#;
+    let record = Record::parse(row.as_bytes(), Kind::Supervised, &place).unwrap();
+    let outcome = tokenise(&record, &tokenizer, &RowOptions::new(Kind::Supervised)).unwrap();
+    let Some(TokenRow::Scored { tokens, scored }) = outcome.row else { panic!("{outcome:?}") };
+    // Runs of scored tokens, as text: the responses with all that the template puts after them.
+    let mut runs = vec![Vec::new()];
+    for (id, scored) in tokens.into_iter().zip(scored) {
+        match (scored, runs.last_mut().unwrap()) {
+            (1, run) => run.push(id),
+            (_, run) if !run.is_empty() => runs.push(Vec::new()),
+            _ => {}
+        }
+    }
+    let texts: Vec<_> = runs.iter().map(|run| tokenizer.decode(run, false).unwrap()).collect();
+    assert_eq!(texts, ["Größe 日本<|end|>\n", "Yes<|end|>\n"]);
+}
+
+#[test]
+fn streaming_gives_the_text_without_splitting_characters() {
+    let (_folder, tokenizer) = tokenizer_with(false, None);
+    let text = "Explain 日本 😀 café, naïve</s> number";
+    for skip_special_tokens in [false, true] {
+        let ids = tokenizer.encode(text).unwrap();
+        let mut stream = DecodeStream::new(&tokenizer, skip_special_tokens);
+        let pieces: Vec<_> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+        assert!(pieces.iter().all(|piece| !piece.contains('\u{fffd}')), "{pieces:?}");
+        assert_eq!(stream.finish().unwrap(), "");
+        assert_eq!(pieces.concat(), tokenizer.decode(&ids, skip_special_tokens).unwrap());
+        assert!(pieces.iter().filter(|piece| !piece.is_empty()).count() > 6, "{pieces:?}");
+    }
+    // An unfinished character at the end comes out of `finish`.
+    let mut stream = DecodeStream::new(&tokenizer, true);
+    let ids = tokenizer.encode("é").unwrap();
+    assert_eq!(ids.len(), 2);
+    assert_eq!(stream.push(ids[0]).unwrap(), "");
+    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+}
+
+#[test]
+fn a_trained_tokenizer_is_an_ordinary_folder_and_the_same_each_time() {
+    let texts = || (0..200).map(|i| format!("the number {} of the other thing, sorted {}", i % 7, i % 3));
+    let recipe = TokenizerRecipe {
+        vocab_size: 280,
+        extra_tokens: vec!["<|user|>".into()],
+        chat_template: Some("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}".into()),
+        ..TokenizerRecipe::default()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
+    recipe.train(texts(), &a).unwrap();
+    recipe.train(texts(), &b).unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        assert_eq!(std::fs::read(a.join(name)).unwrap(), std::fs::read(b.join(name)).unwrap(), "{name}");
+    }
+    let tokenizer = Tokenizer::from_folder(&a).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 280);
+    assert_eq!((tokenizer.pad_id(), tokenizer.eos_ids()), (Some(0), &[2][..]));
+    let text = "<|user|> the number 日本 of things";
+    let ids = tokenizer.encode(text).unwrap();
+    assert_eq!(ids[0], 3);
+    assert!(ids.len() < text.len(), "merges were learned");
+    assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+    let small = TokenizerRecipe { vocab_size: 200, ..recipe };
+    assert!(small.train(texts(), &a).unwrap_err().to_string().contains("at least 260"));
+}
+
+#[test]
+fn shown_rows_mark_what_is_scored() {
+    let (_folder, tokenizer) = tokenizer_with(false, None);
+    let encode = |text: &str| tokenizer.encode(text).unwrap();
+    let (prompt, chosen, rejected) = (encode("Explain the number\n"), encode(" good</s>"), encode("é"));
+    let pair = PairTokens { prompt: &prompt, unseen: [0, 0], chosen: &chosen, rejected: &rejected };
+    let plain = show_pair(&tokenizer, &pair, ShowOptions::default()).unwrap();
+    assert_eq!(plain[0], "  prompt     5  E│xplain│ the│ number│⏎");
+    assert_eq!(plain[1], "  chosen     2  [ good][</s>]");
+    assert_eq!(plain[2], "rejected     2  [‹c3›][‹a9›]");
+    let ids = show_pair(&tokenizer, &pair, ShowOptions { ids: true, ..Default::default() }).unwrap();
+    assert!(ids[1].contains(&format!("[ good·{}]", chosen[0])), "{}", ids[1]);
+    let color = show_pair(&tokenizer, &pair, ShowOptions { color: true, ..Default::default() }).unwrap();
+    assert!(color[1].contains("48;5;22m good\x1b[0m") && color[2].contains("48;5;52m"), "{color:?}");
+    let short = show_pair(&tokenizer, &pair, ShowOptions { limit: 3, ..Default::default() }).unwrap();
+    assert_eq!(short[0], "  prompt     5  E│xplain … 2 more … ⏎");
+
+    assert_eq!(show_prompt(&tokenizer, &prompt, ShowOptions::default()).unwrap(), &plain[..1]);
+
+    let row = ScoredTokens { tokens: &prompt, scored: &[1, 0, 1, 0, 1] };
+    let shown = show_scored(&tokenizer, &row, ShowOptions::default()).unwrap();
+    assert_eq!(shown[0], "  tokens     5  E│xplain[ the]│ number[⏎]", "the first token is never predicted");
+    assert_eq!(shown[1], "  scored     2");
+    assert!(
+        show_scored(&tokenizer, &ScoredTokens { tokens: &[9999], scored: &[0] }, ShowOptions::default())
+            .is_err()
+    );
+}

@@ -1,0 +1,92 @@
+use tandem_kernels::DType;
+use tandem_kernels::ops::{self, RopeTable};
+
+use super::matrix::{F32, Matrix, Random, cases, same_at_every_thread_count};
+use crate::places::Place;
+
+/// Rotates by the table's own angles, in f64.
+fn rotate(
+    x: &Matrix,
+    heads: usize,
+    head_dim: usize,
+    positions: &[u32],
+    table: &RopeTable,
+    sign: f64,
+) -> Matrix {
+    let half = table.rotary() / 2;
+    let mut y = x.clone();
+    for (t, &position) in positions.iter().enumerate() {
+        for head in 0..heads {
+            for i in 0..half {
+                let at = position as usize * half + i;
+                let (cos, sin) = (f64::from(table.cos()[at]), sign * f64::from(table.sin()[at]));
+                let (low, high) = (head * head_dim + i, head * head_dim + i + half);
+                let (a, b) = (x.row(t)[low], x.row(t)[high]);
+                *y.at(t, low) = a * cos - b * sin;
+                *y.at(t, high) = b * cos + a * sin;
+            }
+        }
+    }
+    y
+}
+
+fn table(rotary: usize, positions: usize) -> RopeTable {
+    let frequencies: Vec<f32> =
+        (0..rotary / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rotary as f32)).collect();
+    RopeTable::new(&frequencies, positions)
+}
+
+#[test]
+fn rotates_a_column_range_in_place_and_back() {
+    for (place, dtype, tolerance) in cases() {
+        for (head_dim, rotary) in [(2, 2), (16, 16), (20, 20), (64, 64), (80, 32), (128, 128), (16, 4)] {
+            for (tokens, heads) in [(1, 1), (13, 3), (71, 4)] {
+                let mut random = Random(11);
+                let extra = 5;
+                let x = random.matrix(tokens, heads * head_dim + extra, dtype);
+                let positions: Vec<u32> = (0..tokens).map(|_| random.below(50) as u32).collect();
+                let table = table(rotary, 50);
+                let [there, back] = same_at_every_thread_count(place, |device| {
+                    [false, true].map(|inverse| {
+                        let mut x = x.tensor(device, dtype);
+                        let part = x.view_mut().col_range(0..heads * head_dim);
+                        ops::rope(device, part, head_dim, &positions, &table, inverse).unwrap();
+                        Matrix::read(device, x.view())
+                    })
+                });
+                let what = format!("{dtype} head {head_dim} rotary {rotary} tokens {tokens}");
+                there.assert_close(&rotate(&x, heads, head_dim, &positions, &table, 1.0), tolerance, &what);
+                back.assert_close(&rotate(&x, heads, head_dim, &positions, &table, -1.0), tolerance, &what);
+                // Columns that do not belong to the view stay as they were.
+                assert_eq!(there.columns(heads * head_dim, extra), x.columns(heads * head_dim, extra));
+            }
+        }
+    }
+}
+
+/// A device that keeps tables takes the right one, whatever came before: another model's, a shorter context, a copy.
+#[test]
+fn tables_are_told_apart() {
+    for place in Place::all() {
+        let device = place.device(1, 1 << 28);
+        let x = Random(12).matrix(3, 16, DType::F32);
+        let first = table(16, 50);
+        let tables = [first.clone(), table(8, 50), first, table(4, 9)];
+        for (table, position) in tables.iter().flat_map(|table| [(table, 2), (table, 8), (table, 3)]) {
+            let positions = [position, 0, 1];
+            let mut found = x.tensor(&device, DType::F32);
+            ops::rope(&device, found.view_mut(), 16, &positions, table, false).unwrap();
+            let what = format!("{place:?}, {} rotate, position {position}", table.rotary());
+            let expected = rotate(&x, 1, 16, &positions, table, 1.0);
+            Matrix::read(&device, found.view()).assert_close(&expected, F32, &what);
+        }
+    }
+}
+
+#[test]
+fn a_position_beyond_the_table_is_refused() {
+    let device = super::matrix::device(1);
+    let mut x = Matrix::zeros(2, 8).tensor(&device, DType::F32);
+    let error = ops::rope(&device, x.view_mut(), 8, &[3, 10], &table(8, 10), false).unwrap_err();
+    assert_eq!(error.to_string(), "rope: position 10 is beyond the table's 10 positions");
+}

@@ -1,0 +1,188 @@
+//! Fixed-point sums: the same bits in any order, the value to 2⁻⁴⁸, and what is out of range is seen.
+
+use crate::support::{Matrix, Place, devices, numbers};
+use tandem_kernels::exact::{ExactSum, FRACTION_BITS, limit};
+use tandem_kernels::ops::{self, Gradient};
+use tandem_kernels::{Backend, DType, Device, Kind};
+
+fn vector(device: &Device, values: &[f32]) -> Matrix {
+    Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
+}
+
+fn sum_of(device: &Device, terms: &[Vec<f32>]) -> ExactSum {
+    let mut sums = ExactSum::new(device, Kind::Gradients, terms[0].len()).unwrap();
+    for (i, term) in terms.iter().enumerate() {
+        ops::exact_sum(device, vector(device, term).view(), &mut sums, i > 0, limit(terms.len())).unwrap();
+    }
+    assert!(device.take_in_range().unwrap());
+    sums
+}
+
+/// Terms of very different magnitudes.
+fn terms(len: usize, count: usize) -> Vec<Vec<f32>> {
+    let scaled = |i: usize| {
+        let numbers = numbers(i as u64 + 1, len);
+        numbers.iter().zip(0..).map(|(x, j)| x * 10f32.powi((i as i32 * 7 + j) % 12 - 9)).collect()
+    };
+    (0..count).map(scaled).collect()
+}
+
+#[test]
+fn a_sum_has_the_same_bits_in_every_order_on_every_level_and_number_of_threads() {
+    for len in [1, 97, 16_384 + 1031] {
+        let mut terms = terms(len, 9);
+        let mut first: Option<Vec<i64>> = None;
+        for threads in [1, 3] {
+            for (isa, device) in devices(threads) {
+                for _ in 0..3 {
+                    terms.rotate_left(2);
+                    terms.swap(0, 5);
+                    let found = sum_of(&device, &terms).read(&device).unwrap();
+                    let expected = first.get_or_insert_with(|| found.clone());
+                    assert!(*expected == found, "{len} on {} with {threads} threads", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sum_is_exact_up_to_one_unit_for_each_term() {
+    let terms = terms(1000, 9);
+    let unit = 0.5f64.powi(FRACTION_BITS as i32);
+    for (isa, device) in devices(2) {
+        let sums = sum_of(&device, &terms);
+        for (j, sum) in sums.read(&device).unwrap().into_iter().enumerate() {
+            let expected: f64 = terms.iter().map(|term| f64::from(term[j])).sum();
+            let found = sum as f64 * unit;
+            assert!((found - expected).abs() <= 9.0 * unit, "{} {j}: {found} {expected}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn what_is_out_of_range_is_told() {
+    for (isa, device) in devices(2) {
+        for (bad, good) in
+            [(f32::NAN, false), (f32::INFINITY, false), (-1e6, false), (8000.0, true), (8200.0, false)]
+        {
+            let mut values = numbers(1, 40_000);
+            values[39_998] = bad;
+            let mut sums = ExactSum::new(&device, Kind::Gradients, values.len()).unwrap();
+            for add in [false, true] {
+                ops::exact_sum(&device, vector(&device, &values).view(), &mut sums, add, limit(2)).unwrap();
+                assert_eq!(device.take_in_range().unwrap(), good, "{bad} on {}", isa.name());
+                assert!(device.take_in_range().unwrap(), "what was told is forgotten");
+            }
+        }
+    }
+}
+
+/// What the optimisers read from sums is the f32 that the sums stand for.
+#[test]
+fn optimisers_and_norms_read_sums_as_the_nearest_f32() {
+    for (isa, device) in devices(2) {
+        for len in [1, 97, 16_384 + 1031] {
+            let sums = sum_of(&device, &terms(len, 3));
+            let unit = 0.5f64.powi(FRACTION_BITS as i32);
+            let rounded = sums.read(&device).unwrap().into_iter().map(|sum| (sum as f64 * unit) as f32);
+            let rounded: Vec<f32> = rounded.collect();
+            let plain = vector(&device, &rounded);
+            let squares = |x: Gradient| ops::sum_of_squares(&device, x).unwrap().to_bits();
+            assert_eq!(squares(sums.view().into()), squares(plain.view().into()), "{len} {}", isa.name());
+            let updated = |grad: Gradient| {
+                let config = ops::AdamW {
+                    learning_rate: 1e-3,
+                    beta1: 0.9,
+                    beta2: 0.999,
+                    eps: 1e-8,
+                    weight_decay: 0.01,
+                    step: 1,
+                };
+                let rmsprop = ops::RmsProp { learning_rate: 1e-3, alpha: 0.99, eps: 1e-8, weight_decay: 0.0 };
+                let [mut w, mut m, mut v] = [1, 2, 3].map(|seed| {
+                    vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>())
+                });
+                ops::adamw(&device, &config, 0.5, grad, w.view_mut(), m.view_mut(), v.view_mut(), None)
+                    .unwrap();
+                ops::rmsprop(&device, &rmsprop, 0.5, grad, w.view_mut(), v.view_mut(), None).unwrap();
+                [w, m, v].map(|x| x.read(&device))
+            };
+            assert!(updated(sums.view().into()) == updated(plain.view().into()), "{len} {}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn blocks_of_squares_add_up_wherever_the_row_is_cut_between_blocks() {
+    for (isa, device) in devices(2) {
+        let len = 3 * ops::SQUARES_BLOCK + 77;
+        let x = vector(&device, &numbers(1, len));
+        let mut whole = vec![0.0; 4];
+        ops::block_squares(&device, &[x.view().into()], &mut whole).unwrap();
+        for cut in 0..=3 {
+            let at = cut * ops::SQUARES_BLOCK;
+            let halves = [0..at, at..len].map(|range| x.view().col_range(range).into());
+            let mut apart = vec![0.0; 4];
+            ops::block_squares(&device, &halves[..1], &mut apart[..cut]).unwrap();
+            ops::block_squares(&device, &halves[1..], &mut apart[cut..]).unwrap();
+            let mut together = vec![0.0; 4];
+            ops::block_squares(&device, &halves, &mut together).unwrap();
+            assert_eq!([apart, together], [whole.clone(), whole.clone()], "{}", isa.name());
+        }
+        let error = ops::block_squares(&device, &[x.view().into()], &mut [0.0; 3]).unwrap_err();
+        assert_eq!(error.to_string(), "block_squares: room for 3 blocks, not 4");
+    }
+}
+
+/// Where they lie in memory changes nothing.
+#[test]
+fn terms_and_sums_are_read_from_any_element_on() {
+    for (isa, device) in devices(2) {
+        let (len, values) = (3001, numbers(1, 6007));
+        let x = vector(&device, &values);
+        let all = sum_of(&device, std::slice::from_ref(&values));
+        for start in [0, 1, 2, 3, 7] {
+            let what = format!("from {start} on {}", isa.name());
+            let range = start..start + len;
+            let moved = vector(&device, &values[range.clone()]);
+            let mut expected = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            ops::exact_sum(&device, moved.view(), &mut expected, false, limit(3)).unwrap();
+            let expected = expected.read(&device).unwrap();
+            let mut found = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            let terms = x.view().col_range(range.clone());
+            for (add, times) in [(false, 1), (true, 2)] {
+                ops::exact_sum(&device, terms, &mut found, add, limit(3)).unwrap();
+                let expected: Vec<i64> = expected.iter().map(|sum| sum * times).collect();
+                assert!(found.read(&device).unwrap() == expected, "{what}, {times} times");
+            }
+            ops::exact_merge(&device, all.view().range(range.clone()), &mut found, true).unwrap();
+            let sums: Vec<i64> = expected.iter().map(|sum| sum * 3).collect();
+            assert!(found.read(&device).unwrap() == sums, "{what}, merged");
+            let mut copied = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            ops::exact_merge(&device, all.view().range(range.clone()), &mut copied, false).unwrap();
+            assert!(copied.read(&device).unwrap() == expected, "{what}, copied");
+            let squares = |x: Gradient| ops::sum_of_squares(&device, x).unwrap().to_bits();
+            let of_terms = squares(moved.view().into());
+            assert_eq!(squares(x.view().col_range(range.clone()).into()), of_terms, "{what}");
+            let of_sums = squares(copied.view().into());
+            assert_eq!(squares(all.view().range(range).into()), of_sums, "{what}");
+        }
+    }
+}
+
+/// A GPU's sums of blocks lie in its memory until they are read.
+#[test]
+fn a_dry_run_counts_what_sums_of_squares_take() {
+    for (device, meta) in [
+        (Device::cpu(1, 1 << 24).unwrap(), Device::meta()),
+        (Place::cuda().device(1, 1 << 24), Device::meta_of(Backend::Cuda)),
+    ] {
+        for device in [&device, &meta] {
+            let x = device.zeros(Kind::Scratch, 1, 10 * ops::SQUARES_BLOCK + 1, DType::F32).unwrap();
+            assert_eq!(ops::sum_of_squares(device, x.view()).unwrap(), 0.0);
+        }
+        assert_eq!(device.memory(), meta.memory());
+        assert_eq!(device.high_water(), meta.high_water());
+    }
+}

@@ -1,0 +1,92 @@
+//! How exact products are, and what their bits do not depend on.
+
+use tandem_kernels::{DType, ops};
+
+use super::reference;
+use crate::support::{Matrix, devices, processors};
+
+/// f32 products are as exact as multiply-adds in f32, one after another, whatever they are made of.
+#[test]
+fn f32_products_keep_the_precision_of_f32() {
+    let (t, k, n) = (64, 2000, 48);
+    for (place, device) in devices(2) {
+        let x = Matrix::new(&device, 1, (t, k), DType::F32, 0);
+        let w = Matrix::new(&device, 2, (n, k), DType::F32, 0);
+        let mut y = Matrix::new(&device, 3, (t, n), DType::F32, 0);
+        ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
+        let (products, _) = reference((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+        let chain = |i: usize| {
+            let (x, w) = (&x.values[i / n * k..][..k], &w.values[i % n * k..][..k]);
+            x.iter().zip(w).fold(0.0f32, |sum, (x, w)| (*x as f32).mul_add(*w as f32, sum))
+        };
+        let error = |found: &dyn Fn(usize) -> f32| {
+            let squares = products.iter().enumerate().map(|(i, p)| (f64::from(found(i)) - p).powi(2));
+            (squares.sum::<f64>() / products.len() as f64).sqrt()
+        };
+        let found = y.read(&device);
+        let (ours, theirs) = (error(&|i| found[i]), error(&chain));
+        assert!(ours <= theirs, "{}: root mean square error {ours:e}, of a chain {theirs:e}", place.name());
+    }
+}
+
+/// Chunks of the head, micro-batches and ranks cut the same rows differently.
+#[test]
+fn the_bits_of_a_row_do_not_depend_on_its_neighbours() {
+    let t = 137;
+    for ((isa, device), (k, n)) in
+        processors(2).iter().flat_map(|level| [(700, 90), (2112, 48)].map(|s| (level, s)))
+    {
+        for dtype in [DType::F32, DType::Bf16] {
+            let x = Matrix::new(device, 1, (t, k), dtype, 0);
+            let w = Matrix::new(device, 2, (n, k), dtype, 0);
+            let mut all = Matrix::new(device, 3, (t, n), DType::F32, 0);
+            ops::linear(device, x.view(), w.view(), None, None, all.view_mut()).unwrap();
+            let all = all.read(device);
+            for rows in [0..1, 3..5, 0..17, 5..40, 31..64, 100..137] {
+                let mut some = Matrix::new(device, 4, (rows.len(), n), DType::F32, 0);
+                let part = x.view().row_range(rows.clone());
+                ops::linear(device, part, w.view(), None, None, some.view_mut()).unwrap();
+                let expected = &all[rows.start * n..rows.end * n];
+                let same = some.read(device).iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{} {dtype}: rows {rows:?}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_bits_do_not_depend_on_the_number_of_threads() {
+    let shapes = [(1, 512, 300), (5, 300, 700), (61, 67, 71), (300, 600, 130), (1100, 1100, 390)];
+    for (t, k, n) in shapes {
+        for dtype in [DType::F32, DType::Bf16] {
+            let mut first: Vec<Option<[Vec<f32>; 4]>> = vec![None; processors(1).len()];
+            for threads in [1, 2, 3, 5] {
+                for (level, (isa, device)) in processors(threads).into_iter().enumerate() {
+                    let x = Matrix::new(&device, 1, (t, k), dtype, 0);
+                    let w = Matrix::new(&device, 2, (n, k), dtype, 0);
+                    let dy = Matrix::new(&device, 3, (t, n), dtype, 0);
+                    let mut y = Matrix::new(&device, 4, (t, n), dtype, 0);
+                    let mut dx = Matrix::new(&device, 5, (t, k), dtype, 0);
+                    let mut dw = Matrix::new(&device, 6, (n, k), DType::F32, 0);
+                    let mut db = Matrix::new(&device, 7, (1, n), DType::F32, 0);
+                    ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
+                    ops::linear_backward_input(&device, dy.view(), w.view(), dx.view_mut(), false).unwrap();
+                    ops::linear_backward_weight(&device, dy.view(), x.view(), dw.view_mut(), true).unwrap();
+                    ops::bias_backward(&device, dy.view(), db.view_mut()).unwrap();
+                    let results = [y, dx, dw, db].map(|m| m.read(&device));
+                    let expected = first[level].get_or_insert_with(|| results.clone());
+                    for (name, (found, expected)) in
+                        ["y", "dx", "dw", "db"].iter().zip(results.iter().zip(expected.iter()))
+                    {
+                        let same = found.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(
+                            same,
+                            "{} {t}x{k}x{n} {dtype} {name}: {threads} threads differ from 1",
+                            isa.name()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The linear layer's three products against f64, at every level of vector instructions of this processor, and on a GPU.
+
+mod backward;
+mod bits;
+mod forward;
+mod short;
+
+use crate::support::{BF16_ROUNDOFF, F32_ROUNDOFF, Place, assert_close, devices};
+use tandem_kernels::{Backend, DType, Device, KernelError, Kind, ops};
+
+/// Tokens, inputs, outputs: one of each, primes, around the kernels' tile and block sizes.
+const SHAPES: [(usize, usize, usize); 17] = [
+    (1, 1, 1),
+    (1, 7, 5),
+    (2, 64, 33),
+    (3, 1, 17),
+    (5, 17, 1),
+    (7, 129, 97),
+    (8, 512, 40),
+    (13, 31, 29),
+    (16, 16, 16),
+    (17, 255, 48),
+    (37, 8, 131),
+    (61, 67, 71),
+    (70, 1120, 40),
+    (113, 1031, 37),
+    (129, 96, 257),
+    (150, 2, 64),
+    (257, 53, 19),
+];
+
+/// `Σ_k a[i,k] · b[k,j]` and `Σ_k |a[i,k] · b[k,j]|`, in f64.
+fn reference(
+    (m, n, k): (usize, usize, usize),
+    a: impl Fn(usize, usize) -> f64,
+    b: impl Fn(usize, usize) -> f64,
+) -> (Vec<f64>, Vec<f64>) {
+    let b: Vec<f64> = (0..k * n).map(|i| b(i / n, i % n)).collect();
+    let (mut sums, mut magnitudes) = (vec![0.0; m * n], vec![0.0; m * n]);
+    for (i, (sums, magnitudes)) in sums.chunks_mut(n).zip(magnitudes.chunks_mut(n)).enumerate() {
+        for (p, b) in b.chunks(n).enumerate() {
+            let a = a(i, p);
+            for ((sum, magnitude), b) in sums.iter_mut().zip(&mut *magnitudes).zip(b) {
+                *sum += a * b;
+                *magnitude += (a * b).abs();
+            }
+        }
+    }
+    (sums, magnitudes)
+}
+
+/// The error bound of a dot product summed in any order in f32: `(terms) · u · Σ|a·b|`, plus rounding the result.
+fn check(what: &str, found: &[f32], expected: &[f64], magnitude: &[f64], terms: usize, dtype: DType) {
+    let rounding = if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF };
+    assert_close(what, found, expected, |i| {
+        (terms + 4) as f64 * F32_ROUNDOFF * magnitude[i] + rounding * expected[i].abs() + 1e-37
+    });
+}
+
+/// As [`check`], of a product of m × k and k × n with a term. On a GPU, and where one of these is short, the term is a product of its
+/// own, and what it is added to has been rounded.
+fn check_with_term(
+    what: &str,
+    place: Place,
+    found: &[f32],
+    expected: &[f64],
+    magnitude: &[f64],
+    [n, k, rank]: [usize; 3],
+    dtype: DType,
+) {
+    let rounding = if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF };
+    let twice = if !place.is_cpu() || n.min(k) <= 32 { rounding } else { 0.0 };
+    assert_close(what, found, expected, |i| {
+        let terms = (k + rank + 4) as f64 * F32_ROUNDOFF;
+        (terms + twice) * magnitude[i] + rounding * expected[i].abs() + 1e-37
+    });
+}
+
+/// What a product is tried with.
+struct Case<'a> {
+    what: String,
+    place: Place,
+    device: &'a Device,
+    /// Tokens, inputs, outputs.
+    shape: (usize, usize, usize),
+    /// Of the factors.
+    dtype: DType,
+    /// Of the result.
+    out: DType,
+    /// Columns before each row.
+    pad: usize,
+}
+
+fn for_all(mut run: impl FnMut(&Case)) {
+    for (place, device) in &devices(2) {
+        for shape in SHAPES {
+            for (dtype, out) in [
+                (DType::F32, DType::F32),
+                (DType::Bf16, DType::F32),
+                (DType::Bf16, DType::Bf16),
+                (DType::F32, DType::Bf16),
+            ] {
+                for pad in [0, 3] {
+                    let what = format!("{} {shape:?} {dtype} to {out}, padded by {pad}", place.name());
+                    run(&Case { what, place: *place, device, shape, dtype, out, pad });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let device = Device::meta();
+    let alloc = |rows, cols, dtype| device.alloc(Kind::Scratch, rows, cols, dtype).unwrap();
+    let (x, w, wrong) = (alloc(3, 4, DType::F32), alloc(5, 4, DType::F32), alloc(5, 6, DType::F32));
+    let mut y = alloc(3, 5, DType::F32);
+    let message = |r: Result<(), KernelError>| r.unwrap_err().to_string();
+    let found = message(ops::linear(&device, x.view(), wrong.view(), None, None, y.view_mut()));
+    assert_eq!(found, "linear: w is 5x6, expected 5x4");
+    let found =
+        message(ops::linear(&device, x.view(), alloc(5, 4, DType::Bf16).view(), None, None, y.view_mut()));
+    assert_eq!(found, "linear: w is bf16, expected the type of the first operand");
+    let found =
+        message(ops::linear(&device, x.view(), w.view(), None, None, alloc(3, 4, DType::F32).view_mut()));
+    assert_eq!(found, "linear: y is 3x4, expected 3x5");
+    let found = message(ops::linear_add(&device, x.view(), w.view(), alloc(3, 4, DType::F32).view_mut()));
+    assert_eq!(found, "linear_add: y is 3x4, expected 3x5");
+    let mut dw = alloc(5, 4, DType::Bf16);
+    let found = message(ops::linear_backward_weight(&device, y.view(), x.view(), dw.view_mut(), true));
+    assert_eq!(found, "linear_backward_weight: dw is bf16, expected f32");
+}
+
+/// A dry run sees the sums that a GPU forms in f32 beside a bf16 result: of a few rows at a time, and only where something is added.
+#[test]
+fn a_dry_run_sees_sums_beside_the_result() {
+    let device = Device::meta_of(Backend::Cuda);
+    let alloc = |rows, cols, dtype| device.alloc(Kind::Activations, rows, cols, dtype).unwrap();
+    let (x, w, bias) =
+        (alloc(4000, 40, DType::Bf16), alloc(5000, 40, DType::Bf16), alloc(1, 5000, DType::F32));
+    let mut y = alloc(4000, 5000, DType::Bf16);
+    let scratch = || {
+        let kind = Kind::ALL.iter().position(|kind| *kind == Kind::Scratch).unwrap();
+        device.memory().at_peak[kind]
+    };
+    ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
+    assert_eq!(scratch(), 0);
+    ops::linear(&device, x.view(), w.view(), Some(bias.view()), None, y.view_mut()).unwrap();
+    assert_eq!(scratch(), 768 * 5000 * 4);
+}
+
+#[test]
+fn a_dry_run_counts_operations_and_bytes() {
+    let device = Device::meta();
+    let Device::Meta(ledger) = &device else { unreachable!() };
+    let alloc = |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::Bf16).unwrap();
+    let (x, w, mut y) = (alloc(30, 40), alloc(50, 40), alloc(30, 50));
+    ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
+    let cost = ledger.costs()["linear"];
+    assert_eq!((cost.calls, cost.flops), (1, 2.0 * 30.0 * 40.0 * 50.0));
+    assert_eq!(cost.bytes, 2.0 * (30.0 * 40.0 + 50.0 * 40.0 + 30.0 * 50.0));
+}

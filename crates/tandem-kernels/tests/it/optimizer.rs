@@ -1,0 +1,223 @@
+//! Optimiser steps against f64 and against numbers that torch printed; the sum of squares; bits over thread counts.
+
+use crate::support::{F32_ROUNDOFF, Matrix, Place, assert_close, devices, numbers};
+use tandem_kernels::{DType, Device, Kind, bf16, ops};
+
+/// One element, a prime, more than a vector, more than a block and a bit.
+const LENGTHS: [usize; 4] = [1, 97, 1000, 16_384 + 1031];
+
+const ADAMW: ops::AdamW =
+    ops::AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, step: 1 };
+const RMSPROP: ops::RmsProp =
+    ops::RmsProp { learning_rate: 1e-3, alpha: 0.99, eps: 1e-8, weight_decay: 0.02 };
+
+fn vector(device: &Device, values: &[f32]) -> Matrix {
+    Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
+}
+
+/// A new weight is off by at most this: a few roundings of the old weight and of the step taken.
+fn tolerance(old: f64, new: f64) -> f64 {
+    4.0 * F32_ROUNDOFF * old.abs() + 1e-5 * (new - old).abs() + 1e-12
+}
+
+#[test]
+fn adamw_follows_its_formula() {
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            for copied in [None, Some(DType::F32), Some(DType::Bf16)] {
+                let what = format!("{} {len} copy {copied:?}", isa.name());
+                let scale = 0.5;
+                let mut master = vector(&device, &numbers(1, len));
+                let [mut m, mut v] = [(); 2].map(|()| vector(&device, &vec![0.0; len]));
+                let [mut w64, mut m64, mut v64] = [master.values.clone(), vec![0.0; len], vec![0.0; len]];
+                for step in 1..=3 {
+                    let grad = vector(&device, &numbers(10 + step, len));
+                    let config = ops::AdamW { step, ..ADAMW };
+                    let mut copy = copied.map(|dtype| Matrix::new(&device, 3, (1, len), dtype, 0));
+                    let views = (master.view_mut(), m.view_mut(), v.view_mut());
+                    let copy_view = copy.as_mut().map(Matrix::view_mut);
+                    ops::adamw(&device, &config, scale, grad.view(), views.0, views.1, views.2, copy_view)
+                        .unwrap();
+                    let old = w64.clone();
+                    for i in 0..len {
+                        let g = grad.values[i] * f64::from(scale);
+                        m64[i] = 0.9 * m64[i] + 0.1 * g;
+                        v64[i] = 0.999 * v64[i] + 0.001 * g * g;
+                        let (m_hat, v_hat) = (
+                            m64[i] / (1.0 - 0.9f64.powi(step as i32)),
+                            v64[i] / (1.0 - 0.999f64.powi(step as i32)),
+                        );
+                        w64[i] = w64[i] * (1.0 - 1e-3 * 0.01) - 1e-3 * m_hat / (v_hat.sqrt() + 1e-8);
+                    }
+                    let found = master.read(&device);
+                    assert_close(&what, &found, &w64, |i| step as f64 * tolerance(old[i], w64[i]));
+                    assert_close(&what, &m.read(&device), &m64, |i| 1e-6 * m64[i].abs() + 1e-8);
+                    assert_close(&what, &v.read(&device), &v64, |i| 1e-6 * v64[i].abs() + 1e-12);
+                    if let (Some(copy), Some(dtype)) = (copy, copied) {
+                        let round = |w: &f32| {
+                            f64::from(if dtype == DType::Bf16 { bf16::from_f32(*w).to_f32() } else { *w })
+                        };
+                        let expected: Vec<f64> = found.iter().map(round).collect();
+                        assert_close(&format!("{what}, copy"), &copy.read(&device), &expected, |_| 0.0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rmsprop_follows_its_formula() {
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            let what = format!("{} {len}", isa.name());
+            let mut master = vector(&device, &numbers(1, len));
+            let mut v = vector(&device, &vec![0.0; len]);
+            let mut copy = Matrix::new(&device, 3, (1, len), DType::Bf16, 0);
+            let [mut w64, mut v64] = [master.values.clone(), vec![0.0; len]];
+            for step in 1..=3 {
+                let grad = vector(&device, &numbers(10 + step, len));
+                let (master_view, copy_view) = (master.view_mut(), Some(copy.view_mut()));
+                ops::rmsprop(&device, &RMSPROP, 2.0, grad.view(), master_view, v.view_mut(), copy_view)
+                    .unwrap();
+                let old = w64.clone();
+                for i in 0..len {
+                    let g = 2.0 * grad.values[i] + 0.02 * w64[i];
+                    v64[i] = 0.99 * v64[i] + 0.01 * g * g;
+                    w64[i] -= 1e-3 * g / (v64[i].sqrt() + 1e-8);
+                }
+                let found = master.read(&device);
+                assert_close(&what, &found, &w64, |i| step as f64 * tolerance(old[i], w64[i]));
+                let rounded: Vec<f64> =
+                    found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
+                assert_close(&format!("{what}, copy"), &copy.read(&device), &rounded, |_| 0.0);
+            }
+        }
+    }
+}
+
+/// torch 2.15 on a CPU with fused multiply-adds, whose single-tensor loop has this arithmetic order:
+/// ```python
+/// p = torch.nn.Parameter(torch.tensor([0.5, -1.25, 3.0, 1e-3, -0.75, 2.0, 0.1, -0.2, 7.0, -0.015625, 0.3, 1.0, -1.0, 0.7, 1.9, -3.3]))
+/// g = torch.tensor([0.1, -0.2, 0.3, -0.4, 1e-4, 2.5, -0.01, 0.02, 0.7, -0.9, 0.05, -1e-6, 0.33, -0.77, 0.11, 0.6])
+/// o = torch.optim.AdamW([p], lr=1e-3, weight_decay=0.01, foreach=False)  # or RMSprop(..., alpha=0.99, weight_decay=0.02)
+/// for scale in (1.0, -0.5, 0.25): p.grad = g * scale; o.step()
+/// print([x.view(torch.int32).item() for x in p.detach()])
+/// ```
+#[test]
+fn the_bits_are_those_of_torch() {
+    let weights =
+        [0.5, -1.25, 3.0, 1e-3, -0.75, 2.0, 0.1, -0.2, 7.0, -0.015625, 0.3, 1.0, -1.0, 0.7, 1.9, -3.3];
+    let gradient =
+        [0.1, -0.2, 0.3, -0.4, 1e-4, 2.5, -0.01, 0.02, 0.7, -0.9, 0.05, -1e-6, 0.33, -0.77, 0.11, 0.6];
+    for (isa, device) in devices(1) {
+        if isa == Place::Cpu(tandem_kernels::cpu::Isa::Portable) && cfg!(target_arch = "x86_64") {
+            continue; // Without fused multiply-adds the last bit may differ.
+        }
+        let [mut adamw, mut rmsprop] = [(); 2].map(|()| vector(&device, &weights));
+        let [mut m, mut v, mut square] = [(); 3].map(|()| vector(&device, &[0.0; 16]));
+        for (step, scale) in (1..).zip([1.0, -0.5, 0.25]) {
+            let grad = vector(&device, &gradient.map(|g| g * scale));
+            let config = ops::AdamW { step, ..ADAMW };
+            let (m, v) = (m.view_mut(), v.view_mut());
+            ops::adamw(&device, &config, 1.0, grad.view(), adamw.view_mut(), m, v, None).unwrap();
+            ops::rmsprop(&device, &RMSPROP, 1.0, grad.view(), rmsprop.view_mut(), square.view_mut(), None)
+                .unwrap();
+        }
+        let bits = |m: &Matrix| m.read(&device).iter().map(|x| x.to_bits().cast_signed()).collect::<Vec<_>>();
+        assert_eq!(bits(&adamw), TORCH_ADAMW, "{}", isa.name());
+        assert_eq!(bits(&rmsprop), TORCH_RMSPROP, "{}", isa.name());
+    }
+}
+
+#[test]
+fn the_sum_of_squares_is_exact_to_f64_and_passes_infinities_on() {
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            let x = vector(&device, &numbers(1, len));
+            let expected: f64 = x.values.iter().map(|x| x * x).sum();
+            let found = ops::sum_of_squares(&device, x.view()).unwrap();
+            assert!((found - expected).abs() <= 1e-13 * expected, "{} {len}: {found} {expected}", isa.name());
+        }
+        for (bad, is_expected) in
+            [(f32::INFINITY, f64::is_infinite as fn(f64) -> bool), (f32::NAN, f64::is_nan as fn(f64) -> bool)]
+        {
+            let mut values = numbers(1, 40_000);
+            values[39_999] = bad;
+            assert!(is_expected(ops::sum_of_squares(&device, vector(&device, &values).view()).unwrap()));
+        }
+    }
+}
+
+#[test]
+fn the_bits_do_not_depend_on_the_number_of_threads() {
+    let len = 100_003;
+    let mut first = None;
+    for threads in [1, 2, 3, 5] {
+        let device = Device::cpu(threads, 1 << 30).unwrap();
+        let grad = vector(&device, &numbers(1, len));
+        let [mut w, mut m, mut v] = [2, 3, 4]
+            .map(|seed| vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>()));
+        let views = (w.view_mut(), m.view_mut(), v.view_mut());
+        ops::adamw(&device, &ADAMW, 1.0, grad.view(), views.0, views.1, views.2, None).unwrap();
+        let sum = ops::sum_of_squares(&device, grad.view()).unwrap();
+        let bits: Vec<u32> = [w, m, v].iter().flat_map(|x| x.read(&device)).map(f32::to_bits).collect();
+        let found = (sum.to_bits(), bits);
+        assert!(*first.get_or_insert_with(|| found.clone()) == found, "{threads} threads differ from 1");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let device = Device::meta();
+    let alloc = |cols, dtype| device.alloc(Kind::Scratch, 1, cols, dtype).unwrap();
+    let grad = alloc(8, DType::F32);
+    let [mut w, mut m, mut v] = [(); 3].map(|()| alloc(8, DType::F32));
+    let mut short = alloc(7, DType::F32);
+    let views = (w.view_mut(), m.view_mut(), v.view_mut());
+    let error = ops::adamw(&device, &ADAMW, 1.0, grad.view(), views.0, short.view_mut(), views.2, None);
+    assert_eq!(error.unwrap_err().to_string(), "adamw: m is 1x7, expected 1x8");
+    let zero = ops::AdamW { step: 0, ..ADAMW };
+    let error = ops::adamw(&device, &zero, 1.0, grad.view(), w.view_mut(), m.view_mut(), v.view_mut(), None);
+    assert_eq!(error.unwrap_err().to_string(), "adamw: steps count from 1");
+    let wide = device.alloc(Kind::Scratch, 2, 8, DType::F32).unwrap();
+    let error = ops::sum_of_squares(&device, wide.view().col_range(0..4));
+    assert_eq!(error.unwrap_err().to_string(), "block_squares: x must be contiguous");
+}
+
+const TORCH_ADAMW: [i32; 16] = [
+    1_056_910_190,
+    -1_080_047_074,
+    1_077_929_011,
+    992_662_886,
+    -1_086_298_159,
+    1_073_727_841,
+    1_037_047_200,
+    -1_102_155_666,
+    1_088_418_077,
+    -1_134_187_811,
+    1_050_199_507,
+    1_065_366_289,
+    -1_082_117_205,
+    1_060_346_653,
+    1_072_889_005,
+    -1_068_282_907,
+];
+const TORCH_RMSPROP: [i32; 16] = [
+    1_056_648_168,
+    -1_080_115_920,
+    1_077_889_979,
+    1_007_589_857,
+    -1_086_707_531,
+    1_073_674_709,
+    1_037_328_279,
+    -1_102_009_239,
+    1_088_398_803,
+    -1_140_745_416,
+    1_049_927_208,
+    1_064_970_544,
+    -1_082_075_322,
+    1_060_443_740,
+    1_072_794_844,
+    -1_068_265_653,
+];

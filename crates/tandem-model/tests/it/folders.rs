@@ -1,0 +1,423 @@
+//! Folders good and bad: what is loaded, what is saved, and what the messages say.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use crate::support::{ALL, Golden, cpu, formula, goldens, tensor_shapes, tensors};
+use tandem_kernels::{DType, Kind};
+use tandem_model::save::SHARD_BYTES;
+use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ModelFolder, Part, Save, init};
+
+/// The error with its cause, as the command prints them.
+fn told(error: Option<ModelError>) -> String {
+    let error = error.expect("must be refused");
+    std::error::Error::source(&error).map_or(error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
+fn open_error(folder: &Path) -> String {
+    told(ModelFolder::open(folder).err())
+}
+
+fn weights_error(golden: &Golden) -> String {
+    told(golden.open().weights(&golden.decoder).err())
+}
+
+/// Rewrites a key of the golden's config.
+fn set(golden: &Golden, key: &str, value: Value) {
+    let path = golden.folder.path().join("config.json");
+    let mut config: Map<String, Value> = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config.insert(key.into(), value);
+    fs::write(&path, Value::Object(config).to_string()).unwrap();
+}
+
+fn bits(weights: &FlatWeights) -> Vec<u32> {
+    weights.layers.iter().flat_map(|l| l.view().as_slice::<f32>().iter().map(|v| v.to_bits())).collect()
+}
+
+#[test]
+fn what_is_saved_is_what_was_loaded() {
+    for name in ALL {
+        let golden = Golden::new(name);
+        fs::write(golden.folder.path().join("tokenizer.json"), "{}").unwrap();
+        let device = cpu();
+        let weights = golden.load(&device);
+        let folder = golden.open();
+        let out = tempfile::tempdir().unwrap();
+        let destination = out.path().join("final");
+        // Small shards: the second round reads through an index.
+        for shard_bytes in [SHARD_BYTES, 6_000] {
+            let save = Save { template: &folder, decoder: &golden.decoder, dtype: DType::F32, shard_bytes };
+            save.write_resident(&destination, &device, &weights).unwrap();
+            assert_eq!(destination.join("model.safetensors.index.json").exists(), shard_bytes == 6_000);
+            let again = ModelFolder::open(&destination).unwrap();
+            assert_eq!(again.spec(), folder.spec());
+            let files = again.weights(&golden.decoder).unwrap();
+            let loaded = files.load(&golden.decoder, &device, Kind::Master).unwrap();
+            assert!(bits(&loaded) == bits(&weights), "{name}");
+            let once_more = files.load(&golden.decoder, &device, Kind::Master).unwrap();
+            assert!(bits(&once_more) == bits(&weights), "{name}: pages that were given back are read again");
+            assert_eq!(fs::read_to_string(destination.join("tokenizer.json")).unwrap(), "{}");
+            assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing is left beside the folder");
+        }
+    }
+}
+
+#[test]
+fn bf16_is_saved_rounded_to_nearest_even() {
+    let golden = Golden::new("gpt2");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let folder = golden.open();
+    let out = tempfile::tempdir().unwrap();
+    let destination = out.path().join("final");
+    let save =
+        Save { template: &folder, decoder: &golden.decoder, dtype: DType::Bf16, shard_bytes: SHARD_BYTES };
+    save.write_resident(&destination, &device, &weights).unwrap();
+    let again = ModelFolder::open(&destination).unwrap();
+    assert_eq!(again.config().word("dtype", "").unwrap(), "bfloat16");
+    let loaded =
+        again.weights(&golden.decoder).unwrap().load(&golden.decoder, &device, Kind::Master).unwrap();
+    for ((name, was), (_, is)) in
+        tensors(&golden.decoder, &weights).iter().zip(tensors(&golden.decoder, &loaded))
+    {
+        let rounded: Vec<f32> = was.iter().map(|&v| half::bf16::from_f32(v).to_f32()).collect();
+        assert_eq!(rounded, is, "{name}");
+    }
+}
+
+#[test]
+fn a_failed_save_leaves_the_old_folder_whole() {
+    let golden = Golden::new("llama");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let folder = golden.open();
+    let out = tempfile::tempdir().unwrap();
+    let destination = out.path().join("final");
+    let save =
+        Save { template: &folder, decoder: &golden.decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
+    save.write_resident(&destination, &device, &weights).unwrap();
+    let before = fs::read(destination.join("model.safetensors")).unwrap();
+    let failure = save.write(&destination, &mut |layer, _| match layer {
+        LayerId::Head => Err(ModelError::Invalid("the disk is full".into())),
+        _ => Ok(()),
+    });
+    assert_eq!(failure.unwrap_err().to_string(), "the disk is full");
+    assert_eq!(fs::read(destination.join("model.safetensors")).unwrap(), before);
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "the unfinished folder is gone");
+}
+
+#[test]
+fn half_precision_folders_are_widened() {
+    let golden = Golden::new("gpt-neox");
+    let shapes = tensor_shapes(&golden.decoder);
+    let mut entries = Map::new();
+    let mut data: Vec<u8> = Vec::new();
+    let mut expected = Vec::new();
+    for (i, (name, shape)) in shapes.iter().enumerate() {
+        let (start, values) = (data.len(), formula::weight(name, shape.iter().product()));
+        let dtype = ["F16", "BF16", "F32"][i % 3];
+        for &v in &values {
+            match dtype {
+                "F16" => data.extend(half::f16::from_f32(v).to_le_bytes()),
+                "BF16" => data.extend(half::bf16::from_f32(v).to_le_bytes()),
+                _ => data.extend(v.to_le_bytes()),
+            }
+        }
+        let narrowed = values.iter().map(|&v| match dtype {
+            "F16" => half::f16::from_f32(v).to_f32(),
+            "BF16" => half::bf16::from_f32(v).to_f32(),
+            _ => v,
+        });
+        expected.push((name.clone(), narrowed.collect::<Vec<f32>>()));
+        entries.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}),
+        );
+    }
+    write_raw(golden.folder.path(), &entries, &data);
+    let device = cpu();
+    assert_eq!(tensors(&golden.decoder, &golden.load(&device)), expected);
+}
+
+/// A safetensors file from a header and data.
+fn write_raw(folder: &Path, header: &Map<String, Value>, data: &[u8]) {
+    let header = Value::Object(header.clone()).to_string();
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+}
+
+/// The golden's weights with a changed list of tensors.
+fn rewrite(golden: &Golden, change: impl Fn(&mut Vec<(String, Vec<usize>)>)) {
+    let mut tensors = tensor_shapes(&golden.decoder);
+    change(&mut tensors);
+    formula::write_safetensors(golden.folder.path(), &tensors, formula::weight).unwrap();
+}
+
+#[test]
+fn every_tensor_that_does_not_fit_is_listed_in_one_error() {
+    let golden = Golden::new("llama");
+    rewrite(&golden, |tensors| {
+        tensors.retain(|(name, _)| name != "model.norm.weight");
+        tensors.iter_mut().find(|(n, _)| n == "lm_head.weight").unwrap().1 = vec![64, 8];
+        tensors.push(("model.layers.2.mlp.down_proj.weight".into(), vec![16, 24]));
+        tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), vec![2]));
+    });
+    let message = weights_error(&golden);
+    let lines: Vec<&str> = message.lines().map(str::trim).collect();
+    assert!(lines[0].ends_with("model.safetensors: 3 of the tensors do not fit config.json:"), "{message}");
+    assert_eq!(
+        lines[1..],
+        [
+            "wrong shape: lm_head.weight is [64, 8], expected [64, 16]",
+            "missing: model.norm.weight [16]",
+            "left over: model.layers.2.mlp.down_proj.weight [16, 24] f32",
+        ]
+    );
+}
+
+#[test]
+fn a_tensor_of_another_type_is_named() {
+    let golden = Golden::new("llama");
+    let mut entries = Map::new();
+    let mut data = Vec::new();
+    for (name, shape) in tensor_shapes(&golden.decoder) {
+        let (start, count) = (data.len(), shape.iter().product::<usize>());
+        let (dtype, width) = if name == "model.norm.weight" { ("I64", 8) } else { ("F32", 4) };
+        data.resize(start + width * count, 0u8);
+        entries.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}));
+    }
+    write_raw(golden.folder.path(), &entries, &data);
+    let message = weights_error(&golden);
+    assert!(message.contains("wrong type: model.norm.weight is i64, expected f32, bf16 or f16"), "{message}");
+}
+
+#[test]
+fn a_stored_copy_of_a_tied_table_must_equal_it() {
+    let golden = Golden::new("llama-tied");
+    // The same values under the head's name: what `save_file` of a tied model leaves.
+    let table = |name: &str, n| {
+        formula::weight(if name == "lm_head.weight" { "model.embed_tokens.weight" } else { name }, n)
+    };
+    let mut tensors = tensor_shapes(&golden.decoder);
+    tensors.push(("lm_head.weight".into(), vec![64, 16]));
+    formula::write_safetensors(golden.folder.path(), &tensors, table).unwrap();
+    assert!(golden.open().weights(&golden.decoder).is_ok());
+    formula::write_safetensors(golden.folder.path(), &tensors, formula::weight).unwrap();
+    let message = weights_error(&golden);
+    let expected =
+        "lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings says they are one";
+    assert!(message.contains(expected), "{message}");
+}
+
+#[test]
+fn folders_of_the_bare_model_and_old_masks_are_read() {
+    let golden = Golden::new("gpt2");
+    let device = cpu();
+    let named = bits(&golden.load(&device));
+    // The hub's own gpt2: no prefix, causal masks beside the weights.
+    let full = |name: &str, n| formula::weight(&format!("transformer.{name}"), n);
+    let mut tensors = tensor_shapes(&golden.decoder);
+    tensors.iter_mut().for_each(|(name, _)| *name = name.replace("transformer.", ""));
+    tensors.push(("h.0.attn.bias".into(), vec![1, 1, 32, 32]));
+    tensors.push(("h.0.attn.masked_bias".into(), vec![1]));
+    formula::write_safetensors(golden.folder.path(), &tensors, full).unwrap();
+    assert!(bits(&golden.load(&device)) == named);
+}
+
+#[test]
+fn a_file_cut_short_is_named() {
+    let golden = Golden::new("llama");
+    let path = golden.folder.path().join("model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    for length in [0, 5, 40, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).unwrap();
+        let message = weights_error(&golden);
+        assert!(message.contains("model.safetensors"), "{message}");
+        if length > 0 {
+            assert!(message.contains("cut short"), "{length} bytes: {message}");
+        }
+    }
+}
+
+#[test]
+fn an_index_that_lies_is_named() {
+    let golden = Golden::new("llama");
+    let folder = golden.folder.path();
+    fs::rename(folder.join("model.safetensors"), folder.join("one.safetensors")).unwrap();
+    let write = |map: Value| {
+        fs::write(folder.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string())
+            .unwrap();
+        weights_error(&golden)
+    };
+    let message = write(json!({"model.norm.weight": "two.safetensors"}));
+    assert!(message.contains("two.safetensors: No such file"), "{message}");
+    let message = write(json!({"model.nrom.weight": "one.safetensors"}));
+    assert!(
+        message.contains("says model.nrom.weight is in \"one.safetensors\", which does not hold it"),
+        "{message}"
+    );
+}
+
+#[test]
+fn folders_without_what_is_needed_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(open_error(&folder.path().join("nowhere")).ends_with("nowhere: no such model folder"));
+    assert!(open_error(folder.path()).contains("config.json: No such file"));
+    fs::write(folder.path().join("config.json"), "{\"model_type\": ").unwrap();
+    assert!(open_error(folder.path()).contains("config.json: not JSON"));
+    let golden = Golden::new("llama");
+    fs::remove_file(golden.folder.path().join("model.safetensors")).unwrap();
+    assert!(weights_error(&golden).contains("holds no weights; looked for model.safetensors"));
+}
+
+#[test]
+fn what_a_config_may_not_ask_for_is_refused_with_a_sentence() {
+    let cases = [
+        (
+            "llama",
+            "architectures",
+            json!(["MixtralForCausalLM"]),
+            "architecture MixtralForCausalLM is not supported; known: LlamaForCausalLM, PhiForCausalLM, GPT2LMHeadModel",
+        ),
+        (
+            "llama",
+            "architectures",
+            json!(["LlamaForSequenceClassification"]),
+            "a classifier of 2 labels is no reward model",
+        ),
+        (
+            "llama",
+            "rope_parameters",
+            json!({"rope_type": "yarn", "factor": 2.0}),
+            "rope_type is \"yarn\", which is not supported; known: default, linear, llama3",
+        ),
+        (
+            "llama",
+            "rope_parameters",
+            json!({"rope_type": "linear"}),
+            "rope_parameters has no number for factor",
+        ),
+        (
+            "llama",
+            "hidden_act",
+            json!("quick_gelu"),
+            "hidden_act is \"quick_gelu\", which is not supported; known: silu",
+        ),
+        ("llama", "hidden_size", json!("wide"), "hidden_size is \"wide\", expected a positive integer"),
+        ("llama", "hidden_size", Value::Null, "hidden_size is missing"),
+        ("llama", "num_key_value_heads", json!(3), "4 attention heads do not share 3 key/value heads evenly"),
+        ("phi", "qk_layernorm", json!(true), "qk_layernorm is true, which is not supported"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx is true"),
+        (
+            "qwen2-window",
+            "layer_types",
+            json!(["full_attention", "chunked_attention"]),
+            "layer_types contains \"chunked_attention\"",
+        ),
+    ];
+    for (name, key, value, expected) in cases {
+        let golden = Golden::new(name);
+        set(&golden, key, value);
+        let message = open_error(golden.folder.path());
+        assert!(message.contains("config.json: ") && message.contains(expected), "{key}: {message}");
+    }
+}
+
+#[test]
+fn dropout_in_a_config_is_ignored() {
+    let golden = Golden::new("phi");
+    let spec = golden.open().spec().clone();
+    set(&golden, "resid_pdrop", json!(0.9));
+    assert_eq!(golden.open().spec(), &spec);
+}
+
+#[test]
+fn end_tokens_come_from_both_configs() {
+    let golden = Golden::new("llama");
+    assert_eq!(golden.open().spec().eos_token_ids, [2]);
+    fs::write(golden.folder.path().join("generation_config.json"), "{\"eos_token_id\": [7, 2]}").unwrap();
+    assert_eq!(golden.open().spec().eos_token_ids, [2, 7]);
+}
+
+#[test]
+fn learned_positions_end_where_they_end() {
+    let golden = Golden::new("gpt2");
+    let refused = Decoder::new(golden.decoder.spec().clone(), 33).unwrap_err();
+    assert!(
+        refused.to_string().contains("33 tokens do not fit a model with 32 learned positions"),
+        "{refused}"
+    );
+    // Angles go on for ever.
+    assert!(Decoder::new(Golden::new("llama").decoder.spec().clone(), 1000).is_ok());
+}
+
+#[test]
+fn fresh_weights_follow_the_config() {
+    let device = cpu();
+    let golden = Golden::new("gpt2");
+    let decoder = &golden.decoder;
+    let weights = init::init(decoder, &device, Kind::Master, 3).unwrap();
+    assert!(bits(&weights) == bits(&init::init(decoder, &device, Kind::Master, 3).unwrap()));
+    assert!(bits(&weights) != bits(&init::init(decoder, &device, Kind::Master, 4).unwrap()));
+    let block = decoder.index(LayerId::Block(0));
+    let param = |part: Part| {
+        let place = decoder.layout(LayerId::Block(0)).param(part).unwrap().range();
+        weights.layers[block].view().as_slice::<f32>()[place].to_vec()
+    };
+    assert!(param(Part::Norm1Weight).iter().all(|&w| w == 1.0));
+    assert!(param(Part::QkvBias).iter().all(|&w| w == 0.0));
+    let deviation = |w: Vec<f32>| (w.iter().map(|w| w * w).sum::<f32>() / w.len() as f32).sqrt();
+    // 1,024 numbers: the deviation's standard error is 2.2 %. GPT-2 halves what writes to the residual stream of
+    // two layers.
+    assert!((deviation(param(Part::UpWeight)) / 0.02 - 1.0).abs() < 0.1);
+    assert!((deviation(param(Part::DownWeight)) / 0.01 - 1.0).abs() < 0.1);
+    let gemma = Golden::new("gemma");
+    let weights = init::init(&gemma.decoder, &device, Kind::Master, 3).unwrap();
+    let norms = gemma.decoder.layout(LayerId::Head).param(Part::FinalNormWeight).unwrap().range();
+    let head = &weights.layers[gemma.decoder.index(LayerId::Head)];
+    assert!(head.view().as_slice::<f32>()[norms].iter().all(|&w| w == 0.0), "Gemma's norms are 1 + w");
+}
+
+#[test]
+fn policy_pt_gives_the_weights_of_its_folder() {
+    let golden = Golden::new("llama-tied");
+    let device = cpu();
+    let policy = golden.open().with_weights(&goldens().join("policy.pt"));
+    let loaded =
+        policy.weights(&golden.decoder).unwrap().load(&golden.decoder, &device, Kind::Master).unwrap();
+    assert!(bits(&loaded) == bits(&golden.load(&device)));
+    // Without safetensors in the folder it is found by itself.
+    fs::remove_file(golden.folder.path().join("model.safetensors")).unwrap();
+    fs::copy(goldens().join("policy.pt"), golden.folder.path().join("policy.pt")).unwrap();
+    assert!(bits(&golden.load(&device)) == bits(&loaded));
+}
+
+#[test]
+fn a_pickle_that_asks_for_more_than_tensors_is_refused_by_name() {
+    let golden = Golden::new("llama-tied");
+    let hostile = golden.open().with_weights(&goldens().join("hostile.pt"));
+    let message = hostile.weights(&golden.decoder).err().expect("must be refused").to_string();
+    assert!(message.contains("hostile.pt: the pickle asks for posix.system"), "{message}");
+}
+
+#[test]
+fn a_policy_cut_short_or_garbled_is_refused_and_never_panics() {
+    let golden = Golden::new("llama-tied");
+    let whole = fs::read(goldens().join("policy.pt")).unwrap();
+    let path = golden.folder.path().join("policy.pt");
+    let attempt = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        golden.open().with_weights(&path).weights(&golden.decoder).err().map(|e| e.to_string())
+    };
+    for length in [0, 3, 100, whole.len() / 2, whole.len() - 30] {
+        let message = attempt(&whole[..length]).expect("must be refused");
+        assert!(message.contains("policy.pt"), "{message}");
+    }
+    // The pickle is the first member: every byte of it set to something else in turn.
+    for at in (0..1500).step_by(3) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x55;
+        _ = attempt(&bytes);
+    }
+}

@@ -1,0 +1,362 @@
+//! Generation against the plain forward pass, which has no cache.
+
+mod mixture;
+mod policies;
+mod ranks;
+mod slices;
+
+use std::collections::BTreeMap;
+
+use crate::support::{ALL, Golden, cpu};
+use tandem_kernels::ops::HeadScores;
+use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, ops};
+use tandem_model::decode::{Answer, Finish, Flow, NewToken};
+use tandem_model::{
+    Checkpointing, Decoder, FlatWeights, Generator, GeneratorOptions, Request, ResidentWeights, Sampling,
+    Walk, WeightSource,
+};
+
+const OPTIONS: GeneratorOptions =
+    GeneratorOptions { max_batch: 8, cache_tokens: 200, prefill_tokens: 100, log_probs: false };
+
+fn sampling() -> Sampling {
+    Sampling { top_k: Some(20), top_p: 0.9, seed: 11, ..Sampling::default() }
+}
+
+/// One answer of 8 tokens to each prompt.
+fn requests(prompts: Vec<Vec<u32>>, sampling: Sampling) -> Vec<Request> {
+    let request = |(number, prompt)| Request {
+        prompt,
+        number,
+        num_answers: 1,
+        sampling,
+        max_new_tokens: 8,
+        stop: Vec::new(),
+    };
+    (0..).zip(prompts).map(request).collect()
+}
+
+/// Three prompts of different lengths.
+fn prompts(golden: &Golden) -> Vec<Vec<u32>> {
+    vec![golden.prompt.clone(), golden.chosen.clone(), vec![golden.rejected[0]]]
+}
+
+fn generate(
+    golden: &Golden,
+    device: &Device,
+    weights: &FlatWeights,
+    options: GeneratorOptions,
+    change: impl Fn(&mut Request),
+) -> Vec<Answer> {
+    let decoder = &golden.decoder;
+    let mut generator = Generator::new(decoder, device, DType::F32, options).unwrap();
+    let mut source = ResidentWeights::new(decoder, weights, None);
+    let mut requests = requests(prompts(golden), sampling());
+    requests.iter_mut().for_each(change);
+    generator.generate(&mut source, requests, &mut |_| Flow::Continue).unwrap()
+}
+
+#[test]
+fn greedy_text_is_the_argmax_of_a_full_forward_at_each_token() {
+    for name in ALL {
+        check_greedy(name, &cpu());
+    }
+    for name in ["llama", "gpt2", "qwen2-window", "gemma"] {
+        check_greedy(name, &tandem_emulated::device(1 << 28).unwrap());
+    }
+}
+
+fn check_greedy(name: &'static str, device: &Device) {
+    let golden = Golden::new(name);
+    let weights = golden.load(device);
+    let decoder = &golden.decoder;
+    let walk = Walk::new(decoder, device, DType::F32, Checkpointing::None);
+    let answers = generate(&golden, device, &weights, OPTIONS, |r| r.sampling = Sampling::GREEDY);
+    assert_eq!(answers.len(), 3);
+    for (prompt, answer) in prompts(&golden).into_iter().zip(answers) {
+        assert_eq!((answer.tokens.len(), answer.finish), (8, Finish::Length), "{name}");
+        let mut text = prompt;
+        for token in answer.tokens {
+            let forest = Forest::sequence(text.clone()).unwrap();
+            let mut source = ResidentWeights::new(decoder, &weights, None);
+            let last = [text.len() as u32 - 1];
+            let logits = walk.logits(&mut source, &forest, &last).unwrap();
+            let logits = ops::read_f32(device, logits.view()).unwrap();
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            assert_eq!(best as u32, token, "{name} after {} tokens", text.len());
+            text.push(token);
+        }
+    }
+}
+
+#[test]
+fn answers_do_not_depend_on_what_else_is_in_the_batch() {
+    for name in ["llama", "gpt2", "qwen2-window", "qwen3"] {
+        let golden = Golden::new(name);
+        let device = cpu();
+        let weights = golden.load(&device);
+        let together = generate(&golden, &device, &weights, OPTIONS, |r| r.num_answers = 3);
+        assert_eq!(together.len(), 9);
+        let distinct: std::collections::BTreeSet<_> = together.iter().map(|a| &a.tokens).collect();
+        assert!(distinct.len() > 6, "{name}: answers to one prompt should differ: {together:?}");
+        // One at a time; in a cache that holds one prompt with one or two answers; in batches of two.
+        for (max_batch, cache_tokens) in [(1, 200), (8, 16), (8, 24), (2, 40)] {
+            for prefill_tokens in [1, 100] {
+                let cramped = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, ..OPTIONS };
+                let found = generate(&golden, &device, &weights, cramped, |r| r.num_answers = 3);
+                assert_eq!(found, together, "{name}: batch {max_batch}, cache {cache_tokens}");
+            }
+        }
+    }
+}
+
+#[test]
+fn another_seed_gives_other_text_and_the_same_seed_the_same() {
+    let golden = Golden::new("llama");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let text = |seed| generate(&golden, &device, &weights, OPTIONS, |r| r.sampling.seed = seed);
+    assert_eq!(text(1), text(1));
+    assert_ne!(text(1), text(2));
+}
+
+#[test]
+fn a_stop_token_ends_an_answer_and_is_its_last() {
+    let golden = Golden::new("llama");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let free = generate(&golden, &device, &weights, OPTIONS, |_| ());
+    let stop = free[0].tokens[3];
+    let stopped = generate(&golden, &device, &weights, OPTIONS, |r| r.stop = vec![stop]);
+    for (free, stopped) in free.iter().zip(&stopped) {
+        match free.tokens.iter().position(|&t| t == stop) {
+            Some(at) => {
+                assert_eq!((&free.tokens[..=at], Finish::Stop), (&stopped.tokens[..], stopped.finish));
+            }
+            None => assert_eq!(free, stopped),
+        }
+    }
+    assert_eq!(stopped[0].finish, Finish::Stop);
+}
+
+#[test]
+fn tokens_stream_as_they_come_and_the_listener_may_end_a_text() {
+    let golden = Golden::new("llama");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let decoder = &golden.decoder;
+    let mut source = ResidentWeights::new(decoder, &weights, None);
+    let mut generator = Generator::new(decoder, &device, DType::F32, OPTIONS).unwrap();
+    let requests = || requests(prompts(&golden), sampling());
+    let mut streamed: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+    let whole = generator
+        .generate(&mut source, requests(), &mut |new: NewToken| {
+            let text = streamed.entry(new.request).or_default();
+            assert_eq!(new.index, text.len());
+            assert_eq!(new.finish, (new.index == 7).then_some(Finish::Length));
+            text.push(new.token);
+            Flow::Continue
+        })
+        .unwrap();
+    assert_eq!(whole.iter().map(|a| &a.tokens).collect::<Vec<_>>(), streamed.values().collect::<Vec<_>>());
+    let ended = generator
+        .generate(&mut source, requests(), &mut |new| {
+            if new.request == 1 && new.index == 2 { Flow::End } else { Flow::Continue }
+        })
+        .unwrap();
+    assert_eq!((&ended[1].tokens[..], ended[1].finish), (&whole[1].tokens[..3], Finish::Stop));
+    assert_eq!([&ended[0], &ended[2]], [&whole[0], &whole[2]]);
+}
+
+#[test]
+fn requests_come_and_go_while_others_are_under_way() {
+    let golden = Golden::new("llama");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let decoder = &golden.decoder;
+    let mut source = ResidentWeights::new(decoder, &weights, None);
+    let alone = generate(&golden, &device, &weights, OPTIONS, |_| ());
+    let mut generator = Generator::new(decoder, &device, DType::F32, OPTIONS).unwrap();
+    let [first, second, third]: [Request; 3] = requests(prompts(&golden), sampling()).try_into().unwrap();
+    let mut ended = Vec::new();
+    let mut step = |generator: &mut Generator| {
+        ended.extend(generator.step(&mut source, &mut |_| Flow::Continue).unwrap());
+    };
+    let first = generator.submit(first).unwrap();
+    for _ in 0..3 {
+        step(&mut generator);
+    }
+    let second = generator.submit(second).unwrap();
+    step(&mut generator);
+    let third = generator.submit(third).unwrap();
+    step(&mut generator);
+    let broken = generator.cancel(second);
+    assert_eq!((&broken[0].tokens[..], broken[0].finish), (&alone[1].tokens[..2], Finish::Interrupted));
+    while !generator.is_idle() {
+        step(&mut generator);
+    }
+    let found: Vec<_> = ended.iter().map(|answer| (answer.request, &answer.tokens)).collect();
+    assert_eq!(found, [(first, &alone[0].tokens), (third, &alone[2].tokens)]);
+    // The cache is whole again.
+    let all = requests(prompts(&golden), sampling());
+    let again = generator.generate(&mut source, all, &mut |_| Flow::Continue).unwrap();
+    assert_eq!(again, alone);
+}
+
+/// What is recorded while a text is generated is what training makes of it: the generator and the trainer are one model.
+#[test]
+fn log_probs_are_those_of_a_training_pass() {
+    for name in ALL {
+        let golden = Golden::new(name);
+        let device = cpu();
+        let weights = golden.load(&device);
+        let copy = weights.compute_copy(&golden.decoder, &device, Kind::Weights, DType::Bf16).unwrap();
+        let (decoder, device) = (&golden.decoder, &device);
+        let mut source = ResidentWeights::new(decoder, &weights, None);
+        check_log_probs(&golden, decoder, device, DType::F32, &mut source);
+        let mut source = ResidentWeights::new(decoder, &weights, Some(&copy));
+        check_log_probs(&golden, decoder, device, DType::Bf16, &mut source);
+    }
+    let (golden, device) = (Golden::new("llama"), tandem_emulated::device(1 << 28).unwrap());
+    let weights = golden.load(&device);
+    let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
+    check_log_probs(&golden, &golden.decoder, &device, DType::F32, &mut source);
+}
+
+/// Generates, and compares with a training pass; returns the log-probabilities.
+fn check_log_probs(
+    golden: &Golden,
+    decoder: &Decoder,
+    device: &Device,
+    dtype: DType,
+    source: &mut dyn WeightSource,
+) -> Vec<f32> {
+    let options = GeneratorOptions { log_probs: true, ..OPTIONS };
+    let mut generator = Generator::new(decoder, device, dtype, options).unwrap();
+    let mut requests = requests(prompts(golden), sampling());
+    requests.iter_mut().for_each(|request| request.num_answers = 3);
+    let mut told = Vec::new();
+    let answers = generator
+        .generate(source, requests, &mut |new| {
+            told.push((new.request, new.answer, new.index, new.log_prob));
+            Flow::Continue
+        })
+        .unwrap();
+    told.sort_by_key(|&(request, answer, index, _)| (request, answer, index));
+    let recorded: Vec<f32> = answers.iter().flat_map(|answer| answer.log_probs.clone()).collect();
+    assert_eq!(told.iter().map(|told| told.3).collect::<Vec<_>>(), recorded);
+    let trained = training_log_probs(golden, decoder, device, dtype, source, &answers);
+    for (&found, trained) in recorded.iter().zip(trained) {
+        let name = golden.name;
+        if dtype == DType::F32 && matches!(device, Device::Cpu(_)) {
+            assert_eq!(found.to_bits(), trained.to_bits(), "{name}: {found} and {trained}");
+        } else {
+            assert!((found - trained).abs() <= 1e-2, "{name} {dtype}: {found} and {trained}");
+        }
+    }
+    recorded
+}
+
+/// The log-probability of each token of three answers to each of the [`prompts`], from a training pass.
+fn training_log_probs(
+    golden: &Golden,
+    decoder: &Decoder,
+    device: &Device,
+    dtype: DType,
+    source: &mut dyn WeightSource,
+    answers: &[Answer],
+) -> Vec<f32> {
+    let (mut tokens, mut segments, mut predictions) = (Vec::new(), Vec::<Segment>::new(), Vec::new());
+    for (prompt, answers) in prompts(golden).iter().zip(answers.chunks(3)) {
+        let parent = segments.len() as u32;
+        let start = tokens.len() as u32;
+        tokens.extend(prompt);
+        let last = tokens.len() as u32 - 1;
+        segments.push(Segment { range: start..last + 1, parent: None, first_position: 0 });
+        for answer in answers {
+            let start = tokens.len() as u32;
+            tokens.extend(&answer.tokens);
+            let range = start..tokens.len() as u32;
+            for (row, &target) in range.clone().zip(&answer.tokens) {
+                let hidden_row = if row == start { last } else { row - 1 };
+                predictions.push(Prediction { hidden_row, target, sequence: parent });
+            }
+            let first_position = prompt.len() as u32;
+            segments.push(Segment { range, parent: Some(parent), first_position });
+        }
+    }
+    // The head takes predictions by rows.
+    let mut order: Vec<usize> = (0..predictions.len()).collect();
+    order.sort_by_key(|&i| predictions[i].hidden_row);
+    let sorted = order.iter().map(|&i| predictions[i]).collect();
+    let num_sequences = segments.len() as u32;
+    let forest = Forest::new(tokens, segments, sorted, num_sequences).unwrap();
+    let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
+    let mut scores = HeadScores::default();
+    walk.forward(source, &forest, &mut scores).unwrap();
+    let mut trained = vec![f32::NAN; order.len()];
+    order.iter().zip(&scores.log_prob).for_each(|(&i, &log_prob)| trained[i] = log_prob);
+    trained
+}
+
+#[test]
+fn answers_end_at_the_last_position() {
+    let golden = Golden::new("gpt2");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let answers = generate(&golden, &device, &weights, OPTIONS, |r| r.max_new_tokens = 100);
+    for (prompt, answer) in prompts(&golden).iter().zip(answers) {
+        assert_eq!((prompt.len() + answer.tokens.len(), answer.finish), (32, Finish::Length));
+    }
+}
+
+#[test]
+fn prompts_that_cannot_be_answered_are_refused() {
+    let golden = Golden::new("gpt2");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let decoder = &golden.decoder;
+    let refusal = |prompt: Vec<u32>, options| {
+        let mut generator = Generator::new(decoder, &device, DType::F32, options).unwrap();
+        let mut source = ResidentWeights::new(decoder, &weights, None);
+        let requests = requests(vec![vec![1], prompt], sampling());
+        let result = generator.generate(&mut source, requests, &mut |_| panic!("nothing is generated"));
+        result.unwrap_err().to_string()
+    };
+    assert_eq!(refusal(vec![], OPTIONS), "prompt 1: it is empty");
+    assert_eq!(
+        refusal(vec![1; 32], OPTIONS),
+        "prompt 1: it has 32 tokens, which leaves no room for an answer within 32 positions"
+    );
+    assert_eq!(
+        refusal(vec![1; 20], GeneratorOptions { cache_tokens: 26, ..OPTIONS }),
+        "prompt 1: it has 20 tokens and its answer up to 8; the cache holds 26"
+    );
+    let foreign = refusal(vec![1, 1 << 20], OPTIONS);
+    assert!(
+        foreign.starts_with("prompt 1: token 1048576 is outside the model's vocabulary of "),
+        "{foreign}"
+    );
+    let none = GeneratorOptions { max_batch: 0, ..OPTIONS };
+    assert!(Generator::new(decoder, &device, DType::F32, none).is_err());
+}
+
+#[test]
+fn bf16_generates_too_and_leaves_no_activation_behind() {
+    let golden = Golden::new("llama-tied");
+    let device = cpu();
+    let weights = golden.load(&device);
+    let decoder = &golden.decoder;
+    let copy = weights.compute_copy(decoder, &device, Kind::Weights, DType::Bf16).unwrap();
+    let mut source = ResidentWeights::new(decoder, &weights, Some(&copy));
+    let mut generator = Generator::new(decoder, &device, DType::Bf16, OPTIONS).unwrap();
+    let mut run = || {
+        let requests = requests(prompts(&golden), Sampling::GREEDY);
+        let answers = generator.generate(&mut source, requests, &mut |_| Flow::Continue);
+        (answers.unwrap(), device.high_water())
+    };
+    let first = run();
+    assert_eq!(run(), first);
+    assert_eq!(device.memory().current[Kind::Activations as usize], 0);
+    assert_eq!(device.memory().current[Kind::Head as usize], 0);
+}

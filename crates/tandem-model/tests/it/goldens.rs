@@ -1,0 +1,116 @@
+//! Every architecture against transformers in f64: logits, log-probs, and the gradient of every parameter.
+//! The numbers come from `goldens/model_golden.py`.
+
+use crate::support::{ALL, GRADIENTS, Golden, SCORES, by_sequence, cpu, relative_error, tensors, train};
+mod support;
+
+use tandem_kernels::{DType, Kind};
+use tandem_model::{Checkpointing, ResidentWeights, Walk};
+
+/// Runs `check` on every golden and reports all that fail at once.
+fn each(mut check: impl FnMut(&Golden) -> Vec<String>) {
+    let failures: Vec<String> = ALL.into_iter().flat_map(|name| check(&Golden::new(name))).collect();
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+}
+
+fn beyond(golden: &Golden, what: &str, error: f64, tolerance: f64) -> Option<String> {
+    (error > tolerance).then(|| format!("{}: {what}: {error:.2e} > {tolerance:.0e}", golden.name))
+}
+
+#[test]
+fn logits_in_f32() {
+    each(|golden| {
+        let device = cpu();
+        let weights = golden.load(&device);
+        let decoder = &golden.decoder;
+        let mut source = ResidentWeights::new(decoder, &weights, None);
+        let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
+        let mut failures = Vec::new();
+        for (side, answer) in [("chosen", &golden.chosen), ("rejected", &golden.rejected)] {
+            let forest = golden.sequence(answer);
+            let rows: Vec<u32> = (0..forest.num_tokens() as u32).collect();
+            let logits = walk.logits(&mut source, &forest, &rows).unwrap();
+            let error = relative_error(logits.view().as_slice(), &golden.expected(&format!("logits/{side}")));
+            failures.extend(beyond(golden, &format!("logits of {side}"), error, SCORES));
+        }
+        failures
+    });
+}
+
+/// Log-probs and gradients of the tree with a shared prompt.
+fn gradients(dtype: DType, log_prob_tolerance: f64, gradient_tolerance: f64) {
+    each(|golden| {
+        let device = cpu();
+        let weights = golden.load(&device);
+        let forest = golden.forest();
+        let d_log_prob = golden.forest_weights(&forest);
+        let decoder = &golden.decoder;
+        let (scores, sums) =
+            train(&device, decoder, &weights, dtype, Checkpointing::None, &forest, &d_log_prob);
+        let log_prob = by_sequence(&forest, &scores.log_prob);
+        let error = relative_error(&log_prob, &golden.expected("log_prob"));
+        let mut failures: Vec<String> =
+            beyond(golden, "log-probs", error, log_prob_tolerance).into_iter().collect();
+        let mut found: Vec<(String, Vec<f32>)> = tensors(decoder, &sums);
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        let names: Vec<&String> = found.iter().map(|(name, _)| name).collect();
+        assert_eq!(names, golden.parameters().iter().collect::<Vec<_>>(), "{}", golden.name);
+        for (name, gradient) in &found {
+            let error = relative_error(gradient, &golden.expected(&format!("gradient/{name}")));
+            failures.extend(beyond(golden, &format!("gradient of {name}"), error, gradient_tolerance));
+        }
+        failures
+    });
+}
+
+#[test]
+fn log_probs_and_gradients_of_a_shared_prompt_in_f32() {
+    // f32 rounding, relative to each tensor's largest element.
+    gradients(DType::F32, SCORES, GRADIENTS);
+}
+
+#[test]
+fn log_probs_and_gradients_of_a_shared_prompt_in_bf16() {
+    // bf16 has 8 bits (2^-9 = 2e-3 per rounding); two blocks round some ten times on the way to a log-prob, and
+    // again on the way back.
+    gradients(DType::Bf16, 1e-2, 6e-2);
+}
+
+#[test]
+fn entropy_and_mean_logit_agree_with_the_logits() {
+    each(|golden| {
+        let device = cpu();
+        let weights = golden.load(&device);
+        let forest = golden.sequence(&golden.chosen);
+        let d_log_prob = vec![0.0; forest.predictions.len()];
+        let (scores, _) =
+            train(&device, &golden.decoder, &weights, DType::F32, Checkpointing::None, &forest, &d_log_prob);
+        let logits = golden.expected("logits/chosen");
+        let rows = logits.chunks_exact(golden.decoder.spec().vocab_size).skip(golden.prompt.len() - 1);
+        let mut entropy = Vec::new();
+        let mut mean = Vec::new();
+        for row in rows.take(golden.chosen.len()) {
+            let total: f64 = row.iter().map(|&l| f64::from(l).exp()).sum();
+            let expected: f64 = row.iter().map(|&l| f64::from(l).exp() / total * f64::from(l)).sum();
+            entropy.push((total.ln() - expected) as f32);
+            mean.push((row.iter().map(|&l| f64::from(l)).sum::<f64>() / row.len() as f64) as f32);
+        }
+        let entropy = relative_error(&scores.entropy, &entropy);
+        let mean = relative_error(&scores.mean_logit, &mean);
+        // A mean of logits of both signs loses digits against its terms: hence ten times the logits' tolerance.
+        [beyond(golden, "entropy", entropy, SCORES), beyond(golden, "mean logit", mean, 10.0 * SCORES)]
+            .into_iter()
+            .flatten()
+            .collect()
+    });
+}
+
+#[test]
+fn an_untied_token_table_needs_no_copy_in_the_compute_type() {
+    let golden = Golden::new("llama");
+    let device = cpu();
+    let copy =
+        golden.load(&device).compute_copy(&golden.decoder, &device, Kind::Weights, DType::Bf16).unwrap();
+    let embedding = golden.decoder.index(tandem_model::LayerId::Embedding);
+    assert_eq!(copy.layers[embedding].cols(), 0);
+}

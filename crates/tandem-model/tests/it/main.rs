@@ -1,0 +1,13 @@
+//! Folders, forward and backward passes, generation and adapters beside numbers of transformers and peft.
+
+mod adapters;
+mod folders;
+mod generate;
+mod goldens;
+mod peft;
+mod quantised;
+mod rewards;
+mod split;
+mod stages;
+mod support;
+mod walk;

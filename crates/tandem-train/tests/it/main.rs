@@ -1,0 +1,9 @@
+//! Runs of tiny models beside numbers of TRL, plans, and what must hold of every run.
+
+#[path = "../../../../goldens/formula.rs"]
+mod formula;
+mod golden_online;
+mod golden_train;
+mod plan;
+mod run;
+mod small;

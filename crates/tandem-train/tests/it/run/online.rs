@@ -1,0 +1,294 @@
+//! Online runs: the same answers, scores, losses and weights wherever they are computed and however often they are stopped, and what
+//! is left behind.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tandem_train::Outcome;
+use tandem_train::events::Silent;
+use tandem_train::run::run_dir::Start;
+use tandem_train::run::spawn;
+
+use super::ranks::log;
+use crate::small::Small;
+
+fn samples(small: &Small, name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(small.path(name).join("samples.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Log, samples and final weights.
+type Run = (Vec<Map<String, Value>>, Vec<Value>, Vec<u8>);
+
+fn left(small: &Small, name: &str) -> Run {
+    (log(small, name), samples(small, name), small.weights(name))
+}
+
+const COMMON: [&str; 4] =
+    ["compute.threads=1", "online.samples_every=1", "train.learning_rate=3e-3", "train.batch_size=5"];
+
+fn run(small: &Small, name: &str, settings: &[&str]) -> Run {
+    small.finish(name, Start::Overwrite, &[&COMMON[..], settings].concat());
+    left(small, name)
+}
+
+fn same_everywhere(own: &[&str], places: &[&[&str]]) {
+    let small = Small::new("online");
+    let expected = run(&small, "one", own);
+    assert_eq!(expected.0.len(), 6);
+    assert!(
+        expected.0.iter().any(|line| line["pairs"].as_u64() > Some(0)),
+        "there is something to learn from"
+    );
+    for place in places {
+        let found = run(&small, "other", &[own, place].concat());
+        assert_eq!(found.1, expected.1, "{own:?} {place:?}: answers and scores");
+        assert_eq!(found.0, expected.0, "{own:?} {place:?}: the log");
+        assert!(found.2 == expected.2, "{own:?} {place:?}: the final weights");
+    }
+}
+
+#[test]
+fn answers_and_weights_are_the_same_on_any_number_of_ranks() {
+    same_everywhere(
+        &[],
+        &[
+            &["compute.devices=cpu:2"],
+            &["compute.devices=cpu:4", "online.max_batch=3"],
+            &["compute.devices=cpu:2", "compute.sharding=zero2"],
+            &["compute.devices=cpu:3", "compute.sharding=zero3", "online.max_batch=2"],
+            &["compute.devices=cpu:4", "compute.sharding=zero3", "compute.replicate=2"],
+            &["compute.offload=host"],
+        ],
+    );
+}
+
+#[test]
+fn all_pairs_of_four_answers_in_bf16_are_the_same_too() {
+    same_everywhere(
+        &["online.answers=4", "online.pairs=all", "compute.dtype=bf16", "online.steps_per_round=2"],
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.devices=cpu:4"]],
+    );
+}
+
+#[test]
+fn an_adapter_on_4_bit_weights_generates_on_any_number_of_ranks() {
+    same_everywhere(
+        &[
+            "adapter.kind=lora",
+            "adapter.rank=4",
+            "compute.format=nf4",
+            "online.pairs=random",
+            "online.answers=3",
+        ],
+        &[&["compute.devices=cpu:2"], &["compute.devices=cpu:2", "compute.sharding=zero3"]],
+    );
+}
+
+/// The reference answers too: weights of its own, or the policy's base without its adapter.
+#[test]
+fn xpo_is_the_same_on_any_number_of_ranks() {
+    let own = ["online.algorithm=xpo", "online.alpha=0.01"];
+    same_everywhere(
+        &own,
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.devices=cpu:4"]],
+    );
+    let own = [&own[..], &["adapter.rank=4", "compute.format=int8"]].concat();
+    same_everywhere(&own, &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
+}
+
+#[test]
+fn nash_md_is_the_same_on_any_number_of_ranks() {
+    let own = ["online.algorithm=nash_md", "online.mixture=0.25"];
+    same_everywhere(
+        &own,
+        &[&["compute.devices=cpu:3", "compute.sharding=zero3"], &["compute.devices=cpu:2"]],
+    );
+    let own = [&own[..], &["adapter.rank=4", "reference.kind=base"]].concat();
+    same_everywhere(&own, &[&["compute.devices=cpu:2"]]);
+}
+
+/// Also where the weights that generate are on their way to the passes that train at the same time.
+#[test]
+fn answers_that_come_while_a_step_trains_are_the_same_on_any_number_of_ranks() {
+    same_everywhere(
+        &["online.overlap=true"],
+        &[
+            &["compute.devices=cpu:2", "compute.threads=2"],
+            &["compute.devices=cpu:3", "compute.sharding=zero3", "online.max_batch=2"],
+            &["compute.devices=cpu:4", "compute.sharding=zero3", "compute.replicate=2"],
+            &["compute.devices=cpu:2", "compute.sharding=zero2", "compute.offload=host"],
+        ],
+    );
+    let adapter = ["adapter.rank=4", "compute.format=nf4", "online.overlap=true", "online.algorithm=xpo"];
+    same_everywhere(
+        &adapter,
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.offload=host"]],
+    );
+    let followed = ["reference.kind=sync", "online.overlap=true", "compute.dtype=bf16"];
+    let followed = [&followed[..], &["online.algorithm=nash_md", "reference.sync_steps=2"]].concat();
+    same_everywhere(&followed, &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
+}
+
+/// The first two steps' answers are by the weights before the first, the third's by those before the second, and so on.
+#[test]
+fn answers_that_come_while_a_step_trains_are_by_the_weights_before_it() {
+    let small = Small::new("online");
+    let steps = |name: &str, settings: &[&str]| {
+        let (_, samples, _) = run(&small, name, settings);
+        move |step: u64| {
+            let of_step = samples.iter().filter(|line| line["step"] == step).cloned();
+            of_step.collect::<Vec<Value>>()
+        }
+    };
+    let (ahead, at_once) = (steps("a", &["online.overlap=true"]), steps("b", &["online.steps_per_round=2"]));
+    assert_eq!((ahead(1), ahead(2)), (at_once(1), at_once(2)));
+    for step in 2..=6 {
+        assert!(ahead(step).iter().all(|line| line["answered_after"] == step - 2));
+    }
+    let texts = |lines: &[Value]| lines.iter().map(|line| line["answers"].clone()).collect::<Vec<_>>();
+    assert_ne!(texts(&ahead(3)), texts(&at_once(3)), "weights moved between the first step and the second");
+}
+
+/// Slices add up in another order, which the texts of an untrained model do not show.
+#[test]
+fn slices_of_a_model_generate_together() {
+    let small = Small::new("online");
+    let settings = |devices| [devices, "train.steps=1", "online.answers=3"];
+    let whole = run(&small, "whole", &settings("compute.devices=cpu:1"));
+    let slices = [&settings("compute.devices=cpu:2")[..], &["compute.tensor=2"]].concat();
+    let found = run(&small, "slices", &slices);
+    let both =
+        [&settings("compute.devices=cpu:4")[..], &["compute.tensor=2", "compute.sharding=zero3"]].concat();
+    let both = run(&small, "both", &both);
+    // What a slice computes of a row depends on the rows beside it, in the last bits.
+    let texts = |run: &Run| -> Vec<Value> {
+        let answers = run.1.iter().flat_map(|line| line["answers"].as_array().unwrap());
+        answers.map(|answer| json!([answer["text"], answer["score"]])).collect()
+    };
+    assert_eq!(texts(&both), texts(&found));
+    assert_eq!(texts(&found), texts(&whole));
+    let ahead = [&slices[..], &["train.steps=2"]].concat();
+    let before = [&ahead[..], &["online.steps_per_round=2"]].concat();
+    let ahead = run(&small, "ahead", &[&ahead[..], &["online.overlap=true"]].concat());
+    assert_eq!(texts(&ahead), texts(&run(&small, "before", &before)));
+}
+
+/// Killed or stopped after any step, also within a round and while judges work on the next.
+#[test]
+fn a_stopped_run_goes_on_as_if_it_had_not_been() {
+    for own in [
+        &[][..],
+        &["online.steps_per_round=3"],
+        &["online.algorithm=nash_md", "online.overlap=true"],
+        &[
+            "online.overlap=true",
+            "online.steps_per_round=2",
+            "online.replay_size=7",
+            "online.replay_per_step=2",
+        ],
+    ] {
+        let small = Small::new("online");
+        let whole = run(&small, "whole", own);
+        let mut start = Start::Fresh;
+        for (ranks, until) in [(1, Some(1)), (2, Some(3)), (3, Some(4)), (1, None)] {
+            let devices = format!("compute.devices=cpu:{ranks}");
+            let settings = [&COMMON[..], own, &[devices.as_str()]].concat();
+            let (_, outcome) = small.run("parts", start, until, &settings);
+            let outcome = outcome.unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(matches!(outcome, Outcome::Finished(_)), until.is_none());
+            start = Start::Resume;
+        }
+        let parts = left(&small, "parts");
+        assert_eq!(parts.1, whole.1, "{own:?}: samples");
+        assert_eq!(parts.0, whole.0, "{own:?}: the log");
+        assert!(parts.2 == whole.2, "{own:?}: the final weights");
+    }
+}
+
+/// At moments that nobody chose: while answers are generated or judged, or a step trains.
+#[test]
+fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
+    for own in [&["online.overlap=false"][..], &["online.overlap=true"]] {
+        let small = Small::new("online");
+        let own = [own, &["online.max_new_tokens=40", "online.answers=4"]].concat();
+        let whole = run(&small, "whole", &own);
+        let mut start = Start::Overwrite;
+        for turn in 0..8 {
+            let devices = format!("compute.devices=cpu:{}", 1 + turn % 3);
+            let settings = [&COMMON[..], &own, &[devices.as_str()]].concat();
+            let (config, stop) = (small.config("parts", &settings), AtomicBool::new(false));
+            let outcome = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(60 + 37 * turn));
+                    stop.store(true, Ordering::Relaxed);
+                });
+                spawn::train(&config, start, &mut Silent, &stop)
+            });
+            if let Outcome::Stopped(Some(_)) | Outcome::Finished(_) =
+                outcome.unwrap_or_else(|e| panic!("{e}"))
+            {
+                start = Start::Resume;
+            }
+        }
+        small.finish("parts", start, &[&COMMON[..], &own].concat());
+        let parts = left(&small, "parts");
+        assert_eq!(parts.1, whole.1, "{own:?}: samples");
+        assert_eq!(parts.0, whole.0, "{own:?}: the log");
+        assert!(parts.2 == whole.2, "{own:?}: the final weights");
+    }
+}
+
+#[test]
+fn what_generated_an_answer_is_what_trains_on_it() {
+    let small = Small::new("online");
+    let (log, samples, _) = run(&small, "run", &["online.answers=2"]);
+    for (line, step) in log.iter().zip(1..) {
+        let number = |key: &str| line[key].as_f64().unwrap();
+        let of_step: Vec<&Value> = samples.iter().filter(|line| line["step"] == step).collect();
+        assert_eq!(of_step.len(), if step % 3 == 0 { 2 } else { 5 }, "12 rows in batches of 5");
+        let answers = || of_step.iter().flat_map(|line| line["answers"].as_array().unwrap());
+        let mean = |key: &str| {
+            let all: Vec<f64> = answers().map(|answer| answer[key].as_f64().unwrap()).collect();
+            all.iter().sum::<f64>() / all.len() as f64
+        };
+        assert_eq!(number("objective/scores"), mean("score"));
+        assert!(number("completions/mean_length") <= 12.0);
+        assert_eq!((number("age"), number("unscored")), (0.0, 0.0));
+        if line["ties"] == 0 {
+            // All answers are in pairs: the pass that trains says what the generator said, to the bit.
+            let entropy: f64 = answers().map(|answer| answer["log_prob"].as_f64().unwrap()).sum();
+            let entropy = -entropy / answers().count() as f64;
+            assert!((number("objective/entropy") - entropy).abs() <= 1e-12 * entropy, "step {step}");
+        }
+        for answer in answers() {
+            let judges = &answer["judges"];
+            let [length, ending] =
+                ["length", "missing_eos"].map(|name| judges[name]["score"].as_f64().unwrap());
+            assert_eq!(length, 0.5 * answer["text"].as_str().unwrap().chars().count() as f64);
+            assert_eq!(ending, if answer["ended"] == true { 0.0 } else { -2.0 });
+            assert_eq!(answer["score"].as_f64().unwrap(), length + ending);
+        }
+    }
+}
+
+#[test]
+fn answers_that_are_all_alike_leave_nothing_to_learn_and_the_run_goes_on() {
+    let small = Small::new("online");
+    let settings = [&COMMON[..], &["online.temperature=0", "train.steps=2"]].concat();
+    let heard = small.finish("run", Start::Overwrite, &settings);
+    assert!(
+        heard.warnings.iter().any(|text| text.starts_with("nothing was learned")),
+        "{:?}",
+        heard.warnings
+    );
+    let (log, _, weights) = left(&small, "run");
+    for line in &log {
+        let count = |key: &str| line[key].as_u64().unwrap();
+        assert_eq!((count("pairs"), count("ties"), line.get("loss")), (0, 5, None), "{line:?}");
+    }
+    let (_, _, untrained) = run(&small, "other", &["online.temperature=0", "train.steps=1"]);
+    assert!(weights == untrained, "nothing moved");
+}

@@ -1,0 +1,281 @@
+//! Online runs whose answers a server gives: the same wherever they train, of the right weights, and ended by anything else.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use tandem_train::TrainError;
+use tandem_train::run::run_dir::Start;
+
+use super::fake::{Fake, Reply, Request};
+use super::ranks::log;
+use super::vllm::{self, error};
+use crate::small::Small;
+
+/// Log, samples and final weights.
+pub type Run = (Vec<Map<String, Value>>, String, Vec<u8>);
+
+fn settings(server: &Fake, more: &[&str]) -> Vec<String> {
+    let address = format!("online.server.address={}", server.address);
+    let kind = format!("online.server.kind={}", server.kind);
+    let own = [
+        &address,
+        &kind,
+        "online.server.model=base",
+        "adapter.rank=4",
+        "compute.threads=1",
+        "online.samples_every=1",
+        "train.batch_size=5",
+        "train.warmup_steps=0",
+    ];
+    own.iter().chain(more).map(|&setting| setting.to_owned()).collect()
+}
+
+pub fn run(small: &Small, name: &str, server: &Fake, more: &[&str]) -> Run {
+    let settings = settings(server, more);
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    small.finish(name, Start::Overwrite, &settings);
+    let samples = fs::read_to_string(small.path(name).join("samples.jsonl")).unwrap();
+    (log(small, name), samples, small.weights(name))
+}
+
+/// The error that ends a run of one step.
+pub fn ended_by(server: &Fake, more: &[&str]) -> String {
+    let small = Small::new("online");
+    let settings = settings(server, &[&["train.steps=1"], more].concat());
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let (_, outcome) = small.run("run", Start::Fresh, None, &settings);
+    let error = outcome.expect_err("it must end");
+    assert_eq!(error.fault(), tandem_train::Fault::User, "{error}");
+    let error = match error {
+        TrainError::OnRank { rank: 0, error, .. } => *error,
+        error => error,
+    };
+    assert!(matches!(error, TrainError::Server { .. }), "{error:?}");
+    assert!(error.to_string().contains(&server.address), "{error}");
+    error.to_string()
+}
+
+pub fn usual() -> Fake {
+    vllm::start(|_, _| Reply::Usual)
+}
+
+/// A server with another answer to one path.
+fn but(path: &'static str, reply: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Fake {
+    vllm::start(move |request, _| if request.path == path { reply(request) } else { Reply::Usual })
+}
+
+#[test]
+fn a_run_is_the_same_on_any_number_of_ranks_and_each_round_asks_for_its_own_weights() {
+    let (small, server) = (Small::new("online"), usual());
+    let expected = run(&small, "one", &server, &[]);
+    assert_eq!(expected.0.len(), 6);
+    assert!(
+        expected.0.iter().all(|line| line["pairs"].as_u64() > Some(0)),
+        "there is something to learn from"
+    );
+    let loads = server.requests("load_lora_adapter");
+    let names: BTreeSet<&str> = loads.iter().map(|load| load.body["lora_name"].as_str().unwrap()).collect();
+    assert_eq!((loads.len(), names.len()), (6, 6), "each round has weights of its own");
+    assert_eq!(server.requests("unload_lora_adapter").len(), 6);
+    check_requests(&server, &names);
+    let adapters = small.path("one").join("adapters");
+    let left: Vec<_> = fs::read_dir(&adapters).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["step-000005"], "the last round's alone");
+    assert_eq!(loads[5].body["lora_path"], json!(adapters.join("step-000005")));
+    for place in [
+        &["compute.devices=cpu:2"][..],
+        &["compute.devices=cpu:3", "compute.sharding=zero3", "online.server.concurrency=1"],
+        &["compute.offload=host"],
+    ] {
+        let found = run(&small, "other", &usual(), place);
+        assert_eq!(found.1, expected.1, "{place:?}: answers and scores");
+        assert_eq!(found.0, expected.0, "{place:?}: the log");
+        assert!(found.2 == expected.2, "{place:?}: the final weights");
+    }
+}
+
+/// That answers were asked for as they should be, between the loading and the unloading of their model.
+fn check_requests(server: &Fake, names: &BTreeSet<&str>) {
+    let asked = server.requests("completions");
+    assert_eq!(asked.len(), 5 + 5 + 2 + 5 + 5 + 2, "12 prompts in batches of 5");
+    let seeds: BTreeSet<u64> = asked.iter().map(|request| request.body["seed"].as_u64().unwrap()).collect();
+    assert_eq!(seeds.len(), asked.len());
+    assert!(*seeds.last().unwrap() < 1 << 62);
+    for Request { body, .. } in &asked {
+        assert!(names.contains(body["model"].as_str().unwrap()));
+        assert!(body["prompt"].as_array().is_some_and(|ids| ids.iter().all(Value::is_u64)));
+        let expected = json!({
+            "n": 2, "max_tokens": 12, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+            "stop": [], "logprobs": 0, "return_token_ids": true,
+        });
+        for (key, value) in expected.as_object().unwrap() {
+            assert_eq!(&body[key], value, "{key}");
+        }
+    }
+    server.was_asked_in_rounds(&["models", "load_lora_adapter", "models"], "completions");
+}
+
+/// A server that leaves the end token out and one that gives it come to the same; an answer that a string ended has none.
+#[test]
+fn an_answer_ends_with_the_end_token_whether_the_server_gives_it_or_not() {
+    let small = Small::new("online");
+    let expected = run(&small, "with", &usual(), &["train.steps=3"]);
+    let without = but("completions", |_| {
+        Reply::Changed(|reply| {
+            for choice in reply["choices"].as_array_mut().unwrap() {
+                if choice["finish_reason"] == "stop" {
+                    choice["token_ids"].as_array_mut().unwrap().pop();
+                    choice["logprobs"]["token_logprobs"].as_array_mut().unwrap().pop();
+                }
+            }
+        })
+    });
+    assert!(run(&small, "without", &without, &["train.steps=3"]) == expected);
+    // Ended by a string, it has none.
+    let by_string = but("completions", |_| {
+        Reply::Changed(|reply| {
+            for choice in reply["choices"].as_array_mut().unwrap() {
+                if choice["finish_reason"] == "stop" {
+                    choice["token_ids"].as_array_mut().unwrap().pop();
+                    choice["logprobs"]["token_logprobs"].as_array_mut().unwrap().pop();
+                    choice["stop_reason"] = json!("###");
+                }
+            }
+        })
+    });
+    let found = run(&small, "string", &by_string, &["train.steps=3"]);
+    assert!(found.0[0]["loss"].is_number() && found.2 != expected.2, "other tokens train");
+    // Of the first step, whose answers are by the same weights.
+    let ended = |run: &Run| -> usize {
+        run.1.lines().take(5).map(|line| line.matches("\"ended\":true").count()).sum()
+    };
+    assert!(ended(&found) > 0 && ended(&found) == ended(&expected));
+}
+
+#[test]
+fn a_stopped_run_goes_on_as_if_it_had_not_been() {
+    let small = Small::new("online");
+    let more = ["online.overlap=true", "online.steps_per_round=2"];
+    let whole = run(&small, "whole", &usual(), &more);
+    let server = usual();
+    let settings = settings(&server, &more);
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    small.run("parts", Start::Fresh, Some(3), &settings).1.unwrap();
+    small.run("parts", Start::Resume, None, &settings).1.unwrap();
+    assert_eq!(log(&small, "parts"), whole.0);
+    assert!(small.weights("parts") == whole.2, "the final weights");
+}
+
+#[test]
+fn answers_without_tokens_or_of_another_model_end_the_run() {
+    let without = but("completions", |_| {
+        Reply::Changed(|reply| {
+            let choice = reply["choices"][0].as_object_mut().unwrap();
+            choice.remove("token_ids");
+        })
+    });
+    let error = ended_by(&without, &[]);
+    assert!(error.contains("`token_ids`") && error.contains("0.10.2"), "{error}");
+    let other = but("completions", |_| Reply::Changed(|reply| reply["model"] = json!("base")));
+    let error = ended_by(&other, &[]);
+    assert!(error.contains("the model \"base\", asked for \"tandem-"), "{error}");
+    let cut = but("completions", |_| {
+        Reply::Changed(|reply| reply["choices"][1]["prompt_token_ids"] = json!([1, 2]))
+    });
+    assert!(ended_by(&cut, &[]).contains("not those that it was sent"));
+    let fewer = but("completions", |_| Reply::Changed(|reply| reply["choices"] = json!([])));
+    assert!(ended_by(&fewer, &[]).contains("0 answers to a prompt, asked for 2"));
+    let large = but("completions", |_| {
+        Reply::Changed(|reply| reply["choices"][1]["token_ids"][0] = json!(1_000_000))
+    });
+    assert!(ended_by(&large, &[]).contains("the server has another base"));
+    let garbage = but("completions", |_| Reply::Http(200, "<html>".to_owned()));
+    assert!(ended_by(&garbage, &["compute.devices=cpu:2"]).contains("<html>"));
+}
+
+#[test]
+fn an_adapter_that_is_not_loaded_ends_the_run() {
+    let no_path =
+        but("load_lora_adapter", |_| Reply::Http(404, json!({ "detail": "Not Found" }).to_string()));
+    let error = ended_by(&no_path, &[]);
+    assert!(error.contains("VLLM_ALLOW_RUNTIME_LORA_UPDATING=True") && error.contains("404"), "{error}");
+    let refused = but("load_lora_adapter", |request| {
+        let folder = Path::new(request.body["lora_path"].as_str().unwrap());
+        let (status, body) =
+            error_404(&format!("Loading lora failed: No adapter found for {}", folder.display()));
+        Reply::Http(status, body)
+    });
+    let error = ended_by(&refused, &[]);
+    assert!(error.contains("online.server.adapters") && error.contains("No adapter found"), "{error}");
+    // It says that all is well, and goes on serving the base.
+    let liar = but("load_lora_adapter", |_| Reply::Http(200, "Success".to_owned()));
+    let error = ended_by(&liar, &[]);
+    assert!(error.contains("the adapter \"tandem-") && error.contains("serves \"base\""), "{error}");
+    let error = ended_by(&usual(), &["online.server.model=other"]);
+    assert!(error.contains("it serves \"base\", not \"other\""), "{error}");
+}
+
+fn error_404(message: &str) -> (u16, String) {
+    error(404, "NotFoundError", message)
+}
+
+#[test]
+fn a_server_leaves_nothing_to_plan_for_generation() {
+    let small = Small::new("online");
+    let plan = |name| fs::read_to_string(small.path(name).join("plan.json")).unwrap();
+    run(&small, "served", &usual(), &["train.steps=1"]);
+    small.finish("own", Start::Fresh, &["adapter.rank=4", "train.steps=1"]);
+    assert!(plan("own").contains("\"generate\"") && !plan("served").contains("\"generate\""));
+}
+
+#[test]
+fn what_a_killed_run_left_loaded_is_loaded_again() {
+    let small = Small::new("online");
+    let server = usual();
+    let expected = run(&small, "first", &server, &["train.steps=1"]);
+    // Loaded again as by a run that ended here; the folder is gone.
+    let load = &server.requests("load_lora_adapter")[0];
+    let address = format!("{}/load_lora_adapter", server.address);
+    let http = tandem_judge::http::Http::new(&address, None, std::time::Duration::from_secs(60), 1, 1 << 20);
+    assert_eq!(http.post(&address, &load.body.to_string()).unwrap().status, 200);
+    assert!(run(&small, "first", &server, &["train.steps=1"]) == expected);
+    assert_eq!(server.requests("unload_lora_adapter").len(), 3);
+}
+
+#[test]
+fn a_server_in_trouble_is_asked_again_and_one_that_hangs_is_left() {
+    let small = Small::new("online");
+    let expected = run(&small, "run", &usual(), &["train.steps=1"]);
+    let troubled = vllm::start(|_, before| match before {
+        0 => Reply::Http(500, error(500, "InternalServerError", "not now").1),
+        _ => Reply::Usual,
+    });
+    assert!(run(&small, "run", &troubled, &["train.steps=1"]) == expected);
+    assert_eq!(troubled.requests("completions").len(), 6, "one of five twice");
+    let broken = but("completions", |_| Reply::Http(503, "down".to_owned()));
+    let error = ended_by(&broken, &["online.server.retries=1"]);
+    assert!(error.contains("after 2 tries") && error.contains("HTTP 503: down"), "{error}");
+    let hanging = but("completions", |_| Reply::Nothing);
+    let error = ended_by(&hanging, &["online.server.retries=0", "online.server.seconds=1"]);
+    assert!(error.contains("/completions after 1 tries of at most 1 s"), "{error}");
+}
+
+#[test]
+fn the_key_is_sent_and_not_shown() {
+    // A variable that every test process has.
+    let key = std::env::var("PATH").unwrap();
+    let bearer = format!("Bearer {key}");
+    let server = vllm::start(move |request, _| {
+        assert_eq!(request.authorization.as_deref(), Some(bearer.as_str()));
+        match request.path.as_str() {
+            "completions" => Reply::Http(401, format!("no access with {bearer}")),
+            _ => Reply::Usual,
+        }
+    });
+    let error = ended_by(&server, &["online.server.key_variable=PATH"]);
+    assert!(error.contains("HTTP 401: no access with Bearer …") && !error.contains(&key), "{error}");
+    let error = ended_by(&usual(), &["online.server.key_variable=TANDEM_NO_SUCH_KEY"]);
+    assert!(error.contains("online.server.key_variable names") && error.contains("not set"), "{error}");
+}
