@@ -132,9 +132,6 @@ impl Saver {
     }
 
     /// Whether this rank's part is still being written. Does not wait.
-    ///
-    /// # Errors
-    /// If it could not be written.
     pub fn is_writing(&mut self) -> Result<bool> {
         match &self.stage {
             Stage::Writing { thread, .. } if !thread.is_finished() => Ok(true),
@@ -143,9 +140,6 @@ impl Saver {
     }
 
     /// Has the first rank complete the checkpoint, if there is one under way. All ranks call this, when no rank is writing.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn seal(&mut self, group: &mut Group) -> Result<()> {
         let (cursor, part) = match std::mem::replace(&mut self.stage, Stage::Idle) {
             Stage::Written { cursor, part } => (cursor, part),
@@ -175,9 +169,6 @@ impl Saver {
     }
 
     /// The folder of a checkpoint that has become complete since the last call; on the first rank. Does not wait.
-    ///
-    /// # Errors
-    /// If it could not be completed.
     pub fn published(&mut self) -> Result<Option<PathBuf>> {
         match &self.stage {
             Stage::Publishing { thread } if thread.is_finished() => self.join_publishing(),
@@ -186,9 +177,6 @@ impl Saver {
     }
 
     /// Waits for the checkpoint under way, if there is one. All ranks call this; the first returns the folder.
-    ///
-    /// # Errors
-    /// If it could not be written, or a rank is lost.
     pub fn finish(&mut self, group: &mut Group) -> Result<Option<PathBuf>> {
         self.join()?;
         self.seal(group)?;

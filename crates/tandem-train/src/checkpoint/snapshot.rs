@@ -31,9 +31,6 @@ const POLICY: &str = "policy";
 const REFERENCE: &str = "reference";
 
 /// A whole layer's masters, on the first rank; the others [`hand_over`].
-///
-/// # Errors
-/// If a rank is lost.
 pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
     match mesh.stages().filter(|_| !decoder.owns(layer)) {
         Some(stages) => {
@@ -46,9 +43,6 @@ pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: La
 }
 
 /// Takes this rank's part in the first one's reading of every layer, in their order.
-///
-/// # Errors
-/// If a rank is lost.
 pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
     // Of a layer of which nothing trains nothing is asked.
     let is_asked = |layer: &LayerId| decoder.owns(*layer) && decoder.trained(*layer).len > 0;
@@ -66,9 +60,6 @@ pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<
 }
 
 /// Writes the adapter that trains as a folder that the peft library loads, on the first rank; the others [`hand_over`].
-///
-/// # Errors
-/// If it cannot be written, or a rank is lost.
 pub fn write_adapter(
     folder: &Path,
     prepared: &Prepared,
@@ -82,9 +73,6 @@ pub fn write_adapter(
 }
 
 /// [`read_whole`] into the memory of who writes a model.
-///
-/// # Errors
-/// As there.
 pub fn copy_whole(
     mesh: &Mesh,
     part: &Decoder,
@@ -207,9 +195,6 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Memory for a copy, in the form of what is copied; `follows` if a reference follows the policy.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn new(device: &Device, share: Share, optimizer: &Optimizer, follows: bool) -> Result<Self> {
         let lengths = || share.written.iter().map(Range::len);
         // Masters are f32, which has no moments.

@@ -174,9 +174,6 @@ impl Accumulator {
 
     /// Adds up the sums of all ranks: afterwards every rank holds those of its part, and the stages that share a tied table
     /// hold the same.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<ReducedGradients<'_>> {
         self.settle()?;
         let (shard, mut replicas) = mesh.in_sum();
@@ -264,9 +261,6 @@ pub struct ReducedGradients<'a>(&'a mut Accumulator);
 impl ReducedGradients<'_> {
     /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, from
     /// stage to stage, then the slices.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn norm(self, mesh: &mut Mesh) -> Result<f64> {
         self.0.norm(mesh)
     }

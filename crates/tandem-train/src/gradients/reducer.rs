@@ -35,8 +35,6 @@ pub(super) enum Buffer {
 }
 
 impl Reducer {
-    /// # Errors
-    /// If the system refuses a thread.
     pub(super) fn new(
         device: &Device,
         partition: Arc<Partition>,

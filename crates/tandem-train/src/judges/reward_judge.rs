@@ -55,9 +55,6 @@ impl RewardJudge {
     }
 
     /// Takes the memory that judging takes, on a device that computes nothing.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn rehearse(&mut self) -> Result<(), JudgeError> {
         self.model.rehearse(self.micro_batch_tokens).map_err(|error| failed(&self.name, error))
     }

@@ -65,9 +65,6 @@ impl RewardModel {
 
     /// Takes the memory that scoring takes, on a device that computes nothing: of texts that have so many tokens together, or of the
     /// longest one.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn rehearse(&mut self, tokens: usize) -> Result<()> {
         let longest = self.decoder.positions();
         let tokens = tokens.max(longest);

@@ -18,9 +18,6 @@ pub struct MetricsFile {
 
 impl MetricsFile {
     /// Starts a new file, replacing one that is there.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
     pub fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).map_err(TrainError::io("create", path))?;
         Ok(Self { file, path: path.to_path_buf() })
@@ -28,9 +25,6 @@ impl MetricsFile {
 
     /// Opens the file of a run that resumes from a checkpoint of `step`, and cuts off what was written after it: those steps
     /// will be run and written again. A line torn by the kill is cut off too. A missing file is created.
-    ///
-    /// # Errors
-    /// If the file cannot be read or written.
     pub fn resume(path: &Path, step: u64) -> Result<Self> {
         let mut options = OpenOptions::new();
         let mut file = options
@@ -47,25 +41,16 @@ impl MetricsFile {
     }
 
     /// Appends one record. The line is handed to the system at once, so it survives a killed process.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
     pub fn write(&mut self, record: &Record) -> Result<()> {
         self.append(record.to_json())
     }
 
     /// Appends the dataset's rows that a 1-based step takes, over all ranks.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
     pub fn write_rows(&mut self, step: u64, rows: &[u32]) -> Result<()> {
         self.append(json!({ "step": step, "rows": rows }).to_string())
     }
 
     /// Appends an object that has the 1-based `step` it belongs to.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
     pub fn write_line(&mut self, line: &Value) -> Result<()> {
         self.append(line.to_string())
     }

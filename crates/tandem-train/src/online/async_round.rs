@@ -99,9 +99,6 @@ impl Aside {
 
     /// Waits for the answers: from then on nobody reads the weights that they are by. `None` if they were stopped, on all ranks.
     ///
-    /// # Errors
-    /// If answering failed, or a rank is lost.
-    ///
     /// # Panics
     /// If no round is under way.
     pub fn end(&mut self, progress: &Progress, stop: &AtomicBool) -> Result<Option<Vec<Batch>>> {

@@ -37,9 +37,6 @@ pub struct Borrower {
 
 impl Borrower {
     /// Reads what `scorer` has, on `device`, which is beside that one's. All ranks call this.
-    ///
-    /// # Errors
-    /// If memory runs out, the system refuses a thread, or a rank is lost.
     pub fn new(
         generation: Generation,
         config: &Config,
@@ -58,9 +55,6 @@ impl Borrower {
     }
 
     /// Is lent the weights as they are.
-    ///
-    /// # Errors
-    /// If a GPU refuses.
     pub fn borrow(&mut self, scorer: &Scorer) -> Result<()> {
         scorer.policy.lend(&mut self.policy);
         scorer.reference.lend(&mut self.reference);
@@ -68,9 +62,6 @@ impl Borrower {
     }
 
     /// Returns all ranks' responses, or `None` if a rank was stopped. The lent weights are given back before this returns.
-    ///
-    /// # Errors
-    /// If memory runs out, weights cannot be had, or a rank is lost.
     pub fn answer(
         &mut self,
         asked: &[Asked],
@@ -93,9 +84,6 @@ impl Borrower {
     }
 
     /// Takes the memory that answering takes, on a device that computes nothing, where no prompt has more than `longest` tokens.
-    ///
-    /// # Errors
-    /// As [`Generation::rehearse`].
     pub fn rehearse(&mut self, scorer: &Scorer, longest: usize) -> Result<()> {
         self.borrow(scorer)?;
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, .. } = self;

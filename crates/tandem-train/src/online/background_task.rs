@@ -30,9 +30,6 @@ impl<T: Send + 'static> Work<T> {
 
     /// Waits for it, and does something else now and then.
     ///
-    /// # Errors
-    /// If that fails.
-    ///
     /// # Panics
     /// With the thread's panic.
     pub fn end(self, meanwhile: impl FnMut() -> Result<()>) -> Result<T> {
@@ -42,9 +39,6 @@ impl<T: Send + 'static> Work<T> {
 }
 
 /// Waits for what a thread sends before it ends, and does something else now and then; `join` joins it.
-///
-/// # Errors
-/// If that fails.
 ///
 /// # Panics
 /// With the thread's panic.

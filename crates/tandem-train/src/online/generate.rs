@@ -63,9 +63,6 @@ impl Generation {
 
     /// The answers to prompts: the tokens of each, whether it ended, its log-probability. Every rank of `mesh` gives those of its share,
     /// and gets all; `None` if any was stopped.
-    ///
-    /// # Errors
-    /// If memory runs out, weights cannot be had, or a rank is lost.
     pub fn answer(
         &self,
         on: &On<'_>,
@@ -139,9 +136,6 @@ impl Generation {
 
     /// Takes the memory that answering takes, on a device that computes nothing: as many answers under way as there may be, to
     /// prompts as long as they are, of which as many come at once as may.
-    ///
-    /// # Errors
-    /// If memory runs out or weights cannot be had.
     pub fn rehearse(&self, walk: &Walk<'_>, sources: &mut dyn Sources, longest: usize) -> Result<()> {
         let GeneratorOptions { max_batch, prefill_tokens, .. } = self.within;
         let num_answers = at_once(&self.options);
@@ -280,9 +274,6 @@ pub struct Together(pub Group);
 
 impl Together {
     /// Those of a shard group, of which all call this, if they do.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn of(config: &Config, shard: &mut Group) -> Result<Option<Self>> {
         let meets = config.compute.sharded().meets_in_walk();
         Ok(meets.then(|| shard.split(0)).transpose()?.map(Self))
@@ -319,9 +310,6 @@ fn exchange(
 }
 
 /// The first rank's answers, which `own` are there, to `num_prompts` prompts.
-///
-/// # Errors
-/// If a rank is lost.
 pub fn from_first(
     own: Vec<Vec<Answer>>,
     num_prompts: usize,

@@ -66,9 +66,6 @@ impl Judging {
 
     /// Waits for the judges, and tells every rank the scores; `false` if any rank was to stop before.
     ///
-    /// # Errors
-    /// If a judge cannot go on, or a rank is lost.
-    ///
     /// # Panics
     /// If nothing is being judged.
     pub fn end<'a>(
@@ -137,9 +134,6 @@ pub struct Cases(Vec<Owned>);
 
 impl Cases {
     /// Of some prompts.
-    ///
-    /// # Errors
-    /// If a token is unknown.
     pub fn of<'a>(prompts: impl Iterator<Item = &'a Answered>, shown: &Shown<'_>) -> Result<Self> {
         Ok(Self(prompts.map(|answered| Owned::of(answered, shown)).collect::<Result<_>>()?))
     }

@@ -37,9 +37,6 @@ impl<'a> Company<'a> {
     }
 
     /// Says that this rank goes on, and whether it is to.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn goes_on(&mut self) -> Result<bool> {
         if !self.is_stopped {
             self.say(GOES_ON)?;
@@ -48,9 +45,6 @@ impl<'a> Company<'a> {
     }
 
     /// Has something done on another thread, and goes on meanwhile; the work is told to stop when all are to.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     ///
     /// # Panics
     /// With the work's panic.
@@ -78,9 +72,6 @@ impl<'a> Company<'a> {
     }
 
     /// Waits until all are through; `false` if they were stopped before.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn end(mut self) -> Result<bool> {
         while !self.is_stopped && self.say(THROUGH)? == GOES_ON {}
         Ok(!self.is_stopped)

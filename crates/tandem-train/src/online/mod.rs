@@ -254,9 +254,6 @@ impl Online {
 
     /// Waits for the answers of a round that is on its way, if there is one: from then on nobody else reads the weights. `false` if any
     /// rank was to stop: then the step that was begun is to be left out, and there is what there was before it.
-    ///
-    /// # Errors
-    /// If answering failed, or a rank is lost.
     pub fn answered(&mut self, mesh: &mut Mesh, stop: &AtomicBool) -> Result<bool> {
         if let (Some(Round::Asked), Answering::Aside(aside)) = (&self.round, &mut self.answering) {
             let began = Instant::now();
@@ -276,9 +273,6 @@ impl Online {
 
     /// Waits until what is being judged is judged; then nothing is on its way. `false` if any rank was to stop before that: what is not
     /// judged is kept as it is.
-    ///
-    /// # Errors
-    /// If a judge cannot go on, or a rank is lost.
     pub fn settle(&mut self, mesh: &mut Mesh, stop: &AtomicBool) -> Result<bool> {
         self.commit();
         let Some(Round::Answered(mut round)) = self.round.take() else { return Ok(true) };

@@ -36,9 +36,6 @@ impl<'a> Shown<'a> {
     }
 
     /// An answer's text, up to what ended it.
-    ///
-    /// # Errors
-    /// If a token is unknown.
     pub fn text(&self, answer: &Answer) -> Result<String> {
         let mut text = self.tokenizer.decode(self.tokenizer.without_end(&answer.tokens), true)?;
         if let Some(end) = self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {

@@ -8,9 +8,6 @@ use super::render::Shown;
 use crate::Result;
 
 /// The lines of a batch that the 1-based `step` trains on. `names` are the judges'.
-///
-/// # Errors
-/// If a token is unknown.
 pub fn lines(
     step: u64,
     batch: &Batch,

@@ -59,9 +59,6 @@ impl Run {
 
 impl Optimizer {
     /// Zero states in the memory of `home`.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn new(
         home: &Device,
         decoder: &Decoder,
@@ -116,9 +113,6 @@ impl Optimizer {
     /// One update with the accumulated gradient times `grad_scale`; `update` is the 1-based count of updates, for
     /// Adam's bias correction. Masters and compute copies are written in the same pass. Of what lies in a file, one layer is
     /// read while the one before it is updated. Gradients must be there: the processor does not wait for a GPU.
-    ///
-    /// # Errors
-    /// If buffers do not fit one another.
     pub fn update(
         &mut self,
         learning_rate: f64,

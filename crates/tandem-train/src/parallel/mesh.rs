@@ -77,9 +77,6 @@ impl Mesh {
     }
 
     /// The same ranks once more, for calls that go on beside those of this mesh. All of them call this.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn beside(&mut self, compute: &ComputeConfig) -> Result<Self> {
         Self::new(self.world.split(0)?, compute)
     }
@@ -184,9 +181,6 @@ impl Mesh {
     }
 
     /// What each rank of the tensor group says, added in the order of slices: the same bits on all of them.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn sum_of_slices(&self, own: f64) -> Result<f64> {
         let Some(split) = self.split() else { return Ok(own) };
         let Slice { index, count } = self.slice();
@@ -197,9 +191,6 @@ impl Mesh {
     }
 
     /// The fingerprint of a whole model from those of the layers that this rank owns: the same for any number of stages.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn whole_fingerprint(&self, decoder: &Decoder, own: &[blake3::Hash]) -> Result<blake3::Hash> {
         const EACH: usize = blake3::OUT_LEN;
         let mut layers: Vec<u8> = own.iter().flat_map(|hash| *hash.as_bytes()).collect();
@@ -215,9 +206,6 @@ impl Mesh {
     }
 
     /// A whole layer, in place of this rank's slice of it. The ranks of a tensor group call this together.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn join(&self, decoder: &Decoder, layer: LayerId, flat: &mut Vec<f32>) -> Result<()> {
         let Some(tensor) = self.tensor() else { return Ok(()) };
         let parts = tensor.0.borrow_mut().gather(flat, &decoder.slice_lengths(layer))?;

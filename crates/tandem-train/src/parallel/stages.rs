@@ -27,9 +27,6 @@ impl Stages {
     }
 
     /// Hands a tensor of f32 to another stage.
-    ///
-    /// # Errors
-    /// If the rank is lost.
     pub fn send(&self, to: usize, device: &Device, x: &Tensor) -> Result<()> {
         let mut group = self.0.borrow_mut();
         match device.host_read(x.view(), |x: &[f32]| group.send(to, x))? {
@@ -39,9 +36,6 @@ impl Stages {
     }
 
     /// What another stage sends: this slice's rows of the residual stream of a forest, or of its gradient, `[T,D]` f32.
-    ///
-    /// # Errors
-    /// If the rank is lost, or memory runs out.
     pub fn recv(&self, from: usize, walk: &Walk<'_>, forest: &Forest) -> Result<Tensor> {
         let (rows, width) = (walk.stream_rows(forest), Extent::exact(walk.decoder.spec().hidden_size));
         let mut x = walk.device.alloc_in(Kind::Activations, rows, width, DType::F32)?;
@@ -55,9 +49,6 @@ impl Stages {
 
     /// Adds to `sums` what the rank of another stage has of the same, which calls this too: both end with the same. As many
     /// travel at once as there is `room` for.
-    ///
-    /// # Errors
-    /// If the rank is lost.
     ///
     /// # Panics
     /// If there is no room.
@@ -73,9 +64,6 @@ impl Stages {
     }
 
     /// What [`Stages::add_up`] calls in a dry run, for `len` numbers with room for `piece`.
-    ///
-    /// # Errors
-    /// None so far.
     pub fn dry_add_up(&self, with: usize, kind: ElementKind, len: usize, piece: usize) -> Result<()> {
         let mut group = self.0.borrow_mut();
         for start in (0..len).step_by(piece) {
@@ -88,9 +76,6 @@ impl Stages {
 
     /// The sum of numbers that the stages hold, added one by one in the order of stages: the same bits as if one rank held
     /// them all, on every stage.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn sum_in_order(&self, numbers: impl Iterator<Item = f64>) -> Result<f64> {
         let Stage { index, count } = self.own();
         let mut group = self.0.borrow_mut();
@@ -107,9 +92,6 @@ impl Stages {
     }
 
     /// Every stage gets what the last one has.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn broadcast_from_last<T: Element>(&self, data: &mut [T]) -> Result<()> {
         let mut group = self.0.borrow_mut();
         let last = group.size() - 1;
@@ -117,17 +99,11 @@ impl Stages {
     }
 
     /// All stages' bytes, one's after another's; `counts` says how many each has.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn gather(&self, own: &[u8], counts: &[usize]) -> Result<Vec<u8>> {
         Ok(self.0.borrow_mut().gather(own, counts)?)
     }
 
     /// Asks another stage for numbers that it is about to [`Stages::answer`].
-    ///
-    /// # Errors
-    /// If the rank is lost.
     pub fn ask(&self, stage: usize, numbers: &mut [f32]) -> Result<()> {
         let mut group = self.0.borrow_mut();
         // It sends no more than is asked for: what is under way takes memory.
@@ -136,9 +112,6 @@ impl Stages {
     }
 
     /// Gives the first stage numbers when it asks for them.
-    ///
-    /// # Errors
-    /// If the rank is lost.
     pub fn answer(&self, numbers: &[f32]) -> Result<()> {
         let mut group = self.0.borrow_mut();
         group.recv(0, &mut [0u8])?;
@@ -189,9 +162,6 @@ impl StagedWalk<'_> {
     }
 
     /// Backward; the last stage begins with the derivative by each prediction's log-probability.
-    ///
-    /// # Errors
-    /// As [`StagedWalk::forward`].
     pub fn backward(
         &self,
         weights: &mut dyn WeightSource,

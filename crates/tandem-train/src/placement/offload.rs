@@ -52,9 +52,6 @@ impl Away {
     }
 
     /// Where masters and frozen weights lie, if not on the device; with slots between, if it cannot read them there.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn of(homes: &Homes) -> Result<Option<Self>> {
         if !homes.is_offloaded() {
             return Ok(None);

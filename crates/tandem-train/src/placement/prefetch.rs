@@ -17,15 +17,9 @@ pub(crate) trait Bring<C> {
     fn announce(&self, layer: LayerId);
 
     /// A layer as it sets out: room for it.
-    ///
-    /// # Errors
-    /// If memory runs out.
     fn begin(&self, layer: LayerId) -> ModelResult<C>;
 
     /// Completes a layer that has arrived.
-    ///
-    /// # Errors
-    /// If memory runs out.
     fn arrive(&self, layer: LayerId, cargo: &mut C) -> ModelResult<()>;
 }
 
@@ -50,9 +44,6 @@ impl<C: Send + 'static> Slots<C> {
     }
 
     /// The group, for calls on this thread; what is under way arrives before.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub(crate) fn group(&mut self, bring: &impl Bring<C>) -> ModelResult<&mut Group> {
         self.arrive(bring)?;
         Ok(self.courier.group())
@@ -68,9 +59,6 @@ impl<C: Send + 'static> Slots<C> {
     }
 
     /// Announces a layer.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub(crate) fn prefetch(&mut self, layer: LayerId, bring: &impl Bring<C>) -> ModelResult<()> {
         if !self.runs_ahead {
             return Ok(());
@@ -81,9 +69,6 @@ impl<C: Send + 'static> Slots<C> {
     }
 
     /// A layer.
-    ///
-    /// # Errors
-    /// If memory runs out, or a rank is lost.
     pub(crate) fn fetch(&mut self, layer: LayerId, bring: &impl Bring<C>) -> ModelResult<&C> {
         if !self.is_here(layer) {
             self.bring(layer, bring)?;

@@ -19,9 +19,6 @@ use crate::weights::SharedReference;
 use crate::weights::initial_weights::Start;
 
 /// The pass that precomputes the reference, over some micro-batches, and with `idles` over none while others have one.
-///
-/// # Errors
-/// If the model does not fit its config.
 pub fn reference_pass(
     config: &Config,
     outline: &Outline,
@@ -94,9 +91,6 @@ pub fn calls(
 }
 
 /// Everything that training needs in memory.
-///
-/// # Errors
-/// If the model does not fit its config.
 pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<(Scorer, Learner)> {
     let scorer = scorer(config, outline, homes, mesh)?;
     let shard = mesh.shard();
@@ -106,9 +100,6 @@ pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) 
 }
 
 /// What of it an evaluation needs.
-///
-/// # Errors
-/// If the model does not fit its config.
 pub fn scorer(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<Scorer> {
     homes.device.note(format_args!("loading"));
     let decoders = Decoders::of(config, &outline.decoder)?;

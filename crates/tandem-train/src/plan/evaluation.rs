@@ -37,9 +37,6 @@ pub fn needs(config: &Config, prepared: &Prepared) -> Result<Needs> {
 }
 
 /// Refuses an evaluation that needs more than `compute.memory`, before anything is loaded.
-///
-/// # Errors
-/// If it does.
 pub fn refuse_too_large(config: &Config, needs: Needs) -> Result<()> {
     match config.compute.memory {
         Some(cap) if needs.ram() as u64 > cap => Err(TrainError::TooLarge {

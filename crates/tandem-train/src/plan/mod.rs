@@ -127,9 +127,6 @@ impl Plan {
     }
 
     /// The same, of what may be no more than assumed.
-    ///
-    /// # Errors
-    /// As there.
     pub fn of(config: &Config, outline: &Outline, rank: usize, num_ranks: usize) -> Result<Self> {
         mesh::check(config, num_ranks)?;
         let ComputeConfig { tensor, pipeline, .. } = config.compute;
@@ -239,9 +236,6 @@ impl Planned for Plan {
 }
 
 /// The picture of a run that does not fit, and what to change, in words that go on after a sentence.
-///
-/// # Errors
-/// As [`Plan::of`].
 pub fn story(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<String> {
     let plan = RunPlan::make(config, outline, num_ranks, device)?;
     let advice = advise::advice::in_words(config, outline, num_ranks, device);

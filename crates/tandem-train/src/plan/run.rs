@@ -37,18 +37,12 @@ impl Fit {
 
 impl RunPlan {
     /// Plans every rank.
-    ///
-    /// # Errors
-    /// As [`Plan::of`].
     pub fn make(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<Self> {
         let all: Vec<usize> = (0..num_ranks).collect();
         Self::of(config, outline, num_ranks, device, &all)
     }
 
     /// Plans one rank of each stage, the first, which holds as much as any other of it, up to a few cache lines.
-    ///
-    /// # Errors
-    /// As [`Plan::of`].
     pub fn sketch(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<Self> {
         let first: Vec<usize> =
             (0..config.compute.pipeline).map(|stage| stage * config.compute.tensor).collect();

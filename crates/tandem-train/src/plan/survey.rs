@@ -161,9 +161,6 @@ impl<'a> Outline<'a> {
     }
 
     /// The batches of a run. The same cut is looked at once.
-    ///
-    /// # Errors
-    /// If a row cannot form a forest.
     pub fn survey(&self, config: &Config) -> Result<Arc<Survey>> {
         let precomputes = config.reference.kind == ReferenceKind::Precompute;
         let key = format!("{:?} {} {precomputes}", config.train.micro_batch, config.data.share_prefix);

@@ -86,9 +86,6 @@ impl Profiler {
     }
 
     /// Measures what this rank's threads can do, all ranks at a time, as they will compute. Of a GPU the table of devices is believed.
-    ///
-    /// # Errors
-    /// If memory runs out, or a rank is lost.
     pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut Group) -> Result<Self> {
         let (threads, rank, num_ranks) = (config.compute.num_threads(), group.rank(), group.size());
         group.barrier()?;
@@ -136,9 +133,6 @@ impl Profiler {
     }
 
     /// No step after the first `done` will be taken.
-    ///
-    /// # Errors
-    /// If what has been recorded cannot be written.
     pub fn finish(&mut self, done: u64, device: &Device) -> Result<()> {
         self.close(done + 1, device)
     }

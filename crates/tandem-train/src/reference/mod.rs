@@ -73,9 +73,6 @@ impl Reference {
 
     /// Summed log-probability of each sequence of a micro-batch; `None` without a reference, where a model's come out on
     /// another stage, or where they come with the policy's.
-    ///
-    /// # Errors
-    /// If the forward pass fails.
     pub fn log_probs(
         &mut self,
         walk: &StagedWalk<'_>,
@@ -109,9 +106,6 @@ impl Reference {
 impl Reference {
     /// What somebody else reads a reference's weights through, while they are lent: as [`Policy::reader`]. Where they are the
     /// policy's base, its reader does; numbers that were computed once are not asked for.
-    ///
-    /// # Errors
-    /// As there.
     pub fn reader(&self, homes: &Homes, device: &Device, shard: &mut Group) -> Result<Self> {
         Ok(match self {
             Self::None | Self::Precomputed { .. } => Self::None,
@@ -136,9 +130,6 @@ impl Reference {
     }
 
     /// What [`Reference::log_probs`] does for a rank that has no batch while others have one.
-    ///
-    /// # Errors
-    /// If weights cannot be had.
     pub fn idle(&mut self, walk: &Walk<'_>) -> Result<()> {
         let Some(weights) = self.weights() else { return Ok(()) };
         walk.idle_forward(weights)?;
@@ -223,9 +214,6 @@ pub fn load(
 
 /// A reference that is kept in memory, or none. `start` tells where its weights begin, which are those of the policy's base where
 /// it shares that.
-///
-/// # Errors
-/// If weights cannot be read, or memory runs out.
 pub fn kept(
     config: &Config,
     decoders: &Decoders,

@@ -64,9 +64,6 @@ impl RowScores {
 
     /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
     /// of the data group computed is added, and every stage gets what the last one has. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
-    ///
-    /// # Errors
-    /// If a forward pass fails, or a rank is lost.
     pub fn compute(
         walk: &StagedWalk<'_>,
         weights: &mut dyn WeightSource,

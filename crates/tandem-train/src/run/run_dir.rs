@@ -70,9 +70,6 @@ impl RunDir {
 
     /// Starts the run, once all input is known to be good: deletes what an overwritten run wrote, and writes the resolved
     /// config and the plan.
-    ///
-    /// # Errors
-    /// If something cannot be deleted or written.
     pub fn begin(&self, config: &Config, plan: &str) -> Result<()> {
         if self.start == Start::Overwrite {
             self.clear()?;

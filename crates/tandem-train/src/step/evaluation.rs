@@ -11,9 +11,6 @@ use crate::recipe::MicroBatcher;
 use crate::step::Scorer;
 
 /// One evaluation as a line of the log.
-///
-/// # Errors
-/// If a forward pass fails, or a rank is lost.
 pub fn evaluation_record(
     scorer: &mut Scorer,
     mesh: &mut Mesh,

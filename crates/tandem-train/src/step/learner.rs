@@ -27,9 +27,6 @@ pub struct Learner {
 
 impl Learner {
     /// Allocates this rank's gradient sums and optimiser states.
-    ///
-    /// # Errors
-    /// If memory runs out, or a rank is lost.
     pub fn new(
         config: &Config,
         decoder: &Arc<Decoder>,

@@ -261,9 +261,6 @@ impl Scorer {
     }
 
     /// Computes loss and metrics of a batch without gradients. The means do not depend on the cut into micro-batches.
-    ///
-    /// # Errors
-    /// If a forward pass fails, or a rank is lost.
     pub fn evaluate(&mut self, mesh: &mut Mesh, share: &Share, build: Build<'_>) -> Result<MetricSums> {
         let beta = self.objective.beta;
         let mut stats = Reports::new(share.cuts.len());
@@ -284,9 +281,6 @@ impl Scorer {
     }
 
     /// Pulls a reference that follows the policy towards it: `weight · policy + (1 − weight) · reference`.
-    ///
-    /// # Errors
-    /// If they are of different shapes.
     pub fn pull_follower(&mut self, weight: f32) -> Result<()> {
         let Self { homes, policy, reference, .. } = self;
         match reference {

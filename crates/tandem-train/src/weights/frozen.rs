@@ -75,9 +75,6 @@ struct Layer {
 impl FrozenWeights {
     /// Over the bytes that this rank keeps of each layer: with a `group`, used for nothing else, its part as
     /// [`Packing::counts`] divides it; else all. `away` is where they lie, if not in the device's memory.
-    ///
-    /// # Errors
-    /// If the system refuses a thread.
     pub fn new(
         device: &Device,
         decoder: Arc<Decoder>,
@@ -93,9 +90,6 @@ impl FrozenWeights {
     }
 
     /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
-    ///
-    /// # Errors
-    /// If the system refuses a thread, or a rank is lost.
     pub fn reader(&self, device: &Device, away: Option<Away>, shard: &mut Group) -> Result<Self> {
         let group = if self.parts.is_divided { Some(shard.split(0)?) } else { None };
         Self::bringing(Parts { device: device.clone(), ..self.parts.clone() }, group, away)

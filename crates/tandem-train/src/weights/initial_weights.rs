@@ -52,9 +52,6 @@ impl Start {
     }
 
     /// What the reference starts from: its own folder, or what the policy does.
-    ///
-    /// # Errors
-    /// As [`Start::of_policy`].
     pub fn of_reference(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         match &config.reference.model {
             Some(path) => Self::of_folder(&ModelFolder::open(path)?, decoder),
@@ -126,9 +123,6 @@ impl Start {
     }
 
     /// Weights that change, which are the model's own.
-    ///
-    /// # Errors
-    /// As [`Start::policy`].
     pub fn trained(
         &self,
         config: &Config,
@@ -158,9 +152,6 @@ impl Start {
     }
 
     /// Weights that never change, whole or this rank's part of them.
-    ///
-    /// # Errors
-    /// If memory runs out, the system refuses a thread, or a rank is lost.
     pub fn frozen(
         &self,
         config: &Config,
@@ -181,9 +172,6 @@ impl Start {
     }
 
     /// Weights that never change, whole in the memory of `device`.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn resident(
         &self,
         decoder: &Arc<Decoder>,
@@ -268,9 +256,6 @@ impl Start {
     }
 
     /// All weights in device memory.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn load(
         &self,
         decoder: &Decoder,
@@ -291,9 +276,6 @@ impl Start {
     }
 
     /// This rank's part of every layer in the memory of `device`. One whole layer at a time is in host memory.
-    ///
-    /// # Errors
-    /// If memory runs out.
     fn load_parts(
         &self,
         decoder: &Decoder,

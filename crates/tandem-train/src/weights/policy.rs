@@ -50,9 +50,6 @@ impl Policy {
 
     /// Creates a read-only view of the weights for another thread. Layers are gathered onto `device` over `shard`. Collective:
     /// every rank of `shard` calls it.
-    ///
-    /// # Errors
-    /// If memory runs out, the system refuses a thread, or a rank is lost.
     pub fn reader(&self, homes: &Homes, device: &Device, shard: &mut Group) -> Result<Self> {
         let trained = match &self.trained {
             Trained::Replicated(weights) => Trained::Replicated(weights.reader()),
@@ -127,9 +124,6 @@ impl Policy {
     }
 
     /// Pulls a reference that shares the base towards the policy: `weight · policy + (1 − weight) · reference`.
-    ///
-    /// # Errors
-    /// None so far.
     pub fn pull_follower(&mut self, device: &Device, weight: f32) -> Result<()> {
         let Self { trained: Trained::Replicated(own), frozen: Some(Frozen { reference: Some(theirs), .. }) } =
             self
@@ -141,9 +135,6 @@ impl Policy {
     }
 
     /// Pulls these weights towards another policy's, of which this rank holds the same parts.
-    ///
-    /// # Errors
-    /// If they are of another shape.
     pub fn follow(&mut self, device: &Device, leader: &Self, weight: f32) -> Result<()> {
         let home = self.home().clone();
         mix(&home, leader.masters().0, weight, self.masters_mut())?;
@@ -183,9 +174,6 @@ impl Policy {
     }
 
     /// After this rank has updated what `updated` says is its own: brings the others' parts, if they are held here.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn gather(&mut self, device: &Device, updated: &Partition, group: &mut Group) -> Result<()> {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.gather(device, updated, group),
@@ -194,9 +182,6 @@ impl Policy {
     }
 
     /// Makes what is derived from the masters anew, after they were written from outside.
-    ///
-    /// # Errors
-    /// If a copy does not fit its master.
     pub fn refresh(&mut self, device: &Device) -> Result<()> {
         self.follower_mut().map_or(Ok(()), |follower| follower.refresh(device))?;
         match &mut self.trained {
@@ -214,9 +199,6 @@ impl Policy {
     }
 
     /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`] the same.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
         match &mut self.trained {
             Trained::Replicated(weights) => {
@@ -229,9 +211,6 @@ impl Policy {
     }
 
     /// Takes this rank's part in what another rank does that reads a layer.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn hand_over(&mut self, index: usize) -> Result<()> {
         let Trained::Sharded(weights) = &mut self.trained else { return Ok(()) };
         if !weights.partition().is_divided() {

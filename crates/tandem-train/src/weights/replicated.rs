@@ -28,9 +28,6 @@ pub struct ReplicatedWeights {
 
 impl ReplicatedWeights {
     /// Takes the masters and makes the compute copies.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn new(device: &Device, decoder: Arc<Decoder>, masters: FlatWeights, dtype: DType) -> Result<Self> {
         let compute = match dtype {
             DType::F32 => None,
@@ -99,9 +96,6 @@ impl ReplicatedWeights {
     }
 
     /// Brings every rank the parts that the others have updated.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn gather(&mut self, device: &Device, partition: &Partition, group: &mut Group) -> Result<()> {
         if !partition.is_divided() || group.size() == 1 {
             return Ok(());
@@ -113,9 +107,6 @@ impl ReplicatedWeights {
     }
 
     /// Makes the compute copies anew, after the masters were written from outside.
-    ///
-    /// # Errors
-    /// If a copy does not fit its master.
     pub fn refresh(&mut self, device: &Device) -> Result<()> {
         for (master, copy) in self.layers_mut() {
             if let Some(copy) = copy.filter(|c| c.cols() > 0) {

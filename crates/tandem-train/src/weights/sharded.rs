@@ -73,9 +73,6 @@ struct Gathered {
 impl ShardedWeights {
     /// Weights that train, from this rank's part of each layer. `group` is used for nothing else. `away` is where they lie, if
     /// not in the device's memory.
-    ///
-    /// # Errors
-    /// If the system refuses a thread.
     pub fn new(
         device: &Device,
         decoder: Arc<Decoder>,
@@ -106,9 +103,6 @@ impl ShardedWeights {
     }
 
     /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
-    ///
-    /// # Errors
-    /// If the system refuses a thread, or a rank is lost.
     pub fn reader(&self, device: &Device, away: Option<Away>, shard: &mut Group) -> Result<Self> {
         let Parts { home, decoder, partition, dtype, pieces, .. } = &self.parts;
         let parts = Parts {
@@ -157,9 +151,6 @@ impl ShardedWeights {
     }
 
     /// After this rank has updated what `updated` says is its own: where it holds masters whole, brings the others' parts.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn gather(&mut self, updated: &Partition, group: &mut Group) -> Result<()> {
         if self.partition().is_divided() || !updated.is_divided() || group.size() == 1 {
             return Ok(());
@@ -173,9 +164,6 @@ impl ShardedWeights {
     }
 
     /// Copies a whole layer's masters into host memory. All ranks call this.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
         let Parts { partition, masters, .. } = &self.parts;
         let group = self.slots.group(&self.parts)?;

@@ -69,9 +69,6 @@ impl Server {
     }
 
     /// Writes the adapter, which has taken `after` steps, where the server reads it. Every rank calls this.
-    ///
-    /// # Errors
-    /// If it cannot be written, or a rank is lost.
     pub fn publish(
         &mut self,
         after: u64,

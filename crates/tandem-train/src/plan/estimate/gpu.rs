@@ -19,9 +19,6 @@ pub struct Gpu {
 
 impl Gpu {
     /// A rank's GPU, if it computes on one.
-    ///
-    /// # Errors
-    /// If the GPU cannot be asked.
     pub fn of_rank(compute: &ComputeConfig, rank: usize) -> Result<Option<Self>> {
         let ordinals = ordinals(compute.devices);
         if ordinals.is_empty() {

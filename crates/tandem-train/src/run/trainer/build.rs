@@ -30,9 +30,6 @@ use crate::{Result, reference};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
-    ///
-    /// # Errors
-    /// As there.
     pub fn new(config: Config, options: impl Into<Options>, observer: &mut dyn Observer) -> Result<Self> {
         Self::on_rank(config, options, Group::alone(), observer)
     }

@@ -11,9 +11,6 @@ use crate::plan::{self, Outline, Plan};
 use crate::{Result, TrainError, size};
 
 /// Refuses a run of which a rank needs more than `compute.memory` or its GPU has: all ranks alike, before anything is loaded.
-///
-/// # Errors
-/// If so, or a rank is lost.
 pub(super) fn refuse_too_large(
     config: &Config,
     prepared: &Prepared,

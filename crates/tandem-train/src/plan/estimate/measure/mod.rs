@@ -74,9 +74,6 @@ pub const OF_A_GPU: Sizes = Sizes {
 const COPIED: usize = 1 << 26;
 
 /// Measures the product rates, the copy bandwidth and what threads exchange, with every core.
-///
-/// # Errors
-/// If memory runs out.
 pub fn processor() -> Result<DeviceTable> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let sizes = &OF_A_PROCESSOR;
@@ -119,9 +116,6 @@ fn tflops(rate: f64) -> f64 {
 
 /// What so many threads can do at best: multiply-adds in registers, and copies of more than caches hold, but of no more than
 /// `memory` bytes in all.
-///
-/// # Errors
-/// If memory runs out.
 pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
     let copied = memory.map_or(COPIED, |bytes| COPIED.min(bytes as usize / 8).max(1));
     let device = Device::cpu(threads, 2 * 4 * copied + (1 << 21))?;
