@@ -117,7 +117,8 @@ impl Decoder {
         }
         if whole.adapter.is_some() {
             return Err(ModelError::Invalid(
-                "adapters of a model in slices are not there yet; divide it by compute.sharding or compute.pipeline".to_owned(),
+                "adapters are not supported with compute.tensor; use compute.sharding or compute.pipeline"
+                    .to_owned(),
             ));
         }
         let spec = slice.spec(&whole.spec)?;

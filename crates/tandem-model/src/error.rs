@@ -53,12 +53,12 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// Shorthand for [`ModelError::Io`].
+    /// Makes a [`ModelError::Io`].
     pub fn io(path: &Path, source: std::io::Error) -> Self {
         Self::Io { path: path.to_owned(), source }
     }
 
-    /// Shorthand for [`ModelError::Format`].
+    /// Makes a [`ModelError::Format`].
     pub fn format(path: &Path, reason: impl Into<String>) -> Self {
         Self::Format { path: path.to_owned(), reason: reason.into() }
     }

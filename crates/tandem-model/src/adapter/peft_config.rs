@@ -141,8 +141,7 @@ fn read_targets(config: &Config) -> Result<Targets> {
         Some(Value::String(pattern)) => Ok(Targets::Pattern(pattern.clone())),
         _ => {
             let names = names(config, "target_modules")?;
-            let names =
-                names.ok_or_else(|| config.error("target_modules is missing: it names what is adapted"))?;
+            let names = names.ok_or_else(|| config.error("target_modules is missing"))?;
             Ok(Targets::Names(names))
         }
     }

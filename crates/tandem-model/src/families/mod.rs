@@ -74,7 +74,7 @@ impl Family {
         self.order.iter().find(|(known, _)| *known == part).map_or(Order::Rows, |(_, order)| *order)
     }
 
-    /// Prefix of the names of the family's classes.
+    /// Returns the prefix of the names of the family's classes.
     fn stem(&self) -> &'static str {
         self.architecture.trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel")
     }
@@ -188,7 +188,7 @@ pub struct Piece {
 /// Suffix of HF's classes with a score head.
 const SCORER: &str = "ForSequenceClassification";
 
-/// First class in `architectures`, if the config has one.
+/// Returns the first class in `architectures`, if the config has one.
 fn class_of(config: &Config) -> Option<&str> {
     config.as_map().get("architectures")?.as_array()?.first()?.as_str()
 }
@@ -229,7 +229,7 @@ pub(crate) fn scorer_family_of(config: &Config) -> Result<Option<&'static Family
     let num_labels = config.count_if("num_labels")?.or(labels).unwrap_or(2);
     if num_labels != 1 {
         return Err(config.error(format!(
-            "a classifier of {num_labels} labels is no reward model: that has one (num_labels 1)"
+            "a classifier of {num_labels} labels is no reward model; it needs num_labels 1"
         )));
     }
     Ok(Some(found))

@@ -73,7 +73,7 @@ impl Quantised {
             return Ok(None);
         }
         if piece.order == Order::HeadInterleaved {
-            return unsupported("is quantised with its heads in another order than they have here");
+            return unsupported("is quantised with its heads in another order");
         }
         if is_int8 {
             return Self::find_int8(archive, name, piece).map(Some);

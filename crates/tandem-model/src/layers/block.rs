@@ -4,15 +4,15 @@
 //! residual stream `x`, `m`, `y` is f32, everything inside a half is in the compute type:
 //!
 //! ```text
-//! n1_TD = norm1(x_TD)
-//! q, k, v = split(n1 · Wqkvᵀ + b)              [T, H·d], [T, K·d], [T, K·d]
-//! q, k = rope(head_norm(q)), rope(head_norm(k))   where the model has them
-//! a_TA = attention(q, k, v)                    A = H·d
-//! m_RD = x + a · Woutᵀ + b
-//! n2_RD = norm2(m)
-//! u_RF = n2 · Wupᵀ + b                         [R, 2F], gate and up, if gated
-//! h_RF = f(u), or f(gate) ⊙ up
-//! y_RD = m + h · Wdownᵀ + b
+//! n1_TD   = norm1(x_TD)
+//! q, k, v = split(n1 · Wqkvᵀ + b)                  [T, H·d], [T, K·d], [T, K·d]
+//! q, k    = rope(head_norm(q)), rope(head_norm(k))   each where the model has it
+//! a_TA    = attention(q, k, v)                     A = H·d
+//! m_RD    = x + a · Woutᵀ + b
+//! n2_RD   = norm2(m)
+//! u_RF    = n2 · Wupᵀ + b                          gate and up [R, 2F], if gated
+//! h_RF    = f(u), or f(gate) ⊙ up
+//! y_RD    = m + h · Wdownᵀ + b
 //! ```
 //!
 //! In a parallel block `n2 = norm2(x)`, or `n1` where one norm serves both halves.
@@ -21,10 +21,14 @@
 //! `db += Σ_rows dz`:
 //!
 //! ```text
-//! dh = dy · Wdown          du = f′(u) ⊙ dh, or (dh ⊙ up ⊙ f′(gate), dh ⊙ f(gate))
-//! dn2 = du · Wup           dm = dy + norm2′(m, dn2)
-//! da = dm · Wout           dq, dk, dv = attention′(q, k, v, a, da), rotated back
-//! dn1 = dqkv · Wqkv        dx = dm + norm1′(x, dn1)
+//! dh   = dy · Wdown
+//! du   = f′(u) ⊙ dh, or (f′(gate) ⊙ up ⊙ dh, f(gate) ⊙ dh)
+//! dn2  = du · Wup
+//! dm   = dy + norm2′(m, dn2)
+//! da   = dm · Wout
+//! dqkv = attention′(q, k, v, a, da), rotated back, through the head norms
+//! dn1  = dqkv · Wqkv
+//! dx   = dm + norm1′(x, dn1)
 //! ```
 //!
 //! In a parallel block `dm = dy`, and both norms' gradients are added to `dx`; a shared norm's are
@@ -51,7 +55,7 @@ use crate::layout::Part;
 use crate::spec::Residual;
 use crate::weights::{LayerGradients, LayerWeights};
 
-/// What a block's forward keeps for backward; each level includes the one before it.
+/// Tensors that a block's forward keeps for backward; each level includes the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Keep {
     /// Nothing: no backward follows.

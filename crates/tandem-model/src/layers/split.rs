@@ -45,8 +45,8 @@ impl Walk<'_> {
             return Ok(());
         }
         Err(ModelError::Invalid(match self.split {
-            None => format!("one of {count} slices of a decoder cannot be walked alone"),
-            Some(_) => "a whole decoder has no ranks to sum over".to_owned(),
+            None => format!("one of {count} tensor-parallel shards of a decoder cannot run alone"),
+            Some(_) => "a whole decoder has no tensor-parallel group".to_owned(),
         }))
     }
 

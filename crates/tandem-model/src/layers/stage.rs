@@ -64,7 +64,7 @@ impl Walk<'_> {
             _ => {
                 let (index, count) = (stage.index, stage.count);
                 return Err(ModelError::Invalid(format!(
-                    "stage {index} of {count} cannot begin without what the one before gives, nor the first with it"
+                    "stage {index} of {count}: every stage but the first begins with the residual stream of the stage before"
                 )));
             }
         };
@@ -116,8 +116,7 @@ impl Walk<'_> {
                 dx
             }
             _ => {
-                let what =
-                    "the last stage begins backward with its scores, another with what the next one gives";
+                let what = "the last stage begins backward with its scores, every other with the next stage's gradient";
                 return Err(ModelError::Invalid(what.to_owned()));
             }
         };
@@ -157,7 +156,7 @@ impl Walk<'_> {
         if count == 1 {
             return Ok(());
         }
-        Err(ModelError::Invalid(format!("stage {index} of {count} of a decoder is walked by itself")))
+        Err(ModelError::Invalid(format!("stage {index} of {count} of a decoder cannot run alone")))
     }
 
     /// Checks that `x` is this rank's rows of the residual stream of all tokens.

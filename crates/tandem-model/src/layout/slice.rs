@@ -39,7 +39,7 @@ impl Slice {
         let count = self.count;
         if count > 1 && whole.head.is_score() {
             return Err(ModelError::Invalid(
-                "a reward model is not divided among tensor ranks yet; leave compute.tensor out, and divide it by compute.sharding \
+                "a reward model does not support compute.tensor; remove it, and use compute.sharding \
                  or compute.pipeline"
                     .to_owned(),
             ));

@@ -109,7 +109,7 @@ impl Adapter {
             let has_magnitude = part.low_rank().is_some_and(|parts| parts.magnitude.is_some());
             if config.kind == AdapterKind::Dora && !has_magnitude {
                 return Err(ModelError::Invalid(format!(
-                    "adapter.targets names {name}, and DoRA of the token table or the head is not there; take it out, or set adapter.kind = \"lora\""
+                    "adapter.targets names {name}: DoRA of the token table or the head is not supported; remove it, or set adapter.kind = \"lora\""
                 )));
             }
             let add = |adapted: &mut Adapted| {

@@ -144,13 +144,13 @@ impl Targets {
                     let reason = error.to_string();
                     let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
                     ModelError::Invalid(format!(
-                        "adapter.targets: {pattern:?} is no regular expression that is understood: {reason}"
+                        "adapter.targets: {pattern:?} is not a valid regular expression: {reason}"
                     ))
                 })?;
                 let found = matching(modules, num_layers, |full| regex.is_match(full))?;
                 if found.is_empty() {
                     return Err(ModelError::Invalid(format!(
-                        "adapter.targets: no module's whole name matches {pattern:?}; one of them is {}",
+                        "adapter.targets: {pattern:?} matches no module's full name, as in {}",
                         modules.iter().find(is_linear).map_or("", |module| module.name).replace("{}", "0")
                     )));
                 }
@@ -171,13 +171,13 @@ fn matching(modules: &[Module], num_layers: usize, is_meant: impl Fn(&str) -> bo
         let name = module.name;
         if count < num_layers {
             return Err(ModelError::Invalid(format!(
-                "adapter.targets: {name} is meant in {count} of {num_layers} blocks; every block has the same adapter, \
-                 name the end that all of them share"
+                "adapter.targets: {name} matches in {count} of {num_layers} blocks; every block has the same adapter, \
+                 name the suffix that all of them share"
             )));
         }
         if module.part.low_rank().is_none() {
             return Err(ModelError::Invalid(format!(
-                "adapter.targets: {name} is no linear layer and no token table; name it in adapter.modules_to_save to train it whole"
+                "adapter.targets: {name} is neither a linear layer nor a token table; name it in adapter.modules_to_save to train it whole"
             )));
         }
         found.push(module);
@@ -208,7 +208,7 @@ pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) ->
             Err(ModelError::Invalid(format!("adapter.modules_to_save: {} {reason}", module.name)))
         };
         if count < num_layers {
-            return refused("is meant in some blocks only; name the end that all of them share");
+            return refused("matches in some blocks only; name the suffix that all of them share");
         }
         if !module.is_whole {
             return refused(
@@ -316,16 +316,16 @@ mod tests {
             ["transformer.h.{}.attn.c_proj", "transformer.h.{}.mlp.c_proj"]
         );
         let error = |model: &str, text: &str| found(model, &pattern(text)).unwrap_err().to_string();
-        assert!(error("llama", "q_proj").contains("one of them is model.layers.0.self_attn.q_proj"));
+        assert!(error("llama", "q_proj").contains("as in model.layers.0.self_attn.q_proj"));
         assert!(error("llama", "(?!x).*").contains("look-around"), "{}", error("llama", "(?!x).*"));
-        assert!(error("llama", r".*norm").contains("is no linear layer"));
+        assert!(error("llama", r".*norm").contains("is neither a linear layer"));
     }
 
     #[test]
     fn some_blocks_only_are_refused() {
         for targets in [names(&["layers.1.self_attn.q_proj"]), pattern(r".*\.1\..*q_proj")] {
             let error = found("llama", &targets).unwrap_err().to_string();
-            assert!(error.contains("self_attn.q_proj is meant in 1 of 2 blocks"), "{error}");
+            assert!(error.contains("self_attn.q_proj matches in 1 of 2 blocks"), "{error}");
         }
         assert!(
             found("llama", &names(&["q_proj", "c_attn"])).unwrap_err().to_string().contains("\"c_attn\"")

@@ -283,8 +283,7 @@ impl<'a> LayerGradients<'a> {
 /// Storage of weights: resident, sharded over ranks, offloaded. The [module](self) lists the order
 /// of calls.
 pub trait WeightSource {
-    /// Announces that `layer` is fetched next but one or sooner, so that the source may bring it
-    /// meanwhile. May do nothing.
+    /// Prefetches a layer that will be fetched soon. May do nothing.
     fn prefetch(&mut self, layer: LayerId) -> Result<()>;
 
     /// Returns the layer's weights, valid until the next call.
@@ -296,7 +295,7 @@ pub trait WeightSource {
     /// If the reference has weights of its own.
     fn fetch_both(&mut self, layer: LayerId) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
         Err(ModelError::Invalid(format!(
-            "the reference shares no weights with the policy, not the {layer}'s either"
+            "the reference has weights of its own: the {layer} cannot be fetched for both models"
         )))
     }
 

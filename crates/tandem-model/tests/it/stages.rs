@@ -146,7 +146,7 @@ fn a_stage_refuses_what_is_not_for_it() {
     says(walks[0].forward(&mut ranks[0].source(), &forest, scores).unwrap_err(), "stage 0 of 2");
     says(walks[1].logits(&mut ranks[1].source(), &forest, &[0]).err().unwrap(), "stage 1 of 2");
     let alone = walks[1].stage_forward(&mut ranks[1].source(), &forest, None, Streams::one(scores), true);
-    says(alone.err().unwrap(), "cannot begin without what the one before gives");
+    says(alone.err().unwrap(), "begins with the residual stream of the stage before");
     let x = || device.zeros(Kind::Activations, forest.num_tokens(), 3, DType::F32).unwrap();
     let wide = walks[1].stage_forward(
         &mut ranks[1].source(),

@@ -253,7 +253,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// `("storage", type, key, device, count)`.
+    /// Reads a reference `("storage", type, key, device, count)`.
     fn persistent(&mut self) -> Step {
         if let Value::Tuple(items) = self.pop()?
             && let [_, Value::Global(Global::StorageType(kind)), Value::Str(key), ..] = &*items
@@ -323,7 +323,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// `(storage, offset, shape, stride, …)`.
+/// Makes a tensor from `(storage, offset, shape, stride, …)`.
 fn tensor(arguments: &[Value]) -> Result<PickledTensor, String> {
     let sizes = |value: &Value| match value {
         Value::Tuple(items) => items.iter().map(size).collect::<Option<Vec<usize>>>(),

@@ -116,5 +116,5 @@ fn a_slice_alone_is_refused() {
     let whole = Arc::new(golden.decoder);
     let slice = Decoder::sliced(&whole, Slice { index: 1, count: 2 }).unwrap();
     let error = Generator::new(&slice, &device, DType::F32, OPTIONS).err().unwrap().to_string();
-    assert_eq!(error, "one of 2 slices of a decoder cannot be walked alone");
+    assert_eq!(error, "one of 2 tensor-parallel shards of a decoder cannot run alone");
 }
