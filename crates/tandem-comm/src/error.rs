@@ -1,24 +1,25 @@
-//! What can go wrong between ranks.
+//! Errors between ranks.
 
 use std::time::Duration;
 
 use crate::store::StoreError;
 
-/// A collective, or the group it ran in, failed. After any of these but [`CommError::Invalid`] the group is of no use.
+/// A failure of a collective or its group. After any but [`CommError::Invalid`] the group is
+/// unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
-    /// The ranks of a group called different things, or the same thing with different sizes.
+    /// Ranks of a group made different calls, or calls of different sizes.
     #[error(
         "rank {rank} called {call}, but rank {other_rank} called {other_call}: all ranks of a group must make the same calls in the same order"
     )]
     Mismatch {
         /// A rank.
         rank: usize,
-        /// What it called.
+        /// The rank's call.
         call: String,
-        /// The first rank that called something else.
+        /// The first rank with a different call.
         other_rank: usize,
-        /// What that was.
+        /// The different call.
         other_call: String,
     },
     /// A rank ended while others waited for it.
@@ -27,60 +28,60 @@ pub enum CommError {
         /// The rank.
         rank: usize,
     },
-    /// Not all ranks came in time.
+    /// Ranks that missed the deadline of a call.
     #[error("{call}: no word from {} within {} s; they hang, or are slower than the deadline allows", ranks(missing), deadline.as_secs_f64())]
     Deadline {
-        /// What was waited in.
+        /// The call.
         call: String,
-        /// Who did not come.
+        /// The missing ranks.
         missing: Vec<usize>,
-        /// How long was waited.
+        /// The deadline.
         deadline: Duration,
     },
-    /// Ranks of which nothing was heard for some time, not even that they live.
+    /// Ranks without a heartbeat.
     #[error("no sign of life from {} for {} s: stopped, or its machine or network is down", ranks(silent), limit.as_secs_f64())]
     Silent {
-        /// Who.
+        /// The silent ranks.
         silent: Vec<usize>,
-        /// For how long.
+        /// The time without a heartbeat.
         limit: Duration,
     },
-    /// A rank gave up and told the others.
+    /// A rank aborted and told the others.
     #[error("rank {rank} gave up: {reason}")]
     Aborted {
         /// The rank.
         rank: usize,
-        /// Its own words.
+        /// The rank's own message.
         reason: String,
     },
-    /// A device did not give the numbers of a call, or did not take them.
+    /// A device that could not read or write the numbers of a call.
     #[error("{call}: {reason}")]
     Device {
-        /// What was called.
+        /// The call.
         call: String,
-        /// What the device says.
+        /// The device's message.
         reason: String,
     },
-    /// The call makes no sense; nothing was sent.
+    /// An invalid call; nothing was sent.
     #[error("{call}: {reason}")]
     Invalid {
-        /// What was called.
+        /// The call.
         call: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// The place at which ranks meet failed.
+    /// A failure of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The engine cannot work on this machine, or on this network.
+    /// An engine that cannot work on this machine or network.
     #[error("{reason}")]
     Engine {
-        /// Why, and what to do.
+        /// The reason and the remedy.
         reason: String,
     },
 }
 
-/// What this crate's functions return.
+/// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, CommError>;
 
 fn ranks(missing: &[usize]) -> String {

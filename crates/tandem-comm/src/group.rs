@@ -1,4 +1,4 @@
-//! The ranks that work together, as one of them sees them.
+//! Process groups, from the view of one rank.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,45 +12,42 @@ use crate::collective::volume::Volume;
 use crate::error::{CommError, Result};
 use crate::health::progress::Progress;
 
-/// What of a buffer a collective reads and writes.
+/// Bytes of a device's buffer that a collective reads and writes.
 enum Parts {
     All,
-    /// Reads all, writes this range of bytes.
+    /// Reads all bytes, writes this range.
     Scatter(Range<usize>),
     /// Reads this range of bytes, writes all.
     Gather(Range<usize>),
 }
 
-/// Where an engine finds the numbers.
+/// Location of the numbers, for an engine.
 enum Data<'a> {
     Host(&'a mut [u8]),
     Device(u64),
 }
 
-/// One rank's membership of a group. All members make the same calls in the same order.
+/// One rank's membership of a process group. All members make the same calls in the same order.
 ///
-/// *Parts*: where a buffer is divided over the ranks, rank `r` owns `counts[r]` elements, one rank's after another's. A
-/// count may be 0.
+/// *Parts*: of a buffer divided over the ranks, rank `r` owns `counts[r]` elements, in rank order.
+/// A count may be 0.
 pub struct Group {
     engine: Box<dyn Engine>,
     volume: Volume,
     progress: Progress,
     watch: Option<Arc<dyn Watch>>,
-    /// Host memory that a device's numbers go through.
+    /// Host bounce buffer for device memory.
     bounce: Vec<u64>,
 }
 
 impl Group {
-    /// A group on an engine.
+    /// Creates a group on an engine.
     pub fn new(engine: Box<dyn Engine>) -> Self {
         let (volume, progress) = (Volume::default(), Progress::default());
         Self { engine, volume, progress, watch: None, bounce: Vec::new() }
     }
 
-    /// The same group, carried by an engine made of its own.
-    ///
-    /// # Errors
-    /// Those of `make`.
+    /// Replaces the engine by one made from it.
     pub(crate) fn carried_by(
         self,
         make: impl FnOnce(Box<dyn Engine>) -> Result<Box<dyn Engine>>,
@@ -59,43 +56,37 @@ impl Group {
         Ok(Self { engine: make(engine)?, volume, progress, watch, bounce })
     }
 
-    /// This rank, from 0.
+    /// Returns this rank, from 0.
     pub fn rank(&self) -> usize {
         self.engine.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.engine.size()
     }
 
-    /// What this rank has sent and received so far.
+    /// Returns the bytes that this rank has sent.
     pub fn volume(&self) -> &Volume {
         &self.volume
     }
 
-    /// How far this rank has come; it says so, and others may look. The groups that this one divides into share it.
+    /// Returns this rank's progress, which subgroups share.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Tells `watch` of this group's calls from now on, and of those of groups that it divides into.
+    /// Reports this group's and its subgroups' calls to `watch` from now on.
     pub fn watched_by(&mut self, watch: Arc<dyn Watch>) {
         self.watch = Some(watch);
     }
 
-    /// Every rank's `data` becomes the reduction of all of them, the same bits everywhere.
-    ///
-    /// # Errors
-    /// If a rank failed, hangs, or called something else.
+    /// Replaces every rank's `data` by the reduction over all ranks, with the same bits everywhere.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], reduction: Reduction) -> Result<()> {
         self.all_reduce_numbers(data.into(), reduction)
     }
 
-    /// [`Group::all_reduce`], also in a dry run.
-    ///
-    /// # Errors
-    /// As there.
+    /// [`Group::all_reduce`], also for devices and dry runs.
     pub fn all_reduce_numbers(&mut self, numbers: Numbers, reduction: Reduction) -> Result<()> {
         let call = Call::whole(Operation::AllReduce(reduction), numbers.kind, numbers.len);
         self.make_on(call, numbers.memory, Parts::All, |engine, data| match data {
@@ -104,10 +95,7 @@ impl Group {
         })
     }
 
-    /// This rank's part of `data` becomes the reduction of all ranks' buffers there; the rest is unspecified afterwards.
-    ///
-    /// # Errors
-    /// If the length does not fit `counts`; if a rank failed, hangs, or called something else.
+    /// Reduces over all ranks into this rank's part of `data`; the rest is unspecified afterwards.
     pub fn reduce_scatter<T: Element>(
         &mut self,
         data: &mut [T],
@@ -117,10 +105,7 @@ impl Group {
         self.reduce_scatter_numbers(data.into(), counts, reduction)
     }
 
-    /// [`Group::reduce_scatter`], also in a dry run.
-    ///
-    /// # Errors
-    /// As there.
+    /// [`Group::reduce_scatter`], also for devices and dry runs.
     pub fn reduce_scatter_numbers(
         &mut self,
         numbers: Numbers,
@@ -136,18 +121,12 @@ impl Group {
         })
     }
 
-    /// Every rank's part of `data` becomes what its owner has there.
-    ///
-    /// # Errors
-    /// As [`Group::reduce_scatter`].
+    /// Replaces every part of `data` by its owner's.
     pub fn all_gather<T: Element>(&mut self, data: &mut [T], counts: &[usize]) -> Result<()> {
         self.all_gather_numbers(data.into(), counts)
     }
 
-    /// [`Group::all_gather`], also in a dry run.
-    ///
-    /// # Errors
-    /// As there.
+    /// [`Group::all_gather`], also for devices and dry runs.
     pub fn all_gather_numbers(&mut self, numbers: Numbers, counts: &[usize]) -> Result<()> {
         let call = Call::parted(Operation::AllGather, numbers.kind, counts);
         self.check_parts(&call, counts, numbers.len)?;
@@ -158,12 +137,10 @@ impl Group {
         })
     }
 
-    /// What all ranks have, one's after another's; `counts` says how many each has.
-    ///
-    /// # Errors
-    /// As [`Group::reduce_scatter`].
+    /// Returns all ranks' elements in rank order; `counts` has the number of each rank.
     ///
     /// # Panics
+    ///
     /// If `own` is not as long as this rank's count.
     pub fn gather<T: Element>(&mut self, own: &[T], counts: &[usize]) -> Result<Vec<T>> {
         let mut all = vec![T::zeroed(); counts.iter().sum()];
@@ -173,31 +150,24 @@ impl Group {
         Ok(all)
     }
 
-    /// Every rank's `data` becomes `root`'s.
-    ///
-    /// # Errors
-    /// If there is no such rank; if a rank failed, hangs, or called something else.
+    /// Replaces every rank's `data` by `root`'s.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<()> {
         let call = Call::whole(Operation::Broadcast { root }, T::KIND, data.len());
         self.check_rank(&call, root)?;
         self.make(call, |engine| engine.broadcast(call, root, bytemuck::cast_slice_mut(data)))
     }
 
-    /// Waits until all ranks have come here.
-    ///
-    /// # Errors
-    /// If a rank failed, hangs, or called something else.
+    /// Waits for all ranks.
     pub fn barrier(&mut self) -> Result<()> {
         let call = Call::whole(Operation::Barrier, ElementKind::U8, 0);
         self.make(call, |engine| engine.barrier(call))
     }
 
-    /// Sends to one rank, which must receive as many elements; messages between two ranks keep their order. A message does not
-    /// wait for its receiver; but where 64 of them, or with it more than 64 MiB, are under way from this rank, it waits for the
-    /// oldest to be received.
+    /// Sends to one rank, which must receive as many elements. Messages between two ranks keep
+    /// their order.
     ///
-    /// # Errors
-    /// If there is no such rank, or it failed.
+    /// Sending blocks only when 64 messages, or more than 64 MiB together with this one, of this
+    /// rank are in flight; then it waits for the oldest to be received.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<()> {
         self.check_peer("send", to)?;
         let call = Call::whole(Operation::Send { to }, T::KIND, data.len());
@@ -205,9 +175,6 @@ impl Group {
     }
 
     /// [`Group::send`] in a dry run.
-    ///
-    /// # Errors
-    /// If there is no such rank.
     pub fn dry_send(&mut self, to: usize, kind: ElementKind, len: usize) -> Result<()> {
         self.check_peer("send", to)?;
         let call = Call::whole(Operation::Send { to }, kind, len);
@@ -215,38 +182,27 @@ impl Group {
     }
 
     /// [`Group::recv`] in a dry run.
-    ///
-    /// # Errors
-    /// If there is no such rank.
     pub fn dry_recv(&mut self, from: usize, kind: ElementKind, len: usize) -> Result<()> {
         self.check_peer("recv", from)?;
         self.engine.dry(Call::whole(Operation::Recv { from }, kind, len))
     }
 
-    /// Receives from one rank.
-    ///
-    /// # Errors
-    /// If there is no such rank, it failed or hangs, or sent another number of elements.
+    /// Receives from one rank, which must send as many elements.
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<()> {
         self.check_peer("recv", from)?;
         let call = Call::whole(Operation::Recv { from }, T::KIND, data.len());
         self.make(call, |engine| engine.recv(from, bytemuck::cast_slice_mut(data)))
     }
 
-    /// Divides the group: the ranks that give the same colour form a new one, in the order of their ranks.
-    ///
-    /// # Errors
-    /// If a rank failed, hangs, or called something else.
+    /// Divides the group: ranks of the same colour form a new one, in rank order.
     pub fn split(&mut self, color: usize) -> Result<Self> {
         let call = Call::whole(Operation::Split, ElementKind::U8, 0);
         let engine = self.engine.split(call, color)?;
         Ok(self.part(engine))
     }
 
-    /// As [`Group::split`], by a rule that tells every rank's colour: so that a group of which one rank exists can divide too.
-    ///
-    /// # Errors
-    /// As [`Group::split`].
+    /// [`Group::split`] by a function of the rank, which also divides a group of which only one
+    /// rank exists.
     pub fn split_by(&mut self, color: impl Fn(usize) -> usize) -> Result<Self> {
         let call = Call::whole(Operation::Split, ElementKind::U8, 0);
         let colors: Vec<usize> = (0..self.size()).map(color).collect();
@@ -258,7 +214,7 @@ impl Group {
         Self { progress: self.progress.clone(), watch: self.watch.clone(), ..Self::new(engine) }
     }
 
-    /// Counts a call, makes it, and tells who watches.
+    /// Counts a call, makes it, and reports it to the observer.
     fn make(&mut self, call: Call, made: impl FnOnce(&mut dyn Engine) -> Result<()>) -> Result<()> {
         self.volume.count(&call, self.engine.size());
         let Some(watch) = &self.watch else { return made(&mut *self.engine) };
@@ -268,13 +224,13 @@ impl Group {
         outcome
     }
 
-    /// This rank's part of a buffer, in bytes.
+    /// Returns this rank's part of a buffer, in bytes.
     fn own(&self, call: &Call, counts: &[usize]) -> Range<usize> {
         call.places(counts).nth(self.rank()).expect("a part for each rank")
     }
 
-    /// [`Group::make`], with numbers wherever they are. Those of a device go through host memory if the engine does not take them
-    /// there.
+    /// [`Group::make`] for any memory. Device memory goes through the bounce buffer unless the
+    /// engine accepts it.
     fn make_on(
         &mut self,
         call: Call,
@@ -310,7 +266,7 @@ impl Group {
         }
     }
 
-    /// Gives up: the other ranks' calls fail and tell the reason.
+    /// Aborts: the other ranks' calls fail with the reason.
     pub fn abort(&mut self, reason: &str) {
         self.engine.abort(reason);
     }
@@ -320,7 +276,7 @@ impl Group {
         let reason = if counts.len() != size {
             format!("{} parts for {size} ranks", counts.len())
         } else if call.len != len {
-            format!("parts of {} elements in all, in a buffer of {len}", call.len)
+            format!("parts of {} elements in total, but the buffer has {len}", call.len)
         } else {
             return Ok(());
         };

@@ -1,4 +1,5 @@
-//! The engine over Gloo, with ranks that are processes: the conformance suite, and what happens when they do not do the same.
+//! The Gloo engine with ranks that are processes: the conformance suite, and ranks that disagree,
+//! hang or die.
 
 mod conformance;
 mod processes;
@@ -10,10 +11,10 @@ use tandem_comm::gloo::{self, Lifeline};
 use tandem_comm::store::{Store, StoreServer};
 use tandem_comm::{CommError, Group, Reduction, Result};
 
-/// For deadlines that are to be missed: long enough that everybody else makes it on a busy machine.
+/// A deadline that is missed on purpose, long enough for the other ranks on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
 
-/// What a rank does in each role. In the process that runs the tests this is an empty test.
+/// Runs a rank in its role; in the test process this is an empty test.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -189,7 +190,7 @@ fn a_killed_process_is_named_by_those_that_wait_for_it() {
     assert_eq!(ranks.results(), vec![CommError::PeerLost { rank: 1 }.to_string(); 3]);
 }
 
-/// Rank 1 notices first, in a group of its own with ranks 2 and 3, and closes the job's.
+/// Rank 1 notices first, in a group with ranks 2 and 3, and closes the job's.
 #[test]
 fn a_rank_that_leaves_because_of_a_killed_one_is_not_taken_for_it() {
     let mut ranks = Ranks::start("leaves after another group failed", 4, 0..4, DEADLINE);
@@ -203,7 +204,7 @@ fn a_rank_that_leaves_because_of_a_killed_one_is_not_taken_for_it() {
 
 #[test]
 fn a_process_killed_in_the_middle_of_a_transfer_is_named_on_every_other() {
-    // Between transfers, or when a part of one has arrived or has been sent: each now and then.
+    // Between transfers, and sometimes in the middle of one.
     for moment in 0..10 {
         let mut ranks = Ranks::start("stopped or killed in the middle", 4, 0..4, DEADLINE);
         while ranks.store.add("ready", 0).unwrap() < 10 {
@@ -254,7 +255,7 @@ fn a_rank_that_comes_too_late_is_named_at_the_deadline() {
         let results = all(role, 4, MISSED);
         assert_eq!(results, vec![late(vec![rank]).to_string(); 4], "also on the one that came too late");
     }
-    // In the group of ranks 1 and 3 the latter is the second; the other half goes on.
+    // In the group of ranks 1 and 3 the latter is the second; the other half continues.
     let ok = "ok".to_owned();
     let late = late(vec![1]).to_string();
     assert_eq!(all("hangs in a split", 4, MISSED), [ok.clone(), late.clone(), ok, late]);
@@ -266,7 +267,7 @@ fn a_rank_that_gives_up_tells_the_others_why() {
     assert_eq!(all("abort", 4, DEADLINE), vec![aborted.to_string(); 4]);
 }
 
-/// Many messages, sent before any is received and followed at once by the sender's end.
+/// Many messages, sent before any is received; the sender ends at once.
 fn messages_that_wait(group: &mut Group) -> String {
     let lens = [0usize, 3, 100_000, 1];
     if group.rank() == 0 {
@@ -323,7 +324,7 @@ fn speed(group: &mut Group) -> String {
     format!("{large:.1} {:.1}", began.elapsed().as_secs_f64() * 1e3)
 }
 
-/// The same with PyTorch, whose ranks meet in this crate's store too.
+/// The same with PyTorch, whose ranks also meet in this crate's store.
 const PYTORCH_SPEED: &str = r#"
 import sys, time, torch, torch.distributed as dist
 port, rank, size = map(int, sys.argv[1:])
@@ -356,7 +357,8 @@ fn speed_of_pytorch(python: &std::ffi::OsStr, size: usize) -> String {
     String::from_utf8(outputs[0].stdout.clone()).unwrap()
 }
 
-/// `TANDEM_TEST_PYTHON=python cargo test --release -p tandem-comm --features gloo --test gloo -- --ignored --nocapture`
+/// Run: `TANDEM_TEST_PYTHON=python cargo test --release -p tandem-comm --features gloo --test gloo
+/// -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]
 fn speed_against_pytorch() {

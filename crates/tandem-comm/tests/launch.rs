@@ -35,7 +35,7 @@ fn check(rows: &[Row]) {
 fn plain_commands_are_alone() {
     check(&[
         ("HOME=/root PATH=/bin", Launcher::None, 0, 1, None, None),
-        // Left over by a script that only wants to name a port.
+        // Set by a script that only names a port.
         ("MASTER_PORT=29500", Launcher::None, 0, 1, None, None),
         // A batch script of one task, or an interactive allocation, without srun.
         ("SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_PROCID=0", Launcher::None, 0, 1, None, None),
@@ -149,7 +149,7 @@ fn kubernetes_pods() {
         assert_eq!((found.launcher, found.process, found.num_processes), (Launcher::Pet, 1, 2));
         assert_eq!((found.ranks_here, found.meeting_point), (expected, at("job-node-0-0.job", 29500)));
     }
-    // One node that is to run two ranks is several ranks too.
+    // One node with two ranks is several ranks too.
     assert!(detect("PET_NNODES=1 PET_NODE_RANK=0 PET_NPROC_PER_NODE=2").unwrap().is_distributed());
     check(&[
         (
@@ -205,7 +205,7 @@ fn contradictory_environments_are_refused_by_name() {
     for (variables, first, second) in [
         ("RANK=2 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1", "RANK=2", "WORLD_SIZE=2"),
         ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=a MASTER_PORT=1", "LOCAL_RANK=1", "RANK=0"),
-        // RANK=0 WORLD_SIZE=1 exported by a profile, while mpirun starts two: the silent world of one.
+        // A profile exports RANK=0 WORLD_SIZE=1 while mpirun starts two: the silent world of one.
         (
             "RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2",
             "WORLD_SIZE=1",

@@ -1,4 +1,5 @@
-//! The engine over NCCL on GPUs, with ranks that are processes. Where there is no GPU nothing of this runs, and it says so.
+//! The NCCL engine on GPUs, with ranks that are processes. Without a GPU every test reports that it
+//! is skipped.
 
 mod conformance;
 mod processes;
@@ -9,10 +10,10 @@ use processes::{DEADLINE, Ranks, Role};
 use tandem_comm::nccl::Libraries;
 use tandem_comm::{CommError, Group, Reduction, Result};
 
-/// The most ranks that are tried.
+/// Maximum number of ranks.
 const MAX_RANKS: usize = 8;
 
-/// What a rank does in each role. In the process that runs the tests this is an empty test.
+/// Runs a rank in its role; in the test process this is an empty test.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -39,7 +40,7 @@ fn act(role: &Role, group: &mut Group) -> Result<()> {
     }
 }
 
-/// GPUs for ranks, if there are as many as `needed`; otherwise says why there are not.
+/// Returns the number of GPUs for ranks if there are `needed`; otherwise reports why not.
 fn gpus(needed: usize) -> Option<usize> {
     let gpus = Libraries::open().and_then(|libraries| libraries.num_devices());
     let reason = match gpus {
@@ -48,7 +49,7 @@ fn gpus(needed: usize) -> Option<usize> {
         Err(error) => error.to_string(),
     };
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    // Past the capture of what tests print: in a log, a skipped test must not look like one that passed.
+    // Bypasses the capture of test output: a skipped test must not look like a passed one.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {name}: {reason}");
     None
 }

@@ -1,4 +1,4 @@
-//! The store: its client against its server, and both against PyTorch's where there is one.
+//! The store: its client and server against each other, and against PyTorch's if installed.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use tandem_comm::store::{Store, StoreError, StoreServer};
 
 /// Longer than anything here takes; only a bug waits for it.
 const LONG: Duration = Duration::from_secs(60);
-/// For waits that are to time out.
+/// Timeout of waits that end by it.
 const SHORT: Duration = Duration::from_millis(50);
 
 fn client(server: &StoreServer) -> Store {
@@ -117,7 +117,7 @@ fn a_wait_that_times_out_names_its_keys_and_leaves_the_connection_in_order() {
         let (address, keys) = (address.clone(), vec!["ranks/7".to_owned()]);
         assert_eq!(error, StoreError::Timeout { address, keys, waited: SHORT });
     }
-    // An answer to one of the waits that were given up would be taken for the answer to these.
+    // A reply to a cancelled wait would be taken for the reply to these.
     store.set("ranks/7", b"here").unwrap();
     assert_eq!(store.add("n", 41).unwrap(), 41);
     assert_eq!(store.get("ranks/7", SHORT).unwrap(), b"here");
@@ -125,7 +125,8 @@ fn a_wait_that_times_out_names_its_keys_and_leaves_the_connection_in_order() {
 
 #[test]
 fn a_wait_and_its_key_may_cross() {
-    // The key is set just when the wait is given up: one or both are answered, and the next request gets its own answer.
+    // The key is set just when the wait is cancelled: one or both are answered, and the next
+    // request gets its own reply.
     let server = StoreServer::bind(0).unwrap();
     let together = &Barrier::new(2);
     std::thread::scope(|scope| {
@@ -170,7 +171,7 @@ fn garbage_ends_its_own_connection_only() {
     for (what, bytes) in cases {
         let mut stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
         stream.write_all(&bytes).unwrap();
-        // Hung up on: either the end, or a reset because not all was read.
+        // Disconnected: an end, or a reset because not everything was read.
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{what} was answered with {rest:?}");
@@ -258,7 +259,7 @@ fn a_port_is_served_once() {
     assert!(matches!(error, StoreError::Bind { port, .. } if port == server.port()), "{error}");
 }
 
-/// PyTorch's client and server, of the interpreter that `TANDEM_TEST_PYTHON` names.
+/// PyTorch's client and server, run by the interpreter in `TANDEM_TEST_PYTHON`.
 const PEER: &str = r#"
 import sys, datetime
 from torch.distributed import TCPStore, PrefixStore

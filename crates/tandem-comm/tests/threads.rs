@@ -1,4 +1,4 @@
-//! The engine of threads: the conformance suite, and what happens when ranks do not do the same.
+//! The threads engine: the conformance suite, and ranks that disagree or end.
 
 mod conformance;
 
@@ -9,7 +9,7 @@ use tandem_comm::{Call, CommError, Group, Reduction, Watch, threads};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Runs `rank` on every rank of a group and returns what each gave.
+/// Runs `rank` on every rank of a group and returns each result.
 fn on_ranks<T: Send>(size: usize, deadline: Duration, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let rank = &rank;
     std::thread::scope(|scope| {
@@ -97,7 +97,7 @@ fn a_rank_that_ends_is_named_by_those_that_wait() {
     for early in [true, false] {
         let results = on_ranks(3, DEADLINE, |mut group| {
             if group.rank() == 2 {
-                // Either before the others come, or while they wait.
+                // Before the others arrive, or while they wait.
                 std::thread::sleep(Duration::from_millis(if early { 0 } else { 50 }));
                 return Ok(());
             }
@@ -153,7 +153,7 @@ fn a_message_of_another_length_is_a_mismatch_and_a_sender_that_ended_is_lost() {
     assert_eq!(results[1], Err(CommError::PeerLost { rank: 0 }));
 }
 
-/// Else a rank that is ahead would fill the memory.
+/// Without a limit a rank that is ahead would fill the memory.
 #[test]
 fn a_message_waits_where_many_or_large_ones_have_not_been_received() {
     let (deadline, both) = (Duration::from_millis(200), Barrier::new(2));
@@ -173,7 +173,7 @@ fn a_message_waits_where_many_or_large_ones_have_not_been_received() {
                 (0..received).for_each(|_| group.send(1, &[0u8]).unwrap());
                 result = group.send(1, &[0u8]);
             }
-            // Nobody waits for a rank that is gone.
+            // No rank waits for one that is gone.
             both.wait();
             result
         });
@@ -182,7 +182,7 @@ fn a_message_waits_where_many_or_large_ones_have_not_been_received() {
     };
     one_too_many_waits(&[1; 64], 0);
     one_too_many_waits(&[1; 64], 3);
-    // One may be larger than all together, but not with another.
+    // A single message may exceed the limit, but not together with another.
     one_too_many_waits(&[65 << 20], 0);
 }
 
@@ -223,7 +223,7 @@ fn who_watches_a_group_is_told_of_its_calls_and_of_those_of_its_parts() {
         let mut part = group.split(group.rank()).unwrap();
         part.all_reduce(&mut [0f32; 3], Reduction::Sum).unwrap();
         if group.rank() == 0 { group.send(1, &[1u8; 5]) } else { group.recv(0, &mut [0u8; 5]) }.unwrap();
-        // A call that is refused before it is made is none.
+        // A call that is refused beforehand does not count.
         assert!(group.broadcast(&mut [0u8], 7).is_err());
         drop((group, part));
         Arc::into_inner(told).unwrap().0.into_inner().unwrap()

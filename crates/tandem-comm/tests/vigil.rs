@@ -1,4 +1,4 @@
-//! Ranks that watch over each other: who is given up, and what the others can say of it.
+//! The watchdog: which ranks fail, and what the others report.
 
 mod processes;
 
@@ -9,17 +9,17 @@ use tandem_comm::gloo::Lifeline;
 use tandem_comm::watchdog::Vigil;
 use tandem_comm::{CommError, Group, Phase, Reduction, Result};
 
-/// For silences and deadlines that are to be missed: long enough that everybody else makes it on a busy machine.
+/// Limits that are exceeded on purpose, long enough for the other ranks on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
 
-/// What a rank does in each role. In the process that runs the tests this is an empty test.
+/// Runs a rank in its role; in the test process this is an empty test.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     let lifeline = Lifeline::default();
     let mut group = role.meet_with(lifeline.clone()).unwrap();
     let (place, progress) = ((role.rank, role.size), group.progress().clone());
-    // The collectives have all the time in the world where the silence is what is tested.
+    // Where silence is tested, the collectives' deadline is far away.
     let limit = if role.name == "stopped" { MISSED } else { role.deadline };
     let mut vigil = Vigil::begin(role.job_store(), place, limit, progress, lifeline, false).unwrap();
     let result = match role.name.as_str() {
@@ -35,7 +35,7 @@ fn child() {
             let mut half = group.split(role.rank % 2).unwrap();
             work(&mut half, &role)
         }
-        // Twice as long as silence may last.
+        // Twice the limit of silence.
         "ends early" if role.rank != 1 => group.barrier().map(|()| std::thread::sleep(2 * MISSED)),
         "ends early" => group.barrier(),
         name => panic!("no role {name}"),
@@ -48,7 +48,7 @@ fn child() {
     role.report(&format!("{story}: {verdict}"));
 }
 
-/// Steps until something happens.
+/// Takes steps until something happens.
 fn work(group: &mut Group, role: &Role) -> Result<()> {
     for step in 1.. {
         group.progress().step(step);
@@ -59,7 +59,7 @@ fn work(group: &mut Group, role: &Role) -> Result<()> {
     unreachable!("there are more steps than time")
 }
 
-/// Rank 1 lives, and takes longer for its forward pass than the others wait.
+/// Rank 1 lives, but its forward pass exceeds the others' deadline.
 fn stands(group: &mut Group, role: &Role) -> Result<()> {
     group.progress().step(7);
     group.progress().enter(Phase::Forward);
@@ -93,7 +93,7 @@ fn a_stopped_rank_is_given_up_long_before_the_collectives_deadline() {
         for rank in (0..3).filter(|&rank| rank != stopped) {
             ranks.store.wait(&[&format!("result/{rank}")], DEADLINE).unwrap();
         }
-        // Woken up, it finds that the others have given it up.
+        // Woken up, it finds that the others have failed it.
         ranks.go_on(stopped);
         let results = ranks.results();
         let verdict = CommError::Silent { silent: vec![stopped], limit: MISSED }.to_string();
@@ -138,7 +138,8 @@ fn the_words_of_a_rank_that_failed_reach_the_others_after_its_connections_closed
     says(&results[2], &["rank 2 on "]);
 }
 
-/// In a group that split off ranks have other numbers, and the ranks of the other half hear nothing of it by themselves.
+/// In a split group ranks have other numbers, and the other half's ranks hear nothing of it
+/// directly.
 #[test]
 fn a_rank_lost_in_one_half_ends_both_and_is_named_as_the_job_counts() {
     let results = harmed("halves", 4, |ranks| ranks.kill(3)).results();

@@ -1,68 +1,68 @@
-//! What a rank calls, in a form that ranks can compare.
+//! Descriptions of calls, which ranks can compare.
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::collective::element::{ElementKind, Reduction};
 
-/// A collective, or one rank's side of a message.
+/// A collective, or one side of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Every rank gets the reduction of all ranks' buffers.
+    /// Reduction of all ranks' buffers, for every rank.
     AllReduce(Reduction),
-    /// Every rank gets its part of the reduction.
+    /// Reduction of all ranks' buffers, for every rank its part.
     ReduceScatter(Reduction),
-    /// Every rank gets all ranks' parts.
+    /// All ranks' parts, for every rank.
     AllGather,
-    /// Every rank gets this rank's buffer.
+    /// The root's buffer, for every rank.
     Broadcast {
-        /// Whose.
+        /// The rank that sends.
         root: usize,
     },
-    /// Nobody goes on before all have come.
+    /// Wait for all ranks.
     Barrier,
-    /// The group divides.
+    /// Division of the group.
     Split,
-    /// A message goes to one rank.
+    /// A message to one rank.
     Send {
-        /// Which.
+        /// The receiver.
         to: usize,
     },
-    /// A message comes from one rank.
+    /// A message from one rank.
     Recv {
-        /// Which.
+        /// The sender.
         from: usize,
     },
 }
 
-/// One call: of a collective it is equal on all ranks of a group, or it is an error.
+/// One call. All ranks of a group must make equal collective calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// On which numbers.
+    /// The element type.
     pub kind: ElementKind,
-    /// Number of elements of the whole buffer.
+    /// Number of elements in the whole buffer.
     pub len: usize,
-    /// Fingerprint of the ranks' parts, where there are parts.
+    /// Fingerprint of the ranks' parts; 0 without parts.
     pub parts: u64,
 }
 
 impl Call {
-    /// A call without parts.
+    /// Creates a call without parts.
     pub fn whole(operation: Operation, kind: ElementKind, len: usize) -> Self {
         Self { operation, kind, len, parts: 0 }
     }
 
-    /// A call whose buffer consists of the ranks' parts of `counts` elements.
+    /// Creates a call on a buffer of parts, with `counts` elements per rank.
     pub fn parted(operation: Operation, kind: ElementKind, counts: &[usize]) -> Self {
-        // FNV-1a: the sum alone would not tell [1, 2] from [2, 1].
+        // FNV-1a: the sum alone would not distinguish [1, 2] from [2, 1].
         let mix = |hash: u64, &n: &usize| (hash ^ n as u64).wrapping_mul(0x0000_0100_0000_01b3);
         let parts = counts.iter().fold(0xcbf2_9ce4_8422_2325, mix);
         Self { operation, kind, len: counts.iter().sum(), parts }
     }
 
-    /// Where the ranks' parts of `counts` elements lie in the buffer, in bytes.
+    /// Returns the byte ranges of the ranks' parts.
     pub(crate) fn places(&self, counts: &[usize]) -> impl Iterator<Item = Range<usize>> {
         let width = self.kind.size();
         counts.iter().scan(0, move |end, &count| {
@@ -74,7 +74,7 @@ impl Call {
 }
 
 impl Operation {
-    /// One word.
+    /// Returns the operation's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce(_) => "all_reduce",

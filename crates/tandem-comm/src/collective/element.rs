@@ -1,14 +1,14 @@
-//! The numbers that travel.
+//! Numbers that ranks exchange.
 
 use std::fmt;
 use std::ops::Range;
 
 use half::bf16;
 
-/// The type of a number.
+/// Element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementKind {
-    /// Bytes, for what is only moved.
+    /// Bytes that are only moved.
     U8,
     /// 64-bit integers: the exact gradient sum.
     I64,
@@ -21,7 +21,7 @@ pub enum ElementKind {
 }
 
 impl ElementKind {
-    /// Bytes of one.
+    /// Returns the bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             Self::U8 => 1,
@@ -44,62 +44,53 @@ impl fmt::Display for ElementKind {
     }
 }
 
-/// A number that can travel between ranks.
+/// A type of numbers that ranks can exchange.
 pub trait Element: bytemuck::Pod + Send + Sync {
-    /// Its kind.
+    /// The element type.
     const KIND: ElementKind;
 }
 
-/// Numbers of one kind that ranks exchange; in a dry run, no more than how many there are.
+/// Numbers of one type in host or device memory; in a dry run only their count.
 pub struct Numbers<'a> {
     pub(crate) kind: ElementKind,
     pub(crate) len: usize,
     pub(crate) memory: Memory<'a>,
 }
 
-/// Where numbers are.
+/// Location of numbers.
 pub(crate) enum Memory<'a> {
-    /// Nowhere: a dry run.
+    /// No memory: a dry run.
     Nowhere,
-    /// In the memory that programs run in.
+    /// Host memory.
     Host(&'a mut [u8]),
-    /// In a device's memory.
+    /// Device memory.
     Device(Box<dyn DeviceNumbers + 'a>),
 }
 
-/// Numbers in the memory of a device, counted in bytes.
+/// Numbers in device memory, addressed by bytes.
 pub trait DeviceNumbers {
-    /// Which of the GPUs that this process may use has them, and at which address.
+    /// Returns the GPU's ordinal among those of this process, and the address.
     fn address(&self) -> (usize, u64);
 
-    /// Waits until the device has done what was asked of it before, so that others may read and write the numbers.
-    ///
-    /// # Errors
-    /// If something in it failed: why.
+    /// Waits for the device's queued work, so that others may access the numbers.
     fn settle(&mut self) -> Result<(), String>;
 
-    /// Copies bytes to the host, after what was asked of the device before.
-    ///
-    /// # Errors
-    /// If that fails: why.
+    /// Copies bytes to the host, after the device's queued work.
     fn read(&mut self, range: Range<usize>, to: &mut [u8]) -> Result<(), String>;
 
     /// Copies bytes from the host.
-    ///
-    /// # Errors
-    /// If that fails: why.
     fn write(&mut self, range: Range<usize>, from: &[u8]) -> Result<(), String>;
 }
 
 impl Numbers<'_> {
-    /// So many, of a device that holds none.
+    /// Creates `len` numbers without memory.
     pub fn dry(kind: ElementKind, len: usize) -> Self {
         Self { kind, len, memory: Memory::Nowhere }
     }
 }
 
 impl<'a> Numbers<'a> {
-    /// So many, in a device's memory.
+    /// Wraps `len` numbers in device memory.
     pub fn on_device(kind: ElementKind, len: usize, numbers: impl DeviceNumbers + 'a) -> Self {
         Self { kind, len, memory: Memory::Device(Box::new(numbers)) }
     }
@@ -111,12 +102,12 @@ impl<'a, T: Element> From<&'a mut [T]> for Numbers<'a> {
     }
 }
 
-/// What several numbers become.
+/// Reduction of several numbers to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// Their sum. Integers wrap; floats are added in the order that the engine documents.
+    /// The sum. Integers wrap; floats are added in the engine's documented order.
     Sum,
-    /// The largest.
+    /// The maximum.
     Max,
 }
 
@@ -139,10 +130,11 @@ macro_rules! elements {
 
 elements!(u8 => U8, i64 => I64, f64 => F64, f32 => F32, bf16 => Bf16);
 
-/// `into ← reduce(into, from)`, element by element. Both are of one length and aligned for `kind`.
+/// `into ← reduce(into, from)`, element by element.
 ///
 /// # Panics
-/// If the slices are not.
+///
+/// If the slices differ in length or are not aligned for `kind`.
 pub(crate) fn reduce(kind: ElementKind, reduction: Reduction, into: &mut [u8], from: &[u8]) {
     fn fold<T: Element>(into: &mut [u8], from: &[u8], combine: impl Fn(T, T) -> T) {
         let (into, from): (&mut [T], &[T]) = (bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from));

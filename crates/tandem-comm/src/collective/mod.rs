@@ -1,4 +1,4 @@
-//! Collectives: calls, element types, transferred volume, and the interfaces of engines and observers.
+//! Collectives: calls, element types, volume, and the interfaces of engines and observers.
 
 pub(crate) mod call;
 pub(crate) mod element;

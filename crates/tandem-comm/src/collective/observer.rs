@@ -1,11 +1,11 @@
-//! Someone who is told how long the calls of a group take.
+//! Observer of a group's calls and their durations.
 
 use std::time::Instant;
 
 use crate::collective::call::Call;
 
-/// Told of every call of a group when it is over, by the thread that made it. The group's parts tell the same one.
+/// Observer of every completed call of a group and its subgroups, on the thread that made the call.
 pub trait Watch: Send + Sync {
-    /// A call among so many ranks, which began then and ends now.
+    /// Called when a call among `num_ranks`, begun at `began`, ends.
     fn called(&self, call: &Call, num_ranks: usize, began: Instant);
 }

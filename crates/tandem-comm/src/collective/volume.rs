@@ -1,17 +1,17 @@
-//! How much a rank communicates.
+//! Communication volume of a rank.
 
 use crate::collective::call::{Call, Operation};
 
-/// Calls and bytes, counted as the best known algorithms move them, so that the numbers compare between engines: what an
-/// engine really sends is its own matter.
+/// Calls and bytes of a rank, comparable between engines: bytes are those of the best known
+/// algorithms, not those that an engine really sends.
 ///
-/// With `N` ranks and a buffer of `b` bytes a rank sends `2·b·(N−1)/N` in an all-reduce, `b·(N−1)/N` in a reduce-scatter or
-/// an all-gather, and `b` (the root alone, in a tree more than once) in a broadcast.
+/// With `N` ranks and a buffer of `b` bytes a rank sends `2·b·(N−1)/N` in an all-reduce,
+/// `b·(N−1)/N` in a reduce-scatter or all-gather, and `b` in a broadcast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Calls of collectives.
+    /// Number of collective calls.
     pub num_calls: u64,
-    /// Bytes that this rank sends.
+    /// Bytes sent by this rank.
     pub bytes_sent: u64,
 }
 
@@ -24,7 +24,7 @@ impl Volume {
 }
 
 impl Call {
-    /// Bytes that each of `size` ranks sends for it.
+    /// Returns the bytes that each of `size` ranks sends.
     pub fn bytes_sent(&self, size: usize) -> u64 {
         let (bytes, size) = ((self.len * self.kind.size()) as u64, size as u64);
         match self.operation {

@@ -1,11 +1,11 @@
-//! Buffers of messages that have been received, for those to come: a stream of messages allocates no memory.
+//! Pool of message buffers: a stream of messages allocates no memory.
 
-/// Buffers that nobody uses.
+/// Unused buffers.
 #[derive(Default)]
 pub(crate) struct Spare(Vec<Vec<u8>>);
 
 impl Spare {
-    /// An empty buffer: the smallest that has room for `len` bytes, else the largest.
+    /// Takes the smallest buffer with room for `len` bytes, else the largest, emptied.
     pub(crate) fn take(&mut self, len: usize) -> Vec<u8> {
         let badness = |&index: &usize| match self.0[index].capacity() {
             capacity if capacity >= len => (false, capacity),
@@ -17,7 +17,7 @@ impl Spare {
         buffer
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     pub(crate) fn put(&mut self, buffer: Vec<u8>) {
         self.0.push(buffer);
     }

@@ -1,4 +1,4 @@
-//! Engines: the transports that carry a group's collectives.
+//! Engines: transports of a group's collectives.
 
 mod buffer_pool;
 #[cfg(feature = "gloo")]

@@ -1,6 +1,7 @@
-//! A group of which one rank exists: calls are written down, nothing moves.
+//! Engine of a dry run: one rank of a group records its calls and moves nothing.
 //!
-//! A dry run on it tells what a rank of any number of ranks would send, and whether all ranks would make the same calls.
+//! The record tells what a rank of any number of ranks would send, and whether all ranks would make
+//! the same calls.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,19 +11,19 @@ use crate::collective::engine::Engine;
 use crate::error::Result;
 use crate::group::Group;
 
-/// What was called, in order: the group (0 is the one that [`group`] made, those split off count up) and the call.
+/// Recorded calls in order, with their group: 0 is made by [`group`], splits count up.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Mutex<Entries>>);
 
 #[derive(Debug, Default)]
 struct Entries {
     calls: Vec<(usize, Call)>,
-    /// Of each group, which of the first group's ranks are in it, and whether it was split off with [`Group::split`].
+    /// Members of each group as ranks of the first, and whether it was made by [`Group::split`].
     groups: Vec<(Vec<usize>, bool)>,
 }
 
 impl Log {
-    /// Takes what was written so far.
+    /// Takes the calls recorded so far.
     pub fn take(&self) -> Vec<(usize, Call)> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut entries.calls)
@@ -32,26 +33,30 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).calls.push((group, call));
     }
 
-    /// Number of ranks of a group.
+    /// Returns the number of ranks of a group.
     ///
     /// # Panics
-    /// If there is no such group.
+    ///
+    /// If the group does not exist.
     pub fn size(&self, group: usize) -> usize {
         self.members(group).len()
     }
 
-    /// Which of the first group's ranks are in a group, in its order.
+    /// Returns the members of a group as ranks of the first group.
     ///
     /// # Panics
-    /// If there is no such group.
+    ///
+    /// If the group does not exist.
     pub fn members(&self, group: usize) -> Vec<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).groups[group].0.clone()
     }
 
-    /// Whether a group was split off with [`Group::split`]: one more group of the same ranks, for calls beside theirs.
+    /// Returns whether a group was made by [`Group::split`]: a second group of the same ranks, for
+    /// concurrent calls.
     ///
     /// # Panics
-    /// If there is no such group.
+    ///
+    /// If the group does not exist.
     pub fn is_apart(&self, group: usize) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).groups[group].1
     }
@@ -63,7 +68,7 @@ impl Log {
     }
 }
 
-/// Rank `rank` of `size`, and what it calls.
+/// Creates rank `rank` of `size`, and the log of its calls.
 pub fn group(rank: usize, size: usize) -> (Group, Log) {
     let log = Log::default();
     let recorder = Recorder { rank, size, id: log.new_group((0..size).collect(), false), log: log.clone() };
@@ -83,7 +88,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// This rank, in a group of these.
+    /// Creates this rank's engine in a group of `members`.
     fn of(&self, members: Vec<usize>, rank: usize, apart: bool) -> Box<dyn Engine> {
         let (size, log) = (members.len(), self.log.clone());
         Box::new(Self { rank, size, id: log.new_group(members, apart), log })
@@ -131,7 +136,7 @@ impl Engine for Recorder {
         self.write(Call::whole(Operation::Recv { from }, ElementKind::U8, data.len()))
     }
 
-    /// As if every rank gave the same colour.
+    /// Splits as if every rank gave the same colour.
     fn split(&mut self, call: Call, _: usize) -> Result<Box<dyn Engine>> {
         self.write(call)?;
         Ok(self.of(self.log.members(self.id), self.rank, true))

@@ -1,10 +1,12 @@
-//! Ranks as threads of one process: collectives through shared memory.
+//! Engine for ranks that are threads of one process, over shared memory.
 //!
-//! A collective has three phases. All ranks *arrive* with their call and the places of their buffers; the last one to come
-//! compares the calls. Then each rank does its share of the *work*, reading the others' buffers where they lie: in an
-//! all-reduce it reduces the `1/N` of the elements that is its own, in rank order, and writes the result to every rank.
-//! All *leave* together, for only then may a buffer be reused. A rank that fails does so while arriving; between arriving
-//! and leaving there is nothing but copying, which always ends. So no buffer is ever read after its owner went on.
+//! A collective has three phases. All ranks *arrive* with their call and their buffers' addresses;
+//! the last compares the calls. Each rank then does its share of the *work* on all ranks' buffers:
+//! in an all-reduce it reduces its `1/N` of the elements in rank order and writes the result to
+//! every rank. All *leave* together, because only then may a buffer be reused.
+//!
+//! A rank can fail only while arriving. Between arriving and leaving there is only copying, which
+//! always ends, so no buffer is read after its owner went on.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -18,9 +20,11 @@ use crate::engines::buffer_pool::Spare;
 use crate::error::{CommError, Result};
 use crate::group::Group;
 
-/// One group for each of `size` ranks. A call in which a rank waits longer than `deadline` fails.
+/// Creates a group for each of `size` ranks. A call in which a rank waits longer than `deadline`
+/// fails.
 ///
 /// # Panics
+///
 /// If `size` is 0.
 pub fn groups(size: usize, deadline: Duration) -> Vec<Group> {
     assert!(size > 0, "a group of no ranks");
@@ -36,13 +40,13 @@ impl Group {
     }
 }
 
-/// One rank's end.
+/// Engine of one rank.
 struct Threads {
     shared: Arc<Shared>,
     rank: usize,
-    /// The calls of all ranks, copied when all have arrived.
+    /// Calls of all ranks, copied when all have arrived.
     peers: Vec<Arrival>,
-    /// Room for this rank's share of a reduction.
+    /// Buffer for this rank's share of a reduction.
     share: Vec<u64>,
 }
 
@@ -55,26 +59,26 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What each rank that has arrived called.
+    /// Calls of the ranks that have arrived.
     arrivals: Vec<Option<Arrival>>,
     num_arrived: usize,
     num_leaving: usize,
-    /// Collectives that all have arrived in.
+    /// Number of collectives in which all have arrived.
     begun: u64,
-    /// Collectives that all have left.
+    /// Number of collectives that all have left.
     ended: u64,
-    /// Why nothing works any more.
+    /// Failure of the group.
     failure: Option<CommError>,
     /// Ranks that have ended.
     gone: Vec<bool>,
-    /// Messages under way, by sender and receiver.
+    /// Messages in flight, by sender and receiver.
     mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
     spare: Spare,
-    /// Groups that split off in the current collective, by colour.
+    /// Groups split off in the current collective, by colour.
     children: HashMap<usize, Arc<Shared>>,
 }
 
-/// A call and where its buffers lie.
+/// A call and its buffers' addresses.
 #[derive(Clone, Copy)]
 struct Arrival {
     call: Call,
@@ -83,8 +87,8 @@ struct Arrival {
     color: usize,
 }
 
-// SAFETY: the pointers are followed only between arriving and leaving, while their owners wait; who reads and writes
-// what is said where it happens.
+// SAFETY: the pointers are followed only between arriving and leaving, while their owners wait.
+// Each access says which rank reads and writes.
 unsafe impl Send for Arrival {}
 
 impl Shared {
@@ -93,7 +97,7 @@ impl Shared {
         Self { size, deadline, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// The state. A rank that panics holds no lock while it does: between locking and unlocking nothing can fail.
+    /// Locks the state. A panicking rank holds no lock: no code under the lock can fail.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -112,7 +116,7 @@ impl Shared {
 }
 
 impl State {
-    /// Whether all ranks called the same; else who did not.
+    /// Returns the error if ranks made different calls.
     fn compare(&self) -> Option<CommError> {
         let calls: Vec<Call> = self.arrivals.iter().flatten().map(|arrival| arrival.call).collect();
         let other = calls.iter().position(|call| *call != calls[0])?;
@@ -135,7 +139,8 @@ impl Threads {
         Self { shared, rank, peers, share: Vec::new() }
     }
 
-    /// Waits until all ranks have arrived with the same call; then `peers` holds where their buffers lie.
+    /// Waits until all ranks have arrived with the same call; `peers` then has their buffers'
+    /// addresses.
     fn arrive(&mut self, call: Call, read: *const u8, write: *mut u8, color: usize) -> Result<()> {
         let shared = &*self.shared;
         let mut state = shared.lock();
@@ -163,7 +168,8 @@ impl Threads {
         Ok(())
     }
 
-    /// Waits until `done`; `missing` says whom for. Fails with the group, and at the deadline makes it fail.
+    /// Waits until `done`; `missing` lists the awaited ranks. Fails with the group, and at the
+    /// deadline fails the group.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
@@ -215,12 +221,14 @@ impl Threads {
     /// Reduces `range` (bytes) of all ranks' buffers into `self.share`, in rank order.
     ///
     /// # Safety
-    /// Between arriving and leaving; every rank's `read` holds the range, and nobody writes to it meanwhile.
+    ///
+    /// Only between arriving and leaving. Every rank's `read` contains the range, and no rank
+    /// writes to it meanwhile.
     unsafe fn reduce_range(&mut self, kind: ElementKind, reduction: Reduction, range: Range<usize>) {
         self.share.resize(range.len().div_ceil(8), 0);
         let share = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut self.share)[..range.len()];
         for (rank, peer) in self.peers.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             let part = unsafe { std::slice::from_raw_parts(peer.read.add(range.start), range.len()) };
             if rank == 0 {
                 share.copy_from_slice(part);
@@ -231,12 +239,12 @@ impl Threads {
     }
 }
 
-/// Which elements of `len` are the share of rank `rank` of `size`.
+/// Returns the share of rank `rank` of `size` in `len` elements.
 fn share(len: usize, rank: usize, size: usize) -> Range<usize> {
     len * rank / size..len * (rank + 1) / size
 }
 
-/// Bytes that a rank reduces at once: what it reads and writes stays in the cache.
+/// Bytes reduced at once, so that they stay in the cache.
 const PIECE: usize = 1 << 18;
 
 impl Engine for Threads {
@@ -255,7 +263,8 @@ impl Engine for Threads {
         let mine = share(call.len, self.rank, self.shared.size);
         for start in mine.clone().step_by(PIECE / size) {
             let piece = start * size..mine.end.min(start + PIECE / size) * size;
-            // SAFETY: all buffers are of the call's length. This share is read and written by this rank alone.
+            // SAFETY: all buffers have the call's length. Only this rank reads and writes this
+            // share.
             unsafe {
                 self.reduce_range(kind, reduction, piece.clone());
                 let result = bytemuck::cast_slice::<u64, u8>(&self.share).as_ptr();
@@ -280,7 +289,8 @@ impl Engine for Threads {
         let mine = call.places(counts).nth(self.rank).expect("a part for each rank");
         for start in mine.clone().step_by(PIECE) {
             let piece = start..mine.end.min(start + PIECE);
-            // SAFETY: all buffers are of the call's length. This part is read and written by this rank alone.
+            // SAFETY: all buffers have the call's length. Only this rank reads and writes this
+            // part.
             unsafe {
                 self.reduce_range(call.kind, reduction, piece.clone());
                 let result = bytemuck::cast_slice::<u64, u8>(&self.share).as_ptr();
@@ -296,8 +306,8 @@ impl Engine for Threads {
         self.arrive(call, place, place, 0)?;
         let mine = call.places(counts).nth(self.rank).expect("a part for each rank");
         for peer in self.peers.iter().filter(|peer| !std::ptr::eq(peer.read, place)) {
-            // SAFETY: all buffers are of the call's length. This part is read and written by this rank alone, and the
-            // peers' buffers are not this one.
+            // SAFETY: all buffers have the call's length. Only this rank reads and writes this
+            // part, and the peers' buffers are different ones.
             unsafe {
                 std::ptr::copy_nonoverlapping(place.add(mine.start), peer.write.add(mine.start), mine.len());
             };
@@ -310,7 +320,7 @@ impl Engine for Threads {
         let place = data.as_mut_ptr();
         self.arrive(call, place, place, 0)?;
         if self.rank != root {
-            // SAFETY: the root's buffer is as long as this one, and nobody writes to it.
+            // SAFETY: the root's buffer is as long as this one, and no rank writes to it.
             unsafe { std::ptr::copy_nonoverlapping(self.peers[root].read, place, data.len()) };
         }
         self.leave();
@@ -367,7 +377,7 @@ impl Engine for Threads {
         }
         drop(state);
         data.copy_from_slice(&message);
-        // The sender may wait for room.
+        // The sender may be waiting for room.
         shared.lock().spare.put(message);
         shared.changed.notify_all();
         Ok(())
@@ -398,7 +408,7 @@ impl Engine for Threads {
 }
 
 impl Drop for Threads {
-    /// Whoever waits for this rank learns that it will not come.
+    /// Tells waiting ranks that this rank has ended.
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.gone[self.rank] = true;

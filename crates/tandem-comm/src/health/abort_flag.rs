@@ -1,14 +1,14 @@
-//! What the threads of a rank know together: whether its job is over, and why.
+//! Abort flag of a rank: whether its job is over, and why.
 //!
-//! A rank waits for others inside a collective, of the job's group or of one that split off. Another thread, which watches over
-//! the ranks, may learn meanwhile that one of them will never come; then nobody should go on waiting.
+//! A rank waits for others inside a collective of any of its groups. The watchdog's thread may
+//! learn that one of them will never come; all waiting then ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::CommError;
 
-/// Shared by all groups of a rank. Clones are the same lifeline.
+/// Flag shared by all groups of a rank. Clones are the same flag.
 #[derive(Clone, Debug, Default)]
 pub struct Lifeline(Arc<Shared>);
 
@@ -16,18 +16,18 @@ pub struct Lifeline(Arc<Shared>);
 struct Shared {
     is_cut: AtomicBool,
     store_is_lost: AtomicBool,
-    /// Ranks in it are those of the job.
+    /// First failure, with ranks of the job.
     verdict: Mutex<Option<CommError>>,
 }
 
 impl Lifeline {
-    /// The job is over: whoever waits for another rank soon stops waiting and fails. The first reason stays.
+    /// Ends the job: calls that wait for another rank fail soon. The first reason is kept.
     pub(crate) fn cut(&self, why: CommError) {
         self.note(why);
         self.0.is_cut.store(true, Ordering::Release);
     }
 
-    /// A group failed for this reason; the others of this rank go on for themselves. The first reason stays.
+    /// Records a group's failure; the rank's other groups continue. The first reason is kept.
     pub(crate) fn note(&self, why: CommError) {
         self.lock().get_or_insert(why);
     }
@@ -36,12 +36,12 @@ impl Lifeline {
         self.0.is_cut.load(Ordering::Acquire)
     }
 
-    /// Why the job is over, or why the first of this rank's groups failed.
+    /// Returns why the job ended, or why the first of this rank's groups failed.
     pub(crate) fn verdict(&self) -> Option<CommError> {
         self.lock().clone()
     }
 
-    /// Whether the store answers. While it does not, nobody should wait for its answers to find out why a rank is missing.
+    /// Sets whether the store is lost. A lost store is not asked why a rank is missing.
     pub(crate) fn set_store_is_lost(&self, is_lost: bool) {
         self.0.store_is_lost.store(is_lost, Ordering::Relaxed);
     }

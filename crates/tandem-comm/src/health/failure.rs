@@ -1,34 +1,35 @@
-//! The first failure of a group, written into the store so that every rank can tell the same story.
+//! Record of a group's first failure in the store, so that all ranks report the same cause.
 //!
-//! A rank that fails closes its connections, and its peers only see that. What they look up then, and return, is the record:
-//! of several ranks that fail at once the first to write it wins.
+//! A rank that fails closes its connections, which is all that its peers see. They read the record
+//! and return its error; the first of several failing ranks writes it.
 //!
-//! Where nothing moves for a deadline's time, each rank knows only whom it waits for, who may be waiting too. Those that live
-//! say so in the store; the others are the ones that hang.
+//! If nothing moves for a deadline, each rank knows only the rank that it waits for, which may be
+//! waiting too. Live ranks report themselves stuck in the store; the others hang.
 
 use std::time::Duration;
 
 use crate::error::CommError;
 use crate::store::{Store, StoreError};
 
-/// Under the group's prefix.
+/// Key under the group's prefix.
 const KEY: &str = "failure";
-/// Between fields; no error's text has it.
+/// Separator of fields; no error's text contains it.
 const SEPARATOR: &str = "\u{1f}";
-/// For an answer that needs no waiting.
+/// Timeout of requests that need no waiting.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Files the error, unless another was first; answers the one that is filed. Without a store, its own.
+/// Files the error unless another is filed, and returns the filed one. Without a store, returns
+/// `error`.
 pub(crate) fn report(store: &Store, rank: usize, error: CommError) -> CommError {
     let own = encode(rank, &error);
     match store.compare_set(KEY, b"", own.as_bytes()) {
-        // What this rank files, it need not read in the form that the others can.
+        // A rank's own error keeps its type; the record has only types that all ranks share.
         Ok(filed) if filed != own.as_bytes() => decode(&filed).unwrap_or(error),
         _ => error,
     }
 }
 
-/// The error that is filed, if there is one.
+/// Returns the filed error.
 pub(crate) fn filed(store: &Store) -> Result<Option<CommError>, StoreError> {
     if !store.check(&[KEY])? {
         return Ok(None);
@@ -36,7 +37,7 @@ pub(crate) fn filed(store: &Store) -> Result<Option<CommError>, StoreError> {
     Ok(decode(&store.get(KEY, PATIENCE)?))
 }
 
-/// When a group stands still: those of `suspects` that do not say within `patience` that they are stuck too.
+/// Returns the `suspects` that do not report themselves stuck within `patience`.
 pub(crate) fn hanging(
     store: &Store,
     rank: usize,
@@ -59,7 +60,7 @@ pub(crate) fn hanging(
     Ok(hanging)
 }
 
-/// The key under which a rank says that it has waited for a deadline's time.
+/// Returns the key of a rank that has waited for a deadline.
 pub(crate) fn stuck(rank: usize) -> String {
     format!("stuck/{rank}")
 }
@@ -83,14 +84,14 @@ fn encode(rank: usize, error: &CommError) -> String {
             vec!["silent".into(), list(silent), limit.as_micros().to_string()]
         }
         CommError::Aborted { rank, reason } => vec!["aborted".into(), rank.to_string(), reason.clone()],
-        // What only one rank can have: to the others that rank gave up.
+        // Errors of one rank alone: to the others that rank aborted.
         other => vec!["aborted".into(), rank.to_string(), other.to_string()],
     };
     let fields: Vec<_> = fields.iter().map(|field| field.replace(SEPARATOR, " ")).collect();
     fields.join(SEPARATOR)
 }
 
-/// `None` for what another version wrote.
+/// Decodes a record; `None` for another version's.
 fn decode(record: &[u8]) -> Option<CommError> {
     let record = std::str::from_utf8(record).ok()?;
     let fields: Vec<&str> = record.split(SEPARATOR).collect();

@@ -1,29 +1,29 @@
-//! What a rank says of itself every second.
+//! Heartbeat: a rank's state, written to the store every second.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Between fields; no host's name has it.
+/// Separator of fields; no host name contains it.
 const SEPARATOR: char = '\u{1f}';
-/// A rank that has been in a phase for less is not said to stand in it.
+/// Time in one phase below which a report leaves it out.
 const STANDING: Duration = Duration::from_secs(2);
-/// Beats are a second apart, and machines' clocks a little: what is older is worth saying.
+/// Age above which a report names it. Beats are a second apart and clocks differ slightly.
 const OLD: Duration = Duration::from_secs(5);
 
-/// A sign of life.
+/// One heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Beat {
-    /// The rank's machine.
+    /// The rank's host.
     pub(crate) host: String,
-    /// Its process there.
+    /// The rank's process id.
     pub(crate) process: u32,
-    /// Where it is in its work, in words.
+    /// The rank's place in its work, in words.
     pub(crate) place: String,
-    /// For how long it has said nothing else.
+    /// Time since the place last changed.
     pub(crate) stands: Duration,
-    /// When it said so, by its own clock.
+    /// Time of the beat by the rank's clock.
     pub(crate) at: SystemTime,
-    /// Whether this is its last.
+    /// Whether the rank has ended.
     pub(crate) is_last: bool,
 }
 
@@ -41,7 +41,7 @@ impl Beat {
         fields.join(&SEPARATOR.to_string()).into_bytes()
     }
 
-    /// `None` for what another version wrote.
+    /// Decodes a beat; `None` for another version's.
     pub(crate) fn decode(record: &[u8]) -> Option<Self> {
         let fields: Vec<&str> = std::str::from_utf8(record).ok()?.split(SEPARATOR).collect();
         let [host, process, place, stands, at, is_last] = fields[..] else { return None };
@@ -55,19 +55,19 @@ impl Beat {
         })
     }
 
-    /// What this rank knows of itself.
+    /// Returns the report of this rank's own beat.
     pub(crate) fn own(&self) -> Known<'_> {
         Known { beat: self, is_own: true, age: None }
     }
 
-    /// What is known of another rank at the time `now`.
+    /// Returns the report of another rank's beat at the time `now`.
     pub(crate) fn known(&self, now: SystemTime) -> Known<'_> {
         let age = now.duration_since(self.at).unwrap_or_default();
         Known { beat: self, is_own: false, age: Some(age).filter(|age| !self.is_last && *age >= OLD) }
     }
 }
 
-/// A beat for a person, and its age if it is old.
+/// Report of a heartbeat in words, with its age if it is old.
 pub(crate) struct Known<'a> {
     beat: &'a Beat,
     is_own: bool,
@@ -88,7 +88,7 @@ impl fmt::Display for Known<'_> {
     }
 }
 
-/// The name of this machine.
+/// Returns this machine's host name.
 pub(crate) fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().replace(SEPARATOR, " ")
 }
@@ -128,7 +128,7 @@ mod tests {
         assert!(standing.known(late).to_string().ends_with("in forward for 35 s, 61 s ago"));
         let ended = Beat { is_last: true, ..beat() };
         assert_eq!(ended.known(late).to_string(), fresh.known(now).to_string());
-        // A clock that is behind the other's.
+        // A clock behind the other rank's.
         assert_eq!(fresh.known(UNIX_EPOCH).to_string(), fresh.known(now).to_string());
     }
 }

@@ -1,4 +1,4 @@
-//! How far a rank has come, for whoever asks why it does not come further.
+//! Progress of a rank, for reports of slow or hanging ranks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! phases {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// What a rank is busy with.
+        /// Activity of a rank.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum Phase {
             #[default]
@@ -16,7 +16,7 @@ macro_rules! phases {
         impl Phase {
             const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// One word or two.
+            /// Returns the phase in words.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $text),*
@@ -27,35 +27,35 @@ macro_rules! phases {
 }
 
 phases! {
-    /// It has not said anything yet.
+    /// Before the first report.
     Start = "start",
-    /// Makes tokens of the data, or opens those that are there.
+    /// Tokenising the data, or opening its cache.
     Tokenize = "tokenise",
-    /// Waits for the rank that tokenises.
+    /// Waiting for the rank that tokenises.
     Wait = "wait for tokens",
-    /// Reads weights, or a checkpoint.
+    /// Reading weights or a checkpoint.
     Load = "load",
-    /// Computes the reference's log-probabilities, once before training.
+    /// Computing the reference's log-probabilities, once before training.
     Reference = "reference pass",
-    /// Asks the others whether to go on with the next step.
+    /// Agreeing with other ranks whether to take the next step.
     Agree = "agree on the next step",
-    /// Lets the policy answer prompts.
+    /// Generating completions.
     Generate = "generate",
-    /// Waits for what judges say of the answers.
+    /// Waiting for judges.
     Judge = "judge",
-    /// Computes a micro-batch forward.
+    /// Forward pass of a micro-batch.
     Forward = "forward",
-    /// Computes a micro-batch backward.
+    /// Backward pass of a micro-batch.
     Backward = "backward",
-    /// Exchanges gradients.
+    /// Exchanging gradients.
     Reduce = "reduce",
-    /// Changes the weights.
+    /// Optimizer step.
     Update = "update",
-    /// Scores held-out rows.
+    /// Evaluating held-out rows.
     Evaluate = "evaluate",
-    /// Writes a checkpoint, or hands over its part of one.
+    /// Writing this rank's part of a checkpoint.
     Save = "save",
-    /// Writes the final model, or hands over its part of it.
+    /// Writing this rank's part of the final model.
     Finish = "finish",
 }
 
@@ -65,24 +65,25 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A rank's place in its work: written by the thread that works, read by any. Saying it costs two stores, and nobody waits.
+/// A rank's place in its work, written by its working thread and read by any. A report costs two
+/// stores and never blocks.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Cells>);
 
 #[derive(Debug, Default)]
 struct Cells {
-    /// The step, and the phase in the lowest byte.
+    /// Step and, in the lowest byte, phase.
     place: AtomicU64,
-    /// How often something was said: the same phase may come again and again.
+    /// Number of reports; a phase may repeat.
     reports: AtomicU64,
 }
 
-/// Where a rank is.
+/// Place of a rank in its work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The 1-based step that it takes; 0 before the first.
+    /// 1-based current step; 0 before the first.
     pub step: u64,
-    /// What of it.
+    /// Current phase.
     pub phase: Phase,
 }
 
@@ -96,12 +97,12 @@ impl fmt::Display for Place {
 }
 
 impl Progress {
-    /// The 1-based `step` begins, or the rank is about to begin with it.
+    /// Reports the begin of the 1-based `step`.
     pub fn step(&self, step: u64) {
         self.say(Place { step, phase: self.place().phase });
     }
 
-    /// A phase of the step begins.
+    /// Reports the begin of a phase.
     pub fn enter(&self, phase: Phase) {
         self.say(Place { phase, ..self.place() });
     }
@@ -109,18 +110,18 @@ impl Progress {
     fn say(&self, Place { step, phase }: Place) {
         let Cells { place, reports } = &*self.0;
         place.store(step << 8 | phase as u64, Ordering::Relaxed);
-        // One thread writes, so this loses nothing.
+        // Only one thread writes, so no increment is lost.
         reports.store(reports.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Where the rank is.
+    /// Returns the rank's place.
     pub fn place(&self) -> Place {
         let packed = self.0.place.load(Ordering::Relaxed);
         let phase = Phase::ALL.get((packed & 0xff) as usize).copied().unwrap_or_default();
         Place { step: packed >> 8, phase }
     }
 
-    /// A number that changes whenever the rank says something.
+    /// Returns a number that changes with every report.
     pub fn reports(&self) -> u64 {
         self.0.reports.load(Ordering::Relaxed)
     }

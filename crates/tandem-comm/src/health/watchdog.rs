@@ -1,17 +1,19 @@
-//! The ranks of a job watch over each other, and tell one story of its end.
+//! Failure detector: each rank monitors its neighbour's heartbeat, and all ranks report the same
+//! root cause.
 //!
-//! A thread of each rank, which does nothing else, *beats*: every second it writes into the store where its rank is. It also
-//! looks at the next rank's beat; so each is watched by one, and the store serves a few requests per rank and second.
+//! A thread of each rank writes a heartbeat into the store every second and reads the next rank's.
+//! Each rank has one monitor, and the store serves a few requests per rank and second.
 //!
-//! *Stopped or cut off.* A rank whose beat does not change while its watcher beats on for the limit is given up. The watcher
-//! counts its own beats, not the clock: a machine that was suspended with all its ranks accuses nobody. That takes the
-//! deadline of the job's collectives, but no more than a minute, for a beat does not wait for anything that takes long.
+//! *Stopped or cut off.* A rank fails if its beat does not change during its monitor's limit: the
+//! deadline of the job's collectives, but at most a minute, because a beat never waits for work.
+//! The monitor counts its own beats instead of time, so a machine that was suspended with all its
+//! ranks accuses none.
 //!
-//! *Slow or hanging.* A rank that beats and does not come to a collective is given up there, at the deadline. Its beat then says
-//! where it stands, and for how long.
+//! *Slow or hanging.* A rank that beats but misses a collective fails at the deadline. Its beat
+//! then says where it stands, and for how long.
 //!
-//! *The story.* The first verdict is filed in the store. Every rank finds it, at its next beat or when its own connections
-//! break, stops waiting, and adds what the rank in question last said of itself.
+//! *Report.* The first verdict is filed in the store. Every rank finds it at its next beat or when
+//! its connections break, stops waiting, and adds the last heartbeat of the failed rank.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -22,30 +24,30 @@ use crate::health::progress::Progress;
 use crate::health::{abort_flag::Lifeline, failure};
 use crate::store::{Store, StoreError};
 
-/// Between two beats.
+/// Interval of heartbeats.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The longest silence.
+/// Maximum limit of silence.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long the words of a rank that failed may take to follow the closing of its connections.
+/// Time for a failed rank's message to follow the closing of its connections.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long a rank that serves the store may wait at its end, for the others to have read what is in it.
+/// Time that the store's rank waits at its end for other ranks to read the store.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// For an answer that needs no waiting.
+/// Timeout of requests that need no waiting.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Ranks that a story tells of.
+/// Maximum number of ranks in a report.
 const MAX_TOLD: usize = 8;
 
-/// One rank's watch, from the meeting to the end.
+/// Watchdog of one rank, from joining the group to the end.
 pub struct Vigil {
     store: Store,
     shared: Arc<Shared>,
     /// Whether the store ends with this process.
     serves: bool,
-    /// Ranks that will not say goodbye.
+    /// Number of ranks that will not write a last beat.
     num_lost: usize,
 }
 
-/// What the beating thread and the working one have in common.
+/// State of the heartbeat's and the working thread.
 struct Shared {
     rank: usize,
     size: usize,
@@ -54,20 +56,19 @@ struct Shared {
     lifeline: Lifeline,
     pause: Duration,
     limit: Duration,
-    /// What was last seen of the progress, and since when.
+    /// Last seen progress, and its time.
     seen: Mutex<(u64, Instant)>,
     is_over: Mutex<bool>,
     ended: Condvar,
 }
 
 impl Vigil {
-    /// Begins to beat and to watch as rank `rank` of `size`, which all must do. `store` has the prefix of the job's group, and a
-    /// connection of its own. Ranks that are silent for `deadline`, or for a minute, are given up.
-    ///
-    /// # Errors
-    /// If the store cannot be reached.
+    /// Starts heartbeat and monitoring as rank `rank` of `size`; all ranks must do so. `store` has
+    /// the prefix of the job's group and a connection of its own. Ranks that are silent for
+    /// `deadline`, at most a minute, fail.
     ///
     /// # Panics
+    ///
     /// If the system refuses a thread.
     pub fn begin(
         store: Store,
@@ -81,7 +82,7 @@ impl Vigil {
         let shared = Arc::new(Shared {
             rank,
             size,
-            host: beat::host(),
+            host: heartbeat::host(),
             seen: Mutex::new((progress.reports(), Instant::now())),
             progress,
             lifeline,
@@ -105,24 +106,25 @@ impl Vigil {
         Ok(Self { store, shared, serves, num_lost: 0 })
     }
 
-    /// Which rank this is, and where in its work.
+    /// Returns this rank and its place in its work.
     pub fn own_place(&self) -> String {
         format!("rank {} {}", self.shared.rank, self.shared.beat(false).own())
     }
 
-    /// Tells the others why this rank fails by itself, if they have no other reason to end.
+    /// Files this rank's own failure, unless another is filed.
     pub fn last_words(&self, words: &str) {
         let Shared { rank, lifeline, .. } = &*self.shared;
         if lifeline.store_is_lost() {
             return;
         }
-        // Whoever cannot be told finds the connections closed.
+        // Ranks that cannot be told see closed connections.
         let _ = self.store.set(&words_key(*rank), words.as_bytes());
         failure::report(&self.store, *rank, CommError::Aborted { rank: *rank, reason: words.to_owned() });
     }
 
-    /// What the job ends for, as all ranks agree on, where this one met with `error`; and the story: this rank's place, and
-    /// what the ranks in question last said of themselves. Without a store, what this rank knows.
+    /// Returns the error that all ranks agree on, given this rank's `error`, and the report: this
+    /// rank's place and the last heartbeats of the ranks in question. Without a store both are this
+    /// rank's own.
     pub fn story(&mut self, error: &CommError) -> (CommError, String) {
         let mut verdict = self.shared.lifeline.verdict().unwrap_or_else(|| error.clone());
         let asks = !self.shared.lifeline.store_is_lost();
@@ -149,7 +151,7 @@ impl Vigil {
         (verdict, story)
     }
 
-    /// A rank whose connections closed may have had a reason and be about to say it.
+    /// Waits for the message of a rank whose connections closed.
     fn in_its_own_words(&self, verdict: CommError) -> CommError {
         let CommError::PeerLost { rank } = verdict else { return verdict };
         match self.store.get(&words_key(rank), LAST_WORDS) {
@@ -164,7 +166,7 @@ impl Vigil {
 }
 
 impl Drop for Vigil {
-    /// The last beat: whoever watches this rank turns to the next one.
+    /// Writes the last beat, after which the monitor turns to the next rank.
     fn drop(&mut self) {
         let Shared { rank, size, lifeline, .. } = &*self.shared;
         if std::thread::panicking() {
@@ -175,7 +177,7 @@ impl Drop for Vigil {
         if lifeline.store_is_lost() {
             return;
         }
-        // Nobody is left to whom it would matter that the store does not answer.
+        // A store that does not answer no longer matters.
         let _ = self.store.set(&beat_key(*rank), &self.shared.beat(true).encode());
         let _ = self.store.add("ended", 1);
         let until = Instant::now() + FAREWELL;
@@ -211,7 +213,7 @@ impl Shared {
         self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the time of the next beat; answers whether there is to be one.
+    /// Waits for the next beat; returns whether there is one.
     fn rest(&self) -> bool {
         let is_over = self.lock_is_over();
         let waited = self.ended.wait_timeout_while(is_over, self.pause, |is_over| !*is_over);
@@ -219,16 +221,16 @@ impl Shared {
     }
 }
 
-/// The thread that beats.
+/// Heartbeat thread.
 struct Beating {
     store: Store,
     shared: Arc<Shared>,
-    /// The rank that this one watches.
+    /// The monitored rank.
     next: usize,
-    /// Its beat, and how many of this rank's own it has not changed for.
+    /// Its last beat, and the number of own beats since it changed.
     last_seen: Vec<u8>,
     silent_beats: u32,
-    /// Since when the store does not answer.
+    /// Time since when the store does not answer.
     lost_since: Option<Instant>,
 }
 
@@ -249,7 +251,7 @@ impl Beating {
     fn once(&mut self) -> Result<(), StoreError> {
         let Shared { rank, lifeline, .. } = &*self.shared;
         {
-            // The last beat is the working thread's.
+            // The working thread writes the last beat.
             let is_over = self.shared.lock_is_over();
             if *is_over {
                 return Ok(());
@@ -264,7 +266,7 @@ impl Beating {
         Ok(())
     }
 
-    /// Looks at the next rank's beat.
+    /// Reads the monitored rank's beat.
     fn watch(&mut self) -> Result<(), StoreError> {
         let Some(record) = read_beat(&self.store, self.next)? else { return Ok(()) };
         if Beat::decode(&record).is_some_and(|beat| beat.is_last) {
@@ -285,7 +287,7 @@ impl Beating {
         Ok(())
     }
 
-    /// All ranks that do not beat: with a machine, all of its ranks fall silent.
+    /// Returns all silent ranks: with a machine, all of its ranks fall silent.
     fn silent(&self) -> Result<Vec<usize>, StoreError> {
         let beats = || -> Result<Vec<_>, StoreError> {
             (0..self.shared.size).map(|rank| read_beat(&self.store, rank)).collect()
@@ -293,7 +295,7 @@ impl Beating {
         let before = beats()?;
         self.shared.rest();
         self.shared.rest();
-        // This rank's own did not change either meanwhile.
+        // This rank's own beat did not change meanwhile either.
         let is_silent = |rank: usize, record: &Option<Vec<u8>>, now: &Option<Vec<u8>>| {
             let is_last = now.as_deref().and_then(Beat::decode).is_some_and(|beat| beat.is_last);
             rank == self.next || rank != self.shared.rank && record == now && !is_last
@@ -302,8 +304,8 @@ impl Beating {
         Ok((0..self.shared.size).filter(|&rank| is_silent(rank, &before[rank], &now[rank])).collect())
     }
 
-    /// The store does not answer: this rank is cut off, or the process that served it is gone. A job that moves needs none; one
-    /// that stands still is over after the limit.
+    /// Handles a lost store: this rank is cut off, or the store's process is gone. A job that moves
+    /// needs no store; one that stands still ends after the limit.
     fn without_store(&mut self, error: StoreError) {
         let since = *self.lost_since.get_or_insert_with(Instant::now);
         match self.store.reconnect() {
@@ -329,7 +331,7 @@ fn words_key(rank: usize) -> String {
     format!("words/{rank}")
 }
 
-/// Whom an error is about.
+/// Returns the ranks that an error names.
 fn ranks_of(error: &CommError) -> Vec<usize> {
     match error {
         CommError::PeerLost { rank } | CommError::Aborted { rank, .. } => vec![*rank],

@@ -1,4 +1,4 @@
-//! Which rank am I, of how many: read from the variables that launchers set.
+//! Rank and world size, read from the variables that launchers set.
 //!
 //! | launcher | variables |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! | MPICH's and Intel's `mpiexec` | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
 //! | Kubernetes Indexed Job, JobSet | `JOB_COMPLETION_INDEX`, and `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` from the manifest |
 //!
-//! A partial environment (a rank without a world) or a contradictory one (two launchers that disagree) is an
-//! error that names the variables. The alternative, carrying on as a world of one, trains N separate models into
-//! the same folder and tells nobody.
+//! A partial environment (a rank without a world size) or a contradictory one (two launchers that
+//! disagree) is an error that names the variables. Continuing with a world size of 1 would train N
+//! separate models into one folder.
 
 pub mod open_files;
 #[cfg(feature = "gloo")]
@@ -23,25 +23,25 @@ use std::fmt;
 
 use crate::launch::LaunchError::{Contradictory, Malformed, Partial};
 
-/// Environment variables by name. Variables that are set to the empty string count as unset.
+/// Environment variables by name; an empty string counts as unset.
 pub type Environment = BTreeMap<String, String>;
 
-/// Who started this process.
+/// Program that started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// Nobody: a plain command.
+    /// No launcher: a plain command.
     None,
-    /// torchrun's elastic agent, which serves the store at `MASTER_ADDR:MASTER_PORT` itself.
+    /// torchrun's elastic agent, which serves the store at `MASTER_ADDR:MASTER_PORT`.
     Torchrun,
-    /// Anything else that sets `RANK` and `WORLD_SIZE`.
+    /// Another program that sets `RANK` and `WORLD_SIZE`.
     RankVariables,
-    /// Kubeflow Trainer v2's `PET_*` variables, with no torchrun in between.
+    /// Kubeflow Trainer v2's `PET_*` variables, without torchrun.
     Pet,
     /// A Slurm job step.
     Slurm,
     /// Open MPI.
     OpenMpi,
-    /// MPICH, Intel MPI, or another that speaks PMI.
+    /// MPICH, Intel MPI, or another PMI implementation.
     Pmi,
     /// A Kubernetes Indexed Job or a JobSet.
     IndexedJob,
@@ -62,76 +62,76 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// How many ranks this one process stands for.
+/// Number of ranks in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RanksHere {
-    /// The launcher started one process a rank.
+    /// One: the launcher starts one process per rank.
     One,
-    /// The launcher started one process a machine, which starts this many ranks.
+    /// This many: the launcher starts one process per machine.
     Count(usize),
-    /// One process a machine, which starts as many ranks as it has devices.
+    /// One per device: the launcher starts one process per machine.
     PerDevice,
 }
 
-/// The address of the store at which the ranks meet.
+/// Address of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeetingPoint {
     /// Host name or address.
     pub host: String,
     /// TCP port.
     pub port: u16,
-    /// Whether the launcher already serves a store there, so that no rank may bind the port.
+    /// Whether the launcher serves the store, so that no rank may bind the port.
     pub served: bool,
 }
 
-/// This process's place among those that were started together.
+/// Position of this process in its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Who started it.
+    /// The launcher.
     pub launcher: Launcher,
     /// Index of this process among all processes, from 0.
     pub process: usize,
     /// Number of processes.
     pub num_processes: usize,
-    /// Index among the processes on this machine, where the launcher says so.
+    /// Index among the processes of this machine, if the launcher sets it.
     pub local_process: Option<usize>,
-    /// How many ranks this process stands for.
+    /// Number of ranks in this process.
     pub ranks_here: RanksHere,
-    /// Where they meet; `None` for a process that is alone.
+    /// Address of the store; `None` for a single process.
     pub meeting_point: Option<MeetingPoint>,
 }
 
-/// The environment does not say one clear thing.
+/// A partial, contradictory or malformed environment.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
-    /// Some of a launcher's variables are set and others are missing.
+    /// A launcher's variables of which some are missing.
     #[error("{} set, but {} not: {hint}", list(found), list(missing))]
     Partial {
-        /// What is set, as `NAME=value`.
+        /// The variables that are set, as `NAME=value`.
         found: Vec<String>,
-        /// What should be set too.
+        /// The missing variables.
         missing: Vec<String>,
-        /// What to do.
+        /// The remedy.
         hint: &'static str,
     },
-    /// Two variables, or two launchers, disagree.
+    /// Two variables or launchers that disagree.
     #[error("{first} contradicts {second}: {hint}")]
     Contradictory {
         /// One side, as `NAME=value`.
         first: String,
-        /// The other side.
+        /// The other side, as `NAME=value`.
         second: String,
-        /// What to do.
+        /// The remedy.
         hint: &'static str,
     },
-    /// A variable is not what it should be.
+    /// A variable with an invalid value.
     #[error("{variable}={value} is not {expected}")]
     Malformed {
         /// The variable.
         variable: String,
-        /// What it holds.
+        /// The value.
         value: String,
-        /// What it should hold.
+        /// The expected form.
         expected: &'static str,
     },
 }
@@ -141,19 +141,16 @@ fn list(names: &[String]) -> String {
     format!("{} {verb}", names.join(", "))
 }
 
-const UNSET: &str = "unset what is left over from another job, or start all ranks through one launcher";
+const UNSET: &str = "unset variables left over from another job, or start all ranks through one launcher";
 
 impl Launch {
     /// Reads the environment of this process.
-    ///
-    /// # Errors
-    /// See [`Launch::from_environment`].
     pub fn detect() -> Result<Self, LaunchError> {
         let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
         Self::from_environment(&std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
     }
 
-    /// A process that nobody launched.
+    /// Creates the launch of a process without a launcher.
     pub fn alone() -> Self {
         Self {
             launcher: Launcher::None,
@@ -165,19 +162,16 @@ impl Launch {
         }
     }
 
-    /// Whether more than one rank is asked for, as far as the launcher knows.
+    /// Returns whether the launcher asks for more than one rank.
     pub fn is_distributed(&self) -> bool {
         self.num_processes > 1 || matches!(self.ranks_here, RanksHere::Count(n) if n > 1)
     }
 
     /// Reads a map of variables.
     ///
-    /// The nearest launcher speaks first: `RANK` before the `PET_*` variables that configured the torchrun which
-    /// set it, and both before Slurm or MPI, which may have started that torchrun. Where `RANK` was not set by
-    /// torchrun and an MPI or Slurm world of several is around as well, the two must agree.
-    ///
-    /// # Errors
-    /// If the environment is partial, contradictory or malformed.
+    /// The innermost launcher wins: `RANK`, then the `PET_*` variables that configure torchrun,
+    /// then Slurm or MPI, which may have started torchrun. If `RANK` was not set by torchrun and an
+    /// MPI or Slurm world of several ranks exists, the two must agree.
     pub fn from_environment(environment: &Environment) -> Result<Self, LaunchError> {
         let vars = Variables(environment);
         if vars.has("TORCHELASTIC_RUN_ID") {
@@ -212,7 +206,7 @@ impl Launch {
     }
 }
 
-/// A launch found by MPI's or Slurm's variables, with the names that hold its rank and its size.
+/// A launch by MPI or Slurm, with the names of the variables of its rank and size.
 type Outer = (Launch, &'static str, &'static str);
 
 fn outer_launcher(vars: &Variables) -> Result<Option<Outer>, LaunchError> {
@@ -222,7 +216,8 @@ fn outer_launcher(vars: &Variables) -> Result<Option<Outer>, LaunchError> {
         return Ok(Some((mpi(vars, Launcher::OpenMpi, open_mpi, local)?, open_mpi[0], open_mpi[1])));
     }
     let pmi = ["PMI_RANK", "PMI_SIZE"];
-    // Slurm's PMI plug-in sets PMI_RANK too; then the Slurm step is the better source (it knows the hosts).
+    // Slurm's PMI plug-in sets PMI_RANK too; the Slurm step is preferred because it knows the
+    // hosts.
     if pmi.iter().any(|name| vars.has(name)) && !vars.has("SLURM_STEP_ID") {
         let local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS");
         return Ok(Some((mpi(vars, Launcher::Pmi, pmi, local)?, pmi[0], pmi[1])));
@@ -237,7 +232,7 @@ fn rank_variables(vars: &Variables, launcher: Launcher) -> Result<Launch, Launch
     vars.require(
         &["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"],
         &["RANK", "WORLD_SIZE"],
-        "a launcher sets all of them; unset what is left over from another job",
+        "a launcher sets all of them; unset variables left over from another job",
     )?;
     let (process, num_processes) = vars.place("RANK", "WORLD_SIZE")?;
     let meeting_point = if num_processes == 1 {
@@ -246,9 +241,10 @@ fn rank_variables(vars: &Variables, launcher: Launcher) -> Result<Launch, Launch
         vars.require(
             &["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"],
             &["MASTER_ADDR", "MASTER_PORT"],
-            "ranks need an address at which to meet",
+            "ranks need a rendezvous address",
         )?;
-        // torchrun's agent says whether it serves the store; where it says nothing, as before torch 1.9, it does not.
+        // torchrun's agent says whether it serves the store; before torch 1.9 it says nothing and
+        // does not.
         let served = vars.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v.eq_ignore_ascii_case("true"));
         vars.meeting_point("MASTER_ADDR", "MASTER_PORT", served)?
     };
@@ -257,7 +253,7 @@ fn rank_variables(vars: &Variables, launcher: Launcher) -> Result<Launch, Launch
         return Err(Contradictory {
             first: format!("LOCAL_RANK={local}"),
             second: format!("RANK={process}"),
-            hint: "a rank on this machine cannot be higher than the rank among all",
+            hint: "the local rank cannot exceed the global rank",
         });
     }
     Ok(Launch { launcher, process, num_processes, local_process, ranks_here: RanksHere::One, meeting_point })
@@ -271,7 +267,7 @@ fn pet(vars: &Variables) -> Result<Launch, LaunchError> {
     let meeting_point = if num_processes == 1 {
         None
     } else {
-        vars.require(&all, &all[3..], "nodes need an address at which to meet")?;
+        vars.require(&all, &all[3..], "nodes need a rendezvous address")?;
         vars.meeting_point("PET_MASTER_ADDR", "PET_MASTER_PORT", false)?
     };
     let ranks_here = match vars.get("PET_NPROC_PER_NODE") {
@@ -295,7 +291,8 @@ fn pet(vars: &Variables) -> Result<Launch, LaunchError> {
     })
 }
 
-/// `None` inside an allocation of one task in which no step was started: a plain command in a batch script.
+/// Reads a Slurm step. `None` inside an allocation of one task without a step: a plain command in a
+/// batch script.
 fn slurm(vars: &Variables) -> Result<Option<Launch>, LaunchError> {
     if !vars.has("SLURM_STEP_ID") {
         return match vars.number("SLURM_NTASKS")? {
@@ -323,7 +320,7 @@ fn slurm(vars: &Variables) -> Result<Option<Launch>, LaunchError> {
             let host = first_host(hosts)
                 .ok_or_else(|| vars.malformed("SLURM_STEP_NODELIST", "a Slurm host list"))?;
             let job = vars.number("SLURM_JOB_ID")?.unwrap_or_default();
-            // Two jobs on one host must not meet at the same port: the highest 4096 are dealt out by job id.
+            // Two jobs on one host need different ports: the highest 4096 are assigned by job id.
             let port = u16::MAX - 4095 + (job % 4096) as u16;
             Some(MeetingPoint { host, port, served: false })
         }
@@ -338,14 +335,14 @@ fn slurm(vars: &Variables) -> Result<Option<Launch>, LaunchError> {
     }))
 }
 
-/// The first name of a Slurm host list such as `gpu[07-09,12],login1`.
+/// Returns the first name of a Slurm host list such as `gpu[07-09,12],login1`.
 fn first_host(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let mut host = list[..end].to_owned();
     if let Some(inside) = list[end..].strip_prefix('[') {
         let number = inside.split([',', '-', ']']).next()?;
         host.push_str(number);
-        // What stands behind the bracket belongs to every name: `rack[1-2]-a`.
+        // The text behind the bracket belongs to every name: `rack[1-2]-a`.
         let rest = &inside[inside.find(']')? + 1..];
         host.push_str(rest.split(',').next().unwrap_or_default());
     }
@@ -371,7 +368,7 @@ fn mpi(
             vars.require(
                 &[names[1], needed[0], needed[1]],
                 &needed,
-                "mpirun does not say where the ranks of several machines meet; pass both with -x or -genv",
+                "mpirun does not tell ranks on several machines where to meet; pass both with -x or -genv",
             )?;
             vars.meeting_point(needed[0], needed[1], false)?
         }
@@ -393,7 +390,7 @@ fn indexed_job(vars: &Variables) -> Result<Launch, LaunchError> {
         "Kubernetes does not tell a pod the number of completions; set WORLD_SIZE in the manifest, to 1 for separate runs",
     )?;
     if vars.number("WORLD_SIZE")? == Some(1) {
-        // Separate runs, one an index: each is alone whatever its index.
+        // Separate runs, one per index: each is a single process.
         return Ok(Launch { launcher: Launcher::IndexedJob, ..Launch::alone() });
     }
     let (process, num_processes) = vars.place("JOB_COMPLETION_INDEX", "WORLD_SIZE")?;
@@ -412,7 +409,7 @@ fn indexed_job(vars: &Variables) -> Result<Launch, LaunchError> {
     })
 }
 
-/// Lookups that know how to complain.
+/// Lookups with errors.
 struct Variables<'a>(&'a Environment);
 
 impl Variables<'_> {
@@ -437,7 +434,8 @@ impl Variables<'_> {
         self.get(name).map(parse).transpose()
     }
 
-    /// An error unless all of `needed` are set; it also names which of the launcher's other variables are.
+    /// Fails unless all of `needed` are set; the error also names the launcher's variables that
+    /// are.
     fn require(&self, all: &[&str], needed: &[&str], hint: &'static str) -> Result<(), LaunchError> {
         let missing: Vec<_> = needed.iter().filter(|name| !self.has(name)).map(ToString::to_string).collect();
         if missing.is_empty() {
@@ -447,12 +445,12 @@ impl Variables<'_> {
         Err(Partial { found, missing, hint })
     }
 
-    /// A rank and the size of its world.
+    /// Returns a rank and its world size.
     fn place(&self, rank_name: &str, size_name: &str) -> Result<(usize, usize), LaunchError> {
         let number = |name| self.number(name)?.ok_or_else(|| self.malformed(name, "a whole number"));
         let (rank, size) = (number(rank_name)?, number(size_name)?);
         if rank >= size {
-            let hint = "ranks count from 0 to one less than the number of them";
+            let hint = "a rank is at least 0 and less than the world size";
             return Err(Contradictory { first: self.show(rank_name), second: self.show(size_name), hint });
         }
         Ok((rank, size))

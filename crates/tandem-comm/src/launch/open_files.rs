@@ -1,4 +1,4 @@
-//! Enough file descriptors: every rank is connected to every other, once for each group that it is in.
+//! File descriptor limit: every rank has a connection to every other rank in each of its groups.
 
 use std::fmt;
 
@@ -6,28 +6,29 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{CommError, Result};
 
-/// Groups of all ranks that a rank may be in: the job's, and those that split off from it. Where ranks are a grid, these are
-/// more groups of fewer ranks, no more together.
+/// Groups of all ranks that a rank may be in: the job's and its splits. On a mesh there are more
+/// groups of fewer ranks, with no more connections in total.
 const WHOLE_GROUPS: u64 = 4;
-/// The most groups: those of the grid's five axes are more.
+/// Maximum number of groups: five more for the axes of the mesh.
 const GROUPS: u64 = WHOLE_GROUPS + 5;
-/// Descriptors of a group beside its connections: where it listens, what it polls with, and its client of the store.
+/// Descriptors of a group beside its connections: listener, poller, client of the store.
 const PER_GROUP: u64 = 4;
-/// Descriptors of the store for one of its clients.
+/// Descriptors of the store per client.
 const PER_CLIENT: u64 = 3;
-/// Clients of the store in a rank: one a group, one that beats, one that tells the story, one that looks whether it is there.
+/// Store clients per rank: one per group, and those of heartbeat, failure report and reachability
+/// check.
 const CLIENTS: u64 = GROUPS + 3;
-/// Data, checkpoints, what the process was born with.
+/// Data, checkpoints, inherited descriptors.
 const FILES: u64 = 128;
 
-/// The limit was too low for the job and is not any more.
+/// A limit of open files that was raised for the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raised {
     /// The limit before.
     pub from: u64,
     /// The limit now.
     pub to: u64,
-    /// Ranks that it is for.
+    /// Number of ranks that it allows.
     pub num_ranks: usize,
 }
 
@@ -38,7 +39,8 @@ impl fmt::Display for Raised {
     }
 }
 
-/// Descriptors that a rank of `num_ranks` may need, or a process that serves the store to them, or both.
+/// Returns the descriptors that a rank of `num_ranks`, or the store's process, or both in one may
+/// need.
 pub fn needed(num_ranks: usize, is_rank: bool, serves: bool) -> u64 {
     let ranks = num_ranks as u64;
     let of_rank = if is_rank { WHOLE_GROUPS * ranks + GROUPS * PER_GROUP } else { 0 };
@@ -49,6 +51,7 @@ pub fn needed(num_ranks: usize, is_rank: bool, serves: bool) -> u64 {
 /// Raises the soft limit of open files to `needed` if it is lower.
 ///
 /// # Errors
+///
 /// If the hard limit is lower too.
 pub fn suffice(needed: u64, num_ranks: usize) -> Result<Option<Raised>> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

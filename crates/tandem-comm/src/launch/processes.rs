@@ -1,4 +1,4 @@
-//! Ranks that are processes: from a launcher's environment to a group.
+//! Joining the process group of a launch, one process per rank.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,36 +9,39 @@ use crate::launch::open_files::{self, Raised};
 use crate::store::{Store, StoreServer};
 use crate::{CommError, Group, Result, gloo};
 
-/// How long ranks look for the place where they meet: pods and their names come up one after another.
+/// Time to find the store: pods and their names appear one after another.
 const MEETING: Duration = Duration::from_secs(600);
 
-/// How long a request to the store may take once it is found. A machine that vanishes closes no connection, and a rank that
-/// wants to file why it gives up should not be held long by the store's machine being the one.
+/// Timeout of a request to the store. A machine that vanishes closes no connection; a rank that
+/// reports its failure should not wait long for a store on that machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two looks for the name of an attempt.
+/// Interval of looking for an attempt's name.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A rank's membership of the job's group.
+/// A rank's membership of the job's group. Its fields must live until the run ends.
 pub struct Joined {
     /// The group.
     pub group: Group,
-    /// The watch over the others, where there are any: until the run ends.
+    /// Watchdog over the other ranks, if there are any.
     pub vigil: Option<Vigil>,
-    /// What was done about the limit of open files.
+    /// The raised limit of open files, if it was too low.
     pub raised: Option<Raised>,
-    /// Where the others look things up, if this process serves it: until the run ends.
+    /// The store's server, if this process serves it.
     pub server: Option<StoreServer>,
 }
 
-/// Joins the group of all ranks of a launch. Every process calls this, and each is one rank. In a collective a rank waits for
-/// another until `deadline`: a process that died is noticed at once, this is for one that hangs.
+/// Joins the group of all ranks of a launch; every process is one rank. `deadline` is how long a
+/// rank waits for another inside a collective, for processes that hang: a dead process is noticed
+/// at once.
 ///
-/// Where the launcher does not serve a store, the first rank does. Under torchrun, whose store outlives failed attempts, each
-/// attempt has keys of its own.
+/// Rank 0 serves the store unless the launcher does. torchrun's store outlives failed attempts, so
+/// each attempt has keys of its own.
 ///
 /// # Errors
-/// If the place cannot be reached in time, another rank does not come, or the process may not open enough files.
+///
+/// If the store cannot be reached in time, another rank does not come, or the limit of open files
+/// is too low.
 pub fn join(launch: &Launch, deadline: Duration) -> Result<Joined> {
     let Some(meeting) = &launch.meeting_point else {
         return Ok(Joined { group: Group::alone(), vigil: None, raised: None, server: None });
@@ -57,9 +60,10 @@ pub fn join(launch: &Launch, deadline: Duration) -> Result<Joined> {
     Ok(Joined { group, vigil: Some(vigil), raised, server })
 }
 
-/// A view of the store for this attempt alone. Agents of several machines count restarts each for itself, and a change of their
-/// number not at all, so the count tells no attempt from another. The first rank makes up a name instead. One under which
-/// this rank was before, or which is of another number of ranks, or under which a failure is filed, is an earlier attempt's.
+/// Returns a view of the store for this attempt alone. torchrun's restart counts differ between
+/// machines and ignore membership changes, so rank 0 invents a name. A name belongs to an earlier
+/// attempt if this rank already used it, the number of ranks differs, or a failure is filed under
+/// it.
 fn this_attempt(store: &Store, rank: usize, size: usize) -> Result<Store> {
     const KEY: &str = "attempt";
     if rank == 0 {

@@ -1,4 +1,4 @@
-//! The client's side of a store.
+//! Client of a store.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
@@ -10,13 +10,13 @@ use super::protocol::{
     MAGIC, MAX_KEY, MAX_VALUE, Message, NOT_READY, Opcode, READY, invalid, read_bytes, read_number,
 };
 
-/// Between two attempts to connect.
+/// Interval of connection attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A client of a store, and the prefix of the keys that it sees.
+/// Client of a store, with a prefix of its keys.
 ///
-/// Clones and [prefixed](Store::prefixed) views share one connection, and a wait keeps it busy. Threads that wait for each
-/// other's keys need connections of their own: [`Store::reconnect`].
+/// Clones and [prefixed](Store::prefixed) views share one connection, which a wait blocks. Threads
+/// that wait for each other's keys need connections of their own: [`Store::reconnect`].
 #[derive(Clone)]
 pub struct Store {
     connection: Arc<Mutex<Connection>>,
@@ -26,19 +26,20 @@ pub struct Store {
 struct Connection {
     host: String,
     port: u16,
-    /// How long a reply may take that needs no waiting.
+    /// Timeout of requests that need no waiting.
     timeout: Duration,
     local: IpAddr,
-    /// `None` after an error: what the server would say next might belong to an earlier request.
+    /// `None` after an error: the next reply might belong to an earlier request.
     stream: Option<TcpStream>,
 }
 
 impl Store {
-    /// Connects, and tries again until `timeout`: the name may not be known yet, and the server may start later than its
-    /// clients. Later requests that need no waiting may take as long.
+    /// Connects, retrying until `timeout`: the name may be unknown yet, and the server may start
+    /// later. Requests that need no waiting have the same timeout.
     ///
     /// # Errors
-    /// If nobody serves there in time, or what serves is no store.
+    ///
+    /// If no server answers in time, or it is no store.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self, StoreError> {
         let (began, address) = (Instant::now(), format!("{host}:{port}"));
         loop {
@@ -63,10 +64,7 @@ impl Store {
         }
     }
 
-    /// A client of the same server with the same prefix, and a connection of its own.
-    ///
-    /// # Errors
-    /// As [`Store::connect`].
+    /// Creates a client with the same server and prefix and a connection of its own.
     pub fn reconnect(&self) -> Result<Self, StoreError> {
         let (host, port, timeout) = {
             let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,20 +73,21 @@ impl Store {
         Ok(Self { prefix: self.prefix.clone(), ..Self::connect(&host, port, timeout)? })
     }
 
-    /// A view in which every key begins with `prefix`, behind the prefixes that are there already. Attempts of one job
-    /// (`TORCHELASTIC_RESTART_COUNT`) and groups of ranks keep apart so.
+    /// Returns a view in which every key has a further `prefix`, which separates attempts of a job
+    /// and groups of ranks.
     pub fn prefixed(&self, prefix: &str) -> Self {
         Self { connection: self.connection.clone(), prefix: format!("{}{prefix}", self.prefix) }
     }
 
-    /// This machine's address on the way to the server: likely the one at which others reach it.
+    /// Returns this machine's address on the route to the server, which others can probably reach.
     pub fn local_ip(&self) -> IpAddr {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner).local
     }
 
-    /// Gives a key its value. The server does not confirm; it serves the requests of one connection in order.
+    /// Sets a key. The server does not confirm, but serves a connection's requests in order.
     ///
     /// # Errors
+    ///
     /// If key or value are too long, or the connection broke.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let request = format!("set of {key}");
@@ -97,11 +96,8 @@ impl Store {
         self.ask(&request, |stream| stream.write_all(message.as_bytes()))
     }
 
-    /// Gives a key the value `new` if its value is `expected`, where an empty one also stands for none. Answers what the
-    /// key's value is then; for a key that is not there, and was expected to be, `expected`.
-    ///
-    /// # Errors
-    /// As [`Store::set`].
+    /// Sets a key to `new` if its value is `expected`; an empty `expected` also matches an absent
+    /// key. Returns the key's value afterwards, or `expected` for an absent key.
     pub fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>, StoreError> {
         let request = format!("compare_set of {key}");
         check_value(&request, expected)?;
@@ -113,10 +109,11 @@ impl Store {
         })
     }
 
-    /// A key's value; waits until it has one.
+    /// Returns a key's value, and waits for it if necessary.
     ///
     /// # Errors
-    /// If nobody sets it within `timeout`, or the connection broke.
+    ///
+    /// If the key has no value within `timeout`, or the connection broke.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.wait(&[key], timeout)?;
         let message = Message::request(Opcode::Get).bytes(&self.key(key)?);
@@ -126,28 +123,23 @@ impl Store {
         })
     }
 
-    /// Adds to a counter, which starts at 0, and answers the sum.
+    /// Adds to a counter, which starts at 0, and returns the sum.
     ///
     /// # Errors
-    /// If the connection broke, which it also does where the key holds no number.
+    ///
+    /// If the connection broke, as it does where the key holds no number.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
         let message = Message::request(Opcode::Add).bytes(&self.key(key)?).number(amount.to_le_bytes());
         self.ask_number(&format!("add to {key}"), &message)
     }
 
-    /// Deletes a key; answers whether it was there.
-    ///
-    /// # Errors
-    /// If the connection broke.
+    /// Deletes a key and returns whether it existed.
     pub fn delete(&self, key: &str) -> Result<bool, StoreError> {
         let message = Message::request(Opcode::Delete).bytes(&self.key(key)?);
         Ok(self.ask_number(&format!("delete of {key}"), &message)? > 0)
     }
 
-    /// Whether all keys have values now.
-    ///
-    /// # Errors
-    /// If the connection broke.
+    /// Returns whether all keys have values.
     pub fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
         let message = self.keys(Opcode::Check, keys)?;
         self.ask(&format!("check of {}", keys.join(", ")), |stream| {
@@ -159,13 +151,14 @@ impl Store {
     /// Waits until all keys have values.
     ///
     /// # Errors
-    /// If some still have none after `timeout`, which names those that were waited for; if the connection broke.
+    ///
+    /// If one has none after `timeout`; the error names the keys. If the connection broke.
     pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         let message = self.keys(Opcode::Wait, keys)?;
         let come = self.ask(&format!("wait for {}", keys.join(", ")), |stream| {
             stream.write_all(message.as_bytes())?;
             let usual = stream.read_timeout()?;
-            // A timeout of 0 would mean "for ever".
+            // A timeout of 0 would mean none.
             stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1))))?;
             let reply = read_number::<1>(stream);
             stream.set_read_timeout(usual)?;
@@ -176,7 +169,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
             stream.write_all(Message::request(Opcode::CancelWait).as_bytes())?;
-            // The wait may have ended while the cancellation was on its way: then both are answered.
+            // The wait may have ended before its cancellation arrived; then both are answered.
             let come = read_ready(stream)?;
             if come && read_ready(stream)? {
                 return Err(invalid("two replies to one wait".to_owned()));
@@ -194,7 +187,7 @@ impl Store {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner).address()
     }
 
-    /// The key as it travels.
+    /// Returns the key in its wire form.
     fn key(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         let key = format!("/{}{key}", self.prefix);
         if key.len() as u64 > MAX_KEY {
@@ -215,7 +208,7 @@ impl Store {
         })
     }
 
-    /// One request. After a failure the connection is closed, and every later request fails.
+    /// Sends one request. After a failure the connection is closed and every later request fails.
     fn ask<T>(
         &self,
         request: &str,
@@ -247,7 +240,7 @@ impl Connection {
     }
 }
 
-/// A connection whose server has shown that it is a store.
+/// Opens a connection and checks that the server is a store.
 fn open(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
     let timeout = timeout.max(Duration::from_millis(1));
     let mut refused = io::Error::new(ErrorKind::NotFound, "the name has no address");
@@ -265,7 +258,7 @@ fn greet(stream: &mut TcpStream, timeout: Duration) -> io::Result<()> {
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
     stream.write_all(Message::request(Opcode::Validate).number(MAGIC.to_le_bytes()).as_bytes())?;
-    // The validation has no reply. A check does, in every version of the protocol.
+    // The validation has no reply. A check has one in every version of the protocol.
     let check = Message::request(Opcode::Check).number(1u64.to_le_bytes()).bytes(b"/tandem");
     stream.write_all(check.as_bytes())?;
     match read_ready(stream) {

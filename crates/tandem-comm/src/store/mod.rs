@@ -1,9 +1,9 @@
-//! A store of small values, at which processes meet.
+//! Key-value store at which the processes of a job meet.
 //!
-//! Ranks that know one address exchange everything else there: their own addresses, counters, and why one of them gave up.
-//! The protocol is that of PyTorch's `TCPStore`, because under `torchrun` the agent already serves one at
-//! `MASTER_ADDR:MASTER_PORT` and nobody else can bind that port: there every rank is a [`Store`], a client. Under other
-//! launchers the first rank serves a [`StoreServer`] to the others and to itself.
+//! Ranks know its address and exchange everything else there: addresses, counters, failures. The
+//! protocol is PyTorch's `TCPStore`: torchrun's agent serves one at `MASTER_ADDR:MASTER_PORT`,
+//! where every rank is a [`Store`], a client. Under other launchers rank 0 serves a
+//! [`StoreServer`].
 //!
 //! ```
 //! use std::time::Duration;
@@ -18,7 +18,8 @@
 //! # Ok::<(), tandem_comm::store::StoreError>(())
 //! ```
 //!
-//! A store knows no passwords: whoever reaches the port can read and write. Keep it inside the cluster's network.
+//! A store has no passwords: anyone who reaches the port can read and write. Keep it inside the
+//! cluster's network.
 
 mod client;
 mod protocol;
@@ -29,10 +30,10 @@ pub use server::StoreServer;
 
 use std::time::Duration;
 
-/// What can go wrong with a store.
+/// Errors of a store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// Nobody served in time.
+    /// No server answered in time.
     #[error(
         "no store at {address} within {} s, the last attempt: {reason}; check that the address is right, that its process runs, and that no firewall is in between",
         waited.as_secs_f64()
@@ -40,59 +41,59 @@ pub enum StoreError {
     Unreachable {
         /// Host and port.
         address: String,
-        /// How long was tried.
+        /// The timeout.
         waited: Duration,
-        /// Why the last attempt failed.
+        /// The reason of the last attempt.
         reason: String,
     },
     /// The server does not speak the protocol.
-    #[error("what serves at {address} is no store: {found}; is the port another program's?")]
+    #[error("the server at {address} is not a store: {found}; does another program use this port?")]
     NotAStore {
         /// Host and port.
         address: String,
-        /// What it did.
+        /// Its behaviour.
         found: String,
     },
     /// The port cannot be served.
     #[error(
-        "cannot serve a store at port {port}: {reason}; if a launcher or another job serves there, be its client or take another port"
+        "cannot serve a store at port {port}: {reason}; if a launcher or another job serves there, connect to it or use another port"
     )]
     Bind {
         /// The port.
         port: u16,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// Nobody set the keys in time.
-    #[error("nobody set {} in the store at {address} within {} s", keys.join(", "), waited.as_secs_f64())]
+    /// Keys without a value in time.
+    #[error("{} not set in the store at {address} within {} s", keys.join(", "), waited.as_secs_f64())]
     Timeout {
         /// Host and port.
         address: String,
-        /// What was waited for.
+        /// The awaited keys.
         keys: Vec<String>,
-        /// How long was waited.
+        /// The timeout.
         waited: Duration,
     },
-    /// The connection broke, or the server went silent. This client is of no further use.
+    /// A broken connection or a silent server. This client is unusable.
     #[error(
         "lost the store at {address} during {request}: {reason}; its process ended, or the network is down"
     )]
     Lost {
         /// Host and port.
         address: String,
-        /// What was asked.
+        /// The request.
         request: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A key or a value is beyond what servers take; nothing was sent.
-    #[error("{request}: {len} bytes, and a store takes at most {limit}")]
+    /// A key or value that is too long; nothing was sent.
+    #[error("{request}: {len} bytes, but a store accepts at most {limit}")]
     TooLong {
-        /// What was asked.
+        /// The request.
         request: String,
         /// Bytes of the key or value.
         len: usize,
-        /// The most that are allowed.
+        /// Maximum bytes.
         limit: u64,
     },
 }

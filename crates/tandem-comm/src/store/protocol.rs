@@ -1,8 +1,8 @@
-//! The bytes between a store's client and its server, as PyTorch's `TCPStore` has them.
+//! Wire protocol of a store: PyTorch's `TCPStore`.
 //!
-//! A request is an opcode (`u8`) and its arguments; numbers are little-endian; keys and values are a length (`u64`) and so
-//! many bytes. Every connection begins with `Validate` and a magic number. Keys travel with a leading `/`, which the
-//! client adds, so that both kinds of client see each other's keys.
+//! A request is an opcode (`u8`) and its arguments. Numbers are little-endian; keys and values are
+//! a length (`u64`) and the bytes. Every connection begins with `Validate` and a magic number.
+//! Clients prepend `/` to keys, so that they and PyTorch's see each other's.
 //!
 //! | request | arguments | reply |
 //! |---|---|---|
@@ -22,23 +22,23 @@
 
 use std::io::{self, ErrorKind, Read};
 
-/// What a client proves itself with.
+/// Magic number of `Validate`.
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
-/// The longest key, in bytes. This limit and the next two are PyTorch's.
+/// Maximum bytes of a key. This limit and the next two are PyTorch's.
 pub(super) const MAX_KEY: u64 = 8 << 10;
-/// The longest value, in bytes.
+/// Maximum bytes of a value.
 pub(super) const MAX_VALUE: u64 = 8 << 20;
-/// The most keys in one request.
+/// Maximum number of keys in a request.
 pub(super) const MAX_KEYS: u64 = 128 << 10;
 
-/// The reply to a wait that is over, and to a check whose keys all exist.
+/// Reply to a finished wait, and to a check whose keys all exist.
 pub(super) const READY: u8 = 0;
-/// The reply to a cancelled wait, and to a check of keys of which some are missing.
+/// Reply to a cancelled wait, and to a check with missing keys.
 pub(super) const NOT_READY: u8 = 1;
 
 macro_rules! opcodes {
     ($($name:ident = $byte:literal),* $(,)?) => {
-        /// What a request asks for.
+        /// Kind of request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Opcode {
             $($name = $byte),*
@@ -72,7 +72,7 @@ opcodes! {
     Ping = 13,
 }
 
-/// A request or a reply under construction. It leaves in one piece, for a packet per field would wait for acknowledgements.
+/// Builder of a request or reply, sent at once: a packet per field would wait for acknowledgements.
 #[derive(Default)]
 pub(super) struct Message(Vec<u8>);
 
@@ -97,37 +97,37 @@ impl Message {
     }
 }
 
-/// The bytes of a number.
+/// Reads the bytes of a number.
 pub(super) fn read_number<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     from.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A key or a value. A length beyond `limit` is refused before anything of it is read.
+/// Reads a key or value. A length beyond `limit` fails before anything is read.
 pub(super) fn read_bytes(from: &mut impl Read, limit: u64) -> io::Result<Vec<u8>> {
     let len = u64::from_le_bytes(read_number(from)?);
     if len > limit {
-        return Err(invalid(format!("a length of {len} bytes where {limit} are the most")));
+        return Err(invalid(format!("a length of {len} bytes, at most {limit} are allowed")));
     }
     let mut bytes = Vec::new();
-    // The room grows with what really comes, not with what was announced.
+    // The buffer grows with the received bytes, not with the announced length.
     if from.take(len).read_to_end(&mut bytes)? as u64 != len {
         return Err(ErrorKind::UnexpectedEof.into());
     }
     Ok(bytes)
 }
 
-/// A number of keys.
+/// Reads a number of keys.
 pub(super) fn read_count(from: &mut impl Read) -> io::Result<u64> {
     let count = u64::from_le_bytes(read_number(from)?);
     if count > MAX_KEYS {
-        return Err(invalid(format!("{count} keys in one request where {MAX_KEYS} are the most")));
+        return Err(invalid(format!("{count} keys in one request, at most {MAX_KEYS} are allowed")));
     }
     Ok(count)
 }
 
-/// What does not follow the protocol.
+/// Creates the error of a broken protocol.
 pub(super) fn invalid(what: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what)
 }

@@ -1,8 +1,8 @@
-//! The server's side of a store.
+//! Server of a store.
 //!
-//! One thread accepts; each connection has one that reads its requests. A `Wait` that cannot be answered yet is filed
-//! beside the values, and answered by the thread whose request brings the last of its keys. All replies to waits are
-//! written under the lock of the values, so that a wait's end and its cancellation come in one order.
+//! One thread accepts connections; another per connection reads its requests. A `Wait` that cannot
+//! be answered is stored, and answered by the thread whose request sets its last key. Replies to
+//! waits are written under the lock of the values, which orders a wait's end and its cancellation.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, BufReader, ErrorKind, Read, Write};
@@ -18,10 +18,10 @@ use super::protocol::{
     read_number,
 };
 
-/// How long one client may keep from reading what it was sent, before it is dropped for the others' sake.
+/// Time for a client to read a reply before it is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A store served by this process until the value is dropped.
+/// Store served by this process until the value is dropped.
 pub struct StoreServer {
     port: u16,
     shared: Arc<Shared>,
@@ -38,7 +38,7 @@ struct Shared {
 struct State {
     values: HashMap<Vec<u8>, Vec<u8>>,
     waits: Vec<Wait>,
-    /// Open connections by number, to hang up on when the server is dropped.
+    /// Open connections by number, closed when the server is dropped.
     clients: HashMap<u64, TcpStream>,
 }
 
@@ -50,12 +50,13 @@ struct Wait {
 }
 
 impl StoreServer {
-    /// Serves at a port of all this machine's addresses; 0 takes any free one.
+    /// Serves at a port on all addresses of this machine; 0 selects a free port.
     ///
     /// # Errors
-    /// If the port is taken, or may not be had.
+    ///
+    /// If the port is taken or forbidden.
     pub fn bind(port: u16) -> Result<Self, StoreError> {
-        // The IPv6 socket takes IPv4 clients too; a kernel without IPv6 has only the other.
+        // The IPv6 socket accepts IPv4 too; a kernel without IPv6 has only the other.
         let listener = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
             Err(error) if error.kind() != ErrorKind::AddrInUse => {
                 TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
@@ -72,7 +73,7 @@ impl StoreServer {
         Ok(Self { port, shared, accepting: Some(accepting) })
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -81,15 +82,15 @@ impl StoreServer {
 impl Drop for StoreServer {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::SeqCst);
-        // A connection of our own wakes the accepting thread, which then sees that it is to end.
+        // A connection wakes the accepting thread, which then ends.
         let woken = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))
             .or_else(|_| TcpStream::connect((Ipv6Addr::LOCALHOST, self.port)));
         if let (Ok(_), Some(accepting)) = (woken, self.accepting.take()) {
-            // It has no panics to report.
+            // The thread has no panics to report.
             let _ = accepting.join();
         }
         for client in self.shared.lock().clients.values() {
-            // One that is gone already needs no hanging up.
+            // A closed connection needs no shutdown.
             let _ = client.shutdown(Shutdown::Both);
         }
     }
@@ -101,36 +102,36 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             return;
         }
         let Ok(stream) = stream else {
-            // Out of file descriptors, most likely: others may close theirs.
+            // Probably no file descriptors are left; other connections may close.
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
         let shared = shared.clone();
         let serving = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
-            // A connection that fails, or that breaks the rules, ends; the server and its values stay.
+            // A connection that fails or breaks the protocol ends; the server and its values stay.
             let _ = shared.serve(number, stream);
             let mut state = shared.lock();
             state.clients.remove(&number);
             state.waits.retain(|wait| wait.client != number);
         });
-        // Without a thread the stream is dropped, which hangs up: the client tries again.
+        // Without a thread the stream is dropped, which disconnects: the client tries again.
         drop(serving);
     }
 }
 
 impl Shared {
-    /// The state. Nothing between locking and unlocking can panic half way through a change.
+    /// Locks the state. No code between locking and unlocking can panic during a change.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers one connection's requests until it ends.
+    /// Serves one connection until it ends.
     fn serve(&self, client: u64, mut stream: TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(PATIENCE))?;
         self.lock().clients.insert(client, stream.try_clone()?);
         if self.closing.load(Ordering::SeqCst) {
-            // The server may have hung up on all clients before this one was among them.
+            // The server may have closed all clients before this one was among them.
             return Ok(());
         }
         let mut from = BufReader::new(stream.try_clone()?);
@@ -157,7 +158,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The reply to a request that needs no waiting. Reads all of the request before the state is locked.
+    /// Computes the reply to a request without waiting. The request is read completely before the
+    /// lock.
     fn answer(&self, opcode: Opcode, from: &mut impl Read) -> io::Result<Message> {
         let reply = Message::default();
         Ok(match opcode {
@@ -221,7 +223,7 @@ impl State {
             wait.missing.remove(&key);
             let over = wait.missing.is_empty();
             if over && wait.reply_to.write_all(&[READY]).is_err() {
-                // It reads nothing; its own thread clears up after it.
+                // The client reads nothing; its own thread cleans up.
                 let _ = wait.reply_to.shutdown(Shutdown::Both);
             }
             !over
@@ -268,7 +270,7 @@ impl State {
         Ok(sum)
     }
 
-    /// Answers a wait, or files it.
+    /// Answers a wait or stores it.
     fn wait(&mut self, client: u64, keys: Vec<Vec<u8>>, mut reply_to: &TcpStream) -> io::Result<()> {
         if self.waits.iter().any(|wait| wait.client == client) {
             return Err(invalid("a wait during a wait".to_owned()));
@@ -282,7 +284,7 @@ impl State {
     }
 }
 
-/// The next request's; `None` where the client has hung up.
+/// Reads the next opcode; `None` where the client disconnected.
 fn opcode(from: &mut impl Read) -> io::Result<Option<Opcode>> {
     let byte = match read_number::<1>(from) {
         Ok([byte]) => byte,

@@ -1,6 +1,6 @@
-//! What every engine must do, as checks that each rank of a group runs.
+//! Conformance suite of engines: checks that each rank of a group runs.
 //!
-//! Values are small integers, so that sums are exact in every type and in every order.
+//! Values are small integers, so sums are exact in every type and order.
 
 use half::bf16;
 use tandem_comm::{CommError, Element, Group, Reduction};
@@ -43,7 +43,7 @@ fn layouts(size: usize) -> Vec<Vec<usize>> {
     ]
 }
 
-/// What rank `rank` contributes at element `i`.
+/// Returns element `i` of rank `rank`'s contribution.
 fn value(rank: usize, i: usize) -> u8 {
     ((rank * 7 + i * 3) % 11) as u8
 }
@@ -117,7 +117,8 @@ fn messages_arrive_in_order(group: &mut Group) {
     if size == 1 {
         return;
     }
-    // Round the ring: everyone sends to the next, several messages of different lengths, one of them empty.
+    // Around the ring: every rank sends to the next several messages of different lengths, one
+    // empty.
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
     for len in [3usize, 0, 200] {
         let data: Vec<i64> = (0..len).map(|i| (rank * 1000 + i) as i64).collect();
@@ -138,7 +139,7 @@ fn splits_are_groups(group: &mut Group) {
     let mut data = [rank as i64];
     half.all_reduce(&mut data, Reduction::Sum).unwrap();
     assert_eq!(data[0], (0..size).filter(|r| r % 2 == rank % 2).sum::<usize>() as i64);
-    // The parent goes on working, beside its children.
+    // The parent continues to work, beside its children.
     let mut data = [1i64];
     group.all_reduce(&mut data, Reduction::Sum).unwrap();
     assert_eq!(data[0], size as i64);
@@ -159,7 +160,7 @@ fn nonsense_is_refused_before_anything_is_sent(group: &mut Group) {
     invalid(group.reduce_scatter(&mut [0f32; 0], &vec![1; size], Reduction::Sum), "in a buffer of 0");
 }
 
-/// A large buffer, whose pieces an engine moves one after another.
+/// A large buffer, which engines move in pieces.
 pub fn hundred_megabytes(group: &mut Group) {
     let (rank, size) = (group.rank(), group.size());
     let len = 25_000_000;

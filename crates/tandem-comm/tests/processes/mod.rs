@@ -1,4 +1,4 @@
-//! Ranks that are processes: the test binary starts itself once for each, and serves the store at which they meet.
+//! Ranks that are processes: the test binary starts itself once per rank, and serves their store.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
@@ -8,9 +8,9 @@ use tandem_comm::gloo::{self, Lifeline};
 use tandem_comm::store::{Store, StoreServer};
 use tandem_comm::{Group, Result};
 
-/// For ranks that are to succeed; only a bug waits for it.
+/// Deadline of ranks that succeed; only a bug waits for it.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-/// After this a process that has not ended is called hung.
+/// Time after which a process counts as hung.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 const ROLE: &str = "TANDEM_TEST_ROLE";
@@ -19,7 +19,7 @@ const SIZE: &str = "TANDEM_TEST_SIZE";
 const PORT: &str = "TANDEM_TEST_PORT";
 const MILLISECONDS: &str = "TANDEM_TEST_DEADLINE";
 
-/// What a process was started as.
+/// Role and rank of a process.
 pub struct Role {
     pub name: String,
     pub rank: usize,
@@ -29,7 +29,7 @@ pub struct Role {
 }
 
 impl Role {
-    /// `None` in the process that the tests run in.
+    /// `None` in the process that runs the tests.
     pub fn of_this_process() -> Option<Self> {
         let name = std::env::var(ROLE).ok()?;
         let number = |name: &str| std::env::var(name).unwrap().parse().unwrap();
@@ -47,15 +47,15 @@ impl Role {
         gloo::group(self.job_store(), self.rank, self.size, self.deadline, lifeline)
     }
 
-    /// A store of the group's prefix, with a connection of its own.
+    /// Returns a store with the group's prefix and a connection of its own.
     pub fn job_store(&self) -> Store {
         self.store.reconnect().unwrap().prefixed("group/")
     }
 
-    /// Tells the parent how this rank fared.
+    /// Reports this rank's result to the parent.
     pub fn report(&self, result: &str) {
         self.store.set(&format!("result/{}", self.rank), result.as_bytes()).unwrap();
-        // The answer shows that the server has seen what was sent before.
+        // The reply shows that the server has received everything sent before.
         assert!(self.store.check(&[&format!("result/{}", self.rank)]).unwrap());
     }
 }
@@ -109,7 +109,7 @@ impl Ranks {
         assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
     }
 
-    /// Waits until all have ended well, and answers what each reported.
+    /// Waits until all have ended successfully, and returns their reports.
     pub fn results(mut self) -> Vec<String> {
         let until = Instant::now() + PATIENCE;
         for (rank, child) in &mut self.children {

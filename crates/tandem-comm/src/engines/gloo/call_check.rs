@@ -1,11 +1,13 @@
-//! Every rank tells the first what it is about to call, and the first tells all whether that is the same.
+//! Check that all ranks make the same call: every rank sends its call's fingerprint to rank 0,
+//! which replies to all whether they are equal.
 //!
-//! The first rank hears all others itself, so it knows who is missing and whose connection broke; the others wait for its
-//! word alone. Everybody saying it to everybody would tell each rank as much directly, with `N·(N−1)` packets for
-//! `2·(N−1)`: where ranks have less than two cores each, Gloo's threads then get in each other's way for milliseconds.
+//! Rank 0 hears all others, so it knows which ranks are missing and whose connection broke; the
+//! others wait for its reply only. An all-to-all exchange would need `N·(N−1)` packets instead of
+//! `2·(N−1)`; with less than two cores per rank, Gloo's threads then delay each other by
+//! milliseconds.
 //!
-//! Room for the next word is offered to the peers before this call is answered. Gloo sends only where somebody is ready to
-//! receive, so a word that finds the room takes one packet.
+//! The buffer of the next word is posted before this call returns. Gloo sends only to a posted
+//! receive, so the word then takes one packet.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,25 +15,25 @@ use std::time::{Duration, Instant};
 
 use super::mesh::{Fault, Mesh, Slot, Transfer};
 
-/// At a deadline, how long each of the others may take to show that it has come.
+/// Time for each rank to show at a deadline that it has arrived.
 const LOOK: Duration = Duration::from_millis(10);
 /// Bytes of a word.
 const WIDTH: usize = 8;
-/// The first rank's answers.
+/// Replies of rank 0.
 const SAME: u64 = 1;
 const DIFFERENT: u64 = 2;
 
-/// How a roll call ended.
+/// Outcome of a check.
 pub(super) enum Answer {
-    /// All have come to the same call.
+    /// All ranks made the same call.
     Same,
-    /// All have come, but not to the same call. All ranks get this answer.
+    /// All ranks arrived with different calls. All ranks get this answer.
     Different,
-    /// These have not come in time.
+    /// These ranks missed the deadline.
     Missing(Vec<usize>),
 }
 
-/// A word on its way, which must stay where it is.
+/// A word in flight, which must stay in place.
 struct Telling<'a> {
     transfer: Transfer,
     _word: PhantomData<&'a u64>,
@@ -43,11 +45,11 @@ impl Telling<'_> {
     }
 }
 
-/// One rank's part in the roll calls of a group.
+/// One rank's side of the call checks of a group.
 pub(super) struct RollCall {
-    // Before what they write to: fields are dropped in this order.
+    // Declared before the words that transfers write to: fields are dropped in this order.
     receiving: Vec<Transfer>,
-    /// On the first rank every rank's fingerprint; on the others its answer comes to the first place.
+    /// On rank 0 every rank's fingerprint; on the others the first word is the reply.
     words: Vec<u64>,
     mesh: Arc<Mesh>,
     rank: usize,
@@ -60,9 +62,9 @@ impl RollCall {
         Ok(this)
     }
 
-    /// Says `own`, the fingerprint of a call. Whoever comes to the first rank later than `deadline` after it is missing; the
-    /// others wait twice as long, for it may itself come just before their deadline and wait as long as they did. They call
-    /// `long` at the half.
+    /// Sends `own`, the fingerprint of a call. Ranks that reach rank 0 later than `deadline` are
+    /// missing. The others wait twice as long, because rank 0 may arrive just before their deadline
+    /// and wait as long; they call `long` at half time.
     pub(super) fn take(
         &mut self,
         own: u64,
@@ -72,7 +74,7 @@ impl RollCall {
         if self.rank == 0 { self.lead(own, deadline) } else { self.follow(own, deadline, long) }
     }
 
-    /// Fails if a connection has broken on which a word is to come; waits for nobody.
+    /// Fails if a connection with an expected word has broken; does not wait.
     pub(super) fn look(&self) -> Result<(), Fault> {
         for transfer in &self.receiving {
             match transfer.wait(Duration::ZERO) {
@@ -125,19 +127,19 @@ impl RollCall {
         Ok(if same { Answer::Same } else { Answer::Different })
     }
 
-    /// Begins to send a word.
+    /// Starts sending a word.
     fn tell<'a>(&self, peer: usize, word: &'a u64) -> Result<Telling<'a>, Fault> {
-        // SAFETY: the word is borrowed for as long as the transfer is there.
+        // SAFETY: the word is borrowed for the lifetime of the transfer.
         let transfer = unsafe { self.mesh.send(peer, Slot::Call, std::ptr::from_ref(word).cast(), WIDTH)? };
         Ok(Telling { transfer, _word: PhantomData })
     }
 
-    /// Offers room for the next words.
+    /// Posts receives of the next words.
     fn offer(&mut self) -> Result<(), Fault> {
         let peers = if self.rank == 0 { 1..self.words.len() } else { 0..1 };
         let words = self.words.as_mut_ptr();
-        // SAFETY: each peer has room of its own, which nobody reads until the transfer is over and which the transfers do
-        // not outlive.
+        // SAFETY: each peer has a word of its own, which nothing reads before the transfer ends and
+        // which outlives it.
         let recv = |peer| unsafe { self.mesh.recv(peer, Slot::Call, words.add(peer).cast(), WIDTH) };
         self.receiving = peers.map(recv).collect::<Result<_, _>>()?;
         Ok(())

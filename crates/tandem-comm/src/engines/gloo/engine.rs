@@ -1,4 +1,4 @@
-//! The engine: calls are compared, then the ring does the work.
+//! Gloo engine: compares the calls, then runs the ring.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,37 +17,37 @@ use crate::health::abort_flag::Lifeline;
 use crate::health::failure;
 use crate::store::{Store, StoreError};
 
-/// How long a rank that is done waits for the others to be. A connection that closes loses what the kernel has not sent yet.
+/// Time that a finished rank waits for the others. Closing a connection loses unsent data.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// How long the ranks of a group that stands still may take to find out so, one after another.
+/// Time for the ranks of a stuck group to notice it, one after another.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// One rank's end of a group.
+/// One rank of a group.
 pub(super) struct Gloo {
-    // Transfers stand before what they read from: fields are dropped in this order.
+    // Transfers come before their data: fields are dropped in this order.
     messages: VecDeque<Message>,
     spare: Spare,
     roll_call: RollCall,
     mesh: Arc<Mesh>,
-    /// With the job's prefix, on this group's connection.
+    /// Store with the job's prefix, on this group's connection.
     job: Store,
     /// This group's prefix behind the job's; empty for the job's own group.
     path: String,
-    /// The two together.
+    /// Store with both prefixes.
     store: Store,
     lifeline: Lifeline,
     rank: usize,
     size: usize,
-    /// The ranks of this group as the job counts them.
+    /// Ranks of this group as ranks of the job.
     members: Vec<usize>,
     deadline: Duration,
-    /// Collectives so far.
+    /// Number of collectives so far.
     num_calls: u64,
     scratch: Vec<u64>,
     failure: Option<CommError>,
 }
 
-/// A message under way: its transfers, and the copy that they read from.
+/// A message in flight: its transfers and its data.
 struct Message {
     transfers: Vec<Transfer>,
     _len: Vec<u8>,
@@ -55,7 +55,8 @@ struct Message {
 }
 
 impl Gloo {
-    /// Meets the others under `path` in the job's store: `members` in the job's count, of which this is number `rank`.
+    /// Meets the other ranks under `path` in the job's store. `members` are ranks of the job; this
+    /// is number `rank` among them.
     pub(super) fn meet(
         job: Store,
         path: String,
@@ -67,7 +68,7 @@ impl Gloo {
         let (size, store) = (members.len(), job.prefixed(&path));
         let mesh = rendezvous::connect(&store, rank, size, deadline, &lifeline);
         let mesh = mesh.map_err(|error| match error {
-            // A process too many must not spoil the others' group.
+            // A surplus process must not break the others' group.
             CommError::Invalid { .. } => error,
             error => failure::report(&store, rank, error),
         })?;
@@ -96,15 +97,15 @@ impl Gloo {
         Ring { mesh: &self.mesh, rank: self.rank, size: self.size, deadline: self.deadline }
     }
 
-    /// Makes the group useless, here and, through the store, for all.
+    /// Fails the group, here and through the store for all.
     fn fail(&mut self, error: CommError) -> CommError {
         let error = match self.lifeline.verdict() {
             Some(verdict) if self.lifeline.is_cut() => verdict,
             _ if self.lifeline.store_is_lost() => error,
             _ => failure::report(&self.store, self.rank, error),
         };
-        // The job is told before connections close: those who wait for this rank in another group then learn whom it lost, and do
-        // not take it for the lost one.
+        // The job is told before connections close. Ranks that wait for this rank in another group
+        // then learn which rank is lost, instead of blaming this one.
         let mut verdict = in_parent(error.clone(), &self.members);
         if !self.path.is_empty() && !self.lifeline.is_cut() && !self.lifeline.store_is_lost() {
             verdict = failure::report(&self.job, self.members[self.rank], verdict);
@@ -132,7 +133,7 @@ impl Gloo {
         self.fail(error)
     }
 
-    /// A collective: waits until all ranks have come with the same call, then does `work`.
+    /// Runs a collective: waits until all ranks have arrived with the same call, then does `work`.
     fn collective<T>(
         &mut self,
         call: &Call,
@@ -146,14 +147,15 @@ impl Gloo {
             if !fault.late {
                 return self.fault(&text, fault);
             }
-            // Behind a rank that hangs its neighbour waits, and that one's: the ring alone does not tell which it is.
+            // A hanging rank blocks its neighbours one after another: the ring alone does not tell
+            // which rank hangs.
             let all: Vec<_> = (0..self.size).collect();
             let missing = self.hanging(&all).unwrap_or(vec![fault.peer]);
             self.fail(CommError::Deadline { call: text, missing, deadline: self.deadline })
         })
     }
 
-    /// Waits until all ranks have come; fails unless all call the same.
+    /// Waits until all ranks have arrived, and fails unless their calls are equal.
     fn compare(&mut self, text: &str) -> Result<()> {
         let (own, deadline) = (fingerprint(text, self.num_calls), self.deadline);
         let (stuck, store, mut said) = (failure::stuck(self.rank), &self.store, false);
@@ -161,13 +163,13 @@ impl Gloo {
         let answer = answer.map_err(|fault| self.fault(text, fault))?;
         let error = match answer {
             Answer::Missing(missing) => {
-                // One that is stuck in the call before this one is not the one that hangs.
+                // A rank stuck in the previous call is not the one that hangs.
                 let missing = self.hanging(&missing).unwrap_or(missing);
                 CommError::Deadline { call: text.to_owned(), missing, deadline }
             }
             Answer::Same => {
                 if said {
-                    // It was no more than slow. If the store is gone, the next that asks it finds out.
+                    // The call was only slow. If the store is gone, its next user finds out.
                     let _ = self.store.delete(&stuck);
                 }
                 return Ok(());
@@ -177,7 +179,7 @@ impl Gloo {
         Err(self.fail(error))
     }
 
-    /// Those of `suspects` that hang, where that can be told.
+    /// Returns the `suspects` that hang, if that can be determined.
     fn hanging(&self, suspects: &[usize]) -> Option<Vec<usize>> {
         if self.lifeline.store_is_lost() {
             return None;
@@ -186,7 +188,7 @@ impl Gloo {
         Some(hanging).filter(|hanging| !hanging.is_empty())
     }
 
-    /// What the ranks called, where they did not call the same.
+    /// Returns the ranks' different calls.
     fn mismatch(&self, text: &str) -> std::result::Result<CommError, StoreError> {
         let key = |rank: usize| format!("calls/{}/{rank}", self.num_calls);
         self.store.set(&key(self.rank), text.as_bytes())?;
@@ -202,7 +204,7 @@ impl Gloo {
         })
     }
 
-    /// Every rank's `own`.
+    /// Gathers every rank's `own`.
     fn gather(&self, own: u64) -> std::result::Result<Vec<u64>, Fault> {
         let mut all = vec![0; self.size];
         all[self.rank] = own;
@@ -222,7 +224,7 @@ impl Gloo {
         Ok(())
     }
 
-    /// Tells the others that this rank is done and waits a moment until they are.
+    /// Tells the others that this rank is done and waits briefly for them.
     fn farewell(&mut self) -> Result<()> {
         while !self.messages.is_empty() {
             self.settle_one()?;
@@ -295,7 +297,7 @@ impl Engine for Gloo {
         let (len, mut copy) = ((data.len() as u64).to_le_bytes().to_vec(), self.spare.take(data.len()));
         copy.extend_from_slice(data);
         let data = copy;
-        // SAFETY: the message keeps both copies where they are for as long as it has the transfers.
+        // SAFETY: the message keeps both copies in place as long as it has the transfers.
         let begun = unsafe {
             self.mesh.send(to, Slot::MessageLen, len.as_ptr(), 8).and_then(|first| {
                 let mut transfers = vec![first];
@@ -317,7 +319,7 @@ impl Engine for Gloo {
         self.check_alive()?;
         let call = format!("recv of {} bytes from rank {from}", data.len());
         let mut receive = |slot, room: &mut [u8]| {
-            // SAFETY: the room is borrowed until the transfer is over.
+            // SAFETY: the buffer is borrowed until the transfer is over.
             let transfer = unsafe { self.mesh.recv(from, slot, room.as_mut_ptr(), room.len()) };
             transfer
                 .and_then(|transfer| transfer.wait(self.deadline))
@@ -362,9 +364,10 @@ impl Engine for Gloo {
 
 impl Drop for Gloo {
     fn drop(&mut self) {
-        // A rank that panics, or of which another group failed, has no time for farewells: the others should not wait for it.
+        // A rank that panics, or of which another group failed, does not wait: the others should
+        // not wait for it.
         if self.failure.is_none() && self.lifeline.verdict().is_none() && !std::thread::panicking() {
-            // An error means that others go on without this rank; they are told when they next call it.
+            // On an error the others continue without this rank; they are told at their next call.
             let _ = self.farewell();
         }
         self.mesh.close();
@@ -372,14 +375,14 @@ impl Drop for Gloo {
     }
 }
 
-/// FNV-1a of a call and its place in the order of calls.
+/// Hashes (FNV-1a) a call and its number in the order of calls.
 fn fingerprint(call: &str, number: u64) -> u64 {
     let bytes = call.bytes().chain(number.to_le_bytes());
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     bytes.fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// An error of a group that could not be made, with its ranks as the parent counts them.
+/// Converts ranks in an error of a group that could not be made to the parent's.
 fn in_parent(error: CommError, members: &[usize]) -> CommError {
     let there = |rank: usize| members.get(rank).copied().unwrap_or(rank);
     match error {
@@ -389,7 +392,7 @@ fn in_parent(error: CommError, members: &[usize]) -> CommError {
             let missing = missing.into_iter().map(there).collect();
             CommError::Deadline { call, missing, deadline }
         }
-        // Mismatches are about the group's own calls; the silent are counted by the job already.
+        // A mismatch names the group's own calls; silent ranks are ranks of the job already.
         other => other,
     }
 }

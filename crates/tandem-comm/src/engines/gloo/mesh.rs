@@ -1,4 +1,5 @@
-//! Connections of one rank to each of its peers, and transfers on them: the safe face of the shim in `shim.cc`.
+//! Connections of one rank to each of its peers, and transfers on them: the safe interface of
+//! `shim.cc`.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -8,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use crate::health::abort_flag::Lifeline;
 
-/// How long a wait goes on before it looks whether the job is over.
+/// Interval at which a wait checks whether the job is over.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long a peer that has said where it listens may take to connect. Nothing can end that wait but its time.
+/// Time for a peer with a published address to connect. The wait cannot be aborted.
 const CONNECT: Duration = Duration::from_secs(60);
 /// The shim's WHY_SIZE.
 const WHY_SIZE: usize = 512;
-/// Room for the bytes of an address; Gloo's are a `sockaddr_storage` and little more.
+/// Maximum bytes of an address; Gloo's are little more than a `sockaddr_storage`.
 const ADDRESS_SIZE: usize = 512;
 
 #[repr(C)]
@@ -27,7 +28,7 @@ struct RawTransfer {
     _opaque: [u8; 0],
 }
 
-// SAFETY: the signatures are those of the definitions in shim.cc.
+// SAFETY: the signatures are those of shim.cc.
 unsafe extern "C" {
     fn tandem_mesh_new(
         rank: c_int,
@@ -71,12 +72,12 @@ unsafe extern "C" {
     fn tandem_transfer_free(transfer: *mut RawTransfer);
 }
 
-/// Which stream of transfers between two ranks: within one they keep their order, and streams do not mix.
+/// Stream of transfers between two ranks. Order holds within a stream; streams are independent.
 #[derive(Clone, Copy)]
 pub(super) enum Slot {
     /// Fingerprints of calls.
     Call = 1,
-    /// The bytes of collectives.
+    /// Data of collectives.
     Data = 2,
     /// Lengths of messages.
     MessageLen = 3,
@@ -84,29 +85,30 @@ pub(super) enum Slot {
     Message = 4,
 }
 
-/// A transfer failed.
+/// A failed transfer.
 #[derive(Debug)]
 pub(super) struct Fault {
-    /// With whom.
+    /// The peer.
     pub(super) peer: usize,
     /// Whether time ran out; otherwise the connection broke.
     pub(super) late: bool,
 }
 
-/// This rank's connections.
+/// Connections of this rank.
 pub(super) struct Mesh {
     raw: NonNull<RawMesh>,
     lifeline: Lifeline,
 }
 
-// SAFETY: Gloo's transport locks what it shares with its own thread, and the shim lets one thread wait at a time.
+// SAFETY: Gloo's transport locks all state shared with its thread, and the shim lets one thread
+// wait at a time.
 unsafe impl Send for Mesh {}
 // SAFETY: as above.
 unsafe impl Sync for Mesh {}
 
 impl Mesh {
-    /// A mesh that listens, at the address `host` or, if that is empty, at the network interface `interface`. Why not, if
-    /// there is no such thing.
+    /// Listens at the address `host`, or if that is empty at the network interface `interface`. The
+    /// error is the reason.
     pub(super) fn listen(
         rank: usize,
         size: usize,
@@ -118,7 +120,8 @@ impl Mesh {
         let text = |s: &str| CString::new(s).map_err(|_| format!("{s:?} has a zero byte"));
         let (host, interface) = (text(host)?, text(interface)?);
         let mut why = Why::new();
-        // SAFETY: the texts end in zero and live until the call is over; `why` has the shim's size.
+        // SAFETY: the texts are zero-terminated and live during the call; `why` has the shim's
+        // size.
         let mesh = unsafe {
             tandem_mesh_new(
                 rank as c_int,
@@ -132,10 +135,10 @@ impl Mesh {
         NonNull::new(mesh).map(|raw| Self { raw, lifeline }).ok_or_else(|| why.text())
     }
 
-    /// Where `peer` can reach this rank.
+    /// Returns the address at which `peer` can reach this rank.
     pub(super) fn address(&self, peer: usize) -> Result<Vec<u8>, String> {
         let (mut bytes, mut why) = (vec![0; ADDRESS_SIZE], Why::new());
-        // SAFETY: the buffer is as long as is said, the peer has a pair, and the mesh lives.
+        // SAFETY: the buffer has the given length, the peer has a pair, and the mesh lives.
         let len = unsafe {
             tandem_mesh_address(self.raw.as_ptr(), peer as c_int, bytes.as_mut_ptr(), bytes.len(), why.room())
         };
@@ -146,26 +149,27 @@ impl Mesh {
         Ok(bytes)
     }
 
-    /// Connects to `peer`, which must do the same. Why not, if that fails.
+    /// Connects to `peer`, which must do the same. The error is the reason.
     pub(super) fn connect(&self, peer: usize, address: &[u8]) -> Result<(), String> {
         let mut why = Why::new();
-        // SAFETY: the address is as long as is said, and the mesh lives.
+        // SAFETY: the address has the given length, and the mesh lives.
         let outcome = unsafe {
             tandem_mesh_connect(self.raw.as_ptr(), peer as c_int, address.as_ptr(), address.len(), why.room())
         };
         if outcome == 0 { Ok(()) } else { Err(why.text()) }
     }
 
-    /// Closes all connections, so that peers that wait for this rank learn that it will not come.
+    /// Closes all connections, so that waiting peers learn that this rank is gone.
     pub(super) fn close(&self) {
         // SAFETY: the mesh lives.
         unsafe { tandem_mesh_close(self.raw.as_ptr()) }
     }
 
-    /// Begins to send.
+    /// Starts sending.
     ///
     /// # Safety
-    /// The bytes are there, and nobody writes to them, until the transfer is dropped.
+    ///
+    /// The bytes stay valid and unchanged until the transfer is dropped.
     pub(super) unsafe fn send(
         self: &Arc<Self>,
         to: usize,
@@ -173,14 +177,15 @@ impl Mesh {
         data: *const u8,
         len: usize,
     ) -> Result<Transfer, Fault> {
-        // SAFETY: the caller's promise; Gloo only reads what it sends.
+        // SAFETY: the caller's guarantee; Gloo only reads the data that it sends.
         unsafe { self.begin(false, to, slot, data.cast_mut(), len) }
     }
 
-    /// Begins to receive.
+    /// Starts receiving.
     ///
     /// # Safety
-    /// The room is there, and nobody else reads or writes it, until the transfer is dropped.
+    ///
+    /// The buffer stays valid and unused until the transfer is dropped.
     pub(super) unsafe fn recv(
         self: &Arc<Self>,
         from: usize,
@@ -188,7 +193,7 @@ impl Mesh {
         data: *mut u8,
         len: usize,
     ) -> Result<Transfer, Fault> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.begin(true, from, slot, data, len) }
     }
 
@@ -203,7 +208,7 @@ impl Mesh {
         len: usize,
     ) -> Result<Transfer, Fault> {
         let mut why = Why::new();
-        // SAFETY: the mesh lives, `why` has the shim's size, and the caller promises that the bytes stay.
+        // SAFETY: the mesh lives, `why` has the shim's size, and the caller keeps the bytes.
         let raw = unsafe {
             tandem_transfer_new(
                 self.raw.as_ptr(),
@@ -222,26 +227,26 @@ impl Mesh {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        // SAFETY: it was made by the shim, and no transfer is left: they keep the mesh alive.
+        // SAFETY: the shim made it, and no transfer is left: transfers keep the mesh alive.
         unsafe { tandem_mesh_free(self.raw.as_ptr()) }
     }
 }
 
-/// A transfer under way. Dropping it ends it, done or not; then Gloo no longer touches its bytes.
+/// A transfer in flight. Dropping it aborts it; Gloo then no longer accesses its bytes.
 pub(super) struct Transfer {
     mesh: Arc<Mesh>,
     raw: NonNull<RawTransfer>,
     peer: usize,
-    /// Gloo tells it once.
+    /// Gloo reports completion once.
     is_done: Cell<bool>,
 }
 
-// SAFETY: as for the mesh; the bytes are the business of whoever began the transfer.
+// SAFETY: as for the mesh; the transfer's creator guarantees the bytes.
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// Waits until it is done, at most `limit`. If it is not, nothing is closed, and it can be waited for again. When the job
-    /// is over meanwhile, that is as if the connection had broken.
+    /// Waits for completion, at most `limit`. A timeout closes nothing, and the wait can be
+    /// repeated. If the job ends meanwhile, the connection counts as broken.
     pub(super) fn wait(&self, limit: Duration) -> Result<(), Fault> {
         let began = Instant::now();
         loop {
@@ -281,12 +286,12 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        // SAFETY: it was made by the shim and is freed once.
+        // SAFETY: the shim made it, and it is freed once.
         unsafe { tandem_transfer_free(self.raw.as_ptr()) }
     }
 }
 
-/// Room for the shim's explanations.
+/// Buffer for the shim's error messages.
 struct Why([c_char; WHY_SIZE]);
 
 impl Why {
@@ -299,7 +304,8 @@ impl Why {
     }
 
     fn text(&self) -> String {
-        // SAFETY: the shim ends what it writes in zero within the array, which began as zeros.
+        // SAFETY: the shim terminates its text with a zero within the array, which is initialised
+        // with zeros.
         unsafe { CStr::from_ptr(self.0.as_ptr()) }.to_string_lossy().into_owned()
     }
 }

@@ -1,23 +1,25 @@
-//! Ranks as processes, on one machine or several: collectives over Gloo's TCP transport.
+//! Engine for ranks that are processes, on one machine or several, over Gloo's TCP transport.
 //!
 //! Needs the feature `gloo`, a C++ compiler, and Gloo (Debian: `libgloo-dev`).
 //!
-//! Ranks meet in a [`Store`]: each leaves there where its connections listen, and connects to all others. From then on bytes
-//! go from rank to rank; the store is asked again only when something went wrong, when a group divides, and when it ends.
+//! Ranks meet in a [`Store`]: each publishes its address there and connects to all others. Bytes
+//! then travel from rank to rank; the store is used again only after failures, for splitting a
+//! group, and at its end.
 //!
-//! *Same calls.* Before each collective every rank sends a fingerprint of its call to the first, which hears them all and
-//! answers; so a rank that calls something else, one that has died and one that does not come are known by name before data
-//! moves. That is the price of a barrier, some 0.1 ms.
+//! *Same calls.* Before each collective every rank sends its call's fingerprint to rank 0, which
+//! replies to all. A rank that makes another call, is dead or does not arrive is known by name
+//! before data moves. This costs a barrier, about 0.1 ms.
 //!
-//! *Failures.* The first rank that fails files why in the store and closes its connections; the others find them closed, look
-//! there, and return the same error. A killed process closes its connections without filing anything: its peers find out at
-//! once. A process that hangs, and a machine that vanishes, are found out at the deadline or some seconds later; where it is the
-//! first rank, at twice the deadline. If the store itself dies, each rank says what it sees: a closed connection.
-//! A group and those that it divided into fail apart from each other, unless the rank's [`Lifeline`] is cut: then nobody waits
-//! in any of them.
+//! *Failures.* The first rank that fails files the reason in the store and closes its connections.
+//! The others find them closed, read the store and return the same error. A killed process closes
+//! its connections without a record: its peers notice at once. A process that hangs, or a vanished
+//! machine, is noticed at the deadline or some seconds later; if it is rank 0, at twice the
+//! deadline. If the store itself is lost, each rank reports a closed connection. A group and its
+//! splits fail independently, unless the rank's [`Lifeline`] is cut, which ends the waits in all of
+//! them.
 //!
-//! *Network.* A rank listens at the address from which it reaches the store. Where that is not the one at which the others can
-//! reach it, `GLOO_SOCKET_IFNAME` names the network interface, as for PyTorch.
+//! *Network.* A rank listens at the address from which it reaches the store. If the others cannot
+//! reach that address, `GLOO_SOCKET_IFNAME` names the network interface, as for PyTorch.
 
 mod call_check;
 mod engine;
@@ -33,20 +35,23 @@ use crate::error::Result;
 use crate::group::Group;
 use crate::store::Store;
 
-/// The group of `size` processes that meet in `store`, as rank `rank` of it. Returns when all have come.
+/// Creates the group of `size` processes that meet in `store`, as rank `rank`. Returns when all
+/// have arrived.
 ///
-/// A call in which a rank waits longer than `deadline` for another fails. The store's prefix must be this group's alone:
-/// `store.prefixed("attempt-3/")` for the fourth attempt of a job.
+/// A call in which a rank waits longer than `deadline` for another fails. The store's prefix must
+/// belong to this group alone: `store.prefixed("attempt-3/")` for the fourth attempt of a job.
 ///
-/// Dropping the group waits, at most `deadline`, until messages that were sent have been received, and shortly for the other
-/// ranks to be done too.
+/// Dropping the group waits, at most `deadline`, until sent messages are received, and briefly for
+/// the other ranks to finish.
 ///
 /// # Errors
-/// If a rank does not come within `deadline`, dies meanwhile, or was here before under the same prefix; if the address at
-/// which this rank would listen cannot be had, or the others cannot reach it.
+///
+/// If a rank does not arrive within `deadline`, dies, or already used the same prefix; if this
+/// rank's address is unavailable or unreachable for the others.
 ///
 /// # Panics
-/// If there is no rank `rank` among `size`.
+///
+/// If `rank` is not below `size`.
 pub fn group(
     store: Store,
     rank: usize,

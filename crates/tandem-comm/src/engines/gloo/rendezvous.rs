@@ -1,4 +1,4 @@
-//! How the ranks of a group find and connect to each other.
+//! Rendezvous: the ranks of a group find and connect to each other.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use crate::error::{CommError, Result};
 use crate::health::abort_flag::Lifeline;
 use crate::store::{Store, StoreError};
 
-/// Names the network interface to listen at.
+/// Variable that names the network interface to listen at.
 const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 
-/// Where one rank listens.
+/// Addresses of one rank.
 struct Card {
-    /// The address of its machine, or nothing if an interface was asked for by name.
+    /// The machine's address; `None` if an interface was selected by name.
     ip: Option<IpAddr>,
-    /// For each peer, the bytes that Gloo wants for connecting; empty for itself.
+    /// Gloo's connection address for each peer; empty for the rank itself.
     addresses: Vec<Vec<u8>>,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn connect(
     let call = format!("meeting of {size} ranks");
     if store.add(&format!("arrivals/{rank}"), 1)? != 1 {
         let reason = format!(
-            "there is a rank {rank} under this prefix of the store already: two processes were given the same rank, or an earlier attempt its prefix"
+            "there already is a rank {rank} under this prefix of the store: two processes have the same rank, or an earlier attempt used the prefix"
         );
         return Err(CommError::Invalid { call, reason });
     }
@@ -56,7 +56,7 @@ pub(super) fn connect(
         let theirs = Card::decode(&bytes).filter(|card| card.addresses.len() == size);
         let theirs = theirs.ok_or_else(|| CommError::Engine {
             reason: format!(
-                "rank {peer} left an address that rank {rank} cannot read: do all ranks run the same program, and count {size}?"
+                "rank {rank} cannot read the address of rank {peer}: all ranks must run the same program with {size} ranks"
             ),
         })?;
         reachable(rank, card.ip, peer, theirs.ip)?;
@@ -70,7 +70,7 @@ pub(super) fn connect(
     Ok(Arc::new(mesh))
 }
 
-/// Waits until every rank has left its card.
+/// Waits until every rank has published its addresses.
 fn await_all(store: &Store, call: &str, size: usize, deadline: Duration) -> Result<()> {
     let keys: Vec<String> = (0..size).map(key).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -85,13 +85,13 @@ fn await_all(store: &Store, call: &str, size: usize, deadline: Duration) -> Resu
         }
     }
     if missing.is_empty() {
-        // The last came between the two looks.
+        // The last rank arrived between the two checks.
         return Ok(());
     }
     Err(CommError::Deadline { call: call.to_owned(), missing, deadline })
 }
 
-/// An address of the loopback interface is of use only to ranks that have one too.
+/// Checks that a loopback address has only peers with one too.
 fn reachable(rank: usize, ip: Option<IpAddr>, peer: usize, peers: Option<IpAddr>) -> Result<()> {
     let (Some(ip), Some(peers)) = (ip, peers) else { return Ok(()) };
     if ip.is_loopback() == peers.is_loopback() {
@@ -111,7 +111,7 @@ fn key(rank: usize) -> String {
 }
 
 impl Card {
-    /// The text of the address, and those of Gloo, each behind its length.
+    /// Encodes the machine's address and Gloo's addresses, each behind its length.
     fn encode(&self) -> Vec<u8> {
         let ip = self.ip.map(|ip| ip.to_string()).unwrap_or_default().into_bytes();
         let fields = std::iter::once(&ip).chain(&self.addresses);

@@ -1,9 +1,10 @@
-//! Collectives round a ring: every rank receives from the one before it and sends to the one after.
+//! Ring collectives: every rank receives from its predecessor and sends to its successor.
 //!
-//! Buffers travel in segments. A segment that has come, and has been reduced, goes on to the next rank while the following
-//! ones are still coming in, so connections and cores work at the same time; in a reduce-scatter and in an all-gather
-//! each rank sends `(N−1)/N` of the buffer, the least that is possible. Part `p` is summed in the order of ranks
-//! `p+1, p+2, …, p`, by one rank after another, and the result is copied: all ranks get the same bits.
+//! Buffers travel in segments. A received and reduced segment is forwarded while the next ones
+//! arrive, so connections and cores work at the same time. In a reduce-scatter and an all-gather
+//! each rank sends `(N−1)/N` of the buffer, the minimum. Part `p` is summed in the order of ranks
+//! `p+1, p+2, …, p`, by one rank after another, and the result is copied: all ranks get the same
+//! bits.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,29 +14,29 @@ use std::time::Duration;
 use super::mesh::{Fault, Mesh, Slot};
 use crate::collective::element::{ElementKind, Reduction, reduce};
 
-/// Bytes of a segment: it stays in the cache between coming and being reduced, and is long for a TCP connection. A
-/// multiple of every element's size.
+/// Bytes of a segment: small enough for the cache, large for a TCP connection, and a multiple of
+/// every element's size.
 const SEGMENT: usize = 1 << 20;
-/// Segments that a rank is ready to receive at once.
+/// Number of segments that a rank is ready to receive at once.
 const WINDOW: usize = 3;
 
-/// One rank's place in the ring.
+/// One rank's position in the ring.
 pub(super) struct Ring<'a> {
     pub(super) mesh: &'a Arc<Mesh>,
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// How long to wait for one segment.
+    /// Deadline of one segment.
     pub(super) deadline: Duration,
 }
 
-/// A segment that comes in, and whether it goes on to the next rank.
+/// An incoming segment, and whether it is forwarded.
 struct Incoming {
     bytes: Range<usize>,
     forward: bool,
 }
 
 impl Ring<'_> {
-    /// Afterwards this rank's part of `data` is reduced; of the other parts some are reduced half way.
+    /// Reduces this rank's part of `data`; other parts may be partially reduced afterwards.
     pub(super) fn reduce_scatter(
         &self,
         kind: ElementKind,
@@ -49,13 +50,13 @@ impl Ring<'_> {
         self.relay(data, &own, &incoming, Some((kind, reduction, scratch)))
     }
 
-    /// Afterwards every part of `data` is what its owner has there.
+    /// Replaces every part of `data` by its owner's.
     pub(super) fn all_gather(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<(), Fault> {
         let (own, incoming) = self.rotation(self.rank, parts);
         self.relay(data, &own, &incoming, None)
     }
 
-    /// Afterwards all of `data` is what the root has.
+    /// Replaces all of `data` by the root's.
     pub(super) fn broadcast(&self, root: usize, data: &mut [u8]) -> Result<(), Fault> {
         let (hops, whole) = ((self.rank + self.size - root) % self.size, 0..data.len());
         let last = hops + 1 == self.size;
@@ -67,7 +68,8 @@ impl Ring<'_> {
         self.relay(data, &[], &incoming.collect::<Vec<_>>(), None)
     }
 
-    /// In step `s` part `first − s` is sent and part `first − s − 1` comes; it is what is sent in the next step.
+    /// Schedules a rotation: step `s` sends part `first − s` and receives part `first − s − 1`,
+    /// which the next step sends.
     fn rotation(&self, first: usize, parts: &[Range<usize>]) -> (Vec<Range<usize>>, Vec<Incoming>) {
         let part = |steps: usize| &parts[(first + self.size - steps) % self.size];
         if self.size == 1 {
@@ -80,7 +82,8 @@ impl Ring<'_> {
         (segments(part(0)).collect(), incoming.collect())
     }
 
-    /// Sends `own` and receives `incoming`, in their order. What comes is reduced into its place, or put there.
+    /// Sends `own` and receives `incoming`, in order. Each incoming segment is reduced into its
+    /// place, or copied.
     fn relay(
         &self,
         data: &mut [u8],
@@ -97,16 +100,16 @@ impl Ring<'_> {
         let room = reducing.as_mut().map(|(_, _, scratch)| scratch.as_mut_ptr().cast::<u8>());
         let send = |bytes: &Range<usize>| {
             assert!(bytes.end <= len, "a segment outside of its buffer");
-            // SAFETY: within `data`. A segment is sent after the last write to it in this call, and all transfers are
-            // dropped before it returns.
+            // SAFETY: within `data`. A segment is sent after its last write in this call, and all
+            // transfers are dropped before it returns.
             unsafe { self.mesh.send(next, Slot::Data, place.add(bytes.start), bytes.len()) }
         };
         let scratch_of = |i: usize, room: *mut u8| room.wrapping_add(i % WINDOW * SEGMENT);
         let recv = |i: usize| {
             let bytes = &incoming[i].bytes;
             assert!(bytes.end <= len && bytes.len() <= SEGMENT, "a segment outside of its buffer");
-            // SAFETY: a segment of the scratch, which is free again since segment `i − WINDOW` was reduced; or the place in
-            // `data`, which is received once and not touched before.
+            // SAFETY: a scratch segment, free since segment `i − WINDOW` was reduced; or the place
+            // in `data`, which is received once and not used before.
             unsafe {
                 let to = room.map_or(place.add(bytes.start), |room| scratch_of(i, room));
                 self.mesh.recv(before, Slot::Data, to, bytes.len())
@@ -118,8 +121,8 @@ impl Ring<'_> {
             let transfer = receiving.pop_front().expect("one is under way for each that is to come");
             transfer.wait(self.deadline)?;
             if let (Some((kind, reduction, _)), Some(room)) = (&reducing, room) {
-                // SAFETY: both lie within their buffers and no transfer uses either: this segment has come, and goes on
-                // below.
+                // SAFETY: both lie within their buffers, and no transfer uses either: this segment
+                // has arrived and is forwarded below.
                 let (into, from) = unsafe {
                     let into = std::slice::from_raw_parts_mut(place.add(bytes.start), bytes.len());
                     (into, std::slice::from_raw_parts(scratch_of(i, room), bytes.len()))

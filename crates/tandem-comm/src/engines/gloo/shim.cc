@@ -1,5 +1,6 @@
-// Gloo's point-to-point transport behind C functions: a mesh of TCP connections, and transfers on it. No exception leaves
-// this file; why something failed is written to `why`, a buffer of the caller's of WHY_SIZE bytes.
+// C interface to Gloo's point-to-point transport: a mesh of TCP connections, and transfers on it.
+// No exception leaves this file; the reason of a failure is written to `why`, a caller's buffer of
+// WHY_SIZE bytes.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -31,7 +32,7 @@ void explain(char* why, const char* what) {
   why[WHY_SIZE - 1] = '\0';
 }
 
-// Runs `body`; after an exception says why and returns `otherwise`.
+// Runs `body`; on an exception writes the reason and returns `otherwise`.
 template <typename T, typename F>
 T guarded(char* why, T otherwise, F body) {
   try {
@@ -39,13 +40,13 @@ T guarded(char* why, T otherwise, F body) {
   } catch (const std::exception& e) {
     explain(why, e.what());
   } catch (...) {
-    explain(why, "an exception that is no std::exception");
+    explain(why, "an exception that is not a std::exception");
   }
   return otherwise;
 }
 
-// Gives up waits at their time. Gloo's own timeouts close all connections before their caller hears of it, and the peers
-// could not be told why any more; an aborted wait leaves the connections to the caller.
+// Aborts waits at their deadline. Gloo's own timeouts close all connections before the caller is
+// told, so peers could no longer learn the reason; an aborted wait leaves them open.
 class Watch {
  public:
   Watch() : thread_([this] { run(); }) {}
@@ -93,8 +94,8 @@ class Watch {
         fired_ = true;
         receiving_ ? buffer_->abortWaitRecv() : buffer_->abortWaitSend();
       }
-      // Waits mostly end long before they are due. This thread sleeps until the last one's time whether it has ended or
-      // not: then the next, due later, need not wake it.
+      // Waits mostly end long before their deadline. The thread sleeps until the last known
+      // deadline in any case, so that the next, later one need not wake it.
       const auto now = Clock::now();
       asleep_until_ = now + std::chrono::hours(1);
       if (due_ > now) asleep_until_ = std::min(asleep_until_, due_);
@@ -110,12 +111,12 @@ class Watch {
   std::thread thread_;
 };
 
-// Longer than any deadline: the watch comes first.
+// Longer than any deadline, so that the watch acts first.
 constexpr auto NEVER = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 
-// A receive that nobody sends to, on each connection. When a connection breaks, Gloo tells the transfers that wait for their
-// turn, but neither one of which a part has arrived nor one of which a part has been sent: those would be waited for for ever.
-// A sentinel is always told.
+// A receive without a sender, on each connection. When a connection breaks, Gloo fails the
+// transfers that wait for their turn, but not a partially received or sent one, whose wait would
+// never end. A sentinel always fails.
 class Sentinels {
  public:
   explicit Sentinels(int size) : buffers_(size) {}
@@ -128,7 +129,7 @@ class Sentinels {
   bool broken(int peer) {
     std::lock_guard<std::mutex> one_at_a_time(mutex_);
     if (!buffers_[peer]) return false;
-    // A wait that is aborted before it begins only looks.
+    // A wait that is aborted before it begins only polls.
     buffers_[peer]->abortWaitRecv();
     try {
       buffers_[peer]->waitRecv(nullptr, NEVER);
@@ -139,7 +140,7 @@ class Sentinels {
   }
 
  private:
-  // None of the callers' slots.
+  // No slot of a caller.
   static constexpr uint64_t SLOT = 0;
   std::mutex mutex_;
   std::vector<std::unique_ptr<UnboundBuffer>> buffers_;
@@ -153,7 +154,7 @@ struct TandemMesh {
 
   std::shared_ptr<gloo::transport::Device> device;
   std::shared_ptr<gloo::transport::Context> context;
-  // Before the context it goes.
+  // Destroyed before the context.
   Sentinels sentinels;
   Watch watch;
 };
@@ -166,7 +167,8 @@ struct TandemTransfer {
 
 extern "C" {
 
-// A mesh whose pairs listen, at the address `host` or, where that is empty, at the network interface `interface`.
+// Creates a mesh whose pairs listen, at the address `host` or, if empty, at the network interface
+// `interface`.
 TandemMesh* tandem_mesh_new(int rank, int size, const char* host, const char* interface, uint64_t connect_ms, char* why) {
   return guarded(why, static_cast<TandemMesh*>(nullptr), [&] {
     gloo::transport::tcp::attr attr;
@@ -186,7 +188,7 @@ TandemMesh* tandem_mesh_new(int rank, int size, const char* host, const char* in
 
 void tandem_mesh_free(TandemMesh* mesh) { delete mesh; }
 
-// Where the pair for `peer` listens: the number of bytes, of which as many as fit are written.
+// Returns the length of the address of the pair for `peer` and writes as much of it as fits.
 size_t tandem_mesh_address(TandemMesh* mesh, int peer, uint8_t* out, size_t capacity, char* why) {
   return guarded(why, size_t{0}, [&] {
     const auto bytes = mesh->context->getPair(peer)->address().bytes();
@@ -203,7 +205,7 @@ int tandem_mesh_connect(TandemMesh* mesh, int peer, const uint8_t* address, size
   });
 }
 
-// Closes all connections; what is under way fails, here and at the peers.
+// Closes all connections; transfers in flight fail, here and at the peers.
 void tandem_mesh_close(TandemMesh* mesh) {
   char why[WHY_SIZE];
   for (int peer = 0; peer < mesh->context->size; peer++) {
@@ -214,7 +216,7 @@ void tandem_mesh_close(TandemMesh* mesh) {
   }
 }
 
-// Begins a transfer. `data` must stay until the transfer is freed.
+// Starts a transfer. `data` must stay until the transfer is freed.
 TandemTransfer* tandem_transfer_new(
     TandemMesh* mesh, int receiving, int peer, uint64_t slot, void* data, size_t len, char* why) {
   return guarded(why, static_cast<TandemTransfer*>(nullptr), [&] {
@@ -242,7 +244,7 @@ int tandem_transfer_wait(TandemMesh* mesh, TandemTransfer* transfer, uint64_t li
     };
     auto outcome = wait(std::chrono::milliseconds(limit_ms));
     if (outcome == LATE && mesh->sentinels.broken(transfer->peer)) {
-      // What was done before the connection broke is done.
+      // A transfer may have completed before the connection broke.
       outcome = wait(std::chrono::milliseconds(0));
       if (outcome == LATE) outcome = BROKEN;
     }
@@ -250,7 +252,7 @@ int tandem_transfer_wait(TandemMesh* mesh, TandemTransfer* transfer, uint64_t li
   });
 }
 
-// Afterwards Gloo no longer touches the transfer's data, whether it was done or not.
+// Gloo no longer accesses the transfer's data afterwards, completed or not.
 void tandem_transfer_free(TandemTransfer* transfer) { delete transfer; }
 
 }  // extern "C"

@@ -1,7 +1,8 @@
-//! A communicator of NCCL's, which never blocks: what is called begins, and its state is asked for until it is done.
+//! Non-blocking NCCL communicator: a call starts an operation, and its state is polled until it is
+//! done.
 //!
-//! Buffers are places in the memory of the device that was current when the communicator began. An operation is done when its
-//! stream is; it has been put there when the communicator is ready again.
+//! Buffers are in the memory of the device that was current when the communicator began. An
+//! operation is in its stream when the communicator is ready again, and done when the stream is.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -12,17 +13,17 @@ use super::raw::{
 };
 use crate::collective::element::{ElementKind, Reduction};
 
-/// One rank's end. Dropped, it aborts what is under way: of all that ends a communicator that alone needs no other rank.
+/// One rank's communicator. Drop aborts it, the only way to end one without the other ranks.
 pub(super) struct Communicator {
     functions: Arc<Functions>,
     raw: RawCommunicator,
     rank: usize,
 }
 
-// SAFETY: NCCL's communicators may be used by any thread, one at a time.
+// SAFETY: any thread may use an NCCL communicator, one at a time.
 unsafe impl Send for Communicator {}
 
-/// Numbers in a device's memory, and the stream in whose order they are read and written.
+/// Numbers in device memory, and the stream that orders their accesses.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) start: DevicePointer,
@@ -36,17 +37,17 @@ impl Place {
     }
 }
 
-/// The name of a new communicator, for one rank to tell the others.
+/// Creates the id of a new communicator, for one rank to send to the others.
 pub(super) fn unique_id(functions: &Functions) -> Result<UniqueId, String> {
     let mut id = UniqueId([0; 128]);
-    // SAFETY: the id is written to where it is.
+    // SAFETY: NCCL writes the id to a valid address.
     let outcome = unsafe { (functions.nccl.get_unique_id)(&raw mut id) };
     functions.nccl("making an id for a communicator", outcome, std::ptr::null_mut())?;
     Ok(id)
 }
 
 impl Communicator {
-    /// Begins to meet the other ranks, on the current device.
+    /// Starts joining the other ranks, on the current device.
     pub(super) fn begin(
         functions: &Arc<Functions>,
         id: UniqueId,
@@ -54,7 +55,7 @@ impl Communicator {
         size: usize,
     ) -> Result<Self, String> {
         let (mut raw, mut config) = (std::ptr::null_mut(), Config::non_blocking());
-        // SAFETY: both are read and written during the call alone.
+        // SAFETY: both are accessed during the call only.
         let outcome = unsafe {
             (functions.nccl.init_rank)(&raw mut raw, size as c_int, id, rank as c_int, &raw mut config)
         };
@@ -63,17 +64,17 @@ impl Communicator {
         Ok(this)
     }
 
-    /// Whether what was called last has been done, or, for an operation, put into its stream.
+    /// Returns whether the last call is done or, for an operation, is in its stream.
     pub(super) fn is_ready(&self) -> Result<bool, String> {
         let mut state = 0;
-        // SAFETY: the communicator lives; its state is written to where it is.
+        // SAFETY: the communicator lives; NCCL writes its state to a valid address.
         let outcome = unsafe { (self.functions.nccl.async_error)(self.raw, &raw mut state) };
         self.check("asking for the state of a communicator", outcome)?;
         self.check("what was under way", state)?;
         Ok(state != IN_PROGRESS)
     }
 
-    /// `count` elements become the reduction of all ranks'.
+    /// Replaces `count` elements by the reduction over all ranks.
     pub(super) fn all_reduce(&self, place: Place, count: usize, reduction: Reduction) -> Result<(), String> {
         let (at, kind) = (place.at(0), data_type(place.kind));
         // SAFETY: the caller of `begin` keeps the memory as long as the communicator.
@@ -84,7 +85,7 @@ impl Communicator {
         self.check("an all-reduce", outcome)
     }
 
-    /// This rank's part, of parts of `counts` elements, becomes the reduction of all ranks'.
+    /// Reduces this rank's part of parts of `counts` elements.
     pub(super) fn reduce_scatter(
         &self,
         place: Place,
@@ -93,7 +94,8 @@ impl Communicator {
     ) -> Result<(), String> {
         let (kind, reduction) = (data_type(place.kind), operation(reduction));
         if let Some(count) = even(counts) {
-            // SAFETY: as in `all_reduce`. That the result lies where this rank's part is makes it in place.
+            // SAFETY: as in `all_reduce`. The result is at this rank's part, which makes it in
+            // place.
             let outcome = unsafe {
                 let reduce_scatter = self.functions.nccl.reduce_scatter;
                 let mine = place.at(self.rank * count);
@@ -109,7 +111,7 @@ impl Communicator {
         })
     }
 
-    /// Every part, of parts of `counts` elements, becomes its owner's.
+    /// Replaces every part of `counts` elements by its owner's.
     pub(super) fn all_gather(&self, place: Place, counts: &[usize]) -> Result<(), String> {
         let kind = data_type(place.kind);
         if let Some(count) = even(counts) {
@@ -126,7 +128,7 @@ impl Communicator {
         })
     }
 
-    /// `count` elements become the root's.
+    /// Replaces `count` elements by the root's.
     pub(super) fn broadcast(&self, place: Place, count: usize, root: usize) -> Result<(), String> {
         let (at, kind) = (place.at(0), data_type(place.kind));
         // SAFETY: as in `all_reduce`.
@@ -136,7 +138,7 @@ impl Communicator {
         self.check("a broadcast", outcome)
     }
 
-    /// One operation for each part that has elements, all at once: (where it lies, how many, whose).
+    /// Starts one operation per non-empty part as a group: (offset, count, owner).
     fn each_part(
         &self,
         place: Place,
@@ -144,7 +146,7 @@ impl Communicator {
         what: &str,
         begin: impl Fn(*mut c_void, usize, c_int) -> c_int,
     ) -> Result<(), String> {
-        // SAFETY: it is ended below, whatever happens in between.
+        // SAFETY: the group is ended below in any case.
         self.check("beginning several operations", unsafe { (self.functions.nccl.group_start)() })?;
         let (mut start, mut begun) = (0, Ok(()));
         for (owner, &count) in counts.iter().enumerate() {
@@ -153,21 +155,22 @@ impl Communicator {
             }
             start += count;
         }
-        // SAFETY: it was begun above, by this thread.
+        // SAFETY: this thread began the group above.
         let ended = self.check("several operations", unsafe { (self.functions.nccl.group_end)() });
         begun.and(ended)
     }
 
-    /// Begins to end it, in which all ranks take part: when it is ready it can be destroyed.
+    /// Starts ending the communicator, together with all ranks. When ready it can be destroyed.
     pub(super) fn finalize(&self) -> Result<(), String> {
-        // SAFETY: the communicator lives, and is finalised once: the engine does so at its end.
+        // SAFETY: the communicator lives; the engine finalises it once, at its end.
         self.check("finalising a communicator", unsafe { (self.functions.nccl.finalize)(self.raw) })
     }
 
-    /// Frees a communicator that is finalised.
+    /// Frees a finalised communicator.
     pub(super) fn destroy(mut self) {
         let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
-        // SAFETY: the communicator lives, and nobody has it afterwards. There is nobody to tell that it could not be freed.
+        // SAFETY: the communicator lives and is not used afterwards. An error could not be
+        // reported.
         unsafe { (self.functions.nccl.destroy)(raw) };
     }
 
@@ -179,13 +182,14 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: the communicator lives, and nobody has it afterwards. There is nobody to tell that it could not be aborted.
+            // SAFETY: the communicator lives and is not used afterwards. An error could not be
+            // reported.
             unsafe { (self.functions.nccl.abort)(self.raw) };
         }
     }
 }
 
-/// How many elements all parts have, if they have as many.
+/// Returns the common number of elements of all parts, if they are equal.
 fn even(counts: &[usize]) -> Option<usize> {
     counts.iter().all(|count| *count == counts[0]).then_some(counts[0])
 }

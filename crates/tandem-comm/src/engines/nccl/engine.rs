@@ -1,4 +1,4 @@
-//! The engine: another one compares the calls, then NCCL does the work.
+//! NCCL engine: another engine compares the calls, then NCCL does the work.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -12,25 +12,26 @@ use crate::collective::element::{ElementKind, Reduction};
 use crate::collective::engine::{DeviceEngine, Engine};
 use crate::error::{CommError, Result};
 
-/// A wait is busy for so long; collectives of small buffers take less.
+/// Time for which a wait polls without pause; collectives of small buffers take less.
 const BUSY: Duration = Duration::from_millis(1);
-/// Later, between two looks whether the work is done.
+/// Interval of polling afterwards.
 const PAUSE: Duration = Duration::from_micros(100);
-/// Between two looks whether the other ranks are there.
+/// Interval of checking the other ranks.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long the control may take to find out that a rank is gone, whose end NCCL may have noticed before.
+/// Time for the control to find a lost rank that NCCL may have noticed first.
 const GRACE: Duration = Duration::from_secs(2);
-/// Between two looks whether it has.
+/// Interval of asking the control for it.
 const ASK: Duration = Duration::from_millis(10);
-/// How long a rank that is done waits for the others to be.
+/// Time that a finished rank waits for the others.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// One rank's end of a group.
+/// One rank of a group.
 pub(super) struct Nccl {
-    // Before the staging, whose memory it uses: fields are dropped in this order. `None` after a failure.
+    // Before the staging, whose memory it uses: fields are dropped in this order. `None` after a
+    // failure.
     communicator: Option<Communicator>,
     staging: Staging,
-    /// Carries everything but the numbers: which calls the ranks make, messages, failures.
+    /// Engine for everything but numbers: the comparison of calls, messages, failures.
     control: Box<dyn Engine>,
     libraries: Libraries,
     ordinal: usize,
@@ -38,7 +39,7 @@ pub(super) struct Nccl {
 }
 
 impl Nccl {
-    /// Meets the others on GPUs: the first rank of a machine on its first, and so on; where a process may use one alone, on that.
+    /// Meets the other ranks on GPUs, each by its number on its machine or on its only visible one.
     pub(super) fn meet(
         mut control: Box<dyn Engine>,
         libraries: &Libraries,
@@ -62,7 +63,7 @@ impl Nccl {
         }
     }
 
-    /// Meets the others on this GPU.
+    /// Meets the other ranks on this GPU.
     fn on(
         mut control: Box<dyn Engine>,
         libraries: &Libraries,
@@ -86,7 +87,8 @@ impl Nccl {
         Ok(this)
     }
 
-    /// A collective: waits until all ranks have come with the same call, then does `work`, unless there are no numbers.
+    /// Runs a collective: waits until all ranks have arrived with the same call, then does `work`
+    /// unless there are no numbers.
     fn collective(
         &mut self,
         call: Call,
@@ -103,7 +105,8 @@ impl Nccl {
         work(self, place, data)
     }
 
-    /// A collective of numbers at an address of the GPU: waits until all ranks have come with the same call, then until it is done.
+    /// Runs a collective on GPU memory: waits until all ranks have arrived with the same call, then
+    /// until it is done.
     fn on_numbers(
         &mut self,
         call: Call,
@@ -119,7 +122,7 @@ impl Nccl {
         self.operate(call, |_, nccl| operation(nccl, place))
     }
 
-    /// Begins an operation and waits until it is done.
+    /// Starts an operation and waits until it is done.
     fn operate(
         &mut self,
         call: Call,
@@ -129,8 +132,8 @@ impl Nccl {
         self.await_ready(&call)
     }
 
-    /// Waits until NCCL and the stream have nothing more to do, no longer than the deadline and only as long as the other ranks
-    /// are there.
+    /// Waits until NCCL and the stream are idle, at most the deadline and while the other ranks
+    /// live.
     fn await_ready(&mut self, what: &dyn std::fmt::Display) -> Result<()> {
         let began = Instant::now();
         let mut looked = began;
@@ -158,7 +161,7 @@ impl Nccl {
     }
 
     fn is_done(&self) -> std::result::Result<bool, String> {
-        // In this order: a stream is idle, too, before an operation was put into it.
+        // In this order: a stream is also idle before an operation is in it.
         Ok(self.communicator().is_ready()? && self.staging.is_idle()?)
     }
 
@@ -166,8 +169,8 @@ impl Nccl {
         self.communicator.as_ref().expect("the control fails where NCCL has been given up")
     }
 
-    /// Makes the group useless, here and, through the control, for all. NCCL may have failed because a rank is gone: then that is
-    /// what all ranks say.
+    /// Fails the group, here and through the control for all. If NCCL failed because a rank is
+    /// gone, all ranks report that.
     fn fail(&mut self, what: &dyn std::fmt::Display, reason: &str) -> CommError {
         let until = Instant::now() + GRACE.min(self.deadline);
         let error = loop {
@@ -181,13 +184,14 @@ impl Nccl {
         error
     }
 
-    /// Stops what NCCL has under way. The control has failed: others that find NCCL stopped look there.
+    /// Aborts NCCL's operations. The control has failed already: ranks that find NCCL aborted look
+    /// there.
     fn give_up(&mut self) {
         self.staging.give_up();
         self.communicator = None;
     }
 
-    /// Ends the communicator together with the other ranks, if they come; answers whether they did.
+    /// Ends the communicator together with the other ranks; returns whether they did, too.
     fn farewell(&mut self) -> std::result::Result<bool, String> {
         let Some(communicator) = &self.communicator else { return Ok(false) };
         self.staging.enter()?;
@@ -205,13 +209,13 @@ impl Nccl {
         Ok(true)
     }
 
-    /// Brings the result back. The stream is idle.
+    /// Copies the result back. The stream is idle.
     fn download(&mut self, call: Call, data: &mut [u8], bytes: Range<usize>) -> Result<()> {
         self.staging.download(data, bytes).map_err(|reason| self.fail(&call, &reason))
     }
 }
 
-/// How many ranks on this one's machine come before it.
+/// Returns the number of ranks before this one on its machine.
 fn local_rank(control: &mut dyn Engine) -> Result<usize> {
     let (rank, counts) = (control.rank(), vec![8; control.size()]);
     let mut hosts = vec![0; 8 * control.size()];
@@ -225,13 +229,13 @@ fn local_rank(control: &mut dyn Engine) -> Result<usize> {
     Ok(hosts.chunks_exact(8).take(rank).filter(|other| **other == host.to_le_bytes()).count())
 }
 
-/// Ends the group for all ranks; what they all say then.
+/// Fails the group for all ranks and returns their common error.
 fn give_up(control: &mut dyn Engine, reason: String) -> CommError {
     control.abort(&reason);
     control.check().err().unwrap_or(CommError::Aborted { rank: control.rank(), reason })
 }
 
-/// Ends a group that cannot be made, for all ranks. This rank knows that it is its machine's fault.
+/// Refuses a group for all ranks; the cause is this rank's machine.
 fn refuse(control: &mut dyn Engine, reason: String) -> CommError {
     control.abort(&reason);
     CommError::Engine { reason }
@@ -300,7 +304,7 @@ impl Engine for Nccl {
         self.control.barrier(call).inspect_err(|_| self.give_up())
     }
 
-    /// NCCL's messages wait for their receiver, these do not.
+    /// NCCL's messages wait for their receiver; the control's do not.
     fn send(&mut self, to: usize, data: &[u8]) -> Result<()> {
         self.control.send(to, data).inspect_err(|_| self.give_up())
     }
@@ -339,7 +343,7 @@ impl Engine for Nccl {
     }
 }
 
-/// Numbers that are in the GPU's memory stay there.
+/// Numbers in GPU memory stay there.
 impl DeviceEngine for Nccl {
     fn all_reduce(&mut self, call: Call, reduction: Reduction, address: u64) -> Result<()> {
         self.on_numbers(call, address, |nccl, place| nccl.all_reduce(place, call.len, reduction))
@@ -362,9 +366,9 @@ impl DeviceEngine for Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // A rank that panics has no time for farewells.
+        // A rank that panics does not wait for the others.
         let ended = if std::thread::panicking() { Ok(false) } else { self.farewell() };
-        // An error means that the others go on without this rank; they are told when they next call it.
+        // On an error the others continue without this rank; they are told at their next call.
         if ended != Ok(true) {
             self.give_up();
         }

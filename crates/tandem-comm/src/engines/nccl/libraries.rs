@@ -1,4 +1,4 @@
-//! NCCL and CUDA's driver: finding them, and saying what is missing.
+//! NCCL and CUDA's driver: finding the libraries and reporting missing ones.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -10,47 +10,49 @@ use super::raw::{
 };
 use crate::error::CommError;
 
-/// Names NCCL's file where the loader does not find it.
+/// Variable that names NCCL's file if the loader does not find it.
 const PATH: &str = "TANDEM_NCCL";
 const NCCL: &str = "libnccl.so.2";
 const CUDA: &str = "libcuda.so.1";
-/// Who has them.
+/// Sources of NCCL.
 const NCCL_PACKAGES: &str = "NVIDIA's repository for Debian and Ubuntu has it as libnccl2, PyPI as nvidia-nccl-cu12 (CUDA 12) and \
                              nvidia-nccl-cu13 (CUDA 13)";
 
-/// Both libraries, open, on a machine with a GPU. Clones are the same.
+/// Both libraries, open, on a machine with a GPU. Clones share them.
 #[derive(Clone)]
 pub struct Libraries(pub(super) Arc<Functions>);
 
-/// What is called.
+/// Functions of both libraries.
 pub(super) struct Functions {
     pub(super) nccl: NcclFunctions,
     pub(super) cuda: CudaFunctions,
 }
 
 impl Libraries {
-    /// Opens NCCL (2.18 or later; the environment's `TANDEM_NCCL` if that is set) and CUDA's driver, and looks whether there is a
-    /// GPU.
+    /// Opens NCCL (2.18 or later; `TANDEM_NCCL` in the environment names its file) and CUDA's
+    /// driver, and looks for a GPU.
     ///
     /// # Errors
-    /// If one of the three is missing: which, where it is to be had, and what the loader says.
+    ///
+    /// If one of the three is missing: which, where to get it, and the loader's message.
     pub fn open() -> crate::Result<Self> {
         Self::open_at(named().as_deref()).map_err(|reason| CommError::Engine { reason })
     }
 
-    /// NCCL's version and file, whether or not there is a GPU.
+    /// Returns NCCL's version and file, with or without a GPU.
     ///
     /// # Errors
-    /// If there is none, or one that is too old: where it is to be had, and what the loader says.
+    ///
+    /// If NCCL is missing or too old: where to get it, and the loader's message.
     pub fn find() -> crate::Result<Found> {
         let found = open_nccl(named().as_deref());
         found.map(|(_, _, found)| found).map_err(|reason| CommError::Engine { reason })
     }
 
-    /// NCCL's version.
+    /// Returns NCCL's version.
     pub fn version(&self) -> String {
         let mut version = 0;
-        // SAFETY: the version is written to where it is; it was asked before, and answered.
+        // SAFETY: NCCL writes the version to a valid address, and did so before.
         unsafe { (self.0.nccl.get_version)(&raw mut version) };
         version_text(version)
     }
@@ -70,13 +72,13 @@ impl Libraries {
     }
 }
 
-/// The file that the environment names.
+/// Returns the file that the environment names.
 fn named() -> Option<String> {
     let path = std::env::var_os(PATH).filter(|path| !path.is_empty());
     path.map(|path| path.to_string_lossy().into_owned())
 }
 
-/// NCCL at `path`, or where NVIDIA's libraries are found, its version and its file.
+/// Opens NCCL at `path` or in NVIDIA's usual folders; returns its functions, version and file.
 fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int, Found), String> {
     let library = match path {
         Some(path) => Library::open(path).map_err(|why| {
@@ -93,7 +95,7 @@ fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int, Found), String
     let nccl = NcclFunctions::of(&library)
         .map_err(|why| format!("{name} is no NCCL, or one older than 2.18: {why}; {NCCL_PACKAGES}"))?;
     let mut version = 0;
-    // SAFETY: the version is written to where it is.
+    // SAFETY: NCCL writes the version to a valid address.
     let outcome = unsafe { (nccl.get_version)(&raw mut version) };
     if outcome != SUCCESS || version < OLDEST {
         return Err(format!(
@@ -115,26 +117,26 @@ fn no_device() -> String {
 }
 
 impl Functions {
-    /// GPUs that this process may use.
+    /// Returns the number of GPUs that this process may use.
     pub(super) fn num_devices(&self) -> Result<usize, String> {
-        // SAFETY: no other function of the driver is called before.
+        // SAFETY: this is the first call of the driver.
         match unsafe { (self.cuda.init)(0) } {
             CUDA_NO_DEVICE => return Err(no_device()),
             outcome => self.cuda("initialising CUDA", outcome)?,
         }
         let mut count = 0;
-        // SAFETY: the number is written to where it is.
+        // SAFETY: the driver writes the number to a valid address.
         self.cuda("counting GPUs", unsafe { (self.cuda.device_count)(&raw mut count) })?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// What CUDA's driver answered, as an error if it is one.
+    /// Converts CUDA's result code.
     pub(super) fn cuda(&self, what: &str, outcome: c_int) -> Result<(), String> {
         if outcome == CUDA_SUCCESS {
             return Ok(());
         }
         let mut words = std::ptr::null();
-        // SAFETY: the place of a text that is there for ever is written, or a null.
+        // SAFETY: the driver writes the address of a static text, or null.
         let words = unsafe {
             (self.cuda.error_string)(outcome, &raw mut words);
             text(words)
@@ -142,12 +144,13 @@ impl Functions {
         Err(format!("{what} failed: CUDA error {outcome}, {words}"))
     }
 
-    /// What NCCL answered, as an error if it is one. That a communicator is not done yet is none.
+    /// Converts NCCL's result code; an unfinished communicator is no error.
     pub(super) fn nccl(&self, what: &str, outcome: c_int, on: RawCommunicator) -> Result<(), String> {
         if outcome == SUCCESS || outcome == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: both texts stay until this thread's next call of NCCL. The last error may be asked of no communicator.
+        // SAFETY: both texts stay until this thread's next call of NCCL. The last error needs no
+        // communicator.
         let (words, details) =
             unsafe { (text((self.nccl.error_string)(outcome)), text((self.nccl.last_error)(on))) };
         let details = if details.is_empty() { String::new() } else { format!(": {}", details.trim()) };
@@ -176,11 +179,11 @@ mod tests {
         );
     }
 
-    /// `TANDEM_TEST_NCCL=/path/to/libnccl.so.2`; the one of PyPI opens without a GPU too.
+    /// `TANDEM_TEST_NCCL=/path/to/libnccl.so.2`; PyPI's opens without a GPU too.
     #[test]
     fn a_real_nccl_has_all_functions_and_tells_its_version() {
         let Ok(path) = std::env::var("TANDEM_TEST_NCCL") else {
-            // Past the capture of what tests print.
+            // Bypasses the capture of test output.
             let _ = writeln!(
                 std::io::stderr(),
                 "SKIPPED: a_real_nccl_has_all_functions_and_tells_its_version: TANDEM_TEST_NCCL names none"
@@ -192,17 +195,17 @@ mod tests {
         let name = version_text(version);
         assert!(name.starts_with("2.") && found.version == name, "{name}, {found:?}");
         assert_eq!(found.file.canonicalize().unwrap(), std::path::Path::new(&path).canonicalize().unwrap());
-        // SAFETY: the texts of result codes need nothing.
+        // SAFETY: texts of result codes have no preconditions.
         let text = unsafe { CStr::from_ptr((nccl.error_string)(IN_PROGRESS)) };
         assert!(text.to_string_lossy().contains("in progress"), "{text:?}");
         // Two ids need no GPU, and differ.
         let mut ids = [UniqueId([0; 128]); 2];
         for id in &mut ids {
-            // SAFETY: the id is written to where it is.
+            // SAFETY: NCCL writes the id to a valid address.
             assert_eq!(unsafe { (nccl.get_unique_id)(id) }, SUCCESS);
         }
         assert_ne!(ids[0].0, ids[1].0);
-        // And whatever else is missing for a group is named.
+        // A missing driver or GPU is named.
         match Libraries::open_at(Some(&path)) {
             Ok(_) => println!("NCCL {name}, a driver and a GPU"),
             Err(error) => assert!(error.contains(CUDA) || error.contains("no GPU"), "{error}"),

@@ -1,22 +1,25 @@
-//! Ranks on GPUs of NVIDIA's: collectives over NCCL.
+//! Engine for ranks on NVIDIA GPUs, over NCCL.
 //!
-//! Nothing of NVIDIA's is needed to build this or to start: [`Libraries::open`] looks for `libnccl.so.2` and `libcuda.so.1`, and says
-//! what is missing. So far nothing here has run on a GPU; its tests run it on stand-ins for both libraries.
+//! Neither building nor starting needs NVIDIA's libraries: [`Libraries::open`] looks for
+//! `libnccl.so.2` and `libcuda.so.1` and reports a missing one. This engine has not run on a GPU
+//! yet; its tests use fakes of both libraries.
 //!
-//! *Two planes.* NCCL moves numbers, and knows nothing else: ranks that call different things hang, and so do those of which one
-//! has died. So a group is one of another engine's, the *control*, which NCCL carries the numbers for. Before each collective all
-//! ranks come to the control's barrier with their call; it finds out who does not come, who is gone and who calls something
-//! else, as it does for itself. Messages between two ranks stay with the control: NCCL's wait for their receiver.
+//! *Two planes.* NCCL moves numbers only: ranks that make different calls, or of which one has
+//! died, hang. A group therefore keeps another engine as its *control*. Before each collective all
+//! ranks meet in the control's barrier, which detects missing, dead and disagreeing ranks. Messages
+//! between two ranks also use the control: NCCL's wait for their receiver.
 //!
-//! *Host memory.* Buffers are in the host's memory and travel through a buffer in the GPU's, which grows to the largest. Parts
-//! of one length are one operation; parts that differ are a broadcast or a reduction each, all at once.
+//! *Host memory.* Host buffers travel through a buffer in GPU memory, which grows to the largest.
+//! Equal parts are one operation; unequal parts are a group of broadcasts or reductions.
 //!
-//! *Failures.* A communicator never blocks: what is called begins, and the rank asks until it is done, looking at the control
-//! from time to time. It gives up when the control has failed, when NCCL says that it has, or at the deadline; it aborts NCCL, and
-//! through the control all ranks say the same. Where NCCL fails the control gets a moment to find out that a rank is gone.
-//! `NCCL_COMM_BLOCKING=1` in the environment would undo all this.
+//! *Failures.* A communicator never blocks: a call starts an operation, and the rank polls until it
+//! is done, checking the control from time to time. The rank gives up if the control or NCCL fails,
+//! or at the deadline: it aborts NCCL, and through the control all ranks report the same error. If
+//! NCCL fails, the control gets a moment to find a lost rank. `NCCL_COMM_BLOCKING=1` in the
+//! environment would disable all this.
 //!
-//! *Sums* of floats are in NCCL's order: the same bits on every rank, but not those of another engine.
+//! *Sums* of floats are in NCCL's order: the same bits on every rank, but not those of another
+//! engine.
 
 mod communicator;
 mod engine;
@@ -36,19 +39,19 @@ use crate::error::Result;
 use crate::group::Group;
 
 impl Libraries {
-    /// A group of the same ranks as `control`, each on a GPU, that moves numbers by NCCL. All of them call this, each with the number
-    /// of its GPU; without one, the first rank of a machine gets its first GPU, and so on; a process that sees one GPU alone gets that.
+    /// Creates a group of the ranks of `control`, each on a GPU, with collectives over NCCL. All
+    /// ranks call this with their GPU's ordinal. By default the first rank of a machine gets its
+    /// first GPU, and so on; a process that sees a single GPU uses it.
     ///
     /// # Errors
-    /// If there are fewer GPUs than ranks on a machine, NCCL does not come to life within `deadline`, or another rank fails.
+    ///
+    /// If a machine has fewer GPUs than ranks, NCCL does not start within `deadline`, or another
+    /// rank fails.
     pub fn group(&self, control: Group, ordinal: Option<usize>, deadline: Duration) -> Result<Group> {
         control.carried_by(|control| Ok(Box::new(engine::Nccl::meet(control, self, ordinal, deadline)?)))
     }
 
-    /// GPUs that this process may use.
-    ///
-    /// # Errors
-    /// If CUDA's driver cannot tell.
+    /// Returns the number of GPUs that this process may use.
     pub fn num_devices(&self) -> Result<usize> {
         self.0.num_devices().map_err(|reason| crate::CommError::Engine { reason })
     }

@@ -1,6 +1,6 @@
-//! The C interfaces: NCCL's as its header has it since 2.18, and what of CUDA's driver goes with it.
+//! C interfaces: NCCL's since 2.18, and the functions of CUDA's driver that it needs.
 //!
-//! Both only ever append to what they have, so this is also how later versions look.
+//! Both interfaces only ever grow, so later versions match too.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -8,39 +8,39 @@ use tandem_dynamic::functions;
 
 use crate::collective::element::{ElementKind, Reduction};
 
-/// The oldest version of NCCL that is used, as it writes its versions. Communicators that never block, and can be given up at any
-/// point, are older; the layout of [`Config`] is this one's.
+/// Oldest supported NCCL, in its own notation. It has non-blocking communicators that can be
+/// aborted at any point, and this layout of [`Config`].
 pub(super) const OLDEST: c_int = 21800;
 
-/// `ncclResult_t`: done.
+/// `ncclResult_t`: success.
 pub(super) const SUCCESS: c_int = 0;
-/// `ncclResult_t`: a communicator that does not block is still at it.
+/// `ncclResult_t`: a non-blocking communicator is still working.
 pub(super) const IN_PROGRESS: c_int = 7;
-/// `CUresult`: done.
+/// `CUresult`: success.
 pub(super) const CUDA_SUCCESS: c_int = 0;
-/// `CUresult`: there is no device.
+/// `CUresult`: no device.
 pub(super) const CUDA_NO_DEVICE: c_int = 100;
-/// `CUresult`: what is asked for has not happened yet.
+/// `CUresult`: the work is not done yet.
 pub(super) const CUDA_NOT_READY: c_int = 600;
-/// A stream that does not wait for the one that CUDA has by itself.
+/// Flag of a stream that does not synchronise with CUDA's default stream.
 pub(super) const CUDA_STREAM_NON_BLOCKING: c_uint = 1;
 
 /// `ncclComm_t`.
 pub(super) type RawCommunicator = *mut c_void;
-/// `CUstream`, which is a `cudaStream_t` too.
+/// `CUstream`, equal to `cudaStream_t`.
 pub(super) type RawStream = *mut c_void;
 /// `CUcontext`.
 pub(super) type RawContext = *mut c_void;
-/// `CUdeviceptr`: an address in a device's memory, which NCCL takes as a `void*`.
+/// `CUdeviceptr`: an address in device memory, `void*` for NCCL.
 pub(super) type DevicePointer = u64;
 
-/// `ncclUniqueId`: where the ranks of a communicator find each other.
+/// `ncclUniqueId`: the rendezvous of a communicator's ranks.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);
 
-/// `ncclConfig_t` as of 2.18. Later versions have more fields behind these; they read as many bytes as `size` says, and give the
-/// fields that `version` did not have their defaults.
+/// `ncclConfig_t` of 2.18. Later versions append fields; they read `size` bytes and use defaults
+/// for fields that `version` lacks.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -66,7 +66,7 @@ const _: () = {
 };
 
 impl Config {
-    /// Of a communicator that does not block; the rest is NCCL's own choice.
+    /// Configures a non-blocking communicator; the rest is NCCL's choice.
     pub(super) fn non_blocking() -> Self {
         /// `NCCL_API_MAGIC`.
         const MAGIC: c_uint = 0xcafe_beef;
@@ -86,7 +86,7 @@ impl Config {
     }
 }
 
-/// `ncclDataType_t`.
+/// Returns the `ncclDataType_t`.
 pub(super) const fn data_type(kind: ElementKind) -> c_int {
     match kind {
         ElementKind::U8 => 1,
@@ -97,7 +97,7 @@ pub(super) const fn data_type(kind: ElementKind) -> c_int {
     }
 }
 
-/// `ncclRedOp_t`.
+/// Returns the `ncclRedOp_t`.
 pub(super) const fn operation(reduction: Reduction) -> c_int {
     match reduction {
         Reduction::Sum => 0,
@@ -106,7 +106,7 @@ pub(super) const fn operation(reduction: Reduction) -> c_int {
 }
 
 functions! {
-    /// NCCL.
+    /// Functions of NCCL.
     pub(super) struct NcclFunctions {
         get_version = c"ncclGetVersion" (*mut c_int) -> c_int;
         get_unique_id = c"ncclGetUniqueId" (*mut UniqueId) -> c_int;
@@ -133,7 +133,7 @@ functions! {
 }
 
 functions! {
-    /// CUDA's driver.
+    /// Functions of CUDA's driver.
     pub(super) struct CudaFunctions {
         init = c"cuInit" (c_uint) -> c_int;
         device_count = c"cuDeviceGetCount" (*mut c_int) -> c_int;

@@ -1,4 +1,4 @@
-//! A rank's GPU as a place through which host memory travels: a stream of its own, and a buffer.
+//! Staging of host memory on a rank's GPU: a stream and a buffer.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::libraries::Functions;
 use super::raw::{CUDA_NOT_READY, CUDA_STREAM_NON_BLOCKING, DevicePointer, RawContext, RawStream};
 
-/// The buffer's length is a multiple of this, so that it does not grow for every few bytes more.
+/// Granularity of the buffer's length, so that it does not grow for every few bytes.
 const GRAIN: usize = 1 << 20;
 
-/// The stream and the buffer.
+/// The stream and the buffer of a rank.
 pub(super) struct Staging {
     functions: Arc<Functions>,
     ordinal: usize,
@@ -18,21 +18,22 @@ pub(super) struct Staging {
     stream: RawStream,
     buffer: DevicePointer,
     capacity: usize,
-    /// Whether something may be under way that never ends. Freeing would wait for it.
+    /// Whether an operation may never end; freeing would wait for it.
     is_stuck: bool,
 }
 
-// SAFETY: contexts and streams may be used by any thread; `enter` makes the context the thread's own.
+// SAFETY: any thread may use contexts and streams; `enter` makes the context current.
 unsafe impl Send for Staging {}
 
 impl Staging {
-    /// On a GPU of this process's, counted from 0. It becomes the thread's current device.
+    /// Opens the GPU `ordinal` of this process and makes it the thread's current device.
     pub(super) fn on(functions: &Arc<Functions>, ordinal: usize) -> Result<Self, String> {
         let (cuda, gpu) = (&functions.cuda, format!("of GPU {ordinal}"));
         let (mut device, mut context, mut stream): (c_int, RawContext, RawStream) =
             (0, std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: what is answered is written to where it is; the device is one that was answered. The context is the one that
-        // all of a process shares, also NCCL, and stays until the process ends.
+        // SAFETY: the driver writes its results to valid addresses, and the device is one of its
+        // results. The context is the process's primary one, which NCCL shares and which stays
+        // until the process ends.
         unsafe {
             functions.cuda(&format!("the choice {gpu}"), (cuda.device)(&raw mut device, ordinal as c_int))?;
             let outcome = (cuda.retain_context)(&raw mut context, device);
@@ -52,17 +53,18 @@ impl Staging {
         self.functions.cuda("the use of a GPU", outcome)
     }
 
-    /// The stream.
+    /// Returns the stream.
     pub(super) fn stream(&self) -> RawStream {
         self.stream
     }
 
-    /// The buffer, which then has at least `len` bytes; what was in it may be lost. The stream must be idle.
+    /// Returns the buffer with room for `len` bytes; its content may be lost. The stream must be
+    /// idle.
     pub(super) fn room(&mut self, len: usize) -> Result<DevicePointer, String> {
         if len > self.capacity {
             self.free()?;
             let capacity = len.next_multiple_of(GRAIN);
-            // SAFETY: the address is written to where it is.
+            // SAFETY: the driver writes the address to a valid place.
             let outcome = unsafe { (self.functions.cuda.allocate)(&raw mut self.buffer, capacity) };
             let what = format!("making room for {capacity} bytes on GPU {}", self.ordinal);
             self.functions.cuda(&what, outcome)?;
@@ -71,28 +73,29 @@ impl Staging {
         Ok(self.buffer)
     }
 
-    /// Brings `bytes` of `data` to the same place of the buffer, in the stream's order. The data must stay as they are until the
-    /// stream is idle.
+    /// Copies `bytes` of `data` to the same place of the buffer, in the stream's order. The data
+    /// must stay unchanged until the stream is idle.
     pub(super) fn upload(&self, data: &[u8], bytes: Range<usize>) -> Result<(), String> {
         assert!(data.len() <= self.capacity, "more data than there is room for");
         if bytes.is_empty() {
             return Ok(());
         }
         let (to, from) = (self.buffer + bytes.start as u64, &data[bytes]);
-        // SAFETY: the range is one of the data and of the buffer.
+        // SAFETY: the range is within data and buffer.
         let outcome =
             unsafe { (self.functions.cuda.upload)(to, from.as_ptr().cast(), from.len(), self.stream) };
         self.functions.cuda("copying to a GPU", outcome)
     }
 
-    /// Brings `bytes` back to the same place of `data`, and waits for it. The stream must be idle: the wait knows no deadline.
+    /// Copies `bytes` back to the same place of `data` and waits. The stream must be idle: the wait
+    /// has no deadline.
     pub(super) fn download(&self, data: &mut [u8], bytes: Range<usize>) -> Result<(), String> {
         assert!(data.len() <= self.capacity, "more data than there is room for");
         if bytes.is_empty() {
             return Ok(());
         }
         let (from, to) = (self.buffer + bytes.start as u64, &mut data[bytes]);
-        // SAFETY: the range is one of the data and of the buffer, and borrowed until the copy is done.
+        // SAFETY: the range is within data and buffer, and borrowed until the copy is done.
         unsafe {
             let outcome = (self.functions.cuda.download)(to.as_mut_ptr().cast(), from, to.len(), self.stream);
             self.functions.cuda("copying from a GPU", outcome)?;
@@ -100,7 +103,7 @@ impl Staging {
         }
     }
 
-    /// Whether everything in the stream is done.
+    /// Returns whether the stream is idle.
     pub(super) fn is_idle(&self) -> Result<bool, String> {
         // SAFETY: the stream lives.
         match unsafe { (self.functions.cuda.query_stream)(self.stream) } {
@@ -109,7 +112,7 @@ impl Staging {
         }
     }
 
-    /// Something under way may never end: nothing is freed any more before the process ends.
+    /// Marks an operation as endless: nothing is freed before the process ends.
     pub(super) fn give_up(&mut self) {
         self.is_stuck = true;
     }
@@ -129,10 +132,10 @@ impl Drop for Staging {
         if self.is_stuck {
             return;
         }
-        // What cannot be freed goes with the process.
+        // Memory that cannot be freed stays until the process ends.
         let _ = self.enter();
         let _ = self.free();
-        // SAFETY: nobody has the stream afterwards.
+        // SAFETY: the stream is not used afterwards.
         unsafe { (self.functions.cuda.destroy_stream)(self.stream) };
     }
 }

@@ -1,6 +1,8 @@
-//! The engine on stand-ins for NCCL and CUDA, with ranks that are threads.
+//! The NCCL engine on fakes of NCCL and CUDA, with ranks that are threads: the only test of its
+//! protocol without a GPU.
 
 #[path = "../../../tests/conformance/mod.rs"]
+#[allow(unreachable_pub)] // shared with the integration tests
 mod conformance;
 
 use std::time::Duration;
@@ -14,10 +16,10 @@ use crate::error::{CommError, Result};
 use crate::group::Group;
 
 const DEADLINE: Duration = Duration::from_secs(60);
-/// For deadlines that are to be missed: long enough that everybody else makes it on a busy machine.
+/// A deadline that is missed on purpose, long enough for the other ranks on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
 
-/// Runs `rank` on every rank of these groups, carried by the stand-ins, and answers what each gave.
+/// Runs `rank` on every rank of these groups over the fakes, and returns each result.
 fn on<T: Send>(controls: Vec<Group>, deadline: Duration, rank: impl Fn(Result<Group>) -> T + Sync) -> Vec<T> {
     let rank = &rank;
     std::thread::scope(|scope| {
@@ -43,14 +45,14 @@ fn a_hundred_megabytes_are_reduced() {
     on_ranks(3, |mut group| conformance::hundred_megabytes(&mut group));
 }
 
-/// Controls whose ranks could be processes.
+/// Controls over Gloo, whose ranks could be processes.
 #[cfg(feature = "gloo")]
 fn gloo_groups(size: usize) -> Vec<Group> {
     use crate::engines::gloo::{self, Lifeline};
     use crate::store::{Store, StoreServer};
 
     let server = StoreServer::bind(0).unwrap();
-    // It is needed until the groups end.
+    // The server must outlive the groups.
     let port = Box::leak(Box::new(server)).port();
     std::thread::scope(|scope| {
         let meet = |rank| {
@@ -68,7 +70,7 @@ fn the_conformance_suite_passes_where_gloo_compares_the_calls() {
     on(gloo_groups(3), DEADLINE, |group| conformance::everything(&mut group.unwrap()));
 }
 
-/// What each rank asks of NCCL and CUDA for one collective.
+/// Returns each rank's calls of NCCL and CUDA during one collective.
 fn asked(size: usize, collective: impl Fn(&mut Group) -> Result<()> + Sync) -> Vec<String> {
     on_ranks(size, |mut group| {
         fake::calls();
@@ -149,7 +151,7 @@ fn different_calls_are_named_and_nothing_is_asked_of_nccl() {
     assert_eq!(results, vec![Err(error); 3]);
 }
 
-/// All ranks' results of an all-reduce on a group in which something goes wrong on rank 1.
+/// Returns all ranks' errors of an all-reduce with trouble on rank 1.
 fn with_trouble(trouble: Trouble, deadline: Duration) -> Vec<String> {
     let results = on(threads::groups(3, DEADLINE), deadline, |group| {
         let mut group = group.unwrap();
@@ -192,7 +194,7 @@ fn nccl_that_hangs_is_given_up_at_the_deadline() {
     );
 }
 
-/// A control of a rank that comes to an all-reduce and is gone then.
+/// Control of a rank that arrives at an all-reduce and then disappears.
 struct Deserter {
     control: Option<Box<dyn Engine>>,
     rank: usize,
@@ -252,7 +254,7 @@ impl Engine for Deserter {
     }
 }
 
-/// NCCL hangs then, or notices it before the control does.
+/// NCCL hangs, or notices the loss before the control.
 fn a_deserter_is_named(groups: fn(usize) -> Vec<Group>) {
     for (deserter, trouble) in [(1, Trouble::Nothing), (1, Trouble::RemoteError), (0, Trouble::RemoteError)] {
         let make = |control: Group| {
@@ -314,7 +316,7 @@ fn a_group_that_ends_frees_what_it_has() {
     let ends = on_ranks(3, |mut group| {
         group.all_reduce(&mut [0f32; 4], Reduction::Sum).unwrap();
         assert_eq!(fake::num_buffers(), 1);
-        // It grows, and the smaller one is freed.
+        // The buffer grows, and the smaller one is freed.
         group.all_reduce(&mut vec![0u8; 5 << 20], Reduction::Max).unwrap();
         assert_eq!(fake::num_buffers(), 1);
         fake::calls();

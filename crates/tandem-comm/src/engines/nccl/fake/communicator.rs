@@ -1,4 +1,4 @@
-//! What the ranks of a communicator have in common, and how their operations are carried out.
+//! Shared state of a communicator's ranks, and the execution of their operations.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ pub(super) struct Stream {
 /// `ncclInvalidUsage`.
 pub(super) const INVALID_USAGE: c_int = 5;
 
-/// What an operation does; all ranks must post the same.
+/// An operation; all ranks must post the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct What {
     pub(super) name: &'static str,
@@ -34,10 +34,11 @@ pub(super) struct Posted {
     pub(super) stream: *mut Stream,
 }
 
-// SAFETY: the buffers are followed under the lock of the communicator's state, while their owners wait.
+// SAFETY: the buffers are accessed under the lock of the communicator's state, while their owners
+// wait.
 unsafe impl Send for Posted {}
 
-/// A communicator as all of its ranks see it.
+/// A communicator, shared by its ranks.
 pub(super) struct Shared {
     pub(super) size: usize,
     pub(super) state: Mutex<State>,
@@ -45,28 +46,28 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// The device of each rank that has come.
+    /// Device of each rank that has joined.
     pub(super) devices: HashMap<usize, usize>,
-    /// What each rank has posted, in order.
+    /// Operations of each rank, in order.
     pub(super) posted: Vec<Vec<Posted>>,
     pub(super) num_done: usize,
     pub(super) num_finalized: usize,
     pub(super) error: c_int,
 }
 
-/// A communicator as one rank sees it.
+/// One rank's communicator.
 pub(super) struct Rank {
     pub(super) shared: Arc<Shared>,
     pub(super) rank: usize,
     /// Operations that are not in their streams yet.
     pub(super) launching: Vec<Posted>,
-    /// How often it will say that it is busy.
+    /// Number of further polls that report a busy communicator.
     pub(super) busy: u32,
     pub(super) is_finalized: bool,
 }
 
 impl State {
-    /// Does what all ranks have posted.
+    /// Executes the operations that all ranks have posted.
     pub(super) fn carry_out(&mut self) {
         while let Some(all) =
             self.posted.iter().map(|own| own.get(self.num_done).copied()).collect::<Option<Vec<_>>>()
@@ -75,7 +76,7 @@ impl State {
                 self.error = INVALID_USAGE;
                 return;
             }
-            // SAFETY: NCCL's callers promise that the buffers are there, and these wait.
+            // SAFETY: NCCL's callers keep the buffers, and these callers wait.
             unsafe { carry_out(&all) };
             self.num_done += 1;
         }
@@ -83,7 +84,8 @@ impl State {
 }
 
 /// # Safety
-/// The buffers are as long as NCCL says, and their owners do not touch them.
+///
+/// The buffers have NCCL's lengths, and their owners do not access them.
 unsafe fn carry_out(all: &[Posted]) {
     let What { name, reduction, root, data_type, count } = all[0].what;
     let kind = match data_type {
@@ -100,7 +102,7 @@ unsafe fn carry_out(all: &[Posted]) {
         other => panic!("reduction {other}"),
     });
     let bytes = count * kind.size();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let from = |rank: usize, len: usize| unsafe { std::slice::from_raw_parts(all[rank].from, len) };
     let sum = |len: usize| {
         let mut words = vec![0u64; len.div_ceil(8)];
@@ -129,7 +131,7 @@ unsafe fn carry_out(all: &[Posted]) {
         other => panic!("no operation {other}"),
     };
     for (rank, result) in results {
-        // SAFETY: the caller's promise; nobody else has the place.
+        // SAFETY: the caller guarantees it; nothing else accesses the place.
         unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), all[rank].to, result.len()) };
     }
 }

@@ -1,4 +1,4 @@
-//! CUDA's functions.
+//! Fake of CUDA's driver.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -38,12 +38,12 @@ pub(super) fn functions() -> CudaFunctions {
     }
 }
 
-/// Buffers in device memory that this rank has.
+/// Returns the number of this rank's device buffers.
 pub(in crate::engines::nccl) fn num_buffers() -> usize {
     MEMORY.with_borrow(HashMap::len)
 }
 
-/// Where an address lies in this rank's buffer, if it does.
+/// Returns the offset of an address in this rank's buffer.
 pub(super) fn offset(at: DevicePointer) -> Option<u64> {
     MEMORY.with_borrow(|memory| {
         let within = |(start, words): (&u64, &Vec<u64>)| {
@@ -68,7 +68,7 @@ unsafe extern "C" fn device(place: *mut c_int, ordinal: c_int) -> c_int {
     if ordinal as usize >= DEVICES {
         return 101;
     }
-    // SAFETY: as in CUDA. A handle need not be the number.
+    // SAFETY: as in CUDA. A handle differs from the ordinal on purpose.
     unsafe { *place = ordinal + 100 };
     OK
 }
@@ -91,7 +91,7 @@ unsafe extern "C" fn allocate(place: *mut DevicePointer, len: usize) -> c_int {
     if CURRENT.get() == 0 {
         return NO_CONTEXT;
     }
-    // Nobody may rely on what new memory holds.
+    // New memory has arbitrary content.
     let words = vec![0xabab_abab_abab_abab_u64; len.div_ceil(8)];
     let at = words.as_ptr() as DevicePointer;
     MEMORY.with_borrow_mut(|memory| memory.insert(at, words));
@@ -114,7 +114,7 @@ unsafe extern "C" fn new_stream(place: *mut RawStream, flags: c_uint) -> c_int {
 }
 
 unsafe extern "C" fn destroy_stream(stream: RawStream) -> c_int {
-    // SAFETY: as in CUDA; it was made by a box.
+    // SAFETY: as in CUDA; it came from a box.
     drop(unsafe { Box::from_raw(stream.cast::<Stream>()) });
     OK
 }
@@ -127,7 +127,7 @@ unsafe extern "C" fn query_stream(stream: RawStream) -> c_int {
 }
 
 unsafe extern "C" fn synchronize(stream: RawStream) -> c_int {
-    // SAFETY: as in CUDA. To wait here for another rank would be to wait without a deadline.
+    // SAFETY: as in CUDA. Waiting here for another rank would be waiting without a deadline.
     if unsafe { query_stream(stream) } == OK { OK } else { WRONG_ORDER }
 }
 

@@ -1,9 +1,10 @@
-//! Stand-ins for both libraries, for ranks that are threads: device memory is host memory, and communicators are as
-//! asynchronous and as strict as NCCL's. What a rank called is written down, and its own copy can be told to fail.
+//! Fakes of both libraries, for ranks that are threads. Device memory is host memory; communicators
+//! are as asynchronous and strict as NCCL's. Each rank's calls are recorded, and it can be made to
+//! fail.
 //!
-//! An operation is put into its stream when the communicator has been asked for its state a few times, and is done when all
-//! ranks have put the same one there. A call that NCCL or CUDA would refuse, or that is not in the order which the engine has
-//! promised (copies in idle streams), is refused.
+//! An operation enters its stream after a few polls of the communicator, and is done when all
+//! ranks' streams have it. Calls that NCCL or CUDA would refuse, or that break the engine's
+//! promised order (copies in idle streams), fail.
 
 mod communicator;
 mod cuda;
@@ -16,41 +17,41 @@ use super::libraries::{Functions, Libraries};
 
 pub(super) use cuda::num_buffers;
 
-/// GPUs of the machine.
+/// Number of GPUs.
 pub(super) const DEVICES: usize = 8;
 
-/// What goes wrong on this rank.
+/// Failure of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     Nothing,
-    /// Communicators cannot be made.
+    /// Communicators cannot be created.
     NoCommunicator,
     /// NCCL notices that another rank is gone.
     RemoteError,
-    /// Operations never get into the stream.
+    /// Operations never enter the stream.
     Hangs,
-    /// There is no memory.
+    /// Out of memory.
     NoMemory,
 }
 
 thread_local! {
     static TROUBLE: Cell<Trouble> = const { Cell::new(Trouble::Nothing) };
     static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-    /// The context of the current device; 0 before one is chosen.
+    /// Context of the current device; 0 before one is selected.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Both, in place of those that are opened.
+/// Creates the fakes as libraries.
 pub(super) fn libraries() -> Libraries {
     Libraries(Arc::new(Functions { nccl: nccl::functions(), cuda: cuda::functions() }))
 }
 
-/// From now on this goes wrong on this rank.
+/// Sets the failure of this rank.
 pub(super) fn trouble(trouble: Trouble) {
     TROUBLE.set(trouble);
 }
 
-/// What this rank has called since it last asked.
+/// Takes the calls of this rank since the last time.
 pub(super) fn calls() -> Vec<String> {
     CALLS.take()
 }

@@ -1,4 +1,4 @@
-//! NCCL's functions.
+//! Fake of NCCL.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use super::cuda::offset;
 use super::{CURRENT, TROUBLE, Trouble, lock, write_down};
 use crate::engines::nccl::raw::{Config, NcclFunctions, RawCommunicator, RawStream, UniqueId};
 
-/// How often a communicator says that it is not ready yet.
+/// Number of polls before a communicator is ready.
 const ASKED: u32 = 2;
 
 // ncclResult_t.
@@ -22,7 +22,7 @@ const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 
 thread_local! {
-    /// The operations since the group's start, if there is one.
+    /// Operations since the group's start, if one is open.
     static GROUP: RefCell<Option<Vec<(RawCommunicator, Posted)>>> = const { RefCell::new(None) };
 }
 
@@ -61,7 +61,7 @@ unsafe extern "C" fn get_version(version: *mut c_int) -> c_int {
 unsafe extern "C" fn get_unique_id(id: *mut UniqueId) -> c_int {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let mut bytes = [0x5a; 128];
-    // At the end: all 128 bytes have to travel.
+    // At the end, because all 128 bytes must travel.
     bytes[120..].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
     // SAFETY: as in NCCL.
     unsafe { *id = UniqueId(bytes) };
@@ -77,7 +77,7 @@ unsafe extern "C" fn init_rank(
 ) -> c_int {
     let (size, rank) = (size as usize, rank as usize);
     write_down(format!("init {rank} of {size}"));
-    // SAFETY: the configuration is at least as long as that of 2.18: these are the bytes that NCCL reads.
+    // SAFETY: NCCL reads these bytes: a configuration is at least as long as that of 2.18.
     let config = unsafe { std::slice::from_raw_parts(config.cast::<u32>(), 12) };
     let fields = (config[0], config[1], config[2], config[4] as i32);
     if fields != (48, 0, 0xcafe_beef, 0) || config[3] != 21800 || config[5..8] != [1 << 31; 3] {
@@ -109,9 +109,10 @@ unsafe extern "C" fn init_rank(
 }
 
 /// # Safety
-/// The communicator lives, and nobody else uses it.
+///
+/// The communicator lives and is not used elsewhere.
 unsafe fn rank<'a>(communicator: RawCommunicator) -> &'a mut Rank {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { &mut *communicator.cast::<Rank>() }
 }
 
@@ -134,7 +135,7 @@ unsafe extern "C" fn async_error(communicator: RawCommunicator, answer: *mut c_i
             if TROUBLE.get() != Trouble::Hangs {
                 state.posted[this.rank].push(posted);
             }
-            // SAFETY: the stream lives as long as there is something in it, and is this rank's.
+            // SAFETY: the stream is this rank's and lives as long as it has operations.
             unsafe { (*posted.stream).waits_for.push((this.shared.clone(), number)) };
         }
         state.carry_out();
@@ -264,14 +265,14 @@ unsafe extern "C" fn finalize(raw: RawCommunicator) -> c_int {
 
 unsafe extern "C" fn destroy(raw: RawCommunicator) -> c_int {
     write_down("destroy".to_owned());
-    // SAFETY: as in NCCL; it was made by a box.
+    // SAFETY: as in NCCL; it came from a box.
     let this = unsafe { Box::from_raw(raw.cast::<Rank>()) };
     if this.is_finalized { OK } else { INVALID_USAGE }
 }
 
 unsafe extern "C" fn abort(raw: RawCommunicator) -> c_int {
     write_down("abort".to_owned());
-    // SAFETY: as in NCCL; it was made by a box.
+    // SAFETY: as in NCCL; it came from a box.
     drop(unsafe { Box::from_raw(raw.cast::<Rank>()) });
     OK
 }
