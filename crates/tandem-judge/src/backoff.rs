@@ -1,4 +1,4 @@
-//! Longer and longer pauses.
+//! Exponential backoff.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,41 +6,42 @@ use std::time::{Duration, Instant};
 
 use crate::{JudgeError, Result};
 
-/// How long a thread looks away from `stop`.
-pub const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which a waiting thread checks `stop`.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// Pauses that double.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
-    /// The first.
+    /// The first pause.
     pub first: Duration,
-    /// None is longer.
+    /// The maximum pause.
     pub longest: Duration,
 }
 
 impl Backoff {
-    /// Of seconds that can be waited for: above 0, and less than a year.
+    /// Creates pauses from seconds that are [waitable](is_waitable).
     pub fn of_seconds(first: f64, longest: f64) -> Self {
         let [first, longest] = [first, longest].map(Duration::from_secs_f64);
         Self { first, longest }
     }
 
-    /// The pause after the `failures`-th failure in a row, which is 1 or more.
+    /// Returns the pause after the `failures`-th failure in a row, from 1.
     pub fn pause(&self, failures: usize) -> Duration {
         let doublings = u32::try_from(failures.saturating_sub(1)).unwrap_or(u32::MAX).min(30);
         self.first.saturating_mul(1 << doublings).min(self.longest)
     }
 
-    /// The same, shortened at random by up to a half, so that those who failed together do not come back together.
+    /// Returns the pause, shortened at random by up to a half, so that simultaneous failures are
+    /// not repeated simultaneously.
     pub fn jittered(&self, failures: usize) -> Duration {
-        // The standard library's random keys are its one source of random bits.
+        // The standard library's random keys are its only source of random bits.
         let random = RandomState::new().hash_one(failures) >> 40;
         self.pause(failures).mul_f64(0.5 + 0.5 * random as f64 / (1u64 << 24) as f64)
     }
 }
 
-/// Waits, unless it is stopped.
-pub fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
+/// Sleeps, unless `stop` is set.
+pub(crate) fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
     let until = Instant::now() + pause;
     loop {
         if stop.load(Ordering::Relaxed) {
@@ -54,13 +55,13 @@ pub fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
     }
 }
 
-/// Whether a number of seconds is one that can be waited for: more than 0, and less than a year.
-pub fn is_waitable(seconds: f64) -> bool {
+/// Returns whether a number of seconds is above 0 and below a year.
+pub(crate) fn is_waitable(seconds: f64) -> bool {
     seconds > 0.0 && seconds <= 3e7
 }
 
-/// Refuses options that are no numbers of seconds that can be waited for.
-pub fn check_seconds(judge: &str, options: &[(&'static str, f64)]) -> Result<()> {
+/// Refuses options that are not [waitable](is_waitable).
+pub(crate) fn check_seconds(judge: &str, options: &[(&'static str, f64)]) -> Result<()> {
     match options.iter().find(|(_, seconds)| !is_waitable(*seconds)) {
         None => Ok(()),
         Some((key, seconds)) => {

@@ -1,21 +1,21 @@
-//! What ends judging. Each message begins with the judge's name.
+//! Errors that end judging. Each message begins with the judge's name.
 
 use std::path::PathBuf;
 
-/// Why a judge cannot be built, or cannot go on.
+/// Reason why a judge cannot be built, or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum JudgeError {
-    /// An option makes no sense.
+    /// An invalid option.
     #[error("judge `{judge}`: `{key}` {reason}")]
     Option {
         /// The judge.
         judge: String,
         /// The option.
         key: &'static str,
-        /// What is wrong with it, and what it should be.
+        /// The reason, and the expected value.
         reason: String,
     },
-    /// A row lacks what a rule compares with.
+    /// A row without the field that a rule compares with.
     #[error("judge `{judge}`: {place}: the row's field `{field}` {found}; it should be a text or a number")]
     Field {
         /// The judge.
@@ -24,20 +24,20 @@ pub enum JudgeError {
         place: String,
         /// The field.
         field: String,
-        /// What it is instead.
+        /// Its state.
         found: String,
     },
-    /// The command's program cannot be started.
+    /// A command whose program cannot be started.
     #[error("judge `{judge}`: the command `{command}` cannot be started")]
     Start {
         /// The judge.
         judge: String,
         /// Program and arguments.
         command: String,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The command ends again and again.
+    /// A command that ends again and again.
     #[error(
         "judge `{judge}`: the command `{command}` ended {times} times in a row without an answer, the last time with {how}; {}",
         last_lines(stderr)
@@ -47,73 +47,73 @@ pub enum JudgeError {
         judge: String,
         /// Program and arguments.
         command: String,
-        /// How often.
+        /// Number of ends in a row.
         times: usize,
-        /// How it ended the last time.
+        /// The last exit status.
         how: String,
-        /// The last lines that it wrote to stderr.
+        /// The last lines of its stderr.
         stderr: Vec<String>,
     },
-    /// The endpoint refuses what no repetition would change.
+    /// A refusal by the endpoint that no retry would change.
     #[error("judge `{judge}`: {address} refused with HTTP {status}: {message}")]
     Refused {
         /// The judge.
         judge: String,
-        /// Where the request went.
+        /// The request's address.
         address: String,
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// Not one pair of answers could be compared.
+    /// An endpoint that compared none of the pairs.
     #[error(
         "judge `{judge}`: none of {pairs} pairs could be compared by {address}; the last reason: {reason}"
     )]
     NoPair {
         /// The judge.
         judge: String,
-        /// Where the requests went.
+        /// The requests' address.
         address: String,
-        /// How many pairs were tried.
+        /// Number of pairs.
         pairs: usize,
-        /// Why the last one failed.
+        /// The last failure.
         reason: String,
     },
-    /// As many requests were sent as may be.
+    /// The budget of requests is spent.
     #[error(
         "judge `{judge}`: the budget of {budget} requests is spent; raise `budget`, or go on with another judge"
     )]
     Budget {
         /// The judge.
         judge: String,
-        /// The most requests.
+        /// Maximum number of requests.
         budget: u64,
     },
-    /// The cache cannot be read or written.
+    /// A cache that cannot be read or written.
     #[error("judge `{judge}`: {what} the cache {}", path.display())]
     Cache {
         /// The judge.
         judge: String,
-        /// What was attempted, as in "reading".
+        /// The operation that failed, as in "reading".
         what: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The model that judges cannot be loaded, or fails.
+    /// A judging model that cannot be loaded, or that fails.
     #[error("judge `{judge}`")]
     Model {
         /// The judge.
         judge: String,
-        /// What went wrong with it.
+        /// The model's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Every score would have the weight 0, or none at all.
+    /// A panel in which no score has a weight, or with equal names.
     #[error("the panel of judges {0}")]
     Panel(String),
-    /// It was asked to stop.
+    /// Judging was stopped on request.
     #[error("judging was stopped")]
     Stopped,
 }

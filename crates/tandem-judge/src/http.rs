@@ -1,4 +1,4 @@
-//! Requests to an address of the user's, with a key that is never shown.
+//! HTTP requests to a user's address, with a key that is never shown.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use ureq::{Agent, Body, http::Response};
 pub use crate::backoff::Backoff;
 use crate::judge::beginning;
 
-/// How much of a server's message is shown.
+/// Maximum characters shown of a server's message.
 const SHOWN: usize = 500;
 
-/// What is never shown.
+/// API key, never shown.
 #[derive(Clone)]
 pub struct Key(String);
 
@@ -23,10 +23,11 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// Reads it from the environment variable of that name.
+    /// Reads the key from the environment variable `name`.
     ///
     /// # Errors
-    /// If the variable is not set or holds no key: what is wrong, to follow the name of the option.
+    ///
+    /// If the variable is not set or empty; the message follows the option's name.
     pub fn read(name: &str) -> Result<Self, String> {
         let key = std::env::var(name)
             .map_err(|_| format!("names the environment variable `{name}`, which is not set"))?;
@@ -38,29 +39,30 @@ impl Key {
     }
 }
 
-/// Sends requests.
+/// HTTP client of one server.
 #[derive(Debug)]
 pub struct Http {
     agent: Agent,
     key: Option<Key>,
-    /// A longer reply is not read.
+    /// Maximum bytes of a reply.
     longest: u64,
 }
 
-/// What a server replied.
+/// Reply of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// The status.
+    /// The HTTP status.
     pub status: u16,
-    /// When the server wants to be asked again.
+    /// `Retry-After`: the time before the next request.
     pub after: Option<Duration>,
-    /// The body. The key may be in it ([`Http::hidden`]).
+    /// The body. It may contain the key ([`Http::hidden`]).
     pub text: String,
 }
 
 impl Http {
-    /// To a server at `address`, each request with this time, and this many connections that are kept. Certificates are compared with
-    /// Mozilla's roots. The proxy is the environment's, but for this machine.
+    /// Creates a client of the server at `address` with a timeout of `time` per request and at most
+    /// this many idle connections. Certificates are checked against Mozilla's roots. The
+    /// environment's proxy is used, except for this machine.
     pub fn new(address: &str, key: Option<Key>, time: Duration, connections: usize, longest: u64) -> Self {
         let mut agent = Agent::config_builder()
             .timeout_global(Some(time))
@@ -76,10 +78,11 @@ impl Http {
         Self { agent: agent.build().new_agent(), key, longest }
     }
 
-    /// Sends JSON.
+    /// Posts JSON.
     ///
     /// # Errors
-    /// If no reply came: why, without the key.
+    ///
+    /// The reason why no reply came, without the key.
     pub fn post(&self, url: &str, body: &str) -> Result<Reply, String> {
         let request = self.agent.post(url).header("Content-Type", "application/json");
         let request = match self.authorization() {
@@ -89,9 +92,10 @@ impl Http {
         self.read(request.send(body))
     }
 
-    /// Asks for what is there.
+    /// Gets a resource.
     ///
     /// # Errors
+    ///
     /// As [`Http::post`].
     pub fn get(&self, url: &str) -> Result<Reply, String> {
         let request = self.agent.get(url);
@@ -102,7 +106,7 @@ impl Http {
         self.read(request.call())
     }
 
-    /// A text without the key, which a server may have sent back.
+    /// Removes the key from a text; a server may have sent it back.
     pub fn hidden(&self, text: &str) -> String {
         match &self.key {
             Some(Key(key)) => text.replace(key.as_str(), "…"),
@@ -110,13 +114,13 @@ impl Http {
         }
     }
 
-    /// The server's words about an error, wherever they stand.
+    /// Returns the server's error message, wherever the body has it.
     pub fn message(&self, reply: &Reply) -> String {
-        // Hidden before it is cut: a part of the key is too much.
+        // Hidden before truncation: even a part of the key is too much.
         beginning(&self.hidden(&message(&reply.text)), SHOWN)
     }
 
-    /// How a text begins, without the key.
+    /// Returns the beginning of a text, without the key.
     pub fn beginning(&self, text: &str) -> String {
         beginning(&self.hidden(text), SHOWN)
     }
@@ -129,7 +133,7 @@ impl Http {
         let read = |mut response: Response<Body>| {
             let after = response.headers().get("retry-after");
             let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok());
-            // A date, which it may be too, is not understood: then pauses are the asker's own.
+            // A date, the other form of the header, is ignored: the caller then chooses the pauses.
             let after = after.and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok());
             let status = response.status().as_u16();
             let body = response.body_mut().with_config().limit(self.longest).lossy_utf8(true);
@@ -140,13 +144,14 @@ impl Http {
 }
 
 impl Reply {
-    /// Whether it may be better another time: too many requests, a time that was over, a server in trouble.
+    /// Returns whether a retry may succeed: too many requests, a timeout, or a server error.
     pub fn may_pass(&self) -> bool {
         matches!(self.status, 408 | 425 | 429 | 500..)
     }
 }
 
-/// What is wrong with an address; messages show it, so there may be no secrets in it. `key` is the option that names the key's variable.
+/// Returns what is wrong with an address. Messages show addresses, so they must contain no secrets.
+/// `key` is the option that names the key's variable.
 pub fn wrong_with(address: &str, key: &str) -> Option<String> {
     let has_scheme = address.starts_with("http://") || address.starts_with("https://");
     let has_host = address.parse::<Uri>().is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()));

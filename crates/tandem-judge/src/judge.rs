@@ -1,4 +1,4 @@
-//! What is judged, and what a judge says.
+//! Inputs and outputs of judges.
 
 use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
@@ -7,30 +7,31 @@ use serde_json::{Map, Value};
 
 use crate::Result;
 
-/// Answers to one prompt.
+/// Responses to one prompt.
 #[derive(Clone, Debug)]
 pub struct Group<'a> {
-    /// Where the prompt comes from, for messages: the file and line of its row.
+    /// File and line of the prompt's row, for messages.
     pub place: &'a str,
-    /// What was asked.
+    /// The prompt.
     pub prompt: Prompt<'a>,
-    /// The row's other fields, as the right answer.
+    /// The row's other fields, such as a reference solution.
     pub row: &'a Map<String, Value>,
-    /// What was answered.
+    /// The responses.
     pub answers: Vec<Candidate<'a>>,
 }
 
-/// What was asked.
+/// A prompt.
 #[derive(Clone, Copy, Debug)]
 pub enum Prompt<'a> {
-    /// Plain text, which the answers continue.
+    /// Plain text that the responses continue.
     Text(&'a str),
     /// A conversation: objects with `role` and `content`.
     Messages(&'a [Value]),
 }
 
 impl Prompt<'_> {
-    /// The prompt as one text. Of a conversation a paragraph for each message, that begins with its role.
+    /// Returns the prompt as text. A conversation becomes a paragraph per message, each beginning
+    /// with the role.
     pub fn to_text(&self) -> String {
         let messages = match self {
             Self::Text(text) => return (*text).to_owned(),
@@ -49,68 +50,69 @@ impl Prompt<'_> {
     }
 }
 
-/// One answer.
+/// One response.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
     /// Its text.
     pub text: &'a str,
-    /// How many tokens it has, without the stop token.
+    /// Number of tokens, without the stop token.
     pub tokens: usize,
-    /// Whether it ended by a stop token, not by the limit of length.
+    /// Whether a stop token ended it, instead of the length limit.
     pub is_ended: bool,
 }
 
-/// What a judge says of one answer.
+/// Verdict of a judge on one response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// More is better. `None` where the judge could not say.
+    /// Score; more is better. `None` if the judge could not score.
     pub score: Option<f64>,
-    /// What it said, or why there is no score. Stored beside the samples.
+    /// The judge's explanation, or why there is no score. Stored with the samples.
     pub said: Value,
 }
 
 impl Verdict {
-    /// A score and what goes with it.
+    /// Creates a verdict with a score.
     pub fn of(score: f64, said: impl Into<Value>) -> Self {
         Self { score: Some(score), said: said.into() }
     }
 
-    /// No score, and why.
+    /// Creates a verdict without a score, with the reason.
     pub fn none(why: impl Into<Value>) -> Self {
         Self { score: None, said: why.into() }
     }
 }
 
-/// Scores answers.
+/// A source of scores for responses.
 pub trait Judge: Send {
-    /// The name under which its scores are stored, and which its errors begin with.
+    /// Returns the judge's name, for stored scores and errors.
     fn name(&self) -> &str;
 
-    /// A verdict for each answer of each group, in their order.
+    /// Judges each response of each group, in order.
     ///
     /// # Errors
-    /// If judging makes no sense any longer: nothing answers, an option is wrong, the budget is spent. And
+    ///
+    /// If judging cannot continue: nothing answers, an option is invalid, or the budget is spent.
     /// [`JudgeError::Stopped`](crate::JudgeError::Stopped) soon after `stop` is set.
     fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Verdict>>>;
 
-    /// What was done since the judge was built.
+    /// Returns the work since the judge was built.
     fn counts(&self) -> Counts;
 }
 
-/// What a judge did since it was built. What a kind of judge does not have stays 0.
+/// Work of a judge since it was built; 0 where a kind of judge has no such work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Answers it gave a verdict of, with a score or without.
+    /// Responses with a verdict, scored or not.
     pub judged: u64,
-    /// Of these, the ones without a score.
+    /// Verdicts without a score.
     pub unscored: u64,
-    /// Items or requests that were asked again.
+    /// Items or requests that were repeated.
     pub retries: u64,
-    /// How often its program was started again.
+    /// Restarts of the program.
     pub restarts: u64,
-    /// Requests that the cache answered.
+    /// Requests answered by the cache.
     pub cache_hits: u64,
-    /// Requests that were sent, which are what the budget is spent on.
+    /// Requests sent, which the budget counts.
     pub spent: u64,
 }
 
@@ -124,7 +126,7 @@ impl Counts {
     }
 }
 
-/// The beginning of a text, for messages: at most `limit` characters, and an ellipsis where there is more.
+/// Returns at most `limit` characters of a text, with an ellipsis if truncated.
 pub(crate) fn beginning(text: &str, limit: usize) -> String {
     match text.char_indices().nth(limit) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,15 +1,19 @@
-//! Judges: what scores generated answers, so that preferences can be made of them while a model trains.
+//! Judges: scores of generated responses, from which preferences are made during training.
 //!
-//! * A [`Group`] is several answers to one prompt. A [`Judge`] gives each a [`Verdict`]: a score, or why there is none.
-//! * [`RuleJudge`] computes a score from the text: length, a regular expression, the right answer, JSON, how it ended.
-//! * [`CommandJudge`] asks a program of the user's, kept running, over lines of JSON.
-//! * [`EndpointJudge`] has a chat model behind an OpenAI-compatible address compare answers in pairs, in both orders.
-//! * A [`Panel`] adds several judges' scores up, each with its weight.
+//! * A [`Group`] is several responses to one prompt. A [`Judge`] gives each a [`Verdict`].
+//! * [`RuleJudge`] computes a score from text: length, regular expression, reference answer, JSON,
+//!   EOS.
+//! * [`CommandJudge`] keeps a user's program running and exchanges lines of JSON with it.
+//! * [`EndpointJudge`] lets a chat model at an OpenAI-compatible address compare responses in
+//!   pairs.
+//! * A [`Panel`] adds the weighted scores of several judges.
 //!
-//! [`http`] is how endpoints are reached, for others who reach some too.
+//! [`http`] is the client of endpoints, also used elsewhere.
 //!
-//! A score is never made up. What fails for one answer leaves that answer without a score and says why; what fails for all of
-//! them is a [`JudgeError`].
+//! No score is invented: a failure for one response leaves it without a score and with the reason;
+//! a failure for all of them is a [`JudgeError`].
+
+#![warn(unreachable_pub)]
 
 mod backoff;
 mod command;

@@ -1,15 +1,15 @@
-//! Several judges of the same answers: the total is the weighted sum of their scores.
+//! Panel of several judges; the total is the weighted sum of their scores.
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 
 use crate::{Counts, Group, Judge, JudgeError, Result, Verdict};
 
-/// A judge and what its scores weigh.
+/// A judge and its weight.
 pub struct Member {
     /// The judge.
     pub judge: Box<dyn Judge>,
-    /// What its scores are multiplied by. With 0 it is asked, and what it says is stored, but it does not count.
+    /// Factor of its scores. At 0 its verdicts are stored but do not count.
     pub weight: f64,
 }
 
@@ -18,20 +18,22 @@ pub struct Panel {
     members: Vec<Member>,
 }
 
-/// What a panel says of one answer.
+/// Assessment of one response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assessment {
-    /// The sum of weight times score. `None` if a judge that counts has no score, or if the sum is not a finite number.
+    /// Weighted sum of the scores. `None` if a judge that counts has no score, or the sum is not
+    /// finite.
     pub total: Option<f64>,
-    /// What each judge said, in the order of the panel.
+    /// The verdicts, in the panel's order.
     pub verdicts: Vec<Verdict>,
 }
 
 impl Panel {
-    /// A panel.
+    /// Creates a panel.
     ///
     /// # Errors
-    /// If nobody's score counts, a weight is not a finite number, or two judges have one name.
+    ///
+    /// If no score counts, a weight is not finite, or two judges have one name.
     pub fn new(members: Vec<Member>) -> Result<Self> {
         let mut names = HashSet::new();
         for Member { judge, weight } in &members {
@@ -53,20 +55,17 @@ impl Panel {
         Ok(Self { members })
     }
 
-    /// The judges' names, in the order of [`Assessment::verdicts`].
+    /// Returns the judges' names, in the order of [`Assessment::verdicts`].
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.members.iter().map(|member| member.judge.name())
     }
 
-    /// What each judge did since it was built.
+    /// Returns the work of each judge since it was built.
     pub fn counts(&self) -> impl Iterator<Item = (&str, Counts)> {
         self.members.iter().map(|member| (member.judge.name(), member.judge.counts()))
     }
 
-    /// An assessment of each answer of each group, in their order. The judges are asked one after another.
-    ///
-    /// # Errors
-    /// The first judge's that has one.
+    /// Assesses each response of each group, in order; the judges work one after another.
     pub fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Assessment>>> {
         let empty = Assessment { total: Some(0.0), verdicts: Vec::with_capacity(self.members.len()) };
         let mut assessments: Vec<_> =

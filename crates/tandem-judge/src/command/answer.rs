@@ -1,4 +1,4 @@
-//! A line that a command wrote, as the verdict of an item.
+//! Parser of a command's output lines.
 
 use regex::bytes::Regex;
 use serde_json::Value;
@@ -7,23 +7,23 @@ use super::round::Round;
 use crate::Verdict;
 use crate::judge::beginning;
 
-/// How much of a line is kept that is not what it should be.
+/// Maximum characters kept of an invalid line.
 const KEPT: usize = 200;
 
-/// Understands lines.
-pub struct Parser {
-    /// Where a line is not JSON, as of Python's `NaN`, it may still say which item it is of.
+/// Parser of lines.
+pub(super) struct Parser {
+    /// Finds the item's id in a line that is not JSON, as with Python's `NaN`.
     id: Regex,
 }
 
 impl Parser {
-    /// A parser.
-    pub fn new() -> Self {
+    /// Creates a parser.
+    pub(super) fn new() -> Self {
         Self { id: Regex::new(r#""id"\s*:\s*([0-9]+)"#).expect("a constant that the tests compile") }
     }
 
-    /// Gives a round what a line says. True if it was an answer to an item.
-    pub fn take(&self, line: &[u8], round: &mut Round) -> bool {
+    /// Passes a line to the round; returns whether it answered an item.
+    pub(super) fn take(&self, line: &[u8], round: &mut Round) -> bool {
         let line = line.trim_ascii();
         if line.is_empty() {
             return false;

@@ -1,26 +1,26 @@
-//! The options of a command.
+//! Options of a command.
 
 use crate::backoff::{Backoff, check_seconds, is_waitable};
 use crate::{JudgeError, Result};
 
-/// How a command is run.
+/// How to run a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CommandConfig {
-    /// Program and arguments. No shell is between, unless it is the program.
+    /// Program and arguments, without a shell.
     pub command: Vec<String>,
-    /// How long it may take for an item, counted from when no item before it waits.
+    /// Time per item, counted from when no earlier item waits.
     pub seconds: f64,
-    /// The same for its first answer after it was started, where that is longer: it may have a model to load.
+    /// Time for the first answer after a start, if longer: the command may load a model.
     pub start_seconds: f64,
-    /// How many items it is given at most before it answers.
+    /// Maximum number of unanswered items.
     pub in_flight: usize,
-    /// How often in a row it is started again without having answered anything.
+    /// Maximum number of restarts in a row without an answer.
     pub restarts: usize,
-    /// The pause before it is started again; it doubles with each time in a row.
+    /// Pause before a restart; it doubles with each one in a row.
     pub first_pause_s: f64,
-    /// No pause is longer.
+    /// Maximum pause.
     pub longest_pause_s: f64,
-    /// How long it may take to end after its stdin was closed. Then it is killed.
+    /// Time to end after stdin was closed, before it is killed.
     pub grace_s: f64,
 }
 
@@ -40,10 +40,7 @@ impl Default for CommandConfig {
 }
 
 impl CommandConfig {
-    /// Whether the options make sense.
-    ///
-    /// # Errors
-    /// If one does not.
+    /// Checks the options.
     pub fn check(&self, judge: &str) -> Result<()> {
         let bad = |key, reason: &str| Err(JudgeError::option(judge, key, reason));
         if self.command.first().is_none_or(String::is_empty) {

@@ -1,7 +1,7 @@
-//! A program of the user's that scores answers: lines of JSON in, lines of JSON out.
+//! Judge over a user's program: lines of JSON in, lines of JSON out.
 //!
-//! It is kept running, and is given several items at a time. What can go wrong with it costs the scores of the items that it
-//! goes wrong with, and no others: [`Round`] is the bookkeeping of that.
+//! The program is kept running and receives several items at a time. A failure costs the scores of
+//! the items that it concerns and no others; [`Round`] keeps account of that.
 
 mod answer;
 mod config;
@@ -23,30 +23,31 @@ use self::round::Round;
 use crate::backoff::{LOOK, sleep};
 use crate::{Counts, Group, Judge, JudgeError, Prompt, Result, Verdict};
 
-/// What is told each line that the command writes to stderr.
+/// Receiver of each line that the command writes to stderr.
 pub type StderrLine = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// A judge that asks a program.
+/// Judge that asks a program.
 pub struct CommandJudge {
     name: String,
     config: CommandConfig,
-    /// None after an error; then the next call starts another.
+    /// `None` after an error; the next call starts another.
     process: Option<Process>,
     stderr: Tail,
     parser: Parser,
-    /// How often in a row it ended, or had to be ended, without an answer.
+    /// Number of ends in a row without an answer, forced ones included.
     deaths: usize,
-    /// No item of another call has this number or a greater one.
+    /// Id of the next call's first item.
     next_id: u64,
     counts: Counts,
 }
 
 impl CommandJudge {
-    /// Starts the program, so that it can get ready before there is something to judge. `on_stderr` is called on a thread of the
-    /// judge's own.
+    /// Starts the program, so that it is ready early. `on_stderr` is called on a thread of the
+    /// judge.
     ///
     /// # Errors
-    /// If an option makes no sense, or the program cannot be started.
+    ///
+    /// If an option is invalid, or the program cannot be started.
     pub fn new(name: impl Into<String>, config: CommandConfig, on_stderr: StderrLine) -> Result<Self> {
         let name = name.into();
         config.check(&name)?;
@@ -113,7 +114,7 @@ impl CommandJudge {
         Ok(())
     }
 
-    /// Ends a process that ended or should, and pauses before there is another.
+    /// Ends a process that has ended or must end, and pauses before the next one.
     fn bury(&mut self, round: &mut Round, stop: &AtomicBool) -> Result<()> {
         let Some(process) = self.process.take() else { return Ok(()) };
         let how = process.end();
@@ -146,7 +147,7 @@ impl Judge for CommandJudge {
         let result = self.run(&items, &mut round, stop);
         self.counts.retries += round.asked_again();
         if let Err(error) = result {
-            // It may be at work on items of this call, which nobody waits for.
+            // The program may work on items of this call, which are no longer needed.
             if let Some(mut process) = self.process.take() {
                 process.hurry();
             }
@@ -165,7 +166,7 @@ impl Judge for CommandJudge {
     }
 }
 
-/// The answers of all groups as one row of items.
+/// The responses of all groups as one list of items.
 struct Items<'a> {
     groups: &'a [Group<'a>],
     places: Vec<(usize, usize)>,
@@ -179,7 +180,7 @@ impl<'a> Items<'a> {
         Self { groups, places, first_id }
     }
 
-    /// What the command reads of an item.
+    /// Returns the input line of an item.
     fn line(&self, index: usize) -> Vec<u8> {
         let (group, answer) = self.places[index];
         let group = &self.groups[group];

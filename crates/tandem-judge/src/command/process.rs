@@ -1,4 +1,5 @@
-//! A running command: threads write to it and read from it, so neither side ever waits for the other's full pipe.
+//! Running command. Threads write to it and read from it, so neither side waits for the other's
+//! full pipe.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,40 +14,40 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 use super::StderrLine;
 
-/// A longer line is cut into several, and is no answer.
+/// Maximum bytes of a line; a longer one is split and is no answer.
 const LONGEST_LINE: u64 = 16 << 20;
 
-/// The same of stderr.
+/// Maximum bytes of a line of stderr.
 const LONGEST_STDERR_LINE: u64 = 64 << 10;
 
-/// Lines of stdout that wait to be looked at. A command that writes more waits.
+/// Maximum number of unread lines of stdout; then the command waits.
 const WAITING_LINES: usize = 64;
 
-/// Lines of stderr that an error shows.
+/// Number of stderr lines in an error.
 const TAIL: usize = 20;
 
-/// How long an ended command's last words on stderr are waited for: another process may hold the pipe open.
+/// Time to read stderr after a command's end: another process may hold the pipe open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// A command's process, the first of a process group of its own. Dropping it closes its stdin, waits a little, and kills what is
-/// left of the group.
-pub struct Process {
-    /// Dropped before the leader, which closes its stdin as soon as all is written.
+/// Process of a command and leader of its process group. Drop closes stdin, waits briefly, and
+/// kills the rest of the group.
+pub(super) struct Process {
+    /// Dropped before the leader, which closes stdin when everything is written.
     to_write: Option<Sender<Vec<u8>>>,
     lines: Receiver<Vec<u8>>,
-    /// A line that was received before somebody asked for it.
+    /// A line received ahead of its request.
     ahead: Option<Vec<u8>>,
-    /// Disconnected when stderr is at its end.
+    /// Disconnected at the end of stderr.
     stderr_end: Receiver<()>,
     leader: Leader,
     grace: Duration,
-    /// Whether it answered an item.
+    /// Whether it has answered an item.
     pub has_answered: bool,
 }
 
 impl Process {
     /// Starts a command.
-    pub fn start(command: &[String], grace: Duration, tail: &Tail) -> io::Result<Self> {
+    pub(super) fn start(command: &[String], grace: Duration, tail: &Tail) -> io::Result<Self> {
         let child = Command::new(&command[0])
             .args(&command[1..])
             .stdin(Stdio::piped())
@@ -61,7 +62,7 @@ impl Process {
         };
 
         let (to_write, written) = channel::<Vec<u8>>();
-        // An error is that it reads no more: then it ends soon, or does not answer.
+        // An error means that it no longer reads: it will end or not answer.
         let write = move || written.iter().try_for_each(|line| stdin.write_all(&line)).unwrap_or_default();
         Builder::new().name("judge-stdin".to_owned()).spawn(write)?;
 
@@ -90,21 +91,21 @@ impl Process {
         Ok(Self { to_write, lines, ahead: None, stderr_end, leader, grace, has_answered: false })
     }
 
-    /// Has a line written, some time.
-    pub fn send(&self, line: Vec<u8>) {
+    /// Queues a line for writing.
+    pub(super) fn send(&self, line: Vec<u8>) {
         if let Some(to_write) = &self.to_write {
-            // An error is a command that reads no more, as above.
+            // An error means that it no longer reads, as above.
             let _ = to_write.send(line);
         }
     }
 
-    /// The next line that it wrote. Disconnected: there will be none.
-    pub fn receive(&mut self, patience: Duration) -> Result<Vec<u8>, RecvTimeoutError> {
+    /// Returns the next line of output. Disconnected: there are no more.
+    pub(super) fn receive(&mut self, patience: Duration) -> Result<Vec<u8>, RecvTimeoutError> {
         self.ahead.take().map_or_else(|| self.lines.recv_timeout(patience), Ok)
     }
 
-    /// Whether it closed its stdout and everything that it wrote was received.
-    pub fn is_closed(&mut self) -> bool {
+    /// Returns whether stdout is closed and everything was received.
+    pub(super) fn is_closed(&mut self) -> bool {
         if self.ahead.is_none() {
             match self.lines.try_recv() {
                 Ok(line) => self.ahead = Some(line),
@@ -115,13 +116,13 @@ impl Process {
         false
     }
 
-    /// Has it killed when it is dropped, without grace.
-    pub fn hurry(&mut self) {
+    /// Makes drop kill it without grace.
+    pub(super) fn hurry(&mut self) {
         self.grace = Duration::ZERO;
     }
 
-    /// Ends it, and says how it ended. Then what it wrote to stderr was read, as far as can be.
-    pub fn end(mut self) -> String {
+    /// Ends it and returns how it ended; its stderr has then been read as far as possible.
+    pub(super) fn end(mut self) -> String {
         self.finish();
         let _ = self.stderr_end.recv_timeout(LAST_WORDS);
         match &self.leader.end {
@@ -147,24 +148,25 @@ impl Drop for Process {
     }
 }
 
-/// The first process of its group.
+/// The leader of a process group.
 struct Leader {
     child: Child,
-    /// What its end was, once it is reaped. From then on its number, which is the group's too, may be another process's.
+    /// Exit status, once reaped. From then on another process may have its id, which is the group's
+    /// too.
     end: Option<io::Result<ExitStatus>>,
 }
 
 impl Leader {
-    /// Whether it ended. It is not reaped by this.
+    /// Returns whether it has ended, without reaping it.
     fn has_ended(&self) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         self.end.is_some() || !matches!(waitid(WaitId::Pid(Pid::from_child(&self.child)), options), Ok(None))
     }
 
-    /// Kills what is left of the group and reaps the leader.
+    /// Kills the rest of the group and reaps the leader.
     fn kill(&mut self) {
         if self.end.is_none() {
-            // An error is that all of them ended.
+            // An error means that all of them have ended.
             let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
             self.end = Some(self.child.wait());
         }
@@ -177,21 +179,21 @@ impl Drop for Leader {
     }
 }
 
-/// The last lines that a command and those before it wrote to stderr, each of which is passed on, too.
+/// The last stderr lines of a command and its predecessors, each also passed on.
 #[derive(Clone)]
-pub struct Tail {
+pub(super) struct Tail {
     lines: Arc<Mutex<VecDeque<String>>>,
     on_line: StderrLine,
 }
 
 impl Tail {
-    /// No lines yet.
-    pub fn new(on_line: StderrLine) -> Self {
+    /// Creates an empty tail.
+    pub(super) fn new(on_line: StderrLine) -> Self {
         Self { lines: Arc::default(), on_line }
     }
 
-    /// The lines, oldest first.
-    pub fn lines(&self) -> Vec<String> {
+    /// Returns the lines, oldest first.
+    pub(super) fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
@@ -207,7 +209,7 @@ impl Tail {
     }
 }
 
-/// The next line, or so much of it as may be one. None at the end, and where reading fails, which is the end too.
+/// Reads the next line, at most `longest` bytes of it. `None` at the end and after a read error.
 fn next_line(reader: &mut impl BufRead, longest: u64) -> Option<Vec<u8>> {
     let mut line = Vec::new();
     let length = reader.by_ref().take(longest).read_until(b'\n', &mut line).ok()?;

@@ -1,21 +1,23 @@
-//! Which items of a call wait, are in flight, or have a verdict, and whose fault it is when the command ends.
+//! Bookkeeping of a call's items: waiting, in flight or judged, and which item is to blame for the
+//! command's end.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::Verdict;
 
-/// The items of one call.
-pub struct Round {
+/// Items of one call.
+pub(super) struct Round {
     first_id: u64,
     items: Vec<Item>,
-    /// Not asked, or asked again after another item's time was over.
+    /// Items not asked yet, or asked again after another item's timeout.
     waiting: VecDeque<usize>,
-    /// In flight when the command ended. Each is asked again alone, so that the next end is the fault of one.
+    /// Items in flight when the command ended. Each is asked again alone, so that the next end has
+    /// one suspect.
     suspects: VecDeque<usize>,
-    /// Asked and not answered, the oldest first.
+    /// Unanswered items, oldest first.
     in_flight: VecDeque<usize>,
-    /// The oldest, and since when it is.
+    /// The oldest item in flight, and since when it is the oldest.
     oldest: Option<(usize, Instant)>,
     num_open: usize,
     asked_again: u64,
@@ -24,15 +26,15 @@ pub struct Round {
 #[derive(Clone, Default)]
 struct Item {
     verdict: Option<Verdict>,
-    /// The verdict is that a line came that was no answer, and this item was the oldest. An answer replaces it.
+    /// Whether the verdict is an invalid line attributed to the oldest item. An answer replaces it.
     is_guess: bool,
-    /// The command ended while it was in flight.
+    /// Whether the command ended while it was in flight.
     is_suspect: bool,
 }
 
 impl Round {
-    /// A round of items whose numbers begin with `first_id`.
-    pub fn new(first_id: u64, num_items: usize) -> Self {
+    /// Creates a round of items numbered from `first_id`.
+    pub(super) fn new(first_id: u64, num_items: usize) -> Self {
         Self {
             first_id,
             items: vec![Item::default(); num_items],
@@ -45,23 +47,23 @@ impl Round {
         }
     }
 
-    /// Whether each item has a verdict.
-    pub fn is_done(&self) -> bool {
+    /// Returns whether each item has a verdict.
+    pub(super) fn is_done(&self) -> bool {
         self.num_open == 0
     }
 
-    /// How many items were asked once more.
-    pub fn asked_again(&self) -> u64 {
+    /// Returns the number of repeated items.
+    pub(super) fn asked_again(&self) -> u64 {
         self.asked_again
     }
 
-    /// The verdicts, once it is done.
-    pub fn into_verdicts(self) -> Vec<Verdict> {
+    /// Returns the verdicts of a finished round.
+    pub(super) fn into_verdicts(self) -> Vec<Verdict> {
         self.items.into_iter().filter_map(|item| item.verdict).collect()
     }
 
-    /// The item to be asked next, if there may be one more in flight.
-    pub fn next(&mut self, limit: usize) -> Option<usize> {
+    /// Returns the next item to ask, if one more may be in flight.
+    pub(super) fn next(&mut self, limit: usize) -> Option<usize> {
         let is_alone = self.in_flight.front().is_some_and(|index| self.items[*index].is_suspect);
         let limit = if is_alone || !self.suspects.is_empty() { 1 } else { limit };
         if self.in_flight.len() >= limit {
@@ -73,13 +75,14 @@ impl Round {
         Some(index)
     }
 
-    /// How long the oldest item in flight has been the oldest.
-    pub fn waited(&self) -> Duration {
+    /// Returns for how long the oldest item in flight has been the oldest.
+    pub(super) fn waited(&self) -> Duration {
         self.oldest.map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }
 
-    /// Takes an answer. False if it is none of an item that was asked. The first answer to an item stands.
-    pub fn answered(&mut self, id: u64, verdict: Verdict) -> bool {
+    /// Takes an answer; returns false if no such item was asked. The first answer to an item
+    /// counts.
+    pub(super) fn answered(&mut self, id: u64, verdict: Verdict) -> bool {
         let Some(index) = id.checked_sub(self.first_id) else {
             return true; // An item of an earlier call.
         };
@@ -96,16 +99,17 @@ impl Round {
         true
     }
 
-    /// A line came that is no answer: the oldest item's, most likely.
-    pub fn garbage(&mut self, why: String) {
+    /// Records an invalid line, attributed to the oldest item.
+    pub(super) fn garbage(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
             self.settle(index, Verdict::none(why));
             self.items[index].is_guess = true;
         }
     }
 
-    /// The oldest item's time is over, and the command will be killed for it. The others are asked again.
-    pub fn hung(&mut self, why: String) {
+    /// Records the oldest item's timeout, after which the command is killed; the other items are
+    /// asked again.
+    pub(super) fn hung(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
             self.settle(index, Verdict::none(why));
         }
@@ -116,8 +120,8 @@ impl Round {
         self.look_at_oldest();
     }
 
-    /// The command ended. Which item was it? One that was asked alone because the command had ended before gets no score.
-    pub fn died(&mut self, how: &str) {
+    /// Records the command's end. An item that was asked alone as a suspect gets no score.
+    pub(super) fn died(&mut self, how: &str) {
         if let Some(index) = self.in_flight.front().copied().filter(|index| self.items[*index].is_suspect) {
             self.settle(
                 index,

@@ -1,4 +1,4 @@
-//! Gets a request answered: from the cache, or over HTTP, again and again if need be.
+//! Requests with cache, retries and budget.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,12 +12,12 @@ use crate::backoff::{Backoff, sleep};
 use crate::judge::beginning;
 use crate::{Counts, JudgeError, Result};
 
-/// How much of a reply's words is kept.
+/// Maximum characters kept of a reply.
 const KEPT: usize = 2000;
 
-/// Everything that requests share.
+/// State shared by all requests.
 #[derive(Debug)]
-pub struct Asker {
+pub(super) struct Asker {
     judge: String,
     client: Client,
     cache: Option<Mutex<Cache>>,
@@ -30,8 +30,8 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Of checked options.
-    pub fn new(judge: String, config: &EndpointConfig) -> Result<Self> {
+    /// Creates the state from checked options.
+    pub(super) fn new(judge: String, config: &EndpointConfig) -> Result<Self> {
         let client = Client::new(&judge, config)?;
         let open = |folder| {
             Cache::open(folder).map(Mutex::new).map_err(|(path, source)| {
@@ -53,18 +53,18 @@ impl Asker {
         })
     }
 
-    /// The judge's name.
-    pub fn judge(&self) -> &str {
+    /// Returns the judge's name.
+    pub(super) fn judge(&self) -> &str {
         &self.judge
     }
 
-    /// Where requests go.
-    pub fn address(&self) -> &str {
+    /// Returns the requests' address.
+    pub(super) fn address(&self) -> &str {
         self.client.address()
     }
 
-    /// What was done so far.
-    pub fn counts(&self) -> Counts {
+    /// Returns the work so far.
+    pub(super) fn counts(&self) -> Counts {
         Counts {
             retries: self.num_retries.load(Ordering::Relaxed),
             cache_hits: self.num_hits.load(Ordering::Relaxed),
@@ -73,12 +73,13 @@ impl Asker {
         }
     }
 
-    /// The reply to a request, or why there is none after all tries.
+    /// Returns the reply to a request, or why all tries failed.
     ///
     /// # Errors
+    ///
     /// If further requests make no sense, or `stop` is set.
-    pub fn ask(&self, body: &str, stop: &AtomicBool) -> Result<Result<Reply, String>> {
-        // The body holds everything that the model sees. A NUL is in no address.
+    pub(super) fn ask(&self, body: &str, stop: &AtomicBool) -> Result<Result<Reply, String>> {
+        // The body contains everything that the model sees. No address contains a NUL.
         let key = blake3::hash(format!("{}\0{body}", self.address()).as_bytes());
         if let Some(reply) = self.known(&key) {
             self.num_hits.fetch_add(1, Ordering::Relaxed);
@@ -103,7 +104,7 @@ impl Asker {
             let after = after.unwrap_or_default();
             if after > self.backoff.longest {
                 return Ok(Err(format!(
-                    "{reason} (to be asked again in {after:?}, later than `longest_pause_s`)"
+                    "{reason} (the server asks for a pause of {after:?}, longer than `longest_pause_s`)"
                 )));
             }
             sleep(self.backoff.jittered(failures).max(after), stop)?;
@@ -111,7 +112,7 @@ impl Asker {
         }
     }
 
-    /// One request: the reply, or why there is none and what pause is asked for.
+    /// Sends one request; a failure has its reason and the requested pause.
     fn send(&self, body: &str) -> Result<Result<Reply, (String, Option<Duration>)>> {
         let budget = self.budget.unwrap_or(u64::MAX);
         let spend = |sent| (sent < budget).then_some(sent + 1);

@@ -1,7 +1,7 @@
-//! What was replied before, on disk: a line of JSON for each reply, added at the end.
+//! Replies on disk, one line of JSON each, appended.
 //!
-//! Several runs may use one folder at a time. A line that was cut off, or that two runs mixed up, is not understood and is asked
-//! again.
+//! Several runs may share a folder. A truncated or mixed-up line is ignored, and its request
+//! repeated.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -15,26 +15,26 @@ use super::choice::Choice;
 
 const FILE: &str = "replies.jsonl";
 
-/// A reply that was understood.
+/// A parsed reply.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reply {
-    /// What it says.
+pub(super) struct Reply {
+    /// The choice.
     pub choice: Choice,
-    /// Its words.
+    /// The reply's text.
     pub said: String,
 }
 
-/// The replies of a folder.
+/// Cached replies of a folder.
 #[derive(Debug)]
-pub struct Cache {
+pub(super) struct Cache {
     path: PathBuf,
     file: File,
     known: HashMap<Hash, Reply>,
 }
 
 impl Cache {
-    /// Reads a folder's replies; makes the folder if there is none.
-    pub fn open(folder: &Path) -> Result<Self, (PathBuf, io::Error)> {
+    /// Reads a folder's replies; creates the folder if it is missing.
+    pub(super) fn open(folder: &Path) -> Result<Self, (PathBuf, io::Error)> {
         let path = folder.join(FILE);
         let open = || {
             std::fs::create_dir_all(folder)?;
@@ -53,18 +53,18 @@ impl Cache {
         }
     }
 
-    /// The file.
-    pub fn path(&self) -> &Path {
+    /// Returns the file.
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is known of a request.
-    pub fn get(&self, key: &Hash) -> Option<&Reply> {
+    /// Returns the reply to a request.
+    pub(super) fn get(&self, key: &Hash) -> Option<&Reply> {
         self.known.get(key)
     }
 
-    /// Keeps a reply. It is one write, so that lines of several runs do not mix.
-    pub fn put(&mut self, key: Hash, reply: Reply) -> io::Result<()> {
+    /// Stores a reply in one write, so that lines of several runs do not mix.
+    pub(super) fn put(&mut self, key: Hash, reply: Reply) -> io::Result<()> {
         let line = json!({ "key": key.to_string(), "choice": reply.choice.as_str(), "said": reply.said });
         self.file.write_all(format!("{line}\n").as_bytes())?;
         self.known.insert(key, reply);

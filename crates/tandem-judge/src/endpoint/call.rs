@@ -1,4 +1,4 @@
-//! Many requests at once.
+//! Concurrent requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,16 +9,16 @@ use super::cache::Reply;
 use crate::backoff::LOOK;
 use crate::{JudgeError, Result};
 
-/// What the threads of one call share.
+/// State shared by the threads of one call.
 struct Call {
     asker: Arc<Asker>,
     bodies: Vec<String>,
     next: AtomicUsize,
-    /// Nobody waits for replies any longer.
+    /// Whether replies are no longer needed.
     is_over: AtomicBool,
 }
 
-/// Ends a call when it goes out of scope, however that comes.
+/// Guard that ends a call when it goes out of scope.
 struct Ending<'a>(&'a Call);
 
 impl Drop for Ending<'_> {
@@ -27,9 +27,9 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// The replies to requests, in their order. When this returns early, requests that are under way are left alone: their threads end
-/// with them, and what they bring still goes to the cache.
-pub fn ask_all(
+/// Returns the replies to requests, in order. On an early return, requests in flight continue:
+/// their threads end with them, and their replies still reach the cache.
+pub(super) fn ask_all(
     asker: &Arc<Asker>,
     bodies: Vec<String>,
     concurrency: usize,

@@ -1,19 +1,19 @@
-//! Which answer a reply prefers.
+//! Choice between two responses.
 
-/// What a model says of two answers.
+/// A model's choice between two responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// The first.
+pub(super) enum Choice {
+    /// The first response.
     A,
-    /// The second.
+    /// The second response.
     B,
-    /// Neither.
+    /// Neither response.
     Tie,
 }
 
 impl Choice {
-    /// How it is written.
-    pub fn as_str(self) -> &'static str {
+    /// Returns the written form.
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::A => "A",
             Self::B => "B",
@@ -21,17 +21,17 @@ impl Choice {
         }
     }
 
-    /// Understands exactly what [`as_str`](Self::as_str) writes.
-    pub fn parse(text: &str) -> Option<Self> {
+    /// Parses exactly the forms of [`as_str`](Self::as_str).
+    pub(super) fn parse(text: &str) -> Option<Self> {
         [Self::A, Self::B, Self::Tie].into_iter().find(|choice| choice.as_str() == text)
     }
 
-    /// Reads the last line of a reply that is not blank. It must name one choice and no other: `A is better than B` is not
-    /// understood, for the order of the words does not say enough.
-    pub fn of_reply(reply: &str) -> Option<Self> {
+    /// Reads the last non-blank line of a reply. It must name exactly one choice: `A is better than
+    /// B` is not understood, because word order is no reliable sign.
+    pub(super) fn of_reply(reply: &str) -> Option<Self> {
         let line = reply.lines().rev().find(|line| !line.trim().is_empty())?;
         let words = || line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-        // A small `a` is an article, unless it is all there is.
+        // A lower-case `a` is an article, unless it stands alone.
         let is_alone = words().count() == 1;
         let mut found = words().filter_map(|word| match word {
             "a" if is_alone => Some(Self::A),

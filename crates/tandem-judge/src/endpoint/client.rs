@@ -1,4 +1,4 @@
-//! One request to a chat model, and what came of it.
+//! Single requests to a chat model.
 
 use std::time::Duration;
 
@@ -8,40 +8,40 @@ use super::EndpointConfig;
 use crate::http::{Http, Key};
 use crate::{JudgeError, Result};
 
-/// A longer reply is not read.
+/// Maximum bytes of a reply.
 const LONGEST_REPLY: u64 = 4 << 20;
 
-/// Sends requests to one address.
+/// Client of one address.
 #[derive(Debug)]
-pub struct Client {
+pub(super) struct Client {
     http: Http,
     address: String,
 }
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Debug, PartialEq)]
-pub enum Outcome {
-    /// The model's words.
+pub(super) enum Outcome {
+    /// The model's text.
     Reply(String),
-    /// It may be better another time.
+    /// A failure that a retry may avoid.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// When the server wants to be asked again.
+        /// The pause that the server asks for.
         after: Option<Duration>,
     },
-    /// It will never be better.
+    /// A failure that no retry avoids.
     Refused {
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
 }
 
 impl Client {
-    /// Reads the key.
-    pub fn new(judge: &str, config: &EndpointConfig) -> Result<Self> {
+    /// Creates a client and reads the key.
+    pub(super) fn new(judge: &str, config: &EndpointConfig) -> Result<Self> {
         let read = |name| Key::read(name).map_err(|reason| JudgeError::option(judge, "api_key_env", reason));
         let key = config.api_key_env.as_deref().map(read).transpose()?;
         let address = config.address();
@@ -49,13 +49,13 @@ impl Client {
         Ok(Self { http: Http::new(&address, key, time, config.concurrency, LONGEST_REPLY), address })
     }
 
-    /// Where requests go.
-    pub fn address(&self) -> &str {
+    /// Returns the requests' address.
+    pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Sends a request and waits for what comes of it.
-    pub fn send(&self, body: &str) -> Outcome {
+    /// Sends a request and waits for its outcome.
+    pub(super) fn send(&self, body: &str) -> Outcome {
         let reply = match self.http.post(&self.address, body) {
             Ok(reply) => reply,
             Err(reason) => return Outcome::Failed { reason, after: None },
@@ -77,7 +77,7 @@ impl Client {
     }
 }
 
-/// The model's words in a reply, or what is wrong with it.
+/// Returns the model's text in a reply, or what is wrong with the reply.
 fn content(text: &str) -> Result<String, &'static str> {
     let reply: Value = serde_json::from_str(text).map_err(|_| "the reply is not JSON")?;
     match reply.pointer("/choices/0/message/content") {

@@ -1,11 +1,11 @@
-//! The options of an endpoint, and the text that it is asked with.
+//! Options of an endpoint, and its default prompt.
 
 use std::path::PathBuf;
 
 use crate::backoff::{Backoff, check_seconds};
 use crate::{JudgeError, Result, http};
 
-/// What is asked where nothing else is configured.
+/// Default prompt.
 pub const DEFAULT_TEMPLATE: &str = "\
 You compare two answers to one request. The better one is correct, does what was asked, is honest and is clear. \
 Neither its length nor its place makes an answer better.
@@ -24,32 +24,33 @@ Neither its length nor its place makes an answer better.
 
 Which answer is better? Reply with one word: A, B, or tie.";
 
-/// How an endpoint is asked.
+/// How to ask an endpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndpointConfig {
-    /// The address up to the version, as `https://api.openai.com/v1`; `/chat/completions` is added.
+    /// Address up to the version, as `https://api.openai.com/v1`; `/chat/completions` is appended.
     pub base_url: String,
-    /// The model's name there.
+    /// The model's name at the endpoint.
     pub model: String,
-    /// The environment variable that holds the key, where one is needed.
+    /// Environment variable with the key, if one is needed.
     pub api_key_env: Option<String>,
-    /// What is asked, with the places `{prompt}`, `{a}` and `{b}`. The last line of the reply should name A, B or tie alone.
+    /// Prompt with the placeholders `{prompt}`, `{a}` and `{b}`. The last line of the reply should
+    /// be A, B or tie alone.
     pub prompt: String,
-    /// How long a reply may be. A model that thinks aloud needs more.
+    /// Maximum tokens of a reply. A reasoning model needs more.
     pub max_tokens: u32,
-    /// How long a request may take.
+    /// Timeout of a request.
     pub timeout_s: f64,
-    /// How often a request is sent again.
+    /// Maximum number of retries of a request.
     pub retries: usize,
-    /// The pause before it is sent again; it doubles each time, and is shortened at random by up to a half.
+    /// Pause before a retry; it doubles each time, shortened at random by up to a half.
     pub first_pause_s: f64,
-    /// No pause is longer. A server that asks for a longer one (`Retry-After`) is not asked again.
+    /// Maximum pause. If the server asks for a longer one (`Retry-After`), the request is given up.
     pub longest_pause_s: f64,
-    /// How many requests are under way at once.
+    /// Number of concurrent requests.
     pub concurrency: usize,
-    /// A folder that keeps what was replied, so that nothing is asked twice.
+    /// Folder of cached replies.
     pub cache: Option<PathBuf>,
-    /// The most requests that are sent, repeated ones included, over the judge's life.
+    /// Maximum number of requests, retries included, over the judge's life.
     pub budget: Option<u64>,
 }
 
@@ -73,10 +74,7 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// Whether the options make sense.
-    ///
-    /// # Errors
-    /// If one does not.
+    /// Checks the options.
     pub fn check(&self, judge: &str) -> Result<()> {
         let bad = |key, reason: &str| Err(JudgeError::option(judge, key, reason));
         if let Some(reason) = wrong_with(&self.base_url) {
@@ -104,7 +102,7 @@ impl EndpointConfig {
         check_seconds(judge, &times)
     }
 
-    /// Where requests go.
+    /// Returns the requests' address.
     pub(super) fn address(&self) -> String {
         format!("{}/chat/completions", self.base_url.trim_end_matches('/'))
     }
@@ -117,6 +115,6 @@ impl EndpointConfig {
 fn wrong_with(base_url: &str) -> Option<String> {
     http::wrong_with(base_url, "api_key_env").or_else(|| {
         let has_path = base_url.trim_end_matches('/').ends_with("/chat/completions");
-        has_path.then(|| "ends with /chat/completions; leave that away".to_owned())
+        has_path.then(|| "ends with /chat/completions; remove that".to_owned())
     })
 }

@@ -1,7 +1,8 @@
-//! A chat model behind an OpenAI-compatible address, which compares answers in pairs.
+//! Judge over a chat model at an OpenAI-compatible address, which compares responses in pairs.
 //!
-//! Models prefer the answer that stands first, or second. So each pair is asked about in both orders: an answer that wins in
-//! both has won, anything else is a tie. An answer's score is its mean share of wins against the others of its group.
+//! Models are biased towards the first or second position. Each pair is therefore asked in both
+//! orders: a response that wins both has won, all else is a tie. A response's score is its mean
+//! share of wins within its group.
 
 mod asker;
 mod cache;
@@ -20,7 +21,7 @@ use self::asker::Asker;
 use self::pairs::Pair;
 use crate::{Counts, Group, Judge, JudgeError, Result, Verdict};
 
-/// A judge that asks a chat model.
+/// Judge that asks a chat model.
 #[derive(Debug)]
 pub struct EndpointJudge {
     config: EndpointConfig,
@@ -29,10 +30,11 @@ pub struct EndpointJudge {
 }
 
 impl EndpointJudge {
-    /// Reads the key from its environment variable and opens the cache. Nothing is sent yet.
+    /// Reads the key from its environment variable and opens the cache; sends nothing yet.
     ///
     /// # Errors
-    /// If an option makes no sense, the variable is not set, or the cache cannot be opened.
+    ///
+    /// If an option is invalid, the variable is not set, or the cache cannot be opened.
     pub fn new(name: impl Into<String>, config: EndpointConfig) -> Result<Self> {
         let name = name.into();
         config.check(&name)?;

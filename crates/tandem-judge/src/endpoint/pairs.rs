@@ -1,4 +1,4 @@
-//! Which answers are compared, with which words, and what scores come of it.
+//! Pairs of responses: prompts for comparing them, and the scores that follow.
 
 use serde_json::{Value, json};
 
@@ -7,28 +7,28 @@ use super::cache::Reply;
 use super::choice::Choice;
 use crate::{Group, Verdict};
 
-/// Two answers of a group.
+/// Two responses of a group.
 #[derive(Debug)]
-pub struct Pair {
+pub(super) struct Pair {
     group: usize,
     answers: [usize; 2],
-    /// What came of asking.
+    /// Outcome of the comparison.
     pub said: Said,
 }
 
-/// What is known of a pair.
+/// Outcome of comparing a pair.
 #[derive(Debug, PartialEq)]
-pub enum Said {
-    /// They are the same text, and nobody was asked.
+pub(super) enum Said {
+    /// Both are the same text; nothing was asked.
     Same,
-    /// What each order's reply chose, of A and B as they stood there.
+    /// Choice of each order's reply, of A and B in that order.
     Chosen([Choice; 2]),
-    /// An order had no reply.
+    /// An order without a reply.
     Failed(String),
 }
 
-/// All pairs of each group.
-pub fn of(groups: &[Group<'_>]) -> Vec<Pair> {
+/// Returns all pairs of each group.
+pub(super) fn of(groups: &[Group<'_>]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (group, answers) in groups.iter().map(|group| group.answers.len()).enumerate() {
         for first in 0..answers {
@@ -41,14 +41,14 @@ pub fn of(groups: &[Group<'_>]) -> Vec<Pair> {
 }
 
 impl Pair {
-    /// Whether the two are the same text.
-    pub fn is_same(&self, groups: &[Group<'_>]) -> bool {
+    /// Returns whether both are the same text.
+    pub(super) fn is_same(&self, groups: &[Group<'_>]) -> bool {
         let [first, second] = self.answers.map(|answer| groups[self.group].answers[answer].text);
         first == second
     }
 
-    /// The requests of both orders.
-    pub fn bodies(&self, groups: &[Group<'_>], config: &EndpointConfig) -> [String; 2] {
+    /// Returns the requests of both orders.
+    pub(super) fn bodies(&self, groups: &[Group<'_>], config: &EndpointConfig) -> [String; 2] {
         let [first, second] = self.answers.map(|answer| groups[self.group].answers[answer].text);
         let prompt = groups[self.group].prompt.to_text();
         [[first, second], [second, first]].map(|[a, b]| {
@@ -64,7 +64,7 @@ impl Pair {
     }
 }
 
-/// Puts texts in a template's places. What looks like a place inside a text stays.
+/// Fills a template's placeholders; placeholders inside the texts stay.
 fn render(template: &str, places: &[(&str, &str)]) -> String {
     let mut rendered = String::new();
     let mut rest = template;
@@ -80,23 +80,24 @@ fn render(template: &str, places: &[(&str, &str)]) -> String {
 }
 
 impl Said {
-    /// Of the replies to both orders.
-    pub fn of(both: &[Result<Reply, String>; 2]) -> Self {
+    /// Combines the replies to both orders.
+    pub(super) fn of(both: &[Result<Reply, String>; 2]) -> Self {
         match both {
             [Ok(forward), Ok(backward)] => Self::Chosen([forward.choice, backward.choice]),
             [Err(reason), _] | [_, Err(reason)] => Self::Failed(reason.clone()),
         }
     }
 
-    /// Why there is no result, if there is none.
-    pub fn failure(&self) -> Option<&str> {
+    /// Returns why there is no outcome.
+    pub(super) fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed(reason) => Some(reason),
             Self::Same | Self::Chosen(_) => None,
         }
     }
 
-    /// The first answer's share of the win: all if it was preferred in both orders, a half if the orders disagree or it is a tie.
+    /// Returns the first response's share of the win: 1 if both orders prefer it, a half for a tie
+    /// or a disagreement.
     fn share(&self) -> Option<f64> {
         match self {
             Self::Failed(_) => None,
@@ -115,8 +116,8 @@ impl Said {
     }
 }
 
-/// Each answer's mean share against the others of its group that it could be compared with.
-pub fn verdicts(groups: &[Group<'_>], pairs: &[Pair]) -> Vec<Vec<Verdict>> {
+/// Returns each response's mean share against the other responses that it was compared with.
+pub(super) fn verdicts(groups: &[Group<'_>], pairs: &[Pair]) -> Vec<Vec<Verdict>> {
     let mut tallies: Vec<Vec<Tally>> =
         groups.iter().map(|group| vec![Tally::default(); group.answers.len()]).collect();
     for Pair { group, answers: [first, second], said } in pairs {
@@ -131,7 +132,7 @@ pub fn verdicts(groups: &[Group<'_>], pairs: &[Pair]) -> Vec<Vec<Verdict>> {
     tallies.into_iter().map(|group| group.into_iter().map(Tally::verdict).collect()).collect()
 }
 
-/// How an answer did against the others.
+/// Comparisons of one response.
 #[derive(Clone, Default)]
 struct Tally {
     shares: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Whether an answer is the right one.
+//! Rule: a response equals a reference answer.
 
 use regex::Regex;
 use serde_json::json;
@@ -6,36 +6,33 @@ use serde_json::json;
 use super::Row;
 use crate::{Candidate, JudgeError, Result, Verdict};
 
-/// A number as people write it: digits, perhaps with commas between thousands, a fraction, an exponent.
+/// A number in common notation: digits, perhaps with thousands commas, fraction and exponent.
 const NUMBER: &str =
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?";
 
-/// What is compared.
+/// Compared parts of the texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compare {
-    /// The whole texts, without blanks around them.
+    /// The whole texts, trimmed.
     #[default]
     Text,
-    /// The last number in the answer and the last one in the field, as 64-bit floats: `1,200.0` is `1200`.
+    /// The last number of each, as 64-bit floats: `1,200.0` is `1200`.
     LastNumber,
 }
 
-/// 1 where the answer equals a field of the row, 0 where not.
+/// Score 1 if the response equals a field of the row, else 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExactConfig {
-    /// The field with the right answer.
+    /// Field with the reference answer.
     pub field: String,
-    /// What is compared.
+    /// The compared parts.
     pub compare: Compare,
-    /// Whether capital and small letters are the same.
+    /// Whether upper and lower case are equal.
     pub fold_case: bool,
 }
 
 impl ExactConfig {
-    /// Whether a field is named.
-    ///
-    /// # Errors
-    /// If not.
+    /// Checks that a field is named.
     pub fn check(&self, judge: &str) -> Result<()> {
         match self.field.is_empty() {
             true => Err(JudgeError::option(judge, "field", "is empty; name the field with the right answer")),
@@ -50,7 +47,7 @@ impl ExactConfig {
     }
 }
 
-/// A comparison with what it needs.
+/// A compiled comparison.
 pub(super) struct Exact {
     config: ExactConfig,
     number: Regex,
@@ -80,7 +77,8 @@ impl Exact {
         }
     }
 
-    /// The last number in a text. A hyphen before it is its sign, unless it stands between two words: `5-3` ends with 3.
+    /// Returns the last number of a text. A hyphen before it is a sign except between words: `5-3`
+    /// ends with 3.
     fn last_number(&self, text: &str) -> Option<f64> {
         let last = self.number.find_iter(text).last()?;
         let size: f64 = last.as_str().replace(',', "").parse().ok()?;

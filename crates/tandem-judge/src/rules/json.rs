@@ -1,13 +1,13 @@
-//! Whether an answer is valid JSON.
+//! Rule: a response is valid JSON.
 
 use serde_json::Value;
 
 use crate::{Candidate, Verdict};
 
-/// 1 for an answer that is one JSON value and nothing else, and an object with all `keys` where there are some; else 0.
+/// Score 1 for a response that is one JSON value, with all `keys` if there are some, else 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JsonConfig {
-    /// Keys that it should have.
+    /// Required keys.
     pub keys: Vec<String>,
 }
 

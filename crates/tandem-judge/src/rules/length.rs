@@ -1,10 +1,10 @@
-//! How long an answer is.
+//! Rule: the length of a response.
 
 use serde_json::json;
 
 use crate::{Candidate, JudgeError, Result, Verdict};
 
-/// What a length counts.
+/// Unit of a length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LengthUnit {
     /// Tokens, without the stop token.
@@ -14,25 +14,22 @@ pub enum LengthUnit {
     Characters,
 }
 
-/// Without `per_unit`: 1 for a length from `min` to `max`, 0 for any other. With it: `per_unit` times the length, where a length
-/// below `min` counts as `min` and one above `max` as `max`.
+/// Without `per_unit`: score 1 for a length from `min` to `max`, else 0. With it: `per_unit` times
+/// the length, clamped to `min` and `max`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LengthConfig {
-    /// What is counted.
+    /// The unit.
     pub unit: LengthUnit,
-    /// The least.
+    /// Minimum.
     pub min: usize,
-    /// The most; `None` is no limit.
+    /// Maximum; `None` is no limit.
     pub max: Option<usize>,
-    /// The score of each token or character. Below 0, short answers are better.
+    /// Score per token or character. Negative values prefer short responses.
     pub per_unit: Option<f64>,
 }
 
 impl LengthConfig {
-    /// Whether the numbers make sense.
-    ///
-    /// # Errors
-    /// If `max` is below `min`, or `per_unit` is 0 or not finite, or every length would have the same score.
+    /// Checks that the numbers make sense and that lengths can differ in score.
     pub fn check(&self, judge: &str) -> Result<()> {
         let Self { min, max, per_unit, .. } = *self;
         if max.is_some_and(|max| max < min) {

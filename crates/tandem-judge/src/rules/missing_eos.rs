@@ -1,13 +1,13 @@
-//! A penalty for answers that did not end, as `missing_eos_penalty` of TRL's `OnlineDPOConfig`.
+//! Rule: a penalty for responses without EOS, as `missing_eos_penalty` of TRL's `OnlineDPOConfig`.
 
 use serde_json::Value;
 
 use crate::{Candidate, JudgeError, Result, Verdict};
 
-/// Minus `penalty` for an answer that was cut off by the limit of length, 0 for one that ended by itself.
+/// Score `-penalty` for a response that the length limit ended, else 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MissingEosConfig {
-    /// What is subtracted.
+    /// The penalty.
     pub penalty: f64,
 }
 
@@ -18,10 +18,7 @@ impl Default for MissingEosConfig {
 }
 
 impl MissingEosConfig {
-    /// Whether the penalty is one.
-    ///
-    /// # Errors
-    /// If it is not a finite number above 0.
+    /// Checks that the penalty is finite and above 0.
     pub fn check(&self, judge: &str) -> Result<()> {
         match self.penalty.is_finite() && self.penalty > 0.0 {
             true => Ok(()),

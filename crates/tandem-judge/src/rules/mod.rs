@@ -1,4 +1,4 @@
-//! Judges that compute a score from the text alone: always the same for the same answer.
+//! Rules: judges that compute a deterministic score from the text.
 
 mod exact;
 mod json;
@@ -20,29 +20,29 @@ use self::exact::Exact;
 use self::regex::Pattern;
 use crate::{Candidate, Counts, Group, Judge, JudgeError, Result, Verdict};
 
-/// What a rule looks at.
+/// Kind and options of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rule {
-    /// How long the answer is.
+    /// Length of the response.
     Length(LengthConfig),
-    /// Whether a regular expression matches.
+    /// Match of a regular expression.
     Regex(RegexConfig),
-    /// Whether it is the right answer.
+    /// Equality with a reference answer.
     Exact(ExactConfig),
-    /// Whether it is valid JSON.
+    /// Validity as JSON.
     Json(JsonConfig),
-    /// Whether it ended.
+    /// Missing EOS.
     MissingEos(MissingEosConfig),
 }
 
-/// A judge that follows one rule.
+/// Judge that applies one rule.
 pub struct RuleJudge {
     name: String,
     rule: Ready,
     counts: Counts,
 }
 
-/// A rule that was checked and compiled.
+/// A checked and compiled rule.
 enum Ready {
     Length(LengthConfig),
     Regex(Pattern),
@@ -52,10 +52,7 @@ enum Ready {
 }
 
 impl RuleJudge {
-    /// A judge.
-    ///
-    /// # Errors
-    /// If an option makes no sense.
+    /// Creates a judge; invalid options are errors.
     pub fn new(name: impl Into<String>, rule: Rule) -> Result<Self> {
         let name = name.into();
         let rule = match rule {
@@ -109,14 +106,14 @@ impl Judge for RuleJudge {
     }
 }
 
-/// A row's fields, and what an error about them says.
+/// A row's fields, with the context of errors.
 struct Row<'a> {
     judge: &'a str,
     group: &'a Group<'a>,
 }
 
 impl Row<'_> {
-    /// A field as text; of a number, the number as JSON writes it.
+    /// Returns a text field, or a number as JSON writes it.
     fn text(&self, field: &str) -> Result<String> {
         let found = match self.group.row.get(field) {
             Some(Value::String(text)) => return Ok(text.clone()),

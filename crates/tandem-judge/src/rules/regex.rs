@@ -1,4 +1,4 @@
-//! Whether a regular expression matches an answer.
+//! Rule: a regular expression matches a response.
 
 use regex::Regex;
 use serde_json::{Value, json};
@@ -6,35 +6,33 @@ use serde_json::{Value, json};
 use super::Row;
 use crate::{Candidate, JudgeError, Result, Verdict};
 
-/// What the expression should do.
+/// Expected behaviour of the expression.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Expect {
-    /// Match somewhere in the answer.
+    /// A match somewhere in the response.
     #[default]
     Match,
-    /// Match nowhere.
+    /// No match.
     NoMatch,
-    /// Match, and the first group of the first match equals this field of the row, both without blanks around them.
+    /// A match whose first group equals this field of the row, both trimmed.
     Group {
         /// The field.
         field: String,
     },
 }
 
-/// 1 where the expression does what is expected, 0 where not.
+/// Score 1 if the expression behaves as expected, else 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RegexConfig {
-    /// The expression, in the syntax of the crate `regex`: no look-around, no back-references. `(?s)` lets `.` match line ends.
+    /// Expression in the syntax of the crate `regex`: no look-around, no back-references. `(?s)`
+    /// lets `.` match line ends.
     pub pattern: String,
-    /// What it should do.
+    /// The expected behaviour.
     pub expect: Expect,
 }
 
 impl RegexConfig {
-    /// Whether the expression can be compiled and has the group that is asked for.
-    ///
-    /// # Errors
-    /// If not, with the place in it.
+    /// Checks that the expression compiles and has the required group.
     pub fn check(&self, judge: &str) -> Result<()> {
         self.compile(judge).map(drop)
     }

@@ -1,4 +1,4 @@
-//! What endpoints need not be asked, and how often they may be.
+//! Cached replies and the budget of requests.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn a_cache_that_was_cut_off_loses_one_line() {
         let mut endpoint = cached(&server, folder.path());
         assert_eq!(judge(&mut endpoint, "?", &["m", "z", "é"]).unwrap(), expected);
         assert_eq!((endpoint.counts().cache_hits, endpoint.counts().spent), (5, 1));
-        // What was asked again was not written behind the rest of the line.
+        // The repeated reply was not appended to the incomplete line.
         let mut endpoint = cached(&server, folder.path());
         judge(&mut endpoint, "?", &["m", "z", "é"]).unwrap();
         assert_eq!((endpoint.counts().cache_hits, endpoint.counts().spent), (6, 0));

@@ -1,4 +1,4 @@
-//! Commands that work, and all the ways in which they do not.
+//! Commands that work, and that fail in every way.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -10,10 +10,10 @@ use tandem_judge::{Candidate, CommandConfig, CommandJudge, Group, Judge, Prompt,
 
 use crate::support::{GO, group, judge, scores};
 
-/// Longer than anything takes, on a machine with much else to do.
+/// Longer than anything takes on a busy machine.
 const EVER: f64 = 120.0;
 
-/// Reads items one after another; `$line` is the item, `$id` its number. What comes between is done for each.
+/// Reads items one by one; `$line` is the item, `$id` its number. `for_each` runs for each.
 fn script(each: &str) -> CommandConfig {
     let each = format!("while read -r line; do id=${{line#*\\\"id\\\":}}; id=${{id%%,*}}; {each}; done");
     sh(&each)
@@ -41,7 +41,7 @@ fn start(config: CommandConfig) -> CommandJudge {
     CommandJudge::new("command", config, silent()).unwrap()
 }
 
-/// A judge, and the lines of its stderr. They end when no process of it is left.
+/// Creates a judge, and the lines of its stderr, which end when no process of it is left.
 fn with_stderr(config: CommandConfig) -> (CommandJudge, Receiver<String>) {
     let (send, lines) = channel();
     let send = Mutex::new(send);
@@ -49,7 +49,7 @@ fn with_stderr(config: CommandConfig) -> (CommandJudge, Receiver<String>) {
     (CommandJudge::new("command", config, on_line).unwrap(), lines)
 }
 
-/// Passes if nothing holds the command's stderr open any longer: neither a thread nor a process.
+/// Passes if no thread and no process holds the command's stderr open.
 fn assert_no_orphan(lines: &Receiver<String>) {
     loop {
         match lines.recv_timeout(Duration::from_secs_f64(EVER)) {
@@ -146,7 +146,8 @@ fn a_command_may_end_between_calls() {
 #[test]
 fn an_item_that_hangs_has_no_score_and_the_others_have() {
     let each = format!("case $line in *slow*) sleep 1000;; esac; {ID}");
-    // `seconds` counts only once something was answered, so what is asked after the restart has all the time it needs.
+    // `seconds` counts only after the first answer: items repeated after the restart have enough
+    // time.
     let mut command = start(CommandConfig { seconds: 0.3, ..script(&each) });
     let verdicts = judge(&mut command, "?", &["a", "slow", "c"]).unwrap();
     assert_eq!(scores(&verdicts), [Some(0.0), None, Some(2.0)]);
@@ -180,7 +181,7 @@ fn what_is_no_score_is_kept_as_said() {
         *unsure*) echo "{\"id\":$id,\"score\":null,\"reason\":\"cannot say\"}";;
         *) echo; echo "{\"id\":$id,\"score\":1,\"reason\":\"fine\"}";;
     esac"#;
-    // One at a time, so that there is no doubt which item a stray line is of.
+    // One at a time, so that a stray line belongs to a known item.
     let mut command = start(CommandConfig { in_flight: 1, ..script(each) });
     let answers = ["ok", "noise", "stranger", "nan", "huge", "absent", "words", "unsure", "ok"];
     let verdicts = judge(&mut command, "?", &answers).unwrap();
@@ -216,7 +217,7 @@ fn large_items_and_many_of_them() {
 
 #[test]
 fn full_pipes_stop_nobody() {
-    // 300 kB to both before it reads anything, and as much with each answer; what a pipe holds is 64 kB.
+    // 300 kB to both before it reads anything, and as much with each answer; a pipe holds 64 kB.
     let noise = "noise=$(head -c 300000 /dev/zero | tr '\\0' x); echo $noise; echo $noise >&2";
     let each = r#"echo "{\"id\":$id,\"score\":1,\"reason\":\"$noise\"}"; echo $noise >&2"#;
     let mut command = start(sh(&format!("{noise}; {}", script(each).command[2])));
@@ -228,7 +229,7 @@ fn full_pipes_stop_nobody() {
 
 #[test]
 fn no_process_is_left_when_the_judge_is_dropped() {
-    // It starts another process, and neither cares that stdin was closed.
+    // It starts another process, and both ignore that stdin was closed.
     let script = format!("sleep 1000 & {}; sleep 1000", script(ID).command[2]);
     let (mut command, lines) = with_stderr(CommandConfig { grace_s: 0.05, ..sh(&script) });
     judge(&mut command, "?", &["a"]).unwrap();

@@ -1,4 +1,4 @@
-//! Endpoints that work, and all the ways in which they do not.
+//! Endpoints that work, and that fail in every way.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tandem_judge::{EndpointConfig, EndpointJudge, Judge};
 use crate::server::{Answer, Request, Server};
 use crate::support::{GO, group, judge, scores};
 
-/// A variable that every test process has, and whose value is in nothing that a judge says otherwise.
+/// A variable of every test process, with a value that appears in no other text of a judge.
 const KEY: &str = "PATH";
 
 pub fn config(base_url: &str) -> EndpointConfig {
@@ -18,7 +18,7 @@ pub fn config(base_url: &str) -> EndpointConfig {
         base_url: base_url.to_owned(),
         model: "big".to_owned(),
         prompt: "{prompt}|{a}|{b}".to_owned(),
-        // Longer than anything takes, on a machine with much else to do.
+        // Longer than anything takes on a busy machine.
         timeout_s: 120.0,
         retries: 2,
         first_pause_s: 0.001,
@@ -31,13 +31,13 @@ pub fn start(config: EndpointConfig) -> EndpointJudge {
     EndpointJudge::new("endpoint", config).unwrap()
 }
 
-/// The answers as they stand in a request.
+/// Returns the responses in a request.
 fn places(request: &Request) -> [&str; 2] {
     let parts: Vec<_> = request.text().split('|').collect();
     [parts[1], parts[2]]
 }
 
-/// Prefers the answer that is later in the alphabet.
+/// Prefers the response that is later in the alphabet.
 pub fn fair(request: &Request, _: usize) -> Answer {
     let [a, b] = places(request);
     Answer::Says(if a > b { "A" } else { "B" })
@@ -86,7 +86,7 @@ fn a_model_that_prefers_a_place_decides_nothing() {
 
 #[test]
 fn disagreement_and_ties_are_halves_in_the_mean() {
-    // m beats z, m and a are a tie, and of z and a the first one wins.
+    // m beats z, m and a tie, and of z and a the first wins.
     let server = Server::start(|request, _| {
         Answer::Says(match places(request) {
             ["m", "z"] => "A",
@@ -138,7 +138,9 @@ fn who_wants_to_be_left_alone_for_long_is_not_asked_again() {
     let server = Server::start(move |_, _| busy());
     let error = judge(&mut start(config(&server.base_url)), "?", &["a", "b"]).unwrap_err().to_string();
     assert!(
-        error.contains("HTTP 429: (no message) (to be asked again in 3600s, later than `longest_pause_s`)"),
+        error.contains(
+            "HTTP 429: (no message) (the server asks for a pause of 3600s, longer than `longest_pause_s`)"
+        ),
         "{error}"
     );
     assert_eq!(server.requests().len(), 2);
@@ -208,7 +210,7 @@ fn a_reply_that_does_not_come_is_asked_for_again() {
         0 => Answer::Nothing,
         _ => fair(request, before),
     });
-    // So many retries that even a very slow machine is in time once.
+    // Enough retries for even a very slow machine to be in time once.
     let mut endpoint = start(EndpointConfig { timeout_s: 0.3, retries: 100, ..config(&server.base_url) });
     assert_eq!(scores(&judge(&mut endpoint, "?", &["a", "b"]).unwrap()), [Some(0.0), Some(1.0)]);
     assert!(endpoint.counts().retries >= 1);
@@ -238,11 +240,11 @@ fn the_key_is_shown_nowhere() {
             json!({ "choices": [{ "message": { "content": format!("Your key is {key}.") } }] }).to_string()
         }
         "error" => json!({ "error": { "message": format!("Your key is {key}.") } }).to_string(),
-        // The message is cut in the middle of it.
+        // The message is truncated in the middle of it.
         _ => format!("Your key is {}{key}", "-".repeat(470)),
     };
     for (status, kind) in [(200, "words"), (200, "text"), (401, "error"), (401, "text"), (500, "text")] {
-        // A server that tells everybody.
+        // A server that repeats the key.
         let server = Server::start(move |request, _| {
             Answer::Http(status, "", body(kind, request.header("authorization").unwrap()))
         });
@@ -275,7 +277,7 @@ fn a_request_under_way_does_not_hold_up_a_stop() {
         seen.store(true, Ordering::Relaxed);
         Answer::Nothing
     });
-    // If it waited for the reply, the judge would say that no pair could be compared.
+    // Waiting for the reply would end with an error about the pairs.
     let mut endpoint = start(EndpointConfig { timeout_s: 20.0, retries: 0, ..config(&server.base_url) });
     let row = Map::new();
     let stopped = endpoint.judge(&[group("?", &row, &["a", "b"])], &stop);
@@ -284,7 +286,7 @@ fn a_request_under_way_does_not_hold_up_a_stop() {
 
 #[test]
 fn an_encrypted_address_is_spoken_to_encrypted() {
-    // A server that does not understand TLS sees no request.
+    // A server without TLS sees no request.
     let server = Server::start(fair);
     let mut endpoint = start(config(&server.base_url.replace("http:", "https:")));
     let error = judge(&mut endpoint, "?", &["a", "b"]).unwrap_err().to_string();

@@ -7,7 +7,7 @@ use tandem_judge::{Counts, Group, Judge, JudgeError, Member, Panel, Result, Verd
 
 use crate::support::{GO, group};
 
-/// Says the same whatever it is asked.
+/// Judge with a constant verdict.
 struct Fixed(&'static str, Vec<Option<f64>>);
 
 impl Judge for Fixed {

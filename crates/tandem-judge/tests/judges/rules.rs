@@ -17,12 +17,12 @@ fn verdicts(rule: Rule, row: &Value, answers: &[&str]) -> tandem_judge::Result<V
     Ok(verdicts)
 }
 
-/// Scores, all of which are there.
+/// Returns the scores; all must exist.
 fn scored(rule: Rule, row: &Value, answers: &[&str]) -> Vec<f64> {
     scores(&verdicts(rule, row, answers).unwrap()).into_iter().flatten().collect()
 }
 
-/// What a rule that cannot be built, or a row that it cannot use, is told.
+/// Returns the error of a rule that cannot be built, or of a row that it cannot use.
 fn refused(rule: Rule, row: &Value) -> String {
     verdicts(rule, row, &["answer 1"]).unwrap_err().to_string()
 }
@@ -36,7 +36,7 @@ fn length_in_a_range() {
 #[test]
 fn length_by_the_unit_within_limits() {
     let rule = LengthConfig { unit: LengthUnit::Characters, min: 2, max: Some(4), per_unit: Some(-0.5) };
-    // `éé` are four bytes, which is what the tests' tokens are.
+    // The tests count bytes as tokens; `éé` has four.
     assert_eq!(
         scored(Rule::Length(rule), &json!({}), &["", "éé", "abc", "abcdef"]),
         [-1.0, -1.0, -1.5, -2.0]

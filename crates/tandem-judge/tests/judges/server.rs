@@ -1,4 +1,4 @@
-//! A chat endpoint for tests: a little HTTP/1.1, a connection for each request.
+//! Chat endpoint for tests: minimal HTTP/1.1, one connection per request.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-/// What a client sent.
+/// A client's request.
 #[derive(Clone)]
 pub struct Request {
     /// `POST /v1/chat/completions`.
@@ -16,24 +16,24 @@ pub struct Request {
     pub body: Value,
 }
 
-/// What it is told.
+/// Reply to a client.
 pub enum Answer {
-    /// A model's words.
+    /// A model's text.
     Says(&'static str),
     /// Status, further headers, and body.
     Http(u16, &'static str, String),
-    /// Nothing, until the client gives up.
+    /// No reply, until the client gives up.
     Nothing,
 }
 
-/// A server that runs as long as the tests.
+/// Server that runs as long as the tests.
 pub struct Server {
     pub base_url: String,
     requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Request {
-    /// The text that the model is shown.
+    /// Returns the text that the model receives.
     pub fn text(&self) -> &str {
         self.body["messages"][0]["content"].as_str().unwrap()
     }
@@ -62,7 +62,7 @@ impl Request {
 }
 
 impl Server {
-    /// `answer` is given each request and how many came before it.
+    /// Starts a server; `answer` receives each request and the number of earlier ones.
     pub fn start(answer: impl Fn(&Request, usize) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let base_url = format!("http://{}/v1", listener.local_addr().unwrap());

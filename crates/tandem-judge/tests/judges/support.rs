@@ -1,4 +1,4 @@
-//! What several tests need.
+//! Helpers of several tests.
 
 use std::sync::atomic::AtomicBool;
 
@@ -12,7 +12,7 @@ pub fn group<'a>(prompt: &'a str, row: &'a Map<String, Value>, answers: &'a [&'a
     Group { place: "rows.jsonl:7", prompt: Prompt::Text(prompt), row, answers }
 }
 
-/// The verdicts of one group's answers.
+/// Returns the verdicts of one group's responses.
 pub fn judge(judge: &mut dyn Judge, prompt: &str, answers: &[&str]) -> Result<Vec<Verdict>> {
     let row = Map::new();
     let mut verdicts = judge.judge(&[group(prompt, &row, answers)], &GO)?;
