@@ -19,7 +19,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Creates pauses from seconds that are [waitable](is_waitable).
+    /// Creates pauses from seconds that are above 0 and below a year.
     pub fn of_seconds(first: f64, longest: f64) -> Self {
         let [first, longest] = [first, longest].map(Duration::from_secs_f64);
         Self { first, longest }
@@ -60,7 +60,7 @@ pub(crate) fn is_waitable(seconds: f64) -> bool {
     seconds > 0.0 && seconds <= 3e7
 }
 
-/// Refuses options that are not [waitable](is_waitable).
+/// Refuses options that are not above 0 and below a year.
 pub(crate) fn check_seconds(judge: &str, options: &[(&'static str, f64)]) -> Result<()> {
     match options.iter().find(|(_, seconds)| !is_waitable(*seconds)) {
         None => Ok(()),
