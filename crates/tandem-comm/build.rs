@@ -1,4 +1,4 @@
-//! Compiles the shim around Gloo where the feature asks for it; needs a C++ compiler and Debian's `libgloo-dev`.
+//! Compiles the shim around Gloo for the feature `gloo`: needs a C++ compiler and `libgloo-dev`.
 
 fn main() {
     println!("cargo::rerun-if-changed=src/engines/gloo/shim.cc");

@@ -5,8 +5,10 @@
 //! * [`Group`]: one rank's membership of a process group, with the collectives of its ranks.
 //! * `collective/`: what a collective is: calls, element types, volume, the [`Engine`] interface.
 //! * `engines/`: what moves the bytes: [`threads`] for ranks that are threads of one process,
-//!   `gloo` (a feature) for processes, [`nccl`] for GPUs over any of them, [`recorder`] for dry runs.
+//!   `gloo` (a feature) for processes, [`nccl`] for GPUs over either, [`recorder`] for dry runs.
 //! * `health/`: heartbeats, watchdog, progress and the record of the first failure.
+
+#![warn(unreachable_pub)]
 
 // Engines share the conformance tests, which name the crate as its users do.
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Formats → records → chat template → tokens (cached, memory-mapped) → forests.
 //!
-//! * `source/`: [`Sources`](source::Sources) name the files; a [`Record`](record::Record) is one row.
+//! * `source/`: [`Sources`](source::Sources) name the files; a [`Record`](record::Record) is a row.
 //! * `text/`: [`Tokenizer`](tokenizer::Tokenizer) and [`ChatTemplate`](chat_template::ChatTemplate)
 //!   match transformers, given the files of a model's folder.
-//! * `rows/`: [`row::tokenise`] turns a record into TRL's tokens; [`prompts`] reads prompts to answer.
+//! * `rows/`: [`row::tokenise`] turns a record into TRL's tokens; [`prompts`] reads prompts.
 //! * `cache/`: [`prepare`](prepare::prepare) does all of that once and stores a
 //!   [`TokenCache`](token_cache::TokenCache) for later runs.
 //! * `batch/`: [`order`] selects the rows of each step; [`ForestBuilder`](forest::ForestBuilder)
@@ -11,6 +11,8 @@
 //! * [`Report`](report::Report) lists the rows that were dropped or changed.
 //!
 //! A folder imports from folders before it in this list; `batch/` and `cache/` are independent.
+
+#![warn(unreachable_pub)]
 
 mod batch;
 mod cache;

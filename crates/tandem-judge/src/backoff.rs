@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::{JudgeError, Result};
 
 /// Interval at which a waiting thread checks `stop`.
-pub const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// Pauses that double.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Creates pauses from seconds that are [waitable](is_waitable).
+    /// Creates pauses from seconds that are above 0 and below a year.
     pub fn of_seconds(first: f64, longest: f64) -> Self {
         let [first, longest] = [first, longest].map(Duration::from_secs_f64);
         Self { first, longest }
@@ -41,7 +41,7 @@ impl Backoff {
 }
 
 /// Sleeps, unless `stop` is set.
-pub fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
+pub(crate) fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
     let until = Instant::now() + pause;
     loop {
         if stop.load(Ordering::Relaxed) {
@@ -56,12 +56,12 @@ pub fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
 }
 
 /// Returns whether a number of seconds is above 0 and below a year.
-pub fn is_waitable(seconds: f64) -> bool {
+pub(crate) fn is_waitable(seconds: f64) -> bool {
     seconds > 0.0 && seconds <= 3e7
 }
 
-/// Refuses options that are not [waitable](is_waitable).
-pub fn check_seconds(judge: &str, options: &[(&'static str, f64)]) -> Result<()> {
+/// Refuses options that are not above 0 and below a year.
+pub(crate) fn check_seconds(judge: &str, options: &[(&'static str, f64)]) -> Result<()> {
     match options.iter().find(|(_, seconds)| !is_waitable(*seconds)) {
         None => Ok(()),
         Some((key, seconds)) => {

@@ -13,6 +13,8 @@
 //! No score is invented: a failure for one response leaves it without a score and with the reason;
 //! a failure for all of them is a [`JudgeError`].
 
+#![warn(unreachable_pub)]
+
 mod backoff;
 mod command;
 mod endpoint;

@@ -141,7 +141,7 @@ fn list(names: &[String]) -> String {
     format!("{} {verb}", names.join(", "))
 }
 
-const UNSET: &str = "unset what is left over from another job, or start all ranks through one launcher";
+const UNSET: &str = "unset variables left over from another job, or start all ranks through one launcher";
 
 impl Launch {
     /// Reads the environment of this process.
@@ -232,7 +232,7 @@ fn rank_variables(vars: &Variables, launcher: Launcher) -> Result<Launch, Launch
     vars.require(
         &["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"],
         &["RANK", "WORLD_SIZE"],
-        "a launcher sets all of them; unset what is left over from another job",
+        "a launcher sets all of them; unset variables left over from another job",
     )?;
     let (process, num_processes) = vars.place("RANK", "WORLD_SIZE")?;
     let meeting_point = if num_processes == 1 {
@@ -241,7 +241,7 @@ fn rank_variables(vars: &Variables, launcher: Launcher) -> Result<Launch, Launch
         vars.require(
             &["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"],
             &["MASTER_ADDR", "MASTER_PORT"],
-            "ranks need an address at which to meet",
+            "ranks need a rendezvous address",
         )?;
         // torchrun's agent says whether it serves the store; before torch 1.9 it says nothing and
         // does not.
@@ -253,7 +253,7 @@ fn rank_variables(vars: &Variables, launcher: Launcher) -> Result<Launch, Launch
         return Err(Contradictory {
             first: format!("LOCAL_RANK={local}"),
             second: format!("RANK={process}"),
-            hint: "a rank on this machine cannot be higher than the rank among all",
+            hint: "the local rank cannot exceed the global rank",
         });
     }
     Ok(Launch { launcher, process, num_processes, local_process, ranks_here: RanksHere::One, meeting_point })
@@ -267,7 +267,7 @@ fn pet(vars: &Variables) -> Result<Launch, LaunchError> {
     let meeting_point = if num_processes == 1 {
         None
     } else {
-        vars.require(&all, &all[3..], "nodes need an address at which to meet")?;
+        vars.require(&all, &all[3..], "nodes need a rendezvous address")?;
         vars.meeting_point("PET_MASTER_ADDR", "PET_MASTER_PORT", false)?
     };
     let ranks_here = match vars.get("PET_NPROC_PER_NODE") {
@@ -450,7 +450,7 @@ impl Variables<'_> {
         let number = |name| self.number(name)?.ok_or_else(|| self.malformed(name, "a whole number"));
         let (rank, size) = (number(rank_name)?, number(size_name)?);
         if rank >= size {
-            let hint = "ranks count from 0 to one less than the number of them";
+            let hint = "a rank is at least 0 and less than the world size";
             return Err(Contradictory { first: self.show(rank_name), second: self.show(size_name), hint });
         }
         Ok((rank, size))

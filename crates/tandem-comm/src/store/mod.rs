@@ -47,7 +47,7 @@ pub enum StoreError {
         reason: String,
     },
     /// The server does not speak the protocol.
-    #[error("what serves at {address} is no store: {found}; is the port another program's?")]
+    #[error("the server at {address} is not a store: {found}; does another program use this port?")]
     NotAStore {
         /// Host and port.
         address: String,
@@ -56,7 +56,7 @@ pub enum StoreError {
     },
     /// The port cannot be served.
     #[error(
-        "cannot serve a store at port {port}: {reason}; if a launcher or another job serves there, be its client or take another port"
+        "cannot serve a store at port {port}: {reason}; if a launcher or another job serves there, connect to it or use another port"
     )]
     Bind {
         /// The port.
@@ -65,7 +65,7 @@ pub enum StoreError {
         reason: String,
     },
     /// Keys without a value in time.
-    #[error("nobody set {} in the store at {address} within {} s", keys.join(", "), waited.as_secs_f64())]
+    #[error("{} not set in the store at {address} within {} s", keys.join(", "), waited.as_secs_f64())]
     Timeout {
         /// Host and port.
         address: String,
@@ -87,7 +87,7 @@ pub enum StoreError {
         reason: String,
     },
     /// A key or value that is too long; nothing was sent.
-    #[error("{request}: {len} bytes, and a store takes at most {limit}")]
+    #[error("{request}: {len} bytes, but a store accepts at most {limit}")]
     TooLong {
         /// The request.
         request: String,

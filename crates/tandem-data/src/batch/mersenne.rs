@@ -11,7 +11,7 @@ pub(crate) struct Mersenne {
 
 impl Mersenne {
     /// Seeds the generator; as in torch only the low 32 bits count.
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         let mut state = [seed as u32; LENGTH];
         for i in 1..LENGTH {
             let previous = state[i - 1];
@@ -21,7 +21,7 @@ impl Mersenne {
     }
 
     /// Returns the next 32 random bits.
-    pub fn next_u32(&mut self) -> u32 {
+    pub(super) fn next_u32(&mut self) -> u32 {
         if self.next == LENGTH {
             self.twist();
         }

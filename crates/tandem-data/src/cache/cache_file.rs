@@ -76,12 +76,12 @@ pub(crate) struct RowEntry {
 }
 
 impl Header {
-    pub fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> Kind {
         KINDS[self.kind as usize]
     }
 
     /// Returns the byte offsets of data, rows, report and end.
-    pub fn offsets(&self) -> Option<[usize; 4]> {
+    pub(super) fn offsets(&self) -> Option<[usize; 4]> {
         let data = HEADER_BYTES;
         let rows = usize::try_from(self.num_words).ok()?.checked_mul(4)?.checked_add(data)?;
         let report =
@@ -90,7 +90,7 @@ impl Header {
     }
 
     /// Returns a hash of the tokens and their origins, independent of the file's location.
-    pub fn content_hash(&self) -> blake3::Hash {
+    pub(super) fn content_hash(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.kind.to_le_bytes()).update(&self.data_checksum).update(&self.rows_checksum);
         hasher.finalize()
@@ -103,7 +103,7 @@ impl Header {
 
     /// Reads a file of `length` bytes and checks header and sections. The inner error says why the
     /// file is invalid.
-    pub fn verify(
+    pub(super) fn verify(
         mut file: impl Read + Send,
         length: u64,
         key: &blake3::Hash,
@@ -166,14 +166,14 @@ pub(crate) struct CacheWriter<W: Write + Seek> {
 
 impl<W: Write + Seek> CacheWriter<W> {
     /// Creates a writer and leaves room for the header.
-    pub fn new(mut out: W, kind: Kind, key: blake3::Hash) -> io::Result<Self> {
+    pub(super) fn new(mut out: W, kind: Kind, key: blake3::Hash) -> io::Result<Self> {
         out.write_all(&[0; HEADER_BYTES])?;
         let (buffer, hasher) = (Vec::with_capacity(BUFFER_BYTES), blake3::Hasher::new());
         Ok(Self { out, kind, key, num_bytes: 0, buffer, hasher, rows: Vec::new() })
     }
 
     /// Appends a row.
-    pub fn push(&mut self, row: &TokenRow, origin: Origin) -> io::Result<()> {
+    pub(super) fn push(&mut self, row: &TokenRow, origin: Origin) -> io::Result<()> {
         let mut entry = RowEntry {
             start: self.num_bytes / 4,
             prompt: 0,
@@ -213,7 +213,7 @@ impl<W: Write + Seek> CacheWriter<W> {
     }
 
     /// Writes rows, report and header, which completes the file.
-    pub fn finish(mut self, report: &Report) -> io::Result<W> {
+    pub(super) fn finish(mut self, report: &Report) -> io::Result<W> {
         if !self.num_bytes.is_multiple_of(8) {
             self.write(&[0; 4])?; // the row entries hold u64, so they start at a multiple of 8
         }

@@ -3,4 +3,4 @@
 pub mod prompts;
 pub mod row;
 pub mod show;
-pub mod tokens;
+pub(crate) mod tokens;

@@ -40,7 +40,7 @@ pub(crate) struct RowReader<R = BufReader<File>> {
 
 impl RowReader {
     /// Opens a file and detects its format.
-    pub fn open(path: &Path) -> Result<Self, DataError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(DataError::io("reading", path))?;
         Self::new(path, BufReader::with_capacity(1 << 18, file))
     }
@@ -60,12 +60,12 @@ impl<R: BufRead> RowReader<R> {
     }
 
     /// Returns the number of bytes consumed.
-    pub fn bytes_read(&self) -> u64 {
+    pub(crate) fn bytes_read(&self) -> u64 {
         self.bytes
     }
 
     /// Returns the next row, without blank lines.
-    pub fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
+    pub(crate) fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
         match self.layout {
             Layout::Lines => self.next_line(),
             Layout::Array { any } => self.next_element(any),

@@ -212,7 +212,7 @@ impl Row<'_> {
                 let answer = chosen.split_off(at);
                 (Text::Chat(chosen), Text::Chat(answer), Text::Chat(rejected.split_off(at)))
             }
-            _ => unreachable!("checked to be of one kind above"),
+            _ => unreachable!("both were checked to have one form"),
         };
         Ok((Content::Preference { prompt, chosen, rejected }, "chosen, rejected"))
     }

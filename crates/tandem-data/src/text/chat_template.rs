@@ -247,7 +247,7 @@ fn has_length(value: &Value) -> bool {
 }
 
 fn tojson(value: Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
-    // Python's signature: tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False).
+    // Python: tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False).
     let argument = |index: usize, name: &str| -> Result<Option<Value>, Error> {
         let value = match positional.get(index) {
             Some(value) => Some(value.clone()),

@@ -109,7 +109,7 @@ pub(crate) struct JsonStyle {
 
 impl JsonStyle {
     /// Creates a style with Python's default separators for this indent.
-    pub fn new(indent: Option<usize>) -> Self {
+    pub(super) fn new(indent: Option<usize>) -> Self {
         let item = if indent.is_some() { "," } else { ", " };
         Self { indent, item: item.into(), key: ": ".into(), ascii: false, sort_keys: false }
     }

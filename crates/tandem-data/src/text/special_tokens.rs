@@ -19,7 +19,7 @@ pub(crate) struct TokenFiles {
 }
 
 impl TokenFiles {
-    pub fn read(folder: &Path) -> Result<Self, DataError> {
+    pub(super) fn read(folder: &Path) -> Result<Self, DataError> {
         let read = |name: &str| -> Result<Value, DataError> {
             let path = folder.join(name);
             match std::fs::read(&path) {
@@ -39,7 +39,7 @@ impl TokenFiles {
 
     /// Returns named special tokens as `(attribute, token)`; `tokenizer_config.json` overrides
     /// `special_tokens_map.json`.
-    pub fn named(&self) -> Vec<(String, String)> {
+    pub(super) fn named(&self) -> Vec<(String, String)> {
         NAMES
             .iter()
             .filter_map(|&name| {
@@ -51,7 +51,7 @@ impl TokenFiles {
     }
 
     /// Returns special tokens without an attribute.
-    pub fn extra(&self) -> Vec<String> {
+    pub(super) fn extra(&self) -> Vec<String> {
         let mut tokens = Vec::new();
         for list in ["extra_special_tokens", "additional_special_tokens"] {
             for file in [&self.tokenizer_config, &self.special_tokens_map] {
@@ -67,7 +67,7 @@ impl TokenFiles {
     }
 
     /// Returns the tokens of `added_tokens_decoder` as `(id, description)`, by id.
-    pub fn added(&self) -> Vec<(u32, &Value)> {
+    pub(super) fn added(&self) -> Vec<(u32, &Value)> {
         let mut added: Vec<_> = self.tokenizer_config["added_tokens_decoder"]
             .as_object()
             .into_iter()
@@ -79,13 +79,13 @@ impl TokenFiles {
     }
 
     /// Returns a flag of `tokenizer_config.json`.
-    pub fn flag(&self, name: &str) -> Option<bool> {
+    pub(super) fn flag(&self, name: &str) -> Option<bool> {
         self.tokenizer_config[name].as_bool()
     }
 
     /// Returns ids under `name` in `generation_config.json`, else in `config.json`: one number or a
     /// list.
-    pub fn ids(&self, name: &str) -> Vec<u32> {
+    pub(super) fn ids(&self, name: &str) -> Vec<u32> {
         let ids = |file: &Value| -> Vec<u32> {
             match &file[name] {
                 Value::Array(list) => list.iter().filter_map(as_id).collect(),

@@ -11,19 +11,19 @@ use crate::judge::beginning;
 const KEPT: usize = 200;
 
 /// Parser of lines.
-pub struct Parser {
+pub(super) struct Parser {
     /// Finds the item's id in a line that is not JSON, as with Python's `NaN`.
     id: Regex,
 }
 
 impl Parser {
     /// Creates a parser.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { id: Regex::new(r#""id"\s*:\s*([0-9]+)"#).expect("a constant that the tests compile") }
     }
 
     /// Passes a line to the round; returns whether it answered an item.
-    pub fn take(&self, line: &[u8], round: &mut Round) -> bool {
+    pub(super) fn take(&self, line: &[u8], round: &mut Round) -> bool {
         let line = line.trim_ascii();
         if line.is_empty() {
             return false;

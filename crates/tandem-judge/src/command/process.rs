@@ -31,7 +31,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Process of a command and leader of its process group. Drop closes stdin, waits briefly, and
 /// kills the rest of the group.
-pub struct Process {
+pub(super) struct Process {
     /// Dropped before the leader, which closes stdin when everything is written.
     to_write: Option<Sender<Vec<u8>>>,
     lines: Receiver<Vec<u8>>,
@@ -47,7 +47,7 @@ pub struct Process {
 
 impl Process {
     /// Starts a command.
-    pub fn start(command: &[String], grace: Duration, tail: &Tail) -> io::Result<Self> {
+    pub(super) fn start(command: &[String], grace: Duration, tail: &Tail) -> io::Result<Self> {
         let child = Command::new(&command[0])
             .args(&command[1..])
             .stdin(Stdio::piped())
@@ -92,7 +92,7 @@ impl Process {
     }
 
     /// Queues a line for writing.
-    pub fn send(&self, line: Vec<u8>) {
+    pub(super) fn send(&self, line: Vec<u8>) {
         if let Some(to_write) = &self.to_write {
             // An error means that it no longer reads, as above.
             let _ = to_write.send(line);
@@ -100,12 +100,12 @@ impl Process {
     }
 
     /// Returns the next line of output. Disconnected: there are no more.
-    pub fn receive(&mut self, patience: Duration) -> Result<Vec<u8>, RecvTimeoutError> {
+    pub(super) fn receive(&mut self, patience: Duration) -> Result<Vec<u8>, RecvTimeoutError> {
         self.ahead.take().map_or_else(|| self.lines.recv_timeout(patience), Ok)
     }
 
     /// Returns whether stdout is closed and everything was received.
-    pub fn is_closed(&mut self) -> bool {
+    pub(super) fn is_closed(&mut self) -> bool {
         if self.ahead.is_none() {
             match self.lines.try_recv() {
                 Ok(line) => self.ahead = Some(line),
@@ -117,12 +117,12 @@ impl Process {
     }
 
     /// Makes drop kill it without grace.
-    pub fn hurry(&mut self) {
+    pub(super) fn hurry(&mut self) {
         self.grace = Duration::ZERO;
     }
 
     /// Ends it and returns how it ended; its stderr has then been read as far as possible.
-    pub fn end(mut self) -> String {
+    pub(super) fn end(mut self) -> String {
         self.finish();
         let _ = self.stderr_end.recv_timeout(LAST_WORDS);
         match &self.leader.end {
@@ -181,19 +181,19 @@ impl Drop for Leader {
 
 /// The last stderr lines of a command and its predecessors, each also passed on.
 #[derive(Clone)]
-pub struct Tail {
+pub(super) struct Tail {
     lines: Arc<Mutex<VecDeque<String>>>,
     on_line: StderrLine,
 }
 
 impl Tail {
     /// Creates an empty tail.
-    pub fn new(on_line: StderrLine) -> Self {
+    pub(super) fn new(on_line: StderrLine) -> Self {
         Self { lines: Arc::default(), on_line }
     }
 
     /// Returns the lines, oldest first.
-    pub fn lines(&self) -> Vec<String> {
+    pub(super) fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 

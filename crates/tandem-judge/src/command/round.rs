@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::Verdict;
 
 /// Items of one call.
-pub struct Round {
+pub(super) struct Round {
     first_id: u64,
     items: Vec<Item>,
     /// Items not asked yet, or asked again after another item's timeout.
@@ -34,7 +34,7 @@ struct Item {
 
 impl Round {
     /// Creates a round of items numbered from `first_id`.
-    pub fn new(first_id: u64, num_items: usize) -> Self {
+    pub(super) fn new(first_id: u64, num_items: usize) -> Self {
         Self {
             first_id,
             items: vec![Item::default(); num_items],
@@ -48,22 +48,22 @@ impl Round {
     }
 
     /// Returns whether each item has a verdict.
-    pub fn is_done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.num_open == 0
     }
 
     /// Returns the number of repeated items.
-    pub fn asked_again(&self) -> u64 {
+    pub(super) fn asked_again(&self) -> u64 {
         self.asked_again
     }
 
     /// Returns the verdicts of a finished round.
-    pub fn into_verdicts(self) -> Vec<Verdict> {
+    pub(super) fn into_verdicts(self) -> Vec<Verdict> {
         self.items.into_iter().filter_map(|item| item.verdict).collect()
     }
 
     /// Returns the next item to ask, if one more may be in flight.
-    pub fn next(&mut self, limit: usize) -> Option<usize> {
+    pub(super) fn next(&mut self, limit: usize) -> Option<usize> {
         let is_alone = self.in_flight.front().is_some_and(|index| self.items[*index].is_suspect);
         let limit = if is_alone || !self.suspects.is_empty() { 1 } else { limit };
         if self.in_flight.len() >= limit {
@@ -76,13 +76,13 @@ impl Round {
     }
 
     /// Returns for how long the oldest item in flight has been the oldest.
-    pub fn waited(&self) -> Duration {
+    pub(super) fn waited(&self) -> Duration {
         self.oldest.map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }
 
     /// Takes an answer; returns false if no such item was asked. The first answer to an item
     /// counts.
-    pub fn answered(&mut self, id: u64, verdict: Verdict) -> bool {
+    pub(super) fn answered(&mut self, id: u64, verdict: Verdict) -> bool {
         let Some(index) = id.checked_sub(self.first_id) else {
             return true; // An item of an earlier call.
         };
@@ -100,7 +100,7 @@ impl Round {
     }
 
     /// Records an invalid line, attributed to the oldest item.
-    pub fn garbage(&mut self, why: String) {
+    pub(super) fn garbage(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
             self.settle(index, Verdict::none(why));
             self.items[index].is_guess = true;
@@ -109,7 +109,7 @@ impl Round {
 
     /// Records the oldest item's timeout, after which the command is killed; the other items are
     /// asked again.
-    pub fn hung(&mut self, why: String) {
+    pub(super) fn hung(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
             self.settle(index, Verdict::none(why));
         }
@@ -121,7 +121,7 @@ impl Round {
     }
 
     /// Records the command's end. An item that was asked alone as a suspect gets no score.
-    pub fn died(&mut self, how: &str) {
+    pub(super) fn died(&mut self, how: &str) {
         if let Some(index) = self.in_flight.front().copied().filter(|index| self.items[*index].is_suspect) {
             self.settle(
                 index,

@@ -17,7 +17,7 @@ const KEPT: usize = 2000;
 
 /// State shared by all requests.
 #[derive(Debug)]
-pub struct Asker {
+pub(super) struct Asker {
     judge: String,
     client: Client,
     cache: Option<Mutex<Cache>>,
@@ -31,7 +31,7 @@ pub struct Asker {
 
 impl Asker {
     /// Creates the state from checked options.
-    pub fn new(judge: String, config: &EndpointConfig) -> Result<Self> {
+    pub(super) fn new(judge: String, config: &EndpointConfig) -> Result<Self> {
         let client = Client::new(&judge, config)?;
         let open = |folder| {
             Cache::open(folder).map(Mutex::new).map_err(|(path, source)| {
@@ -54,17 +54,17 @@ impl Asker {
     }
 
     /// Returns the judge's name.
-    pub fn judge(&self) -> &str {
+    pub(super) fn judge(&self) -> &str {
         &self.judge
     }
 
     /// Returns the requests' address.
-    pub fn address(&self) -> &str {
+    pub(super) fn address(&self) -> &str {
         self.client.address()
     }
 
     /// Returns the work so far.
-    pub fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> Counts {
         Counts {
             retries: self.num_retries.load(Ordering::Relaxed),
             cache_hits: self.num_hits.load(Ordering::Relaxed),
@@ -78,7 +78,7 @@ impl Asker {
     /// # Errors
     ///
     /// If further requests make no sense, or `stop` is set.
-    pub fn ask(&self, body: &str, stop: &AtomicBool) -> Result<Result<Reply, String>> {
+    pub(super) fn ask(&self, body: &str, stop: &AtomicBool) -> Result<Result<Reply, String>> {
         // The body contains everything that the model sees. No address contains a NUL.
         let key = blake3::hash(format!("{}\0{body}", self.address()).as_bytes());
         if let Some(reply) = self.known(&key) {

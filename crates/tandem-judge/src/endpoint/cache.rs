@@ -17,7 +17,7 @@ const FILE: &str = "replies.jsonl";
 
 /// A parsed reply.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reply {
+pub(super) struct Reply {
     /// The choice.
     pub choice: Choice,
     /// The reply's text.
@@ -26,7 +26,7 @@ pub struct Reply {
 
 /// Cached replies of a folder.
 #[derive(Debug)]
-pub struct Cache {
+pub(super) struct Cache {
     path: PathBuf,
     file: File,
     known: HashMap<Hash, Reply>,
@@ -34,7 +34,7 @@ pub struct Cache {
 
 impl Cache {
     /// Reads a folder's replies; creates the folder if it is missing.
-    pub fn open(folder: &Path) -> Result<Self, (PathBuf, io::Error)> {
+    pub(super) fn open(folder: &Path) -> Result<Self, (PathBuf, io::Error)> {
         let path = folder.join(FILE);
         let open = || {
             std::fs::create_dir_all(folder)?;
@@ -54,17 +54,17 @@ impl Cache {
     }
 
     /// Returns the file.
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns the reply to a request.
-    pub fn get(&self, key: &Hash) -> Option<&Reply> {
+    pub(super) fn get(&self, key: &Hash) -> Option<&Reply> {
         self.known.get(key)
     }
 
     /// Stores a reply in one write, so that lines of several runs do not mix.
-    pub fn put(&mut self, key: Hash, reply: Reply) -> io::Result<()> {
+    pub(super) fn put(&mut self, key: Hash, reply: Reply) -> io::Result<()> {
         let line = json!({ "key": key.to_string(), "choice": reply.choice.as_str(), "said": reply.said });
         self.file.write_all(format!("{line}\n").as_bytes())?;
         self.known.insert(key, reply);

@@ -29,7 +29,7 @@ impl Drop for Ending<'_> {
 
 /// Returns the replies to requests, in order. On an early return, requests in flight continue:
 /// their threads end with them, and their replies still reach the cache.
-pub fn ask_all(
+pub(super) fn ask_all(
     asker: &Arc<Asker>,
     bodies: Vec<String>,
     concurrency: usize,

@@ -2,7 +2,7 @@
 
 /// A model's choice between two responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub(super) enum Choice {
     /// The first response.
     A,
     /// The second response.
@@ -13,7 +13,7 @@ pub enum Choice {
 
 impl Choice {
     /// Returns the written form.
-    pub fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::A => "A",
             Self::B => "B",
@@ -22,13 +22,13 @@ impl Choice {
     }
 
     /// Parses exactly the forms of [`as_str`](Self::as_str).
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         [Self::A, Self::B, Self::Tie].into_iter().find(|choice| choice.as_str() == text)
     }
 
     /// Reads the last non-blank line of a reply. It must name exactly one choice: `A is better than
     /// B` is not understood, because word order is no reliable sign.
-    pub fn of_reply(reply: &str) -> Option<Self> {
+    pub(super) fn of_reply(reply: &str) -> Option<Self> {
         let line = reply.lines().rev().find(|line| !line.trim().is_empty())?;
         let words = || line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
         // A lower-case `a` is an article, unless it stands alone.

@@ -13,14 +13,14 @@ const LONGEST_REPLY: u64 = 4 << 20;
 
 /// Client of one address.
 #[derive(Debug)]
-pub struct Client {
+pub(super) struct Client {
     http: Http,
     address: String,
 }
 
 /// Outcome of a request.
 #[derive(Debug, PartialEq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// The model's text.
     Reply(String),
     /// A failure that a retry may avoid.
@@ -41,7 +41,7 @@ pub enum Outcome {
 
 impl Client {
     /// Creates a client and reads the key.
-    pub fn new(judge: &str, config: &EndpointConfig) -> Result<Self> {
+    pub(super) fn new(judge: &str, config: &EndpointConfig) -> Result<Self> {
         let read = |name| Key::read(name).map_err(|reason| JudgeError::option(judge, "api_key_env", reason));
         let key = config.api_key_env.as_deref().map(read).transpose()?;
         let address = config.address();
@@ -50,12 +50,12 @@ impl Client {
     }
 
     /// Returns the requests' address.
-    pub fn address(&self) -> &str {
+    pub(super) fn address(&self) -> &str {
         &self.address
     }
 
     /// Sends a request and waits for its outcome.
-    pub fn send(&self, body: &str) -> Outcome {
+    pub(super) fn send(&self, body: &str) -> Outcome {
         let reply = match self.http.post(&self.address, body) {
             Ok(reply) => reply,
             Err(reason) => return Outcome::Failed { reason, after: None },

@@ -9,7 +9,7 @@ use crate::{Group, Verdict};
 
 /// Two responses of a group.
 #[derive(Debug)]
-pub struct Pair {
+pub(super) struct Pair {
     group: usize,
     answers: [usize; 2],
     /// Outcome of the comparison.
@@ -18,7 +18,7 @@ pub struct Pair {
 
 /// Outcome of comparing a pair.
 #[derive(Debug, PartialEq)]
-pub enum Said {
+pub(super) enum Said {
     /// Both are the same text; nothing was asked.
     Same,
     /// Choice of each order's reply, of A and B in that order.
@@ -28,7 +28,7 @@ pub enum Said {
 }
 
 /// Returns all pairs of each group.
-pub fn of(groups: &[Group<'_>]) -> Vec<Pair> {
+pub(super) fn of(groups: &[Group<'_>]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (group, answers) in groups.iter().map(|group| group.answers.len()).enumerate() {
         for first in 0..answers {
@@ -42,13 +42,13 @@ pub fn of(groups: &[Group<'_>]) -> Vec<Pair> {
 
 impl Pair {
     /// Returns whether both are the same text.
-    pub fn is_same(&self, groups: &[Group<'_>]) -> bool {
+    pub(super) fn is_same(&self, groups: &[Group<'_>]) -> bool {
         let [first, second] = self.answers.map(|answer| groups[self.group].answers[answer].text);
         first == second
     }
 
     /// Returns the requests of both orders.
-    pub fn bodies(&self, groups: &[Group<'_>], config: &EndpointConfig) -> [String; 2] {
+    pub(super) fn bodies(&self, groups: &[Group<'_>], config: &EndpointConfig) -> [String; 2] {
         let [first, second] = self.answers.map(|answer| groups[self.group].answers[answer].text);
         let prompt = groups[self.group].prompt.to_text();
         [[first, second], [second, first]].map(|[a, b]| {
@@ -81,7 +81,7 @@ fn render(template: &str, places: &[(&str, &str)]) -> String {
 
 impl Said {
     /// Combines the replies to both orders.
-    pub fn of(both: &[Result<Reply, String>; 2]) -> Self {
+    pub(super) fn of(both: &[Result<Reply, String>; 2]) -> Self {
         match both {
             [Ok(forward), Ok(backward)] => Self::Chosen([forward.choice, backward.choice]),
             [Err(reason), _] | [_, Err(reason)] => Self::Failed(reason.clone()),
@@ -89,7 +89,7 @@ impl Said {
     }
 
     /// Returns why there is no outcome.
-    pub fn failure(&self) -> Option<&str> {
+    pub(super) fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed(reason) => Some(reason),
             Self::Same | Self::Chosen(_) => None,
@@ -117,7 +117,7 @@ impl Said {
 }
 
 /// Returns each response's mean share against the other responses that it was compared with.
-pub fn verdicts(groups: &[Group<'_>], pairs: &[Pair]) -> Vec<Vec<Verdict>> {
+pub(super) fn verdicts(groups: &[Group<'_>], pairs: &[Pair]) -> Vec<Vec<Verdict>> {
     let mut tallies: Vec<Vec<Tally>> =
         groups.iter().map(|group| vec![Tally::default(); group.answers.len()]).collect();
     for Pair { group, answers: [first, second], said } in pairs {

@@ -1,5 +1,6 @@
 //! Endpoints that work, and that fail in every way.
 
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -137,7 +138,9 @@ fn who_wants_to_be_left_alone_for_long_is_not_asked_again() {
     let server = Server::start(move |_, _| busy());
     let error = judge(&mut start(config(&server.base_url)), "?", &["a", "b"]).unwrap_err().to_string();
     assert!(
-        error.contains("HTTP 429: (no message) (the server asks for a pause of 3600s, longer than `longest_pause_s`)"),
+        error.contains(
+            "HTTP 429: (no message) (the server asks for a pause of 3600s, longer than `longest_pause_s`)"
+        ),
         "{error}"
     );
     assert_eq!(server.requests().len(), 2);
@@ -158,8 +161,8 @@ fn a_server_that_never_works_is_an_error() {
 
 #[test]
 fn nobody_there_is_an_error() {
-    // The system gives no program so low a port of itself.
-    let mut endpoint = start(config("http://127.0.0.1:1"));
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut endpoint = start(config(&format!("http://{address}")));
     let error = judge(&mut endpoint, "?", &["a", "b"]).unwrap_err().to_string();
     assert!(error.contains("none of 1 pairs") && error.contains("refused"), "{error}");
     assert_eq!(endpoint.counts().retries, 4);

@@ -32,7 +32,7 @@ pub(super) fn connect(
     let call = format!("meeting of {size} ranks");
     if store.add(&format!("arrivals/{rank}"), 1)? != 1 {
         let reason = format!(
-            "there is a rank {rank} under this prefix of the store already: two processes were given the same rank, or an earlier attempt its prefix"
+            "there already is a rank {rank} under this prefix of the store: two processes have the same rank, or an earlier attempt used the prefix"
         );
         return Err(CommError::Invalid { call, reason });
     }
@@ -56,7 +56,7 @@ pub(super) fn connect(
         let theirs = Card::decode(&bytes).filter(|card| card.addresses.len() == size);
         let theirs = theirs.ok_or_else(|| CommError::Engine {
             reason: format!(
-                "rank {peer} left an address that rank {rank} cannot read: do all ranks run the same program, and count {size}?"
+                "rank {rank} cannot read the address of rank {peer}: all ranks must run the same program with {size} ranks"
             ),
         })?;
         reachable(rank, card.ip, peer, theirs.ip)?;

@@ -40,7 +40,7 @@ T guarded(char* why, T otherwise, F body) {
   } catch (const std::exception& e) {
     explain(why, e.what());
   } catch (...) {
-    explain(why, "an exception that is no std::exception");
+    explain(why, "an exception that is not a std::exception");
   }
   return otherwise;
 }

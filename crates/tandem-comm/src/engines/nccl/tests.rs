@@ -2,6 +2,7 @@
 //! protocol without a GPU.
 
 #[path = "../../../tests/it/conformance/mod.rs"]
+#[allow(unreachable_pub)] // shared with the integration tests
 mod conformance;
 
 use std::time::Duration;
