@@ -13,7 +13,7 @@ fn sources(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn main() -> io::Result<()> {
-    let folder = Path::new("../tandem-kernels/cuda").canonicalize()?;
+    let folder = Path::new("../tandem-kernels/src/cuda/cu").canonicalize()?;
     let host = Path::new("host").canonicalize()?;
     println!("cargo::rerun-if-changed={}", folder.display());
     println!("cargo::rerun-if-changed={}", host.display());

@@ -1,7 +1,7 @@
 //! What can go wrong in a kernel call.
 
-use crate::dtype::DType;
-use crate::memory_use::MemoryUse;
+use crate::memory::memory_use::MemoryUse;
+use crate::numerics::dtype::DType;
 
 /// An operation was called with operands that do not fit, or memory ran out.
 #[derive(Debug, thiserror::Error)]

@@ -14,41 +14,31 @@
 //! Shape suffixes used throughout: `T` tokens, `D` hidden size, `H` attention heads, `K` key/value heads,
 //! `F` feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
 
-mod arena;
-pub mod bytes;
+pub mod batch;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
-pub mod dtype;
 pub mod error;
-pub mod exact;
-pub mod file;
-pub mod forest;
-pub mod format;
-mod free_list;
-mod host;
-mod memory_use;
-pub mod meta;
+pub mod memory;
+pub mod numerics;
 pub mod ops;
-mod product;
-pub mod profile;
-pub mod states;
-pub mod tensor;
-mod work;
 
-pub use bytes::{Bytes, BytesMut, BytesView};
+pub use batch::forest::{self, Forest, Prediction, Segment};
+pub use device::meta;
+pub use device::profile::{self, Profile};
+pub use device::work::Work;
 pub use device::{Backend, Device};
-pub use dtype::{DType, Element};
 pub use error::KernelError;
-pub use forest::{Forest, Prediction, Segment};
-pub use format::Format;
 pub use half::bf16;
-pub use host::Remote;
-pub use memory_use::{Kind, MemoryUse};
-pub use profile::Profile;
-pub use states::{Dither, Moment, STATE_BLOCK, StateForm, States, StatesMut, StatesView};
-pub use tensor::{Extent, Tensor, View, ViewMut};
-pub use work::Work;
+pub use memory::bytes::{self, Bytes, BytesMut, BytesView};
+pub use memory::file;
+pub use memory::host::Remote;
+pub use memory::memory_use::{Kind, MemoryUse};
+pub use memory::tensor::{self, Extent, Tensor, View, ViewMut};
+pub use numerics::dtype::{self, DType, Element};
+pub use numerics::exact;
+pub use numerics::format::{self, Format};
+pub use numerics::states::{self, Dither, Moment, STATE_BLOCK, StateForm, States, StatesMut, StatesView};
 
 /// The result of a kernel operation.
 pub type Result<T, E = KernelError> = std::result::Result<T, E>;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, Isa};
-use crate::dtype::Element;
+use crate::numerics::dtype::Element;
 use crate::{View, ViewMut, with_element};
 
 /// Elements per block: large enough to outweigh handing it out, small enough to share a few megabytes evenly.

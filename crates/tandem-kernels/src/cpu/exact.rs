@@ -6,7 +6,7 @@ use super::Cpu;
 use super::rows::RowsMut;
 use super::vector::vector_kernel;
 use crate::View;
-use crate::exact::FRACTION_BITS;
+use crate::numerics::exact::FRACTION_BITS;
 
 /// Elements per block.
 const BLOCK: usize = 1 << 14;

@@ -1,11 +1,11 @@
-//! Weights of a byte, a row's with one scale: see [`format`](crate::format). In the arithmetic order of bitsandbytes.
+//! Weights of a byte, a row's with one scale: see [`format`](crate::numerics::format). In the arithmetic order of bitsandbytes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, block_rows};
-use crate::bytes::{BytesMut, BytesView};
+use crate::memory::bytes::{BytesMut, BytesView};
 use crate::{Element, Format, View, ViewMut, with_element};
 
 /// The largest code.

@@ -9,26 +9,26 @@ mod amx;
 pub(crate) mod attention;
 pub(crate) mod columns;
 mod convert;
+mod double_quant;
 pub(crate) mod dropout;
 pub(crate) mod elementary;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 mod exact;
+mod gemm;
 pub(crate) mod head;
 mod int8;
 mod isa;
 pub(crate) mod low_rank;
-mod nested;
 mod nf4;
 pub(crate) mod norm;
 mod optimizer;
 mod peak;
-mod product;
 pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod scratch;
 pub(crate) mod states;
-mod team;
+mod thread_pool;
 pub(crate) mod tile;
 pub(crate) mod vector;
 
@@ -37,13 +37,13 @@ pub use isa::Isa;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::arena::Arena;
-use crate::profile::Profile;
+use crate::device::profile::Profile;
+use crate::memory::arena::Arena;
 use crate::{KernelError, Result};
-use team::Team;
+use thread_pool::Team;
 
+pub(crate) use double_quant::TABLE as NESTED_TABLE;
 pub(crate) use int8::LARGEST as INT8_LARGEST;
-pub(crate) use nested::TABLE as NESTED_TABLE;
 pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
 pub(crate) use optimizer::{AdamStep, RmsStep};
 

@@ -1,13 +1,13 @@
-//! Four-bit weights: see [`format`](crate::format) for what they are. In the arithmetic order of bitsandbytes.
+//! Four-bit weights: see [`format`](crate::numerics::format) for what they are. In the arithmetic order of bitsandbytes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Cpu;
-use super::nested::{self, TABLE};
+use super::double_quant::{self, TABLE};
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
-use crate::bytes::{BytesMut, BytesView};
-use crate::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
+use crate::memory::bytes::{BytesMut, BytesView};
+use crate::numerics::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
 use crate::{Element, View, ViewMut, with_element};
 
 /// What four bits stand for: quantiles of the normal distribution, and zero (arXiv 2305.14314, appendix E).
@@ -98,12 +98,12 @@ impl Cpu {
     /// Of [`Self::pack_nf4`] what follows the codes of each unit: the scales of all blocks.
     pub(crate) fn pack_nf4_scales(&self, scales: &[f32], packed: BytesMut) {
         let packed = RowsMut::from_slice(packed.into_slice());
-        let mean = nested::mean(scales);
+        let mean = double_quant::mean(scales);
         self.parallel_ranges(scales.len(), NF4_BLOCKS, |unit, range| {
             // SAFETY: units are disjoint.
             let rest = unsafe { packed.part(0, unit * NF4_UNIT_LEN + SCALES, NF4_UNIT_LEN - SCALES) };
             rest.fill(0);
-            let largest = nested::quantise(&scales[range.clone()], mean, &mut rest[..range.len()]);
+            let largest = double_quant::quantise(&scales[range.clone()], mean, &mut rest[..range.len()]);
             write_scales(rest, largest, mean);
         });
     }
@@ -207,7 +207,7 @@ vector_kernel! {
         let mut scales = [0.0f32; NF4_BLOCKS];
         let count = values.len().div_ceil(NF4_BLOCK);
         let (largest, mean) = (read_f32(unit, LARGEST), read_f32(unit, MEAN));
-        nested::dequantise(&unit[SCALES..][..count], largest, mean, table, &mut scales);
+        double_quant::dequantise(&unit[SCALES..][..count], largest, mean, table, &mut scales);
         for (block, values) in values.chunks_mut(NF4_BLOCK).enumerate() {
             // A weight is one of sixteen products, which are rounded once for all weights of the block.
             let mut products = [E::from_f32(0.0); 16];

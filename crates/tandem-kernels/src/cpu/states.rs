@@ -6,7 +6,7 @@ use super::Isa;
 use super::convert::convert;
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
-use crate::states::{Dither, Moment, STATE_BLOCK, StatesMut, StatesView};
+use crate::numerics::states::{Dither, Moment, STATE_BLOCK, StatesMut, StatesView};
 use crate::{ViewMut, bf16};
 
 /// States that threads take in chunks, each its own.

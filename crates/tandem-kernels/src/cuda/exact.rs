@@ -2,7 +2,7 @@
 
 use super::driver::Grid;
 use super::{Cuda, args, driver, source};
-use crate::exact::{ExactSum, ExactView};
+use crate::numerics::exact::{ExactSum, ExactView};
 use crate::{Result, View};
 
 pub(super) static SOURCE: driver::Source = source!("exact.cu", not fused);

@@ -2,7 +2,7 @@
 //! around it. Numbers of rows and predictions stay on the device until all strips were seen.
 
 use super::driver::{Arg, Grid};
-use super::{Cuda, args, columns, driver, product, source};
+use super::{Cuda, args, columns, driver, gemm, source};
 use crate::ops::{HeadGradients, HeadParts, HeadShape, HeadWeights, Targets, strips};
 use crate::{DType, Result, View, ViewMut};
 
@@ -96,7 +96,7 @@ pub(crate) fn forward(
     let unbiased = HeadWeights { bias: None, ..weights };
     for strip in strips(rows, chunk, vocabulary, strip_width(vocabulary)) {
         let mut logits = strip.place(&mut kept, &mut spare);
-        product::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
+        gemm::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
         let (first_row, first_token) = (strip.rows.start, strip.tokens.start);
         let logits = Logits { logits, bias: weights.bias, first_row, first_token };
         // SAFETY: the numbers of all rows and predictions have room.
@@ -191,7 +191,7 @@ pub(crate) fn backward(
     for strip in strips(rows, chunk, vocabulary, strip_width(vocabulary)) {
         let mut logits = strip.place(&mut kept, &mut spare);
         if strip.rows.end > kept_rows {
-            product::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
+            gemm::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
         }
         let (first_row, first_token) = (strip.rows.start, strip.tokens.start);
         let of_strip = Logits { logits: logits.reborrow(), bias: weights.bias, first_row, first_token };
@@ -210,7 +210,7 @@ pub(crate) fn backward(
             columns::column_sums(cuda, gradient, bias, partial.as_mut().map(ViewMut::reborrow))?;
         }
         for product in strip.back(gradient, hidden, &weights, &mut gradients) {
-            product::run(cuda, product, None)?;
+            gemm::run(cuda, product, None)?;
         }
     }
     Ok(())

@@ -2,8 +2,8 @@
 
 use super::Cuda;
 use super::driver::{Arg, Grid, Source};
-use crate::bytes::{BytesMut, BytesView};
-use crate::exact::{ExactSum, ExactView};
+use crate::memory::bytes::{BytesMut, BytesView};
+use crate::numerics::exact::{ExactSum, ExactView};
 use crate::{Result, View, ViewMut};
 
 /// A source file of kernels as a `Source`; `not fused` where products and sums are rounded one by one.
@@ -15,11 +15,7 @@ macro_rules! source {
         $crate::cuda::source!($name, false)
     };
     ($name:literal, $fused:literal) => {
-        $crate::cuda::driver::Source {
-            name: $name,
-            text: include_str!(concat!("../../cuda/", $name)),
-            fused: $fused,
-        }
+        $crate::cuda::driver::Source { name: $name, text: include_str!(concat!("cu/", $name)), fused: $fused }
     };
 }
 pub(crate) use source;
@@ -60,7 +56,7 @@ pub static SOURCES: &[&Source] = &[
     &super::norm::SUMS,
     &super::optimizer::SOURCE,
     &super::pack::SOURCE,
-    &super::product::SOURCE,
+    &super::gemm::SOURCE,
     &super::rope::SOURCE,
 ];
 

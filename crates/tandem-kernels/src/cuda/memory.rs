@@ -7,7 +7,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::driver::{Drivers, Event, Region, Stream};
-use crate::free_list::{Cut, FreeList};
+use crate::memory::free_list::{Cut, FreeList};
 use crate::{KernelError, Kind, Result};
 
 /// What tables may take on the device, in bytes.

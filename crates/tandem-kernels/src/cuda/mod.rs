@@ -8,15 +8,17 @@
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod bitsandbytes;
 pub(crate) mod columns;
 pub(crate) mod convert;
+mod discovery;
 pub mod driver;
 pub(crate) mod dropout;
 mod elements;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exact;
-mod found;
+pub(crate) mod gemm;
 pub(crate) mod head;
 mod launch;
 pub(crate) mod low_rank;
@@ -26,21 +28,19 @@ pub(crate) mod norm;
 pub mod nvidia;
 pub(crate) mod optimizer;
 pub(crate) mod pack;
-pub(crate) mod product;
 pub(crate) mod rope;
 mod rows;
-pub(crate) mod stored;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+pub use discovery::{Gpus, is_stand_in, list, open, stand_in};
 pub use driver::Driver;
-pub use found::{Gpus, is_stand_in, list, open, stand_in};
 pub use launch::{HEADERS, SOURCES};
 pub use mark::Mark;
 
-use crate::arena::Arena;
-use crate::profile::Profile;
+use crate::device::profile::Profile;
+use crate::memory::arena::Arena;
 use crate::{KernelError, Result};
 use driver::{Drivers, Function, Region, Stream};
 use memory::{TABLES, Tables, Window};

@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 
 use super::driver::Grid;
 use super::{Cuda, args, by_type, driver, source};
-use crate::arena::Arena;
-use crate::bytes::{BytesMut, BytesView};
 use crate::cpu::{self, Cpu, Isa};
-use crate::format::{NF4_BLOCK, NF4_UNIT, NF4_UNIT_LEN};
+use crate::memory::arena::Arena;
+use crate::memory::bytes::{BytesMut, BytesView};
+use crate::numerics::format::{NF4_BLOCK, NF4_UNIT, NF4_UNIT_LEN};
 use crate::ops::rows_of_block;
 use crate::{Element, Format, Result, View, ViewMut, with_element};
 

@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::device::on;
-use crate::exact::{ExactSum, ExactView};
+use crate::numerics::exact::{ExactSum, ExactView};
 use crate::{DType, Device, KernelError, Result, View, Work, cuda};
 
 /// Sums ← other sums, or sums ← sums + other sums where `add`.
@@ -29,7 +29,7 @@ pub fn exact_merge(device: &Device, other: ExactView, sums: &mut ExactSum, add: 
 
 /// Sums ← terms, or sums ← sums + terms where `add`. Terms are f32 `[1,N]`, for the first N sums.
 ///
-/// If a term was not finite, or not below `limit` (see [`exact::limit`](crate::exact::limit)), the sums are of no use, and
+/// If a term was not finite, or not below `limit` (see [`exact::limit`](crate::numerics::exact::limit)), the sums are of no use, and
 /// [`Device::take_in_range`] tells.
 ///
 /// # Errors

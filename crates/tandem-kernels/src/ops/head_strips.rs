@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
+use crate::ops::gemm::{Operand, Product, Term};
 use crate::ops::{HeadGradients, HeadWeights, LowRank, Targets};
-use crate::product::{Operand, Product, Term};
 use crate::{View, ViewMut};
 
 /// A part of the logits: some rows, and some tokens.

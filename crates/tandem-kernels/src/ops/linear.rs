@@ -7,7 +7,7 @@ use super::check;
 use super::columns::partial_sums;
 use super::low_rank::LowRank;
 use crate::device::on;
-use crate::product::{Operand, Product, Term};
+use crate::ops::gemm::{Operand, Product, Term};
 use crate::{Backend, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, Work, cuda};
 
 /// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
@@ -195,7 +195,7 @@ fn wide_sums(device: &Device, product: &Product) -> Result<Option<Tensor>> {
         return Ok(None);
     }
     let [len, room] =
-        [product.c.rows(), product.a.extent().room()].map(|m| cuda::product::wide_rows(product, m));
+        [product.c.rows(), product.a.extent().room()].map(|m| cuda::gemm::wide_rows(product, m));
     let cols = Extent::exact(product.c.cols());
     let is_needed = room > 0;
     is_needed.then(|| device.alloc_in(Kind::Scratch, Extent::new(len, room), cols, DType::F32)).transpose()
@@ -219,7 +219,7 @@ fn run(
         work,
         on!(
             cpu => product.run(cpu),
-            cuda => cuda::product::run(cuda, product, wide.as_mut().map(Tensor::view_mut))
+            cuda => cuda::gemm::run(cuda, product, wide.as_mut().map(Tensor::view_mut))
         ),
     )?;
     Ok(())

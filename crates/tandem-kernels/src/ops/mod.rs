@@ -4,7 +4,9 @@
 //! nothing runs; on another, where a profile is kept, the kernel is timed beside it.
 
 mod activation;
+
 mod attention;
+mod bitsandbytes;
 mod check;
 mod columns;
 mod convert;
@@ -12,6 +14,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod exact;
+pub(crate) mod gemm;
 mod head;
 mod head_parts;
 mod head_strips;
@@ -23,10 +26,10 @@ mod optimizer;
 mod pack;
 mod rope;
 mod sampling;
-mod stored;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
 pub use attention::{AttentionShape, MANY_TREES, Visible, attention, attention_backward, attention_decode};
+pub use bitsandbytes::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{
     add, cast, fill_zero, gather_rows, read_f32, read_f32_into, scale, spread_rows, write_f32,
@@ -58,4 +61,3 @@ pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
 pub use rope::{RopeTable, rope};
 pub use sampling::{relative_weights, shape_logits};
-pub use stored::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};

@@ -2,8 +2,8 @@
 
 use super::check;
 use crate::device::on;
-use crate::exact::ExactView;
-use crate::states::CodesMut;
+use crate::numerics::exact::ExactView;
+use crate::numerics::states::CodesMut;
 use crate::{
     Backend, DType, Device, KernelError, Kind, Moment, Result, StatesMut, StatesView, Tensor, View, ViewMut,
     Work, cuda,

@@ -3,9 +3,9 @@
 use std::ops::RangeInclusive;
 
 use super::{cast, check};
-use crate::bytes::{ALIGNMENT, BytesMut, BytesView};
 use crate::device::on;
-use crate::format::NF4_BLOCK;
+use crate::memory::bytes::{ALIGNMENT, BytesMut, BytesView};
+use crate::numerics::format::NF4_BLOCK;
 use crate::{Backend, DType, Device, Format, KernelError, Kind, Result, Tensor, View, ViewMut, cuda};
 
 /// Packs `values` `[rows, cols]` (f32 or bf16) as a piece of [`Format::packed_len`] bytes, what is unused of them zeros.

@@ -32,7 +32,7 @@ pub(super) struct Kernels {
 
 macro_rules! text {
     ($file:literal) => {
-        include_str!(concat!("../../../cuda/", $file, ".cu"))
+        include_str!(concat!("../cu/", $file, ".cu"))
     };
 }
 

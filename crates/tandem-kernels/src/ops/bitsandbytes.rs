@@ -1,9 +1,9 @@
 //! Quantised matrices as bitsandbytes stores them: packed as they are, or read as f32.
 
 use super::pack::length;
-use crate::bytes::BytesMut;
 use crate::device::on;
-use crate::format::{NF4_BLOCK, NF4_BLOCKS};
+use crate::memory::bytes::BytesMut;
+use crate::numerics::format::{NF4_BLOCK, NF4_BLOCKS};
 use crate::{DType, Device, Format, KernelError, Result, Work, cpu, cuda};
 
 /// A 4-bit matrix: `W.weight` beside `W.weight.absmax`, `W.weight.nested_absmax` and so on.
@@ -136,7 +136,7 @@ pub fn pack_stored_nf4(
         work,
         on!(
             cpu => cpu.pack_stored_nf4(weight, absmax, nested_absmax, mean, packed),
-            cuda => cuda::stored::pack_stored_nf4(cuda, weight, absmax, nested_absmax, mean, packed)
+            cuda => cuda::bitsandbytes::pack_stored_nf4(cuda, weight, absmax, nested_absmax, mean, packed)
         ),
     )?;
     Ok(())
@@ -166,7 +166,7 @@ pub fn pack_stored_int8(
         work,
         on!(
             cpu => cpu.pack_stored_int8(weight, scb, packed),
-            cuda => cuda::stored::pack_stored_int8(cuda, weight, scb, packed)
+            cuda => cuda::bitsandbytes::pack_stored_int8(cuda, weight, scb, packed)
         ),
     )?;
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::memory_use::{Kind, MemoryUse};
+use crate::memory::memory_use::{Kind, MemoryUse};
 
 /// Offsets are multiples of this: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;

@@ -14,7 +14,7 @@
 //! `quantize_4bit` with `compress_statistics`).
 
 use crate::DType;
-use crate::bytes::ALIGNMENT;
+use crate::memory::bytes::ALIGNMENT;
 
 /// How a frozen matrix is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,10 +3,10 @@
 use super::columns::elementwise_grid;
 use super::driver::{Factor, Matmul};
 use super::{Cuda, args, by_type, driver, source};
-use crate::product::{Operand, Product, Term};
+use crate::ops::gemm::{Operand, Product, Term};
 use crate::{DType, Result, View, ViewMut};
 
-pub(super) static SOURCE: driver::Source = source!("product.cu");
+pub(super) static SOURCE: driver::Source = source!("gemm.cu");
 
 /// Sums that are formed in f32 before they are rounded: 16 MiB of them, which a GPU's cache may hold.
 const WIDE: usize = 1 << 22;

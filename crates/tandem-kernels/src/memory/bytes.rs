@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::tensor::{Tensor, View, ViewMut};
+use crate::memory::tensor::{Tensor, View, ViewMut};
 use crate::{DType, Device, Kind, Result};
 
 /// Bytes of a cache line: ranges and what is read in place begin at multiples of it.

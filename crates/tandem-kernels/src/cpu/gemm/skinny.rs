@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::kernel::prefetch;
 #[cfg(target_arch = "x86_64")]
-use super::thin_tiles;
+use super::skinny_tiles;
 use super::{Operand, Product, Term};
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::Strided;
@@ -56,7 +56,7 @@ impl Short {
             (_, false) => LONGEST,
             #[cfg(target_arch = "x86_64")]
             (false, true) if isa.has_tiles_of(product.a.dtype()) => {
-                let is_short = n <= LONGEST_ON_TILES && n < k && thin_tiles::projects(product);
+                let is_short = n <= LONGEST_ON_TILES && n < k && skinny_tiles::projects(product);
                 return is_short.then_some(Self::Columns);
             }
             (true, true) if isa.has_tiles_of(product.a.dtype()) => {
@@ -82,7 +82,7 @@ pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
         Short::Depth => expand::<E, C>(cpu, product),
         #[cfg(target_arch = "x86_64")]
-        Short::Columns if cpu.isa().has_tiles_of(product.a.dtype()) => thin_tiles::project::<C>(cpu, product),
+        Short::Columns if cpu.isa().has_tiles_of(product.a.dtype()) => skinny_tiles::project::<C>(cpu, product),
         Short::Columns => project::<E, C>(cpu, product),
         Short::Rows { is_turned } => reduce::<E, C>(cpu, product, is_turned),
     }));
@@ -323,8 +323,8 @@ fn reduce<E: Element, C: Element>(cpu: &Cpu, product: &mut Product, is_turned: b
     let (packed, work) = match on_tiles {
         #[cfg(target_arch = "x86_64")]
         true => (
-            thin_tiles::packed_len(r, k),
-            thin_tiles::pairs_len(COLUMNS) + r.next_multiple_of(crate::cpu::amx::SQUARE) * COLUMNS,
+            skinny_tiles::packed_len(r, k),
+            skinny_tiles::pairs_len(COLUMNS) + r.next_multiple_of(crate::cpu::amx::SQUARE) * COLUMNS,
         ),
         _ => (k * r.next_multiple_of(LANES), (DEEP + r) * COLUMNS),
     };
@@ -333,7 +333,7 @@ fn reduce<E: Element, C: Element>(cpu: &Cpu, product: &mut Product, is_turned: b
     scratch::with_f32(packed, |a| {
         match on_tiles {
             #[cfg(target_arch = "x86_64")]
-            true => thin_tiles::pack(cpu, &short, true, a),
+            true => skinny_tiles::pack(cpu, &short, true, a),
             _ => pack::<E>(cpu, &short, a),
         }
         let a = Address(a.as_ptr());
@@ -346,7 +346,7 @@ fn reduce<E: Element, C: Element>(cpu: &Cpu, product: &mut Product, is_turned: b
                         #[cfg(target_arch = "x86_64")]
                         true => {
                             let (from, count) = ((from.cast(), stride), columns.len());
-                            thin_tiles::reduce_columns(r, k, a.get(), from, count, COLUMNS, buffer);
+                            skinny_tiles::reduce_columns(r, k, a.get(), from, count, COLUMNS, buffer);
                         }
                         _ => {
                             let (isa, count) = (cpu.isa(), columns.len());

@@ -3,11 +3,11 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::bytes::{Bytes, BytesMut, BytesView};
 use crate::cpu;
 use crate::cuda::Cuda;
 use crate::cuda::bytes::{self, Plain};
-use crate::exact::ExactSum;
+use crate::memory::bytes::{Bytes, BytesMut, BytesView};
+use crate::numerics::exact::ExactSum;
 use crate::{Device, Element, Result, States, StatesMut, StatesView, View, ViewMut, bf16};
 
 impl Device {

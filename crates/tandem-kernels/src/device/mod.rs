@@ -1,5 +1,9 @@
 //! Where things are computed.
 
+pub mod meta;
+pub mod profile;
+pub(crate) mod work;
+
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,12 +11,13 @@ use std::time::Instant;
 use crate::cpu::{Cpu, Isa};
 use crate::cuda::driver::Drivers;
 use crate::cuda::{Cuda, Mark, Options};
-use crate::dtype::DType;
-use crate::memory_use::{Kind, MemoryUse};
-use crate::meta::{Ledger, MetaBlock};
-use crate::profile::Profile;
-use crate::tensor::{Extent, Storage, Tensor};
-use crate::{KernelError, Result, Work, arena::Arena};
+use crate::device::meta::{Ledger, MetaBlock};
+use crate::device::profile::Profile;
+use crate::memory::arena::Arena;
+use crate::memory::memory_use::{Kind, MemoryUse};
+use crate::memory::tensor::{Extent, Storage, Tensor};
+use crate::numerics::dtype::DType;
+use crate::{KernelError, Result, Work};
 
 /// A compute device. Cloning is cheap and refers to the same device.
 #[derive(Clone)]

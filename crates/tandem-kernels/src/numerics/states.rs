@@ -16,7 +16,7 @@
 use std::ops::Range;
 
 use crate::cpu;
-use crate::tensor::{Tensor, View, ViewMut};
+use crate::memory::tensor::{Tensor, View, ViewMut};
 use crate::{DType, Device, Kind, Result};
 
 /// Elements that have a scale in common in 8 bits.

@@ -8,10 +8,11 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
+use super::file;
 use crate::cuda::driver::Region;
-use crate::free_list::{Cut, FreeList};
-use crate::memory_use::{Kind, MemoryUse};
-use crate::{KernelError, Result, file};
+use crate::memory::free_list::{Cut, FreeList};
+use crate::memory::memory_use::{Kind, MemoryUse};
+use crate::{KernelError, Result};
 
 /// What the system maps at a time.
 const PAGE: usize = 4096;
@@ -201,7 +202,7 @@ impl Drop for Block {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::free_list::ALIGNMENT;
+    use crate::memory::free_list::ALIGNMENT;
     use crate::{DType, Device};
 
     #[test]

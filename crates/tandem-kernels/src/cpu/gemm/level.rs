@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::blocked::Task;
 use super::kernel::{Kernel, Registers, Singles};
-use super::{Operand, Product, few};
+use super::{Operand, Product, gemv};
 use crate::cpu::vector::Portable;
 
 /// What is compiled for a level.
@@ -23,10 +23,10 @@ pub(super) trait Level {
         panel_stride: usize,
     );
 
-    /// [`few::columns`].
+    /// [`gemv::columns`].
     ///
     /// # Safety
-    /// The processor has the level; else as [`few::columns`].
+    /// The processor has the level; else as [`gemv::columns`].
     unsafe fn few(product: &Product, columns: Range<usize>);
 
     /// [`Task::run`].
@@ -40,7 +40,7 @@ pub(super) trait Level {
 macro_rules! level {
     ($(#[$attribute:meta])* $name:ident, $kernel:ty, $vector:ty, $few:literal $(, $features:literal)?) => {
         $(#[$attribute])*
-        pub(in crate::cpu::product) struct $name;
+        pub(in crate::cpu::gemm) struct $name;
 
         impl Level for $name {
             type Kernel = $kernel;
@@ -71,7 +71,7 @@ macro_rules! level {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn compiled(product: &Product, columns: Range<usize>) {
                     // SAFETY: the caller's promise.
-                    unsafe { few::columns::<$vector, $few>(product, columns) };
+                    unsafe { gemv::columns::<$vector, $few>(product, columns) };
                 }
                 // SAFETY: the caller's promise.
                 unsafe { compiled(product, columns) };
@@ -98,8 +98,8 @@ pub(super) use x86::{AmxLevel, AmxSplitLevel, Avx2Level, Avx512Bf16Level, Avx512
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::*;
-    use crate::cpu::product::amx::Tiles;
-    use crate::cpu::product::kernel::Pairs;
+    use crate::cpu::gemm::amx::Tiles;
+    use crate::cpu::gemm::kernel::Pairs;
     use crate::cpu::vector::{Avx2, Avx512};
 
     level!(Avx2Level, Registers<Singles<Avx2>, 6, 2, 16>, Avx2, 2, "avx2,fma");

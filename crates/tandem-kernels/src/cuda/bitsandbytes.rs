@@ -2,8 +2,8 @@
 
 use super::Cuda;
 use super::pack::{PART, host};
-use crate::bytes::BytesMut;
-use crate::format::{NF4_BLOCK, NF4_UNIT, NF4_UNIT_LEN};
+use crate::memory::bytes::BytesMut;
+use crate::numerics::format::{NF4_BLOCK, NF4_UNIT, NF4_UNIT_LEN};
 use crate::{Format, Result};
 
 pub(crate) fn pack_stored_nf4(

@@ -1,25 +1,25 @@
 //! Products of matrices.
 //!
-//! A few rows against a matrix (decoding) are limited by reading the matrix: [`few`], where the device is for that, for there
-//! sums have another order. So are products with a dimension as short as an adapter's rank: [`thin`]. The rest is limited by
+//! A few rows against a matrix (decoding) are limited by reading the matrix: [`gemv`], where the device is for that, for there
+//! sums have another order. So are products with a dimension as short as an adapter's rank: [`skinny`]. The rest is limited by
 //! arithmetic: [`blocked`]. In these two the bits of a row do not depend on how many there are.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod blocked;
-mod few;
+mod gemv;
 mod kernel;
 mod lanes;
 mod level;
 mod pack;
-mod thin;
+mod skinny;
 #[cfg(target_arch = "x86_64")]
-mod thin_tiles;
+mod skinny_tiles;
 
 use super::convert::accumulate;
 use super::rows::RowsMut;
 use super::{Cpu, Isa};
-use crate::product::{Operand, Product, Term};
+use crate::ops::gemm::{Operand, Product, Term};
 use crate::{DType, View, ViewMut, bf16, with_element};
 use kernel::Add;
 
@@ -44,8 +44,8 @@ impl Product<'_> {
         if m == 0 || n == 0 {
             return;
         }
-        let is_of_few_rows = cpu.for_few_rows && few::takes(&self);
-        if !is_of_few_rows && thin::run(cpu, &mut self) {
+        let is_of_few_rows = cpu.for_few_rows && gemv::takes(&self);
+        if !is_of_few_rows && skinny::run(cpu, &mut self) {
             return;
         }
         match (cpu.isa(), self.a.dtype()) {
@@ -67,7 +67,7 @@ impl Product<'_> {
 
     fn run_on<L: level::Level>(&self, cpu: &Cpu, is_of_few_rows: bool) {
         if is_of_few_rows {
-            few::run::<L>(cpu, self);
+            gemv::run::<L>(cpu, self);
         } else {
             blocked::run::<L>(cpu, self);
         }

@@ -5,8 +5,8 @@ use std::fmt::{Arguments, Write};
 use std::sync::{Arc, Mutex};
 
 use crate::Backend;
-use crate::free_list::{Cut, FreeList};
-use crate::memory_use::{Kind, MemoryUse};
+use crate::memory::free_list::{Cut, FreeList};
+use crate::memory::memory_use::{Kind, MemoryUse};
 
 /// The operation under which bytes are recorded that travel between a device and the memory or disk of its host.
 pub const TRANSFER: &str = "transfer";

@@ -6,9 +6,9 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::arena::Block;
-use crate::dtype::{DType, Element};
-use crate::meta::MetaBlock;
+use crate::device::meta::MetaBlock;
+use crate::memory::arena::Block;
+use crate::numerics::dtype::{DType, Element};
 
 pub(crate) enum Storage {
     Block(Block),

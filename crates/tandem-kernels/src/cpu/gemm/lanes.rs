@@ -153,7 +153,7 @@ mod x86 {
     /// # Safety
     /// The processor has AVX-512 BF16.
     #[inline(always)]
-    pub(in crate::cpu::product) unsafe fn multiply_add_pairs(a: Avx512, b: Avx512, c: Avx512) -> Avx512 {
+    pub(in crate::cpu::gemm) unsafe fn multiply_add_pairs(a: Avx512, b: Avx512, c: Avx512) -> Avx512 {
         // Both types are 512 plain bits.
         let pairs = |x: Avx512| unsafe { std::mem::transmute::<__m512, __m512bh>(x.0) };
         Avx512(unsafe { _mm512_dpbf16_ps(c.0, pairs(a), pairs(b)) })

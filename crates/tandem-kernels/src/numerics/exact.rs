@@ -6,7 +6,7 @@
 //!
 //! A sum lies in ±2¹⁵. Terms are held to what cannot leave that range whatever their signs: see [`limit`].
 
-use crate::tensor::{Tensor, View, ViewMut};
+use crate::memory::tensor::{Tensor, View, ViewMut};
 use crate::{DType, Device, Kind, Result};
 
 /// Bits behind the point.
