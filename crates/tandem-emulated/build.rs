@@ -20,7 +20,8 @@ fn main() -> io::Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").opt_level(2).include(&folder).include(&host).file(host.join("host.cc"));
-    // Sums are rounded where kernels say so; what a kernel does not use of its headers is no mistake.
+    // Sums are rounded where kernels say so; what a kernel does not use of its headers is no
+    // mistake.
     build
         .flag("-ffp-contract=off")
         .flag("-fno-strict-aliasing")

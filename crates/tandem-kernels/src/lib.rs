@@ -1,18 +1,18 @@
-//! Device buffers, the arena they come from, and every numeric operation of Tandem, forward and backward.
+//! Device memory, and every numeric operation of Tandem, forward and backward.
 //!
-//! * [`Device`] is where things are computed: [`Device::cpu`], or [`Device::meta`], which computes nothing and
-//!   only records what would be allocated and how many operations would run. The plan is a dry run on it.
-//! * [`Device::with_memory`] and [`Device::in_file`] give a device more memory, for what is kept elsewhere than where it is
-//!   computed with.
-//! * [`Tensor`] owns device memory from the device's arena; [`View`] and [`ViewMut`] borrow it.
-//! * [`Bytes`] owns device memory counted in bytes, for what is kept in a [`Format`].
-//! * [`ops`] holds the operations, one file each: shapes are checked there, then the device's kernel is launched.
-//! * [`profile`] tells when each of them began and ended, on devices that it is given to ([`Device::profiled`]).
-//! * [`cpu`] holds the CPU kernels, [`cuda`] those of GPUs.
-//! * [`Forest`] is what a batch is.
+//! * [`memory`]: the arena of a device; [`Tensor`] owns memory from it, [`View`] and [`ViewMut`]
+//!   borrow it, [`Bytes`] holds packed weights.
+//! * [`device`]: [`Device`] selects the backend. [`Device::meta`] computes nothing and records
+//!   allocations and costs: a plan is a dry run on it. [`Profile`] times operations.
+//! * [`numerics`]: element types, formats of frozen weights and optimiser states, fixed-point sums.
+//! * [`batch`]: [`Forest`], the token tree of a micro-batch.
+//! * [`ops`]: the operations, one file each. An operation checks its operands, states its cost and
+//!   launches the device's kernel.
+//! * [`cpu`] and [`cuda`]: the kernels.
 //!
-//! Shape suffixes used throughout: `T` tokens, `D` hidden size, `H` attention heads, `K` key/value heads,
-//! `F` feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
+//! Shape suffixes: `T` tokens, `D` hidden size, `H` attention heads, `K` key/value heads, `F`
+//! feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
+//!
 
 pub mod batch;
 pub mod cpu;

@@ -1,40 +1,41 @@
-//! What a batch is: one flat token axis, cut into segments that form trees, and what the head must predict.
+//! A micro-batch: one flat token axis, cut into segments that form trees, and the tokens that the
+//! head scores.
 
 use std::ops::Range;
 
 use crate::{KernelError, Result};
 
-/// A run of consecutive tokens that continues its parent's text.
-///
-/// A token sees its own segment causally (itself included) and every token of every ancestor segment.
+/// A run of consecutive tokens that continues its parent's text. A token sees its own segment up to
+/// itself and every token of every ancestor segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Rows of the flat token axis.
     pub range: Range<u32>,
-    /// The segment this one continues; it always stands earlier in the list.
+    /// Index of the segment that this one continues; parents precede children.
     pub parent: Option<u32>,
-    /// Position (for RoPE and learned positions) of the first token: the summed length of all ancestors.
+    /// Position of the first token (for RoPE and learned positions): the summed length of all
+    /// ancestors.
     pub first_position: u32,
 }
 
 /// One token that the head must score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prediction {
-    /// The row of the token axis whose hidden state predicts the target. Several predictions may share a row:
-    /// the last shared prompt token predicts the first token of both answers.
+    /// Row of the token axis whose hidden state predicts the target. Predictions may share a row:
+    /// the last token of a shared prompt predicts the first token of both completions.
     pub hidden_row: u32,
-    /// The token to be predicted.
+    /// Token to predict.
     pub target: u32,
-    /// The sequence that this token's log-probability is summed into.
+    /// Sequence whose log-probability sums this token.
     pub sequence: u32,
 }
 
-/// A batch.
+/// A micro-batch as a forest of token trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forest {
-    /// Token ids, all trees one after another.
+    /// Token ids, tree after tree.
     pub tokens: Vec<u32>,
-    /// Segments in the order of the token axis; they cover it exactly and none is empty.
+    /// Segments in the order of the token axis; they cover it without gaps, and none is empty.
     pub segments: Vec<Segment>,
     /// Tokens to score, sorted by `hidden_row`.
     pub predictions: Vec<Prediction>,
@@ -47,9 +48,9 @@ pub struct Forest {
 impl Forest {
     /// Builds a forest and checks its invariants.
     ///
-    /// # Errors
-    /// If segments do not cover the tokens in order, one is empty, a parent does not precede its child, a first
-    /// position is not the summed length of the ancestors, or predictions are unsorted or out of range.
+    /// # Errors If segments do not cover the tokens in order, one is empty, a parent does not
+    /// precede its child, a first position is not the summed length of the ancestors, or
+    /// predictions are unsorted or out of range.
     pub fn new(
         tokens: Vec<u32>,
         segments: Vec<Segment>,
@@ -101,7 +102,7 @@ impl Forest {
         Ok(Self { tokens, segments, predictions, num_sequences, positions })
     }
 
-    /// A plain sequence: one segment, every token after the first predicted.
+    /// Creates one segment in which every token after the first is predicted.
     ///
     /// # Errors
     /// If `tokens` is empty.
@@ -113,12 +114,12 @@ impl Forest {
         Self::new(tokens, vec![Segment { range: 0..length, parent: None, first_position: 0 }], predictions, 1)
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn num_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// The ancestors of a segment, nearest first.
+    /// Returns the ancestors of a segment, nearest first.
     pub fn ancestors(&self, segment: usize) -> impl Iterator<Item = &Segment> {
         let mut next = self.segments[segment].parent;
         std::iter::from_fn(move || {
@@ -128,11 +129,12 @@ impl Forest {
         })
     }
 
-    /// The finest cut of the segments into ranges of which none sees another: a tree each, where trees follow one
-    /// another.
+    /// Splits the segments into the smallest ranges that do not see each other: one tree each, if
+    /// trees follow one another.
     pub fn groups(&self) -> Vec<Range<usize>> {
         let mut groups = Vec::new();
-        // From the end: a segment starts a group if no later one, nor itself, has a parent before it.
+        // From the end: a segment starts a group if no later one, nor itself, has a parent before
+        // it.
         let (mut end, mut reach) = (self.segments.len(), self.segments.len());
         for (index, segment) in self.segments.iter().enumerate().rev() {
             reach = reach.min(segment.parent.map_or(index, |p| p as usize));
@@ -145,7 +147,8 @@ impl Forest {
         groups
     }
 
-    /// The row of each position `positions` on the path from the root to the end of a segment.
+    /// Writes the row of each position in `positions` on the path from the root to the end of a
+    /// segment.
     ///
     /// # Panics
     /// If the path has no such position or `rows` is shorter than the range.
@@ -165,7 +168,8 @@ impl Forest {
         }
     }
 
-    /// The distinct rows that the head scores, ascending, and for each prediction its index among them.
+    /// Returns the distinct rows that the head scores, ascending, and for each prediction its index
+    /// among them.
     pub fn scored_rows(&self) -> (Vec<u32>, Vec<u32>) {
         let mut rows: Vec<u32> = Vec::with_capacity(self.predictions.len());
         let mut index = Vec::with_capacity(self.predictions.len());

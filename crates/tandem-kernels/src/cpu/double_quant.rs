@@ -1,15 +1,17 @@
-//! The scales of nf4, quantised themselves: the mean is taken off, and 256 neighbours are bytes into one table, times
-//! the largest of them. In the arithmetic order of bitsandbytes 0.50 and torch 2 on the CPU.
+//! Double quantisation of nf4 scales: each scale less the mean is a byte into one table, times the
+//! largest of 256 neighbours. Matches the arithmetic order of bitsandbytes 0.50 and torch 2 on the
+//! CPU.
 
 use std::sync::LazyLock;
 
-/// The numbers that a byte may stand for, ascending: bitsandbytes' `create_dynamic_map(signed=True)`. They are 1, 2, 4, … 64
-/// numbers of seven decades, the last of which ends at 1, their negatives, 0 and 1.
+/// Values of the bytes, ascending: bitsandbytes' `create_dynamic_map(signed=True)`. They are 1, 2,
+/// 4, … 64 numbers of seven decades, the last of which ends at 1, their negatives, 0 and 1.
 pub(crate) static TABLE: LazyLock<[f32; 256]> = LazyLock::new(|| {
     let mut numbers = vec![0.0, 1.0];
     for decade in 0..7 {
         let count = 1u32 << decade;
-        // Bounds from 0.1 to 1, rounded as `torch.linspace` rounds them: from the nearer end, with one rounding.
+        // Bounds from 0.1 to 1, rounded as `torch.linspace` rounds them: from the nearer end, with
+        // one rounding.
         let step = (1.0 - 0.1f32) / count as f32;
         let bound = |i: u32| {
             if 2 * i <= count {
@@ -28,15 +30,15 @@ pub(crate) static TABLE: LazyLock<[f32; 256]> = LazyLock::new(|| {
     numbers.try_into().expect("2 + 2·127 numbers")
 });
 
-/// Between the numbers of [`TABLE`]: above how many of these a number lies is the byte for it.
+/// Midpoints of [`TABLE`]: the byte of a number is the count of midpoints below it.
 static BOUNDS: LazyLock<[f32; 255]> =
     LazyLock::new(|| std::array::from_fn(|i| 0.5 * (TABLE[i] + TABLE[i + 1])));
 
-/// Steps of the grid on [-1, 1] that numbers are rounded to before the nearest of [`TABLE`] is taken. bitsandbytes does
-/// that for the sake of speed; where the table is finer than the grid, the byte is not always the nearest.
+/// Steps of the grid on [-1, 1] that numbers are rounded to before the look-up. bitsandbytes does
+/// so for speed; where the table is finer than the grid, the byte is not always the nearest.
 const GRID: f32 = 65_535.0;
 
-/// Bytes of up to 256 scales less their mean, and what to multiply them with.
+/// Quantises up to 256 scales less their mean to bytes, and returns their common factor.
 pub(super) fn quantise(scales: &[f32], mean: f32, bytes: &mut [u8]) -> f32 {
     let (table_bounds, largest) =
         (&*BOUNDS, scales.iter().fold(0.0f32, |m, scale| m.max((scale - mean).abs())));
@@ -54,7 +56,7 @@ pub(super) fn quantise(scales: &[f32], mean: f32, bytes: &mut [u8]) -> f32 {
     largest
 }
 
-/// The scales that the bytes stand for.
+/// Reads the scales back from the bytes.
 #[inline(always)]
 pub(super) fn dequantise(bytes: &[u8], largest: f32, mean: f32, table: &[f32; 256], scales: &mut [f32]) {
     for (scale, byte) in scales.iter_mut().zip(bytes) {
@@ -62,10 +64,10 @@ pub(super) fn dequantise(bytes: &[u8], largest: f32, mean: f32, table: &[f32; 25
     }
 }
 
-/// The mean, with the bits of `torch.mean` on the CPU on one thread. (On several, torch adds up parts of rows of 32,768
-/// numbers or more, as many as there are threads.)
+/// Computes the mean with the bits of `torch.mean` on one CPU thread. (With more threads, torch
+/// splits rows of 32,768 or more numbers.)
 pub(super) fn mean(x: &[f32]) -> f32 {
-    /// f32 of the registers that torch's sums are compiled for.
+    /// f32 lanes of the registers of torch's sums.
     const LANES: usize = 8;
     let sum = if x.len() < LANES {
         lane_sums(x.as_chunks::<1>().0)[0]
@@ -77,8 +79,8 @@ pub(super) fn mean(x: &[f32]) -> f32 {
     sum / x.len() as f32
 }
 
-/// The sum of each lane: four sums of every fourth register. Each adds up runs, then runs of runs, at four levels, so
-/// that large sums do not swallow small numbers.
+/// Sums each lane as four sums of every fourth register. Each sums runs, then runs of runs, at four
+/// levels, so that large sums do not swallow small numbers.
 fn lane_sums<const N: usize>(registers: &[[f32; N]]) -> [f32; N] {
     const LEVELS: usize = 4;
     let add = |sums: &mut [f32; N], x: &[f32; N]| {
@@ -96,7 +98,7 @@ fn lane_sums<const N: usize>(registers: &[[f32; N]]) -> [f32; N] {
         for k in 0..4 {
             add(&mut sums[0][k], &group[k]);
         }
-        // A run that is complete goes up a level, and on while it completes a run of runs.
+        // A complete run moves up a level, and further while it completes a run of runs.
         let mut done = i + 1;
         for level in 1..LEVELS {
             if !done.is_multiple_of(run) {
@@ -125,8 +127,9 @@ fn lane_sums<const N: usize>(registers: &[[f32; N]]) -> [f32; N] {
 mod tests {
     use super::*;
 
-    /// Of `i = torch.arange(n); x = (i * i * 7919 % 16_777_213).float() / 2**24; x = x * x * 3.0` the bits of `x.mean()`
-    /// with torch 2.15.0 on one thread. Where the number of scales grows, sums go up more levels.
+    /// Of `i = torch.arange(n); x = (i * i * 7919 % 16_777_213).float() / 2**24; x = x * x * 3.0`
+    /// the bits of `x.mean()` with torch 2.15.0 on one thread. Where the number of scales grows,
+    /// sums go up more levels.
     #[test]
     fn the_mean_has_the_bits_of_torch() {
         let expected = [

@@ -1,10 +1,12 @@
-//! The threads that kernels run on: the caller and a fixed number of workers.
+//! The thread pool of kernels: the caller and a fixed number of workers.
 //!
-//! A job is a number of blocks; whoever is free takes the next one. Which thread runs a block is left to chance,
-//! what a block computes is not: kernels cut work by shape alone, so results do not depend on the thread count.
+//! A job is a number of blocks; a free thread takes the next one. The thread of a block is left to
+//! chance, its result is not: kernels cut work by shape alone, so results do not depend on the
+//! number of threads.
 //!
-//! Workers spin for a moment after each job before they sleep, because kernels follow one another within
-//! microseconds during a step. A worker that is still asleep when the others have finished is not waited for.
+//! Workers spin for a moment after each job before they sleep, because kernels follow one another
+//! within microseconds. The caller does not wait for a worker that is still asleep when the others
+//! have finished.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,10 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Rounds of spinning before a worker sleeps or a caller yields: 40 to 120 microseconds, by the length of a pause.
+/// Rounds of spinning before a worker sleeps or a caller yields: 40 to 120 microseconds, by the
+/// length of a pause.
 const SPINS: u32 = 1 << 11;
 
-/// The low half of [`Shared::state`]: workers inside the job. Above it the open bit, above that the job's number.
+/// Low half of [`Shared::state`]: workers inside the job. Above it are the open bit and the job's
+/// number.
 const INSIDE: u64 = 0x7fff_ffff;
 const OPEN: u64 = 1 << 31;
 const NUMBER: u64 = 1 << 32;
@@ -30,9 +34,9 @@ struct Job {
 }
 
 struct Shared {
-    /// Job number, whether it is open to join, and how many workers are inside.
+    /// Job number, open bit and number of workers inside.
     state: AtomicU64,
-    /// Written only while the job is closed and nobody is inside.
+    /// Written only while the job is closed and no worker is inside.
     job: Cell<Option<Job>>,
     next_block: AtomicUsize,
     panic: Mutex<Option<Panic>>,
@@ -42,10 +46,11 @@ struct Shared {
     wake: Condvar,
 }
 
-// SAFETY: `job` is written by the caller while the state is closed with nobody inside, and read by workers only
-// between joining (an acquiring exchange on `state`) and leaving (a releasing one). The block function is `Sync`.
+// SAFETY: the caller writes `job` while the state is closed with no worker inside. Workers read it
+// only between joining (an acquiring exchange on `state`) and leaving (a releasing one). The block
+// function is `Sync`.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; the pointer in `job` is never dereferenced after the call that stored it has returned.
+// SAFETY: as above; the pointer in `job` is never used after the call that stored it has returned.
 unsafe impl Send for Shared {}
 
 /// The caller and its workers.
@@ -57,12 +62,12 @@ pub(crate) struct Team {
 }
 
 thread_local! {
-    /// Whether this thread is running a block: then a nested job runs on this thread alone.
+    /// True while this thread runs a block; a nested job then runs on this thread alone.
     static IN_BLOCK: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Team {
-    /// A team of `threads` threads, the caller included.
+    /// Starts a pool of `threads` threads, the caller included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -99,15 +104,16 @@ impl Team {
         }
         let _turn = lock(&self.turn);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. The pointer is used by workers inside the job only, and this function
-        // closes the job and waits for them before it returns.
+        // SAFETY: only the lifetime changes. Only workers inside the job use the pointer, and this
+        // function closes the job and waits for them before it returns.
         let block = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(block)
         };
         let job = Job { block, num_blocks };
         shared.job.set(Some(job));
         shared.next_block.store(0, Ordering::Relaxed);
-        // Sequentially consistent against the check in `wait_for_job`, so that no worker falls asleep past this job.
+        // Sequentially consistent against the check in `wait_for_job`, so that no worker falls
+        // asleep past this job.
         shared.state.fetch_add(NUMBER | OPEN, Ordering::SeqCst);
         if *lock(&shared.asleep) > 0 {
             shared.wake.notify_all();
@@ -131,7 +137,7 @@ impl Drop for Team {
         drop(lock(&self.shared.asleep));
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches the panics of blocks; it has nothing else to fail with.
+            // A worker catches the panics of blocks; nothing else can fail.
             let _ = worker.join();
         }
     }
@@ -153,7 +159,8 @@ impl Shared {
         }
     }
 
-    /// The state of an open job other than number `seen`, or `None` when the team is dropped.
+    /// Waits for an open job other than number `seen` and returns its state, or `None` when the
+    /// pool is dropped.
     fn wait_for_job(&self, seen: u64) -> Option<u64> {
         let fresh = |state: u64| state & OPEN != 0 && state / NUMBER != seen;
         for _ in 0..SPINS {
@@ -182,7 +189,8 @@ impl Shared {
     }
 
     fn take_blocks(&self, job: Job) {
-        // SAFETY: the caller of `run` keeps the function alive until the job is closed and everybody has left.
+        // SAFETY: the caller of `run` keeps the function alive until the job is closed and all
+        // workers have left.
         let block = unsafe { &*job.block };
         IN_BLOCK.set(true);
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -196,7 +204,7 @@ impl Shared {
         }));
         IN_BLOCK.set(false);
         if let Err(payload) = result {
-            // The other blocks are pointless now.
+            // A panic makes the other blocks pointless.
             self.next_block.store(job.num_blocks, Ordering::Relaxed);
             lock(&self.panic).get_or_insert(payload);
         }
@@ -207,7 +215,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Spins at first; yields to the scheduler when the wait is long, as it is where threads outnumber cores.
+/// Spins at first, then yields to the scheduler: threads may outnumber cores.
 fn pause(spins: &mut u32) {
     if *spins < SPINS {
         *spins += 1;

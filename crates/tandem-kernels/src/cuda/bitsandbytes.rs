@@ -1,4 +1,4 @@
-//! Quantised matrices that a checkpoint holds: the host puts their units together part by part, and sends them.
+//! Quantised matrices of a checkpoint: the host assembles their units part by part and sends them.
 
 use super::Cuda;
 use super::pack::{PART, host};
@@ -22,7 +22,7 @@ pub(crate) fn pack_stored_nf4(
         let bytes = &mut bytes[..largest.len() * NF4_UNIT_LEN];
         host.pack_stored_nf4(codes, scales, largest, mean, BytesMut::of_host(bytes));
         let to = packed.view().address() + (index * UNITS * NF4_UNIT_LEN) as u64;
-        // SAFETY: the view borrows room for all units, of which so many come before.
+        // SAFETY: the view borrows room for all units, and this many precede.
         unsafe { cuda.write(bytes, to)? };
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Which GPUs there are.
+//! The GPUs of this process.
 
 use std::sync::OnceLock;
 
@@ -6,45 +6,36 @@ use super::driver::{Drivers, Properties};
 use super::nvidia;
 use crate::Result;
 
-/// Where drivers of GPUs come from.
+/// Source of GPU drivers.
 pub trait Gpus: Send + Sync {
-    /// What each GPU is that this process may use, in the order of their numbers.
+    /// Lists the GPUs that this process may use, in the order of their numbers.
     ///
     /// # Errors
-    /// If there is none, or something is missing that one needs: what, and who has it.
+    /// If there is none, or a library is missing: the message says which, and where it comes from.
     fn list(&self) -> Result<Vec<Properties>>;
 
-    /// The driver of one.
-    ///
-    /// # Errors
-    /// As [`Gpus::list`], and if there are not so many.
+    /// Opens the driver of a GPU.
     fn open(&self, ordinal: usize) -> Result<Drivers>;
 }
 
 static STAND_INS: OnceLock<Box<dyn Gpus>> = OnceLock::new();
 
-/// Has this process find these GPUs instead of NVIDIA's: for tests. The first call counts.
+/// Replaces NVIDIA's GPUs for this process, for tests. The first call counts.
 pub fn stand_in(gpus: impl Gpus + 'static) {
     let _ = STAND_INS.set(Box::new(gpus));
 }
 
-/// Whether [`stand_in`] was called.
+/// Returns whether [`stand_in`] was called.
 pub fn is_stand_in() -> bool {
     STAND_INS.get().is_some()
 }
 
-/// What each GPU is that this process may use.
-///
-/// # Errors
-/// As [`Gpus::list`].
+/// Lists the GPUs that this process may use.
 pub fn list() -> Result<Vec<Properties>> {
     gpus().list()
 }
 
-/// The driver of a GPU.
-///
-/// # Errors
-/// As [`Gpus::open`].
+/// Opens the driver of a GPU.
 pub fn open(ordinal: usize) -> Result<Drivers> {
     gpus().open(ordinal)
 }

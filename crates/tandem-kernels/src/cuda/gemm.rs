@@ -1,4 +1,4 @@
-//! Products of matrices: the library's, and what the library does not add.
+//! GEMM: cuBLASLt, and additions that it lacks.
 
 use super::columns::elementwise_grid;
 use super::driver::{Factor, Matmul};
@@ -8,22 +8,23 @@ use crate::{DType, Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("gemm.cu");
 
-/// Sums that are formed in f32 before they are rounded: 16 MiB of them, which a GPU's cache may hold.
+/// f32 sums before rounding: 16 MiB, to fit a GPU's cache.
 const WIDE: usize = 1 << 22;
 
-/// Of how many of `rows` rows of the result the sums are formed in f32 beside it: of none where the library gives the result as it
-/// is to be. It rounds to bf16 before anything else is added, and does not make bf16 of f32.
+/// Returns how many of `rows` output rows need an f32 scratch accumulator; 0 if cuBLASLt can write
+/// the final type. The library rounds to bf16 before any other addition, and does not produce bf16
+/// from f32.
 pub(crate) fn wide_rows(product: &Product, rows: usize) -> usize {
     let is_added_to = product.bias.is_some() || product.residual.is_some();
     if product.c.dtype() == DType::F32 || !(is_added_to || product.a.dtype() == DType::F32) {
         return 0;
     }
-    // As many as fill the library's tiles.
+    // A multiple of the library's tiles.
     let fitting = WIDE / product.c.cols().max(1) / 128 * 128;
     rows.min(fitting.max(128))
 }
 
-/// Computes it. `wide` has room for [`wide_rows`] of it in f32; where these are none it is not needed.
+/// Runs a GEMM. `wide` has room for [`wide_rows`] rows in f32, if there are any.
 pub(crate) fn run(cuda: &Cuda, product: Product, wide: Option<ViewMut>) -> Result<()> {
     product.check();
     if product.c.is_empty() {
@@ -35,12 +36,12 @@ pub(crate) fn run(cuda: &Cuda, product: Product, wide: Option<ViewMut>) -> Resul
     rounded_once(cuda, product, wide.expect("room for sums in f32"))
 }
 
-/// Where the library gives the result.
+/// Lets the library write the final result.
 fn direct(cuda: &Cuda, product: Product) -> Result<()> {
     let Product { a, b, term, mut c, accumulate, bias, residual } = product;
     let itself = (c.address(), c.stride());
     let residual_at = residual.map(|residual| (residual.address(), residual.stride()));
-    // What the library cannot add stands in the result beforehand; so does what a product over nothing leaves.
+    // Addends that the library lacks, and the result of an empty product, are written beforehand.
     let is_prepared = bias.is_some() || (a.depth() == 0 && !accumulate);
     if is_prepared {
         add(cuda, [residual, None], bias, accumulate, c.reborrow())?;
@@ -50,7 +51,7 @@ fn direct(cuda: &Cuda, product: Product) -> Result<()> {
     term.map_or(Ok(()), |Term { a, b }| multiply(cuda, a, b, Some(itself), &mut c))
 }
 
-/// Where it is formed in f32, some rows at a time.
+/// Accumulates in f32, some rows at a time, and rounds once.
 fn rounded_once(cuda: &Cuda, product: Product, mut wide: ViewMut) -> Result<()> {
     let Product { a, b, term, mut c, accumulate, bias, residual } = product;
     let m = c.rows();
@@ -66,7 +67,7 @@ fn rounded_once(cuda: &Cuda, product: Product, mut wide: ViewMut) -> Result<()> 
     Ok(())
 }
 
-/// `c = a · bᵀ (+ added)`; nothing is done if the product is over nothing, for then `c` is what it is to be.
+/// Computes `c = a · bᵀ (+ added)`. An empty product leaves `c` as it is.
 fn multiply(cuda: &Cuda, a: Operand, b: Operand, added: Option<(u64, usize)>, c: &mut ViewMut) -> Result<()> {
     if a.depth() == 0 {
         return Ok(());
@@ -86,11 +87,13 @@ fn multiply(cuda: &Cuda, a: Operand, b: Operand, added: Option<(u64, usize)>, c:
         d_type: c.dtype(),
         tf32: cuda.tf32(),
     };
-    // SAFETY: views vouch for factors and result, whose shapes fit; what is added is the result, or of its shape and type.
+    // SAFETY: views vouch for factors and result, whose shapes fit; the addend is the result, or of
+    // its shape and type.
     unsafe { cuda.driver().matmul(cuda.stream(), &product) }
 }
 
-/// `c = Σ terms + bias`, added to `c` if `accumulate`; rounded once. Terms and bias are f32.
+/// Computes `c = Σ terms + bias`, added to `c` if `accumulate` and rounded once. Terms and bias are
+/// f32.
 fn add(
     cuda: &Cuda,
     terms: [Option<View>; 2],
@@ -102,6 +105,6 @@ fn add(
     let strides = terms.map(|term| term.map_or(0, |term| term.stride() as i32));
     let (c_stride, rows, cols) = (c.stride() as i32, c.rows() as i32, c.cols() as i32);
     let args = args![x, strides[0], y, strides[1], bias, accumulate, &c, c_stride, rows, cols];
-    // SAFETY: all that is there has the result's shape, the bias its columns.
+    // SAFETY: all operands have the result's shape, the bias its columns.
     unsafe { cuda.launch(&SOURCE, by_type!("product_add", c.dtype()), elementwise_grid(c.shape()), args) }
 }

@@ -1,4 +1,4 @@
-//! A device that computes nothing: it records allocations and operations. The plan is a dry run on it.
+//! The dry-run device: it records allocations and operations, and computes nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::{Arguments, Write};
@@ -8,13 +8,13 @@ use crate::Backend;
 use crate::memory::free_list::{Cut, FreeList};
 use crate::memory::memory_use::{Kind, MemoryUse};
 
-/// The operation under which bytes are recorded that travel between a device and the memory or disk of its host.
+/// Operation name of copies between a device and the memory or disk of its host.
 pub const TRANSFER: &str = "transfer";
 
-/// What an operation would cost.
+/// Cost of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// How often it was called.
+    /// Number of calls.
     pub calls: u64,
     /// Floating-point operations (a multiply-add counts two).
     pub flops: f64,
@@ -22,12 +22,12 @@ pub struct Cost {
     pub bytes: f64,
 }
 
-/// When memory was fullest.
+/// Place and operation of the memory peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
-    /// What was going on, as [`crate::Device::note`] was told; empty if it was told nothing.
+    /// Place given to [`crate::Device::note`]; empty if none was.
     pub place: String,
-    /// The first operation that ran with that much in memory; empty if none did.
+    /// First operation that ran with that much memory in use; empty if none did.
     pub operation: &'static str,
 }
 
@@ -41,17 +41,17 @@ pub struct Ledger {
 #[derive(Debug)]
 struct LedgerState {
     memory: FreeList,
-    /// Calls that cost the same are counted together: operation, bits of operations and bytes.
+    /// Number of calls by operation, bits of flops and bits of bytes.
     calls: BTreeMap<(&'static str, u64, u64), u64>,
-    /// What is going on.
+    /// Current place.
     place: String,
     peak: Moment,
-    /// Whether no operation has run since memory was fullest.
+    /// Set until the first operation after the peak.
     at_peak: bool,
 }
 
 impl Ledger {
-    /// An empty record of what such a device would do.
+    /// Creates an empty record for a kind of device.
     pub(crate) fn new(backend: Backend) -> Self {
         let (memory, calls) = (FreeList::new(usize::MAX / 2), BTreeMap::new());
         let state =
@@ -59,7 +59,7 @@ impl Ledger {
         Self { backend, state: Mutex::new(state) }
     }
 
-    /// What is counted for.
+    /// Returns the kind of device that the dry run stands for.
     pub(crate) fn backend(&self) -> Backend {
         self.backend
     }
@@ -77,7 +77,7 @@ impl Ledger {
         }
     }
 
-    /// Says what is going on from here on.
+    /// Names the place in the step.
     pub fn note(&self, place: Arguments<'_>) {
         let mut state = self.lock();
         state.place.clear();
@@ -85,7 +85,7 @@ impl Ledger {
         let _ = state.place.write_fmt(place);
     }
 
-    /// Begins a phase: costs so far are forgotten, and the peak is counted from what is in use now.
+    /// Begins a phase: forgets costs, and restarts the peak from the memory in use.
     pub fn begin(&self) {
         let mut state = self.lock();
         state.memory.begin();
@@ -94,7 +94,7 @@ impl Ledger {
         state.at_peak = true;
     }
 
-    /// Cost by operation so far.
+    /// Returns the cost so far by operation.
     pub fn costs(&self) -> BTreeMap<&'static str, Cost> {
         let mut costs: BTreeMap<_, Cost> = BTreeMap::new();
         for (op, call) in self.calls() {
@@ -106,7 +106,7 @@ impl Ledger {
         costs
     }
 
-    /// Every operation so far with the cost of one call; calls that cost the same are counted together.
+    /// Returns every operation so far with the cost of one call; calls of equal cost are merged.
     pub fn calls(&self) -> Vec<(&'static str, Cost)> {
         let call = |(&(op, flops, bytes), &calls): (&(_, u64, u64), &u64)| {
             (op, Cost { calls, flops: f64::from_bits(flops), bytes: f64::from_bits(bytes) })
@@ -114,22 +114,22 @@ impl Ledger {
         self.lock().calls.iter().map(call).collect()
     }
 
-    /// Memory so far.
+    /// Returns the memory use so far.
     pub fn usage(&self) -> MemoryUse {
         self.lock().memory.usage().clone()
     }
 
-    /// When memory was fullest.
+    /// Returns place and operation of the memory peak.
     pub fn moment(&self) -> Moment {
         self.lock().peak.clone()
     }
 
-    /// One past the highest address that the same requests would reach in an arena.
+    /// Returns the high-water mark that the same requests would reach in an arena.
     pub fn high_water(&self) -> usize {
         self.lock().memory.high_water()
     }
 
-    /// How often memory was taken, and bytes, as an arena would count them.
+    /// Returns the number and the total bytes of allocations.
     pub fn taken(&self) -> (u64, u64) {
         self.lock().memory.taken()
     }

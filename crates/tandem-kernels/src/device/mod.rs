@@ -1,4 +1,4 @@
-//! Where things are computed.
+//! Devices: a CPU, a GPU, or a dry run.
 
 pub mod meta;
 pub mod profile;
@@ -22,7 +22,7 @@ use crate::{KernelError, Result, Work};
 /// A compute device. Cloning is cheap and refers to the same device.
 #[derive(Clone)]
 pub enum Device {
-    /// The host's processor.
+    /// The host's CPU.
     Cpu(Arc<Cpu>),
     /// A GPU of NVIDIA's.
     Cuda(Arc<Cuda>),
@@ -30,26 +30,26 @@ pub enum Device {
     Meta(Arc<Ledger>),
 }
 
-/// What kind of device computes, or is counted for.
+/// Kind of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
-    /// The host's processor.
+    /// The host's CPU.
     #[default]
     Cpu,
     /// A GPU of NVIDIA's.
     Cuda,
 }
 
-/// What a kernel runs on.
+/// Device that a kernel runs on.
 pub(crate) enum On<'a> {
     Cpu(&'a Cpu),
     Cuda(&'a Cuda),
 }
 
-/// A kernel of each device: what runs on the processor, and what is put into a GPU's stream, which may fail.
+/// Selects the kernel of the device. The CUDA kernel is put into a stream, which may fail.
 macro_rules! on {
     ($cpu:ident => $on_cpu:expr, $cuda:ident => $on_cuda:expr $(,)?) => {
-        |on| match on {
+        |on: $crate::device::On<'_>| match on {
             $crate::device::On::Cpu($cpu) => {
                 let done = $on_cpu;
                 Ok(done)
@@ -61,27 +61,24 @@ macro_rules! on {
 pub(crate) use on;
 
 impl Device {
-    /// The host's processor with `threads` threads and an arena that may grow to `capacity` bytes.
+    /// Creates a CPU device with `threads` threads and an arena of at most `capacity` bytes.
     ///
-    /// # Errors
-    /// If the operating system refuses the threads or the address space, or `TANDEM_ISA` asks for instructions that
-    /// the processor lacks.
+    /// # Errors If the operating system refuses the threads or the address space, or `TANDEM_ISA`
+    /// asks for instructions that the CPU lacks.
     pub fn cpu(threads: usize, capacity: usize) -> Result<Self> {
         Self::cpu_with_isa(threads, capacity, Isa::detect()?)
     }
 
-    /// [`Self::cpu`] with a given level of vector instructions.
-    ///
-    /// # Errors
-    /// If the operating system refuses the threads or the address space, or the processor lacks the instructions.
+    /// Creates a CPU device as [`Self::cpu`], at a given level of vector instructions.
     pub fn cpu_with_isa(threads: usize, capacity: usize, isa: Isa) -> Result<Self> {
         Ok(Self::Cpu(Arc::new(Cpu::new(threads, Arena::new(capacity)?, isa.require()?)?)))
     }
 
-    /// What the last bits of results depend on, beside the operands: the instructions, and what is computed with them. Numbers
-    /// that are kept to be compared with others to the bit are kept under this name.
+    /// Returns a name for everything besides the operands that the bits of results depend on:
+    /// instructions and kernel revision. Cached numbers that must match to the bit are stored under
+    /// it.
     pub fn arithmetic(&self) -> String {
-        /// Raised with every change of a kernel after which it rounds or sums in another way.
+        /// Raised with every kernel change that alters rounding or the order of a sum.
         const REVISION: u32 = 6;
         match self {
             Self::Cpu(cpu) => format!("{} {REVISION}", cpu.isa().name()),
@@ -90,33 +87,27 @@ impl Device {
         }
     }
 
-    /// What `driver` drives, with a memory that may grow to `capacity` bytes.
-    ///
-    /// # Errors
-    /// If the driver refuses a stream or address space.
+    /// Creates a GPU device on `driver` with an arena of at most `capacity` bytes.
     pub fn cuda(driver: Drivers, capacity: usize, options: Options) -> Result<Self> {
         Ok(Self::Cuda(Arc::new(Cuda::new(driver, capacity, options)?)))
     }
 
-    /// The GPU of that number among those of NVIDIA's that this process may use, with a memory that may grow to `capacity` bytes.
-    ///
-    /// # Errors
-    /// If there is none, a library is missing, or its driver refuses.
+    /// Opens the NVIDIA GPU `ordinal` of this process, with an arena of at most `capacity` bytes.
     pub fn open_cuda(ordinal: usize, capacity: usize, options: Options) -> Result<Self> {
         Self::cuda(crate::cuda::open(ordinal)?, capacity, options)
     }
 
-    /// A device for dry runs of what a processor computes.
+    /// Creates a dry-run device that stands for a CPU.
     pub fn meta() -> Self {
         Self::meta_of(Backend::Cpu)
     }
 
-    /// A device for dry runs of what such a device computes.
+    /// Creates a dry-run device that stands for `backend`.
     pub fn meta_of(backend: Backend) -> Self {
         Self::Meta(Arc::new(Ledger::new(backend)))
     }
 
-    /// What kind of device computes; of a dry run, the one that is counted for.
+    /// Returns the kind of device; for a dry run, the kind it stands for.
     pub fn backend(&self) -> Backend {
         match self {
             Self::Cpu(_) => Backend::Cpu,
@@ -125,10 +116,8 @@ impl Device {
         }
     }
 
-    /// The same device with a memory of its own that may grow to `capacity` bytes.
-    ///
-    /// # Errors
-    /// If the operating system refuses the address space.
+    /// Creates a second memory of the same device, of at most `capacity` bytes; on a GPU it is
+    /// pinned host memory.
     pub fn with_memory(&self, capacity: usize) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.over(Arena::new(capacity)?))),
@@ -137,11 +126,9 @@ impl Device {
         })
     }
 
-    /// The same device for work that goes on beside this one's: with a memory of its own that may grow to `capacity` bytes and, of a
-    /// GPU, a stream of its own (see [`Device::mark`]). On a processor the two take turns with its threads. No profile times it.
-    ///
-    /// # Errors
-    /// If the system refuses.
+    /// Creates a device for concurrent work: a second memory of at most `capacity` bytes and, on a
+    /// GPU, a second stream (see [`Device::mark`]). On a CPU both share the threads in turn. It is
+    /// not profiled.
     pub fn beside(&self, capacity: usize) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.untimed_over(Arena::new(capacity)?))),
@@ -150,11 +137,9 @@ impl Device {
         })
     }
 
-    /// The same device with `capacity` bytes of an empty file for memory. They are set aside on its disk, so that none is
-    /// missing later; the file may be removed and closed, and is gone with the last tensor.
-    ///
-    /// # Errors
-    /// If the disk has not so many, or the operating system refuses the address space.
+    /// Creates a memory of `capacity` bytes in an empty file. The disk space is allocated now, so
+    /// no later write can fail for lack of it. The file may be unlinked and closed; its space is
+    /// freed with the last tensor.
     pub fn in_file(&self, file: &File, capacity: usize) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.over(Arena::in_file(file, capacity)?))),
@@ -165,11 +150,8 @@ impl Device {
         })
     }
 
-    /// The same memory, where whoever calls computes alone: for a thread that works beside another, and is not to wait for it. Of a GPU
-    /// it is another stream: what one stream is to see of the other comes after a [`Device::mark`] there.
-    ///
-    /// # Errors
-    /// If the system refuses.
+    /// Shares the memory with a second thread that computes alone and never waits for this device's
+    /// threads. On a GPU it has a second stream; [`Device::mark`] orders the two.
     pub fn on_one_thread(&self) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.alone()?)),
@@ -178,8 +160,9 @@ impl Device {
         })
     }
 
-    /// The same device and memory, for products of few rows, as generation has: a processor reads their matrix where it lies, and
-    /// once. The bits of such a row depend on how many there are; they do not else. A GPU makes no difference.
+    /// Shares the device for GEMMs of few rows, as in generation. The CPU then reads the weight
+    /// matrix once, unpacked; the bits of a row depend on the number of rows. A GPU computes as
+    /// before.
     #[must_use]
     pub fn for_few_rows(&self) -> Self {
         match self {
@@ -188,8 +171,8 @@ impl Device {
         }
     }
 
-    /// The same device and memory, and every operation is timed by `profile`; so are those of the devices that are made of it.
-    /// A device for dry runs has no time to tell.
+    /// Shares the device and times every operation in `profile`; devices derived from it are timed
+    /// too. A dry run ignores it.
     #[must_use]
     pub fn profiled(&self, profile: &Arc<Profile>) -> Self {
         match self {
@@ -199,7 +182,7 @@ impl Device {
         }
     }
 
-    /// Who times this device's operations.
+    /// Returns the profile that times this device's operations.
     pub fn profile(&self) -> Option<&Arc<Profile>> {
         match self {
             Self::Cpu(cpu) => cpu.profile.as_ref(),
@@ -208,14 +191,15 @@ impl Device {
         }
     }
 
-    /// Runs an operation's kernel and returns what it does; a dry run records its cost instead and returns `None`. On a GPU it is
-    /// put into the stream, and a profile waits until it is done.
+    /// Runs an operation's kernel and returns its result. A dry run records the cost instead and
+    /// returns `None`. On a GPU the kernel is put into the stream; a profiled device waits until it
+    /// has run.
     #[inline]
     pub(crate) fn launch<T>(&self, work: Work, kernel: impl FnOnce(On) -> Result<T>) -> Result<Option<T>> {
         self.launch_counting(|| work, kernel)
     }
 
-    /// [`Self::launch`] where the cost takes time to count.
+    /// [`Self::launch`] with a cost that is counted only when needed.
     #[inline]
     pub(crate) fn launch_counting<T>(
         &self,
@@ -246,18 +230,13 @@ impl Device {
         })
     }
 
-    /// A matrix of unspecified content.
-    ///
-    /// # Errors
-    /// If the arena is exhausted.
+    /// Allocates a matrix of unspecified content.
     pub fn alloc(&self, kind: Kind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
         self.alloc_in(kind, Extent::exact(rows), Extent::exact(cols), dtype)
     }
 
-    /// A matrix of unspecified content, in memory for as many rows and columns as there is to be room for.
-    ///
-    /// # Errors
-    /// If the arena is exhausted.
+    /// Allocates a matrix of unspecified content, with room for as many rows and columns as the
+    /// extents say.
     pub fn alloc_in(&self, kind: Kind, rows: Extent, cols: Extent, dtype: DType) -> Result<Tensor> {
         let bytes = rows.room() * cols.room() * dtype.size();
         let storage = match self {
@@ -268,17 +247,14 @@ impl Device {
         Ok(Tensor::new(storage, rows, cols.len(), dtype))
     }
 
-    /// A matrix of zeros.
-    ///
-    /// # Errors
-    /// If the arena is exhausted.
+    /// Allocates a matrix of zeros.
     pub fn zeros(&self, kind: Kind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
         let mut tensor = self.alloc(kind, rows, cols, dtype)?;
         crate::ops::fill_zero(self, tensor.view_mut())?;
         Ok(tensor)
     }
 
-    /// Bytes in use by kind, now and at the peak.
+    /// Returns bytes in use by kind, now and at the peak.
     pub fn memory(&self) -> MemoryUse {
         match self {
             Self::Cpu(cpu) => cpu.arena.usage(),
@@ -287,7 +263,8 @@ impl Device {
         }
     }
 
-    /// One past the highest byte of the arena ever handed out. A dry run gives what the real run's would be.
+    /// Returns the end of the highest byte ever allocated. A dry run returns the mark of the real
+    /// run.
     pub fn high_water(&self) -> usize {
         match self {
             Self::Cpu(cpu) => cpu.arena.high_water(),
@@ -296,7 +273,7 @@ impl Device {
         }
     }
 
-    /// What was ever taken from the arena: how often, and bytes. What was given back in between counts again.
+    /// Returns the number and the total bytes of all allocations so far.
     pub fn taken(&self) -> (u64, u64) {
         match self {
             Self::Cpu(cpu) => cpu.arena.taken(),
@@ -305,23 +282,18 @@ impl Device {
         }
     }
 
-    /// Makes the arena's first `bytes` resident now: what the plan found to be needed.
-    ///
-    /// # Errors
-    /// If a GPU has not so many.
+    /// Makes the arena's first `bytes` resident; the plan knows the number.
     pub fn reserve(&self, bytes: usize) -> Result<()> {
         self.arena().map_or(Ok(()), |arena| arena.reserve(bytes))
     }
 
-    /// Whether every term of exact sums, since this was last asked, was finite and within its limit. Waits for a GPU.
-    ///
-    /// # Errors
-    /// If something failed on a GPU.
+    /// Returns whether every term of exact sums since the last call was finite and within its
+    /// limit. Waits for a GPU.
     pub fn take_in_range(&self) -> Result<bool> {
         match self {
             Self::Cpu(cpu) => Ok(cpu.take_in_range()),
             Self::Cuda(cuda) => cuda.take_in_range(),
-            // A dry run has no numbers that could be out of it.
+            // A dry run has no terms.
             Self::Meta(_) => Ok(true),
         }
     }
@@ -334,32 +306,23 @@ impl Device {
         }
     }
 
-    /// All work so far.
-    ///
-    /// # Errors
-    /// If a GPU refuses.
+    /// Returns a mark after all work so far.
     pub fn mark(&self) -> Result<Mark> {
         if let Self::Cuda(cuda) = self { Mark::of(cuda) } else { Ok(Mark::default()) }
     }
 
-    /// Work from here on waits for `mark`, which may be another stream's of the same GPU.
-    ///
-    /// # Errors
-    /// If a GPU refuses.
+    /// Makes later work wait for `mark`, which may be of another stream of the same GPU.
     pub fn after(&self, mark: &Mark) -> Result<()> {
         if let Self::Cuda(cuda) = self { mark.before(cuda) } else { Ok(()) }
     }
 
-    /// Waits until all work so far is done: on a GPU, whatever was put into its stream.
-    ///
-    /// # Errors
-    /// If something failed on a GPU.
+    /// Waits until all work so far is done; on a GPU, all work in its stream.
     pub fn synchronize(&self) -> Result<()> {
         if let Self::Cuda(cuda) = self { cuda.synchronize() } else { Ok(()) }
     }
 
-    /// Says what is going on from here on, so that a dry run can tell when memory was fullest, and a profile what operations
-    /// were for. Nothing is done elsewhere.
+    /// Names the place in the step. A dry run reports it for the memory peak, a profile for the
+    /// operations that follow.
     pub fn note(&self, place: std::fmt::Arguments<'_>) {
         match self {
             Self::Meta(ledger) => ledger.note(place),
@@ -371,14 +334,14 @@ impl Device {
         }
     }
 
-    /// Says which phase of a step begins, for a profile alone.
+    /// Begins a phase of the step in the profile, if there is one.
     pub fn enter(&self, phase: &'static str) {
         if let Some(profile) = self.profile() {
             profile.enter(phase);
         }
     }
 
-    /// Does something that no device computes, and tells a profile, if there is one, how long it took.
+    /// Runs host work and records its time in the profile, if there is one.
     pub fn aside<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> T) -> T {
         let Some(profile) = self.profile() else { return work() };
         let began = Instant::now();
@@ -387,7 +350,8 @@ impl Device {
         result
     }
 
-    /// Does something on the host for each of so many parts: at once, on a processor's threads; else one after another.
+    /// Runs `part` on the host for each index below `count`: on a CPU device in parallel, else in
+    /// order.
     pub fn each_on_host(&self, count: usize, part: impl Fn(usize) + Sync) {
         match self {
             Self::Cpu(cpu) => cpu.parallel_for(count, part),
@@ -395,7 +359,7 @@ impl Device {
         }
     }
 
-    /// Whether this device only records.
+    /// Returns whether this is a dry run.
     pub fn is_meta(&self) -> bool {
         matches!(self, Self::Meta(_))
     }

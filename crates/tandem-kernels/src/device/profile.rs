@@ -1,11 +1,13 @@
-//! When each operation of a run began and ended.
+//! Recorder of when each operation of a run began and ended.
 //!
-//! A device that has a profile gives it every operation that it launches ([`crate::Device::profiled`]); what else takes time
-//! (messages between ranks, waiting, files) is told by whoever does it. The thread that trains tells where it is: in which step
-//! ([`Profile::step`]), which phase of it ([`Profile::enter`]) and at which place there ([`Profile::note`]); each lasts until
-//! the next, so that the places lie in phases, phases in steps, and operations in places.
+//! A profiled device ([`crate::Device::profiled`]) records every operation that it launches. Other
+//! work (messages between ranks, waiting, files) is recorded by its caller. The training thread
+//! announces the step ([`Profile::step`]), the phase ([`Profile::enter`]) and the place
+//! ([`Profile::note`]); each lasts until the next of its kind, so places nest in phases, phases in
+//! steps, and operations in places.
 //!
-//! Nothing is recorded between [`Profile::end`] and [`Profile::begin`], and never more than [`MOST_EVENTS`].
+//! Nothing is recorded between [`Profile::end`] and [`Profile::begin`], and never more than
+//! [`MOST_EVENTS`] events.
 
 use std::fmt::{Arguments, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +17,10 @@ use std::time::Instant;
 
 use crate::Work;
 
-/// Events that are kept at most, of some 80 bytes each: what comes after them is counted and not kept.
+/// Maximum number of events kept, about 80 bytes each; later events are only counted.
 pub const MOST_EVENTS: usize = 1 << 20;
 
-/// Something that took time.
+/// Kind of event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum What {
     /// A step, counted from 1.
@@ -29,42 +31,42 @@ pub enum What {
     Place(u32),
     /// An operation.
     Operation(Work),
-    /// Something that no device computes.
+    /// Host work.
     Other {
-        /// A message between ranks, waiting for another thread, a file.
+        /// Name of the work: a message between ranks, waiting for another thread, a file.
         name: &'static str,
         /// Bytes moved; 0 where there are none.
         bytes: u64,
     },
 }
 
-/// What took time, where and when.
+/// A timed event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Event {
-    /// What.
+    /// Kind of event.
     pub what: What,
-    /// The thread, by its index in [`Recording::threads`]; 0 is the one that trains.
+    /// Index of the thread in [`Recording::threads`]; 0 is the training thread.
     pub thread: u32,
-    /// Nanoseconds from [`Profile::begin`].
+    /// Start in nanoseconds from [`Profile::begin`].
     pub start: u64,
-    /// The same.
+    /// End in nanoseconds from [`Profile::begin`].
     pub end: u64,
 }
 
-/// What was recorded.
+/// Events between [`Profile::begin`] and [`Profile::end`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recording {
-    /// In the order in which they ended.
+    /// Events in the order in which they ended.
     pub events: Vec<Event>,
     /// Names of places.
     pub places: Vec<String>,
     /// Names of threads.
     pub threads: Vec<String>,
-    /// Events that there was no room for.
+    /// Number of events beyond [`MOST_EVENTS`].
     pub lost: u64,
 }
 
-/// A recorder, shared by all that have something to tell.
+/// Recorder, shared by devices and threads.
 #[derive(Debug)]
 pub struct Profile {
     is_on: AtomicBool,
@@ -76,7 +78,7 @@ struct State {
     origin: Instant,
     recording: Recording,
     ids: Vec<ThreadId>,
-    /// What the place that begins is called; kept for its memory.
+    /// Buffer for the name of the place.
     text: String,
     step: Option<(u64, Instant)>,
     phase: Option<(&'static str, Instant)>,
@@ -99,8 +101,8 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Forgets what was recorded and begins anew, with room for so many events that none has to be made for them later. The
-    /// calling thread is the one that trains.
+    /// Restarts the recording with memory for `room` events. The calling thread becomes the
+    /// training thread.
     pub fn begin(&self, room: usize) {
         let mut state = self.lock();
         let now = Instant::now();
@@ -115,12 +117,12 @@ impl Profile {
         self.is_on.store(true, Ordering::Relaxed);
     }
 
-    /// Number of events so far.
+    /// Returns the number of events so far.
     pub fn num_events(&self) -> usize {
         self.lock().recording.events.len()
     }
 
-    /// Records nothing from here on; what was recorded.
+    /// Stops recording and returns the recording.
     pub fn end(&self) -> Recording {
         self.is_on.store(false, Ordering::Relaxed);
         let mut state = self.lock();
@@ -128,21 +130,21 @@ impl Profile {
         std::mem::take(&mut state.recording)
     }
 
-    /// A step begins, and the one before it ends.
+    /// Begins a step and ends the one before.
     pub fn step(&self, step: u64) {
         if self.is_on() {
             self.lock().open_step(Some(step), Instant::now());
         }
     }
 
-    /// A phase begins, and the one before it ends.
+    /// Begins a phase and ends the one before.
     pub fn enter(&self, phase: &'static str) {
         if self.is_on() {
             self.lock().open_phase(Some(phase), Instant::now());
         }
     }
 
-    /// A place begins, and the one before it ends.
+    /// Begins a place and ends the one before.
     pub fn note(&self, place: Arguments<'_>) {
         if self.is_on() {
             let mut state = self.lock();
@@ -163,7 +165,7 @@ impl Profile {
         result
     }
 
-    /// Tells of something other than an operation that began then and ends now, on this thread.
+    /// Records host work of this thread from `began` until now.
     pub fn other(&self, name: &'static str, bytes: u64, began: Instant) {
         if self.is_on() {
             self.record(What::Other { name, bytes }, began);
@@ -187,7 +189,7 @@ impl Profile {
 }
 
 impl State {
-    /// The index of the calling thread.
+    /// Returns the index of the calling thread.
     fn thread(&mut self) -> u32 {
         let current = std::thread::current();
         let known = self.ids.iter().position(|id| *id == current.id());
@@ -199,11 +201,11 @@ impl State {
         index as u32
     }
 
-    /// The index of a place's name: it is written into memory that is there, and is new only once.
+    /// Returns the index of a place's name. A known name allocates nothing.
     fn place_of(&mut self, place: Arguments<'_>) -> u32 {
         let Self { text, recording: Recording { places, .. }, .. } = self;
         text.clear();
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = text.write_fmt(place);
         let known = places.iter().position(|known| known == text);
         let index = known.unwrap_or_else(|| {
@@ -239,7 +241,7 @@ impl State {
             *lost += 1;
             return;
         }
-        // What began before the recording did is cut there.
+        // An event that began before the recording is cut at its start.
         let since = |at: Instant| at.saturating_duration_since(*origin).as_nanos() as u64;
         events.push(Event { what, thread, start: since(began), end: since(ended) });
     }

@@ -1,8 +1,8 @@
-//! What one call of an operation does, told before it runs.
+//! The cost of one call of an operation.
 
 use crate::DType;
 
-/// An operation's cost: what a dry run writes down, and what a profile measures the time of.
+/// Cost of an operation: a dry run adds it up, a profile divides it by the measured time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// The operation's name.
@@ -11,14 +11,15 @@ pub struct Work {
     pub flops: f64,
     /// Bytes read and written at least once.
     pub bytes: f64,
-    /// Type of the operands, which decides how fast products can be.
+    /// Type of the operands, which decides the peak rate of GEMMs.
     pub dtype: DType,
-    /// Of a product its rows, columns and depth; of another operation rows and columns of an operand, and 0.
+    /// Rows, columns and depth of a GEMM; rows and columns of the main operand, and 0, of other
+    /// operations.
     pub shape: [u32; 3],
 }
 
 impl Work {
-    /// Of an operation on a matrix of that shape and type.
+    /// Creates the cost of an operation on a matrix of that shape and type.
     pub(crate) fn new(
         op: &'static str,
         (rows, cols, dtype): (usize, usize, DType),
@@ -28,7 +29,7 @@ impl Work {
         Self { op, flops, bytes, dtype, shape: [rows as u32, cols as u32, 0] }
     }
 
-    /// Where the operand has a depth as well.
+    /// Sets the depth of a GEMM.
     pub(crate) fn with_depth(self, depth: usize) -> Self {
         let [rows, cols, _] = self.shape;
         Self { shape: [rows, cols, depth as u32], ..self }

@@ -1,8 +1,8 @@
-//! One region of memory per device, from which every tensor is cut.
+//! The arena: one region of memory per device, from which every tensor is allocated.
 //!
-//! Address space is reserved once; pages become resident when first written and are then reused: a tensor that is
-//! dropped returns its range to the free list, and the next one of that size takes it. In the steady state the
-//! high-water mark does not move and no system call is made.
+//! Address space is reserved once. Pages become resident when first written and are reused: a
+//! dropped tensor returns its range to the free list, and the next tensor of that size takes it. In
+//! the steady state the high-water mark stays and no system call is made.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -14,31 +14,32 @@ use crate::memory::free_list::{Cut, FreeList};
 use crate::memory::memory_use::{Kind, MemoryUse};
 use crate::{KernelError, Result};
 
-/// What the system maps at a time.
+/// Page size.
 const PAGE: usize = 4096;
 
-/// The mapping is made of whole huge pages.
+/// Huge page size; mappings are whole huge pages.
 const LARGE: usize = 1 << 21;
 
-/// What the address space belongs to.
+/// Owner of the address space.
 enum Backing {
-    /// A mapping of whole pages, huge ones in memory. Where the bytes are a file's, memory only holds what was used lately.
+    /// A mapping of whole pages, huge ones in memory. Of a mapped file, memory holds the recently
+    /// used pages.
     Mapping { len: usize, in_file: bool },
-    /// A region of a GPU's, or of host memory that it can read and write. Memory is put behind it as it grows.
+    /// A region of GPU memory or pinned host memory, which is mapped as it grows.
     Region(Box<dyn Region>),
 }
 
-/// The region. Shared by the device and all its tensors.
+/// The region, shared by the device and all its tensors.
 pub(crate) struct Arena {
     base: *mut u8,
-    /// What may be handed out.
+    /// Bytes that may be allocated.
     capacity: usize,
     backing: Backing,
     state: Mutex<FreeList>,
 }
 
-// SAFETY: `base` points to a mapping that lives as long as the arena; which bytes of it belong to which tensor is
-// decided under the mutex, and tensors hand out references to their own bytes only.
+// SAFETY: `base` points to a mapping that lives as long as the arena. The mutex decides which bytes
+// belong to which tensor, and a tensor lends references to its own bytes only.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -49,7 +50,7 @@ pub(crate) struct Block {
     cut: Cut,
 }
 
-/// Address space of `capacity` bytes: of a file, or with -1 of memory.
+/// Maps `capacity` bytes of a file, or of memory if `file` is -1.
 fn map(capacity: usize, flags: libc::c_int, file: libc::c_int) -> std::io::Result<*mut u8> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a mapping with no address hint has no preconditions; the result is checked.
@@ -64,7 +65,8 @@ impl Arena {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let base = map(mapped, flags, -1)
             .map_err(|source| KernelError::System { what: "reserving the arena's address space", source })?;
-        // Huge pages spare page faults, which are expensive on virtual machines. Refusal changes nothing but speed.
+        // Huge pages save page faults, which are expensive on virtual machines. A refusal costs
+        // speed only.
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the mapping made above.
         unsafe {
@@ -73,8 +75,7 @@ impl Arena {
         Ok(Self::over(base, capacity, mapped, false))
     }
 
-    /// Over an empty file, which is made `capacity` bytes long. Its disk sets them aside now: a page that is written later has
-    /// its place there.
+    /// Creates an arena over an empty file of `capacity` bytes. Its disk blocks are allocated now.
     pub(crate) fn in_file(file: &File, capacity: usize) -> Result<Arc<Self>> {
         let mapped = capacity.max(1).next_multiple_of(PAGE);
         let system = |what| move |source| KernelError::System { what, source };
@@ -87,7 +88,7 @@ impl Arena {
         Self::backed(base, capacity, Backing::Mapping { len: mapped, in_file })
     }
 
-    /// Over a region of a GPU's.
+    /// Creates an arena over GPU memory or pinned host memory.
     pub(crate) fn on(region: Box<dyn Region>, capacity: usize) -> Arc<Self> {
         let base = std::ptr::with_exposed_provenance_mut(region.base() as usize);
         Self::backed(base, capacity, Backing::Region(region))
@@ -101,7 +102,7 @@ impl Arena {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A range of at least `bytes`.
+    /// Allocates at least `bytes`.
     pub(crate) fn allocate(self: &Arc<Self>, kind: Kind, bytes: usize) -> Result<Block> {
         let mut state = self.lock();
         match state.cut(kind, bytes) {
@@ -123,7 +124,8 @@ impl Arena {
         }
     }
 
-    /// Makes the first `bytes` resident now, so that no later step pays page faults or moves the mark.
+    /// Makes the first `bytes` resident, so that no step pays page faults or moves the high-water
+    /// mark.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<()> {
         let mut state = self.lock();
         let bytes = bytes.min(self.capacity);
@@ -131,7 +133,8 @@ impl Arena {
             Backing::Mapping { in_file: true, .. } => return Ok(()),
             Backing::Mapping { in_file: false, .. } => {
                 for offset in (state.high_water()..bytes).step_by(PAGE) {
-                    // SAFETY: the byte lies inside the mapping and beyond everything handed out so far; the lock keeps it so.
+                    // SAFETY: the byte lies inside the mapping and beyond all allocations; the lock
+                    // keeps it so.
                     unsafe { self.base.add(offset).write_volatile(0) };
                 }
             }
@@ -170,12 +173,13 @@ impl Block {
         self.arena.base.wrapping_add(self.cut.offset())
     }
 
-    /// In a file: has the system begin to read it.
+    /// Starts reading the pages from the file (`MADV_WILLNEED`); no effect in memory.
     pub(crate) fn announce(&self) {
         self.advise(libc::MADV_WILLNEED);
     }
 
-    /// In a file: takes it out of this process's memory. What was written stays the file's.
+    /// Drops the file's pages from memory (`MADV_DONTNEED`); the file keeps the contents. No effect
+    /// in memory.
     pub(crate) fn let_go(&self) {
         self.advise(libc::MADV_DONTNEED);
     }
@@ -184,9 +188,9 @@ impl Block {
         let Arena { base, backing: Backing::Mapping { in_file: true, .. }, .. } = *self.arena else { return };
         let start = self.cut.offset() / PAGE * PAGE;
         let length = self.cut.end().next_multiple_of(PAGE) - start;
-        // SAFETY: the pages lie inside the mapping, which is whole pages long. It is a file's and shared, so that dropping
-        // pages loses nothing: whoever reads them again, also the neighbours on the same page, finds what was written.
-        // Refusal changes nothing but speed.
+        // SAFETY: the pages lie inside the mapping of whole pages. It is a shared mapping of a
+        // file, so dropped pages are read again from the file, also by neighbours on the same page.
+        // A refusal costs speed only.
         unsafe {
             libc::madvise(base.add(start).cast(), length, advice);
         }
@@ -260,7 +264,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let home = device.in_file(&file, 100_000).unwrap();
         assert_eq!(file.metadata().unwrap().len(), 102_400, "whole pages");
-        // Not at the ends of pages.
+        // Sizes that do not end at page boundaries.
         let mut tensors = [3000, 5000, 12_000].map(|n| home.alloc(Kind::Master, 1, n, DType::F32).unwrap());
         for (i, tensor) in tensors.iter_mut().enumerate() {
             tensor.view_mut().into_slice::<f32>().fill(i as f32);
@@ -273,12 +277,12 @@ mod tests {
         let error = home.alloc(Kind::Master, 1, 6000, DType::F32).err().unwrap().to_string();
         assert!(error.contains("100000 bytes in the arena"), "{error}");
         assert_eq!((device.memory().total(), home.memory().total()), (0, 80_064), "in cache lines");
-        // Elsewhere nothing is let go of.
+        // Elsewhere nothing is dropped.
         let mut here = device.with_memory(1 << 21).unwrap().zeros(Kind::Master, 1, 5000, DType::F32).unwrap();
         here.view_mut().into_slice::<f32>().fill(7.0);
         here.let_go();
         assert!(here.view().as_slice::<f32>().iter().all(|&x| x == 7.0));
-        // More than any disk has: refused, and nothing is mapped.
+        // More than any disk has is refused before anything is mapped.
         assert!(matches!(device.in_file(&file, 1 << 60), Err(KernelError::System { .. })));
     }
 

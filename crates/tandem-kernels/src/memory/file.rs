@@ -1,38 +1,37 @@
-//! What must be known of a file before memory lies in it: a page that has no place on the disk ends the process when it is
-//! written, with no error to report.
+//! Files as memory. Disk blocks are allocated beforehand: writing a mapped page without one kills
+//! the process with no error to report.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Makes a file `length` bytes long, with a place on the disk for each of them.
+/// Makes a file `length` bytes long and allocates all its disk blocks.
 pub(crate) fn set_aside(file: &File, length: u64) -> io::Result<()> {
     let length = libc::off_t::try_from(length).map_err(|_| io::ErrorKind::FileTooLarge)?;
-    // SAFETY: the descriptor is open as long as `file` is borrowed; the call reads and writes no memory of ours.
+    // SAFETY: the descriptor is open as long as `file` is borrowed; the call reads and writes no
+    // memory of ours.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 
-/// The disk that a file lies on.
+/// File system of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSystem {
     /// Bytes that this user may still write.
     pub free: u64,
-    /// Whether it is no disk but memory.
+    /// True if the file system is in memory (tmpfs, ramfs).
     pub is_memory: bool,
 }
 
 impl FileSystem {
-    /// Of an open file or folder.
-    ///
-    /// # Errors
-    /// If the system does not tell.
+    /// Reads the file system of an open file or directory.
     pub fn of(file: &File) -> io::Result<Self> {
         // SAFETY: every pattern of bits, zeros too, is a value of this struct of integers.
         let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open as long as `file` is borrowed, and the struct is ours to be written.
+        // SAFETY: the descriptor is open as long as `file` is borrowed, and the struct is ours to
+        // be written.
         if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0 {
             return Err(io::Error::last_os_error());
         }

@@ -1,26 +1,26 @@
-//! Which ranges of an address space are free.
+//! The free ranges of an address space.
 
 use std::collections::BTreeMap;
 
 use crate::memory::memory_use::{Kind, MemoryUse};
 
-/// Offsets are multiples of this: a cache line, and the widest vector register.
+/// Alignment of offsets: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Which ranges of an address space are free. Cuts the first free range that is long enough, so the same sequence of
-/// requests always gives the same addresses: a dry run knows the real run's high-water mark.
+/// Free ranges, first fit. The same sequence of requests always gives the same addresses, so a dry
+/// run knows the real run's high-water mark.
 #[derive(Debug)]
 pub(crate) struct FreeList {
     /// Offset → length. Neighbours are always merged.
     free: BTreeMap<usize, usize>,
     usage: MemoryUse,
-    /// One past the highest byte ever handed out or reserved: what is resident.
+    /// End of the highest byte ever allocated or reserved: the resident size.
     high_water: usize,
-    /// How often a range was handed out, and bytes.
+    /// Number and total bytes of allocations.
     taken: (u64, u64),
 }
 
-/// A range handed out by a [`FreeList`].
+/// A range allocated by a [`FreeList`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     kind: Kind,
@@ -29,12 +29,12 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Where the range begins.
+    /// Returns the start.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Where it ends.
+    /// Returns the end.
     pub(crate) fn end(&self) -> usize {
         self.offset + self.length
     }
@@ -46,7 +46,7 @@ impl FreeList {
         Self { free, usage: MemoryUse::default(), high_water: 0, taken: (0, 0) }
     }
 
-    /// A range of at least `bytes`, or `None` if no free range is long enough.
+    /// Allocates at least `bytes`; `None` if no free range is long enough.
     pub(crate) fn cut(&mut self, kind: Kind, bytes: usize) -> Option<Cut> {
         let length = bytes.max(1).next_multiple_of(ALIGNMENT);
         let (offset, free) = self.free.iter().find(|&(_, &free)| free >= length).map(|(&o, &l)| (o, l))?;
@@ -60,7 +60,7 @@ impl FreeList {
         Some(Cut { kind, offset, length })
     }
 
-    /// Takes a range back and merges it with its neighbours.
+    /// Frees a range and merges it with its neighbours.
     pub(crate) fn give_back(&mut self, cut: Cut) {
         self.usage.remove(cut.kind, cut.length);
         let (mut offset, mut length) = (cut.offset, cut.length);
@@ -85,7 +85,7 @@ impl FreeList {
         &self.usage
     }
 
-    /// Counts the peak anew.
+    /// Restarts the peak.
     pub(crate) fn begin(&mut self) {
         self.usage.begin();
     }

@@ -1,4 +1,4 @@
-//! A device's numbers as host memory: in place where they are there already, else through a copy.
+//! Access of the host to device memory: in place on a CPU, through a copy on a GPU.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,14 +11,11 @@ use crate::numerics::exact::ExactSum;
 use crate::{Device, Element, Result, States, StatesMut, StatesView, View, ViewMut, bf16};
 
 impl Device {
-    /// Shows `read` the elements of a contiguous matrix, after all work so far, and returns what it does; on a dry run it
-    /// is not called, and the answer is `None`.
+    /// Calls `read` with the elements of a contiguous matrix after all work so far. A dry run does
+    /// not call it and returns `None`.
     ///
     /// # Panics
     /// If the type differs or the view is not contiguous.
-    ///
-    /// # Errors
-    /// If a GPU cannot give them.
     pub fn host_read<E: Element, R>(&self, view: View, read: impl FnOnce(&[E]) -> R) -> Result<Option<R>> {
         assert!(view.is_contiguous() && view.dtype() == E::DTYPE, "host_read of {}", view.dtype());
         Ok(match self {
@@ -33,14 +30,11 @@ impl Device {
         })
     }
 
-    /// Has `write` overwrite the elements of a contiguous matrix, every one of them: what they are before is unspecified. On a dry
-    /// run it is not called.
+    /// Calls `write` to overwrite every element of a contiguous matrix; their old values are
+    /// unspecified. A dry run does not call it.
     ///
     /// # Panics
     /// If the type differs or the view is not contiguous.
-    ///
-    /// # Errors
-    /// If a GPU cannot take them.
     pub fn host_write<E: Element, R>(
         &self,
         view: ViewMut,
@@ -60,13 +54,10 @@ impl Device {
         })
     }
 
-    /// Has `update` change the elements of a contiguous matrix. On a dry run it is not called.
+    /// Calls `update` to change the elements of a contiguous matrix. A dry run does not call it.
     ///
     /// # Panics
     /// If the type differs or the view is not contiguous.
-    ///
-    /// # Errors
-    /// If a GPU cannot give or take them.
     pub fn host_update<E: Element, R>(
         &self,
         view: ViewMut,
@@ -82,10 +73,7 @@ impl Device {
         .transpose()
     }
 
-    /// Bytes as the host sees them; none on a dry run.
-    ///
-    /// # Errors
-    /// If a GPU cannot give them.
+    /// Reads bytes; none on a dry run.
     pub fn read_bytes(&self, bytes: BytesView) -> Result<Vec<u8>> {
         Ok(match self {
             Self::Cpu(_) => bytes.as_slice().to_vec(),
@@ -94,13 +82,10 @@ impl Device {
         })
     }
 
-    /// Overwrites bytes by those of the host. Nothing on a dry run.
+    /// Writes host bytes. Does nothing on a dry run.
     ///
     /// # Panics
-    /// If there are not as many.
-    ///
-    /// # Errors
-    /// If a GPU cannot take them.
+    /// If the lengths differ.
     pub fn write_bytes(&self, from: &[u8], to: BytesMut) -> Result<()> {
         assert_eq!(from.len(), to.len(), "bytes to write");
         match self {
@@ -112,18 +97,16 @@ impl Device {
         Ok(())
     }
 
-    /// Copies bytes of one memory of this device into another's. They are whole words of four. Nothing on a dry run.
+    /// Copies whole 4-byte words between two memories of this device. Does nothing on a dry run.
     ///
     /// # Panics
-    /// If there are not as many.
-    ///
-    /// # Errors
-    /// If a GPU cannot copy them.
+    /// If the lengths differ.
     pub fn copy_bytes(&self, from: BytesView, to: BytesMut) -> Result<()> {
         assert_eq!(from.len(), to.len(), "bytes to copy");
         match self {
             Self::Cpu(_) => to.into_slice().copy_from_slice(from.as_slice()),
-            // SAFETY: the views borrow as many bytes, which lie apart: one of them is borrowed mutably.
+            // SAFETY: the views borrow as many bytes, which lie apart: one of them is borrowed
+            // mutably.
             Self::Cuda(cuda) => unsafe {
                 let to = to.view().address();
                 cuda.driver().copy(cuda.stream(), from.address(), to, from.len())?;
@@ -133,13 +116,10 @@ impl Device {
         Ok(())
     }
 
-    /// Optimiser states as f32. Nothing on a dry run.
+    /// Reads optimiser states as f32. Does nothing on a dry run.
     ///
     /// # Panics
     /// If `out` has another length.
-    ///
-    /// # Errors
-    /// If a GPU cannot give them.
     pub fn read_states(&self, states: StatesView, out: &mut [f32]) -> Result<()> {
         assert_eq!(out.len(), states.len(), "room for other states");
         match states {
@@ -163,13 +143,11 @@ impl Device {
         Ok(())
     }
 
-    /// Overwrites optimiser states from the one at `start` on, rounded to what is nearest. Nothing on a dry run.
+    /// Writes optimiser states from index `start` on, rounded to nearest. Does nothing on a dry
+    /// run.
     ///
     /// # Panics
     /// As [`States::range_mut`]; and if fewer elements than a block are not the last ones.
-    ///
-    /// # Errors
-    /// If a GPU cannot take them.
     pub fn write_states(&self, values: &[f32], states: &mut States, start: usize) -> Result<()> {
         match states.part_mut(start, values.len()) {
             StatesMut::F32(view) => self.host_write(view, |kept| kept.copy_from_slice(values))?,
@@ -201,7 +179,7 @@ impl Device {
     }
 }
 
-/// A borrowed range of a GPU's memory, as others see it: an address, and copies to and from the host.
+/// A borrowed range of GPU memory: its address, and copies to and from the host.
 pub struct Remote<'a> {
     cuda: &'a Cuda,
     address: u64,
@@ -215,7 +193,7 @@ impl<'a> Remote<'a> {
         Some(Self { cuda, address, len, lifetime: PhantomData })
     }
 
-    /// Of a contiguous matrix, if it is a GPU's.
+    /// Borrows a contiguous matrix, if it is on a GPU.
     ///
     /// # Panics
     /// If it is not contiguous.
@@ -224,60 +202,51 @@ impl<'a> Remote<'a> {
         Self::new(device, view.address(), view.num_bytes())
     }
 
-    /// Of bytes, if they are a GPU's.
+    /// Borrows bytes, if they are on a GPU.
     pub fn of_bytes(device: &'a Device, bytes: BytesMut<'a>) -> Option<Self> {
         Self::new(device, bytes.view().address(), bytes.len())
     }
 
-    /// Of a range of sums, if they are a GPU's.
+    /// Borrows a range of sums, if they are on a GPU.
     pub fn of_sums(device: &'a Device, sums: &'a mut ExactSum, range: Range<usize>) -> Option<Self> {
         let sums = sums.view().range(range);
         Self::new(device, sums.address(), size_of::<i64>() * sums.len())
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Which GPU, and where.
+    /// Returns the GPU's number and the address.
     pub fn address(&self) -> (usize, u64) {
         (self.cuda.driver().properties().ordinal, self.address)
     }
 
     /// Waits until all work so far is done.
-    ///
-    /// # Errors
-    /// If something in it failed.
     pub fn settle(&self) -> Result<()> {
         self.cuda.synchronize()
     }
 
-    /// Copies bytes to the host, after all work so far.
+    /// Copies bytes to the host after all work so far.
     ///
     /// # Panics
-    /// If there are not as many.
-    ///
-    /// # Errors
-    /// If the GPU cannot give them.
+    /// If the lengths differ.
     pub fn read(&self, range: Range<usize>, to: &mut [u8]) -> Result<()> {
         assert!(range.end <= self.len && range.len() == to.len(), "bytes {range:?} of {}", self.len);
         // SAFETY: the range is inside what is borrowed.
         unsafe { self.cuda.read(self.address + range.start as u64, to) }
     }
 
-    /// Copies bytes from the host, after all work so far.
+    /// Copies bytes from the host after all work so far.
     ///
     /// # Panics
-    /// If there are not as many.
-    ///
-    /// # Errors
-    /// If the GPU cannot take them.
+    /// If the lengths differ.
     pub fn write(&mut self, range: Range<usize>, from: &[u8]) -> Result<()> {
         assert!(range.end <= self.len && range.len() == from.len(), "bytes {range:?} of {}", self.len);
         // SAFETY: the range is inside what is borrowed exclusively.
@@ -286,20 +255,14 @@ impl<'a> Remote<'a> {
 }
 
 impl Bytes {
-    /// All of them as the host sees them; none on a dry run.
-    ///
-    /// # Errors
-    /// If a GPU cannot give them.
+    /// Reads all bytes; none on a dry run.
     pub fn read(&self, device: &Device) -> Result<Vec<u8>> {
         device.read_bytes(self.view())
     }
 }
 
 impl ExactSum {
-    /// Makes every sum zero. Nothing on a dry run.
-    ///
-    /// # Errors
-    /// If a GPU cannot.
+    /// Sets every sum to zero. Does nothing on a dry run.
     pub fn clear(&mut self, device: &Device) -> Result<()> {
         match device {
             Device::Cpu(_) => self.as_mut_slice().fill(0),
@@ -313,13 +276,10 @@ impl ExactSum {
         Ok(())
     }
 
-    /// Overwrites all sums. Nothing on a dry run.
+    /// Overwrites all sums. Does nothing on a dry run.
     ///
     /// # Panics
-    /// If there are not as many.
-    ///
-    /// # Errors
-    /// If a GPU cannot take them.
+    /// If the lengths differ.
     pub fn write(&mut self, device: &Device, sums: &[i64]) -> Result<()> {
         assert_eq!(sums.len(), self.len(), "sums to write");
         match device {
@@ -331,10 +291,7 @@ impl ExactSum {
         Ok(())
     }
 
-    /// All sums as the host sees them; none on a dry run.
-    ///
-    /// # Errors
-    /// If a GPU cannot give them.
+    /// Reads all sums; none on a dry run.
     pub fn read(&self, device: &Device) -> Result<Vec<i64>> {
         Ok(match device {
             Device::Cpu(_) => self.as_slice().to_vec(),

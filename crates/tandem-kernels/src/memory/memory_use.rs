@@ -1,13 +1,13 @@
-//! What memory is used for, and how much of it.
+//! Memory use by purpose.
 
-/// What memory is used for. The plan reports bytes by kind.
+/// Purpose of memory; the plan reports bytes by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// Master weights (f32).
     Master,
     /// Compute copies of the weights.
     Weights,
-    /// Whole layers that are there for a while: gathered from ranks, fetched from elsewhere, or unpacked.
+    /// Whole layers in transit: gathered from ranks, fetched from an offload target, or unpacked.
     Gathered,
     /// Gradient accumulators.
     Gradients,
@@ -21,7 +21,7 @@ pub enum Kind {
     Reference,
     /// Keys and values kept for generation.
     Cache,
-    /// The copy of the state that a checkpoint is written from while training goes on.
+    /// Copy of the state from which a checkpoint is written while training continues.
     Checkpoint,
     /// Anything else, short-lived.
     Scratch,
@@ -43,7 +43,7 @@ impl Kind {
         Self::Scratch,
     ];
 
-    /// The name used in plans and messages.
+    /// Returns the name used in plans and messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Master => "master weights",
@@ -73,12 +73,12 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Total bytes now.
+    /// Returns the total bytes now.
     pub fn total(&self) -> usize {
         self.current.iter().sum()
     }
 
-    /// With what another memory holds, where both may be at their peaks at once.
+    /// Adds another memory's use, assuming that both peaks coincide.
     #[must_use]
     pub fn beside(&self, other: &Self) -> Self {
         let both = |own: &[usize; Kind::ALL.len()], other: &[usize; Kind::ALL.len()]| {
@@ -91,7 +91,7 @@ impl MemoryUse {
         }
     }
 
-    /// Forgets the peak so far: what is in use now is the largest total.
+    /// Restarts the peak from the memory in use.
     pub(crate) fn begin(&mut self) {
         (self.peak, self.at_peak) = (self.total(), self.current);
     }

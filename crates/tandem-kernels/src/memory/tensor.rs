@@ -1,7 +1,7 @@
 //! Matrices in device memory: owned ([`Tensor`]) and borrowed ([`View`], [`ViewMut`]).
 //!
-//! Everything is a row-major matrix; a vector is one row. Views may have a row stride larger than their width (a
-//! column range of a wider matrix), so that fused projections need no copy.
+//! All are row-major matrices; a vector is one row. A view may have a row stride larger than its
+//! width (a column range of a wider matrix), so fused projections need no copy.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -19,14 +19,15 @@ impl Storage {
     fn pointer(&self) -> *mut u8 {
         match self {
             Self::Block(block) => block.pointer(),
-            // A dry run never dereferences; a dangling aligned pointer keeps the arithmetic defined.
+            // A dry run never dereferences; a dangling aligned pointer keeps the arithmetic
+            // defined.
             Self::Meta(_) => std::ptr::without_provenance_mut(64),
         }
     }
 }
 
-/// How many rows or columns there are, and for how many memory is taken: where sizes change from one use to the next, those
-/// that take as much as the largest take the same places.
+/// Number of rows or columns, and the number that memory is allocated for. Matrices of changing
+/// size that allocate for the largest size keep the same addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     len: usize,
@@ -34,27 +35,27 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// `len`, with room for `room` if that is more.
+    /// Creates an extent of `len` with room for at least `room`.
     pub const fn new(len: usize, room: usize) -> Self {
         Self { len, room: if room > len { room } else { len } }
     }
 
-    /// `len`, and room for no more.
+    /// Creates an extent of `len` without further room.
     pub const fn exact(len: usize) -> Self {
         Self { len, room: len }
     }
 
-    /// How many there are.
+    /// Returns the number.
     pub const fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub const fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// For how many there is memory.
+    /// Returns the number that memory is allocated for.
     pub const fn room(self) -> usize {
         self.room
     }
@@ -73,7 +74,7 @@ pub struct Tensor {
 pub struct View<'a> {
     pointer: *const u8,
     rows: usize,
-    /// Rows that there is memory for; of a range of rows, no more than it has.
+    /// Rows that memory is allocated for; in a range of rows, its length.
     room: usize,
     cols: usize,
     stride: usize,
@@ -105,27 +106,27 @@ impl Tensor {
         Self { storage, rows, cols, dtype }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows.len
     }
 
-    /// The rows, and for how many there is memory.
+    /// Returns the rows and their allocated number.
     pub fn extent(&self) -> Extent {
         self.rows
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The whole matrix.
+    /// Returns the whole matrix.
     pub fn view(&self) -> View<'_> {
         View {
             pointer: self.storage.pointer(),
@@ -138,7 +139,7 @@ impl Tensor {
         }
     }
 
-    /// The whole matrix, to be written.
+    /// Returns the whole matrix, to be written.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         ViewMut {
             pointer: self.storage.pointer(),
@@ -150,27 +151,27 @@ impl Tensor {
         }
     }
 
-    /// Whether this tensor belongs to a dry run and has no memory behind it.
+    /// Returns whether the tensor belongs to a dry run and has no memory.
     pub fn is_meta(&self) -> bool {
         matches!(self.storage, Storage::Meta(_))
     }
 
-    /// Tells that it will be read soon. Where it lies in a file, the system begins to read it; elsewhere this does nothing.
+    /// Starts reading the tensor's pages if it is in a file; otherwise does nothing.
     pub fn announce(&self) {
         if let Storage::Block(block) = &self.storage {
             block.announce();
         }
     }
 
-    /// Tells that it is not needed for now. Where it lies in a file, it leaves this process's memory, and is read from there
-    /// when it is used again; elsewhere this does nothing.
+    /// Drops the tensor's pages from memory if it is in a file; a later use reads them again.
+    /// Otherwise does nothing.
     pub fn let_go(&self) {
         if let Storage::Block(block) = &self.storage {
             block.let_go();
         }
     }
 
-    /// Makes the tensor smaller without returning memory: the first `rows` rows remain visible.
+    /// Shrinks the tensor to its first `rows` rows; its memory stays allocated.
     ///
     /// # Panics
     /// If `rows` is more than the tensor has.
@@ -180,82 +181,97 @@ impl Tensor {
     }
 }
 
+/// Shape, strides and address of a view, shared or mutable.
+macro_rules! describe {
+    ($view:ident) => {
+        impl $view<'_> {
+            /// Returns the number of rows.
+            pub fn rows(&self) -> usize {
+                self.rows
+            }
+
+            /// Returns the number of columns.
+            pub fn cols(&self) -> usize {
+                self.cols
+            }
+
+            /// Returns rows and columns.
+            pub fn shape(&self) -> (usize, usize) {
+                (self.rows, self.cols)
+            }
+
+            /// Returns the distance between rows in elements.
+            pub fn stride(&self) -> usize {
+                self.stride
+            }
+
+            /// Returns the element type.
+            pub fn dtype(&self) -> DType {
+                self.dtype
+            }
+
+            /// Returns the number of elements.
+            pub fn len(&self) -> usize {
+                self.rows * self.cols
+            }
+
+            /// Returns the bytes of the elements, without gaps between rows.
+            pub fn num_bytes(&self) -> usize {
+                self.len() * self.dtype.size()
+            }
+
+            /// Returns whether there is no element.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            /// Returns whether rows follow one another without a gap.
+            pub fn is_contiguous(&self) -> bool {
+                self.stride == self.cols || self.rows <= 1
+            }
+
+            /// Returns the address of the first element in the device's memory.
+            pub(crate) fn address(&self) -> u64 {
+                self.pointer.addr() as u64
+            }
+        }
+    };
+}
+describe!(View);
+describe!(ViewMut);
+
 impl<'a> View<'a> {
-    /// A contiguous matrix at an address.
+    /// Views a contiguous matrix at an address.
     ///
     /// # Safety
-    /// For 'a the matrix lies there, aligned for its type, and nothing writes it. On a dry run nothing need be there.
+    /// For 'a a matrix of that shape is at the address, aligned for its type, and nothing writes
+    /// it. A dry run never reads it.
     pub(crate) unsafe fn from_pointer(pointer: *const u8, rows: usize, cols: usize, dtype: DType) -> Self {
         Self { pointer, rows, room: rows, cols, stride: cols, dtype, lifetime: PhantomData }
     }
 
-    /// Host memory as one row.
+    /// Views host memory as one row.
     pub fn of_slice(values: &'a [f32]) -> Self {
         let (pointer, cols) = (values.as_ptr().cast(), values.len());
         Self { pointer, rows: 1, room: 1, cols, stride: cols, dtype: DType::F32, lifetime: PhantomData }
     }
 
-    /// Host memory as a matrix.
+    /// Views host memory as a matrix.
     ///
     /// # Panics
-    /// If it is of another size.
+    /// If the size differs.
     pub(crate) fn of_host<E: Element>(values: &'a [E], rows: usize, cols: usize) -> Self {
         assert_eq!(values.len(), rows * cols, "a {rows}x{cols} matrix");
         // SAFETY: the slice is borrowed for 'a, aligned and as long as the matrix.
         unsafe { Self::from_pointer(values.as_ptr().cast(), rows, cols, E::DTYPE) }
     }
 
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// The rows, and for how many the matrix has memory; a range of rows has no more than it shows.
+    /// Returns the rows and their allocated number; a range of rows has no further room.
     pub fn extent(&self) -> Extent {
         Extent { len: self.rows, room: self.room }
     }
 
-    /// Number of columns.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// Elements from one row's start to the next one's.
-    pub fn stride(&self) -> usize {
-        self.stride
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.rows * self.cols
-    }
-
-    /// Rows and columns.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.rows, self.cols)
-    }
-
-    /// Size of the elements, gaps between rows left out.
-    pub fn num_bytes(&self) -> usize {
-        self.len() * self.dtype.size()
-    }
-
-    /// Whether there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Whether rows follow one another without a gap.
-    pub fn is_contiguous(&self) -> bool {
-        self.stride == self.cols || self.rows <= 1
-    }
-
-    /// A range of rows.
+    /// Returns a range of rows.
     ///
     /// # Panics
     /// If the range is not inside the matrix.
@@ -265,7 +281,7 @@ impl<'a> View<'a> {
         Self { pointer, rows: range.len(), room: range.len(), ..self }
     }
 
-    /// A range of columns.
+    /// Returns a range of columns.
     ///
     /// # Panics
     /// If the range is not inside the matrix.
@@ -275,7 +291,7 @@ impl<'a> View<'a> {
         Self { pointer, cols: range.len(), ..self }
     }
 
-    /// The same elements in another shape.
+    /// Returns the elements in another shape.
     ///
     /// # Panics
     /// If the view is not contiguous or the number of elements differs.
@@ -284,28 +300,29 @@ impl<'a> View<'a> {
         Self { rows, room: rows, cols, stride: cols, ..self }
     }
 
-    /// The elements as a slice, on the CPU.
+    /// Returns the elements as a slice, on the CPU.
     ///
     /// # Panics
     /// If the type differs or the view is not contiguous.
     pub fn as_slice<E: Element>(self) -> &'a [E] {
         assert!(self.is_contiguous(), "as_slice of a strided view");
-        // SAFETY: the view borrows `rows * cols` initialised-or-plain numbers of this type for 'a; the pointer is
-        // 64-byte aligned at the tensor's start and element-aligned everywhere.
+        // SAFETY: the view borrows `rows * cols` plain numbers of this type for 'a; the pointer is
+        // aligned for elements.
         unsafe { std::slice::from_raw_parts(self.pointer_of::<E>(), self.len()) }
     }
 
-    /// The elements as bytes in the machine's order, on the CPU.
+    /// Returns the elements as bytes in the machine's order, on the CPU.
     ///
     /// # Panics
     /// If the view is not contiguous.
     pub fn as_bytes(self) -> &'a [u8] {
         assert!(self.is_contiguous(), "as_bytes of a strided view");
-        // SAFETY: the view borrows `len` plain numbers for 'a, and every byte of a number is a byte.
+        // SAFETY: the view borrows `len` plain numbers for 'a, and every byte of a number is a
+        // byte.
         unsafe { std::slice::from_raw_parts(self.pointer, self.len() * self.dtype.size()) }
     }
 
-    /// One row as a slice, on the CPU.
+    /// Returns one row as a slice, on the CPU.
     ///
     /// # Panics
     /// If the type differs or there is no such row.
@@ -315,12 +332,7 @@ impl<'a> View<'a> {
         unsafe { std::slice::from_raw_parts(self.pointer_of::<E>().add(row * self.stride), self.cols) }
     }
 
-    /// The first element's address, in the memory of its device.
-    pub(crate) fn address(&self) -> u64 {
-        self.pointer.addr() as u64
-    }
-
-    /// The first element's address, on the CPU.
+    /// Returns the first element's address, on the CPU.
     ///
     /// # Panics
     /// If the type differs.
@@ -331,60 +343,15 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
-    /// A contiguous matrix at an address.
+    /// Views a contiguous matrix at an address.
     ///
     /// # Safety
-    /// As [`View::from_pointer`], and nothing else reads or writes it.
+    /// As [`View::from_pointer`], and nothing else accesses the matrix.
     pub(crate) unsafe fn from_pointer(pointer: *mut u8, rows: usize, cols: usize, dtype: DType) -> Self {
         Self { pointer, rows, cols, stride: cols, dtype, lifetime: PhantomData }
     }
 
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Number of columns.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// Elements from one row's start to the next one's.
-    pub fn stride(&self) -> usize {
-        self.stride
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.rows * self.cols
-    }
-
-    /// Rows and columns.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.rows, self.cols)
-    }
-
-    /// Size of the elements, gaps between rows left out.
-    pub fn num_bytes(&self) -> usize {
-        self.len() * self.dtype.size()
-    }
-
-    /// Whether there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Whether rows follow one another without a gap.
-    pub fn is_contiguous(&self) -> bool {
-        self.stride == self.cols || self.rows <= 1
-    }
-
-    /// A shared view of the same elements.
+    /// Returns a shared view.
     pub fn view(&self) -> View<'_> {
         View {
             pointer: self.pointer,
@@ -397,18 +364,19 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// The first half of each row of an f32 matrix as bf16, where a kernel has narrowed rows in place.
+    /// Returns the first half of each row of an f32 matrix as bf16: the result of a kernel that
+    /// narrows rows in place.
     pub(crate) fn front_half(&self) -> View<'_> {
         debug_assert_eq!(self.dtype, DType::F32);
         View { stride: 2 * self.stride, dtype: DType::Bf16, ..self.view() }
     }
 
-    /// The same view for a shorter time, so that it can be passed on and used again.
+    /// Borrows the view for a shorter time, so that it can be passed on and used again.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         ViewMut { lifetime: PhantomData, ..*self }
     }
 
-    /// A range of rows.
+    /// Returns a range of rows.
     ///
     /// # Panics
     /// If the range is not inside the matrix.
@@ -418,7 +386,7 @@ impl<'a> ViewMut<'a> {
         Self { pointer, rows: range.len(), ..self }
     }
 
-    /// A range of columns.
+    /// Returns a range of columns.
     ///
     /// # Panics
     /// If the range is not inside the matrix.
@@ -428,7 +396,7 @@ impl<'a> ViewMut<'a> {
         Self { pointer, cols: range.len(), ..self }
     }
 
-    /// Cuts into adjacent column ranges of the given widths, each mutable on its own.
+    /// Splits into adjacent column ranges of the given widths.
     ///
     /// # Panics
     /// If the widths do not add up to the number of columns.
@@ -438,12 +406,12 @@ impl<'a> ViewMut<'a> {
         widths.map(|width| {
             let pointer = self.pointer.wrapping_add(start * self.dtype.size());
             start += width;
-            // The parts never overlap: they are disjoint column ranges of the exclusively borrowed matrix.
+            // The parts are disjoint column ranges of the exclusively borrowed matrix.
             Self { pointer, cols: width, ..self }
         })
     }
 
-    /// Cuts into the rows before `row` and the rest.
+    /// Splits into the rows before `row` and the rest.
     ///
     /// # Panics
     /// If `row` is more than the number of rows.
@@ -453,7 +421,7 @@ impl<'a> ViewMut<'a> {
         [Self { rows: row, ..self }, Self { pointer, rows: self.rows - row, ..self }]
     }
 
-    /// The same elements in another shape.
+    /// Returns the elements in another shape.
     ///
     /// # Panics
     /// If the view is not contiguous or the number of elements differs.
@@ -462,7 +430,7 @@ impl<'a> ViewMut<'a> {
         Self { rows, cols, stride: cols, ..self }
     }
 
-    /// The elements as a mutable slice, on the CPU.
+    /// Returns the elements as a mutable slice, on the CPU.
     ///
     /// # Panics
     /// If the type differs or the view is not contiguous.
@@ -484,12 +452,7 @@ impl<'a> ViewMut<'a> {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer, bytes.len()) };
     }
 
-    /// The first element's address, in the memory of its device.
-    pub(crate) fn address(&self) -> u64 {
-        self.pointer.addr() as u64
-    }
-
-    /// The first element's address, on the CPU.
+    /// Returns the first element's address, on the CPU.
     ///
     /// # Panics
     /// If the type differs.

@@ -1,4 +1,4 @@
-//! The element types that tensors hold.
+//! Element types of tensors.
 
 use half::bf16;
 
@@ -12,7 +12,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes per element.
+    /// Returns the bytes per element.
     pub const fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -20,7 +20,7 @@ impl DType {
         }
     }
 
-    /// The name used in configs and messages.
+    /// Returns the name used in configs and messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",

@@ -1,44 +1,47 @@
-//! How frozen weights are kept.
+//! Storage formats of frozen weights.
 //!
-//! A *piece* is one matrix, in a format. It is made of *units* of one length, which hold whatever they need to be read:
-//! a buffer of pieces is divided among ranks between units. Pieces and units begin at multiples of 64 bytes.
+//! A *piece* is one matrix in a format. It consists of *units* of one length that hold their own
+//! scales, so a buffer of pieces is sharded between units. Pieces and units begin at multiples of
+//! 64 bytes.
 //!
 //! * f32 and bf16 are plain. A unit is 64 bytes.
-//! * int8: a unit is a row, its codes followed by the row's largest magnitude (f32). A weight is `code·absmax / 127`.
-//! * nf4 (arXiv 2305.14314): the matrix as one row, in blocks of 64 weights. A weight is one of sixteen numbers times
-//!   the block's scale. The scales, less their mean over the matrix, are bytes into a table of 256 numbers, times the
-//!   largest of 256 neighbours. A unit is such 256 blocks: 8192 bytes of codes (the first weight of a pair in the high
-//!   half), 256 bytes of scales, then the scales' factor and mean (f32). The last unit may be partly used.
+//! * int8: a unit is a row, its codes followed by the row's largest magnitude (f32). A weight is
+//!   `code·absmax / 127`.
+//! * nf4 (arXiv 2305.14314): the matrix as one row, in blocks of 64 weights. A weight is one of
+//!   sixteen numbers times the block's scale. The scales, less their mean over the matrix, are
+//!   bytes into a table of 256 numbers, times the largest of 256 neighbours. A unit is such 256
+//!   blocks: 8192 bytes of codes (the first weight of a pair in the high half), 256 bytes of
+//!   scales, then the scales' factor and mean (f32). The last unit may be partly used.
 //!
-//! What is not used of a unit is zero. int8 and nf4 are those of bitsandbytes (`int8_vectorwise_quant`, and
+//! Unused bytes of a unit are zero. int8 and nf4 match bitsandbytes (`int8_vectorwise_quant`, and
 //! `quantize_4bit` with `compress_statistics`).
 
 use crate::DType;
 use crate::memory::bytes::ALIGNMENT;
 
-/// How a frozen matrix is kept.
+/// Storage format of a frozen matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// Plain f32.
     F32,
     /// Plain bf16.
     Bf16,
-    /// A byte a weight, and a scale a row.
+    /// One byte per weight and one scale per row.
     Int8,
-    /// Four bits a weight, and twice quantised scales.
+    /// Four bits per weight, with scales that are quantised too.
     Nf4,
 }
 
-/// Weights that share a scale in nf4.
+/// Weights per nf4 scale.
 pub const NF4_BLOCK: usize = 64;
 
-/// Blocks of a unit of nf4.
+/// Blocks per nf4 unit.
 pub const NF4_BLOCKS: usize = 256;
 
-/// Weights of a unit of nf4.
+/// Weights per nf4 unit.
 pub const NF4_UNIT: usize = NF4_BLOCK * NF4_BLOCKS;
 
-/// Bytes of a unit of nf4.
+/// Bytes per nf4 unit.
 pub const NF4_UNIT_LEN: usize =
     (NF4_UNIT / 2 + NF4_BLOCKS + 2 * size_of::<f32>()).next_multiple_of(ALIGNMENT);
 
@@ -46,20 +49,20 @@ impl Format {
     /// Every format.
     pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Int8, Self::Nf4];
 
-    /// Their names.
+    /// Names of the formats.
     pub const NAMES: [&'static str; 4] = ["f32", "bf16", "int8", "nf4"];
 
-    /// The name used in configs and messages.
+    /// Returns the name used in configs and messages.
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
 
-    /// The format of a name.
+    /// Finds a format by name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
-    /// The element type of a plain format.
+    /// Returns the element type of a plain format.
     pub const fn dtype(self) -> Option<DType> {
         match self {
             Self::F32 => Some(DType::F32),
@@ -68,7 +71,7 @@ impl Format {
         }
     }
 
-    /// Bytes of a unit of a matrix of `cols` columns.
+    /// Returns the bytes of a unit of a matrix of `cols` columns.
     pub const fn unit_len(self, cols: usize) -> usize {
         match self {
             Self::F32 | Self::Bf16 => ALIGNMENT,
@@ -77,7 +80,7 @@ impl Format {
         }
     }
 
-    /// Weights of a unit of a matrix of `cols` columns.
+    /// Returns the weights of a unit of a matrix of `cols` columns.
     pub const fn unit_weights(self, cols: usize) -> usize {
         match self {
             Self::F32 => ALIGNMENT / size_of::<f32>(),
@@ -87,12 +90,12 @@ impl Format {
         }
     }
 
-    /// Units of a `rows × cols` matrix.
+    /// Returns the units of a `rows × cols` matrix.
     pub const fn num_units(self, rows: usize, cols: usize) -> usize {
         if cols == 0 { 0 } else { (rows * cols).div_ceil(self.unit_weights(cols)) }
     }
 
-    /// Bytes of a `rows × cols` matrix.
+    /// Returns the bytes of a `rows × cols` matrix.
     pub const fn packed_len(self, rows: usize, cols: usize) -> usize {
         self.num_units(rows, cols) * self.unit_len(cols)
     }

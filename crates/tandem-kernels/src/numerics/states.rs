@@ -1,58 +1,61 @@
-//! Optimiser states as they are kept: in f32, in bf16, or in 8 bits with a scale for each block. Every update computes in
-//! f32; what is kept of the result is rounded.
+//! Storage of optimiser states: f32, bf16, or 8 bits with a scale per block. Every update computes
+//! in f32 and rounds the result.
 //!
-//! * bf16 is rounded stochastically: up or down with probabilities that make the mean right. A second moment that moves by a
-//!   thousandth of itself would stay where it is if it were rounded to the nearest bf16, of which there are 128 to an octave.
-//!   What is drawn is a hash ([`Dither`]), so the bits depend on nobody's place or number.
-//! * 8 bits are codes of a dynamic map (arXiv 1511.04561; block by block as in arXiv 2110.02861, with bitsandbytes'
-//!   values): seven decades, each ten times as wide and cut into twice as many steps as the one below. The map is signed
-//!   for first moments, unsigned for second ones. The scale of a block of [`STATE_BLOCK`] is its element of the largest
-//!   magnitude, sign included, so that this one is kept exactly. Others get the nearest code, but a second moment that is
-//!   not zero never becomes zero, for its root divides. A block of nothing beyond 2⁻¹⁰⁰ becomes zero.
+//! * bf16 is rounded stochastically, with probabilities that keep the mean. Round-to-nearest would
+//!   freeze a second moment that moves by a thousandth of itself: bf16 has 128 values per octave.
+//!   The random bits are a hash ([`Dither`]), so results do not depend on the rank.
+//! * 8 bits are codes of a dynamic map (arXiv 1511.04561; block-wise as in arXiv 2110.02861, with
+//!   the values of bitsandbytes). It has seven decades, each ten times as wide and cut into twice
+//!   as many steps as the one below; it is signed for first moments and unsigned for second ones.
+//!   The scale of a block of [`STATE_BLOCK`] elements is its element of largest magnitude with its
+//!   sign, so that element is exact. Other elements take the nearest code, but a nonzero second
+//!   moment never becomes zero, since its root is a divisor. A block of nothing beyond 2⁻¹⁰⁰
+//!   becomes zero.
 //!
-//! What is kept reads as f32 exactly, and writing what was read gives the same bits again, so states may be carried
-//! as f32.
+//! Stored states read as f32 exactly, and writing back what was read gives the same bits.
+//!
 
 use std::ops::Range;
 
 use crate::cpu;
 use crate::memory::tensor::{Tensor, View, ViewMut};
+use crate::numerics::random::{STEP, mix};
 use crate::{DType, Device, Kind, Result};
 
-/// Elements that have a scale in common in 8 bits.
+/// Elements per scale of 8-bit states.
 pub const STATE_BLOCK: usize = 256;
 
-/// Codes in a word of a tensor.
+/// Codes per f32 word of a tensor.
 const CODES: usize = 4;
 
-/// What optimiser states are kept in.
+/// Storage format of optimiser states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StateForm {
-    /// As they are computed: 4 bytes an element.
+    /// f32: 4 bytes per element.
     #[default]
     F32,
-    /// Rounded stochastically: 2 bytes.
+    /// bf16, rounded stochastically: 2 bytes.
     Bf16,
-    /// Codes of a dynamic map with a scale for each [`STATE_BLOCK`]: 1 + 1/64 bytes.
+    /// Codes of a dynamic map with a scale per [`STATE_BLOCK`]: 1 + 1/64 bytes.
     EightBit,
 }
 
 impl StateForm {
-    /// Every choice with its name in the config.
+    /// Every format with its name in the config.
     pub const NAMES: [(&'static str, Self); 3] =
         [("f32", Self::F32), ("bf16", Self::Bf16), ("8bit", Self::EightBit)];
 }
 
-/// Which state it is: 8 bits have a map for each.
+/// Moment that a state stores; each has its own 8-bit map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// Of either sign.
+    /// First moment, of either sign.
     First,
-    /// Never negative.
+    /// Second moment, never negative.
     Second,
 }
 
-/// What stochastic rounding draws: a number for each element, a function of a key and of the element's place.
+/// Random bits of stochastic rounding: a function of a key and of the element's index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dither {
     pub(crate) key: u32,
@@ -60,20 +63,14 @@ pub struct Dither {
 }
 
 impl Dither {
-    /// For elements that begin with the `first` of what is named by `what` (the update, the layer, the parameter, …).
-    /// Places count modulo 2³².
+    /// Creates the random bits of elements from index `first` on, for the update, layer and
+    /// parameter named by `what`. Indices are modulo 2³².
     pub fn new(what: &[u64], first: usize) -> Self {
-        // SplitMix64's finaliser, once for each number.
-        let mix = |state: u64, number: &u64| {
-            let z = (state ^ number).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        };
-        Self { key: (what.iter().fold(0, mix) >> 32) as u32, first: first as u32 }
+        let add = |state: u64, number: &u64| mix((state ^ number).wrapping_add(STEP));
+        Self { key: (what.iter().fold(0, add) >> 32) as u32, first: first as u32 }
     }
 
-    /// As if elements began `by` further on.
+    /// Skips `by` elements.
     pub(crate) fn after(self, by: usize) -> Self {
         Self { first: self.first.wrapping_add(by as u32), ..self }
     }
@@ -84,9 +81,9 @@ pub struct States {
     moment: Moment,
     form: StateForm,
     len: usize,
-    /// f32 or bf16 `[1, len]`; codes, four in an f32.
+    /// `[1, len]` f32 or bf16, or codes, four per f32.
     values: Tensor,
-    /// f32, one a block.
+    /// f32, one per block.
     scales: Option<Tensor>,
 }
 
@@ -107,7 +104,7 @@ pub struct CodesView<'a> {
     moment: Moment,
     codes: View<'a>,
     scales: View<'a>,
-    /// The first element, of those that `codes` holds.
+    /// Index of the first element in `codes`.
     start: usize,
     len: usize,
 }
@@ -116,13 +113,13 @@ pub struct CodesView<'a> {
 pub enum StatesMut<'a> {
     /// f32 `[1,N]`.
     F32(ViewMut<'a>),
-    /// bf16 `[1,N]`, and what is drawn to round them.
+    /// bf16 `[1,N]`, and the random bits that round them.
     Bf16(ViewMut<'a>, Dither),
     /// Codes and scales.
     EightBit(CodesMut<'a>),
 }
 
-/// A mutably borrowed range of states in 8 bits, which begins with a block.
+/// A mutably borrowed range of 8-bit states that begins at a block.
 pub struct CodesMut<'a> {
     moment: Moment,
     codes: ViewMut<'a>,
@@ -152,22 +149,19 @@ impl<'a> From<&'a [f32]> for StatesView<'a> {
 }
 
 impl States {
-    /// As [`Tensor::announce`].
+    /// Does the same as [`Tensor::announce`].
     pub fn announce(&self) {
         self.values.announce();
         self.scales.iter().for_each(Tensor::announce);
     }
 
-    /// As [`Tensor::let_go`].
+    /// Does the same as [`Tensor::let_go`].
     pub fn let_go(&self) {
         self.values.let_go();
         self.scales.iter().for_each(Tensor::let_go);
     }
 
-    /// `len` zeros.
-    ///
-    /// # Errors
-    /// If the arena is exhausted.
+    /// Allocates `len` zeros.
     pub fn zeros(device: &Device, kind: Kind, moment: Moment, form: StateForm, len: usize) -> Result<Self> {
         let (width, dtype) = match form {
             StateForm::F32 => (len, DType::F32),
@@ -182,25 +176,22 @@ impl States {
         Ok(Self { moment, form, len, values, scales })
     }
 
-    /// As many zeros of the same kind and form.
-    ///
-    /// # Errors
-    /// If the arena is exhausted.
+    /// Allocates `len` zeros of the same moment and format.
     pub fn zeros_like(&self, device: &Device, kind: Kind, len: usize) -> Result<Self> {
         Self::zeros(device, kind, self.moment, self.form, len)
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All of them.
+    /// Returns a view of all elements.
     pub fn view(&self) -> StatesView<'_> {
         match (self.form, &self.scales) {
             (StateForm::EightBit, Some(scales)) => StatesView::EightBit(CodesView {
@@ -214,10 +205,10 @@ impl States {
         }
     }
 
-    /// Elements `range` to be written, bf16 with what `dither` draws.
+    /// Borrows elements `range` mutably; bf16 elements are rounded with `dither`.
     ///
     /// # Panics
-    /// If the range is not inside, or does not begin with a block in 8 bits.
+    /// If the range is not inside, or 8-bit states do not begin at a block.
     pub fn range_mut(&mut self, range: Range<usize>, dither: Dither) -> StatesMut<'_> {
         assert!(range.start <= range.end && range.end <= self.len, "states {range:?} of {}", self.len);
         match (self.form, &mut self.scales) {
@@ -240,10 +231,10 @@ impl States {
         }
     }
 
-    /// Elements from `start` on, to be overwritten to the nearest.
+    /// Borrows elements from `start` on, to be overwritten with rounding to nearest.
     ///
     /// # Panics
-    /// As [`States::range_mut`]; and if fewer elements than a block are not the last ones.
+    /// As [`States::range_mut`], and if a partial block is not the last.
     pub(crate) fn part_mut(&mut self, start: usize, len: usize) -> StatesMut<'_> {
         let end = start + len;
         assert!(end == self.len || len.is_multiple_of(STATE_BLOCK), "part of a block is written");
@@ -252,7 +243,7 @@ impl States {
 }
 
 impl<'a> StatesView<'a> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(view) | Self::Bf16(view) => view.len(),
@@ -260,12 +251,12 @@ impl<'a> StatesView<'a> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Elements `range`.
+    /// Returns elements `range`.
     ///
     /// # Panics
     /// If it is not inside.
@@ -281,7 +272,7 @@ impl<'a> StatesView<'a> {
         }
     }
 
-    /// The elements where they lie, if they are f32; on the CPU.
+    /// Returns the elements in place if they are f32, on the CPU.
     pub fn as_f32(self) -> Option<&'a [f32]> {
         match self {
             Self::F32(view) => Some(view.as_slice()),
@@ -289,7 +280,8 @@ impl<'a> StatesView<'a> {
         }
     }
 
-    /// The elements as f32, on the CPU and the calling thread. [`Device::read_states`] gives those of every device.
+    /// Reads the elements as f32, on the CPU and the calling thread; [`Device::read_states`] reads
+    /// them on every device.
     ///
     /// # Panics
     /// If `out` has another length.
@@ -300,30 +292,31 @@ impl<'a> StatesView<'a> {
 }
 
 impl<'a> CodesView<'a> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub(crate) fn len(self) -> usize {
         self.len
     }
 
-    /// Whose map the codes are of.
+    /// Returns the moment whose map the codes use.
     pub(crate) fn moment(self) -> Moment {
         self.moment
     }
 
-    /// The codes; the scales of their blocks; the first code's place in its block.
+    /// Returns the codes, the scales of their blocks, and the index of the first code in its block.
     pub(crate) fn parts(self) -> (&'a [u8], &'a [f32], usize) {
         let codes = &self.codes.as_bytes()[self.start..self.start + self.len];
         (codes, self.scales.col_range(self.blocks()).as_slice(), self.start % STATE_BLOCK)
     }
 
-    /// Words of codes from the first block on, and scales; the first code's place in its block.
+    /// Returns the words of codes from the first block on, the scales, and the index of the first
+    /// code in its block.
     pub(crate) fn blocks_of_words(self) -> (View<'a>, View<'a>, usize) {
         let blocks = self.blocks();
         let words = blocks.start * (STATE_BLOCK / CODES)..(self.start + self.len).div_ceil(CODES);
         (self.codes.col_range(words), self.scales.col_range(blocks), self.start % STATE_BLOCK)
     }
 
-    /// Words of codes, and scales, if the first code begins a block.
+    /// Returns words of codes and scales if the first code begins a block.
     pub(crate) fn tensors(self) -> Option<(View<'a>, View<'a>)> {
         let words = self.start / CODES..(self.start + self.len).div_ceil(CODES);
         let begins = self.start.is_multiple_of(STATE_BLOCK);
@@ -336,7 +329,7 @@ impl<'a> CodesView<'a> {
 }
 
 impl StatesMut<'_> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(view) | Self::Bf16(view, _) => view.len(),
@@ -344,12 +337,12 @@ impl StatesMut<'_> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that hold the elements.
+    /// Returns the stored size in bytes.
     pub(crate) fn num_bytes(&self) -> usize {
         match self {
             Self::F32(view) | Self::Bf16(view, _) => view.num_bytes(),
@@ -359,25 +352,26 @@ impl StatesMut<'_> {
 }
 
 impl<'a> CodesMut<'a> {
-    /// Whose map the codes are of.
+    /// Returns the moment whose map the codes use.
     pub(crate) fn moment(&self) -> Moment {
         self.moment
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The codes, and the scales of their blocks.
+    /// Returns the codes, and the scales of their blocks.
     pub(crate) fn into_parts(self) -> (&'a mut [u8], &'a mut [f32]) {
         let (words, scales) = (self.codes.into_slice::<f32>(), self.scales.into_slice());
-        // SAFETY: the exclusively borrowed words are at least as many bytes, and every pattern of bits is a byte.
+        // SAFETY: the exclusively borrowed words are at least as many bytes, and every bit pattern
+        // is a byte.
         let codes = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), self.len) };
         (codes, scales)
     }
 
-    /// Words of codes, and scales.
+    /// Returns the words of codes, and scales.
     pub(crate) fn into_tensors(self) -> (ViewMut<'a>, ViewMut<'a>) {
         (self.codes, self.scales)
     }

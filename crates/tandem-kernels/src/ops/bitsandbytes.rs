@@ -1,4 +1,4 @@
-//! Quantised matrices as bitsandbytes stores them: packed as they are, or read as f32.
+//! Quantised matrices of bitsandbytes checkpoints: repacked into a [`Format`], or read as f32.
 
 use super::pack::length;
 use crate::device::on;
@@ -9,41 +9,38 @@ use crate::{DType, Device, Format, KernelError, Result, Work, cpu, cuda};
 /// A 4-bit matrix: `W.weight` beside `W.weight.absmax`, `W.weight.nested_absmax` and so on.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredNf4<'a> {
-    /// Two weights a byte, the first in the high half.
+    /// Two weights per byte, the first in the high half.
     pub weight: &'a [u8],
-    /// A byte for the scale of each block of weights.
+    /// One byte per scale of a block of weights.
     pub absmax: &'a [u8],
-    /// What the codes of weights stand for.
+    /// Values of the weights' codes.
     pub quant_map: &'a [f32],
-    /// A factor for each 256 scales.
+    /// One factor per 256 scales.
     pub nested_absmax: &'a [f32],
-    /// What the bytes of scales stand for.
+    /// Values of the scales' bytes.
     pub nested_quant_map: &'a [f32],
-    /// The scales' mean.
+    /// Mean of the scales.
     pub nested_offset: f32,
-    /// Weights that share a scale.
+    /// Weights per scale.
     pub blocksize: usize,
-    /// Scales that share a factor.
+    /// Scales per factor.
     pub nested_blocksize: usize,
 }
 
 /// An 8-bit matrix: `W.weight` and `W.SCB`.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredInt8<'a> {
-    /// A code a weight, of the bits of an i8.
+    /// One code per weight, the bits of an i8.
     pub weight: &'a [u8],
-    /// The largest magnitude of each row.
+    /// Largest magnitude of each row.
     pub scb: &'a [f32],
 }
 
-/// How far apart two numbers of a map may be: bitsandbytes itself takes such maps for equal.
+/// Tolerance between two maps; bitsandbytes treats such maps as equal.
 const SAME: f32 = 1e-6;
 
 impl StoredNf4<'_> {
-    /// Whether this is a `rows × cols` matrix in nf4.
-    ///
-    /// # Errors
-    /// If lengths do not fit the matrix, or blocks or maps are not those of nf4: says what was found and what was expected.
+    /// Checks the lengths against a `rows × cols` matrix, and the block sizes and maps against nf4.
     pub fn check(&self, rows: usize, cols: usize) -> Result<(), String> {
         for (name, found, expected) in [
             ("blocksize", self.blocksize, NF4_BLOCK),
@@ -63,7 +60,8 @@ impl StoredNf4<'_> {
         known("nested_quant_map", self.nested_quant_map, &*cpu::NESTED_TABLE)
     }
 
-    /// Weights from the one at `first` on, counted row by row, with the bits that [`unpack`](super::unpack) gives them in f32.
+    /// Reads weights from index `first` on, row by row, with the bits of an f32
+    /// [`unpack`](super::unpack).
     ///
     /// # Panics
     /// If there are not so many.
@@ -87,16 +85,13 @@ impl StoredNf4<'_> {
 }
 
 impl StoredInt8<'_> {
-    /// Whether this is a `rows × cols` matrix.
-    ///
-    /// # Errors
-    /// If lengths do not fit it: says what was found and what was expected.
+    /// Checks the lengths against a `rows × cols` matrix.
     pub fn check(&self, rows: usize, cols: usize) -> Result<(), String> {
         count("weight", self.weight.len(), rows * cols, rows, cols)?;
         count("SCB", self.scb.len(), rows, rows, cols)
     }
 
-    /// As [`StoredNf4::read`].
+    /// Reads weights as [`StoredNf4::read`].
     ///
     /// # Panics
     /// If there are not so many.
@@ -115,10 +110,7 @@ impl StoredInt8<'_> {
     }
 }
 
-/// Packs what a checkpoint of bitsandbytes holds of a `rows × cols` matrix: codes and scales as they are stored.
-///
-/// # Errors
-/// If lengths do not fit the matrix, or blocks or maps are not those of nf4.
+/// Repacks a `rows × cols` nf4 matrix; codes and scales stay as stored.
 pub fn pack_stored_nf4(
     device: &Device,
     stored: &StoredNf4,
@@ -142,10 +134,7 @@ pub fn pack_stored_nf4(
     Ok(())
 }
 
-/// As [`pack_stored_nf4`], in int8.
-///
-/// # Errors
-/// If lengths do not fit the matrix.
+/// Repacks a `rows × cols` int8 matrix, as [`pack_stored_nf4`].
 pub fn pack_stored_int8(
     device: &Device,
     stored: &StoredInt8,

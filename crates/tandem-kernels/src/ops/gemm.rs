@@ -1,13 +1,14 @@
-//! A product of matrices, as every device is asked for it.
+//! Operands of a GEMM, the same for every device.
 //!
-//! Everything is `c = a · bᵀ`, both factors with their rows in one dimension of the result and k in the other; a factor
-//! that lies the other way round in memory is marked as transposed. Sums are formed in f32.
+//! Every GEMM is `c = a · bᵀ`: the rows of both factors run along a dimension of the result, their
+//! columns along k. A factor that is stored the other way round is marked as transposed. Sums are
+//! f32.
 
 use std::ops::Range;
 
 use crate::{DType, Extent, View, ViewMut};
 
-/// A factor: rows, and elements along k.
+/// A factor: its rows, and elements along k.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     view: View<'a>,
@@ -15,12 +16,12 @@ pub(crate) struct Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// The matrix's rows are the factor's rows, its columns run along k.
+    /// Creates a factor from the rows of a matrix.
     pub(crate) fn rows_of(view: View<'a>) -> Self {
         Self { view, transposed: false }
     }
 
-    /// The matrix's columns are the factor's rows, its rows run along k.
+    /// Creates a factor from the columns of a matrix.
     pub(crate) fn columns_of(view: View<'a>) -> Self {
         Self { view, transposed: true }
     }
@@ -33,7 +34,7 @@ impl<'a> Operand<'a> {
         if self.transposed { self.view.cols() } else { self.view.rows() }
     }
 
-    /// Elements along k.
+    /// Returns the elements along k.
     pub(crate) fn depth(&self) -> usize {
         if self.transposed { self.view.rows() } else { self.view.cols() }
     }
@@ -46,24 +47,24 @@ impl<'a> Operand<'a> {
         self.view.stride()
     }
 
-    /// The matrix as it lies in memory.
+    /// Returns the matrix as stored.
     pub(crate) fn view(&self) -> View<'a> {
         self.view
     }
 
-    /// The rows, and for how many the matrix has memory.
+    /// Returns the extent of the rows.
     pub(crate) fn extent(&self) -> Extent {
         if self.transposed { Extent::exact(self.view.cols()) } else { self.view.extent() }
     }
 
-    /// A range of the rows.
+    /// Returns a range of the rows.
     pub(crate) fn row_range(&self, rows: Range<usize>) -> Self {
         let view = if self.transposed { self.view.col_range(rows) } else { self.view.row_range(rows) };
         Self { view, ..*self }
     }
 }
 
-/// Factors with the rows of a product's, and a length along k of their own.
+/// A second pair of factors, with its own length along k.
 #[derive(Clone, Copy)]
 pub(crate) struct Term<'a> {
     /// `[M, R]`.
@@ -73,7 +74,7 @@ pub(crate) struct Term<'a> {
 }
 
 impl Term<'_> {
-    /// R.
+    /// Returns R.
     pub(crate) fn depth(&self) -> usize {
         self.a.depth()
     }
@@ -85,12 +86,12 @@ pub(crate) struct Product<'a> {
     pub a: Operand<'a>,
     /// `[N, K]`, of the same type.
     pub b: Operand<'a>,
-    /// Another pair of factors, of the same type, whose product is added. Where it is a product of its own, what it is added to has
-    /// been rounded to the type of `c`.
+    /// A second pair of factors of the same type, whose product is added. If it runs as a GEMM of
+    /// its own, the sum so far has been rounded to the type of `c`.
     pub term: Option<Term<'a>>,
     /// `[M, N]`, f32 or bf16.
     pub c: ViewMut<'a>,
-    /// Adds to what `c` holds, rounding a bf16 sum once; not together with a residual.
+    /// Adds to `c`, rounding a bf16 sum once; excludes a residual.
     pub accumulate: bool,
     /// `[1, N]` f32.
     pub bias: Option<View<'a>>,
@@ -99,12 +100,12 @@ pub(crate) struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// `c = a · bᵀ`, or `+=` if `accumulate`.
+    /// Computes `c = a · bᵀ`, or `+=` if `accumulate`.
     pub(crate) fn plain(a: Operand<'a>, b: Operand<'a>, c: ViewMut<'a>, accumulate: bool) -> Self {
         Self { a, b, term: None, c, accumulate, bias: None, residual: None }
     }
 
-    /// What a device may rely on.
+    /// Checks what kernels rely on.
     ///
     /// # Panics
     /// If shapes or types do not fit; operations check them first.

@@ -1,16 +1,18 @@
-//! Products of tiles: AMX multiplies 16 rows of 32 bf16 by as many columns in one instruction and adds to 16 × 16 sums
-//! in f32.
+//! GEMM kernels on AMX tiles: one instruction multiplies 16 rows of 32 bf16 by 16 columns and adds
+//! to 16 × 16 f32 sums.
 //!
-//! bf16 factors are taken as they are. An f32 factor is the sum of three bf16, `x = h + m + l`, its 24 bits cut into
-//! eight, eight and eight. Of the nine products of parts the three smallest (`m·l`, `l·m`, `l·l`: together below 2⁻²³ of the
-//! whole, 2⁻²⁵ on average) are left out; six are added up. An instruction sums its 32 elements apart before it adds them, so the
-//! result is as close to the exact one as a chain of f32 multiply-adds: the conformance tests hold both to the same bound.
-//! Parts below 2⁻¹²⁶ are taken as zero by the processor, so f32 numbers lose bits below about 10⁻³³. Infinities yield NaN.
+//! bf16 factors are used unchanged. An f32 factor is split into three bf16, `x = h + m + l`, its 24
+//! bits cut into eight, eight and eight. Of the nine products of parts, six are summed; the three
+//! smallest (`m·l`, `l·m`, `l·l`: together below 2⁻²³ of the whole, 2⁻²⁵ on average) are dropped.
+//! An instruction sums its 32 elements before it adds them, so the result is as accurate as a chain
+//! of f32 multiply-adds; the conformance tests hold both to the same bound. The CPU flushes parts
+//! below 2⁻¹²⁶ to zero, so f32 numbers lose bits below about 10⁻³³. Infinities yield NaN.
 //!
-//! Packed, a lane is a pair of elements, `PARTS` words of two bf16: neighbours along k if the factor is bf16, elements 16 apart if it
-//! is f32, which spares a shuffle (both factors agree on it, and the sum does not care). A panel of the first factor consists of
-//! tiles as the processor loads them, rows of 16 lanes: for each group of 16 lanes and each part, two of 16 rows. A panel of
-//! the second one has rows of 32 columns: for each lane, and each part.
+//! A packed lane is a pair of elements in `PARTS` words of two bf16: neighbours along k for bf16,
+//! elements 16 apart for f32, which saves a shuffle (both factors agree, and the sum does not
+//! care). A panel of the first factor consists of tiles in load order, rows of 16 lanes: for each
+//! group of 16 lanes and each part, two of 16 rows. A panel of the second factor has rows of 32
+//! columns for each lane and part.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -30,10 +32,10 @@ const SIDE: usize = amx::SIDE;
 /// Words in a tile.
 const WORDS: usize = SIDE * SIDE;
 
-/// Elements along k that a tile's row holds.
+/// Elements along k per row of a tile.
 const REACH: usize = 2 * SIDE;
 
-/// Four tiles of sums, of factors cut into so many parts: 1 for bf16, 3 for f32.
+/// Kernel of four tiles of sums, for factors split into 1 part (bf16) or 3 parts (f32).
 pub(super) struct Tiles<const PARTS: usize>;
 
 impl<const PARTS: usize> Kernel for Tiles<PARTS> {
@@ -42,10 +44,10 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
     const DEPTH: usize = 2;
     const WORDS: usize = PARTS;
     const GROUP: usize = SIDE;
-    /// Of bf16, a panel of columns (32 KiB) stays in the first-level cache while rows pass it by; f32 does without passes over
-    /// the result instead.
+    /// A bf16 panel of columns (32 KiB) stays in the first-level cache while rows pass; f32 prefers
+    /// fewer passes over the result.
     const BLOCK: usize = 256;
-    /// Of bf16, sums of two blocks cost more than a panel that does not stay there.
+    /// For bf16, summing two blocks costs more than a panel beyond the cache.
     const WHOLE: usize = if PARTS == 1 { 512 } else { Self::BLOCK };
 
     type Pending = Pending;
@@ -100,8 +102,8 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
         let groups = lanes / SIDE;
         let rows_at_once = Self::ROWS.div_ceil(groups.max(1));
         let mut row = 0;
-        // SAFETY: the caller's promise: panels hold the groups, tiles are configured. Nothing but this function touches tile
-        // registers, so the sums stay in them from one piece of assembly to the next.
+        // SAFETY: the caller's promise: panels hold the groups, tiles are configured. Only this
+        // function uses tile registers, so sums stay in them between pieces of assembly.
         unsafe {
             amx::clear();
             for group in 0..groups {
@@ -111,7 +113,7 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
                 let a = a.add(group * 2 * PARTS * WORDS);
                 let b = b.add(group * 2 * PARTS * WORDS);
                 if PARTS == 1 {
-                    // Two tiles of rows one after the other, columns side by side.
+                    // Two tiles of rows in sequence, columns side by side.
                     amx::multiply((a, SIDE), (b, 2 * SIDE));
                 } else {
                     multiply_parts(a, b);
@@ -125,8 +127,8 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
     }
 }
 
-/// The sums of a tile that are stored while the next ones are computed: the processor multiplies tiles beside, and does not wait for
-/// memory.
+/// Sums of a tile that are stored while the next tile is computed: the AMX unit runs beside the
+/// core and does not wait for memory.
 #[repr(C, align(64))]
 pub(super) struct Pending {
     values: MaybeUninit<[f32; 2 * SIDE * MOST_COLUMNS]>,
@@ -134,8 +136,9 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Stores some rows of the tile, if there is one. Every tile comes this way, whole or not, so that where tiles begin does not
-    /// show in the bits: each number is `values + add + bias`; a row of 32 is rounded at once, as [`amx::round`] does.
+    /// Stores some rows of the tile, if there is one. All tiles, whole or partial, use this path,
+    /// so the bits do not depend on tile positions: each number is `values + add + bias`, and a row
+    /// of 32 is rounded at once as in [`amx::round`].
     #[inline(always)]
     unsafe fn store(&self, rows: Range<usize>) {
         const { assert!(MOST_COLUMNS == 2 * SIDE) };
@@ -143,7 +146,7 @@ impl Pending {
         let cols = u32::MAX >> (2 * SIDE - tile.cols);
         let [left, right] = [cols as u16, (cols >> SIDE) as u16];
         for row in rows.start..rows.end.min(tile.rows) {
-            // SAFETY: the caller's promise: what is masked out is not touched.
+            // SAFETY: the caller's promise; masked lanes are not touched.
             unsafe {
                 let values = self.values.as_ptr().cast::<f32>().add(row * MOST_COLUMNS);
                 let (mut first, mut second) = (_mm512_load_ps(values), _mm512_load_ps(values.add(SIDE)));
@@ -186,7 +189,8 @@ impl Pending {
     }
 }
 
-/// Adds the six products of parts of a group of lanes of f32: hh, hm, mm, mh, lh, hl. Neighbours share the tiles of one factor.
+/// Adds the six products of parts of a group of lanes of f32: hh, hm, mm, mh, lh, hl. Neighbours
+/// share the tiles of one factor.
 #[inline(always)]
 unsafe fn multiply_parts(a: *const f32, b: *const f32) {
     // SAFETY: the caller's promise: six tiles of rows at `a`, rows of 3 · 128 bytes at `b`.
@@ -243,22 +247,23 @@ unsafe fn multiply_parts(a: *const f32, b: *const f32) {
     }
 }
 
-/// Where a square of 16 rows and 16 lanes of a part goes, in words from the panel's start.
+/// Position of a square of 16 rows and 16 lanes of a part, in words from the panel's start.
 #[derive(Clone, Copy)]
 struct Place {
-    /// From one group of 16 lanes to the next.
+    /// Distance between groups of 16 lanes.
     group: usize,
-    /// From the panel's first 16 rows to the others.
+    /// Distance between the panel's halves of 16 rows.
     half: usize,
-    /// From one part to the next.
+    /// Distance between parts.
     part: usize,
-    /// From one line of the square to the next.
+    /// Distance between lines of the square.
     line: usize,
-    /// Whether a line is a lane of 16 rows, or a row of 16 lanes.
+    /// True if a line is a lane of 16 rows; else it is a row of 16 lanes.
     by_lane: bool,
 }
 
-/// Packs, square by square. Rows beyond the last one are unspecified; elements beyond k's end are zero.
+/// Packs square by square. Rows beyond the last are unspecified; elements beyond the end of k are
+/// zero.
 #[inline(always)]
 unsafe fn pack<const PARTS: usize>(
     source: &Operand,
@@ -277,14 +282,15 @@ unsafe fn pack<const PARTS: usize>(
     }
 }
 
-/// A factor's element as squares are made of it.
+/// Element type that squares are packed from.
 trait Squares: Copy {
     const ZERO: Self;
 
     /// Packs 16 rows of 32 elements.
     ///
     /// # Safety
-    /// As [`pack`]; all of them can be read: element k of row i is at `i · stride + k`, or at `k · stride + i` if transposed.
+    /// As [`pack`]. All elements are readable: element k of row i is at `i · stride + k`, or at `k
+    /// · stride + i` if transposed.
     unsafe fn square(from: *const Self, stride: usize, is_transposed: bool, to: *mut f32, place: Place);
 }
 
@@ -339,7 +345,7 @@ unsafe fn pack_squares<E: Squares, const PARTS: usize>(
     }
 }
 
-/// Where the 16 rows of a square begin, or 16 of its elements along k.
+/// Returns the addresses of the 16 rows of a square, or of 16 elements along k.
 #[inline(always)]
 unsafe fn starts<E>(from: *const E, stride: usize) -> Rows {
     let mut starts: Rows = [std::ptr::null(); SIDE];
@@ -355,7 +361,7 @@ impl Squares for f32 {
 
     #[inline(always)]
     unsafe fn square(from: *const f32, stride: usize, is_transposed: bool, to: *mut f32, place: Place) {
-        // From one element of a line to the one 16 further along k.
+        // Distance of 16 elements along k.
         let other = if is_transposed { SIDE * stride } else { SIDE };
         // SAFETY: the caller's promise.
         unsafe {
@@ -380,7 +386,8 @@ impl Squares for f32 {
     }
 }
 
-/// Cuts 16 pairs of numbers into three parts of eight bits each, and stores the pairs of parts `part` apart.
+/// Cuts 16 pairs of numbers into three parts of eight bits each, and stores the pairs of parts
+/// `part` apart.
 #[inline(always)]
 unsafe fn cut(first: Avx512, second: Avx512, to: *mut f32, part: usize) {
     const SECOND: __mmask32 = 0xaaaa_aaaa;
@@ -441,7 +448,7 @@ impl Squares for bf16 {
     }
 }
 
-/// A lane of 16 rows: pairs of an element and the one `stride` further.
+/// Returns a lane of 16 rows: pairs of an element and the one `stride` further.
 #[inline(always)]
 unsafe fn pair(from: *const bf16, stride: usize) -> Avx512 {
     // SAFETY: the caller's promise.

@@ -1,13 +1,13 @@
-//! The product of large matrices: packed, blocked for the caches, threaded over tiles of the result.
+//! GEMM of large matrices: packed, blocked for the caches, threaded over tiles of the result.
 //!
-//! For a range of columns of the result and a block of k, the second factor is packed by all threads, so that it is
-//! packed once and then lies in the second-level cache, or close to it. Then tasks of some rows and columns of the
-//! result each pack their part of the first factor and run over it tile by tile: a panel of the second factor meets all
-//! rows of the task.
+//! For a range of columns and a block of k, all threads pack the second factor, once, into or near
+//! the second-level cache. Each task of some rows and columns then packs its part of the first
+//! factor and runs over it tile by tile: a panel of the second factor meets all rows of the task.
 //!
-//! Each element of the result is summed along k in one order within a block, and blocks are added in order. The blocks
-//! of k depend on the length of k alone, so nothing else — threads, tasks, where a tile begins — changes the bits. A second
-//! pair of factors is packed behind the last block and summed with it: the result is written once.
+//! An element is summed along k in one order within a block, and blocks are added in order. The
+//! blocks of k depend on the length of k alone, so threads, tasks and tile positions never change
+//! the bits. A second pair of factors is packed behind the last block and summed with it, so the
+//! result is written once.
 
 use std::ops::Range;
 
@@ -17,22 +17,22 @@ use super::{Product, Term};
 use crate::cpu::{Cpu, scratch};
 use crate::{DType, bf16};
 
-/// What is packed of the second factor at once, in words: it lies in the last-level cache.
+/// Words of the second factor packed at once, for the last-level cache.
 const PACKED_WORDS: usize = 1 << 21;
 
-/// What a task packs of the first factor for a block of k, in words: it lies in the second-level cache.
+/// Words of the first factor that a task packs for a block of k, for the second-level cache.
 const BLOCK_WORDS: usize = 1 << 17;
 
-/// The fewest columns that are packed at once, however long k is: each lane of the first factor is packed once for
-/// every such range.
+/// Fewest columns packed at once, however long k is: each lane of the first factor is packed once
+/// per such range.
 const FEWEST_COLUMNS: usize = 256;
 
 /// Computes `product` with the instructions of `L`.
 pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
     let tail = product.term.map_or(0, |term| term.depth());
     let depth = Depth::of::<L::Kernel>(product.a.depth(), tail);
-    // A block after another passes over the result, which keeps their sums if it is f32. A bf16 result is summed by the
-    // task, which then needs all blocks.
+    // Blocks pass over an f32 result one by one, which holds their sums. A bf16 result is summed by
+    // the task, which then needs all blocks.
     let step = if product.c.dtype() == DType::F32 { 1 } else { depth.blocks };
     let words = (depth.lanes(0..step).len() + depth.tail) * L::Kernel::WORDS;
     let most = (PACKED_WORDS / words.max(1)).max(FEWEST_COLUMNS);
@@ -55,7 +55,8 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
     });
 }
 
-/// The lanes along k, cut into blocks of equal length (the last may have fewer). Of the lengths along k alone.
+/// The lanes along k in blocks of equal length (the last may be shorter), a function of the lengths
+/// along k alone.
 #[derive(Clone, Copy)]
 pub(super) struct Depth {
     lanes: usize,
@@ -67,7 +68,7 @@ pub(super) struct Depth {
 }
 
 impl Depth {
-    /// Of `elements` elements along k, and `tail` of the second pair.
+    /// Divides `elements` elements along k, and `tail` of the second pair.
     pub(super) fn of<K: Kernel>(elements: usize, tail: usize) -> Self {
         let lanes = |elements: usize| elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
         let (lanes, tail) = (lanes(elements), lanes(tail));
@@ -79,13 +80,14 @@ impl Depth {
         (blocks.start * self.block).min(self.lanes)..(blocks.end * self.block).min(self.lanes)
     }
 
-    /// The second pair's lanes that are packed with these blocks.
+    /// Returns the lanes of the second pair that are packed with these blocks.
     fn tail(&self, blocks: &Range<usize>) -> usize {
         if blocks.end == self.blocks { self.tail } else { 0 }
     }
 }
 
-/// The length of equal parts of `len`, each at most `most` (or `unit`), and a multiple of `unit`.
+/// Returns the length of equal parts of `len`: at most `most` (or `unit`), and a multiple of
+/// `unit`.
 fn even_part(len: usize, most: usize, unit: usize) -> usize {
     let parts = len.div_ceil((most / unit * unit).max(unit)).max(1);
     len.div_ceil(parts).next_multiple_of(unit)
@@ -101,7 +103,7 @@ unsafe impl Send for Address {}
 unsafe impl Sync for Address {}
 
 impl Address {
-    // A method, so that closures capture the whole, which may be shared, and not the pointer in it.
+    // A method, so that closures capture the shareable struct and not the pointer in it.
     fn get(self) -> *mut f32 {
         self.0
     }
@@ -117,25 +119,26 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// The packed lanes, without those of the second pair.
+    /// Returns the packed lanes, without those of the second pair.
     fn lanes(&self) -> Range<usize> {
         self.depth.lanes(self.blocks.clone())
     }
 
-    /// Lanes of a packed panel.
+    /// Returns the lanes of a packed panel.
     fn length(&self) -> usize {
         self.lanes().len() + self.depth.tail(&self.blocks)
     }
 
     /// Packs the second factor.
     fn pack<L: Level>(&self, cpu: &Cpu) {
-        /// Panels per block: side by side they read whole cache lines where columns are neighbours in memory.
+        /// Panels per block: side by side they read whole cache lines where columns are neighbours
+        /// in memory.
         const PANELS: usize = 4;
         /// Lanes per block, so that small factors, too, are packed by several threads.
         const LANES: usize = 128;
         let panel = L::Kernel::COLUMNS;
         let (lanes, columns, width) = (self.lanes(), &self.columns, PANELS * panel);
-        // The lanes of the second pair are one piece more.
+        // The lanes of the second pair are one more piece.
         let term = self.product.term.filter(|_| self.depth.tail(&self.blocks) > 0);
         let whole = lanes.len().div_ceil(LANES);
         let (blocks, pieces) = (columns.len().div_ceil(width), whole + usize::from(term.is_some()));
@@ -150,8 +153,8 @@ impl Part<'_> {
                     (&self.product.b, piece * LANES, start..lanes.end.min(start + LANES))
                 }
             };
-            // SAFETY: the level was chosen for this processor; the buffer holds the lanes of all panels, and blocks
-            // write disjoint parts of it.
+            // SAFETY: the level was chosen for this CPU; the buffer holds the lanes of all panels,
+            // and blocks write disjoint parts of it.
             unsafe {
                 let offset = (column * length + lane * panel) * L::Kernel::WORDS;
                 let stride = panel * length * L::Kernel::WORDS;
@@ -160,12 +163,12 @@ impl Part<'_> {
         });
     }
 
-    /// Computes, or adds to, these columns of the result.
+    /// Computes these columns of the result, or adds to them.
     fn multiply<L: Level>(&self, cpu: &Cpu) {
         let m = self.product.a.rows();
         let (height, width) = (L::Kernel::ROWS, L::Kernel::COLUMNS);
         let (panels, columns) = (m.div_ceil(height), self.columns.len().div_ceil(width));
-        // Panels of rows whose block of k stays in the second-level cache, with room for what passes.
+        // Panels of rows whose block of k stays in the second-level cache beside streamed data.
         let most = (BLOCK_WORDS / (height * self.depth.block * L::Kernel::WORDS).max(1)).max(2);
         let deal = Deal { panels, columns, most, threads: cpu.threads() };
         cpu.parallel_for(deal.map(|hand| deal.tasks(hand)).sum(), |task| {
@@ -176,27 +179,29 @@ impl Part<'_> {
                 columns: columns.start * width..self.columns.len().min(columns.end * width),
             };
             scratch::with_bytes(task.buffer_len::<L::Kernel>() * size_of::<f32>(), |buffer| {
-                // SAFETY: the level was chosen for this processor; tasks are disjoint parts of the result.
+                // SAFETY: the level was chosen for this CPU; tasks are disjoint parts of the
+                // result.
                 unsafe { L::run(&task, buffer.cast().as_ptr()) };
             });
         });
     }
 }
 
-/// How tiles are dealt out to threads: large tasks first, since a panel of the second factor then meets many rows, and
-/// smaller and smaller ones towards the end, so that no thread is left with much when the others have finished.
+/// Distribution of tiles to threads: large tasks first, since a panel of the second factor then
+/// meets many rows, and smaller ones towards the end, to balance the threads.
 #[derive(Clone, Copy)]
 struct Deal {
-    /// Panels of rows that have not been dealt out.
+    /// Panels of rows not yet distributed.
     panels: usize,
     /// Panels of columns.
     columns: usize,
-    /// The most panels of rows in a task.
+    /// Most panels of rows per task.
     most: usize,
     threads: usize,
 }
 
-/// Consecutive panels of rows, dealt out with so many panels of columns to a task (the last may have fewer).
+/// Consecutive panels of rows, distributed with this many panels of columns per task (the last may
+/// have fewer).
 #[derive(Clone, Copy)]
 struct Hand {
     panels: usize,
@@ -207,17 +212,18 @@ impl Iterator for Deal {
     type Item = Hand;
 
     fn next(&mut self) -> Option<Hand> {
-        /// The fewest panels of rows in a task: fewer would fetch a panel of columns for too little work.
+        /// Fewest panels of rows per task: fewer would fetch a panel of columns for too little
+        /// work.
         const PANELS: usize = 2;
-        /// The fewest tiles in a task.
+        /// Fewest tiles per task.
         const TILES: usize = 16;
-        /// The fewest panels of columns in a task: every task packs its rows.
+        /// Fewest panels of columns per task: every task packs its rows.
         const COLUMNS: usize = 4;
         if self.panels == 0 {
             return None;
         }
         let left = self.panels * self.columns;
-        // Half of an even share of what is left.
+        // Half of an even share of the rest.
         let tiles = if self.threads == 1 { left } else { (left / (2 * self.threads)).max(TILES) };
         let panels = (tiles / self.columns).clamp(PANELS, self.most).min(self.panels);
         let splits = (panels * self.columns / tiles).clamp(1, self.columns.div_ceil(COLUMNS));
@@ -231,7 +237,7 @@ impl Deal {
         self.columns.div_ceil(hand.columns)
     }
 
-    /// Panels of rows and of columns of the task with this number.
+    /// Returns the panels of rows and of columns of a task.
     fn task(self, number: usize) -> (Range<usize>, Range<usize>) {
         let (mut first, mut row) = (0, 0);
         for hand in self {
@@ -255,7 +261,8 @@ pub(super) struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// Words that [`Self::run`] needs: a block of the first factor, and the sums of a bf16 result of several blocks.
+    /// Returns the words that [`Self::run`] needs: a block of the first factor, and the sums of a
+    /// bf16 result of several blocks.
     fn buffer_len<K: Kernel>(&self) -> usize {
         let Depth { blocks, block, tail, .. } = self.part.depth;
         let is_summed_apart = self.part.product.c.dtype() == DType::Bf16 && blocks > 1;
@@ -266,8 +273,8 @@ impl Task<'_> {
     /// Computes this task's elements of the result.
     ///
     /// # Safety
-    /// The caller is compiled for the kernel's level and runs where it exists; nobody else writes these elements;
-    /// `buffer` has room for [`Self::buffer_len`] words.
+    /// The caller is compiled for the kernel's level and runs where it exists; no other task writes
+    /// these elements; `buffer` has room for [`Self::buffer_len`] words.
     #[inline(always)]
     pub(super) unsafe fn run<K: Kernel>(&self, buffer: *mut f32) {
         let Part { product, depth, ref blocks, packed, .. } = *self.part;
@@ -291,8 +298,9 @@ impl Task<'_> {
             for column in self.columns.clone().step_by(K::COLUMNS) {
                 for row in (0..self.rows.len()).step_by(K::ROWS) {
                     let tile = self.tile::<K>(row, column, index == 0, index + 1 == depth.blocks, sums);
-                    // SAFETY: `column` and `row` are multiples of the panels' widths, so each panel is at its width times
-                    // the words before it; the tile is among this task's elements.
+                    // SAFETY: `column` and `row` are multiples of the panels' widths, so each panel
+                    // is at its width times the words before it; the tile is among this task's
+                    // elements.
                     unsafe {
                         let a = buffer.add(row * length);
                         let before = column * panel + (lanes.start - all.start) * K::COLUMNS;
@@ -306,7 +314,8 @@ impl Task<'_> {
         unsafe { K::end(pending) };
     }
 
-    /// What the tile at `row` (of the task) and `column` (of the part) is added to, and where it goes.
+    /// Returns addend and destination of the tile at `row` (of the task) and `column` (of the
+    /// part).
     #[inline(always)]
     fn tile<K: Kernel>(
         &self,

@@ -1,5 +1,5 @@
-//! The product of a few rows and a matrix whose rows run along k, as in generation: each element of the result is a dot
-//! product, nothing is packed, and the matrix is read from memory once.
+//! GEMM of a few rows and a matrix whose rows run along k, as in generation. Each element of the
+//! result is a dot product; nothing is packed, and the matrix is read once.
 
 use std::ops::Range;
 
@@ -10,13 +10,13 @@ use super::{Operand, Product, Term};
 use crate::cpu::Cpu;
 use crate::{DType, Element, with_element};
 
-/// More rows are better off packed.
+/// Most rows; packing is faster for more.
 const MOST_ROWS: usize = 16;
 
 /// Elements of the matrix per block.
 const BLOCK: usize = 1 << 14;
 
-/// Whether `product` is one of a few rows.
+/// Returns whether `product` has few rows.
 pub(super) fn takes(product: &Product) -> bool {
     let lie_along_k = |a: &Operand, b: &Operand| !a.is_transposed() && !b.is_transposed();
     product.a.rows() <= MOST_ROWS
@@ -30,15 +30,16 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
     let columns = (BLOCK / k.max(1)).clamp(8, 1024);
     cpu.parallel_for(n.div_ceil(columns), |block| {
         let range = block * columns..n.min((block + 1) * columns);
-        // SAFETY: the level was chosen for this processor; blocks are disjoint columns of the result.
+        // SAFETY: the level was chosen for this CPU; blocks are disjoint columns of the result.
         unsafe { L::few(product, range) };
     });
 }
 
-/// Columns `columns` of the result, `COLS` at a time.
+/// Computes columns `columns` of the result, `COLS` at a time.
 ///
 /// # Safety
-/// The caller is compiled for the vector's level and runs where it exists; nobody else writes these columns.
+/// The caller is compiled for the vector's level and runs where it exists; no other task writes
+/// these columns.
 #[inline(always)]
 pub(super) unsafe fn columns<V: Lanes, const COLS: usize>(product: &Product, columns: Range<usize>) {
     // SAFETY: the caller's promise; rows and columns lie inside the result.
@@ -55,7 +56,8 @@ pub(super) unsafe fn columns<V: Lanes, const COLS: usize>(product: &Product, col
     });
 }
 
-/// All rows of `COLS` columns, four, two or one at a time: the columns' rows of the matrix stay in the cache.
+/// Computes all rows of `COLS` columns, four, two or one at a time: the columns' rows of the matrix
+/// stay in the cache.
 #[inline(always)]
 unsafe fn rows<V: Lanes, E: Element, const COLS: usize>(product: &Product, column: usize) {
     let (mut row, end) = (0, product.a.rows());

@@ -1,4 +1,4 @@
-//! The innermost loop: one tile of the result, held in registers.
+//! The micro-kernel: one tile of the result, held in registers.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -10,32 +10,29 @@ use super::pack::pack;
 use crate::cpu::vector::Vector;
 use crate::{Element, bf16};
 
-/// How factors are packed and a tile of the result is computed from them. Functions are inlined into what is compiled
-/// for a level.
+/// Packing of factors and computation of a tile. Functions are inlined into the code of a level.
 ///
-/// A panel is [`Self::ROWS`] rows of the first factor or [`Self::COLUMNS`] of the second. A lane is what a panel's row has
-/// of [`Self::DEPTH`] elements along k, in [`Self::WORDS`] words of 32 bits; how words are ordered inside a panel is the
-/// kernel's affair.
 pub(super) trait Kernel {
     const ROWS: usize;
     const COLUMNS: usize;
     const DEPTH: usize;
     const WORDS: usize;
-    /// Blocks of k are a multiple of so many lanes; what is missing at k's end is packed as zeros.
+    /// Blocks of k are a multiple of this number of lanes; missing lanes at the end of k are packed
+    /// as zeros.
     const GROUP: usize;
-    /// The longest block of k, in lanes, where there are several.
+    /// Longest block of k, in lanes, if there are several.
     const BLOCK: usize;
-    /// The longest k that is one block.
+    /// Longest k that is one block.
     const WHOLE: usize = Self::BLOCK;
 
-    /// What is still to be stored of a tile while the next one is computed.
+    /// State of a tile that is stored while the next one is computed.
     type Pending;
 
     /// Packs rows and lanes of the first factor; panels begin `panel_stride` words apart.
     ///
-    /// # Safety
-    /// The caller is compiled for the kernel's level and runs where it exists; `to` has room for the panels; the rows lie
-    /// inside the operand, of which `lanes` covers at least one element.
+    /// # Safety The caller is compiled for the kernel's level and runs where it exists; `to` has
+    /// room for the panels; the rows lie inside the operand, of which `lanes` covers at least one
+    /// element.
     unsafe fn pack_rows(
         source: &Operand,
         rows: Range<usize>,
@@ -56,28 +53,28 @@ pub(super) trait Kernel {
         panel_stride: usize,
     );
 
-    /// What a thread does before the tiles of a task.
+    /// Prepares the thread for the tiles of a task.
     ///
     /// # Safety
-    /// The processor has the level.
+    /// The CPU has the level.
     unsafe fn begin() -> Self::Pending;
 
-    /// The end of what [`Self::begin`] began: all tiles are stored.
+    /// Ends what [`Self::begin`] began: all tiles are stored.
     ///
     /// # Safety
     /// As [`Self::multiply`].
     unsafe fn end(pending: Self::Pending);
 
-    /// `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor. Tiles are stored in their order; the last
-    /// may be stored with the next one.
+    /// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor.
+    /// Tiles are stored in order; the last may be stored with the next one.
     ///
-    /// # Safety
-    /// As [`Self::pack_rows`], between [`Self::begin`] and [`Self::end`]; the panels hold the lanes; the tile's addresses
-    /// are valid for its rows and columns until the next tile is computed, or the end.
+    /// # Safety As [`Self::pack_rows`], between [`Self::begin`] and [`Self::end`]; the panels hold
+    /// the lanes; the tile's addresses are valid for its rows and columns until the next tile is
+    /// computed, or the end.
     unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, pending: &mut Self::Pending);
 }
 
-/// Sums in `MR` rows of `NV` vectors, which are `NR` columns.
+/// Kernel with sums in `MR` rows of `NV` vectors, which are `NR` columns.
 pub(super) struct Registers<M, const MR: usize, const NV: usize, const NR: usize>(PhantomData<M>);
 
 impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for Registers<M, MR, NV, NR> {
@@ -86,8 +83,9 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     const DEPTH: usize = M::DEPTH;
     const WORDS: usize = 1;
     const GROUP: usize = 1;
-    /// Longer ones than the first-level cache holds a panel of are faster (512 against 256 and 176: 3 and 7 % on Emerald
-    /// Rapids), since the tile fetches the panel ahead and passes over the result are spared.
+    /// Longer blocks than fit a panel into the first-level cache are faster (512 against 256 and
+    /// 176: 3 and 7 % on Emerald Rapids): the tile prefetches the panel, and there are fewer passes
+    /// over the result.
     const BLOCK: usize = 512;
 
     type Pending = ();
@@ -127,20 +125,20 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     }
 }
 
-/// How a packed lane of one factor is multiplied by one of the other. A lane is 32 bits: one f32, or a pair of bf16.
+/// Multiplication of packed lanes. A lane is 32 bits: one f32, or a pair of bf16.
 pub(super) trait Multiply {
     type Vector: Lanes;
     /// Elements along k in one lane.
     const DEPTH: usize;
 
-    /// `c + a · b`, lane by lane.
+    /// Computes `c + a · b` lane by lane.
     ///
     /// # Safety
-    /// The processor must have the vector's level.
+    /// The CPU must have the vector's level.
     unsafe fn multiply_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
 }
 
-/// One f32 a lane.
+/// One f32 per lane.
 pub(super) struct Singles<V>(PhantomData<V>);
 
 impl<V: Lanes> Multiply for Singles<V> {
@@ -153,7 +151,7 @@ impl<V: Lanes> Multiply for Singles<V> {
     }
 }
 
-/// A pair of bf16 a lane.
+/// A pair of bf16 per lane.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct Pairs;
 
@@ -169,13 +167,13 @@ impl Multiply for Pairs {
     }
 }
 
-/// What a tile is added to, and where it goes. Addresses are those of the tile's first element.
+/// Addend and destination of a tile. Addresses are those of its first element.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     /// Rows and columns to write; the tile in registers may be larger.
     pub rows: usize,
     pub cols: usize,
-    /// Added to the tile: what was there, or the residual. Rows are `add_stride` apart.
+    /// Added to the tile: the old result or the residual. Rows are `add_stride` apart.
     pub add: Add,
     pub add_stride: usize,
     /// One number per column, added to every row, if not null.
@@ -184,14 +182,14 @@ pub(super) struct Tile {
     pub out_stride: usize,
 }
 
-/// The result, in its type.
+/// Address of the result, by type.
 #[derive(Clone, Copy)]
 pub(super) enum Out {
     F32(*mut f32),
     Bf16(*mut bf16),
 }
 
-/// What a result is added to, in its type.
+/// Address of the addend, by type.
 #[derive(Clone, Copy)]
 pub(super) enum Add {
     Nothing,
@@ -199,11 +197,12 @@ pub(super) enum Add {
     Bf16(*const bf16),
 }
 
-/// `out = add + bias + Σ a · b` over `lanes` packed lanes: `MR` rows from `a`, `NV` vectors of columns from `b`.
+/// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes: `MR` rows from `a`, `NV`
+/// vectors of columns from `b`.
 ///
-/// # Safety
-/// The caller is compiled for the vector's level and runs where it exists; `a` and `b` hold `lanes` groups of `MR` and
-/// of `NV` vectors; the tile's addresses are valid for its rows and columns.
+/// # Safety The caller is compiled for the vector's level and runs where it exists; `a` and `b`
+/// hold `lanes` groups of `MR` and of `NV` vectors; the tile's addresses are valid for its rows and
+/// columns.
 #[inline(always)]
 unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     lanes: usize,
@@ -238,7 +237,8 @@ unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
                 b = b.add(NV * width);
             }
         }
-        // Through memory, so that the loops above are all that touches the array of sums: it then stays in registers.
+        // The sums pass through memory, so that only the loops above touch their array and it stays
+        // in registers.
         let mut values = [const { MaybeUninit::<[f32; MOST_COLUMNS]>::uninit() }; MR];
         for i in 0..MR {
             for j in 0..NV {
@@ -249,18 +249,18 @@ unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     }
 }
 
-/// Lanes that the second factor is fetched ahead.
+/// Lanes by which the second factor is prefetched.
 const PREFETCH_LANES: usize = 24;
 
-/// Rows of the result that are fetched at a time: asked for at once, all of them would wait for one another, and the
-/// arithmetic for them.
+/// Rows of the result prefetched at a time: all at once would wait for one another and stall the
+/// arithmetic.
 const PREFETCH_ROWS: usize = 2;
 
 /// Columns of the widest tile.
 pub(super) const MOST_COLUMNS: usize = 32;
 
 impl Tile {
-    /// Asks for the memory that these rows of the tile will be added to and stored in, while they are being computed.
+    /// Prefetches the addend and destination of these rows of the tile.
     #[inline(always)]
     pub(super) fn prefetch(&self, rows: Range<usize>) {
         let (out, size) = match self.out {
@@ -272,7 +272,7 @@ impl Tile {
             prefetch(out.wrapping_add(i * self.out_stride * size));
             prefetch(out.wrapping_add((i * self.out_stride + self.cols - 1) * size));
         }
-        // Where a bf16 matrix is added to, it is the result itself.
+        // A bf16 addend is the result itself.
         if let Add::F32(add) = self.add
             && !std::ptr::addr_eq(add, out)
         {
@@ -283,7 +283,7 @@ impl Tile {
         }
     }
 
-    /// `out = add + bias + values`, rows of `values` [`MOST_COLUMNS`] apart.
+    /// Computes `out = add + bias + values`; rows of `values` are [`MOST_COLUMNS`] apart.
     ///
     /// # Safety
     /// As [`multiply`].
@@ -302,7 +302,7 @@ impl Tile {
     unsafe fn store_as<V: Lanes, E: Element>(&self, values: *const f32, out: *mut E) {
         // SAFETY: the caller's promise.
         unsafe {
-            // Never read where nothing is added.
+            // Never read if nothing is added.
             let none = std::ptr::null::<f32>();
             match (self.add, !self.bias.is_null()) {
                 (Add::Nothing, false) => self.write::<V, E, f32, false, false>(values, none, out),
@@ -361,7 +361,7 @@ impl Tile {
     }
 }
 
-/// Asks for a cache line.
+/// Prefetches a cache line.
 #[inline(always)]
 pub(super) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

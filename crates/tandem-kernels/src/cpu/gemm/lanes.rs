@@ -1,8 +1,8 @@
-//! What packing needs of a register beyond arithmetic: transposing 32-bit lanes, and pairs of bf16 in them.
+//! Register operations of packing: transposing 32-bit lanes, and pairs of bf16 in them.
 
 use crate::cpu::vector::{Portable, Vector};
 
-/// Where the rows of a panel begin.
+/// Addresses of the rows of a panel.
 pub(super) type Rows = [*const u8; MOST_LANES];
 
 /// The lanes of the widest register.
@@ -10,20 +10,20 @@ pub(super) const MOST_LANES: usize = 16;
 
 /// Registers of 32-bit lanes, whatever the bits mean.
 pub(super) trait Lanes: Vector {
-    /// Four columns of a matrix of `LANES` rows: row `i` is the four lanes at `rows[i] + offset` bytes, result `j` is
-    /// column `j`.
+    /// Loads four columns of a matrix of `LANES` rows: row `i` is the four lanes at `rows[i] +
+    /// offset` bytes, result `j` is column `j`.
     ///
     /// # Safety
-    /// The processor has the instructions of `Self`, and the first `LANES` rows can be read.
+    /// The CPU has the instructions of `Self`, and the first `LANES` rows can be read.
     unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4];
 
-    /// The first bf16 of each pair, widened.
+    /// Widens the first bf16 of each pair.
     fn first_of_pairs(self) -> Self;
 
-    /// The second bf16 of each pair, widened.
+    /// Widens the second bf16 of each pair.
     fn second_of_pairs(self) -> Self;
 
-    /// Pairs of bf16 from two registers of widened bf16.
+    /// Packs pairs of bf16 from two registers of widened bf16.
     fn pair_with(self, second: Self) -> Self;
 }
 
@@ -68,7 +68,8 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
             unsafe {
-                // Register j holds rows j and j + 4, so that transposing its 128-bit parts leaves the rows in order.
+                // Register j holds rows j and j + 4, so that transposing its 128-bit parts leaves
+                // the rows in order.
                 let mut r = [_mm256_setzero_ps(); 4];
                 for j in 0..4 {
                     let part = |i: usize| _mm_loadu_ps(rows[i].add(offset).cast());
@@ -108,8 +109,9 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
             unsafe {
-                // Register j holds rows j, j + 4, j + 8 and j + 12, so that transposing its 128-bit parts leaves the rows
-                // in order. Inserting from memory needs no shuffle unit, which is what limits a transposition.
+                // Register j holds rows j, j + 4, j + 8 and j + 12, so that transposing its 128-bit
+                // parts leaves the rows in order. Inserting from memory needs no shuffle unit,
+                // which limits a transposition.
                 let mut r = [_mm512_setzero_ps(); 4];
                 for j in 0..4 {
                     let part = |i: usize| _mm_loadu_ps(rows[i].add(offset).cast());
@@ -148,10 +150,10 @@ mod x86 {
         }
     }
 
-    /// `c + a₀·b₀ + a₁·b₁`, where each lane of `a` and `b` is the bits of a pair of bf16.
+    /// Computes `c + a₀·b₀ + a₁·b₁`, where each lane of `a` and `b` is a pair of bf16.
     ///
     /// # Safety
-    /// The processor has AVX-512 BF16.
+    /// The CPU has AVX-512 BF16.
     #[inline(always)]
     pub(in crate::cpu::gemm) unsafe fn multiply_add_pairs(a: Avx512, b: Avx512, c: Avx512) -> Avx512 {
         // Both types are 512 plain bits.

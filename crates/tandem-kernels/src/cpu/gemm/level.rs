@@ -1,4 +1,4 @@
-//! The product's inner parts, compiled once for each level of vector instructions.
+//! Inner parts of the GEMM, compiled once per level of vector instructions.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use super::kernel::{Kernel, Registers, Singles};
 use super::{Operand, Product, gemv};
 use crate::cpu::vector::Portable;
 
-/// What is compiled for a level.
+/// Functions compiled for a level.
 pub(super) trait Level {
     type Kernel: Kernel;
 
-    /// [`Kernel::pack_columns`].
+    /// Calls [`Kernel::pack_columns`].
     ///
     /// # Safety
-    /// The processor has the level; else as [`Kernel::pack_columns`].
+    /// The CPU has the level; else as [`Kernel::pack_columns`].
     unsafe fn pack_columns(
         source: &Operand,
         rows: Range<usize>,
@@ -23,20 +23,20 @@ pub(super) trait Level {
         panel_stride: usize,
     );
 
-    /// [`gemv::columns`].
+    /// Calls [`gemv::columns`].
     ///
     /// # Safety
-    /// The processor has the level; else as [`gemv::columns`].
+    /// The CPU has the level; else as [`gemv::columns`].
     unsafe fn few(product: &Product, columns: Range<usize>);
 
-    /// [`Task::run`].
+    /// Calls [`Task::run`].
     ///
     /// # Safety
-    /// The processor has the level; else as [`Task::run`].
+    /// The CPU has the level; else as [`Task::run`].
     unsafe fn run(task: &Task, buffer: *mut f32);
 }
 
-/// A level by name: its kernel; the vector and the columns of a tile of few rows; what it is compiled with.
+/// Defines a level: its kernel, the vector and the columns of a gemv tile, and its target features.
 macro_rules! level {
     ($(#[$attribute:meta])* $name:ident, $kernel:ty, $vector:ty, $few:literal $(, $features:literal)?) => {
         $(#[$attribute])*

@@ -1,8 +1,9 @@
-//! Products of matrices.
+//! GEMM on the CPU: three algorithms.
 //!
-//! A few rows against a matrix (decoding) are limited by reading the matrix: [`gemv`], where the device is for that, for there
-//! sums have another order. So are products with a dimension as short as an adapter's rank: [`skinny`]. The rest is limited by
-//! arithmetic: [`blocked`]. In these two the bits of a row do not depend on how many there are.
+//! [`gemv`] takes few rows (decoding), limited by reading the matrix, on devices made for that: its
+//! sums have another order. [`skinny`] takes GEMMs with a dimension as short as an adapter's rank.
+//! [`blocked`] takes the rest, limited by arithmetic. In the last two, the bits of a row do not
+//! depend on the number of rows.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -24,7 +25,8 @@ use crate::{DType, View, ViewMut, bf16, with_element};
 use kernel::Add;
 
 impl Operand<'_> {
-    /// The first element. The type is the caller's choice: bf16 factors are read as pairs, too.
+    /// Returns the first element. The type is the caller's choice: bf16 factors are read as pairs,
+    /// too.
     fn pointer<E>(&self) -> *const E {
         match self.dtype() {
             DType::F32 => self.view().pointer_of::<f32>().cast(),
@@ -34,7 +36,8 @@ impl Operand<'_> {
 }
 
 impl Product<'_> {
-    /// Computes it on all threads; from inside a block of [`Cpu::parallel_for`], on the calling thread alone.
+    /// Computes it on all threads; from inside a block of [`Cpu::parallel_for`], on the calling
+    /// thread alone.
     ///
     /// # Panics
     /// If shapes or types do not fit; operations check them first.
@@ -73,7 +76,7 @@ impl Product<'_> {
         }
     }
 
-    /// What the result is added to, from an element on, and the distance between rows.
+    /// Returns the addend from an element on, and its row stride.
     fn start_at(&self, row: usize, col: usize) -> (Add, usize) {
         let (view, is_wanted) = match self.residual {
             Some(residual) => (residual, true),
@@ -87,14 +90,14 @@ impl Product<'_> {
         }
     }
 
-    /// The bias from a column on; null if there is none.
+    /// Returns the bias from a column on; null if there is none.
     fn bias_at(&self, col: usize) -> *const f32 {
         self.bias.map_or(std::ptr::null(), |b| b.pointer_of::<f32>().wrapping_add(col))
     }
 }
 
 impl Cpu {
-    /// `db += Σ_t dy[t]`, each column summed in row order.
+    /// Computes `db += Σ_t dy[t]`, each column summed in row order.
     pub(crate) fn bias_backward(&self, dy: View, db: ViewMut) {
         let (rows, cols) = dy.shape();
         let db = RowsMut::<f32>::new(db);

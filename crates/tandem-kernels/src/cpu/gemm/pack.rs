@@ -1,9 +1,5 @@
-//! Copies a factor into panels, the order in which the innermost loop reads it.
+//! Packing of a factor into panels, in the order of the micro-kernel.
 //!
-//! A panel holds `W` rows of the factor (rows in the sense of [`Operand`]: what is summed over runs along k). Its lanes
-//! follow one another, `W` of each: lane `l` of row `i` is at `l · W + i`. A lane is an f32, a bf16 widened to f32, or
-//! a pair of bf16 (neighbours along k; an odd end is filled up with zero). Rows that are missing in the last panel hold
-//! unspecified numbers: they end in rows of the tile that are not stored.
 
 use std::ops::Range;
 
@@ -12,10 +8,11 @@ use super::kernel::prefetch;
 use super::lanes::{Lanes, MOST_LANES, Rows};
 use crate::{DType, bf16};
 
-/// Packs rows `rows` and lanes `lanes` (of `depth` elements each) of `source`; panels begin `panel_stride` apart.
+/// Packs rows `rows` and lanes `lanes` (of `depth` elements each) of `source`; panels begin
+/// `panel_stride` apart.
 ///
-/// # Safety
-/// The caller is compiled for the vector's level and runs where it exists; `to` has room for the panels.
+/// # Safety The caller is compiled for the vector's level and runs where it exists; `to` has room
+/// for the panels.
 #[inline(always)]
 pub(super) unsafe fn pack<V: Lanes, const W: usize>(
     source: &Operand,
@@ -39,24 +36,24 @@ pub(super) unsafe fn pack<V: Lanes, const W: usize>(
     }
 }
 
-/// How elements become lanes.
+/// Conversion of elements to lanes.
 trait Packing {
     type Element: Copy;
-    /// Elements in the 32 bits that are read at once along k.
+    /// Elements per 32-bit read along k.
     const READ: usize;
-    /// Lanes that these become.
+    /// Lanes per 32-bit read.
     const LANES: usize;
-    /// Elements along k in a lane.
+    /// Elements along k per lane.
     const DEPTH: usize;
-    /// Stores what one vector of 32-bit reads becomes, `W` apart.
+    /// Stores the lanes of one vector of 32-bit reads, `W` apart.
     unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize);
-    /// One lane from `DEPTH` elements `stride` apart, of which `count` exist.
+    /// Returns one lane from `DEPTH` elements `stride` apart, of which `count` exist.
     unsafe fn lane(from: *const Self::Element, stride: usize, count: usize) -> f32;
-    /// One vector of lanes from elements that stand side by side, the next along k `stride` further.
+    /// Returns one vector of lanes from adjacent elements, the next along k `stride` further.
     unsafe fn lanes<V: Lanes>(from: *const Self::Element, stride: usize, count: usize) -> V;
 }
 
-/// f32 as it is.
+/// f32 unchanged.
 struct Whole;
 
 impl Packing for Whole {
@@ -144,7 +141,7 @@ impl Packing for Paired {
     }
 }
 
-/// Elements along k are neighbours in memory: a transposition of 32-bit reads.
+/// Packs elements that are neighbours along k: a transposition of 32-bit reads.
 #[inline(always)]
 unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
     source: &Operand,
@@ -155,10 +152,11 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
 ) {
     let last = rows.len() - 1;
     let stride = source.stride();
-    // Four reads of each row at a time; what is left over goes one lane at a time.
+    // Four reads of each row at a time; the rest one lane at a time.
     let step = 4 * P::READ;
     let whole = elements.len() / step * step;
-    // SAFETY: rows beyond the last one are read from the last one, so every address lies inside the operand.
+    // SAFETY: rows beyond the last one are read from the last one, so every address lies inside the
+    // operand.
     unsafe {
         let base = source.pointer::<P::Element>().add(rows.start * stride + elements.start);
         for (panel, first) in (0..rows.len()).step_by(W).enumerate() {
@@ -171,8 +169,8 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
                 }
                 let mut to = to.add(part);
                 for k in (0..whole).step_by(step) {
-                    // The next panel's lines, each once: four steps go through a line, so each step takes a quarter of
-                    // the rows.
+                    // Prefetches the next panel's lines, each once: four steps cross a line, so
+                    // each step takes a quarter of the rows.
                     for i in 0..V::LANES / 4 {
                         let row = first + W + part + k / step % 4 * (V::LANES / 4) + i;
                         prefetch(base.wrapping_add(row.min(last) * stride + k).cast());
@@ -194,10 +192,10 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
     }
 }
 
-/// Elements along k that a copy fetches ahead.
+/// Prefetch distance of a copy, in elements along k.
 const AHEAD: usize = 8;
 
-/// Rows are neighbours in memory: a copy, all panels of one lane after another.
+/// Packs rows that are neighbours in memory: a copy, all panels of one lane after another.
 #[inline(always)]
 unsafe fn from_columns<V: Lanes, const W: usize, P: Packing>(
     source: &Operand,
@@ -210,12 +208,13 @@ unsafe fn from_columns<V: Lanes, const W: usize, P: Packing>(
     // The vectors of a panel may reach beyond it, but not beyond the operand's last row.
     let reach = W.next_multiple_of(V::LANES);
     let readable = source.rows() - rows.start;
-    // SAFETY: every address read lies inside the operand: whole vectors are read only where the row goes on.
+    // SAFETY: every address read lies inside the operand: whole vectors are read only where the row
+    // goes on.
     unsafe {
         let base = source.pointer::<P::Element>().add(elements.start * stride + rows.start);
         for (lane, k) in (0..elements.len()).step_by(P::DEPTH).enumerate() {
             let (from, count) = (base.add(k * stride), elements.len() - k);
-            // Rows of a matrix are too far apart for the processor to guess which lines come next.
+            // Rows are too far apart for the hardware prefetcher.
             for line in (0..rows.len()).step_by(64 / size_of::<P::Element>()) {
                 prefetch(from.wrapping_add(AHEAD * stride + line).cast());
             }

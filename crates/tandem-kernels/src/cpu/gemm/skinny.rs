@@ -1,9 +1,6 @@
-//! Products in which one dimension is as short as the rank of an adapter: limited by reading, or reading and writing, the
-//! one large matrix.
+//! GEMMs with one dimension as short as an adapter's rank: limited by reading, or reading and
+//! writing, the one large matrix.
 //!
-//! The short factor is copied once into f32 as the tile reads it. The large one is read where it lies if it is f32, else
-//! block by block into f32 that stays in the cache; nothing of its size is packed. Each element is summed along k in blocks
-//! that depend on k alone, in order.
 
 use std::ops::Range;
 
@@ -17,29 +14,29 @@ use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, Isa, scratch};
 use crate::{DType, Element, with_element};
 
-/// The longest short dimension. Beyond it arithmetic decides.
+/// Longest short dimension; beyond it arithmetic dominates.
 const LONGEST: usize = 32;
 
-/// As [`LONGEST`], where pairs of bf16 are multiplied: only sums across rows are faster than packing.
+/// [`LONGEST`] for bf16 dot products: only sums across rows beat packing.
 const LONGEST_OF_PAIRS: usize = 16;
 
-/// As [`LONGEST`], of bf16 on tile registers.
+/// [`LONGEST`] for bf16 on tile registers.
 const LONGEST_ON_TILES: usize = 64;
 
 /// Lanes of the widest register: packed rows are a multiple of it.
 const LANES: usize = 16;
 
-/// Elements along k that are summed before the sum is added to the result.
+/// Elements along k per partial sum.
 const DEPTH: usize = 256;
 
-/// Which dimension is short.
+/// Short dimension of a GEMM.
 #[derive(Clone, Copy)]
 enum Short {
-    /// k: each row of the result is a combination of a few rows of the second factor.
+    /// k: each row of the result combines a few rows of the second factor.
     Depth,
-    /// The result's columns: a few dot products a row.
+    /// Columns of the result: a few dot products per row.
     Columns,
-    /// The result's rows (or its columns, if `is_turned`), of factors whose rows run across k.
+    /// Rows of the result (or its columns, if `is_turned`), for factors whose rows run across k.
     Rows { is_turned: bool },
 }
 
@@ -75,8 +72,8 @@ impl Short {
     }
 }
 
-/// Computes `product` if one of its dimensions is short; says whether it did. A second pair of factors, which is a product of its
-/// own then, leaves its bits if it is zero, as everywhere.
+/// Computes `product` if one of its dimensions is short, and returns whether it did. A second pair
+/// of factors runs as a GEMM of its own; if it is zero, it leaves the bits.
 pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
     let Some(short) = Short::of(cpu.isa(), product) else { return false };
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
@@ -93,7 +90,8 @@ pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
     true
 }
 
-/// The operand as f32 `[k, rows]`, rows filled up with zeros to a multiple of [`LANES`], in `to`.
+/// Copies the operand as f32 `[k, rows]` into `to`, rows padded with zeros to a multiple of
+/// [`LANES`].
 fn pack<E: Element>(cpu: &Cpu, operand: &Operand, to: &mut [f32]) {
     /// Elements of a block.
     const BLOCK: usize = 1 << 12;
@@ -101,7 +99,7 @@ fn pack<E: Element>(cpu: &Cpu, operand: &Operand, to: &mut [f32]) {
     let width = rows.next_multiple_of(LANES);
     let from = Address(operand.pointer::<E>());
     let to = RowsMut::from_slice(to);
-    // Blocks of rows where there are many, else of k.
+    // Blocks of rows if there are many, else of k.
     let (block_rows, block_depth) = if rows > depth {
         ((BLOCK / depth).next_multiple_of(LANES), depth)
     } else {
@@ -140,13 +138,13 @@ unsafe impl<E> Send for Address<E> {}
 unsafe impl<E> Sync for Address<E> {}
 
 impl<E: Copy> Address<E> {
-    // A method, so that closures capture the whole, which may be shared, and not the pointer in it.
+    // A method, so that closures capture the shareable struct and not the pointer in it.
     fn get(self) -> *const E {
         self.0
     }
 }
 
-/// `c[m, n] (+)= a[m, k] · b[n, k]ᵀ` with a short k.
+/// Computes `c[m, n] (+)= a[m, k] · b[n, k]ᵀ` with a short k.
 fn expand<E: Element, C: Element>(cpu: &Cpu, product: &mut Product) {
     /// Rows and columns of a block.
     const ROWS: usize = 24;
@@ -163,7 +161,7 @@ fn expand<E: Element, C: Element>(cpu: &Cpu, product: &mut Product) {
             let (row, column) = (block / pieces * ROWS, block % pieces * COLUMNS);
             let (rows, columns) = (row..m.min(row + ROWS), column..n.min(column + COLUMNS));
             scratch::with_f32(rows.len() * (k + COLUMNS), |buffer| {
-                // SAFETY: the level is this processor's; blocks are disjoint parts of the result.
+                // SAFETY: the level is this CPU's; blocks are disjoint parts of the result.
                 unsafe {
                     let a = (a.get().add(row * stride), stride);
                     expand_block::<E, C>(
@@ -184,8 +182,8 @@ fn expand<E: Element, C: Element>(cpu: &Cpu, product: &mut Product) {
 }
 
 vector_kernel! {
-    /// `a` is the first of the rows; `b` begins at the first of the columns and has [`LANES`] of them or multiples;
-    /// `buffer` has room for the rows of `a` and of the result.
+    /// Computes a block. `a` is the first row; `b` begins at the first column and has a multiple of
+    /// [`LANES`] columns; `buffer` has room for the rows of `a` and of the result.
     unsafe fn expand_block<V: Vector, E: Element, C: Element>(
         k: usize,
         a: (*const E, usize),
@@ -225,10 +223,10 @@ vector_kernel! {
     }
 }
 
-/// Widens a matrix; distances between rows beside the addresses.
+/// Widens a matrix; addresses come with their row strides.
 ///
 /// # Safety
-/// Both hold the shape's elements, and the processor has V.
+/// Both hold the shape's elements, and the CPU has V.
 #[inline(always)]
 unsafe fn copy<V: Vector, E: Element>(
     from: (*const E, usize),
@@ -246,7 +244,7 @@ unsafe fn copy<V: Vector, E: Element>(
     }
 }
 
-/// `c[m, n] (+)= a[m, k] · b[n, k]ᵀ` with a short n.
+/// Computes `c[m, n] (+)= a[m, k] · b[n, k]ᵀ` with a short n.
 fn project<E: Element, C: Element>(cpu: &Cpu, product: &mut Product) {
     const ROWS: usize = 24;
     let ((m, n), k) = (product.c.shape(), product.a.depth());
@@ -259,7 +257,7 @@ fn project<E: Element, C: Element>(cpu: &Cpu, product: &mut Product) {
         let b = Address(b.as_ptr());
         cpu.parallel_ranges(m, ROWS, |_, rows| {
             scratch::with_f32(rows.len() * (DEPTH + width), |buffer| {
-                // SAFETY: the level is this processor's; blocks are disjoint rows of the result.
+                // SAFETY: the level is this CPU's; blocks are disjoint rows of the result.
                 unsafe {
                     let a = (a.get().add(rows.start * stride), stride);
                     project_rows::<E, C>(cpu.isa(), k, a, b.get(), &c, rows, n, accumulate, buffer);
@@ -270,8 +268,8 @@ fn project<E: Element, C: Element>(cpu: &Cpu, product: &mut Product) {
 }
 
 vector_kernel! {
-    /// `a` is the first of the rows; `b` has a multiple of [`LANES`] columns; `buffer` has room for a block of `a` and for
-    /// as many columns of the result.
+    /// Computes a block of rows. `a` is the first row; `b` has a multiple of [`LANES`] columns;
+    /// `buffer` has room for a block of `a` and as many columns of the result.
     unsafe fn project_rows<V: Vector, E: Element, C: Element>(
         k: usize,
         a: (*const E, usize),
@@ -313,7 +311,8 @@ vector_kernel! {
     }
 }
 
-/// `c[m, n] (+)= aᵀ · b` of `a[k, m]` with a short m and `b[k, n]`, or the other way round if `is_turned`.
+/// Computes `c[m, n] (+)= aᵀ · b` of `a[k, m]` with a short m and `b[k, n]`, or the other way round
+/// if `is_turned`.
 fn reduce<E: Element, C: Element>(cpu: &Cpu, product: &mut Product, is_turned: bool) {
     const COLUMNS: usize = 128;
     let (short, long) = if is_turned { (product.b, product.a) } else { (product.a, product.b) };
@@ -339,7 +338,7 @@ fn reduce<E: Element, C: Element>(cpu: &Cpu, product: &mut Product, is_turned: b
         let a = Address(a.as_ptr());
         cpu.parallel_ranges(n, COLUMNS, |_, columns| {
             scratch::with_f32(work, |buffer| {
-                // SAFETY: the level is this processor's; the columns exist.
+                // SAFETY: the level is this CPU's; the columns exist.
                 unsafe {
                     let (from, stride) = (from.get().add(columns.start), long.stride());
                     match on_tiles {
@@ -377,11 +376,12 @@ fn reduce<E: Element, C: Element>(cpu: &Cpu, product: &mut Product, is_turned: b
     });
 }
 
-/// Elements along k of which a block of the long factor is copied: it stays in the first-level cache.
+/// Elements along k of a copied block of the long factor, which stays in the first-level cache.
 const DEEP: usize = 32;
 
 vector_kernel! {
-    /// The sums of `r` rows, to the front of `buffer`, of which [`DEEP`] + `r` rows make the whole. `a` has a multiple of [`LANES`] columns.
+    /// Writes the sums of `r` rows to the front of `buffer`, which has [`DEEP`] + `r` rows. `a` has
+    /// a multiple of [`LANES`] columns.
     unsafe fn reduce_columns<V: Vector, E: Element>(
         r: usize,
         k: usize,
@@ -397,7 +397,8 @@ vector_kernel! {
             let depth = DEEP.min(k - start);
             // SAFETY: the caller's promise.
             unsafe {
-                // The next block, whose rows are too far apart for the processor to guess.
+                // Prefetches the next block, whose rows are too far apart for the hardware
+                // prefetcher.
                 for i in 0..depth {
                     for j in (0..columns).step_by(64 / size_of::<E>()) {
                         prefetch(from.0.wrapping_add((start + DEEP + i) * from.1 + j).cast());

@@ -1,5 +1,5 @@
-//! Products of bf16 with one short dimension on tile registers. The large factor is read where it lies, or two of its rows at a
-//! time are laid side by side; the short one is packed once.
+//! bf16 GEMMs with one short dimension on tile registers. The large factor is read in place, or two
+//! of its rows are interleaved at a time; the short one is packed once.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -17,17 +17,17 @@ use crate::{Element, View};
 /// Words of a packed group of 16 lanes of 32 rows.
 const GROUP: usize = SIDE * SQUARE;
 
-/// Lanes along k, in whole groups.
+/// Returns the lanes along k, in whole groups.
 fn lanes(depth: usize) -> usize {
     depth.div_ceil(2).next_multiple_of(SIDE)
 }
 
-/// Words of a packed short factor.
+/// Returns the words of a packed short factor.
 pub(super) fn packed_len(rows: usize, depth: usize) -> usize {
     rows.next_multiple_of(SQUARE) * lanes(depth)
 }
 
-/// Packs a short factor, as the first one of a product or as the second. Rows that fill up a square hold unspecified numbers.
+/// Packs a short factor, as first or second factor. Padding rows are unspecified.
 pub(super) fn pack(cpu: &Cpu, operand: &Operand, is_first: bool, to: &mut [f32]) {
     /// Lanes of a block.
     const LANES: usize = 256;
@@ -58,19 +58,19 @@ pub(super) fn pack(cpu: &Cpu, operand: &Operand, is_first: bool, to: &mut [f32])
     }
 }
 
-/// Elements along k that are laid side by side at once: with the sums they stay in the first-level cache.
+/// Elements along k interleaved at once; with the sums they stay in the first-level cache.
 const DEPTH: usize = 128;
 
-/// Words that [`reduce_columns`] needs beside the sums.
+/// Returns the words that [`reduce_columns`] needs beside the sums.
 pub(super) const fn pairs_len(columns: usize) -> usize {
     DEPTH / 2 * columns
 }
 
-/// The sums over `k` rows of `from`, in rows `distance` apart, to the front of `buffer`: `r` of them, to whole squares. Behind
-/// them are [`pairs_len`] words of work.
+/// Writes the sums over `k` rows of `from` to the front of `buffer`: `r` rows, padded to whole
+/// squares, `distance` apart, followed by [`pairs_len`] words of work space.
 ///
-/// # Safety
-/// The processor has tiles; `a` is packed as a first factor; the columns exist; `distance` is a multiple of [`SQUARE`].
+/// # Safety The CPU has tiles; `a` is packed as a first factor; the columns exist; `distance` is a
+/// multiple of [`SQUARE`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) unsafe fn reduce_columns(
     r: usize,
@@ -131,8 +131,8 @@ pub(super) unsafe fn reduce_columns(
     }
 }
 
-/// Whether [`project`] takes the product: tiles are loaded from the first factor itself. A few rows go to [`super::blocked`],
-/// with the same bits.
+/// Returns whether [`project`] takes the GEMM: it loads tiles from the first factor in place. A few
+/// rows go to [`super::blocked`], with the same bits.
 pub(super) fn projects(product: &Product) -> bool {
     let a = &product.a;
     let is_of_whole_tiles =
@@ -140,7 +140,8 @@ pub(super) fn projects(product: &Product) -> bool {
     is_of_whole_tiles && !product.accumulate && product.term.is_none()
 }
 
-/// `c[m, n] = a[m, k] · b[n, k]ᵀ` with a short n, each element summed as [`super::blocked`] does.
+/// Computes `c[m, n] = a[m, k] · b[n, k]ᵀ` with a short n, each element summed as
+/// [`super::blocked`] does.
 pub(super) fn project<C: Element>(cpu: &Cpu, product: &mut Product) {
     let ((m, n), k) = (product.c.shape(), product.a.depth());
     let a = product.a.view();
@@ -152,7 +153,8 @@ pub(super) fn project<C: Element>(cpu: &Cpu, product: &mut Product) {
         let b = &*b;
         cpu.parallel_ranges(m, SQUARE, |_, rows| {
             scratch::with_f32(SQUARE * (width + SQUARE), |sums| {
-                // The last square begins earlier, so that all its rows exist; those before are not written again.
+                // The last square begins earlier, so that all its rows exist; rows before are not
+                // written again.
                 let first = rows.start.min(m - SQUARE);
                 // SAFETY: tiles are there; 32 rows from the first exist.
                 unsafe { project_square(k, a, first, b, sums, width) };
@@ -168,13 +170,13 @@ pub(super) fn project<C: Element>(cpu: &Cpu, product: &mut Product) {
     });
 }
 
-/// The sums `[32, width]` to the front of `sums`, behind which are 32 × 32 words of work.
+/// Writes the sums `[32, width]` to the front of `sums`, followed by 32 × 32 words of work space.
 ///
 /// # Safety
-/// The processor has tiles; 32 rows exist from `first` on; `b` is packed as a second factor.
+/// The CPU has tiles; 32 rows exist from `first` on; `b` is packed as a second factor.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn project_square(k: usize, a: View, first: usize, b: &[f32], sums: &mut [f32], width: usize) {
-    /// Words that are fetched ahead.
+    /// Prefetch distance in words.
     const AHEAD: usize = 8 * SIDE;
     let (row, depth) = (a.stride() / 2, Depth::of::<Tiles<1>>(k, 0));
     let (sums, block_sums) = sums.split_at_mut(SQUARE * width);

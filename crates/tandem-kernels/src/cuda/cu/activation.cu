@@ -1,4 +1,8 @@
 // Feed-forward activations, plain and gated.
+//
+// Threads: blocks of 256 over vectors of 16 bytes of the matrix, 2 or 4 vectors per thread
+// (`elements.cuh`).
+// Bytes per element of h: gated 3 (forward) and 5 (backward) elements of the type; plain 2 and 3.
 #include "elements.cuh"
 
 namespace {
@@ -6,7 +10,8 @@ namespace {
 // The functions by their numbers in `activation.rs`.
 enum { SILU, GELU, GELU_TANH, RELU };
 
-// 1 / x for x from 1 to infinity, within one unit in the last place: a division that rounds right takes longer than the rest.
+// 1 / x for x from 1 to infinity, within one unit in the last place: a division that rounds right
+// takes longer than the rest.
 __device__ __forceinline__ float reciprocal(float x) {
 #ifdef TANDEM_HOST
     return 1.0f / x;
@@ -29,8 +34,8 @@ __device__ __forceinline__ void silu(float x, float &value, float &slope) {
     slope = s * (1.0f + x * (1.0f - s));
 }
 
-// x · Φ(x). With y = |x|/√2 and t = 1/(1 + 0.4 y), erfc(y) = t·P(t)·exp(-y²): the polynomial of `cpu/elementary.rs`, whose small
-// values are as accurate as large ones.
+// x · Φ(x). With y = |x|/√2 and t = 1/(1 + 0.4 y), erfc(y) = t·P(t)·exp(-y²): the polynomial of
+// `cpu/elementary.rs`, whose small values are as accurate as large ones.
 __device__ __forceinline__ void gelu(float x, float &value, float &slope) {
     // Beyond 14 both Φ and its density are 0 or 1 in f32; the bound keeps squares finite.
     const float z = bounded(x, 14.0f), magnitude = fabsf(z);

@@ -1,12 +1,13 @@
 // What all kernels of attention share.
 //
-// A token sees the tokens on the path from its tree's root to itself. Positions count along that path, so keys are numbered by
-// position, and whether a query sees a key is a matter of their positions alone: `key <= query` and `query - key < window`. Where
-// numbered rows lie is said by *pieces*: runs of numbers that lie side by side in memory. So a tile of keys may cross segments of
-// any length, and the same bits come out wherever a tree lies.
+// A token sees the tokens on the path from its tree's root to itself. Positions count along that
+// path, so keys are numbered by position, and whether a query sees a key is a matter of their
+// positions alone: `key <= query` and `query - key < window`. Where numbered rows lie is said by
+// *pieces*: runs of numbers that lie side by side in memory. So a tile of keys may cross segments
+// of any length, and the same bits come out wherever a tree lies.
 //
-// Heads that share keys are *packed*: a row of a tile of queries is a query and one of `pack` heads, all heads of one query
-// following one another.
+// Heads that share keys are *packed*: a row of a tile of queries is a query and one of `pack`
+// heads, all heads of one query following one another.
 #pragma once
 #include "mma.cuh"
 
@@ -20,7 +21,8 @@ constexpr int NO_WINDOW = 0x7fffffff;
 // Below every score, and finite, so that the difference of two of them is no NaN.
 constexpr float LOWEST = -1e30f;
 
-// A piece: numbers below `end` have the row `number + row` and the position `number + position`, modulo 2^32.
+// A piece: numbers below `end` have the row `number + row` and the position `number + position`,
+// modulo 2^32.
 struct Axis {
     const uint4 *next;
     uint32_t end, row, position;
@@ -76,7 +78,8 @@ __device__ __forceinline__ Place place_of(const Queries &tile, const Pack &pack,
     return Place{query < tile.count ? tile.row + query : -1, (first_head + pack.head(row)) * head_dim};
 }
 
-// The rows of a tile of keys on a path, found by as many threads, each of which goes along the path; -1 beyond its end.
+// The rows of a tile of keys on a path, found by as many threads, each of which goes along the
+// path; -1 beyond its end.
 template <int KEYS> struct KeyRows {
     Axis axis;
     int end;

@@ -1,7 +1,13 @@
-// Backward attention in bf16: with P from the kept log-sum-exp, `dP = dO Vᵀ`, `dS = P ∘ (dP − rowsum(dO ∘ O))`, `dQ = dS K`,
-// `dK = dSᵀ Q`, `dV = Pᵀ dO` (FlashAttention-2, arXiv 2307.08691, algorithm 2).
+// Backward attention in bf16: with P from the saved log-sum-exp, `dP = dO Vᵀ`, `dS = P ∘ (dP −
+// rowsum(dO ∘ O))`, `dQ = dS K`, `dK = dSᵀ Q`, `dV = Pᵀ dO` (FlashAttention-2, arXiv 2307.08691,
+// algorithm 2). One kernel for queries and one for keys each recompute P, so that no sum is shared
+// between blocks.
 //
-// There is a kernel for queries and one for keys, each computing P again, so that no sum is shared between blocks.
+// Threads: a block of 4 warps per tile of 64 packed rows of queries and pack of heads (dQ), or per
+// tile of 64 keys and key/value head (dK, dV). Each warp owns 16 rows of the tile; tiles of the
+// other side pass through shared memory.
+// Bytes: a tile of queries reads K and V of the keys it sees, 4 · head_dim bytes per key; a tile of
+// keys reads Q, dO (4 · head_dim bytes) and 8 bytes of statistics per query and head.
 #include "attention_tiles.cuh"
 
 namespace {
@@ -19,7 +25,8 @@ __device__ __forceinline__ void cap(const Factors &factors, float (&scores)[1][N
         }
 }
 
-// Keys that a row does not see have no weight, and their scores no gradient, even if the row's own are no numbers.
+// Keys that a row does not see have no weight, and their scores no gradient, even if the row's own
+// are no numbers.
 template <int N>
 __device__ __forceinline__ void hide_unseen(const WarpRows<1> &own, int key, int window, float (&gradient)[1][N][4]) {
 #pragma unroll
@@ -151,7 +158,8 @@ template <int WIDTH> struct KeysSizes {
     static constexpr int KEYS = 16 * WARPS, ROWS = WIDTH <= 128 ? 64 : 32, STAGES = WIDTH <= 128 ? 2 : 1;
 };
 
-// The gradients of keys and values, or of one of them, where registers do not hold both. Scores are `[keys, rows]`.
+// The gradients of keys and values, or of one of them, where registers do not hold both. Scores are
+// `[keys, rows]`.
 template <int WIDTH, bool OF_KEYS, bool OF_VALUES>
 __device__ __forceinline__ void
 backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_stride, const bf16 *__restrict__ k,
@@ -180,7 +188,8 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
         return [=, &pack](int row) { return Place{rows[row], (first_head + pack.head(row)) * head_dim}; };
     };
 
-    // All queries for the first heads, then for the next: a step is one tile of them. Rows are found two steps ahead.
+    // All queries for the first heads, then for the next: a step is one tile of them. Rows are
+    // found two steps ahead.
     const int per_tile = ROWS / pack.heads;
     Axis axis(tile.pieces);
     int found = 0;
@@ -248,8 +257,8 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
             commit_copies();
         }
         find(step + 2);
-        // Queries are numbered from the tile's first key on, so keys of this segment are seen by queries of no smaller number.
-        // Those of its descendants have numbers beyond all of it.
+        // Queries are numbered from the tile's first key on, so keys of this segment are seen by
+        // queries of no smaller number. Those of its descendants have numbers beyond all of it.
         const bool is_seen = first_query + per_tile > seen_from;
         uint32_t weights[1][N / 2][4], rounded[1][N / 2][4];
         if (is_seen) {
@@ -351,7 +360,8 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
     BACKWARD_QUERIES(width)                                                                                                \
     BACKWARD_KEYS(attention_backward_keys_##width, width, true, true)
 
-// A program needs one width, and compiling takes time: whoever compiles this for a GPU says which one.
+// A program needs one width, and compiling takes time: whoever compiles this for a GPU says which
+// one.
 #if !defined(ONLY_WIDTH) || ONLY_WIDTH == 16
 BACKWARD(16)
 #endif

@@ -1,8 +1,14 @@
-// Attention of single tokens over a cache of keys and values: bound by reading the cache, which is read once for up to eight heads.
+// Attention of single tokens over a key/value cache: bound by reading the cache, once for up to
+// eight heads.
 //
-// A query's keys are cut into *parts* of 128, of which a block takes one for the heads of a pack. Where a query has more than one
-// part, what its heads have of each goes to memory (sum of values, largest score, sum of weights), and a second kernel adds parts
-// in order. Parts are counted from a query's first key, so its result does not depend on other queries.
+// A query's keys are cut into *parts* of 128. If a query has several parts, each part writes its sum
+// of values, largest score and sum of weights, and a second kernel combines parts in order. Parts
+// count from a query's first key, so its result does not depend on other queries.
+//
+// Threads: `attention_decode` has a block of 128 threads per (part, pack of heads); `lanes` threads
+// read a row of 16-byte vectors. `attention_combine` has a block per (query, head).
+// Bytes: 2 · head_dim elements per visible cache row and key/value head; `head_dim + 2` f32 per part
+// and head, if a query has several parts.
 #include "attention.cuh"
 
 namespace {
@@ -36,7 +42,8 @@ __device__ __forceinline__ float sum_of(float x, int lanes) {
     return x;
 }
 
-// `parts` are (query, number of keys, first key's number, pieces) each. `lanes` neighbouring threads, a power of two, take a row.
+// `parts` are (query, number of keys, first key's number, pieces) each. `lanes` neighbouring
+// threads, a power of two, take a row.
 template <typename T, int PACK>
 __device__ __forceinline__ void
 decode(const uint32_t *__restrict__ parts, const T *__restrict__ q, int q_stride, const T *__restrict__ k, int k_stride,
@@ -124,7 +131,8 @@ decode(const uint32_t *__restrict__ parts, const T *__restrict__ q, int q_stride
     }
     __syncthreads();
 
-    // Values: a group of lanes adds every `rows_at_once`-th row; then groups are added, those of a warp, then warps in order.
+    // Values: a group of lanes adds every `rows_at_once`-th row; then groups are added, those of a
+    // warp, then warps in order.
     for (int first = 0; first < head_dim; first += lanes * N) {
         float sums[PACK][N] = {};
         const int column = first + lane * N;

@@ -1,4 +1,8 @@
 // `Σ out · d_out` of each row and head, which backward subtracts from the gradients of weights.
+//
+// Threads: blocks of 256; `lanes` neighbouring threads, a power of two, take one row and head, four
+// elements each at a time.
+// Bytes: 2 · head_dim elements read and 4 bytes written per row and head.
 #include "common.cuh"
 
 namespace {

@@ -1,5 +1,11 @@
-// Attention in f32, forward and backward, without tensor cores. `attention.cuh` says how rows are numbered, and
-// `attention_forward.cu` and `attention_backward.cu` what is computed.
+// Attention in f32, forward and backward, without tensor cores. `attention.cuh` says how rows are
+// numbered, and `attention_forward.cu` and `attention_backward.cu` what is computed.
+//
+// Threads: a block of 128 threads, a grid of 8 × 16, takes a tile of `TILE` packed rows of queries
+// (forward and dQ: grid of tiles × packs) or of keys (dK, dV: grid of tiles × key/value heads).
+// Tiles of the other side pass through shared memory.
+// Bytes: each tile of queries reads all keys and values that it sees once, 8 · head_dim bytes per
+// key; a tile of keys likewise reads queries and output gradients.
 #include "attention_f32_tiles.cuh"
 
 namespace {

@@ -1,7 +1,8 @@
 // Tiles of f32 in shared memory, and their products.
 //
-// 128 threads take a tile of packed rows of queries, or of keys, as a grid of 8 × 16: a thread has `ROWS` of the tile's rows, the
-// same ones throughout, and every 16th row of a tile of the other side.
+// 128 threads take a tile of packed rows of queries, or of keys, as a grid of 8 × 16: a thread has
+// `ROWS` of the tile's rows, the same ones throughout, and every 16th row of a tile of the other
+// side.
 #pragma once
 #include "attention.cuh"
 
@@ -14,7 +15,8 @@ template <int WIDTH> struct Sizes {
     static constexpr int ROWS = WIDTH <= 128 ? 4 : 2, OTHERS = WIDTH <= 128 ? 2 : 1;
     // Of a tile.
     static constexpr int TILE = DOWN * ROWS, OTHER = ACROSS * OTHERS;
-    // From one row of a tile to the next: 16 bytes more than it has, so that rows begin in different banks.
+    // From one row of a tile to the next: 16 bytes more than it has, so that rows begin in
+    // different banks.
     static constexpr int PITCH = WIDTH + 4, SCORES = OTHER + 4;
     // Columns that a thread sums: so many side by side, in every run of `16 · BESIDE`.
     static constexpr int BESIDE = WIDTH >= 64 ? 4 : 2, RUNS = WIDTH / (ACROSS * BESIDE);
@@ -73,7 +75,8 @@ __device__ __forceinline__ void multiply_rows(float (&d)[Sizes<WIDTH>::ROWS][Siz
     }
 }
 
-// Scores of own rows in shared memory, where the 16 threads of those rows, which are of one warp, find them.
+// Scores of own rows in shared memory, where the 16 threads of those rows, which are of one warp,
+// find them.
 template <int WIDTH>
 __device__ __forceinline__ void put_scores(float *to, const float (&x)[Sizes<WIDTH>::ROWS][Sizes<WIDTH>::OTHERS]) {
     using S = Sizes<WIDTH>;

@@ -1,4 +1,10 @@
-// Forward attention in bf16: FlashAttention-2 (arXiv 2307.08691) over a forest, with a running maximum and sum.
+// Forward attention in bf16: FlashAttention-2 (arXiv 2307.08691) over a forest, with a running
+// maximum and sum.
+//
+// Threads: a block of 4 warps per tile of 128 packed rows of queries (64 at width 256) and pack of
+// heads. Each warp owns 32 (16) rows of the tile; tiles of 64 keys and values pass through shared
+// memory.
+// Bytes: 4 · head_dim bytes per key that a tile sees; Q, out and log-sum-exp once.
 #include "attention_tiles.cuh"
 
 namespace {
@@ -24,8 +30,8 @@ __device__ __forceinline__ void hide_unseen(const WarpRows<M> &own, int key, int
         }
 }
 
-// Turns scores into weights below the largest so far, which and whose sum (each thread its own part) are kept by row, and shrinks
-// what was summed before.
+// Turns scores into weights below the largest so far, which and whose sum (each thread its own
+// part) are kept by row, and shrinks what was summed before.
 template <int WIDTH, int M, int N>
 __device__ __forceinline__ void normalize(float factor, float (&scores)[M][N][4], float (&largest)[M][2], float (&sum)[M][2],
                                           float (&sums)[M][WIDTH / 8][4]) {
@@ -159,7 +165,8 @@ forward(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_st
                        pack, group, scale, softcap, window);                                                               \
     }
 
-// A program needs one width, and compiling takes time: whoever compiles this for a GPU says which one.
+// A program needs one width, and compiling takes time: whoever compiles this for a GPU says which
+// one.
 #if !defined(ONLY_WIDTH) || ONLY_WIDTH == 16
 FORWARD(16)
 #endif

@@ -1,8 +1,9 @@
 // Tiles of bf16 in shared memory, and their products on tensor cores.
 //
-// Four warps take a tile of 64 or 128 packed rows of queries, or of 64 keys, and each has 16 or 32 of its rows to itself: what a
-// warp computes for them stays in its registers, and scores go from one product into the next without leaving them. Tiles of
-// the other side come to shared memory one after another, while others are multiplied.
+// Four warps take a tile of 64 or 128 packed rows of queries, or of 64 keys, and each has 16 or 32
+// of its rows to itself: what a warp computes for them stays in its registers, and scores go from
+// one product into the next without leaving them. Tiles of the other side come to shared memory one
+// after another, while others are multiplied.
 #pragma once
 #include "attention.cuh"
 
@@ -10,14 +11,15 @@ namespace {
 
 constexpr int THREADS = 128, WARPS = THREADS / WARP;
 
-// A tile of bf16 in shared memory, row after row. Parts of 16 bytes are permuted within a row, so that those of eight rows at one
-// column lie in different banks.
+// A tile of bf16 in shared memory, row after row. Parts of 16 bytes are permuted within a row, so
+// that those of eight rows at one column lie in different banks.
 template <int WIDTH> struct Tile {
     static constexpr int PARTS = WIDTH / 8;
     static constexpr int BITS = PARTS % 8 == 0 ? 3 : PARTS % 4 == 0 ? 2 : 1;
 
     static __device__ __forceinline__ int flip(int row) { return row >> (3 - BITS) & ((1 << BITS) - 1); }
-    // Where a part is in its row. Parts that are eight apart are so after it: their places are one, and a constant more.
+    // Where a part is in its row. Parts that are eight apart are so after it: their places are one,
+    // and a constant more.
     static __device__ __forceinline__ int place_in_row(int part, int flip) { return part / 8 * 64 + ((part % 8 ^ flip) << 3); }
     static __device__ __forceinline__ int place(int row, int part) { return row * WIDTH + place_in_row(part, flip(row)); }
 };
@@ -58,7 +60,8 @@ __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int stri
     }
 }
 
-// A warp's numbers, times a factor for each row, into `16 · M` rows of a tile that no other warp uses.
+// A warp's numbers, times a factor for each row, into `16 · M` rows of a tile that no other warp
+// uses.
 template <int WIDTH, int M>
 __device__ __forceinline__ void put_rows(bf16 *tile, const float (&x)[M][WIDTH / 8][4], const float (&factor)[M][2]) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -132,7 +135,8 @@ __device__ __forceinline__ void multiply_rows(float (&d)[M][N][4], const bf16 *a
     }
 }
 
-// d += a · b, where `a` is fragments of `16 · M` rows and `16 · K` columns, and `b` as many rows of a tile.
+// d += a · b, where `a` is fragments of `16 · M` rows and `16 · K` columns, and `b` as many rows of
+// a tile.
 template <int WIDTH, int M, int K>
 __device__ __forceinline__ void multiply_columns(float (&d)[M][WIDTH / 8][4], const uint32_t (&a)[M][K][4], const bf16 *b) {
     const int lane = threadIdx.x % WARP, row = lane % 16, flip = Tile<WIDTH>::flip(row) ^ lane >> 4;
@@ -165,7 +169,8 @@ __device__ __forceinline__ void round_scores(uint32_t (&to)[M][N / 2][4], const 
             }
 }
 
-// What a product of a query and a key is multiplied by before and after the cap, if there is one; after it in base 2.
+// What a product of a query and a key is multiplied by before and after the cap, if there is one;
+// after it in base 2.
 struct Factors {
     float before, cap, after;
 

@@ -1,9 +1,14 @@
-// Sums, dot products and factors of columns: bound by memory. The grid is blocks of rows by tiles of columns.
+// Column sums, dot products and factors: bound by memory.
+//
+// Threads: a grid of blocks of rows × tiles of 128 columns; a block of 256 threads has 8 warps that
+// take turns with the rows, and a lane owns four columns (`columns.cuh`).
+// Bytes per element: sums 1 and dots 2 elements read; factors one element read and one written.
 #include "columns.cuh"
 
 namespace {
 
-// Of each block of rows and each column `Σ a` or, with DOTS, `Σ a · b`: a row of `out`, or added to it.
+// Of each block of rows and each column `Σ a` or, with DOTS, `Σ a · b`: a row of `out`, or added to
+// it.
 template <bool DOTS, typename A, typename B>
 __device__ __forceinline__ void sums(const A *__restrict__ a, int a_stride, const B *__restrict__ b, int b_stride, int rows,
                                      int cols, int block_rows, float *__restrict__ out, int out_stride, int add) {

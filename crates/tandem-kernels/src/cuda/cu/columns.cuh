@@ -1,5 +1,6 @@
-// A matrix whose columns are treated alike, in tiles: a block has 128 columns, four of each lane, and its warps take turns with the
-// rows. So what belongs to a column stays in registers, and a warp reads what lies side by side.
+// A matrix whose columns are treated alike, in tiles: a block has 128 columns, four of each lane,
+// and its warps take turns with the rows. So what belongs to a column stays in registers, and a
+// warp reads what lies side by side.
 #pragma once
 
 #include "common.cuh"

@@ -1,10 +1,14 @@
 // What every file of kernels uses: element types, memory access, sums over warps and blocks.
 //
-// Kernels are compiled by NVRTC for a GPU, and as C++ for the host, where `host.h` stands for CUDA's language (TANDEM_HOST). So
-// * a kernel is `KERNEL(name, parameters) { … }` or `KERNEL_BOUNDS(name, threads, blocks a multiprocessor, parameters)`, blocks are
-//   one-dimensional, and pointers are parameters of their own, never inside a struct;
-// * shared memory is `SHARED(type, name, count)` at the top of a function, or `DYNAMIC_SHARED(name)`;
-// * what only a GPU has (PTX) stands in a function here or in `mma.cuh` beside what the host does instead;
+// Kernels are compiled by NVRTC for a GPU, and as C++ for the host, where `host.h` stands for
+// CUDA's language (TANDEM_HOST). So
+// * a kernel is `KERNEL(name, parameters) { … }` or `KERNEL_BOUNDS(name, threads, blocks a
+//   multiprocessor, parameters)`, blocks are one-dimensional, and pointers are parameters of their
+//   own, never inside a struct;
+// * shared memory is `SHARED(type, name, count)` at the top of a function, or
+//   `DYNAMIC_SHARED(name)`;
+// * what only a GPU has (PTX) stands in a function here or in `mma.cuh` beside what the host does
+//   instead;
 // * sizes are `long long` where Rust passes a `usize`, `int` where it passes an `i32`.
 #pragma once
 
@@ -122,7 +126,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Over all threads of a block, in one order; every thread has the result. May be called again at once.
+// Over all threads of a block, in one order; every thread has the result. May be called again at
+// once.
 template <int THREADS, typename T> __device__ __forceinline__ T block_sum(T x) {
     constexpr int WARPS = THREADS / WARP;
     SHARED(T, of_warps, 2 * WARPS);

@@ -1,4 +1,7 @@
-// Moving and converting whole matrices.
+// Copies and conversions of whole matrices.
+//
+// Threads: blocks of 256 over vectors of the matrix, 2 or 4 vectors per thread (`elements.cuh`).
+// Bytes per element: the source's and the destination's, the destination twice where it is added to.
 #include "elements.cuh"
 
 namespace {

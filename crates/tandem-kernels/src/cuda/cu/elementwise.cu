@@ -1,4 +1,7 @@
-// Element by element.
+// Elementwise operations.
+//
+// Threads: blocks of 256 over vectors of the matrix, 2 or 4 vectors per thread (`elements.cuh`).
+// Bytes per element: fill 1 write; divide and mix 2 reads and 1 write (divide 3 reads where it adds).
 #include "elements.cuh"
 
 namespace {

@@ -1,4 +1,10 @@
 // Table look-up and its scatter.
+//
+// Threads: forward, blocks of 256 over vectors of the output (`elements.cuh`). Backward, a block of
+// 128 threads per (distinct id, range of columns): one thread adds to each element of the table, in
+// the order of tokens.
+// Bytes per element of x: forward one table element and 4 bytes written (4 more where it adds);
+// backward 4 bytes read, and 8 per element of each distinct row.
 #include "elements.cuh"
 
 namespace {
@@ -36,8 +42,9 @@ __device__ __forceinline__ void embedding(const T *table, size_t table_stride, c
 constexpr int COLUMN_THREADS = 128;
 constexpr int AHEAD = 8;
 
-// A block adds what the tokens of one id have to some columns of that id's row, in order. `runs` has where each id's tokens begin
-// and where the last one's end; then the ids; then the tokens, those of one id together.
+// A block adds what the tokens of one id have to some columns of that id's row, in order. `runs`
+// has where each id's tokens begin and where the last one's end; then the ids; then the tokens,
+// those of one id together.
 template <int N>
 __device__ __forceinline__ void embedding_backward(const uint32_t *__restrict__ runs, int num_runs, float scale,
                                                    const float *__restrict__ dx, size_t dx_stride, float *dtable,

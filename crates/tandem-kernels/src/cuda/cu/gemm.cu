@@ -1,4 +1,8 @@
-// What stands beside a product: the numbers that it is added to, and sums in f32 that become bf16.
+// Additions around a GEMM: bias and residual, and f32 sums that become bf16.
+//
+// Threads: a grid of blocks of 64 rows × tiles of 128 columns; a block of 256 threads, a lane owns
+// four columns (`columns.cuh`).
+// Bytes per element: 4 per f32 term, the result once, or twice where it is added to.
 #include "columns.cuh"
 
 namespace {
@@ -7,7 +11,8 @@ namespace {
 constexpr int ROWS = 64;
 constexpr int AT_ONCE = 4;
 
-// c = x + bias + y, or added to c: in f32, rounded once. What is null is 0. The grid is blocks of rows by tiles of columns.
+// c = x + bias + y, or added to c: in f32, rounded once. What is null is 0. The grid is blocks of
+// rows by tiles of columns.
 template <typename C>
 __device__ __forceinline__ void add(const float *x, int x_stride, const float *y, int y_stride,
                                     const float *__restrict__ bias, int accumulate, C *c, int c_stride, int rows, int cols) {

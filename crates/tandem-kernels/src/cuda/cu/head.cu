@@ -1,4 +1,9 @@
-// The head's logits: statistics of a row's strip, and their gradient. A block has a row's strip in registers, read once.
+// The head's logits: statistics of a row's strip, and their gradient.
+//
+// Threads: a block per row of a strip, 128 threads for a narrow strip and 512 for a wide one. A
+// thread holds 32 logits in registers, read once, 16 bytes at a time.
+// Bytes per logit: statistics 4 read (8 more per row and prediction); gradient 4 read, 4 or 2
+// written; the bias 4 more.
 #include "common.cuh"
 
 namespace {
@@ -14,7 +19,8 @@ struct Shape {
     float scale, cap, inverse_cap;
 };
 
-// Each product and sum is rounded by itself, so that a logit is the same number wherever it is looked at.
+// Each product and sum is rounded by itself, so that a logit is the same number wherever it is
+// looked at.
 __device__ __forceinline__ float shaped(float logit, float bias, const Shape &shape) {
     const float scaled = __fmul_rn(__fadd_rn(logit, bias), shape.scale);
     return shape.cap > 0 ? __fmul_rn(tanhf(__fmul_rn(scaled, shape.inverse_cap)), shape.cap) : scaled;
@@ -72,7 +78,8 @@ __device__ __forceinline__ void shape_row(const float *bias, const Columns<THREA
     }
 }
 
-// Brings what is known of a row up to a strip, whose numbers are given; `row` has m, Σ exp(l − m), Σ exp(l − m)·(l − m), Σ l.
+// Brings what is known of a row up to a strip, whose numbers are given; `row` has m, Σ exp(l − m),
+// Σ exp(l − m)·(l − m), Σ l.
 __device__ __forceinline__ void merge(double *row, bool is_first, const double (&own)[4]) {
     if (is_first || row[1] == 0) {
         for (int i = 0; i < 4; i++) row[i] = own[i];
@@ -88,8 +95,9 @@ __device__ __forceinline__ void merge(double *row, bool is_first, const double (
     row[3] += own[3];
 }
 
-// Of a row's strip of logits, the first of which is token `first`: merges their numbers into those of the row, and says of the
-// row's targets where they stand. `starts` are the first predictions of each row.
+// Of a row's strip of logits, the first of which is token `first`: merges their numbers into those
+// of the row, and says of the row's targets where they stand. `starts` are the first predictions of
+// each row.
 template <int THREADS>
 __device__ __forceinline__ void statistics(const float *__restrict__ logits, long long stride, int count,
                                            const float *__restrict__ bias, const Shape &shape, int first_row, int first,
@@ -170,7 +178,8 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
     }
 }
 
-// The gradient of `Σ d · log_prob` with respect to the raw logits of a row's strip, in their place; bf16 in the first half of it.
+// The gradient of `Σ d · log_prob` with respect to the raw logits of a row's strip, in their place;
+// bf16 in the first half of it.
 template <int THREADS, typename G>
 __device__ __forceinline__ void gradient(float *logits, long long stride, int count, const float *__restrict__ bias,
                                          const Shape &shape, int first_row, int first, const uint32_t *__restrict__ starts,
@@ -199,7 +208,8 @@ __device__ __forceinline__ void gradient(float *logits, long long stride, int co
             if (columns.has(group, i)) g[group][i] = -total * expf(g[group][i] - lse) * slope(g[group][i]);
         }
     }
-    // At a target the two terms nearly cancel where the model is sure: they meet in f32, before any rounding.
+    // At a target the two terms nearly cancel where the model is sure: they meet in f32, before any
+    // rounding.
     for (uint32_t i = start; i < end; i++) {
         const long long column = (long long)targets[i] - first;
         if (column < 0 || column >= count || unsigned(columns.owner(column)) != threadIdx.x) continue;
@@ -231,7 +241,8 @@ __device__ __forceinline__ void gradient(float *logits, long long stride, int co
 
 } // namespace
 
-// So many threads that two blocks, each with its strip under way, keep a multiprocessor's memory busy.
+// So many threads that two blocks, each with its strip under way, keep a multiprocessor's memory
+// busy.
 #define STATISTICS(name, THREADS)                                                                                       \
     KERNEL_BOUNDS(name, THREADS, 1024 / THREADS, const float *logits, long long stride, int count, const float *bias,   \
                   float scale, float cap, float inverse_cap, int first_row, int first, const uint32_t *starts,          \

@@ -1,5 +1,8 @@
-// Lengths of the rows of a matrix with a low-rank term. A block has some rows; each thread forms its columns' elements of all of
-// them at once, so what it reads of the term's second factor serves all rows.
+// Row norms of a matrix with a low-rank term.
+//
+// Threads: a block of 256 per 8 rows. Each thread forms its columns' elements of all 8 rows, so one
+// read of the second factor serves all rows.
+// Bytes: w once; a (`rank × k`) once per block of rows, from a cache; b once.
 #include "common.cuh"
 
 namespace {
@@ -11,8 +14,8 @@ constexpr int WARPS = THREADS / WARP;
 constexpr int ROWS = 8;
 constexpr int DEPTH = 256;
 
-// out = ‖w + scale · b · a‖ of each row: elements and squares in f32, squares of a thread's columns summed in f32, those of all
-// threads in f64.
+// out = ‖w + scale · b · a‖ of each row: elements and squares in f32, squares of a thread's columns
+// summed in f32, those of all threads in f64.
 template <typename W, typename A>
 __device__ __forceinline__ void row_norms(const W *__restrict__ w, int w_stride, const A *__restrict__ a, int a_stride,
                                           const void *__restrict__ b, int b_stride, int b_is_f32, float scale,

@@ -1,10 +1,12 @@
-// What tensor cores do, and how their operands get to them: `mma`, `ldmatrix` and `cp.async` of PTX, with what the host does instead.
+// What tensor cores do, and how their operands get to them: `mma`, `ldmatrix` and `cp.async` of
+// PTX, with what the host does instead.
 //
-// A warp holds a matrix in *fragments*: with g = lane / 4 and t = lane % 4, a lane holds
-//   of A, 16 × 16: words 0 to 3 are rows g, g + 8, g, g + 8, columns 2t and 2t + 1 (words 0, 1) or 2t + 8 and 2t + 9 (words 2, 3);
-//   of B, 16 × 8: words 0 and 1 are column g, rows 2t and 2t + 1, or 2t + 8 and 2t + 9;
-//   of C and D, 16 × 8: numbers 0 to 3 are row g (0, 1) or g + 8 (2, 3), columns 2t and 2t + 1.
-// A word is two bf16, the one with the lower row or column in the lower half. So two of C side by side, rounded, are an A.
+// A warp holds a matrix in *fragments*: with g = lane / 4 and t = lane % 4, a lane holds of A, 16 ×
+// 16: words 0 to 3 are rows g, g + 8, g, g + 8, columns 2t and 2t + 1 (words 0, 1) or 2t + 8 and 2t
+// + 9 (words 2, 3); of B, 16 × 8: words 0 and 1 are column g, rows 2t and 2t + 1, or 2t + 8 and 2t
+// + 9; of C and D, 16 × 8: numbers 0 to 3 are row g (0, 1) or g + 8 (2, 3), columns 2t and 2t + 1.
+// A word is two bf16, the one with the lower row or column in the lower half. So two of C side by
+// side, rounded, are an A.
 #pragma once
 #include "common.cuh"
 
@@ -59,7 +61,8 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
 
 #ifdef TANDEM_HOST
 namespace tandem_host {
-// Lanes read one after another here: who writes what others load this way must have waited for them.
+// Lanes read one after another here: who writes what others load this way must have waited for
+// them.
 static inline void load_matrices(uint32_t (&to)[4], const bf16 *row, bool across) {
     if (reinterpret_cast<uintptr_t>(row) % 16) fail("a row of a matrix is not aligned");
     const char *slots = gather(row);
@@ -74,8 +77,8 @@ static inline void load_matrices(uint32_t (&to)[4], const bf16 *row, bool across
 } // namespace tandem_host
 #endif
 
-// Four matrices of 8 × 8 from shared memory: lane 8i + r gives the address of row r of matrix i, which is 16 bytes. Word i is
-// row lane / 4, columns 2 (lane % 4) and the next one.
+// Four matrices of 8 × 8 from shared memory: lane 8i + r gives the address of row r of matrix i,
+// which is 16 bytes. Word i is row lane / 4, columns 2 (lane % 4) and the next one.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const bf16 *row) {
 #ifdef TANDEM_HOST
     tandem_host::load_matrices(to, row, false);
@@ -86,7 +89,8 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const bf16 *row
 #endif
 }
 
-// The same, and each matrix is transposed: word i is column lane / 4, rows 2 (lane % 4) and the next one.
+// The same, and each matrix is transposed: word i is column lane / 4, rows 2 (lane % 4) and the
+// next one.
 __device__ __forceinline__ void load_matrices_across(uint32_t (&to)[4], const bf16 *row) {
 #ifdef TANDEM_HOST
     tandem_host::load_matrices(to, row, true);
@@ -97,7 +101,8 @@ __device__ __forceinline__ void load_matrices_across(uint32_t (&to)[4], const bf
 #endif
 }
 
-// Begins to copy 16 bytes to shared memory; zeros, and nothing is read, where there is nothing. Both are aligned.
+// Begins to copy 16 bytes to shared memory; zeros, and nothing is read, where there is nothing.
+// Both are aligned.
 __device__ __forceinline__ void copy_later(void *to, const void *from, bool is_there) {
 #ifdef TANDEM_HOST
     tandem_host::copy_later(to, from, is_there ? 16 : 0);
@@ -118,7 +123,8 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Waits until at most so many of this thread's groups are under way. Others see what it copied after a barrier.
+// Waits until at most so many of this thread's groups are under way. Others see what it copied
+// after a barrier.
 template <int LEFT> __device__ __forceinline__ void wait_copies() {
 #ifdef TANDEM_HOST
     tandem_host::wait_copies(LEFT);

@@ -1,4 +1,7 @@
-// The last step of both norms' gradients of weights.
+// The last step of both norms' weight gradients: sums the blocks' partial sums.
+//
+// Threads: a block of 32 warps per 32 columns; a lane owns a column, and a warp adds every 32nd row.
+// Bytes: 4 per partial sum, 8 per column.
 #include "common.cuh"
 
 namespace {
@@ -8,8 +11,8 @@ constexpr int WARPS = THREADS / WARP;
 
 } // namespace
 
-// first[i] += Σ_r partial[r, i] for the first `width` columns, and second likewise for the next ones. Each of a block's 32 warps
-// adds every 32nd row, and then their sums follow one another.
+// first[i] += Σ_r partial[r, i] for the first `width` columns, and second likewise for the next
+// ones. Each of a block's 32 warps adds every 32nd row, and then their sums follow one another.
 KERNEL_BOUNDS(add_norm_sums, THREADS, 1, const float *partial, int rows, int columns, float *first, float *second, int width) {
     SHARED(float, of_warps, THREADS);
     const int i = blockIdx.x * WARP + threadIdx.x % WARP;

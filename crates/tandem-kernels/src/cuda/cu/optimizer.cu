@@ -1,7 +1,12 @@
 // Optimiser steps over flat buffers, and sums of squares.
 //
-// Steps have the bits of the processor's (`src/cpu/optimizer.rs`, `src/cpu/states.rs`): operations are rounded one by one, in that
-// order. So a compiler finds no product here that it could fuse with a sum, but for those that are exact.
+// Steps match the bits of the CPU (`cpu/optimizer.rs`, `cpu/states.rs`): operations are rounded one
+// by one, in that order. The compiler finds no product to fuse with a sum, except exact ones.
+//
+// Threads: blocks of 256, 8 warps; a warp takes 256 consecutive elements (one block of 8-bit states),
+// a lane two vectors of four (`states.cuh`). `block_squares` has a block per 16384 elements.
+// Bytes per element: gradient 4 (8 as a fixed-point sum), master 8, copy 4 or 2, each state twice
+// its size (8, 4 or 2 + 1/32). `block_squares` reads 4 or 8.
 #include "states.cuh"
 
 namespace {
@@ -12,7 +17,7 @@ constexpr int WARPS = THREADS / WARP;
 // The nearest f32 of a fixed-point sum, rounded twice, by way of f64.
 __device__ __forceinline__ float nearest(int64_t sum) { return float(double(sum) * 0x1p-48); }
 
-__device__ __forceinline__ void read_sums(const int64_t *at, bool is_whole, int count, float (&x)[RUN]) {
+__device__ __forceinline__ void read_sums(const int64_t *at, bool is_whole, int count, float (&x)[VECTOR]) {
     if (is_whole) {
         int64_t first[2], second[2];
         load_many(at, first);
@@ -20,25 +25,25 @@ __device__ __forceinline__ void read_sums(const int64_t *at, bool is_whole, int 
         x[0] = nearest(first[0]), x[1] = nearest(first[1]), x[2] = nearest(second[0]), x[3] = nearest(second[1]);
     } else {
 #pragma unroll
-        for (int i = 0; i < RUN; i++) x[i] = i < count ? nearest(at[i]) : 0.0f;
+        for (int i = 0; i < VECTOR; i++) x[i] = i < count ? nearest(at[i]) : 0.0f;
     }
 }
 
-// One of the two forms of a gradient, and null for the other.
-__device__ __forceinline__ void read_gradient(const float *grad, const int64_t *sums, float scale, const Place &place,
-                                              Elements &g) {
+// Reads the gradient from one representation; the other is null.
+__device__ __forceinline__ void read_gradient(const float *grad, const int64_t *sums, float scale, const LaneRange &range,
+                                              LaneValues &g) {
     if (sums) {
 #pragma unroll
-        for (int run = 0; run < RUNS; run++) {
-            read_sums(sums + place.at(run), place.is_whole(run), place.count(run), g[run]);
+        for (int vec = 0; vec < VECTORS; vec++) {
+            read_sums(sums + range.at(vec), range.is_whole(vec), range.count(vec), g[vec]);
         }
     } else {
-        read(grad, place, g);
+        read(grad, range, g);
     }
 #pragma unroll
-    for (int run = 0; run < RUNS; run++) {
+    for (int vec = 0; vec < VECTORS; vec++) {
 #pragma unroll
-        for (int i = 0; i < RUN; i++) g[run][i] = __fmul_rn(g[run][i], scale);
+        for (int i = 0; i < VECTOR; i++) g[vec][i] = __fmul_rn(g[vec][i], scale);
     }
 }
 
@@ -48,18 +53,18 @@ struct Weights {
     float *f32_copy;
     bf16 *bf16_copy;
 
-    __device__ __forceinline__ void put(const Place &place, const Elements &w) const {
-        write(master, place, w);
-        if (f32_copy) write(f32_copy, place, w);
-        if (bf16_copy) write(bf16_copy, place, w);
+    __device__ __forceinline__ void store_all(const LaneRange &range, const LaneValues &w) const {
+        write(master, range, w);
+        if (f32_copy) write(f32_copy, range, w);
+        if (bf16_copy) write(bf16_copy, range, w);
     }
     __device__ __forceinline__ bool is_wide() const {
-        return is_aligned<RUN>(master) && is_aligned<RUN>(f32_copy) && is_aligned<RUN>(bf16_copy);
+        return is_aligned<VECTOR>(master) && is_aligned<VECTOR>(f32_copy) && is_aligned<VECTOR>(bf16_copy);
     }
 };
 
-// Where a warp's elements are; beyond the last there are none.
-__device__ __forceinline__ Place place_of(bool wide, long long n) {
+// The elements of this lane; none beyond the last.
+__device__ __forceinline__ LaneRange lane_range(bool wide, long long n) {
     return {(size_t(blockIdx.x) * WARPS + threadIdx.x / WARP) * STATE_BLOCK, size_t(n), wide};
 }
 
@@ -92,25 +97,25 @@ __device__ __forceinline__ void adamw(const float *grad, const int64_t *sums, fl
     SHARED(float, m_values, M == SIGNED ? 256 : 1);
     SHARED(float, v_values, V == UNSIGNED ? 256 : 1);
     m_states.values = m_values, v_states.values = v_values;
-    const bool wide = is_aligned<RUN>(grad) && is_aligned<2>(sums) && weights.is_wide() && m_states.is_wide() && v_states.is_wide();
-    const Place place = place_of(wide, n);
-    Elements g, w, m, v;
-    read_gradient(grad, sums, grad_scale, place, g);
-    read(weights.master, place, w);
-    bring_values<M>(m_values);
-    bring_values<V>(v_values);
+    const bool wide = is_aligned<VECTOR>(grad) && is_aligned<2>(sums) && weights.is_wide() && m_states.is_wide() && v_states.is_wide();
+    const LaneRange range = lane_range(wide, n);
+    LaneValues g, w, m, v;
+    read_gradient(grad, sums, grad_scale, range, g);
+    read(weights.master, range, w);
+    load_map<M>(m_values);
+    load_map<V>(v_values);
     if (M == SIGNED || V == UNSIGNED) __syncthreads();
-    if (place.start >= place.n) return;
-    m_states.open(place, m);
-    v_states.open(place, v);
+    if (range.start >= range.n) return;
+    m_states.load_states(range, m);
+    v_states.load_states(range, v);
 #pragma unroll
-    for (int run = 0; run < RUNS; run++) {
+    for (int vec = 0; vec < VECTORS; vec++) {
 #pragma unroll
-        for (int i = 0; i < RUN; i++) adamw.step(g[run][i], w[run][i], m[run][i], v[run][i]);
+        for (int i = 0; i < VECTOR; i++) adamw.step(g[vec][i], w[vec][i], m[vec][i], v[vec][i]);
     }
-    weights.put(place, w);
-    m_states.close(place, m);
-    v_states.close(place, v);
+    weights.store_all(range, w);
+    m_states.store_states(range, m);
+    v_states.store_states(range, v);
 }
 
 template <int V>
@@ -118,22 +123,22 @@ __device__ __forceinline__ void rmsprop(const float *grad, const int64_t *sums, 
                                         States<V> v_states, const RmsProp &rmsprop, long long n) {
     SHARED(float, v_values, V == UNSIGNED ? 256 : 1);
     v_states.values = v_values;
-    const bool wide = is_aligned<RUN>(grad) && is_aligned<2>(sums) && weights.is_wide() && v_states.is_wide();
-    const Place place = place_of(wide, n);
-    Elements g, w, v;
-    read_gradient(grad, sums, grad_scale, place, g);
-    read(weights.master, place, w);
-    bring_values<V>(v_values);
+    const bool wide = is_aligned<VECTOR>(grad) && is_aligned<2>(sums) && weights.is_wide() && v_states.is_wide();
+    const LaneRange range = lane_range(wide, n);
+    LaneValues g, w, v;
+    read_gradient(grad, sums, grad_scale, range, g);
+    read(weights.master, range, w);
+    load_map<V>(v_values);
     if (V == UNSIGNED) __syncthreads();
-    if (place.start >= place.n) return;
-    v_states.open(place, v);
+    if (range.start >= range.n) return;
+    v_states.load_states(range, v);
 #pragma unroll
-    for (int run = 0; run < RUNS; run++) {
+    for (int vec = 0; vec < VECTORS; vec++) {
 #pragma unroll
-        for (int i = 0; i < RUN; i++) rmsprop.step(g[run][i], w[run][i], v[run][i]);
+        for (int i = 0; i < VECTOR; i++) rmsprop.step(g[vec][i], w[vec][i], v[vec][i]);
     }
-    weights.put(place, w);
-    v_states.close(place, v);
+    weights.store_all(range, w);
+    v_states.store_states(range, v);
 }
 
 } // namespace
@@ -173,26 +178,26 @@ RMSPROP(rmsprop_8bit, UNSIGNED)
 // Σ x² of each 16384 elements, in f64: a block of threads for each.
 KERNEL_BOUNDS(block_squares, THREADS, 4, const float *x, const int64_t *sums, double *squares, long long n) {
     constexpr int SQUARES_BLOCK = 1 << 14;
-    const bool wide = is_aligned<RUN>(x) && is_aligned<2>(sums);
+    const bool wide = is_aligned<VECTOR>(x) && is_aligned<2>(sums);
     const size_t start = size_t(blockIdx.x) * SQUARES_BLOCK;
-    double sum[RUN] = {};
+    double sum[VECTOR] = {};
 #pragma unroll 4
-    for (int first = 0; first < SQUARES_BLOCK; first += RUN * THREADS) {
-        const size_t at = start + first + RUN * threadIdx.x;
-        const int count = int(max(0ll, min((long long)RUN, n - (long long)at)));
-        const bool is_whole = wide && count == RUN;
-        float values[RUN];
+    for (int first = 0; first < SQUARES_BLOCK; first += VECTOR * THREADS) {
+        const size_t at = start + first + VECTOR * threadIdx.x;
+        const int count = int(max(0ll, min((long long)VECTOR, n - (long long)at)));
+        const bool is_whole = wide && count == VECTOR;
+        float values[VECTOR];
         if (sums) {
             read_sums(sums + at, is_whole, count, values);
         } else if (is_whole) {
             load_many(x + at, values);
         } else {
 #pragma unroll
-            for (int i = 0; i < RUN; i++) values[i] = i < count ? x[at + i] : 0.0f;
+            for (int i = 0; i < VECTOR; i++) values[i] = i < count ? x[at + i] : 0.0f;
         }
         // Squares of f32 are exact in f64.
 #pragma unroll
-        for (int i = 0; i < RUN; i++) sum[i] += double(values[i]) * double(values[i]);
+        for (int i = 0; i < VECTOR; i++) sum[i] += double(values[i]) * double(values[i]);
     }
     const double total = block_sum<THREADS>((sum[0] + sum[1]) + (sum[2] + sum[3]));
     if (threadIdx.x == 0) squares[blockIdx.x] = total;

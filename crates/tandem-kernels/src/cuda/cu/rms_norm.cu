@@ -1,4 +1,9 @@
 // RMSNorm over rows.
+//
+// Threads: 16 to 512 lanes per row by its width, several rows per block where they are short
+// (`rows.cuh`). Forward has one row per group of lanes; backward has `block_rows` rows per block,
+// whose weight gradients it sums in shared memory and writes as one row of `partial`.
+// Bytes per element: forward x and y once; backward x and dy once, dx read and written (8).
 #include "rows.cuh"
 
 namespace {
@@ -15,23 +20,23 @@ template <int N, typename X, typename Y>
 __device__ __forceinline__ void forward(const X *__restrict__ x, size_t x_stride, const float *__restrict__ w, float offset, float eps,
                                         Y *__restrict__ y, size_t y_stride, float *__restrict__ inverse_rms, size_t rows,
                                         int width, int lanes) {
-    constexpr int HELD = HELD_FORWARD<N>;
-    Share<N, HELD> share(lanes);
-    const size_t row = size_t(blockIdx.x) * share.groups + share.group;
-    share.limit = row < rows ? width : 0;
+    constexpr int VECTORS = FORWARD_VECTORS<N>;
+    RowLane<N, VECTORS> part(lanes);
+    const size_t row = size_t(blockIdx.x) * part.groups + part.group;
+    part.limit = row < rows ? width : 0;
     x += row * x_stride, y += row * y_stride;
-    float v[HELD][N], sum = 0;
-    Vector<X, N> given[HELD];
-    share.each([&](int k, int i) { given[k] = fetch<N>(x + i); });
-    share.each([&](int k, int) { unpack(given[k], v[k]); });
-    share.each([&](int k, int) { sum += sum_of_squares(v[k]); });
-    share.rest([&](int i) {
+    float v[VECTORS][N], sum = 0;
+    Vector<X, N> given[VECTORS];
+    part.in_registers([&](int k, int i) { given[k] = fetch<N>(x + i); });
+    part.in_registers([&](int k, int) { unpack(given[k], v[k]); });
+    part.in_registers([&](int k, int) { sum += sum_of_squares(v[k]); });
+    part.beyond_registers([&](int i) {
         float u[N];
         load_many(x + i, u);
         sum += sum_of_squares(u);
     });
-    const float inverse = 1.0f / sqrtf(share.sum(sum) / width + eps);
-    if (share.lane == 0 && share.limit > 0) inverse_rms[row] = inverse;
+    const float inverse = 1.0f / sqrtf(part.sum(sum) / width + eps);
+    if (part.lane == 0 && part.limit > 0) inverse_rms[row] = inverse;
     const auto write = [&](int i, const float (&u)[N]) {
         float g[N];
         load_many(w + i, g);
@@ -39,33 +44,34 @@ __device__ __forceinline__ void forward(const X *__restrict__ x, size_t x_stride
         for (int j = 0; j < N; j++) g[j] = u[j] * inverse * (g[j] + offset);
         put(y + i, g);
     };
-    share.each([&](int k, int i) { write(i, v[k]); });
-    share.rest([&](int i) {
+    part.in_registers([&](int k, int i) { write(i, v[k]); });
+    part.beyond_registers([&](int i) {
         float u[N];
         load_many(x + i, u);
         write(i, u);
     });
 }
 
-// dx += dy · (w + offset) / rms − x · mean(x · dy · (w + offset)) / rms³ for the block's rows, and the sums of dy · x / rms over them.
+// dx += dy · (w + offset) / rms − x · mean(x · dy · (w + offset)) / rms³ for the block's rows, and
+// the sums of dy · x / rms over them.
 template <int N, typename X, typename Y>
 __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_stride, const float *__restrict__ w, float offset,
                                          const float *__restrict__ inverse_rms, const Y *__restrict__ dy, size_t dy_stride,
-                                         float *__restrict__ dx, size_t dx_stride, const Sums sums, size_t rows, int width,
+                                         float *__restrict__ dx, size_t dx_stride, const WeightSums sums, size_t rows, int width,
                                          int lanes, int block_rows) {
-    constexpr int HELD = HELD_BACKWARD;
-    Share<N, HELD> share(lanes);
+    constexpr int VECTORS = BACKWARD_VECTORS;
+    RowLane<N, VECTORS> part(lanes);
     const size_t first = size_t(blockIdx.x) * block_rows, end = first + block_rows < rows ? first + block_rows : rows;
-    sums.clear(share);
-    for (size_t start = first; start < end; start += share.groups) {
-        const size_t row = start + share.group;
-        share.limit = row < end ? width : 0;
+    sums.clear(part);
+    for (size_t start = first; start < end; start += part.groups) {
+        const size_t row = start + part.group;
+        part.limit = row < end ? width : 0;
         const X *const from = x + row * x_stride;
         const Y *const d = dy + row * dy_stride;
         float *const to = dx + row * dx_stride;
-        const float inverse = share.limit > 0 ? inverse_rms[row] : 0.0f;
-        float v[HELD][N], g[HELD][N], dot = 0;
-        share.each([&](int k, int i) {
+        const float inverse = part.limit > 0 ? inverse_rms[row] : 0.0f;
+        float v[VECTORS][N], g[VECTORS][N], dot = 0;
+        part.in_registers([&](int k, int i) {
             load_many(from + i, v[k]);
             load_many(d + i, g[k]);
         });
@@ -81,22 +87,22 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
             }
             if (sums.is_wanted) add_to(sums.own + i, dw);
         };
-        share.each([&](int k, int i) { add(i, v[k], g[k]); });
-        share.rest([&](int i) {
+        part.in_registers([&](int k, int i) { add(i, v[k], g[k]); });
+        part.beyond_registers([&](int i) {
             float u[N], t[N];
             load_many(from + i, u);
             load_many(d + i, t);
             add(i, u, t);
         });
-        const float shift = -share.sum(dot) * inverse * inverse * inverse / width;
-        float sum[HELD][N];
-        share.each([&](int k, int i) { load_many(to + i, sum[k]); });
-        share.each([&](int k, int i) {
+        const float shift = -part.sum(dot) * inverse * inverse * inverse / width;
+        float sum[VECTORS][N];
+        part.in_registers([&](int k, int i) { load_many(to + i, sum[k]); });
+        part.in_registers([&](int k, int i) {
 #pragma unroll
             for (int j = 0; j < N; j++) sum[k][j] += g[k][j] * inverse + v[k][j] * shift;
             put(to + i, sum[k]);
         });
-        share.rest([&](int i) {
+        part.beyond_registers([&](int i) {
             float u[N], t[N], weight[N];
             load_many(from + i, u);
             load_many(d + i, t);
@@ -106,7 +112,7 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
             add_to(to + i, u);
         });
     }
-    sums.write(share);
+    sums.write(part);
 }
 
 } // namespace
@@ -127,7 +133,7 @@ FORWARD(rms_norm_bf16_bf16, bf16, bf16)
                   const float *inverse_rms, const Y *dy, long long dy_stride, float *dx, long long dx_stride,           \
                   float *partial, int in_shared, long long rows, int width, int lanes, int block_rows, int wide) {      \
         DYNAMIC_SHARED(memory);                                                                                         \
-        const Sums sums(memory, partial, width, lanes, in_shared);                                                \
+        const WeightSums sums(memory, partial, width, lanes, in_shared);                                                \
         if (wide) {                                                                                                     \
             backward<4>(x, x_stride, w, offset, inverse_rms, dy, dy_stride, dx, dx_stride, sums, rows, width, lanes,    \
                         block_rows);                                                                                    \

@@ -1,4 +1,8 @@
 // Rotary position embedding, in place.
+//
+// Threads: blocks of 256; a thread rotates one vector of pairs in 2 or 4 heads of a row, which share
+// their angles.
+// Bytes: each rotated element read and written once; cosines and sines once per thread.
 #include "vectors.cuh"
 
 namespace {
@@ -7,7 +11,8 @@ constexpr int THREADS = 256;
 // Heads that a thread rotates: their angles are the same, and their loads are under way at once.
 template <int N> constexpr int HEADS = N == 8 ? 2 : 4;
 
-// Within each head, element i pairs with i + half. `table` has the cosines of its positions, and after them as many sines.
+// Within each head, element i pairs with i + half. `table` has the cosines of its positions, and
+// after them as many sines.
 template <int N, typename T>
 __device__ __forceinline__ void rope(T *x, size_t stride, const uint32_t *__restrict__ positions,
                                      const float *__restrict__ table, size_t table_rows, size_t rows, int heads,

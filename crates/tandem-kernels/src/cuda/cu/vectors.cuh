@@ -2,12 +2,12 @@
 #pragma once
 #include "common.cuh"
 
-// How many where everything is aligned: 16 bytes of the wider type. More would leave gaps between what neighbouring threads move at a
-// time.
+// How many where everything is aligned: 16 bytes of the wider type. More would leave gaps between
+// what neighbouring threads move at a time.
 template <typename X, typename Y = X> constexpr int AT_ONCE = sizeof(X) == 2 && sizeof(Y) == 2 ? 8 : 4;
 
-// `N` elements as they were moved. A thread that has several vectors under way fetches all before it unpacks one: whatever is done with
-// one waits for it, and holds up what comes after.
+// `N` elements as they were moved. A thread that has several vectors under way fetches all before
+// it unpacks one: whatever is done with one waits for it, and holds up what comes after.
 template <typename T, int N> struct Vector;
 template <typename T> struct Vector<T, 1> {
     T bits;
@@ -59,8 +59,8 @@ __device__ __forceinline__ uint4 pack(const bf16 *, const float (&x)[8]) {
     return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-// Stores to the device's memory as one move: the compiler takes some apart that are written as an assignment, into as many as there are
-// words.
+// Stores to the device's memory as one move: the compiler takes some apart that are written as an
+// assignment, into as many as there are words.
 template <int N, typename T> __device__ __forceinline__ void put(T *at, const float (&x)[N]) {
     if constexpr (N == 1) {
         store(at, x[0]);
