@@ -13,14 +13,15 @@ fn sources(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn main() -> io::Result<()> {
-    let folder = Path::new("../tandem-kernels/cuda").canonicalize()?;
+    let folder = Path::new("../tandem-kernels/src/cuda/cu").canonicalize()?;
     let host = Path::new("host").canonicalize()?;
     println!("cargo::rerun-if-changed={}", folder.display());
     println!("cargo::rerun-if-changed={}", host.display());
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").opt_level(2).include(&folder).include(&host).file(host.join("host.cc"));
-    // Sums are rounded where kernels say so; what a kernel does not use of its headers is no mistake.
+    // Sums are rounded where kernels say so; what a kernel does not use of its headers is no
+    // mistake.
     build
         .flag("-ffp-contract=off")
         .flag("-fno-strict-aliasing")

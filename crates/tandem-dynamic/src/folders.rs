@@ -1,24 +1,24 @@
-//! Where NVIDIA's libraries lie that the loader may not know: in folders that the environment names, with a toolkit, or among
-//! Python's packages.
+//! Directories with NVIDIA's libraries unknown to the loader: from the environment, a toolkit, or
+//! Python packages.
 
 use std::path::{Path, PathBuf};
 
 use crate::Library;
 
-/// Names folders that are looked into first, with colons in between.
+/// Environment variable of directories to search first, separated by colons.
 pub const FOLDERS: &str = "TANDEM_CUDA_LIBRARIES";
 
-/// Where libraries are looked for: in the first folders, where the loader looks, in the last ones.
+/// Search path: the first directories, the loader, the last directories.
 #[derive(Clone, Debug, Default)]
 pub struct Folders {
-    /// Those that the user names.
+    /// Directories named by the user.
     pub first: Vec<PathBuf>,
-    /// Those where toolkits and packages are usually put.
+    /// Usual directories of toolkits and packages.
     pub last: Vec<PathBuf>,
 }
 
 impl Folders {
-    /// What the environment names, and where toolkits and Python's packages are put.
+    /// Reads the environment and lists the usual directories.
     pub fn of_environment() -> Self {
         let folders = |name| std::env::var_os(name).map(|list| std::env::split_paths(&list).collect());
         let given = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -37,10 +37,10 @@ impl Folders {
         Self { first, last }
     }
 
-    /// Opens the first of these names that is found in one place, before the next place is looked into.
+    /// Opens the first of these names found in one place before trying the next place.
     ///
     /// # Errors
-    /// Why those that are there cannot be opened, and what the loader says of the first name.
+    /// Why existing files cannot be opened, and the loader's message for the first name.
     pub fn open(&self, names: &[&str]) -> Result<Library, String> {
         let mut reasons = Vec::new();
         let mut there = |folders: &[PathBuf]| {
@@ -62,7 +62,7 @@ impl Folders {
     }
 }
 
-/// Where packages of PyPI have NVIDIA's libraries, of each Python below a `lib` folder.
+/// Lists the directories of NVIDIA's PyPI packages of each Python below a `lib` directory.
 fn of_python(lib: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(lib) else { return Vec::new() };
     let is_python = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("python3");

@@ -1,6 +1,7 @@
-//! Libraries that are opened when they are asked for: a program that does without them starts without them.
+//! Shared libraries opened at run time: a program that does not need them starts without them.
 //!
-//! [`Library`] is one that is open, [`functions!`] makes a table of what is called in one, [`Folders`] are where NVIDIA's may lie.
+//! [`Library`] is an open library, [`functions!`] declares a table of its functions, [`Folders`] is
+//! the search path of NVIDIA's libraries.
 
 mod folders;
 
@@ -10,16 +11,16 @@ use std::ptr::NonNull;
 
 pub use folders::{FOLDERS, Folders};
 
-/// A library that this machine has.
+/// A library of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its version, as its maker writes it.
+    /// Version in the vendor's format.
     pub version: String,
-    /// Its file, or the name that the loader found it by.
+    /// File, or the name that the loader found it by.
     pub file: PathBuf,
 }
 
-/// An open library. It stays open until the process ends: NVIDIA's have threads of their own, which run their code.
+/// An open library. It is never closed: NVIDIA's libraries have threads that run their code.
 #[derive(Debug)]
 pub struct Library {
     handle: NonNull<c_void>,
@@ -32,13 +33,11 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Opens a library by its path, or by a name that the system's loader looks for.
-    ///
-    /// # Errors
-    /// Why not, in the loader's words.
+    /// Opens a library by path, or by a name for the loader.
     pub fn open(name: &str) -> Result<Self, String> {
         let text = CString::new(name).map_err(|_| format!("{name:?} has a zero byte"))?;
-        // SAFETY: the text ends in zero. Initialisers of the library run; it is NVIDIA's, or what the user names in its place.
+        // SAFETY: the text is null-terminated. Initialisers of the library run; it is NVIDIA's, or
+        // the user's replacement.
         let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         match NonNull::new(handle) {
             Some(handle) => Ok(Self { handle, name: name.to_owned() }),
@@ -46,22 +45,19 @@ impl Library {
         }
     }
 
-    /// What it was opened by.
+    /// Returns the name it was opened by.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where a function is.
-    ///
-    /// # Errors
-    /// If the library has none of that name.
+    /// Looks up a function.
     pub fn symbol(&self, name: &CStr) -> Result<NonNull<c_void>, String> {
         // SAFETY: the handle is open, the name ends in zero.
         let symbol = unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) };
         NonNull::new(symbol).ok_or_else(|| format!("{} has no {}", self.name, name.to_string_lossy()))
     }
 
-    /// The file that a function comes from, if there is such a function and the loader tells.
+    /// Returns the file of a function, if it exists and the loader tells.
     pub fn file_of(&self, name: &CStr) -> Option<PathBuf> {
         let symbol = self.symbol(name).ok()?;
         let null: *mut c_void = std::ptr::null_mut();
@@ -78,16 +74,16 @@ impl Library {
         (!file.is_empty()).then(|| PathBuf::from(file))
     }
 
-    /// This one, of a version, with the file that a function of it comes from.
+    /// Describes the library by a version and the file of one of its functions.
     pub fn found(&self, version: String, function: &CStr) -> Found {
         Found { version, file: self.file_of(function).unwrap_or_else(|| PathBuf::from(&self.name)) }
     }
 }
 
-/// A library's text, or nothing where there is none.
+/// Copies a library's text; empty for null.
 ///
 /// # Safety
-/// The pointer is null, or the text ends in zero.
+/// The pointer is null, or the text null-terminated.
 pub unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -96,30 +92,15 @@ pub unsafe fn text(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// What the loader says of the last failure of this thread.
+/// Returns the loader's message for the last failure of this thread.
 fn last_error() -> String {
-    // SAFETY: the text, if there is one, ends in zero and stays until the thread's next call of the loader.
+    // SAFETY: the text, if there is one, ends in zero and stays until the thread's next call of the
+    // loader.
     let words = unsafe { text(libc::dlerror()) };
     if words.is_empty() { "the loader does not say why".to_owned() } else { words }
 }
 
-/// A table of a library's functions: the field's name, the symbol, the signature.
-///
-/// ```
-/// use std::ffi::{c_char, c_double};
-///
-/// tandem_dynamic::functions! {
-///     /// Of C's own library.
-///     struct Text {
-///         length = c"strlen" (*const c_char) -> usize;
-///         number = c"atof" (*const c_char) -> c_double;
-///     }
-/// }
-/// let library = tandem_dynamic::Library::open("libc.so.6").unwrap();
-/// let text = Text::of(&library).unwrap();
-/// // SAFETY: the text ends in zero.
-/// assert_eq!(unsafe { (text.number)(c"2.5".as_ptr()) }, 2.5);
-/// ```
+/// Declares a table of a library's functions: field name, symbol, signature.
 #[macro_export]
 macro_rules! functions {
     (
@@ -132,11 +113,12 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Looks all functions up. Which one is not there, if one is not.
+            /// Looks up all functions; the error names a missing one.
             $visible fn of(library: &$crate::Library) -> ::std::result::Result<Self, ::std::string::String> {
                 $(
                     let $name = library.symbol($symbol)?.as_ptr();
-                    // SAFETY: the symbol is a function of this signature, as the library's header says.
+                    // SAFETY: the symbol is a function of this signature, as the library's header
+                    // says.
                     let $name = unsafe {
                         ::std::mem::transmute::<*mut ::std::ffi::c_void, unsafe extern "C" fn($($argument),*) -> $result>($name)
                     };

@@ -126,7 +126,8 @@ void begin(Fiber &fiber, unsigned index) {
     fiber.groups.clear();
     fiber.next.clear();
 #if defined(__x86_64__)
-    // As if `body` had been called: six registers, its address, and a stack that is aligned as after a call.
+    // As if `body` had been called: six registers, its address, and a stack that is aligned as
+    // after a call.
     uint64_t *top = reinterpret_cast<uint64_t *>(stack + STACK) - 1;
     *top = 0;
     *--top = reinterpret_cast<uint64_t>(&body);

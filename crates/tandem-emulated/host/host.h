@@ -1,8 +1,10 @@
-// CUDA's language on the host: what kernels are written in, so that a C++ compiler takes their files as they are.
+// CUDA's language on the host: what kernels are written in, so that a C++ compiler takes their
+// files as they are.
 //
-// A block's threads are fibers of one thread of the host; a fiber runs until it waits at a barrier. Blocks run one after another.
-// So results are those of a GPU up to its own functions' roundings, every barrier that is missing on one path is found as a
-// deadlock, and shared memory holds not-a-number until it is written.
+// A block's threads are fibers of one thread of the host; a fiber runs until it waits at a barrier.
+// Blocks run one after another. So results are those of a GPU up to its own functions' roundings,
+// every barrier that is missing on one path is found as a deadlock, and shared memory holds
+// not-a-number until it is written.
 #pragma once
 
 #include <cmath>

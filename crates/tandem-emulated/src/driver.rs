@@ -1,4 +1,4 @@
-//! Streams whose work is done when somebody waits for it, and the kernels that it consists of.
+//! The emulated driver: streams whose work runs only when a thread waits for it.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CString, c_char, c_uint};
@@ -13,7 +13,7 @@ use tandem_kernels::{KernelError, Result};
 use crate::matmul::matmul;
 use crate::memory::{Emulation, is_known, is_of_host, translate};
 
-/// A kernel's entry, of which only C++ knows the content.
+/// A kernel's entry, opaque to Rust.
 #[repr(C)]
 struct Kernel {
     content: [u8; 0],
@@ -32,7 +32,7 @@ unsafe extern "C" {
     );
 }
 
-/// What is put into a stream.
+/// An item of work in a stream.
 enum Work {
     Copy { from: u64, to: u64, bytes: usize },
     Clear { at: u64, bytes: usize },
@@ -42,7 +42,7 @@ enum Work {
     Wait(Event),
 }
 
-/// Work that is not done yet, by stream.
+/// Pending work by stream.
 #[derive(Default)]
 pub(crate) struct Streams {
     queues: Mutex<HashMap<u64, VecDeque<Work>>>,
@@ -57,17 +57,17 @@ impl Streams {
         self.lock().entry(stream.0).or_default().push_back(work);
     }
 
-    /// Does all work of a stream.
+    /// Runs all work of a stream.
     fn finish(&self, stream: Stream) {
         finish(&mut self.lock(), stream.0, None);
     }
 
-    /// Does what comes before an event, if it is not over.
+    /// Runs the work before an event.
     fn reach(&self, event: Event) {
         reach(&mut self.lock(), event);
     }
 
-    /// Does all work there is.
+    /// Runs all pending work.
     pub(crate) fn finish_all(&self) {
         let mut queues = self.lock();
         let streams: Vec<u64> = queues.keys().copied().collect();
@@ -85,7 +85,7 @@ fn reach(queues: &mut Queues, event: Event) {
     }
 }
 
-/// Does a stream's work, up to the last record of an event if one is given.
+/// Runs a stream's work, up to the last record of an event if one is given.
 fn finish(queues: &mut Queues, stream: u64, until: Option<Event>) {
     loop {
         let Some(queue) = queues.get_mut(&stream) else { return };
@@ -106,7 +106,7 @@ fn run(work: Work) {
     match work {
         Work::Copy { from, to, bytes } => {
             let (from, to) = (translate(from) as usize, translate(to) as usize);
-            // SAFETY: who put the copy into the stream promised that both are there.
+            // SAFETY: the caller of the copy promised both ranges.
             unsafe {
                 std::ptr::copy(
                     std::ptr::with_exposed_provenance::<u8>(from),
@@ -124,7 +124,8 @@ fn run(work: Work) {
         Work::Launch { function, grid, args } => {
             let pointers: Vec<*const u64> = args.iter().map(Arg::pointer).collect();
             let kernel = std::ptr::with_exposed_provenance(function.0 as usize);
-            // SAFETY: the function is one that `tandem_kernel` gave; number and sizes of its arguments were compared.
+            // SAFETY: the function came from `tandem_kernel`; number and sizes of its arguments
+            // were compared.
             unsafe {
                 tandem_launch(kernel, grid.blocks.as_ptr(), grid.threads, grid.shared, pointers.as_ptr());
             }
@@ -135,7 +136,7 @@ fn run(work: Work) {
     }
 }
 
-/// A GPU that is not there.
+/// An emulated GPU.
 pub struct Emulated {
     properties: Properties,
     free: Arc<AtomicUsize>,
@@ -144,9 +145,9 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// With so many bytes of memory.
+    /// Creates a GPU with this many bytes of memory.
     pub fn new(memory: usize) -> Self {
-        // What is kept beside an arena comes on top.
+        // Memory outside arenas comes on top.
         let memory = memory + (1 << 30);
         let properties = Properties {
             name: "emulated".to_owned(),
@@ -160,14 +161,14 @@ impl Emulated {
         Self { properties, free, streams: Arc::default(), next: AtomicU64::new(1) }
     }
 
-    /// The same as number `ordinal` of its machine.
+    /// Sets the number of the GPU.
     #[must_use]
     pub fn with_ordinal(mut self, ordinal: usize) -> Self {
         self.properties.ordinal = ordinal;
         self
     }
 
-    /// The same GPU for somebody else: the memory is one, streams are not.
+    /// Opens the same GPU again: one memory, separate streams.
     pub(crate) fn again(&self) -> Self {
         let (properties, free) = (self.properties.clone(), self.free.clone());
         Self { properties, free, streams: Arc::default(), next: AtomicU64::new(1) }
@@ -187,7 +188,7 @@ impl Emulated {
     }
 }
 
-// SAFETY: every function does what the trait says, later at most.
+// SAFETY: every function does what the trait says, possibly later.
 unsafe impl Driver for Emulated {
     fn properties(&self) -> &Properties {
         &self.properties
@@ -291,7 +292,7 @@ unsafe impl Driver for Emulated {
     unsafe fn launch(&self, stream: Stream, function: Function, grid: Grid, args: &[Arg]) -> Result<()> {
         let mut sizes = std::ptr::null();
         let kernel = std::ptr::with_exposed_provenance(function.0 as usize);
-        // SAFETY: the function is one that `tandem_kernel` gave, and has as many sizes as it says.
+        // SAFETY: the function came from `tandem_kernel`, with as many sizes as it says.
         let sizes = unsafe {
             let count = tandem_arguments(kernel, &raw mut sizes);
             std::slice::from_raw_parts(sizes, count as usize)
@@ -319,7 +320,7 @@ unsafe impl Driver for Emulated {
 mod tests {
     use tandem_kernels::{DType, Device, Kind, Tensor, ops};
 
-    /// Casts from the processor's memory, as nobody must.
+    /// Casts from the CPU's memory, as nobody must.
     fn cast_from_the_host(dtype: DType) {
         let (cpu, gpu) = (Device::cpu(1, 1 << 12).unwrap(), crate::device(1 << 16).unwrap());
         let alloc = |device: &Device, dtype| -> Tensor { device.alloc(Kind::Scratch, 1, 64, dtype).unwrap() };

@@ -1,8 +1,9 @@
-//! CUDA on the host's processor, so that Tandem's kernels are tested where there is no GPU.
+//! A CUDA emulator on the CPU, so that kernels are tested without a GPU.
 //!
-//! The kernels' own sources are compiled as C++ for the host; `host/host.h` says what stands for CUDA's language there. A device's
-//! memory is host memory under addresses that nothing else can use: whoever reads it without a copy crashes. Work that is put into
-//! a stream is done as late as a GPU might do it: when somebody waits for it. Products are plain loops.
+//! The kernels' sources are compiled as C++ for the host; `host/host.h` stands in for CUDA's
+//! language. Device memory is host memory under addresses that nothing else can use, so reading it
+//! without a copy crashes. Work in a stream runs as late as a GPU might run it: when a thread waits
+//! for it. GEMMs are plain loops.
 //!
 //! It is exact and slow, and for tests alone.
 
@@ -18,21 +19,18 @@ use tandem_kernels::{Device, Result};
 
 pub use driver::Emulated;
 
-/// A device of `capacity` bytes, all of which an arena may take.
-///
-/// # Errors
-/// If the operating system refuses address space.
+/// Creates a device of `capacity` bytes, all available to an arena.
 pub fn device(capacity: usize) -> Result<Device> {
     Device::cuda(driver(capacity), capacity, Options::default())
 }
 
-/// Has this process find so many GPUs of so many bytes each.
+/// Installs this many GPUs of this many bytes each for the process.
 pub fn install(num_gpus: usize, memory: usize) {
     let gpus = (0..num_gpus).map(|ordinal| Emulated::new(memory).with_ordinal(ordinal)).collect();
     tandem_kernels::cuda::stand_in(Machine { gpus });
 }
 
-/// A machine with emulated GPUs. Whoever opens one has another driver of the same memory.
+/// A machine with emulated GPUs. Each open returns another driver of the same memory.
 struct Machine {
     gpus: Vec<Emulated>,
 }
@@ -47,7 +45,7 @@ impl Gpus for Machine {
     }
 }
 
-/// What drives a device of so many bytes.
+/// Creates the driver of a device of this many bytes.
 pub fn driver(memory: usize) -> Drivers {
     Arc::new(Emulated::new(memory))
 }

@@ -1,4 +1,5 @@
-//! Products: both factors are widened to f32 with their rows along the depth, and multiplied row by row.
+//! GEMM: both factors are widened to f32 with their rows along the depth, and multiplied row by
+//! row.
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
@@ -13,13 +14,13 @@ const LANES: usize = 16;
 
 type Lanes = [f32; LANES];
 
-/// Columns of the result that are formed at once.
+/// Columns of the result per pass.
 const COLUMNS: usize = 4;
 
-/// Numbers that are `step` apart in memory, widened.
+/// Reads numbers `step` apart, widened.
 ///
 /// # Safety
-/// As many of that type are there.
+/// As many numbers of that type exist.
 unsafe fn read(address: u64, first: usize, step: usize, dtype: DType, to: &mut [f32]) {
     let address = translate(address) as usize;
     // SAFETY: the caller's promise.
@@ -37,7 +38,7 @@ unsafe fn read(address: u64, first: usize, step: usize, dtype: DType, to: &mut [
     }
 }
 
-/// Writes numbers side by side, rounded to the type.
+/// Writes adjacent numbers, rounded to the type.
 ///
 /// # Safety
 /// There is room for as many.
@@ -58,10 +59,11 @@ unsafe fn write(from: &[f32], address: u64, first: usize, dtype: DType) {
     }
 }
 
-/// The rows of a factor, each along the depth and filled up with zeros to `width` groups of numbers, and zeros beyond the rows.
+/// Returns the rows of a factor along the depth, padded with zeros to `width` groups, and zero rows
+/// beyond.
 ///
 /// # Safety
-/// The factor is there.
+/// The factor exists.
 unsafe fn widened(factor: &Factor, rows: usize, depth: usize, width: usize, dtype: DType) -> Vec<Lanes> {
     let mut wide = vec![[0.0; LANES]; rows.next_multiple_of(COLUMNS) * width];
     let (of_row, of_depth) = if factor.along_depth { (factor.stride, 1) } else { (1, factor.stride) };
@@ -72,7 +74,7 @@ unsafe fn widened(factor: &Factor, rows: usize, depth: usize, width: usize, dtyp
     wide
 }
 
-/// `to[i, j] = Σ_k a[i, k] · b[j, k]` of all rows of `a` and some of `b`, which are `width` long.
+/// Computes `to[i, j] = Σ_k a[i, k] · b[j, k]` for all rows of `a` and some of `b`, `width` long.
 #[inline(always)]
 fn multiply(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
     let b: [&[Lanes]; COLUMNS] = std::array::from_fn(|column| &b[column * width..(column + 1) * width]);
@@ -90,7 +92,7 @@ fn multiply(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
     }
 }
 
-/// The same, and the same bits, with wider registers.
+/// Computes [`multiply`] with wider registers and the same bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn multiply_wide(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
@@ -100,16 +102,16 @@ fn multiply_wide(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS
 fn multiply_best(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the instructions.
+        // SAFETY: the CPU has the instructions.
         return unsafe { multiply_wide(a, b, width, to) };
     }
     multiply(a, b, width, to);
 }
 
-/// Computes a product.
+/// Computes a GEMM.
 ///
 /// # Safety
-/// Factors, what is added and room for the result are there.
+/// Factors, addend and room for the result exist.
 pub(crate) unsafe fn matmul(product: &Matmul) {
     let [m, n, k] = product.size;
     let width = k.div_ceil(LANES);

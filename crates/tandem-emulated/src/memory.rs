@@ -1,4 +1,4 @@
-//! Memory of the device, which is memory of the host under other addresses.
+//! Device memory: host memory under other addresses.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,25 +9,25 @@ use tandem_kernels::{KernelError, Result};
 
 use crate::driver::Streams;
 
-/// What addresses of the device have, and no address of the host.
+/// Bit that marks device addresses; no host address has it.
 const DEVICE: u64 = 1 << 62;
 
-/// Memory is put behind a region in such parts.
+/// Granularity of mappings.
 const GRAIN: usize = 1 << 16;
 
-/// Where an address of the device is in host memory; one of the host's is itself.
+/// Translates a device address to host memory; a host address stays.
 pub(crate) fn translate(address: u64) -> u64 {
     if address >> 62 == 1 { address & !DEVICE } else { address }
 }
 
-/// Where the regions of all devices of this process begin in host memory, and how long they are.
+/// Regions of all devices of this process: start in host memory, and length.
 static REGIONS: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 fn regions() -> MutexGuard<'static, BTreeMap<u64, usize>> {
     REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a GPU knows all of the memory at an address: of a device, or pinned.
+/// Returns whether all of the memory is known to a GPU: device memory or pinned.
 pub(crate) fn is_known(address: u64, bytes: usize) -> bool {
     let start = translate(address);
     let regions = regions();
@@ -35,8 +35,8 @@ pub(crate) fn is_known(address: u64, bytes: usize) -> bool {
     region.is_some_and(|(base, capacity)| start + bytes as u64 <= base + *capacity as u64)
 }
 
-/// Whether this may be an address of the host: what the system maps is in the middle of the addresses that there are, and no length or
-/// number that kernels take is like it.
+/// Returns whether the bits may be a host address: the system maps the middle of the address space,
+/// and no length or number of a kernel is like that.
 pub(crate) fn is_of_host(bits: u64) -> bool {
     (1 << 40..1 << 48).contains(&bits)
 }
@@ -46,14 +46,15 @@ pub(crate) struct Emulation {
     capacity: usize,
     mapped: AtomicUsize,
     is_device: bool,
-    /// Bytes of the device that are free, if it is the device's, and all.
+    /// Free bytes of the device, and all.
     free: Arc<AtomicUsize>,
     total: usize,
-    /// What may still use it.
+    /// Streams that may still use it.
     streams: Arc<Streams>,
 }
 
-// SAFETY: the mapping lives as long as this; who uses which bytes when is the caller's affair, as on a GPU.
+// SAFETY: the mapping lives as long as this; who uses which bytes when is the caller's affair, as
+// on a GPU.
 unsafe impl Send for Emulation {}
 // SAFETY: as above.
 unsafe impl Sync for Emulation {}
@@ -106,8 +107,7 @@ impl Region for Emulation {
             let source = std::io::Error::last_os_error();
             return Err(KernelError::System { what: "memory for an emulated GPU", source });
         }
-        // What nobody has written is no number.
-        // SAFETY: the range was just made writable, and nobody knows it yet.
+        // Unwritten memory reads as NaN.
         unsafe { self.base.add(mapped).write_bytes(0xff, more) };
         self.mapped.store(wanted, Ordering::Relaxed);
         Ok(())
@@ -125,7 +125,8 @@ impl Drop for Emulation {
             self.free.fetch_add(self.mapped(), Ordering::Relaxed);
         }
         regions().remove(&(self.base.expose_provenance() as u64));
-        // SAFETY: the mapping was made in `new` with this length; all work that could use it is done.
+        // SAFETY: the mapping was made in `new` with this length; all work that could use it is
+        // done.
         unsafe {
             libc::munmap(self.base.cast(), self.capacity);
         }

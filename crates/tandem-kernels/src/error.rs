@@ -1,12 +1,12 @@
-//! What can go wrong in a kernel call.
+//! Errors of kernel calls.
 
-use crate::dtype::DType;
-use crate::memory_use::MemoryUse;
+use crate::memory::memory_use::MemoryUse;
+use crate::numerics::dtype::DType;
 
-/// An operation was called with operands that do not fit, or memory ran out.
+/// A failed kernel call: wrong operands, exhausted memory, or an error of the system or of CUDA.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// An operand has a shape that the operation cannot take.
+    /// An operand of the wrong shape.
     #[error("{op}: {operand} is {found_rows}x{found_cols}, expected {expected_rows}x{expected_cols}")]
     Shape {
         /// The operation.
@@ -22,7 +22,7 @@ pub enum KernelError {
         /// Columns expected.
         expected_cols: usize,
     },
-    /// An operand has an element type that the operation cannot take.
+    /// An operand of the wrong element type.
     #[error("{op}: {operand} is {found}, expected {expected}")]
     Type {
         /// The operation.
@@ -39,7 +39,7 @@ pub enum KernelError {
     Invalid {
         /// The operation.
         op: &'static str,
-        /// What is wrong, with the numbers.
+        /// Reason, with the numbers.
         reason: String,
     },
     /// The device's arena cannot hold another tensor.
@@ -49,41 +49,42 @@ pub enum KernelError {
     OutOfMemory {
         /// Bytes asked for.
         requested: usize,
-        /// What for.
+        /// Purpose of the memory.
         kind: &'static str,
         /// Size of the arena in bytes.
         capacity: usize,
-        /// What holds the memory.
+        /// Memory in use by kind.
         in_use: Box<MemoryUse>,
     },
-    /// A GPU has no more memory: what the run planned for was free when it began, and somebody else took it.
+    /// A GPU has no free memory left. The plan fitted when the run began, so another process has
+    /// taken it since.
     #[error("{what}: out of memory: {}{free} of the {total} bytes of {gpu} are free", bytes_wanted(*wanted))]
     GpuFull {
-        /// What for.
+        /// Purpose of the memory.
         what: String,
-        /// Which GPU: its number and name.
+        /// Number and name of the GPU.
         gpu: String,
-        /// Bytes asked for, if that is known.
+        /// Bytes asked for, if known.
         wanted: Option<usize>,
-        /// Bytes that nobody uses.
+        /// Free bytes.
         free: usize,
-        /// Bytes that it has.
+        /// Total bytes.
         total: usize,
     },
     /// CUDA or one of its libraries failed.
     #[error("{what}: {reason}")]
     Cuda {
-        /// What was attempted.
+        /// Attempted action.
         what: String,
-        /// What the library says, and what to do.
+        /// Message of the library, and the remedy.
         reason: String,
     },
     /// The operating system refused memory or threads.
     #[error("{what}")]
     System {
-        /// What was attempted.
+        /// Attempted action.
         what: &'static str,
-        /// The system's answer.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
@@ -93,12 +94,12 @@ fn bytes_wanted(wanted: Option<usize>) -> String {
 }
 
 impl KernelError {
-    /// Whether a device's memory did not suffice.
+    /// Returns whether a device has run out of memory.
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::GpuFull { .. })
     }
 
-    /// Shorthand for [`KernelError::Invalid`].
+    /// Creates a [`KernelError::Invalid`].
     pub fn invalid(op: &'static str, reason: impl Into<String>) -> Self {
         Self::Invalid { op, reason: reason.into() }
     }

@@ -24,7 +24,15 @@ fn a_kernel_with_barriers_gives_the_sums_of_rows() {
     let values: Vec<f32> = (0..rows * width).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect();
     ops::write_f32(&device, &values, x.view_mut()).unwrap();
     ops::write_f32(&device, &vec![2.0; width], w.view_mut()).unwrap();
-    ops::rms_norm(&device, x.view(), w.view(), 0.0, 1e-5, y.view_mut(), inverse.view_mut()).unwrap();
+    let call = ops::RmsNorm {
+        x: x.view(),
+        w: w.view(),
+        offset: 0.0,
+        eps: 1e-5,
+        y: y.view_mut(),
+        inverse_rms: inverse.view_mut(),
+    };
+    ops::rms_norm(&device, call).unwrap();
     let found = ops::read_f32(&device, y.view()).unwrap();
     for (row, values) in values.chunks(width).enumerate() {
         let mean = values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;

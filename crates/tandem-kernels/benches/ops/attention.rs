@@ -108,13 +108,26 @@ fn one(
     let multiplied = if bench.is_gpu() { dtype } else { DType::F32 };
     bench.line(&format!("{name} forward"), Work::Flops(2.0 * product, multiplied), || {
         let (out, lse) = (out.view_mut(), lse.view_mut());
-        ops::attention(&bench.device, q, k, v, forest, &shape, out, lse).expect("shapes fit");
+        let call = ops::Attention { q, k, v, forest, shape: &shape, out, log_sum_exp: lse };
+        ops::attention(&bench.device, call).expect("shapes fit");
     });
     bench.line(&format!("{name} backward"), Work::Flops(5.0 * product, multiplied), || {
         let [dq, dk, dv] = d_qkv.view_mut().split_cols([q_width, kv_width, kv_width]);
         let (out, lse, d_out) = (out.view(), lse.view(), d_out.view());
-        ops::attention_backward(&bench.device, q, k, v, out, lse, d_out, forest, &shape, dq, dk, dv)
-            .expect("shapes fit");
+        let call = ops::AttentionBackward {
+            q,
+            k,
+            v,
+            out,
+            log_sum_exp: lse,
+            d_out,
+            forest,
+            shape: &shape,
+            dq,
+            dk,
+            dv,
+        };
+        ops::attention_backward(&bench.device, call).expect("shapes fit");
     });
 }
 
@@ -130,7 +143,14 @@ fn decode(bench: &Bench, name: &str, dtype: DType) {
     let bytes = (2 * k.view().len() * dtype.size()) as f64;
     bench.line(name, Work::Bytes(bytes), || {
         let out = out.view_mut();
-        ops::attention_decode(&bench.device, q.view(), k.view(), v.view(), &visible, &shape, out)
-            .expect("shapes fit");
+        let call = ops::AttentionDecode {
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            visible: &visible,
+            shape: &shape,
+            out,
+        };
+        ops::attention_decode(&bench.device, call).expect("shapes fit");
     });
 }

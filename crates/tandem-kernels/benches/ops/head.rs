@@ -39,8 +39,8 @@ fn one(
     let (shape, mut scores) = (HeadShape::default(), HeadScores::default());
     let product = 2.0 * (rows * vocabulary * width) as f64;
     bench.line(&format!("{name} forward"), Work::Flops(product, dtype), || {
-        ops::head(device, hidden.view(), HeadWeights::new(w.view(), None), targets, &shape, &mut scores)
-            .expect("fits");
+        let call = ops::Head::new(hidden.view(), HeadWeights::new(w.view(), None), targets, &shape);
+        ops::head(device, call, &mut scores).expect("fits");
     });
     let d_log_prob = vec![1e-2; rows];
     // Three products: the logits again, and the two gradients.
@@ -54,17 +54,7 @@ fn one(
             b: None,
         };
         let weights = HeadWeights::new(w.view(), None);
-        ops::head_backward(
-            device,
-            hidden.view(),
-            weights,
-            targets,
-            &shape,
-            &scores,
-            &d_log_prob,
-            None,
-            gradients,
-        )
-        .expect("fits");
+        let call = ops::Head::new(hidden.view(), weights, targets, &shape);
+        ops::head_backward(device, call, &scores, &d_log_prob, None, gradients).expect("fits");
     });
 }

@@ -23,8 +23,8 @@ pub fn run(bench: &Bench) {
                 };
                 let [m, v] = [&mut *m, v].map(|states| states.range_mut(0..LEN, Dither::new(&[step], 0)));
                 let copy = copy.as_mut().map(Tensor::view_mut);
-                ops::adamw(&bench.device, &config, 1.0, grad.view(), master.view_mut(), m, v, copy)
-                    .expect("shapes fit");
+                let update = ops::Update::new(grad.view(), 1.0, master.view_mut(), copy);
+                ops::adamw(&bench.device, &config, update, m, v).expect("shapes fit");
             }
         });
     }
@@ -32,8 +32,8 @@ pub fn run(bench: &Bench) {
         let config = ops::RmsProp { learning_rate: 1e-4, alpha: 0.99, eps: 1e-8, weight_decay: 0.0 };
         move |step| {
             let v = v.range_mut(0..LEN, Dither::new(&[step], 0));
-            ops::rmsprop(&bench.device, &config, 1.0, grad.view(), master.view_mut(), v, None)
-                .expect("shapes fit");
+            let update = ops::Update::new(grad.view(), 1.0, master.view_mut(), None);
+            ops::rmsprop(&bench.device, &config, update, v).expect("shapes fit");
         }
     });
     if bench.wants("sum_of_squares") {
@@ -44,8 +44,8 @@ pub fn run(bench: &Bench) {
     }
 }
 
-/// A line for each form of the states, all timed in turns: elements per second, beside those with f32. Bytes are those of
-/// gradient, masters and states alone.
+/// A line for each form of the states, all timed in turns: elements per second, beside those with
+/// f32. Bytes are those of gradient, masters and states alone.
 fn forms<'a, F: FnMut(u64)>(
     bench: &'a Bench,
     name: &str,

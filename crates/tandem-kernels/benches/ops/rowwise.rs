@@ -5,7 +5,8 @@ use tandem_kernels::{DType, Tensor};
 
 use crate::harness::{Bench, Work};
 
-/// Tokens of a micro-batch, hidden size, feed-forward size: together far larger than the second-level cache.
+/// Tokens of a micro-batch, hidden size, feed-forward size: together far larger than the
+/// second-level cache.
 const TOKENS: usize = 4096;
 const WIDTH: usize = 1024;
 const WIDE: usize = 2816;
@@ -40,14 +41,29 @@ fn norms(bench: &Bench, dtype: DType) {
     if bench.wants(&name) {
         let work = moved(&[&x, &y]);
         bench.line(&name, work, || {
-            ops::rms_norm(device, x.view(), w.view(), 0.0, 1e-5, y.view_mut(), inverse.view_mut())
-                .expect("fits");
+            let call = ops::RmsNorm {
+                x: x.view(),
+                w: w.view(),
+                offset: 0.0,
+                eps: 1e-5,
+                y: y.view_mut(),
+                inverse_rms: inverse.view_mut(),
+            };
+            ops::rms_norm(device, call).expect("fits");
         });
         let work = moved(&[&x, &dy, &dx, &dx]);
         bench.line(&format!("{name} backward"), work, || {
             let (dx, dw) = (dx.view_mut(), Some(dw.view_mut()));
-            ops::rms_norm_backward(device, x.view(), w.view(), 0.0, inverse.view(), dy.view(), dx, dw)
-                .expect("fits");
+            let call = ops::RmsNormBackward {
+                x: x.view(),
+                w: w.view(),
+                offset: 0.0,
+                inverse_rms: inverse.view(),
+                dy: dy.view(),
+                dx,
+                dw,
+            };
+            ops::rms_norm_backward(device, call).expect("fits");
         });
     }
     let name = format!("layer_norm f32 -> {dtype}");
@@ -55,13 +71,22 @@ fn norms(bench: &Bench, dtype: DType) {
         let work = moved(&[&x, &y]);
         bench.line(&name, work, || {
             let (y, kept) = (y.view_mut(), kept.view_mut());
-            ops::layer_norm(device, x.view(), w.view(), b.view(), 1e-5, y, kept).expect("fits");
+            let call =
+                ops::LayerNorm { x: x.view(), w: w.view(), b: b.view(), eps: 1e-5, y, mean_inverse: kept };
+            ops::layer_norm(device, call).expect("fits");
         });
         let work = moved(&[&x, &dy, &dx, &dx]);
         bench.line(&format!("{name} backward"), work, || {
             let (dx, sums) = (dx.view_mut(), Some((dw.view_mut(), db.view_mut())));
-            ops::layer_norm_backward(device, x.view(), w.view(), kept.view(), dy.view(), dx, sums)
-                .expect("fits");
+            let call = ops::LayerNormBackward {
+                x: x.view(),
+                w: w.view(),
+                mean_inverse: kept.view(),
+                dy: dy.view(),
+                dx,
+                dw_db: sums,
+            };
+            ops::layer_norm_backward(device, call).expect("fits");
         });
     }
 }

@@ -23,7 +23,7 @@ impl Function for Silu {
     #[inline(always)]
     fn evaluate<V: Vector>(x: V) -> (V, V) {
         let s = sigmoid(x);
-        // SAFETY: `x` exists, so the processor has V.
+        // SAFETY: `x` exists, so the CPU has V.
         let one = unsafe { V::splat(1.0) };
         (x.mul(s), s.mul(x.mul_add(one.sub(s), one)))
     }
@@ -33,17 +33,17 @@ impl Function for Gelu {
     #[inline(always)]
     fn evaluate<V: Vector>(x: V) -> (V, V) {
         let (cdf, density) = normal(x);
-        // SAFETY: `x` exists, so the processor has V.
+        // SAFETY: `x` exists, so the CPU has V.
         let bounded = unsafe { V::splat(20.0).min(V::splat(-20.0).max(x)) };
         (x.mul(cdf), bounded.mul_add(density, cdf))
     }
 }
 
 impl Function for GeluTanh {
-    /// With u = √(2/π)·(x + 0.044715 x³): (1 + tanh u)/2 = sigmoid(2u).
+    /// Computes it with u = √(2/π)·(x + 0.044715 x³): (1 + tanh u)/2 = sigmoid(2u).
     #[inline(always)]
     fn evaluate<V: Vector>(x: V) -> (V, V) {
-        // SAFETY: `x` exists, so the processor has V.
+        // SAFETY: `x` exists, so the CPU has V.
         unsafe {
             // 2/√π · 1/√2 = √(2/π).
             let (one, twice_scale) = (V::splat(1.0), V::splat(2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2));
@@ -60,7 +60,7 @@ impl Function for GeluTanh {
 impl Function for Relu {
     #[inline(always)]
     fn evaluate<V: Vector>(x: V) -> (V, V) {
-        // SAFETY: `x` exists, so the processor has V.
+        // SAFETY: `x` exists, so the CPU has V.
         let (zero, one) = unsafe { (V::splat(0.0), V::splat(1.0)) };
         (zero.max(x), zero.if_less(x, one, zero))
     }
@@ -104,7 +104,7 @@ pub(crate) fn gated(cpu: &Cpu, function: Activation, gu: View, h: ViewMut) {
         let h = RowsMut::<E>::new(h);
         with_function!(function, F => for_rows(cpu, rows, width, |t| {
             let (gate, up) = gu.row::<E>(t).split_at(width);
-            // SAFETY: row `t` belongs to this call alone; all rows are of one length.
+            // SAFETY: row `t` belongs to this call alone; all rows have one length.
             unsafe { gated_row::<E, F>(cpu.isa(), gate, up, h.row(t)) };
         }));
     });
@@ -113,7 +113,7 @@ pub(crate) fn gated(cpu: &Cpu, function: Activation, gu: View, h: ViewMut) {
 vector_kernel! {
     unsafe fn gated_row<V: Vector, E: Element, F: Function>(gate: &[E], up: &[E], h: &mut [E]) {
         for_lanes!(V, h.len(), |i, n| {
-            // SAFETY: inside the rows, which are of one length.
+            // SAFETY: inside the rows, which have one length.
             unsafe {
                 let (value, _) = F::evaluate(V::get(gate.as_ptr().add(i), n));
                 value.mul(V::get(up.as_ptr().add(i), n)).put(h.as_mut_ptr().add(i), n);
@@ -128,7 +128,7 @@ pub(crate) fn gated_backward(cpu: &Cpu, function: Activation, gu: View, dh: View
         let dgu = RowsMut::<E>::new(dgu);
         with_function!(function, F => for_rows(cpu, rows, width, |t| {
             let (gate, up) = gu.row::<E>(t).split_at(width);
-            // SAFETY: row `t` belongs to this call alone; all rows are of one length.
+            // SAFETY: row `t` belongs to this call alone; all rows have one length.
             unsafe {
                 let (dgate, dup) = dgu.row(t).split_at_mut(width);
                 gated_backward_row::<E, F>(cpu.isa(), gate, up, dh.row(t), dgate, dup);
@@ -146,7 +146,7 @@ vector_kernel! {
         dup: &mut [E],
     ) {
         for_lanes!(V, dh.len(), |i, n| {
-            // SAFETY: inside the rows, which are of one length.
+            // SAFETY: inside the rows, which have one length.
             unsafe {
                 let (value, slope) = F::evaluate(V::get(gate.as_ptr().add(i), n));
                 let (up, dh) = (V::get(up.as_ptr().add(i), n), V::get(dh.as_ptr().add(i), n));
@@ -162,7 +162,7 @@ pub(crate) fn activate(cpu: &Cpu, function: Activation, u: View, h: ViewMut) {
     with_element!(u.dtype(), E => {
         let h = RowsMut::<E>::new(h);
         with_function!(function, F => for_rows(cpu, rows, width, |t| {
-            // SAFETY: row `t` belongs to this call alone; all rows are of one length.
+            // SAFETY: row `t` belongs to this call alone; all rows have one length.
             unsafe { activate_row::<E, F>(cpu.isa(), u.row(t), h.row(t)) };
         }));
     });
@@ -171,7 +171,7 @@ pub(crate) fn activate(cpu: &Cpu, function: Activation, u: View, h: ViewMut) {
 vector_kernel! {
     unsafe fn activate_row<V: Vector, E: Element, F: Function>(u: &[E], h: &mut [E]) {
         for_lanes!(V, u.len(), |i, n| {
-            // SAFETY: inside the rows, which are of one length.
+            // SAFETY: inside the rows, which have one length.
             unsafe {
                 F::evaluate(V::get(u.as_ptr().add(i), n)).0.put(h.as_mut_ptr().add(i), n);
             }
@@ -184,7 +184,7 @@ pub(crate) fn activate_backward(cpu: &Cpu, function: Activation, u: View, dh: Vi
     with_element!(u.dtype(), E => {
         let du = RowsMut::<E>::new(du);
         with_function!(function, F => for_rows(cpu, rows, width, |t| {
-            // SAFETY: row `t` belongs to this call alone; all rows are of one length.
+            // SAFETY: row `t` belongs to this call alone; all rows have one length.
             unsafe { activate_backward_row::<E, F>(cpu.isa(), u.row(t), dh.row(t), du.row(t)) };
         }));
     });
@@ -193,7 +193,7 @@ pub(crate) fn activate_backward(cpu: &Cpu, function: Activation, u: View, dh: Vi
 vector_kernel! {
     unsafe fn activate_backward_row<V: Vector, E: Element, F: Function>(u: &[E], dh: &[E], du: &mut [E]) {
         for_lanes!(V, u.len(), |i, n| {
-            // SAFETY: inside the rows, which are of one length.
+            // SAFETY: inside the rows, which have one length.
             unsafe {
                 let (_, slope) = F::evaluate(V::get(u.as_ptr().add(i), n));
                 slope.mul(V::get(dh.as_ptr().add(i), n)).put(du.as_mut_ptr().add(i), n);

@@ -1,23 +1,25 @@
-//! Tile registers: AMX multiplies 16 rows of 32 bf16 by as many columns in one instruction and adds to 16 × 16 sums in f32.
+//! AMX tile registers: one instruction multiplies 16 rows of 32 bf16 by 16 columns and adds to 16 ×
+//! 16 f32 sums.
 //!
-//! Of the eight registers four hold sums, a square of 32 × 32; two hold rows of the first factor, two columns of the
-//! second. A row of the first factor is 32 bf16, neighbours along k, in 16 words; a row of the second has, for a pair of
-//! neighbours along k, a word for each column. Distances between rows are in words.
+//! Four of the eight registers hold sums, a square of 32 × 32; two hold rows of the first factor,
+//! two hold columns of the second. A row of the first factor is 32 bf16, neighbours along k, in 16
+//! words. A row of the second factor has one word per column: a pair of neighbours along k.
+//! Distances between rows are in words.
 //!
 //! # Safety
-//! Everything here: the process was granted tiles ([`super::Isa::Amx`]); between [`begin`] and [`end`] nothing else touches
-//! tile registers, so that sums stay in them from one piece of assembly to the next.
+//! For all functions: the process was granted tiles ([`super::Isa::Amx`]). Between [`begin`] and
+//! [`end`] nothing else uses tile registers, so sums stay in them between pieces of assembly.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Rows of a tile, and words in its rows.
+/// Rows of a tile, and words per row.
 pub(super) const SIDE: usize = 16;
 
-/// Rows, columns, and elements along k, of the four tiles that are multiplied together.
+/// Rows, columns and elements along k of four tiles.
 pub(super) const SQUARE: usize = 2 * SIDE;
 
-/// Makes eight tiles of 16 rows of 64 bytes.
+/// Configures eight tiles of 16 rows of 64 bytes.
 #[inline(always)]
 pub(super) unsafe fn begin() {
     #[repr(C, align(64))]
@@ -48,7 +50,7 @@ pub(super) unsafe fn begin() {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const EIGHT, options(nostack, preserves_flags)) };
 }
 
-/// Gives the tiles up.
+/// Releases the tiles.
 #[inline(always)]
 pub(super) unsafe fn end() {
     // SAFETY: the caller's promise.
@@ -90,8 +92,8 @@ pub(super) unsafe fn load((from, row): (*const f32, usize)) {
     }
 }
 
-/// Adds the products of 32 rows at `a` and 32 columns at `b`, of 32 elements each. Rows come past the first-level cache, which
-/// is left to the columns: a panel of both does not fit.
+/// Adds the product of 32 rows at `a` and 32 columns at `b`, 32 elements deep. Rows bypass the
+/// first-level cache, which is left to the columns: panels of both do not fit.
 #[inline(always)]
 pub(super) unsafe fn multiply((a, a_row): (*const f32, usize), (b, b_row): (*const f32, usize)) {
     // SAFETY: the caller's promise.
@@ -135,8 +137,9 @@ pub(super) unsafe fn store(to: *mut f32, row: usize) {
     }
 }
 
-/// `c[m, n] = a[m, k] · b[k, n]`, or `+=` if `accumulate`, of small matrices in the cache: `a` has rows of k / 2 words, `b` and
-/// `c` rows of n. All sizes are multiples of [`SQUARE`].
+/// Computes `c[m, n] = a[m, k] · b[k, n]`, or `+=` if `accumulate`, for small matrices in the
+/// cache. `a` has rows of k / 2 words, `b` and `c` rows of n. All sizes are multiples of
+/// [`SQUARE`].
 #[inline(always)]
 pub(super) unsafe fn product(
     [m, n, k]: [usize; 3],
@@ -165,7 +168,8 @@ pub(super) unsafe fn product(
     }
 }
 
-/// The second factor's words from 32 elements of two rows, neighbours along k: of the first 16, and of the others.
+/// Interleaves 32 elements of two rows, neighbours along k, into words of the second factor: the
+/// first 16 and the others.
 #[inline(always)]
 pub(super) unsafe fn pairs(first: __m512i, second: __m512i) -> [__m512i; 2] {
     const fn places(start: u16) -> [u16; 32] {
@@ -187,7 +191,7 @@ pub(super) unsafe fn pairs(first: __m512i, second: __m512i) -> [__m512i; 2] {
     }
 }
 
-/// 32 numbers rounded to bf16: to the nearest one, ties to even; below 2⁻¹²⁶ to zero.
+/// Rounds 32 numbers to bf16: to nearest, ties to even; below 2⁻¹²⁶ to zero.
 #[inline(always)]
 pub(super) unsafe fn round([first, second]: [__m512; 2]) -> __m512i {
     // SAFETY: the caller has the level; both types are 512 plain bits.

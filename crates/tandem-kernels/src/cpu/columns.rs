@@ -1,11 +1,11 @@
-//! Factors of columns, and dot products of columns: bound by memory.
+//! Column factors and column dot products; bound by memory.
 
 use super::Cpu;
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
 use crate::{Element, View, ViewMut, with_element};
 
-/// `y = x ⊙ factors + bias`, or of `y` itself if there is no `x`.
+/// Computes `y = x ⊙ factors + bias`, in place if there is no `x`.
 pub(crate) fn scale_columns(cpu: &Cpu, x: Option<View>, factors: View, bias: Option<View>, y: ViewMut) {
     let shape = y.shape();
     let (factors, bias) = (factors.row::<f32>(0), bias.map_or(&[][..], |bias| bias.row::<f32>(0)));
@@ -15,7 +15,7 @@ pub(crate) fn scale_columns(cpu: &Cpu, x: Option<View>, factors: View, bias: Opt
             cpu.for_parts(shape, |row, cols| {
                 let factors = &factors[cols.clone()];
                 let bias = bias.get(cols.clone()).unwrap_or_default();
-                // SAFETY: parts are disjoint; the slices are of one length.
+                // SAFETY: parts are disjoint; the slices have one length.
                 unsafe {
                     let y = y.part(row, cols.start, cols.len());
                     scale_row::<Y, Y>(cpu.isa(), y.as_ptr(), factors, bias, y.as_mut_ptr());
@@ -26,7 +26,7 @@ pub(crate) fn scale_columns(cpu: &Cpu, x: Option<View>, factors: View, bias: Opt
         with_element!(x.dtype(), X => cpu.for_parts(shape, |row, cols| {
             let (x, factors) = (&x.row::<X>(row)[cols.clone()], &factors[cols.clone()]);
             let bias = bias.get(cols.clone()).unwrap_or_default();
-            // SAFETY: parts are disjoint; the slices are of one length.
+            // SAFETY: parts are disjoint; the slices have one length.
             unsafe {
                 let y = y.part(row, cols.start, cols.len());
                 scale_row::<X, Y>(cpu.isa(), x.as_ptr(), factors, bias, y.as_mut_ptr());
@@ -36,7 +36,7 @@ pub(crate) fn scale_columns(cpu: &Cpu, x: Option<View>, factors: View, bias: Opt
 }
 
 vector_kernel! {
-    /// `x` and `y` are as long as `factors`, and may be the same; `bias` may be empty.
+    /// Scales a row. `x` and `y` are as long as `factors` and may coincide; `bias` may be empty.
     unsafe fn scale_row<V: Vector, X: Element, Y: Element>(x: *const X, factors: &[f32], bias: &[f32], y: *mut Y) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -68,7 +68,7 @@ pub(crate) fn column_dots(cpu: &Cpu, a: View, b: View, out: ViewMut, add: bool) 
             }
             for row in 0..rows {
                 let (a, b) = (&a.row::<A>(row)[range.clone()], &b.row::<B>(row)[range.clone()]);
-                // SAFETY: the slices are of one length.
+                // SAFETY: the slices have one length.
                 unsafe { add_products(cpu.isa(), a, b, out) };
             }
         });
@@ -76,7 +76,7 @@ pub(crate) fn column_dots(cpu: &Cpu, a: View, b: View, out: ViewMut, add: bool) 
 }
 
 vector_kernel! {
-    /// `sums += a ⊙ b`, all of one length.
+    /// Computes `sums += a ⊙ b`, all of one length.
     unsafe fn add_products<V: Vector, A: Element, B: Element>(a: &[A], b: &[B], sums: &mut [f32]) {
         for_lanes!(V, sums.len(), |i, n| {
             // SAFETY: the lanes lie inside the slices.

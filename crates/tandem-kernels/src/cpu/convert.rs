@@ -1,14 +1,14 @@
-//! Moving and converting whole matrices.
+//! Copies and conversions of whole matrices.
 
 use std::ops::Range;
 
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, Isa};
-use crate::dtype::Element;
+use crate::numerics::dtype::Element;
 use crate::{View, ViewMut, with_element};
 
-/// Elements per block: large enough to outweigh handing it out, small enough to share a few megabytes evenly.
+/// Elements per block: enough to outweigh the scheduling, few enough to balance a few megabytes.
 const BLOCK: usize = 1 << 14;
 
 impl Cpu {
@@ -119,7 +119,7 @@ impl Cpu {
     }
 }
 
-/// One long row, if the matrix has no gaps and `wanted`.
+/// Returns the matrix as one row if it is contiguous and `wanted`.
 fn flat(x: View, wanted: bool) -> View {
     if wanted && x.is_contiguous() { x.reshape(1, x.len()) } else { x }
 }
@@ -130,7 +130,7 @@ fn flat_mut(x: ViewMut, wanted: bool) -> ViewMut {
 }
 
 vector_kernel! {
-    /// `dst = src`.
+    /// Computes `dst = src`.
     unsafe fn convert_vectors<V: Vector, S: Element, D: Element>(src: &[S], dst: &mut [D]) {
         let (from, to) = (src.as_ptr(), dst.as_mut_ptr());
         for_lanes!(V, dst.len().min(src.len()), |start, count| {
@@ -141,7 +141,7 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// `dst += src`.
+    /// Computes `dst += src`.
     unsafe fn add_vectors<V: Vector, S: Element>(src: &[S], dst: &mut [f32]) {
         let (from, to) = (src.as_ptr(), dst.as_mut_ptr());
         for_lanes!(V, dst.len().min(src.len()), |start, count| {
@@ -152,7 +152,7 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// `x *= factor`.
+    /// Computes `x *= factor`.
     unsafe fn scale_vectors<V: Vector, E: Element>(factor: f32, x: &mut [E]) {
         let x_start = x.as_mut_ptr();
         for_lanes!(V, x.len(), |start, count| {
@@ -162,16 +162,16 @@ vector_kernel! {
     }
 }
 
-/// `dst = src` with conversion.
+/// Computes `dst = src` with conversion.
 pub(super) fn convert<S: Element, D: Element>(isa: Isa, src: &[S], dst: &mut [D]) {
     assert_eq!(src.len(), dst.len());
-    // SAFETY: the slices are of one length.
+    // SAFETY: the slices have one length.
     unsafe { convert_vectors(isa, src, dst) };
 }
 
-/// `dst += src` with conversion.
+/// Computes `dst += src` with conversion.
 pub(super) fn accumulate<S: Element>(isa: Isa, src: &[S], dst: &mut [f32]) {
     assert_eq!(src.len(), dst.len());
-    // SAFETY: the slices are of one length.
+    // SAFETY: the slices have one length.
     unsafe { add_vectors(isa, src, dst) };
 }

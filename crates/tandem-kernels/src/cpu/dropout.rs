@@ -6,10 +6,10 @@ use super::vector::{for_lanes, vector_kernel};
 use crate::ops::Mask;
 use crate::{Element, View, ViewMut, with_element};
 
-/// Elements whose mask is made at once.
+/// Elements per piece of the mask.
 const RUN: usize = 256;
 
-/// `y = x ⊙ mask / (1 − p)`, or `+=` if `add`.
+/// Computes `y = x ⊙ mask / (1 − p)`, or `+=` if `add`.
 pub(crate) fn dropout(cpu: &Cpu, x: View, y: ViewMut, mask: Mask, add: bool) {
     let (shape, width) = (x.shape(), x.cols());
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
@@ -17,19 +17,20 @@ pub(crate) fn dropout(cpu: &Cpu, x: View, y: ViewMut, mask: Mask, add: bool) {
         cpu.for_parts(shape, |row, cols| {
             let first = row as u64 * width as u64 + cols.start as u64;
             let x = &x.row::<X>(row)[cols.clone()];
-            // SAFETY: parts are disjoint; the slices are of one length.
+            // SAFETY: parts are disjoint; the slices have one length.
             unsafe { drop_row(cpu.isa(), x, first, mask, add, y.part(row, cols.start, cols.len())) };
         });
     }));
 }
 
 vector_kernel! {
-    /// The slices are of one length; `first` is the index of their first element.
+    /// Applies the mask to a row. The slices have one length; `first` is the index of their first
+    /// element.
     unsafe fn drop_row<V: Vector, X: Element, Y: Element>(x: &[X], first: u64, mask: Mask, add: bool, y: &mut [Y]) {
         let mut factors = [0.0f32; RUN + 2];
         for start in (0..x.len()).step_by(RUN) {
             let (index, count) = (first + start as u64, RUN.min(x.len() - start));
-            // A number of 64 bits decides about two neighbours, the first of which has an even index.
+            // 64 random bits serve two neighbours, the first of which has an even index.
             for (pair, factors) in factors.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 let bits = mask.bits(index / 2 + pair as u64);
                 for (factor, bits) in factors.iter_mut().zip([bits as u32, (bits >> 32) as u32]) {

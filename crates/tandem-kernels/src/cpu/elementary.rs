@@ -1,14 +1,14 @@
 //! Elementary functions on registers, within a few units in the last place of f32.
 //!
-//! The polynomials were fitted for this file: weighted least squares iterated towards the smallest largest error
-//! (Lawson's algorithm), in f64.
+//! The polynomials were fitted for this file by least squares with Lawson's weights (minimax), in
+//! f64.
 
 use crate::cpu::vector::Vector;
 
-/// The polynomial with these coefficients, highest power first.
+/// Evaluates the polynomial with these coefficients, highest power first.
 #[inline(always)]
 fn polynomial<V: Vector, const N: usize>(x: V, coefficients: [f32; N]) -> V {
-    // SAFETY: `x` exists, so the processor has V.
+    // SAFETY: `x` exists, so the CPU has V.
     unsafe {
         let mut sum = V::splat(coefficients[0]);
         for coefficient in &coefficients[1..] {
@@ -18,12 +18,12 @@ fn polynomial<V: Vector, const N: usize>(x: V, coefficients: [f32; N]) -> V {
     }
 }
 
-/// `e^x`; 0 below -87.3, and nowhere more than 2.4e38. NaN for NaN, as all functions here.
+/// Computes `e^x`: 0 below -87.3, at most 2.4e38. All functions here return NaN for NaN.
 #[inline(always)]
 pub(crate) fn exp<V: Vector>(x: V) -> V {
-    // SAFETY: `x` exists, so the processor has V.
+    // SAFETY: `x` exists, so the CPU has V.
     unsafe {
-        // The two parts of ln 2: the first has so few bits that its product with the exponent is exact.
+        // ln 2 in two parts: the first has so few bits that its product with the exponent is exact.
         let (high, low) = (V::splat(-0.693_359_4), V::splat(2.121_944_4e-4));
         let clamped = V::splat(-87.3).max(V::splat(88.37).min(x));
         let n = clamped.mul(V::splat(std::f32::consts::LOG2_E)).round();
@@ -36,14 +36,14 @@ pub(crate) fn exp<V: Vector>(x: V) -> V {
 
 #[inline(always)]
 fn magnitude<V: Vector>(x: V) -> V {
-    // SAFETY: `x` exists, so the processor has V.
+    // SAFETY: `x` exists, so the CPU has V.
     x.max(unsafe { V::splat(0.0) }.sub(x))
 }
 
-/// `1 / (1 + e^-x)`, also far from zero, and relatively accurate where it is small.
+/// Computes `1 / (1 + e^-x)` with a small relative error everywhere.
 #[inline(always)]
 pub(crate) fn sigmoid<V: Vector>(x: V) -> V {
-    // SAFETY: `x` exists, so the processor has V.
+    // SAFETY: `x` exists, so the CPU has V.
     unsafe {
         let (zero, one) = (V::splat(0.0), V::splat(1.0));
         let e = exp(zero.sub(magnitude(x)));
@@ -51,10 +51,11 @@ pub(crate) fn sigmoid<V: Vector>(x: V) -> V {
     }
 }
 
-/// `tanh x`, relatively accurate near zero: an odd polynomial there, exponentials beyond.
+/// Computes `tanh x` with a small relative error near zero: an odd polynomial there, exponentials
+/// beyond.
 #[inline(always)]
 pub(crate) fn tanh<V: Vector>(x: V) -> V {
-    // SAFETY: `x` exists, so the processor has V.
+    // SAFETY: `x` exists, so the CPU has V.
     unsafe {
         let (zero, one) = (V::splat(0.0), V::splat(1.0));
         let z = magnitude(x);
@@ -67,26 +68,27 @@ pub(crate) fn tanh<V: Vector>(x: V) -> V {
     }
 }
 
-/// `cap · tanh(x / cap)`.
+/// Computes `cap · tanh(x / cap)`.
 #[inline(always)]
 pub(crate) fn softcap<V: Vector>(x: V, cap: f32) -> V {
-    // SAFETY: `x` exists, so the processor has V.
+    // SAFETY: `x` exists, so the CPU has V.
     unsafe { tanh(x.mul(V::splat(1.0 / cap))).mul(V::splat(cap)) }
 }
 
 /// `(tanh x − x) / x³` in powers of x², for |x| ≤ 0.63.
 const TANH: [f32; 5] = [-5.660_788_6e-3, 2.060_200_6e-2, -5.372_923e-2, 0.133_313_28, -0.333_332_78];
 
-/// The normal distribution's `Φ(x)` and density `φ(x)`.
+/// Computes the normal distribution's `Φ(x)` and density `φ(x)`.
 #[inline(always)]
 pub(crate) fn normal<V: Vector>(x: V) -> (V, V) {
-    // SAFETY: `x` exists, so the processor has V.
+    // SAFETY: `x` exists, so the CPU has V.
     unsafe {
         let (zero, one) = (V::splat(0.0), V::splat(1.0));
         // Beyond 14 both are 0 or 1 in f32; the clamp keeps the square finite.
         let z = V::splat(14.0).min(magnitude(x));
         let e = exp(z.mul(z).mul(V::splat(-0.5)));
-        // erfc(y) = t·P(t)·exp(-y²) with t = 1/(1 + 0.4 y), y = z/√2; the half of Φ = erfc/2 is in the product below.
+        // erfc(y) = t·P(t)·exp(-y²) with t = 1/(1 + 0.4 y), y = z/√2; the half of Φ = erfc/2 is in
+        // the product below.
         let t = one.div(z.mul_add(V::splat(0.4 * std::f32::consts::FRAC_1_SQRT_2), one));
         let tail = polynomial(t, ERFC).mul(t).mul(e).mul(V::splat(0.5));
         (x.if_less(zero, tail, one.sub(tail)), e.mul(V::splat(0.398_942_3)))

@@ -28,7 +28,8 @@ pub(crate) fn embedding(cpu: &Cpu, table: View, ids: &[u32], scale: f32, x: View
     }));
 }
 
-/// Columns per task: tasks own columns of the table, so that each of its rows is summed in token order.
+/// Columns per task: tasks own columns of the table, so that each of its rows is summed in token
+/// order.
 const COLUMNS: usize = 64;
 
 pub(crate) fn embedding_backward(cpu: &Cpu, ids: &[u32], scale: f32, dx: View, dtable: ViewMut) {

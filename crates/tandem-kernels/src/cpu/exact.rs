@@ -1,4 +1,4 @@
-//! Fixed-point sums of gradients: from f32 and back.
+//! Conversion of gradients to fixed point and back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use super::Cpu;
 use super::rows::RowsMut;
 use super::vector::vector_kernel;
 use crate::View;
-use crate::exact::FRACTION_BITS;
+use crate::numerics::exact::FRACTION_BITS;
 
 /// Elements per block.
 const BLOCK: usize = 1 << 14;
@@ -53,18 +53,18 @@ impl Cpu {
     }
 }
 
-/// Rounds towards zero; what is out of range saturates, and NaN becomes 0.
+/// Rounds towards zero; values out of range saturate, and NaN becomes 0.
 #[inline(always)]
 fn fixed(x: f32) -> i64 {
     (f64::from(x) * SCALE) as i64
 }
 
 vector_kernel! {
-    /// The slices are of one length.
+    /// Runs on slices of one length.
     unsafe fn store<V: Vector>(terms: &[f32], sums: &mut [i64], limit: f32) -> bool {
         let mut good = true;
         for (sum, &term) in sums.iter_mut().zip(terms) {
-            // NaN is not below the limit.
+            // The comparison is false for NaN.
             good &= term.abs() < limit;
             *sum = fixed(term);
         }
@@ -73,7 +73,7 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// The slices are of one length.
+    /// Runs on slices of one length.
     unsafe fn accumulate<V: Vector>(terms: &[f32], sums: &mut [i64], limit: f32) -> bool {
         let mut good = true;
         for (sum, &term) in sums.iter_mut().zip(terms) {
@@ -85,7 +85,7 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// The nearest f32 of each sum (rounded twice, by way of f64). The slices are of one length.
+    /// Converts each sum to f32, by way of f64. The slices have one length.
     pub(super) unsafe fn to_f32<V: Vector>(sums: &[i64], values: &mut [f32]) {
         for (value, &sum) in values.iter_mut().zip(sums) {
             *value = (sum as f64 * (1.0 / SCALE)) as f32;

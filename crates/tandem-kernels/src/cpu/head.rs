@@ -1,4 +1,5 @@
-//! The head: strips of logits, one pass over each row's part for its statistics or its gradient, and the products around it.
+//! The head: strips of logits, one pass over each row's strip for its statistics or its gradient,
+//! and the GEMMs around it.
 
 use std::ops::Range;
 
@@ -7,44 +8,36 @@ use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
 use super::{Cpu, scratch};
 use crate::ops::{
-    FIRST, HeadGradients, HeadParts, HeadShape, HeadWeights, NOT_HERE, PASSED_OVER, Targets, strips,
+    FIRST, Head, HeadGradients, HeadParts, HeadShape, LogitMemory, NOT_HERE, PASSED_OVER, Targets, strips,
 };
-use crate::{DType, Element, View, ViewMut, with_element};
+use crate::{DType, Element, ViewMut, with_element};
 
-/// Logits that are summed in f32 before the sum is carried in f64, and columns of a strip: what a chunk's rows have of
-/// one lies in the second-level caches, from the product that writes it to the one that reads its gradient.
+/// Columns of a strip, and logits summed in f32 before the sum continues in f64. The strip of a
+/// chunk's rows stays in the second-level caches from the GEMM that writes it to the GEMM that
+/// reads its gradient.
 const STRIP: usize = 1024;
 
-/// Rows that a thread takes of a strip at once.
+/// Rows of a strip per task.
 const ROWS: usize = 16;
 
-/// Columns of the buffer for logits that are not kept.
+/// Returns the width of the buffer for logits that are not kept.
 pub(crate) fn strip_width(vocabulary: usize) -> usize {
     STRIP.min(vocabulary)
 }
 
-/// Scores rows in chunks of `chunk`. The logits of the chunks that end within the rows of `kept` stay there.
-pub(crate) fn forward(
-    cpu: &Cpu,
-    hidden: View,
-    weights: HeadWeights,
-    targets: Targets,
-    shape: &HeadShape,
-    parts: &mut HeadParts,
-    chunk: usize,
-    mut kept: ViewMut,
-    mut spare: ViewMut,
-) {
+/// Scores rows in chunks.
+pub(crate) fn forward(cpu: &Cpu, call: Head, parts: &mut HeadParts, mut memory: LogitMemory) {
+    let Head { hidden, weights, targets, ref shape } = call;
     let (of_rows, of_predictions) = begin(parts);
-    for strip in strips(hidden.rows(), chunk, weights.weight.rows(), STRIP) {
+    for strip in strips(hidden.rows(), memory.chunk, weights.weight.rows(), STRIP) {
         let (rows, tokens) = (&strip.rows, &strip.tokens);
-        let mut logits = strip.place(&mut kept, &mut spare);
+        let mut logits = strip.place(&mut memory);
         strip.logits(hidden, &weights, logits.reborrow()).run(cpu);
         see(cpu, logits, rows.start, tokens, &targets, shape, &of_rows, &of_predictions);
     }
 }
 
-/// Scores logits that are there.
+/// Scores existing logits.
 pub(crate) fn score(
     cpu: &Cpu,
     mut logits: ViewMut,
@@ -61,7 +54,7 @@ pub(crate) fn score(
     }
 }
 
-/// The numbers of a part of which nothing was seen.
+/// Resets the numbers of a part.
 fn begin(parts: &mut HeadParts) -> (RowsMut<'_, [f64; 4]>, RowsMut<'_, [f64; 2]>) {
     let (of_rows, of_predictions) = parts.own_mut();
     of_rows.fill(Statistics::NONE);
@@ -69,7 +62,8 @@ fn begin(parts: &mut HeadParts) -> (RowsMut<'_, [f64; 4]>, RowsMut<'_, [f64; 2]>
     (RowsMut::from_slice(of_rows), RowsMut::from_slice(of_predictions))
 }
 
-/// Adds what a strip's logits tell, whose first row is `first_row`; they are left with scale and softcap applied.
+/// Updates the statistics by a strip of logits whose first row is `first_row`. Scale and softcap
+/// are applied in place.
 fn see(
     cpu: &Cpu,
     logits: ViewMut,
@@ -86,7 +80,8 @@ fn see(
         let mut predictions = targets.of_rows(first_row + range.start..first_row + range.end);
         for r in range {
             let row = first_row + r;
-            // SAFETY: this row, its numbers and those of its predictions belong to this block alone.
+            // SAFETY: this row, its numbers and those of its predictions belong to this block
+            // alone.
             unsafe {
                 let logits = logits.row(r);
                 let found = statistics(cpu.isa(), logits, shape);
@@ -104,8 +99,8 @@ fn see(
     });
 }
 
-/// Brings what is known of a target up to a strip: its place and its logit. `before` is the largest logit before the
-/// strip, `largest` that of the strip.
+/// Updates place and logit of a target by a strip. `before` is the largest logit before the strip,
+/// `largest` the largest of the strip.
 fn see_target(
     [place, logit]: &mut [f64; 2],
     target: usize,
@@ -124,12 +119,12 @@ fn see_target(
     }
 }
 
-/// Whether some element equals `x`; by blocks, so that the comparison is vectorised.
+/// Returns whether an element equals `x`. Works in blocks, so that the comparison vectorises.
 fn contains(elements: &[f32], x: f32) -> bool {
     elements.chunks(256).any(|chunk| chunk.iter().fold(false, |found, e| found | (*e == x)))
 }
 
-/// Of a strip of a row of logits l after scale and softcap.
+/// Statistics of one row of a strip; l are the logits after scale and softcap.
 struct Statistics {
     largest: f32,
     /// Σ exp(l − largest).
@@ -141,17 +136,17 @@ struct Statistics {
 }
 
 impl Statistics {
-    /// What [`HeadParts`] holds of a row of which nothing was seen.
+    /// Numbers of a row before the first strip.
     const NONE: [f64; 4] = [f64::NEG_INFINITY, 0.0, 0.0, 0.0];
 
-    /// What it holds once these logits were seen after others.
+    /// Merges the numbers of earlier strips with this strip.
     fn after(&self, [largest, sum, weighted, total]: [f64; 4]) -> [f64; 4] {
         let own = [self.largest, self.sum, self.weighted, self.total].map(f64::from);
         if sum == 0.0 {
             return own;
         }
         let both = largest.max(own[0]);
-        // Of the two differences from the larger of them, one is 0.
+        // One of the two differences from the larger is 0.
         let shrunk = |[largest, sum, weighted]: [f64; 3]| {
             let below = largest - both;
             let factor = if below == 0.0 { 1.0 } else { below.exp() };
@@ -163,10 +158,10 @@ impl Statistics {
     }
 }
 
-/// A logit after scale and softcap.
+/// Applies scale and softcap to a logit.
 #[inline(always)]
 fn shaped<V: Vector>(logit: V, scale: f32, cap: Option<f32>) -> V {
-    // SAFETY: `logit` exists, so the processor has V.
+    // SAFETY: `logit` exists, so the CPU has V.
     let scaled = logit.mul(unsafe { V::splat(scale) });
     match cap {
         Some(cap) => softcap(scaled, cap),
@@ -175,7 +170,7 @@ fn shaped<V: Vector>(logit: V, scale: f32, cap: Option<f32>) -> V {
 }
 
 vector_kernel! {
-    /// Applies scale and softcap in place and reads the statistics off, of at most [`STRIP`] logits.
+    /// Applies scale and softcap in place and returns the statistics, of at most [`STRIP`] logits.
     unsafe fn statistics<V: Vector>(logits: &mut [f32], shape: &HeadShape) -> Statistics {
         // SAFETY: every access is inside the slice.
         unsafe {
@@ -190,7 +185,7 @@ vector_kernel! {
                     logit = shaped(logit, scale, shape.softcap);
                     logit.store(at, n);
                 }
-                // The lanes beyond the row are 0, which may exceed every logit.
+                // Lanes beyond the row are 0, which may exceed every logit.
                 let seen = if n < V::LANES { logit.keep_first(n, f32::NEG_INFINITY) } else { logit };
                 largest = largest.max(seen);
                 total = total.add(logit);
@@ -214,7 +209,7 @@ vector_kernel! {
     pub(crate) unsafe fn shape<V: Vector>(logits: &mut [f32], shape: &HeadShape) {
         let scale = shape.logit_scale.unwrap_or(1.0);
         for_lanes!(V, logits.len(), |i, n| {
-            // SAFETY: inside the slice; the processor has V.
+            // SAFETY: inside the slice; the CPU has V.
             unsafe {
                 let at = logits.as_mut_ptr().add(i);
                 shaped(V::load(at, n), scale, shape.softcap).store(at, n);
@@ -224,10 +219,10 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// `exp((l − largest) / temperature)` in place.
+    /// Computes `exp((l − largest) / temperature)` in place.
     pub(crate) unsafe fn relative_weights<V: Vector>(logits: &mut [f32], temperature: f32) {
         let start = logits.as_mut_ptr();
-        // SAFETY: inside the slice; the processor has V.
+        // SAFETY: inside the slice; the CPU has V.
         unsafe {
             let mut largest = V::splat(f32::NEG_INFINITY);
             for_lanes!(V, logits.len(), |i, n| {
@@ -243,24 +238,20 @@ vector_kernel! {
     }
 }
 
-/// `kept` holds what [`forward`] left there; the other chunks' logits are computed again.
+/// Computes gradients in chunks. The logits of chunks that are not kept are computed again.
 pub(crate) fn backward(
     cpu: &Cpu,
-    hidden: View,
-    weights: HeadWeights,
-    targets: Targets,
-    shape: &HeadShape,
+    call: Head,
     log_sum_exp: &[f32],
     d_log_prob: &[f32],
     mut gradients: HeadGradients,
-    chunk: usize,
-    mut kept: ViewMut,
-    mut spare: ViewMut,
+    mut memory: LogitMemory,
 ) {
-    let (dtype, kept_rows) = (weights.weight.dtype(), kept.rows());
-    for strip in strips(hidden.rows(), chunk, weights.weight.rows(), STRIP) {
+    let Head { hidden, weights, targets, ref shape } = call;
+    let (dtype, kept_rows) = (weights.weight.dtype(), memory.kept.rows());
+    for strip in strips(hidden.rows(), memory.chunk, weights.weight.rows(), STRIP) {
         let (rows, tokens) = (&strip.rows, &strip.tokens);
-        let mut logits = strip.place(&mut kept, &mut spare);
+        let mut logits = strip.place(&mut memory);
         if rows.end > kept_rows {
             strip.logits(hidden, &weights, logits.reborrow()).run(cpu);
         }
@@ -289,8 +280,8 @@ pub(crate) fn backward(
     }
 }
 
-/// Turns raw logits of a row, from token `first` on, into the gradient of `Σ d · log_prob` with respect to them, in the
-/// type of the weights (bf16 stands in the first half of their place).
+/// Replaces raw logits of a row, from token `first` on, by the gradient of `Σ d · log_prob`, in the
+/// type of the weights (bf16 fills the first half of the row).
 fn differentiate(
     cpu: &Cpu,
     logits: &mut [f32],
@@ -305,7 +296,8 @@ fn differentiate(
     let len = logits.len();
     let place_of = |target: u32| (target as usize).checked_sub(first).filter(|&place| place < len);
     scratch::with_f32(targets.len(), |at_targets| {
-        // At a target the two terms nearly cancel where the model is sure: they meet in f32, before any rounding.
+        // At a target of high probability the two terms nearly cancel, so they meet in f32 before
+        // any rounding.
         for (gradient, &target) in at_targets.iter_mut().zip(targets) {
             let Some(place) = place_of(target) else { continue };
             let (p, slope) = probability(logits[place], shape, log_sum_exp);
@@ -314,18 +306,18 @@ fn differentiate(
         }
         with_element!(dtype, E => {
             let start = logits.as_mut_ptr();
-            // SAFETY: the logits are there; an E is no wider than the f32 in whose place it comes.
+            // SAFETY: the slice holds the logits; an E is no wider than the f32 that it overwrites.
             unsafe { gradients::<E>(cpu.isa(), start, len, shape, log_sum_exp, total) };
             for (gradient, &target) in at_targets.iter().zip(targets) {
                 let Some(place) = place_of(target) else { continue };
-                // SAFETY: the place is one of the logits'.
+                // SAFETY: the index is inside the logits.
                 unsafe { *start.cast::<E>().add(place) = Element::from_f32(*gradient) };
             }
         });
     });
 }
 
-/// The probability of a raw logit and the derivative of scale and softcap there.
+/// Returns the probability of a raw logit and the derivative of scale and softcap.
 fn probability(logit: f32, shape: &HeadShape, log_sum_exp: f32) -> (f32, f32) {
     let scale = shape.logit_scale.unwrap_or(1.0);
     let scaled = logit * scale;
@@ -340,7 +332,7 @@ fn probability(logit: f32, shape: &HeadShape, log_sum_exp: f32) -> (f32, f32) {
 }
 
 vector_kernel! {
-    /// `-total · p · slope` for each of `len` raw logits at `row`, written from there on as numbers of type E.
+    /// Writes `-total · p · slope` for each of `len` raw logits at `row`, as type E.
     unsafe fn gradients<V: Vector, E: Element>(
         row: *mut f32,
         len: usize,
@@ -348,7 +340,8 @@ vector_kernel! {
         log_sum_exp: f32,
         total: f32,
     ) {
-        // SAFETY: inside the row; what is written never passes what is read, and a register is read first.
+        // SAFETY: inside the row; writes never pass reads, and a register is read before it is
+        // written.
         unsafe {
             let scale = shape.logit_scale.unwrap_or(1.0);
             let factor = V::splat(-total * scale);

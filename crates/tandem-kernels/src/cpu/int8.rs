@@ -1,18 +1,19 @@
-//! Weights of a byte, a row's with one scale: see [`format`](crate::format). In the arithmetic order of bitsandbytes.
+//! int8 weights with a scale per row (see [`format`](crate::numerics::format)), in the arithmetic
+//! order of bitsandbytes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, block_rows};
-use crate::bytes::{BytesMut, BytesView};
+use crate::memory::bytes::{BytesMut, BytesView};
 use crate::{Element, Format, View, ViewMut, with_element};
 
 /// The largest code.
 pub(crate) const LARGEST: f32 = 127.0;
 
 impl Cpu {
-    /// Packs a contiguous matrix. Answers which row is the first that holds a weight that is not finite, if one is.
+    /// Packs a contiguous matrix. The error is the first row with a weight that is not finite.
     pub(crate) fn pack_int8(&self, values: View, packed: BytesMut) -> Result<(), usize> {
         let (rows, cols) = values.shape();
         let unit_len = Format::Int8.unit_len(cols);
@@ -38,7 +39,7 @@ impl Cpu {
         }
     }
 
-    /// Packs codes and scales that are there already.
+    /// Packs existing codes and scales.
     pub(crate) fn pack_stored_int8(&self, codes: &[u8], scales: &[f32], packed: BytesMut) {
         let cols = codes.len() / scales.len();
         let unit_len = Format::Int8.unit_len(cols);
@@ -73,19 +74,20 @@ impl Cpu {
 }
 
 vector_kernel! {
-    /// Codes of a row, and its scale: infinite or NaN if a weight is. The slices are of one length.
+    /// Encodes a row and returns its scale, infinite or NaN if a weight is. The slices have one
+    /// length.
     unsafe fn encode<V: Vector, E: Element>(values: &[E], codes: &mut [u8]) -> f32 {
-        // The order of magnitudes is that of their bits, and what is not finite has the largest ones.
+        // Magnitudes order as their bits do; infinity and NaN have the largest bits.
         let largest = values.iter().fold(0, |m, x| (x.to_f32().to_bits() & 0x7fff_ffff).max(m));
         let scale = f32::from_bits(largest);
-        // What torch makes of `127 / scale`.
+        // torch's result for `127 / scale`.
         let factor = 1.0 / scale * LARGEST;
         if !factor.is_finite() {
-            // Weights so small that they cannot be divided by their largest are zeros.
+            // The largest weight is too small to divide by: all weights are zeros.
             codes.fill(0);
             return if scale.is_finite() { 0.0 } else { scale };
         }
-        // Adding 1.5·2^23 rounds to the nearest integer, halves to even, and leaves it in the low bits.
+        // Adding 1.5·2^23 rounds to nearest, ties to even, and leaves the integer in the low bits.
         const SHIFT: f32 = 12_582_912.0;
         for (code, value) in codes.iter_mut().zip(values) {
             *code = (value.to_f32() * factor + SHIFT).to_bits() as u8;
@@ -95,7 +97,7 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// Weights of a row. The slices are of one length.
+    /// Decodes a row. The slices have one length.
     unsafe fn decode<V: Vector, E: Element>(codes: &[u8], scale: f32, values: &mut [E]) {
         const CHUNK: usize = 64;
         for (values, codes) in values.chunks_mut(CHUNK).zip(codes.chunks(CHUNK)) {

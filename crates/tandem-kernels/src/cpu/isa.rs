@@ -1,19 +1,19 @@
-//! Which vector instructions kernels use.
+//! Levels of vector instructions.
 
 use crate::{DType, KernelError, Result};
 
-/// A level of vector instructions; each includes the ones before it.
+/// Level of vector instructions; each includes the levels before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// What the target always has: SSE2 on x86-64, NEON on aarch64.
+    /// Baseline of the target: SSE2 on x86-64, NEON on aarch64.
     Portable,
     /// AVX2 with FMA.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512 with products of bf16 pairs.
+    /// AVX-512 with bf16 dot products of pairs.
     Avx512Bf16,
-    /// AVX-512 with products of tiles of bf16 (AMX), which the operating system must have granted.
+    /// AVX-512 with AMX tiles of bf16, which the operating system must have granted.
     Amx,
 }
 
@@ -21,7 +21,7 @@ impl Isa {
     /// Every level, lowest first.
     pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
-    /// The name that `TANDEM_ISA` takes.
+    /// Returns the name in `TANDEM_ISA`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -32,12 +32,12 @@ impl Isa {
         }
     }
 
-    /// Whether numbers of this type go into tile registers as they are.
+    /// Returns whether this type goes into tile registers unchanged.
     pub(crate) fn has_tiles_of(self, dtype: DType) -> bool {
         self == Self::Amx && dtype == DType::Bf16
     }
 
-    /// Whether this processor has it.
+    /// Returns whether this CPU has the level.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -62,10 +62,11 @@ impl Isa {
         }
     }
 
-    /// The best level of this processor, or the one that the environment variable `TANDEM_ISA` names.
+    /// Returns the best level of this CPU, or the level named by the environment variable
+    /// `TANDEM_ISA`.
     ///
     /// # Errors
-    /// If the variable names no level, or one that this processor lacks.
+    /// If the variable names no level, or one that this CPU lacks.
     pub fn detect() -> Result<Self> {
         match std::env::var("TANDEM_ISA") {
             Ok(name) => Self::from_name(&name),
@@ -73,14 +74,15 @@ impl Isa {
         }
     }
 
-    /// The highest level of this processor.
+    /// Returns the highest level of this CPU.
     pub fn highest() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
     }
 
-    /// The fastest level of this processor. Intel's cores multiply pairs of bf16 outside of AMX at half their f32 rate
-    /// (measured on Emerald Rapids: 88 against 179 GFLOP/s a core), AMD's at twice (Zen 5: 450 against 225): on Intel
-    /// without AMX it pays to widen bf16 while packing.
+    /// Returns the fastest level of this CPU. Outside of AMX, Intel cores run bf16 dot products at
+    /// half their f32 rate (Emerald Rapids: 88 against 179 GFLOP/s per core), AMD cores at twice
+    /// (Zen 5: 450 against 225). On Intel without AMX it therefore pays to widen bf16 while
+    /// packing.
     pub fn best() -> Self {
         match Self::highest() {
             Self::Avx512Bf16 if is_intel() => Self::Avx512,
@@ -96,7 +98,7 @@ impl Isa {
         isa.require()
     }
 
-    /// The level itself, if this processor has it.
+    /// Returns the level if this CPU has it.
     pub(crate) fn require(self) -> Result<Self> {
         if self.is_available() {
             return Ok(self);
@@ -107,8 +109,8 @@ impl Isa {
     }
 }
 
-/// Whether the processor multiplies tiles of bf16 and the operating system lets this process: tiles are 8 KiB of state
-/// a thread, which Linux grants on request.
+/// Returns whether the CPU has AMX and the operating system allows it: tiles are 8 KiB of state per
+/// thread, which Linux grants on request.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn has_tiles() -> bool {
     use std::sync::LazyLock;
@@ -135,7 +137,7 @@ fn has_tiles() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn is_intel() -> bool {
     #[allow(unused_unsafe, reason = "safe from Rust 1.92 on")]
-    // SAFETY: every x86-64 processor has the instruction and this leaf.
+    // SAFETY: every x86-64 CPU has the instruction and this leaf.
     let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
     [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
 }

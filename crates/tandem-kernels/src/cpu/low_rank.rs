@@ -1,4 +1,4 @@
-//! Lengths of the rows of a matrix with a low-rank term: a block of the sum at a time, which stays in the cache.
+//! Row norms of a matrix with a low-rank term, computed block by block in the cache.
 
 use super::convert::convert;
 use super::rows::RowsMut;
@@ -11,7 +11,7 @@ use crate::{View, ViewMut, with_element};
 const ROWS: usize = 12;
 const COLUMNS: usize = 512;
 
-/// Lanes of the widest register: blocks begin at multiples of it.
+/// Lanes of the widest register; blocks begin at multiples of it.
 const LANES: usize = 16;
 
 pub(crate) fn row_norms(cpu: &Cpu, w: View, a: View, b: View, scale: f32, out: ViewMut) {
@@ -47,7 +47,8 @@ pub(crate) fn row_norms(cpu: &Cpu, w: View, a: View, b: View, scale: f32, out: V
                         rest.fill(0.0);
                     }
                     let squares = &mut squares[..rows.len()];
-                    // SAFETY: the factors have `r` columns, `a` and the block `padded` from where they begin.
+                    // SAFETY: the factors have `r` columns, `a` and the block `padded` from where
+                    // they begin.
                     unsafe { add_squares(cpu.isa(), factors, r, (a.as_ptr().wrapping_add(start), width), block, padded, squares) };
                 }
                 // SAFETY: blocks are disjoint.
@@ -59,7 +60,8 @@ pub(crate) fn row_norms(cpu: &Cpu, w: View, a: View, b: View, scale: f32, out: V
 }
 
 vector_kernel! {
-    /// Adds `factors · a` to the block, rows of which are [`COLUMNS`] apart, and the squares of its rows to `squares`.
+    /// Adds `factors · a` to the block, whose rows are [`COLUMNS`] apart, and the squares of its
+    /// rows to `squares`.
     unsafe fn add_squares<V: Vector>(
         factors: &[f32],
         r: usize,

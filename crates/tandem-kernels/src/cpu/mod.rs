@@ -1,7 +1,5 @@
-//! CPU kernels, and what they run on: a team of threads, per-thread scratch and a level of vector instructions.
+//! CPU kernels, their thread pool, per-thread scratch and vector instructions.
 //!
-//! A kernel cuts its work into blocks by shape alone and hands them to `Cpu::parallel_for`; sums over blocks are
-//! taken in the order of the blocks. So the bits of a result do not depend on the number of threads.
 
 pub(crate) mod activation;
 #[cfg(target_arch = "x86_64")]
@@ -9,26 +7,26 @@ mod amx;
 pub(crate) mod attention;
 pub(crate) mod columns;
 mod convert;
+mod double_quant;
 pub(crate) mod dropout;
 pub(crate) mod elementary;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 mod exact;
+mod gemm;
 pub(crate) mod head;
 mod int8;
 mod isa;
 pub(crate) mod low_rank;
-mod nested;
 mod nf4;
 pub(crate) mod norm;
 mod optimizer;
 mod peak;
-mod product;
 pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod scratch;
 pub(crate) mod states;
-mod team;
+mod thread_pool;
 pub(crate) mod tile;
 pub(crate) mod vector;
 
@@ -37,26 +35,26 @@ pub use isa::Isa;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::arena::Arena;
-use crate::profile::Profile;
+use crate::device::profile::Profile;
+use crate::memory::arena::Arena;
 use crate::{KernelError, Result};
-use team::Team;
+use thread_pool::Team;
 
+pub(crate) use double_quant::TABLE as NESTED_TABLE;
 pub(crate) use int8::LARGEST as INT8_LARGEST;
-pub(crate) use nested::TABLE as NESTED_TABLE;
 pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
 pub(crate) use optimizer::{AdamStep, RmsStep};
 
-/// The host's processor: its threads, its memory and its instructions.
+/// A CPU device: threads, memory and instructions.
 pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
     team: Arc<Team>,
     isa: Isa,
-    /// Whether products of few rows read their matrix where it lies.
+    /// True if GEMMs of few rows read their matrix unpacked.
     for_few_rows: bool,
-    /// Whether a term of an exact sum was out of range; one for all memories.
+    /// True if a term of an exact sum was out of range; shared by all memories.
     out_of_range: Arc<AtomicBool>,
-    /// Who times operations, if somebody does.
+    /// Profile that times operations.
     pub(crate) profile: Option<Arc<Profile>>,
 }
 
@@ -68,64 +66,66 @@ impl Cpu {
         Ok(Self { arena, team, isa, for_few_rows: false, out_of_range, profile: None })
     }
 
-    /// The same threads with another memory.
+    /// Shares the threads with another memory.
     pub(crate) fn over(&self, arena: Arc<Arena>) -> Self {
         let (team, out_of_range, profile) =
             (self.team.clone(), self.out_of_range.clone(), self.profile.clone());
         Self { arena, team, out_of_range, profile, ..*self }
     }
 
-    /// The same threads with another memory, and nobody who times.
+    /// Shares the threads with another memory, without a profile.
     pub(crate) fn untimed_over(&self, arena: Arc<Arena>) -> Self {
         Self { profile: None, ..self.over(arena) }
     }
 
-    /// The same memory, and one thread: the caller.
+    /// Shares the memory with the calling thread alone.
     pub(crate) fn alone(&self) -> Result<Self> {
         let (out_of_range, profile) = (self.out_of_range.clone(), self.profile.clone());
         let for_few_rows = self.for_few_rows;
         Ok(Self { for_few_rows, out_of_range, profile, ..Self::new(1, self.arena.clone(), self.isa)? })
     }
 
-    /// The same threads and memory, for products of few rows.
+    /// Shares threads and memory for GEMMs of few rows.
     pub(crate) fn for_few_rows(&self) -> Self {
         Self { for_few_rows: true, ..self.over(self.arena.clone()) }
     }
 
-    /// The same threads and memory, timed.
+    /// Shares threads and memory and times operations.
     pub(crate) fn profiled(&self, profile: Arc<Profile>) -> Self {
         Self { profile: Some(profile), ..self.over(self.arena.clone()) }
     }
 
-    /// Remembers that a term of an exact sum was out of range.
+    /// Records that a term of an exact sum was out of range.
     pub(crate) fn see_out_of_range(&self) {
         self.out_of_range.store(true, Ordering::Relaxed);
     }
 
-    /// Whether none was, since this was last asked.
+    /// Returns whether no term was out of range since the last call.
     pub(crate) fn take_in_range(&self) -> bool {
         !self.out_of_range.swap(false, Ordering::Relaxed)
     }
 
-    /// Number of compute threads, the calling one included.
+    /// Returns the number of compute threads, the calling one included.
     pub fn threads(&self) -> usize {
         self.team.threads()
     }
 
-    /// The vector instructions that kernels use.
+    /// Returns the vector instructions that kernels use.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// Runs `block(0) … block(num_blocks - 1)`, each once, on all threads, and returns when all have finished.
+    /// Runs `block(0) … block(num_blocks - 1)`, each once, on all threads, and returns when all
+    /// have finished.
     ///
-    /// Blocks must not depend on one another. From inside a block, a nested call runs on the calling thread alone.
+    /// Blocks must not depend on one another. From inside a block, a nested call runs on the
+    /// calling thread alone.
     pub(crate) fn parallel_for(&self, num_blocks: usize, block: impl Fn(usize) + Sync) {
         self.team.run(num_blocks, &block);
     }
 
-    /// [`Self::parallel_for`] over `0..len` cut into ranges of `block_len` (the last may be shorter), with the range's
-    /// index and the range itself.
+    /// [`Self::parallel_for`] over `0..len` cut into ranges of `block_len` (the last may be
+    /// shorter), with the range's index and the range itself.
     pub(crate) fn parallel_ranges(
         &self,
         len: usize,
@@ -139,7 +139,8 @@ impl Cpu {
     }
 }
 
-/// Rows of `width` elements that a block of a row-wise kernel takes: enough work to be worth handing out.
+/// Returns the number of rows of `width` elements per block of a row-wise kernel: enough work to
+/// outweigh the scheduling.
 pub(crate) fn block_rows(width: usize) -> usize {
     (16_384 / width.max(1)).max(1)
 }

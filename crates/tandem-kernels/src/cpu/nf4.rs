@@ -1,16 +1,17 @@
-//! Four-bit weights: see [`format`](crate::format) for what they are. In the arithmetic order of bitsandbytes.
+//! nf4 weights (see [`format`](crate::numerics::format)), in the arithmetic order of bitsandbytes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Cpu;
-use super::nested::{self, TABLE};
+use super::double_quant::{self, TABLE};
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
-use crate::bytes::{BytesMut, BytesView};
-use crate::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
+use crate::memory::bytes::{BytesMut, BytesView};
+use crate::numerics::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
 use crate::{Element, View, ViewMut, with_element};
 
-/// What four bits stand for: quantiles of the normal distribution, and zero (arXiv 2305.14314, appendix E).
+/// Values of the codes: quantiles of the normal distribution, and zero (arXiv 2305.14314, appendix
+/// E).
 pub(crate) const NUMBERS: [f32; 16] = [
     -1.0,
     -0.696_192_8,
@@ -30,7 +31,7 @@ pub(crate) const NUMBERS: [f32; 16] = [
     1.0,
 ];
 
-/// Between the numbers: above how many of these a weight lies is its code.
+/// Midpoints of the values: the code of a weight is the count of midpoints below it.
 const BOUNDS: [f32; 15] = {
     let mut bounds = [0.0; 15];
     let mut i = 0;
@@ -41,17 +42,17 @@ const BOUNDS: [f32; 15] = {
     bounds
 };
 
-/// Where a block has no weight as large as this, its weights are zeros.
+/// Blocks without a weight of this magnitude become zeros.
 const SMALLEST: f32 = 1e-38;
 
-/// Where a unit's scales begin, their factor and their mean.
+/// Offset of a unit's scales, their factor and their mean.
 const SCALES: usize = NF4_UNIT / 2;
 const LARGEST: usize = SCALES + NF4_BLOCKS;
 const MEAN: usize = LARGEST + size_of::<f32>();
 
 impl Cpu {
-    /// Packs a contiguous matrix; `scales` is room for one a block. Answers where the first block begins that holds a
-    /// weight that is not finite, if one does.
+    /// Packs a contiguous matrix; `scales` has room for one scale per block. The error is the start
+    /// of the first block with a weight that is not finite.
     pub(crate) fn pack_nf4(
         &self,
         values: View,
@@ -63,7 +64,8 @@ impl Cpu {
         Ok(())
     }
 
-    /// Of [`Self::pack_nf4`] the codes of weights, or of whole units of them, and what their blocks' scales are.
+    /// Packs the codes of weights, or of whole units of them, and computes the scales of their
+    /// blocks.
     pub(crate) fn pack_nf4_codes(
         &self,
         values: View,
@@ -95,20 +97,20 @@ impl Cpu {
         }
     }
 
-    /// Of [`Self::pack_nf4`] what follows the codes of each unit: the scales of all blocks.
+    /// Packs the scales of all blocks, which follow the codes of each unit.
     pub(crate) fn pack_nf4_scales(&self, scales: &[f32], packed: BytesMut) {
         let packed = RowsMut::from_slice(packed.into_slice());
-        let mean = nested::mean(scales);
+        let mean = double_quant::mean(scales);
         self.parallel_ranges(scales.len(), NF4_BLOCKS, |unit, range| {
             // SAFETY: units are disjoint.
             let rest = unsafe { packed.part(0, unit * NF4_UNIT_LEN + SCALES, NF4_UNIT_LEN - SCALES) };
             rest.fill(0);
-            let largest = nested::quantise(&scales[range.clone()], mean, &mut rest[..range.len()]);
+            let largest = double_quant::quantise(&scales[range.clone()], mean, &mut rest[..range.len()]);
             write_scales(rest, largest, mean);
         });
     }
 
-    /// Packs what bitsandbytes stores of a matrix of `len` weights.
+    /// Packs the stored codes and scales of a bitsandbytes matrix of `len` weights.
     pub(crate) fn pack_stored_nf4(
         &self,
         codes: &[u8],
@@ -146,7 +148,7 @@ impl Cpu {
     }
 }
 
-/// Writes the scales' factor and mean, in what follows a unit's codes.
+/// Writes the scales' factor and mean behind a unit's codes.
 fn write_scales(rest: &mut [u8], largest: f32, mean: f32) {
     rest[LARGEST - SCALES..][..4].copy_from_slice(&largest.to_le_bytes());
     rest[MEAN - SCALES..][..4].copy_from_slice(&mean.to_le_bytes());
@@ -157,8 +159,8 @@ fn read_f32(unit: &[u8], at: usize) -> f32 {
 }
 
 vector_kernel! {
-    /// Codes of weights, and the scale of each block. Answers which block is the first with a weight that is not finite.
-    /// There is room for `⌈N / 2⌉` bytes of codes and a scale for each block.
+    /// Encodes weights, with a scale per block. Returns the first block with a weight that is not
+    /// finite. `codes` has `⌈N / 2⌉` bytes.
     unsafe fn encode<V: Vector, E: Element>(values: &[E], codes: &mut [u8], scales: &mut [f32]) -> usize {
         let mut bad = usize::MAX;
         for (block, values) in values.chunks(NF4_BLOCK).enumerate() {
@@ -166,7 +168,7 @@ vector_kernel! {
             for (x, value) in x.iter_mut().zip(values) {
                 *x = value.to_f32();
             }
-            // The order of magnitudes is that of their bits, and what is not finite has the largest ones.
+            // Magnitudes order as their bits do; infinity and NaN have the largest bits.
             let largest = x.iter().fold(0, |m, x| (x.to_bits() & 0x7fff_ffff).max(m));
             if largest >= f32::INFINITY.to_bits() {
                 bad = bad.min(block);
@@ -179,7 +181,7 @@ vector_kernel! {
                 }
                 scales[block] = scale;
             } else {
-                // bitsandbytes divides in the block that is not whole.
+                // bitsandbytes divides in a partial block.
                 scales[block] = scale.max(SMALLEST);
                 for x in &mut x {
                     *x /= scales[block];
@@ -202,18 +204,19 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// Weights from a unit, no more than it holds.
+    /// Decodes weights of a unit.
     unsafe fn decode<V: Vector, E: Element>(unit: &[u8], table: &[f32; 256], values: &mut [E]) {
         let mut scales = [0.0f32; NF4_BLOCKS];
         let count = values.len().div_ceil(NF4_BLOCK);
         let (largest, mean) = (read_f32(unit, LARGEST), read_f32(unit, MEAN));
-        nested::dequantise(&unit[SCALES..][..count], largest, mean, table, &mut scales);
+        double_quant::dequantise(&unit[SCALES..][..count], largest, mean, table, &mut scales);
         for (block, values) in values.chunks_mut(NF4_BLOCK).enumerate() {
-            // A weight is one of sixteen products, which are rounded once for all weights of the block.
+            // A weight is one of sixteen products, rounded once for the block.
             let mut products = [E::from_f32(0.0); 16];
             let (from, to) = (NUMBERS.as_ptr(), products.as_mut_ptr());
             let places = &unit[block * NF4_BLOCK / 2..][..NF4_BLOCK / 2];
-            // SAFETY: sixteen numbers; 32 bytes are 64 places, and the weights, or else `whole`, have room for them.
+            // SAFETY: sixteen numbers; 32 bytes are 64 places, and the weights, or else `whole`,
+            // have room for them.
             unsafe {
                 for_lanes!(V, 16, |start, lanes| {
                     V::load(from.add(start), lanes).mul(V::splat(scales[block])).put(to.add(start), lanes);

@@ -1,12 +1,13 @@
-//! RMSNorm and LayerNorm: a row at a time, two passes over it while it is in the cache.
+//! RMSNorm and LayerNorm: two passes over each row while it is in the cache.
 
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, block_rows};
-use crate::ops::BLOCK_ROWS;
+use crate::ops::{BLOCK_ROWS, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 use crate::{Element, View, ViewMut, with_element};
 
-pub(crate) fn rms_norm(cpu: &Cpu, x: View, w: View, offset: f32, eps: f32, y: ViewMut, inverse_rms: ViewMut) {
+pub(crate) fn rms_norm(cpu: &Cpu, call: RmsNorm) {
+    let RmsNorm { x, w, offset, eps, y, inverse_rms } = call;
     let (tokens, width) = x.shape();
     let w = w.as_slice::<f32>();
     let inverse = RowsMut::<f32>::new(inverse_rms);
@@ -51,18 +52,9 @@ vector_kernel! {
     }
 }
 
-/// `partial` has a row for each block of rows (none if there is no `dw`).
-pub(crate) fn rms_norm_backward(
-    cpu: &Cpu,
-    x: View,
-    w: View,
-    offset: f32,
-    inverse_rms: View,
-    dy: View,
-    dx: ViewMut,
-    dw: Option<ViewMut>,
-    mut partial: ViewMut,
-) {
+/// `partial` has one row per block of [`BLOCK_ROWS`] rows; none without `dw`.
+pub(crate) fn rms_norm_backward(cpu: &Cpu, call: RmsNormBackward, mut partial: ViewMut) {
+    let RmsNormBackward { x, w, offset, inverse_rms, dy, dx, dw } = call;
     let w = w.as_slice::<f32>();
     let inverse = inverse_rms.as_slice::<f32>();
     let dx = RowsMut::<f32>::new(dx);
@@ -96,7 +88,8 @@ vector_kernel! {
         dx: &mut [f32],
         dw: &mut [f32],
     ) {
-        // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw` may be empty); the caller has V.
+        // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw` may be
+        // empty); the caller has V.
         unsafe {
             let offset = V::splat(offset);
             let mut dot = V::splat(0.0);
@@ -120,7 +113,8 @@ vector_kernel! {
     }
 }
 
-pub(crate) fn layer_norm(cpu: &Cpu, x: View, w: View, b: View, eps: f32, y: ViewMut, mean_inverse: ViewMut) {
+pub(crate) fn layer_norm(cpu: &Cpu, call: LayerNorm) {
+    let LayerNorm { x, w, b, eps, y, mean_inverse } = call;
     let (tokens, width) = x.shape();
     let (w, b) = (w.as_slice::<f32>(), b.as_slice::<f32>());
     let kept = RowsMut::<f32>::new(mean_inverse);
@@ -158,7 +152,7 @@ vector_kernel! {
             let mut squares = zero;
             for_lanes!(V, x.len(), |i, n| {
                 let x = V::get(x.as_ptr().add(i), n).sub(V::splat(mean));
-                // Lanes beyond the row hold -mean, which is no deviation.
+                // Lanes beyond the row hold -mean, not a deviation.
                 let x = if n < V::LANES { x.keep_first(n, 0.0) } else { x };
                 squares = x.mul_add(x, squares);
             });
@@ -173,17 +167,9 @@ vector_kernel! {
     }
 }
 
-/// `partial` has a row `dw, db` for each block of rows (none if they are not wanted).
-pub(crate) fn layer_norm_backward(
-    cpu: &Cpu,
-    x: View,
-    w: View,
-    mean_inverse: View,
-    dy: View,
-    dx: ViewMut,
-    dw_db: Option<(ViewMut, ViewMut)>,
-    mut partial: ViewMut,
-) {
+/// `partial` has one row `dw, db` per block of [`BLOCK_ROWS`] rows; none without `dw_db`.
+pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward, mut partial: ViewMut) {
+    let LayerNormBackward { x, w, mean_inverse, dy, dx, dw_db } = call;
     let width = x.cols();
     let w = w.as_slice::<f32>();
     let dx = RowsMut::<f32>::new(dx);
@@ -219,8 +205,8 @@ vector_kernel! {
         dx: &mut [f32],
         dw_db: &mut [f32],
     ) {
-        // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw_db` has two rows or none); the
-        // caller has V.
+        // SAFETY: `for_lanes` stays inside the rows, which are all of one length (`dw_db` has two
+        // rows or none); the caller has V.
         unsafe {
             let (mean, inverse) = (V::splat(mean), V::splat(inverse));
             let (mut sum, mut dot) = (V::splat(0.0), V::splat(0.0));
@@ -250,7 +236,7 @@ vector_kernel! {
     }
 }
 
-/// `sum[1,N] += Σ_r x[r,N]`, each column in order of rows.
+/// Adds `sum[1,N] += Σ_r x[r,N]`, each column in order of rows.
 fn add_rows(cpu: &Cpu, x: View, sum: ViewMut) {
     let sum = RowsMut::<f32>::new(sum);
     cpu.parallel_ranges(x.cols(), 256, |_, range| {

@@ -1,5 +1,5 @@
-//! Optimiser steps over flat buffers: one pass over memory, with the compute copy written at once. States that are not kept in
-//! f32 become it, and are rounded again, chunk by chunk in the first-level cache.
+//! Optimiser steps over flat buffers: one pass over memory that also writes the compute copy.
+//! States in fewer bits are widened and rounded again chunk by chunk in the first-level cache.
 
 use std::ops::Range;
 
@@ -9,36 +9,30 @@ use super::rows::RowsMut;
 use super::states::{Kept, flat};
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, Isa};
-use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK};
+use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update};
 use crate::{DType, STATE_BLOCK, StatesMut, ViewMut, bf16};
 
 /// Elements per block.
 const BLOCK: usize = SQUARES_BLOCK;
 
-/// Elements per chunk of a block: the copy of the new weights is made while they are in the first-level cache.
+/// Elements per chunk of a block: the copy is written while the new weights are in the first-level
+/// cache.
 const CHUNK: usize = 1 << 10;
 
 // A chunk begins with a block of states.
 const _: () = assert!(CHUNK.is_multiple_of(STATE_BLOCK) && BLOCK.is_multiple_of(CHUNK));
 
 impl Cpu {
-    pub(crate) fn adamw(
-        &self,
-        config: &AdamW,
-        grad_scale: f32,
-        grad: Gradient,
-        master: ViewMut,
-        m: StatesMut,
-        v: StatesMut,
-        copy: Option<ViewMut>,
-    ) {
+    pub(crate) fn adamw(&self, config: &AdamW, update: Update, m: StatesMut, v: StatesMut) {
+        let Update { grad, grad_scale, master, copy } = update;
         let step = AdamStep::new(config, grad_scale);
         let (master, m, v) = (flat(master), Kept::new(m), Kept::new(v));
         let (copy, isa) = (Copy::new(copy), self.isa());
         self.for_chunks(grad, |range, grad| {
             let mut room = [[0.0; CHUNK]; 2];
             let [m_room, v_room] = &mut room;
-            // SAFETY: chunks are disjoint, and of whole blocks of states but for the last; all slices are the length of the chunk.
+            // SAFETY: chunks are disjoint and consist of whole blocks of states but for the last;
+            // all slices have the length of the chunk.
             unsafe {
                 let master = master.part(0, range.start, range.len());
                 let (m_now, v_now) = (m.open(isa, &range, m_room), v.open(isa, &range, v_room));
@@ -50,15 +44,8 @@ impl Cpu {
         });
     }
 
-    pub(crate) fn rmsprop(
-        &self,
-        config: &RmsProp,
-        grad_scale: f32,
-        grad: Gradient,
-        master: ViewMut,
-        v: StatesMut,
-        copy: Option<ViewMut>,
-    ) {
+    pub(crate) fn rmsprop(&self, config: &RmsProp, update: Update, v: StatesMut) {
+        let Update { grad, grad_scale, master, copy } = update;
         let step = RmsStep::new(config, grad_scale);
         let (master, v) = (flat(master), Kept::new(v));
         let (copy, isa) = (Copy::new(copy), self.isa());
@@ -83,7 +70,7 @@ impl Cpu {
             self.parallel_ranges(x.len(), BLOCK, |block, range| {
                 let mut sum = 0.0;
                 for_chunks_of(self.isa(), x, range, |_, x| {
-                    // SAFETY: the processor has this level.
+                    // SAFETY: the CPU has this level.
                     sum += unsafe { squares(self.isa(), x) };
                 });
                 // SAFETY: each block writes its own element.
@@ -93,7 +80,7 @@ impl Cpu {
         }
     }
 
-    /// Calls `chunk` with each chunk's range and the gradient there, on all threads.
+    /// Calls `chunk` in parallel with each chunk's range and its gradient.
     fn for_chunks(&self, grad: Gradient, chunk: impl Fn(Range<usize>, &[f32]) + Sync) {
         self.parallel_ranges(grad.len(), BLOCK, |_, block| {
             for_chunks_of(self.isa(), grad, block, &chunk);
@@ -101,7 +88,8 @@ impl Cpu {
     }
 }
 
-/// The chunks of one block, as f32: fixed-point sums are converted while they are in the first-level cache.
+/// Calls `chunk` for the chunks of one block; fixed-point sums are converted in the first-level
+/// cache.
 fn for_chunks_of(isa: Isa, grad: Gradient, block: Range<usize>, mut chunk: impl FnMut(Range<usize>, &[f32])) {
     let mut converted = [0.0f32; CHUNK];
     for start in block.clone().step_by(CHUNK) {
@@ -110,7 +98,7 @@ fn for_chunks_of(isa: Isa, grad: Gradient, block: Range<usize>, mut chunk: impl 
             Gradient::F32(grad) => chunk(range.clone(), &grad.as_slice::<f32>()[range]),
             Gradient::Exact(sums) => {
                 let converted = &mut converted[..range.len()];
-                // SAFETY: both are the length of the chunk; the processor has this level.
+                // SAFETY: both are the length of the chunk; the CPU has this level.
                 unsafe { to_f32(isa, &sums.as_slice()[range.clone()], converted) };
                 chunk(range, converted);
             }
@@ -118,7 +106,7 @@ fn for_chunks_of(isa: Isa, grad: Gradient, block: Range<usize>, mut chunk: impl 
     }
 }
 
-/// Where the new weights are copied to.
+/// Compute copy of the new weights.
 enum Copy<'a> {
     None,
     F32(RowsMut<'a, f32>),
@@ -147,7 +135,7 @@ impl<'a> Copy<'a> {
 }
 
 vector_kernel! {
-    /// Σ x² in f64, in 64 interleaved sums: the same whatever the level.
+    /// Computes Σ x² in f64 in 64 interleaved sums, the same at every level.
     unsafe fn squares<V: Vector>(x: &[f32]) -> f64 {
         let mut sums = [0.0f64; 64];
         let (whole, rest) = x.as_chunks::<64>();
@@ -163,7 +151,7 @@ vector_kernel! {
     }
 }
 
-/// The scalars of one AdamW step, rounded to f32 where torch rounds them.
+/// Scalars of one AdamW step, rounded to f32 where torch rounds them.
 pub(crate) struct AdamStep {
     pub(crate) grad_scale: f32,
     pub(crate) decay: f32,
@@ -193,7 +181,7 @@ impl AdamStep {
 }
 
 vector_kernel! {
-    /// The slices are of one length.
+    /// Runs on slices of one length.
     unsafe fn adam<V: Vector>(s: &AdamStep, grad: &[f32], master: &mut [f32], m: &mut [f32], v: &mut [f32]) {
         let (g_start, w_start) = (grad.as_ptr(), master.as_mut_ptr());
         let (m_start, v_start) = (m.as_mut_ptr(), v.as_mut_ptr());
@@ -215,7 +203,7 @@ vector_kernel! {
     }
 }
 
-/// The scalars of one RMSprop step.
+/// Scalars of one RMSprop step.
 pub(crate) struct RmsStep {
     pub(crate) grad_scale: f32,
     pub(crate) weight_decay: f32,
@@ -239,7 +227,7 @@ impl RmsStep {
 }
 
 vector_kernel! {
-    /// The slices are of one length.
+    /// Runs on slices of one length.
     unsafe fn rms<V: Vector>(s: &RmsStep, grad: &[f32], master: &mut [f32], v: &mut [f32]) {
         let (g_start, w_start, v_start) = (grad.as_ptr(), master.as_mut_ptr(), v.as_mut_ptr());
         for_lanes!(V, grad.len(), |start, count| {

@@ -1,20 +1,21 @@
-//! What this processor's multiply-adds could do at best: in registers, with nothing to wait for.
+//! Peak rate of multiply-adds: in registers, with nothing to wait for.
 
 use std::hint::black_box;
 
 use super::{Cpu, Isa};
 use crate::DType;
 
-/// Independent sums: enough to cover the latency of a multiply-add on every unit.
+/// Independent sums: enough to cover the latency of multiply-adds on every unit.
 const SUMS: usize = 24;
 const ROUNDS: usize = 40_000;
 
-/// Pieces that the work is cut into for each thread, so that one which comes late delays less.
+/// Pieces of work per thread, so that a late thread delays less.
 const PIECES: usize = 4;
 
 impl Cpu {
-    /// Multiplies and adds in registers on all threads, some milliseconds long, as products of this type do, and tells how many
-    /// operations that were: by the time that it took, a bound for every product.
+    /// Multiplies and adds in registers on all threads for some milliseconds, as GEMMs of this type
+    /// do, and returns the number of operations: divided by the time, an upper bound for every
+    /// GEMM.
     pub fn multiply_adds(&self, dtype: DType) -> f64 {
         let pieces = PIECES * self.threads();
         self.parallel_for(pieces, |_| run(self.isa(), dtype));
@@ -41,11 +42,11 @@ macro_rules! multiply_add {
     }};
 }
 
-/// Operations of [`run`].
+/// Returns the operations of [`run`].
 #[cfg(target_arch = "x86_64")]
 fn operations(isa: Isa, dtype: DType) -> f64 {
     let lanes = match (isa, dtype) {
-        // Four products of tiles a round; a product of f32 is six of bf16.
+        // Four tile products per round; an f32 product takes six of bf16.
         (Isa::Amx, DType::Bf16) => return (2 * 16 * 16 * 32 * 4 * ROUNDS) as f64,
         (Isa::Amx, DType::F32) => return (2 * 16 * 16 * 32 * 4 * ROUNDS) as f64 / 6.0,
         (Isa::Portable, _) => return portable_operations(),
@@ -78,7 +79,7 @@ fn run(isa: Isa, dtype: DType) {
     }
 }
 
-/// Products of tiles of bf16, each into one of four tiles of sums.
+/// Multiplies bf16 tiles into four tiles of sums in turn.
 #[cfg(target_arch = "x86_64")]
 fn tiles() {
     use super::amx;
@@ -116,7 +117,7 @@ fn portable_operations() -> f64 {
     (2 * 4 * 12 * ROUNDS) as f64
 }
 
-/// What the compiler makes of a plain loop for the baseline target.
+/// Returns a plain loop, compiled for the baseline target.
 fn portable() {
     let factor = black_box([0.5f32; 4]);
     let mut sums = [[1.0f32; 4]; 12];
@@ -141,7 +142,8 @@ mod tests {
             let device = Device::cpu_with_isa(2, 1 << 21, isa).unwrap();
             let Device::Cpu(cpu) = &device else { unreachable!() };
             let [f32, bf16] = [DType::F32, DType::Bf16].map(|dtype| cpu.multiply_adds(dtype));
-            // As many rounds, of vectors of so many numbers; tiles take six products for one of f32.
+            // As many rounds, of vectors of so many numbers; tiles take six products for one of
+            // f32.
             let expected = match isa {
                 Isa::Portable | Isa::Avx2 | Isa::Avx512 => 1.0,
                 Isa::Avx512Bf16 => 2.0,

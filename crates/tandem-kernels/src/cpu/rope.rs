@@ -23,7 +23,8 @@ pub(crate) fn rope(
             for t in block * per_block..positions.len().min((block + 1) * per_block) {
                 let at = positions[t] as usize * half;
                 let (cos, sin) = (&table.cos()[at..at + half], &table.sin()[at..at + half]);
-                // SAFETY: row `t` belongs to this block alone; a head is no shorter than what rotates.
+                // SAFETY: row `t` belongs to this block alone; a head is no shorter than its
+                // rotated part.
                 unsafe {
                     for head in x.row(t).chunks_exact_mut(head_dim) {
                         rotate::<E>(cpu.isa(), head, cos, sin, sign);
@@ -35,7 +36,7 @@ pub(crate) fn rope(
 }
 
 vector_kernel! {
-    /// `cos` and `sin` are of one length; `head` has at least twice as many elements.
+    /// Rotates a head. `cos` and `sin` have one length; `head` has at least twice as many elements.
     unsafe fn rotate<V: Vector, E: Element>(head: &mut [E], cos: &[f32], sin: &[f32], sign: f32) {
         let (low, high) = head.split_at_mut(cos.len());
         for_lanes!(V, cos.len(), |i, n| {

@@ -1,10 +1,10 @@
-//! The rows of a matrix that several threads write, each its own ones.
+//! Matrices whose rows several threads write, each its own.
 
 use std::marker::PhantomData;
 
 use crate::{Element, ViewMut};
 
-/// A mutably borrowed matrix whose rows (or column ranges of rows) are handed out one by one.
+/// A mutably borrowed matrix that lends rows, or column ranges of rows, one by one.
 pub(crate) struct RowsMut<'a, E> {
     pointer: *mut E,
     rows: usize,
@@ -36,18 +36,18 @@ impl<'a, E: Copy> RowsMut<'a, E> {
         }
     }
 
-    /// A slice as a matrix of one row.
+    /// Views a slice as a matrix of one row.
     pub(crate) fn from_slice(slice: &'a mut [E]) -> Self {
         let (pointer, cols) = (slice.as_mut_ptr(), slice.len());
         Self { pointer, rows: 1, cols, stride: cols, lifetime: PhantomData }
     }
 
-    /// An element's address, and the distance to the one below it.
+    /// Returns an element's address and the row stride.
     pub(crate) fn address(&self, row: usize, col: usize) -> (*mut E, usize) {
         (self.pointer.wrapping_add(row * self.stride + col), self.stride)
     }
 
-    /// Columns `start..start + length` of row `row`.
+    /// Returns columns `start..start + length` of row `row`.
     ///
     /// # Panics
     /// If they are outside the matrix.
@@ -58,11 +58,12 @@ impl<'a, E: Copy> RowsMut<'a, E> {
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub(crate) unsafe fn part(&self, row: usize, start: usize, length: usize) -> &mut [E] {
         assert!(row < self.rows && start + length <= self.cols, "part {row}, {start}+{length}");
-        // SAFETY: inside the exclusively borrowed matrix by the assertion; not aliased by the caller's promise.
+        // SAFETY: inside the exclusively borrowed matrix by the assertion; not aliased by the
+        // caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(row * self.stride + start), length) }
     }
 
-    /// Row `row`.
+    /// Returns row `row`.
     ///
     /// # Panics
     /// If there is no such row.

@@ -14,13 +14,13 @@ struct Buffer {
 
 impl Buffer {
     fn layout(bytes: usize) -> Layout {
-        // The only ways to fail are a size near the end of the address space or a bad alignment.
+        // Fails only for a size near the end of the address space or a bad alignment.
         Layout::from_size_align(bytes, ALIGNMENT).expect("scratch sizes are far below isize::MAX")
     }
 
     fn new(bytes: usize) -> Self {
         let layout = Self::layout(bytes);
-        // SAFETY: callers ask for at least one byte.
+        // SAFETY: callers request at least one byte.
         let pointer = unsafe { alloc_zeroed(layout) };
         Self { pointer: NonNull::new(pointer).unwrap_or_else(|| handle_alloc_error(layout)), bytes }
     }
@@ -34,11 +34,11 @@ impl Drop for Buffer {
 }
 
 thread_local! {
-    /// Buffers not in use, innermost last: nested uses find the same buffer again at the same depth.
+    /// Free buffers, innermost last: nested uses find the same buffer at the same depth.
     static FREE: RefCell<Vec<Buffer>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Gives `f` this thread's scratch: `bytes` initialised bytes of unspecified content, aligned to a cache line.
+/// Calls `f` with `bytes` initialised bytes of unspecified content, aligned to a cache line.
 pub(crate) fn with_bytes<R>(bytes: usize, f: impl FnOnce(NonNull<u8>) -> R) -> R {
     let free = FREE.with_borrow_mut(Vec::pop);
     let buffer = match free {
@@ -53,10 +53,11 @@ pub(crate) fn with_bytes<R>(bytes: usize, f: impl FnOnce(NonNull<u8>) -> R) -> R
     result
 }
 
-/// Gives `f` this thread's scratch as `len` numbers of unspecified content, aligned to a cache line.
+/// Calls `f` with `len` numbers of unspecified content, aligned to a cache line.
 pub(crate) fn with_f32<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     with_bytes(len * size_of::<f32>(), |pointer| {
-        // SAFETY: the buffer is ours alone during the call, large enough, aligned, and was zeroed when made.
+        // SAFETY: the buffer is exclusive during the call, large enough, aligned, and was zeroed at
+        // allocation.
         f(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>().as_ptr(), len) })
     })
 }

@@ -1,4 +1,4 @@
-//! Optimiser states in bf16 and 8 bits: to f32 for an update, and back.
+//! Optimiser states in bf16 and 8 bits: widened for an update, then rounded.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use super::Isa;
 use super::convert::convert;
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
-use crate::states::{Dither, Moment, STATE_BLOCK, StatesMut, StatesView};
+use crate::numerics::states::{Dither, Moment, STATE_BLOCK, StatesMut, StatesView};
 use crate::{ViewMut, bf16};
 
-/// States that threads take in chunks, each its own.
+/// States that threads access chunk by chunk.
 pub(super) enum Kept<'a> {
     F32(RowsMut<'a, f32>),
     Bf16(RowsMut<'a, bf16>, Dither),
@@ -29,10 +29,11 @@ impl<'a> Kept<'a> {
         }
     }
 
-    /// A chunk as f32: where it lies, or in `room`. Then [`Self::close`].
+    /// Returns a chunk as f32, in place or in `room`. [`Self::close`] follows.
     ///
     /// # Safety
-    /// While the result lives, no other part that overlaps it may exist. In 8 bits the chunk begins with a block.
+    /// While the result lives, no other part that overlaps it may exist. An 8-bit chunk begins at a
+    /// block.
     pub(super) unsafe fn open<'b>(
         &'b self,
         isa: Isa,
@@ -40,7 +41,8 @@ impl<'a> Kept<'a> {
         room: &'b mut [f32],
     ) -> &'b mut [f32] {
         let room = &mut room[..chunk.len()];
-        // SAFETY: the caller's promise; slices are of one length, and there is a scale for each block.
+        // SAFETY: the caller's promise; slices have one length, and there is a scale for each
+        // block.
         unsafe {
             match self {
                 Self::F32(states) => return states.part(0, chunk.start, chunk.len()),
@@ -53,13 +55,14 @@ impl<'a> Kept<'a> {
         room
     }
 
-    /// Keeps what has become of an opened chunk.
+    /// Stores an updated chunk.
     ///
     /// # Safety
-    /// No other part that overlaps the chunk may exist. In 8 bits the chunk begins with a block.
+    /// No other part that overlaps the chunk may exist. An 8-bit chunk begins at a block.
     pub(super) unsafe fn close(&self, isa: Isa, chunk: &Range<usize>, values: &[f32]) {
         debug_assert_eq!(values.len(), chunk.len());
-        // SAFETY: the caller's promise; slices are of one length, and there is a scale for each block.
+        // SAFETY: the caller's promise; slices have one length, and there is a scale for each
+        // block.
         unsafe {
             match self {
                 Self::F32(_) => {}
@@ -79,7 +82,7 @@ pub(super) fn flat<E: crate::Element>(x: ViewMut<'_>) -> RowsMut<'_, E> {
     RowsMut::new(x.reshape(1, len))
 }
 
-/// The scales of a chunk's blocks.
+/// Returns the scales of a chunk's blocks.
 #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
 unsafe fn blocks<'b>(scales: &'b RowsMut<'_, f32>, chunk: &Range<usize>) -> &'b mut [f32] {
     let first = chunk.start / STATE_BLOCK;
@@ -87,7 +90,7 @@ unsafe fn blocks<'b>(scales: &'b RowsMut<'_, f32>, chunk: &Range<usize>) -> &'b 
     unsafe { scales.part(0, first, chunk.end.div_ceil(STATE_BLOCK) - first) }
 }
 
-/// As f32, on the calling thread.
+/// Reads states as f32 on the calling thread.
 pub(crate) fn read(states: StatesView<'_>, out: &mut [f32]) {
     match states {
         StatesView::F32(view) => out.copy_from_slice(view.as_slice()),
@@ -99,7 +102,7 @@ pub(crate) fn read(states: StatesView<'_>, out: &mut [f32]) {
     }
 }
 
-/// Codes as f32, on the calling thread; `skipped` are those of the first block that come before.
+/// Reads codes as f32 on the calling thread; `skipped` codes of the first block precede them.
 pub(crate) fn read_codes(moment: Moment, codes: &[u8], scales: &[f32], skipped: usize, out: &mut [f32]) {
     let (map, mut codes, mut out, mut room) = (Map::of(moment), codes, out, STATE_BLOCK - skipped);
     for scale in scales {
@@ -113,18 +116,19 @@ pub(crate) fn read_codes(moment: Moment, codes: &[u8], scales: &[f32], skipped: 
     }
 }
 
-/// Codes from f32, the nearest ones, on the calling thread.
+/// Writes the nearest codes on the calling thread.
 ///
 /// # Panics
-/// If there are not as many codes, or a scale is missing.
+/// If the lengths differ, or a scale is missing.
 pub(crate) fn write_codes(moment: Moment, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     assert!(values.len() == codes.len() && values.len().div_ceil(STATE_BLOCK) == scales.len(), "states");
-    // SAFETY: slices are of one length, and there is a scale for each block.
+    // SAFETY: slices have one length, and there is a scale for each block.
     unsafe { encode(Isa::Portable, Map::of(moment), values, codes, scales) };
 }
 
 vector_kernel! {
-    /// `to = values`, rounded up with the probability of what would be cut off. The slices are of one length.
+    /// Rounds stochastically: up with the probability of the truncated fraction. The slices have
+    /// one length.
     unsafe fn round<V: Vector>(dither: Dither, values: &[f32], to: &mut [bf16]) {
         for (index, (to, value)) in to.iter_mut().zip(values).enumerate() {
             *to = rounded(*value, drawn(dither.key, dither.first.wrapping_add(index as u32)));
@@ -132,7 +136,7 @@ vector_kernel! {
     }
 }
 
-/// A number for a place: Ellis's `lowbias32` finaliser (public domain) of key and place.
+/// Hashes key and index: Ellis's `lowbias32` finaliser (public domain).
 #[inline(always)]
 fn drawn(key: u32, place: u32) -> u32 {
     let x = place ^ key;
@@ -141,7 +145,7 @@ fn drawn(key: u32, place: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// Adds half a word of what was drawn to the half that bf16 lacks. What is not finite stays that.
+/// Adds 16 random bits to the half that bf16 lacks. Infinity and NaN stay.
 #[inline(always)]
 fn rounded(value: f32, drawn: u32) -> bf16 {
     let bits = value.to_bits();
@@ -150,28 +154,29 @@ fn rounded(value: f32, drawn: u32) -> bf16 {
     bf16::from_bits(if value.is_finite() { up as u16 } else { kept as u16 })
 }
 
-/// One decade of a map: its codes are the middles of `1 / slope` wide steps.
+/// One decade of a map: its codes are the midpoints of steps of width `1 / slope`.
 #[derive(Clone, Copy)]
 struct Decade {
-    /// Where it begins: half-way between the last code below and its first.
+    /// Start: half-way between the last code below and its first.
     bound: f32,
     slope: f32,
-    /// How many steps it has.
+    /// Number of steps.
     steps: f32,
 }
 
 /// A dynamic map of 256 codes: numbers in [-1, 1] or [0, 1].
 ///
-/// Code 0 is zero. Of the signed map codes 1 to 127 are the steps of the seven decades in their order, 128 + n is the
-/// negative of n, and 128, which that would waste on a second zero, is 1. Of the unsigned one 1 to 254 are the steps and 255
-/// is 1.
+/// Code 0 is zero. In the signed map, codes 1 to 127 are the steps of the seven decades in order,
+/// 128 + n is the negative of n, and 128, otherwise a second zero, is 1. In the unsigned map, codes
+/// 1 to 254 are the steps and 255 is 1.
 pub(super) struct Map {
     is_signed: bool,
     values: [f32; 256],
     decades: [Decade; DECADES],
-    /// The first code of a decade is that many more than its steps, for each has twice as many as the one below.
+    /// Offset of a decade's first code from its number of steps, which doubles from decade to
+    /// decade.
     shift: f32,
-    /// What is not below becomes 1.
+    /// Numbers not below it become 1.
     top: f32,
 }
 
@@ -180,7 +185,7 @@ const DECADES: usize = 7;
 static SIGNED: Map = Map::new(true);
 static UNSIGNED: Map = Map::new(false);
 
-/// Scales below this are zero: the smallest code times a scale is always a normal number.
+/// Smaller scales become zero, so that the smallest code times a scale is a normal number.
 const SMALLEST_SCALE: f32 = 1.0 / (1u128 << 100) as f32;
 
 impl Map {
@@ -199,7 +204,7 @@ impl Map {
             shift: if is_signed { 0.0 } else { -1.0 },
             top: 0.0,
         };
-        // The decade is from a tenth of `unit` to `unit`, cut into `steps`.
+        // The decade runs from a tenth of `unit` to `unit` in `steps` steps.
         let (mut unit, mut steps) = (1e-6, if is_signed { 1 } else { 2 });
         let (mut decade, mut code, mut before) = (0, 1, 0.0);
         while decade < DECADES {
@@ -224,10 +229,11 @@ impl Map {
         map
     }
 
-    /// The codes of numbers of [-1, 1] (or [0, 1]), as f32: whole numbers in 0..=255, whatever the lanes hold.
+    /// Returns the codes of numbers of [-1, 1] (or [0, 1]) as f32: whole numbers in 0..=255 for any
+    /// lanes.
     ///
     /// # Safety
-    /// The processor has V.
+    /// The CPU has V.
     #[inline(always)]
     unsafe fn codes<V: Vector, const IS_SIGNED: bool>(&self, y: V) -> V {
         // SAFETY: the caller's promise.
@@ -241,16 +247,17 @@ impl Map {
                 slope = magnitude.if_less(bound, slope, V::splat(decade.slope));
                 steps = magnitude.if_less(bound, steps, V::splat(decade.steps));
             }
-            // A decade begins at a tenth of its end, which is a ninth of its steps' width; what lies between two whole
-            // numbers is the lower one's.
+            // A decade begins at a tenth of its end, a ninth of its steps' width. Between two whole
+            // numbers the lower one counts.
             let offset = steps.mul_add(V::splat(8.0 / 9.0), V::splat(self.shift - 0.5));
             let code = magnitude.mul_add(slope, offset).round();
-            // The last step reaches a little beyond the decade's end, for the next one's are wider.
+            // The last step reaches a little beyond the decade's end, since the next steps are
+            // wider.
             let code = steps.mul_add(V::splat(2.0), V::splat(self.shift - 1.0)).min(code);
             let (signed, small, one) = if IS_SIGNED {
                 (code.add(y.if_less(zero, V::splat(128.0), zero)), zero, 128.0)
             } else {
-                // What is not zero does not become it.
+                // A nonzero number does not become zero.
                 (code, zero.if_less(y, V::splat(1.0), zero), 255.0)
             };
             let code = magnitude.if_less(V::splat(lowest.bound), small, signed);
@@ -260,7 +267,7 @@ impl Map {
 }
 
 vector_kernel! {
-    /// `codes` and `values` are of one length, and each block of them has a scale.
+    /// Converts a chunk. `codes` and `values` have one length, and each block has a scale.
     unsafe fn decode<V: Vector>(map: &Map, codes: &[u8], scales: &[f32], values: &mut [f32]) {
         let blocks = codes.chunks(STATE_BLOCK).zip(values.chunks_mut(STATE_BLOCK));
         for ((codes, values), scale) in blocks.zip(scales) {
@@ -272,7 +279,7 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// `codes` and `values` are of one length, and each block of them has a scale.
+    /// Converts a chunk. `codes` and `values` have one length, and each block has a scale.
     unsafe fn encode<V: Vector>(map: &Map, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
         let blocks = values.chunks(STATE_BLOCK).zip(codes.chunks_mut(STATE_BLOCK));
         for ((values, codes), scale) in blocks.zip(scales) {
@@ -307,7 +314,7 @@ vector_kernel! {
                     });
                 }
                 for (code, step) in codes.iter_mut().zip(&steps) {
-                    // Not a number is not below the top.
+                    // NaN is not below the top.
                     *code = step.to_int_unchecked::<i32>() as u8;
                 }
             }

@@ -1,22 +1,22 @@
-//! Products of small f32 matrices that lie in the cache, on one thread.
+//! GEMM of small f32 matrices in the cache, on one thread.
 
 use super::vector::Vector;
 
-/// A matrix that is read with any strides.
+/// A matrix with arbitrary strides.
 #[derive(Clone, Copy)]
 pub(crate) struct Strided {
     pub pointer: *const f32,
-    /// From one row to the next.
+    /// Distance between rows.
     pub row: usize,
-    /// From one column to the next.
+    /// Distance between columns.
     pub col: usize,
 }
 
-/// `c[m, n] = a[m, k] · b[k, n]`, or `+=` if `accumulate`; `b` and `c` have contiguous rows, `n` is a multiple of the
-/// register's width.
+/// Computes `c[m, n] = a[m, k] · b[k, n]`, or `+=` if `accumulate`; `b` and `c` have contiguous
+/// rows, and `n` is a multiple of the register's width.
 ///
 /// # Safety
-/// The matrices hold these elements, `c` overlaps neither factor, and the processor has V.
+/// The matrices hold these elements, `c` overlaps neither factor, and the CPU has V.
 #[inline(always)]
 pub(crate) unsafe fn multiply<V: Vector>(
     [m, n, k]: [usize; 3],
@@ -27,7 +27,8 @@ pub(crate) unsafe fn multiply<V: Vector>(
 ) {
     debug_assert!(n.is_multiple_of(V::LANES));
     let mut j = 0;
-    // Panels of columns outside: one of `b` stays in the first-level cache while the rows of `a` pass.
+    // The outer loop runs over panels of columns: a panel of `b` stays in the first-level cache
+    // while the rows of `a` pass.
     while j < n {
         let registers = (n - j) / V::LANES;
         // SAFETY: the panel lies inside the matrices.
@@ -47,7 +48,7 @@ pub(crate) unsafe fn multiply<V: Vector>(
     }
 }
 
-/// All rows of `N` registers' columns.
+/// Computes all rows of `N` registers of columns.
 #[inline(always)]
 unsafe fn panel<V: Vector, const N: usize>(
     m: usize,
@@ -62,7 +63,7 @@ unsafe fn panel<V: Vector, const N: usize>(
     unsafe {
         let rows = |i: usize| Strided { pointer: a.pointer.add(i * a.row), ..a };
         if V::REGISTERS >= 32 && N == 1 {
-            // Enough sums at once to cover the latency of a multiply-add.
+            // Twelve rows: enough sums to cover the latency of a multiply-add.
             while i + 12 <= m {
                 block::<V, 12, N>(k, rows(i), b, (c.add(i * c_row), c_row), accumulate);
                 i += 12;
@@ -84,7 +85,7 @@ unsafe fn panel<V: Vector, const N: usize>(
     }
 }
 
-/// `M` rows of `N` registers' columns, held in registers.
+/// Computes `M` rows of `N` registers of columns, held in registers.
 #[inline(always)]
 unsafe fn block<V: Vector, const M: usize, const N: usize>(
     k: usize,
@@ -118,10 +119,11 @@ unsafe fn block<V: Vector, const M: usize, const N: usize>(
     }
 }
 
-/// `to[cols, rows] = from[rows, cols]ᵀ`; both contiguous, both sizes multiples of the register's width.
+/// Computes `to[cols, rows] = from[rows, cols]ᵀ`; both are contiguous, both sizes multiples of the
+/// register's width.
 ///
 /// # Safety
-/// The matrices hold these elements and do not overlap, and the processor has V.
+/// The matrices hold these elements and do not overlap, and the CPU has V.
 #[inline(always)]
 pub(crate) unsafe fn transpose<V: Vector>(rows: usize, cols: usize, from: *const f32, to: *mut f32) {
     for r in (0..rows).step_by(V::LANES) {

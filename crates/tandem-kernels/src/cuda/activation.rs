@@ -8,7 +8,7 @@ use crate::{Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("activation.cu");
 
-/// A function's number in `activation.cu`.
+/// Returns a function's number in `activation.cu`.
 fn number(function: Activation) -> i32 {
     match function {
         Activation::Silu => 0,

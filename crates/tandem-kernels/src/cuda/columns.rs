@@ -1,4 +1,5 @@
-//! Sums, dot products and factors of columns: tiles of columns by blocks of rows.
+//! Column sums, dot products and factors: blocks of threads over tiles of columns and blocks of
+//! rows.
 
 use super::driver::{Arg, Grid};
 use super::{Cuda, args, by_type, driver, source};
@@ -10,18 +11,18 @@ pub(super) static SOURCE: driver::Source = source!("columns.cu");
 const THREADS: u32 = 256;
 const TILE_COLUMNS: usize = 128;
 
-/// Rows of a block that scales columns, as in `columns.cu` and `product.cu`.
+/// Rows per block of element-wise kernels, as in `columns.cu` and `gemm.cu`.
 const ROWS: usize = 64;
 
-/// Rows that are summed in one go. Of more rows there are partial sums, which are summed in their order.
+/// Rows summed at once. More rows give partial sums, which are summed in order.
 pub(crate) const BLOCK_ROWS: usize = 128;
 
-/// A block of threads for each tile of columns of so many rows.
+/// Returns a grid with one block per tile of columns and block of rows.
 fn grid((rows, cols): (usize, usize), rows_of_block: usize) -> Grid {
     Grid::of([rows.div_ceil(rows_of_block), cols.div_ceil(TILE_COLUMNS), 1], THREADS)
 }
 
-/// A block for each part of a matrix that is written as it is read.
+/// Returns the grid of an element-wise kernel.
 pub(super) fn elementwise_grid(shape: (usize, usize)) -> Grid {
     grid(shape, ROWS)
 }
@@ -41,13 +42,13 @@ pub(crate) fn scale_columns(
     unsafe { cuda.launch(&SOURCE, name, elementwise_grid(y.shape()), args) }
 }
 
-/// `out += Σ_t x[t]`. `partial` has a row for each block of rows, if there are several.
+/// Computes `out += Σ_t x[t]`. `partial` has one row per block of rows, if there are several.
 pub(crate) fn column_sums(cuda: &Cuda, x: View, out: ViewMut, partial: Option<ViewMut>) -> Result<()> {
     let name = by_type!("column_sums", x.dtype());
     sum(cuda, name, &[x], &out, true, partial)
 }
 
-/// `out = Σ_t a[t] ⊙ b[t]`, or `+=` if `add`. `partial` as in [`column_sums`].
+/// Computes `out = Σ_t a[t] ⊙ b[t]`, or `+=` if `add`. `partial` as in [`column_sums`].
 pub(crate) fn column_dots(
     cuda: &Cuda,
     a: View,
@@ -60,7 +61,7 @@ pub(crate) fn column_dots(
     sum(cuda, name, &[a, b], &out, add, partial)
 }
 
-/// Sums what a kernel makes of the rows of one or two matrices.
+/// Sums a kernel's results over the rows of one or two matrices.
 fn sum(
     cuda: &Cuda,
     name: &'static str,
@@ -77,9 +78,10 @@ fn sum(
     let mut args: Vec<Arg> = of.iter().flat_map(|x| [Arg::from(x), Arg::from(x.stride() as i32)]).collect();
     let [rows_arg, cols_arg, of_block, stride] = [rows, cols, BLOCK_ROWS, to.stride()].map(|n| n as i32);
     args.extend_from_slice(args![rows_arg, cols_arg, of_block, to, stride, adds]);
-    // Of no rows the sum is 0.
+    // The sum of no rows is 0.
     let shape = (rows.max(1), cols);
-    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked; a row for each block is there.
+    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked; a
+    // row for each block is there.
     unsafe { cuda.launch(&SOURCE, name, grid(shape, BLOCK_ROWS), &args)? };
     let Some(partial) = partial else { return Ok(()) };
     let [blocks_arg, from_stride, stride] = [blocks, partial.stride(), out.stride()].map(|n| n as i32);

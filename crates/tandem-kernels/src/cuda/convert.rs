@@ -1,4 +1,4 @@
-//! Moving and converting whole matrices.
+//! Copies and conversions of whole matrices.
 
 use super::elements::Elements;
 use super::{Cuda, args, by_type, bytes, driver, source};
@@ -15,7 +15,7 @@ pub(crate) fn fill_zero(cuda: &Cuda, x: ViewMut) -> Result<()> {
     super::elementwise::fill(cuda, x, 0.0)
 }
 
-/// Between equal types the driver copies, which is as fast as can be from and to host memory too.
+/// Returns the driver copies between equal types, also from and to host memory.
 pub(crate) fn cast(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
     if src.dtype() == dst.dtype() {
         return copy(cuda, src, dst);
@@ -60,7 +60,7 @@ pub(crate) fn gather_rows(cuda: &Cuda, src: View, rows: &[u32], dst: ViewMut) ->
     take_rows(cuda, src, rows, &dst)
 }
 
-/// Each row of the result is written once: as the row that it is of `src`, or as zeros.
+/// Writes each row of the result once: a row of `src`, or zeros.
 pub(crate) fn spread_rows(cuda: &Cuda, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
     let mut sources = vec![NO_ROW; dst.rows()];
     for (source, &row) in rows.iter().enumerate() {
@@ -69,7 +69,7 @@ pub(crate) fn spread_rows(cuda: &Cuda, src: View, rows: &[u32], dst: ViewMut) ->
     take_rows(cuda, src, &sources, &dst)
 }
 
-/// What a table of rows says of one that is zeros, as in `convert.cu`.
+/// Entry of a table of rows for a row of zeros, as in `convert.cu`.
 const NO_ROW: u32 = u32::MAX;
 
 fn take_rows(cuda: &Cuda, src: View, rows: &[u32], dst: &ViewMut) -> Result<()> {
@@ -77,8 +77,8 @@ fn take_rows(cuda: &Cuda, src: View, rows: &[u32], dst: &ViewMut) -> Result<()> 
     let name = by_type!("take_rows", src.dtype(), dst.dtype());
     let rows = cuda.table(rows)?;
     let args = args![src, src.stride(), rows, dst, dst.stride(), way.rows, way.cols, way.wide];
-    // SAFETY: the operands are those of the kernel; the operation has checked that rows are inside `src`, and there is one for
-    // each of `dst`.
+    // SAFETY: the operands are those of the kernel; the operation has checked that rows are inside
+    // `src`, and there is one for each of `dst`.
     unsafe { cuda.launch(&SOURCE, name, way.grid(), args) }
 }
 

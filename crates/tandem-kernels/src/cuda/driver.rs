@@ -1,7 +1,7 @@
-//! What the back end asks of CUDA: memory, streams, kernels and products.
+//! The interface to CUDA: memory, streams, kernels and GEMMs.
 //!
-//! NVIDIA's libraries give it on a GPU. `tandem-emulated` gives it on the host's processor, so that kernels are tested where there
-//! is no GPU. Nothing above this line knows which of the two it has.
+//! NVIDIA's libraries implement it on a GPU; `tandem-emulated` implements it on the CPU, so kernels
+//! are tested without a GPU. Nothing above the interface knows which implementation it uses.
 
 use std::any::Any;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -9,24 +9,24 @@ use std::sync::Arc;
 
 use crate::{DType, Result};
 
-/// What a device is.
+/// Properties of a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Properties {
-    /// As the vendor names it.
+    /// Vendor's name.
     pub name: String,
-    /// Which of the machine's devices, counted from 0 among those that this process may use.
+    /// Number among the GPUs that this process may use, from 0.
     pub ordinal: usize,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Shared memory that a block may ask for, in bytes.
+    /// Largest shared memory of a block, in bytes.
     pub shared_memory: usize,
     /// Memory of the device, in bytes.
     pub total_memory: usize,
 }
 
-/// A queue of work that is done in order.
+/// A queue of work that runs in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream(pub u64);
 
@@ -38,18 +38,18 @@ pub struct Event(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function(pub u64);
 
-/// Which of the kernels' source files, and its text.
+/// A source file of kernels.
 #[derive(Debug)]
 pub struct Source {
     /// File name, as `norm.cu`.
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// Whether the compiler may round a product and a sum once, as one operation. Not where results have the processor's bits.
+    /// Lets the compiler fuse multiply and add. False where results must have the CPU's bits.
     pub fused: bool,
 }
 
-/// How many threads run a kernel.
+/// Launch dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks, in up to three dimensions.
@@ -61,28 +61,28 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Blocks in one dimension, without dynamic shared memory.
+    /// Creates a one-dimensional grid without dynamic shared memory.
     pub fn new(blocks: usize, threads: u32) -> Self {
         Self::of([blocks, 1, 1], threads)
     }
 
-    /// Blocks in three dimensions.
+    /// Creates a three-dimensional grid.
     ///
     /// # Panics
-    /// If there are more than a grid can have.
+    /// If a grid cannot have as many blocks.
     pub fn of(blocks: [usize; 3], threads: u32) -> Self {
         let blocks = blocks.map(|n| u32::try_from(n).expect("fewer than 2^32 blocks"));
         Self { blocks, threads, shared: 0 }
     }
 
-    /// With so many bytes of dynamic shared memory.
+    /// Sets the bytes of dynamic shared memory.
     #[must_use]
     pub fn with_shared(self, shared: usize) -> Self {
         Self { shared, ..self }
     }
 }
 
-/// One argument of a kernel, as the bits that it is passed by.
+/// A kernel argument, as raw bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arg {
     bits: u64,
@@ -90,17 +90,17 @@ pub struct Arg {
 }
 
 impl Arg {
-    /// Where the bits lie.
+    /// Returns the address of the bits.
     pub fn pointer(&self) -> *const u64 {
         &raw const self.bits
     }
 
-    /// How many bytes of them count.
+    /// Returns the size in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// An address in device memory.
+    /// Passes an address in device memory.
     pub fn address(address: u64) -> Self {
         Self { bits: address, size: 8 }
     }
@@ -149,25 +149,25 @@ impl From<usize> for Arg {
     }
 }
 
-/// Yes is 1 in an `int`.
+/// A `bool` is an `int`, 0 or 1, in kernels.
 impl From<bool> for Arg {
     fn from(x: bool) -> Self {
         Self { bits: u64::from(x), size: 4 }
     }
 }
 
-/// A factor of a product as it lies in device memory.
+/// A factor of a GEMM in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Factor {
     /// Address of the first element.
     pub address: u64,
-    /// Elements from one row to the next.
+    /// Distance between rows in elements.
     pub stride: usize,
-    /// Whether rows of memory run along the depth: else along the product's rows or columns.
+    /// True if rows in memory run along the depth; else along the result's rows or columns.
     pub along_depth: bool,
 }
 
-/// `d[m,n] = Σ_k a[m,k] · b[n,k] (+ c[m,n])`, summed in f32.
+/// A GEMM `d[m,n] = Σ_k a[m,k] · b[n,k] (+ c[m,n])` with f32 sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matmul {
     /// Rows, columns and depth.
@@ -178,9 +178,9 @@ pub struct Matmul {
     pub a: Factor,
     /// Second factor.
     pub b: Factor,
-    /// What is added, of the type of the result: its address and stride; may be the result itself.
+    /// Addend of the type of the result: its address and stride; may be the result itself.
     pub c: Option<(u64, usize)>,
-    /// The result: its address, and the elements from one row to the next.
+    /// Result: its address and row stride.
     pub d: (u64, usize),
     /// Type of the result.
     pub d_type: DType,
@@ -188,117 +188,79 @@ pub struct Matmul {
     pub tf32: bool,
 }
 
-/// Address space of a device that memory is put behind as it is needed. Dropped, it gives both back.
+/// Reserved address space of a device, mapped as needed. Dropping it frees memory and address
+/// space.
 pub trait Region: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// The first address.
+    /// Returns the first address.
     fn base(&self) -> u64;
 
-    /// Puts memory behind the first `bytes`, if there is not as much already.
-    ///
-    /// # Errors
-    /// If the device has no more.
+    /// Maps memory behind the first `bytes`.
     fn grow(&self, bytes: usize) -> Result<()>;
 
-    /// Bytes that memory is behind.
+    /// Returns the mapped bytes.
     fn mapped(&self) -> usize;
 }
 
-/// CUDA, of one device.
-///
-/// Addresses are the device's; host pointers that [`Driver::pinned`] gave are addresses of the device too.
+/// CUDA on one device. Addresses are the device's; host pointers from [`Driver::pinned`] are
+/// addresses of the device too.
 ///
 /// # Safety
-/// Implementors do what each function says with memory that pointers and addresses name. Callers of the unsafe ones
-/// promise that it is there, and stays as it is until the stream has come so far.
+/// Implementors access only the memory that a function's arguments name. Callers of the unsafe
+/// functions promise that it exists, and stays unchanged until the stream has come so far.
 pub unsafe trait Driver: Send + Sync + Any {
-    /// What the device is.
+    /// Returns the device's properties.
     fn properties(&self) -> &Properties;
 
-    /// Bytes of the device that nobody uses.
-    ///
-    /// # Errors
-    /// If the driver does not tell.
+    /// Returns the free bytes of the device.
     fn free_memory(&self) -> Result<usize>;
 
-    /// Versions of the driver and of what kernels are compiled with: last bits of results may depend on them.
+    /// Returns the versions of the driver and of the compiler, on which the bits of results may
+    /// depend.
     fn versions(&self) -> String;
 
-    /// Reserves address space of `capacity` bytes on the device.
-    ///
-    /// # Errors
-    /// If the driver refuses.
+    /// Reserves `capacity` bytes of address space on the device.
     fn reserve(&self, capacity: usize) -> Result<Box<dyn Region>>;
 
-    /// Reserves address space of `capacity` bytes in host memory that the device can read and write.
-    ///
-    /// # Errors
-    /// If the operating system or the driver refuses.
+    /// Reserves `capacity` bytes of address space for pinned host memory.
     fn pinned(&self, capacity: usize) -> Result<Box<dyn Region>>;
 
-    /// A new stream.
-    ///
-    /// # Errors
-    /// If the driver refuses.
+    /// Creates a stream.
     fn new_stream(&self) -> Result<Stream>;
 
-    /// Ends a stream when its work is done.
+    /// Destroys a stream when its work is done.
     fn end_stream(&self, stream: Stream);
 
     /// Waits until a stream's work is done.
-    ///
-    /// # Errors
-    /// If something in it failed.
     fn synchronize(&self, stream: Stream) -> Result<()>;
 
-    /// A new event, which is over until it is recorded.
-    ///
-    /// # Errors
-    /// If the driver refuses.
+    /// Creates an event, complete until it is recorded.
     fn new_event(&self) -> Result<Event>;
 
-    /// Ends an event.
+    /// Destroys an event.
     fn end_event(&self, event: Event);
 
-    /// The event is over when the stream's work so far is done.
-    ///
-    /// # Errors
-    /// If the driver refuses.
+    /// Records the event behind the stream's work so far.
     fn record(&self, event: Event, stream: Stream) -> Result<()>;
 
-    /// Later work of the stream waits for the event.
-    ///
-    /// # Errors
-    /// If the driver refuses.
+    /// Makes later work of the stream wait for the event.
     fn wait(&self, stream: Stream, event: Event) -> Result<()>;
 
-    /// The caller waits for the event.
-    ///
-    /// # Errors
-    /// If something before it failed.
+    /// Waits for the event on the calling thread.
     fn finish(&self, event: Event) -> Result<()>;
 
-    /// Milliseconds between two events that are over.
-    ///
-    /// # Errors
-    /// If one is not.
+    /// Returns the milliseconds between two complete events.
     fn elapsed(&self, from: Event, to: Event) -> Result<f32>;
 
     /// Copies between any two memories.
     ///
     /// # Safety
     /// As the trait says, of `bytes` at both.
-    ///
-    /// # Errors
-    /// If the driver refuses.
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()>;
 
-    /// Copies `rows` rows of `bytes` each, which are `from.1` and `to.1` bytes apart.
+    /// Copies `rows` rows of `bytes` each, `from.1` and `to.1` bytes apart.
     ///
     /// # Safety
     /// As [`Driver::copy`].
-    ///
-    /// # Errors
-    /// If the driver refuses.
     unsafe fn copy_rows(
         &self,
         stream: Stream,
@@ -308,39 +270,27 @@ pub unsafe trait Driver: Send + Sync + Any {
         bytes: usize,
     ) -> Result<()>;
 
-    /// Makes every byte of a range zero.
+    /// Zeroes a range.
     ///
     /// # Safety
     /// As [`Driver::copy`].
-    ///
-    /// # Errors
-    /// If the driver refuses.
     unsafe fn clear(&self, stream: Stream, at: u64, bytes: usize) -> Result<()>;
 
-    /// A kernel of a source file, by its name there.
-    ///
-    /// # Errors
-    /// If the file does not compile, or has no such kernel.
+    /// Returns a kernel of a source file by name.
     fn function(&self, source: &'static Source, name: &str) -> Result<Function>;
 
     /// Runs a kernel.
     ///
     /// # Safety
-    /// Arguments are the kernel's, and addresses among them name what it reads and writes.
-    ///
-    /// # Errors
-    /// If the driver refuses.
+    /// The arguments are the kernel's, and their addresses hold what it reads and writes.
     unsafe fn launch(&self, stream: Stream, function: Function, grid: Grid, args: &[Arg]) -> Result<()>;
 
-    /// A product.
+    /// Computes a GEMM.
     ///
     /// # Safety
-    /// As [`Driver::copy`], of factors and result.
-    ///
-    /// # Errors
-    /// If the library has no way to compute it.
+    /// As [`Driver::copy`], for factors and result.
     unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()>;
 }
 
-/// Which driver a device was made with.
+/// A shared driver.
 pub type Drivers = Arc<dyn Driver>;

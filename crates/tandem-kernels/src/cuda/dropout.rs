@@ -1,4 +1,4 @@
-//! Dropout whose mask is hashed while elements pass.
+//! Dropout with a mask hashed on the fly.
 
 use super::elements::Elements;
 use super::{Cuda, args, by_type, driver, source};

@@ -1,4 +1,4 @@
-//! How kernels go over the elements of matrices: what `elements.cuh` is told.
+//! Launch parameters of element-wise kernels, for `elements.cuh`.
 
 use super::driver::Grid;
 use crate::{DType, View};
@@ -6,23 +6,23 @@ use crate::{DType, View};
 /// Threads of a block, as in `elements.cuh`.
 const THREADS: u32 = 256;
 
-/// Vectors that each of them takes.
+/// Returns the vectors per thread.
 fn depth(per_vector: usize) -> usize {
     if per_vector == 8 { 2 } else { 4 }
 }
 
-/// A way over matrices of one shape.
+/// Iteration over matrices of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Elements {
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// Whether all are aligned for vectors of elements.
+    /// True if all are aligned for vectors of elements.
     pub(super) wide: bool,
     per_vector: usize,
 }
 
 impl Elements {
-    /// Over matrices of one shape: as one long row if none has gaps.
+    /// Iterates over matrices of one shape, as one long row if all are contiguous.
     pub(super) fn of(operands: &[View]) -> Self {
         let (rows, cols) = operands[0].shape();
         if operands.iter().all(View::is_contiguous) {
@@ -31,7 +31,7 @@ impl Elements {
         Self::by_rows(rows, cols, operands)
     }
 
-    /// Over `rows × cols`, where a row of each operand has as many columns, and a table says which row it is.
+    /// Iterates over `rows × cols` where a table selects the row of an operand.
     pub(super) fn by_rows(rows: usize, cols: usize, operands: &[View]) -> Self {
         let per_vector = at_once(operands);
         Self::over(rows, cols, operands, |view| has_aligned_rows(view, per_vector))
@@ -44,19 +44,19 @@ impl Elements {
         Self { rows, cols, wide, per_vector: if wide { per_vector } else { 1 } }
     }
 
-    /// The blocks of it.
+    /// Returns the grid.
     pub(super) fn grid(&self) -> Grid {
         let vectors = self.rows * (self.cols / self.per_vector);
         Grid::new(vectors.div_ceil(THREADS as usize * depth(self.per_vector)), THREADS)
     }
 }
 
-/// Elements that are moved at once: 16 bytes of the widest type.
+/// Returns the elements per vector: 16 bytes of the widest type.
 pub(super) fn at_once(operands: &[View]) -> usize {
     if operands.iter().all(|view| view.dtype() == DType::Bf16) { 8 } else { 4 }
 }
 
-/// Whether every row of each operand can be moved in vectors of `per_vector` elements.
+/// Returns whether every row of each operand can be moved in vectors of `per_vector` elements.
 pub(super) fn are_aligned(per_vector: usize, operands: &[View]) -> bool {
     let is_aligned = |view: &View| {
         let fits = view.cols().is_multiple_of(per_vector) && has_aligned_rows(view, per_vector);
@@ -69,7 +69,7 @@ fn has_aligned_rows(view: &View, per_vector: usize) -> bool {
     view.rows() <= 1 || view.stride().is_multiple_of(per_vector)
 }
 
-/// A vector of eight f32 is moved as two.
+/// Returns whether a view is aligned; a vector of eight f32 is moved as two.
 fn is_aligned(view: &View, per_vector: usize) -> bool {
     let bytes = (per_vector * view.dtype().size()).min(16);
     view.address().is_multiple_of(bytes as u64)

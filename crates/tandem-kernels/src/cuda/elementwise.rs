@@ -1,4 +1,4 @@
-//! Element by element.
+//! Elementwise operations.
 
 use super::elements::Elements;
 use super::{Cuda, args, by_type, driver, source};
@@ -6,7 +6,7 @@ use crate::{Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("elementwise.cu");
 
-/// Either type, with gaps between rows or without.
+/// Fills a matrix of either type, contiguous or not.
 pub(crate) fn fill(cuda: &Cuda, x: ViewMut, value: f32) -> Result<()> {
     let way = Elements::of(&[x.view()]);
     let args = args![&x, x.stride(), value, way.rows, way.cols, way.wide];

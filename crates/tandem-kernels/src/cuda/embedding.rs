@@ -20,12 +20,13 @@ pub(crate) fn embedding(
     let (name, ids) = (by_type!("embedding", table.dtype()), cuda.table(ids)?);
     let operands = args![table, table.stride(), ids, scale, &x, x.stride(), accumulate];
     let args = [operands, args![way.rows, way.cols, way.wide]].concat();
-    // SAFETY: there are as many ids as rows; the operation has checked that each is a row of the table, or none.
+    // SAFETY: there are as many ids as rows; the operation has checked that each is a row of the
+    // table, or none.
     unsafe { cuda.launch(&SOURCE, name, way.grid(), &args) }
 }
 
-/// A block of threads for each id that occurs and each range of columns: so every element of the table is added to by one thread,
-/// in the order of tokens.
+/// Adds the gradient of the table. One block per distinct id and range of columns, so one thread
+/// adds to each element, in the order of tokens.
 pub(crate) fn embedding_backward(
     cuda: &Cuda,
     ids: &[u32],
@@ -45,12 +46,12 @@ pub(crate) fn embedding_backward(
     unsafe { cuda.launch(&SOURCE, "embedding_backward_f32", grid, &args) }
 }
 
-/// The tokens of each id, in order: how many ids occur, and where each one's tokens begin and the last one's end, the ids, and the
-/// tokens.
+/// Groups the tokens by id, in order. Returns the number of distinct ids, and a table of the
+/// groups' offsets, the ids and the tokens.
 fn runs(ids: &[u32]) -> (usize, Vec<u32>) {
     let here = ids.iter().enumerate().filter(|(_, id)| **id != ELSEWHERE);
     let mut pairs: Vec<(u32, u32)> = here.map(|(token, &id)| (id, token as u32)).collect();
-    // Pairs are all different: their order is one.
+    // All pairs differ, so the order is unique.
     pairs.sort_unstable();
     let begins = |&i: &usize| i == 0 || pairs[i].0 != pairs[i - 1].0;
     let starts: Vec<usize> = (0..pairs.len()).filter(begins).collect();

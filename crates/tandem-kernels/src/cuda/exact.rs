@@ -2,7 +2,7 @@
 
 use super::driver::Grid;
 use super::{Cuda, args, driver, source};
-use crate::exact::{ExactSum, ExactView};
+use crate::numerics::exact::{ExactSum, ExactView};
 use crate::{Result, View};
 
 pub(super) static SOURCE: driver::Source = source!("exact.cu", not fused);
@@ -10,7 +10,7 @@ pub(super) static SOURCE: driver::Source = source!("exact.cu", not fused);
 /// Threads of a block, as in `exact.cu`.
 const THREADS: u32 = 256;
 
-/// Elements of a block: `RUNS · RUN` of each thread.
+/// Elements per block: `RUNS · RUN` per thread.
 const BLOCK: usize = 8 * THREADS as usize;
 
 fn grid(len: usize) -> Grid {
@@ -23,9 +23,10 @@ pub(crate) fn exact_merge(cuda: &Cuda, other: ExactView, sums: &mut ExactSum, ad
     unsafe { cuda.launch(&SOURCE, "exact_merge", grid(other.len()), args) }
 }
 
-/// Sets the device's word for terms out of range, which the host reads when it asks.
+/// Adds terms; a term out of range sets the device's flag.
 pub(crate) fn exact_sum(cuda: &Cuda, terms: View, sums: &mut ExactSum, add: bool, limit: f32) -> Result<()> {
     let args = args![terms, &*sums, terms.len(), add, limit, cuda.out_of_range()];
-    // SAFETY: the operands are those of the kernel, there are at least as many sums as terms, and the word is the device's own.
+    // SAFETY: the operands are those of the kernel, there are at least as many sums as terms, and
+    // the word is the device's own.
     unsafe { cuda.launch(&SOURCE, "exact_sum", grid(terms.len()), args) }
 }

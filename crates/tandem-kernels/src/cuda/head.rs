@@ -1,32 +1,32 @@
-//! The head: strips of logits from the library, one pass over each row's part for its statistics or its gradient, and the products
-//! around it. Numbers of rows and predictions stay on the device until all strips were seen.
+//! The head: strips of logits from cuBLASLt, one pass over each row's strip for its statistics or
+//! its gradient, and the GEMMs around it. Statistics stay on the device until the last strip.
 
 use super::driver::{Arg, Grid};
-use super::{Cuda, args, columns, driver, product, source};
-use crate::ops::{HeadGradients, HeadParts, HeadShape, HeadWeights, Targets, strips};
+use super::{Cuda, args, columns, driver, gemm, source};
+use crate::ops::{Head, HeadGradients, HeadParts, HeadShape, HeadWeights, LogitMemory, Targets, strips};
 use crate::{DType, Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("head.cu");
 
-/// Logits that a thread holds, as in `head.cu`.
+/// Logits per thread, as in `head.cu`.
 const OF_THREAD: usize = 32;
 
-/// Threads of a block that has a narrow strip, and of one that has the widest.
+/// Threads of a block for a narrow strip, and for the widest.
 const THREADS: [u32; 2] = [128, 512];
 
-/// Columns of the widest strip.
+/// Widest strip, in columns.
 const STRIP: usize = OF_THREAD * THREADS[1] as usize;
 
-/// Columns of a strip, and of the buffer for logits that are not kept: strips are as wide as each other but for the last, and of
-/// whole tiles of the library's.
+/// Returns the width of a strip and of the buffer for logits that are not kept. All strips but the
+/// last have the same width, a multiple of the library's tiles.
 pub(crate) fn strip_width(vocabulary: usize) -> usize {
     let strips = vocabulary.div_ceil(STRIP).max(1);
     vocabulary.div_ceil(strips).next_multiple_of(256).min(vocabulary)
 }
 
-/// What rows are asked for, on the device.
+/// Predictions on the device.
 struct Asked {
-    /// Of each row its first prediction, and one more.
+    /// First prediction of each row, and one more entry.
     starts: u64,
     targets: u64,
 }
@@ -40,7 +40,7 @@ impl Asked {
     }
 }
 
-/// A strip's logits of a chunk: which rows and tokens they are of.
+/// Logits of a strip, with their first row and token.
 struct Logits<'a> {
     logits: ViewMut<'a>,
     bias: Option<View<'a>>,
@@ -49,7 +49,7 @@ struct Logits<'a> {
 }
 
 impl Logits<'_> {
-    /// Runs a kernel with a block for each row; `rest` are the arguments that it has beside those of every kernel here.
+    /// Runs a kernel with one block per row; `rest` are its own arguments behind the common ones.
     ///
     /// # Safety
     /// As [`Cuda::launch`].
@@ -77,26 +77,22 @@ impl Logits<'_> {
     }
 }
 
-/// Scores rows in chunks of `chunk`. The raw logits of the chunks that end within the rows of `kept` stay there, without the
-/// bias. `numbers` has room for those of `parts`.
+/// Scores rows in chunks. Kept logits are raw, without the bias. `numbers` has room for the numbers
+/// of `parts`.
 pub(crate) fn forward(
     cuda: &Cuda,
-    hidden: View,
-    weights: HeadWeights,
-    targets: Targets,
-    shape: &HeadShape,
+    call: Head,
     parts: &mut HeadParts,
-    chunk: usize,
-    mut kept: ViewMut,
-    mut spare: ViewMut,
+    mut memory: LogitMemory,
     numbers: Option<ViewMut>,
 ) -> Result<()> {
+    let Head { hidden, weights, targets, ref shape } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     let running = Running::new(cuda, &targets, rows, parts, numbers)?;
     let unbiased = HeadWeights { bias: None, ..weights };
-    for strip in strips(rows, chunk, vocabulary, strip_width(vocabulary)) {
-        let mut logits = strip.place(&mut kept, &mut spare);
-        product::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
+    for strip in strips(rows, memory.chunk, vocabulary, strip_width(vocabulary)) {
+        let mut logits = strip.place(&mut memory);
+        gemm::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
         let (first_row, first_token) = (strip.rows.start, strip.tokens.start);
         let logits = Logits { logits, bias: weights.bias, first_row, first_token };
         // SAFETY: the numbers of all rows and predictions have room.
@@ -105,7 +101,7 @@ pub(crate) fn forward(
     running.finish(cuda, parts)
 }
 
-/// Scores logits that are there. `numbers` has room for those of `parts`.
+/// Scores existing logits. `numbers` has room for the numbers of `parts`.
 pub(crate) fn score(
     cuda: &Cuda,
     mut logits: ViewMut,
@@ -126,7 +122,7 @@ pub(crate) fn score(
     running.finish(cuda, parts)
 }
 
-/// Where the numbers of a head's part are on the device until all strips were seen.
+/// Device addresses of the statistics of a head's part.
 struct Running {
     asked: Asked,
     of_rows: u64,
@@ -149,7 +145,7 @@ impl Running {
         Ok(Self { asked, of_rows, of_predictions })
     }
 
-    /// Adds what a strip's logits tell.
+    /// Updates the statistics by a strip.
     ///
     /// # Safety
     /// The strip's rows and tokens are among those of the part.
@@ -160,38 +156,34 @@ impl Running {
         unsafe { logits.launch(cuda, names, shape, &self.asked, &rest) }
     }
 
-    /// Reads the numbers.
+    /// Reads the statistics.
     fn finish(&self, cuda: &Cuda, parts: &mut HeadParts) -> Result<()> {
         // SAFETY: the kernels have written as many.
         unsafe { cuda.read(self.of_rows, parts.own_numbers_mut()) }
     }
 }
 
-/// `kept` holds what [`forward`] left there; the other chunks' logits are computed again. `partial` has room for the sums of columns
-/// of a chunk's gradient, if those are wanted.
+/// Computes gradients in chunks. The logits of chunks that are not kept are computed again.
+/// `partial` has room for the column sums of a chunk's gradient, if the bias has one.
 pub(crate) fn backward(
     cuda: &Cuda,
-    hidden: View,
-    weights: HeadWeights,
-    targets: Targets,
-    shape: &HeadShape,
+    call: Head,
     log_sum_exp: &[f32],
     d_log_prob: &[f32],
     mut gradients: HeadGradients,
-    chunk: usize,
-    mut kept: ViewMut,
-    mut spare: ViewMut,
+    mut memory: LogitMemory,
     mut partial: Option<ViewMut>,
 ) -> Result<()> {
+    let Head { hidden, weights, targets, ref shape } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
-    let (dtype, kept_rows) = (weights.weight.dtype(), kept.rows());
+    let (dtype, kept_rows) = (weights.weight.dtype(), memory.kept.rows());
     let asked = Asked::of(cuda, &targets, rows)?;
     let rest = [cuda.table(d_log_prob)?, cuda.table(log_sum_exp)?].map(Arg::address);
     let unbiased = HeadWeights { bias: None, ..weights };
-    for strip in strips(rows, chunk, vocabulary, strip_width(vocabulary)) {
-        let mut logits = strip.place(&mut kept, &mut spare);
+    for strip in strips(rows, memory.chunk, vocabulary, strip_width(vocabulary)) {
+        let mut logits = strip.place(&mut memory);
         if strip.rows.end > kept_rows {
-            product::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
+            gemm::run(cuda, strip.logits(hidden, &unbiased, logits.reborrow()), None)?;
         }
         let (first_row, first_token) = (strip.rows.start, strip.tokens.start);
         let of_strip = Logits { logits: logits.reborrow(), bias: weights.bias, first_row, first_token };
@@ -199,7 +191,8 @@ pub(crate) fn backward(
             DType::F32 => ["head_gradient_f32_128", "head_gradient_f32_512"],
             DType::Bf16 => ["head_gradient_bf16_128", "head_gradient_bf16_512"],
         };
-        // SAFETY: the kernel's arguments, of as many rows and predictions as the operation has checked.
+        // SAFETY: the kernel's arguments, of as many rows and predictions as the operation has
+        // checked.
         unsafe { of_strip.launch(cuda, names, shape, &asked, &rest)? };
         let gradient = match dtype {
             DType::F32 => logits.view(),
@@ -210,7 +203,7 @@ pub(crate) fn backward(
             columns::column_sums(cuda, gradient, bias, partial.as_mut().map(ViewMut::reborrow))?;
         }
         for product in strip.back(gradient, hidden, &weights, &mut gradients) {
-            product::run(cuda, product, None)?;
+            gemm::run(cuda, product, None)?;
         }
     }
     Ok(())

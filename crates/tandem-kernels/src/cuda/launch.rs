@@ -2,11 +2,11 @@
 
 use super::Cuda;
 use super::driver::{Arg, Grid, Source};
-use crate::bytes::{BytesMut, BytesView};
-use crate::exact::{ExactSum, ExactView};
+use crate::memory::bytes::{BytesMut, BytesView};
+use crate::numerics::exact::{ExactSum, ExactView};
 use crate::{Result, View, ViewMut};
 
-/// A source file of kernels as a `Source`; `not fused` where products and sums are rounded one by one.
+/// Embeds a source file of kernels; `not fused` rounds products and sums separately.
 macro_rules! source {
     ($name:literal) => {
         $crate::cuda::source!($name, true)
@@ -15,16 +15,12 @@ macro_rules! source {
         $crate::cuda::source!($name, false)
     };
     ($name:literal, $fused:literal) => {
-        $crate::cuda::driver::Source {
-            name: $name,
-            text: include_str!(concat!("../../cuda/", $name)),
-            fused: $fused,
-        }
+        $crate::cuda::driver::Source { name: $name, text: include_str!(concat!("cu/", $name)), fused: $fused }
     };
 }
 pub(crate) use source;
 
-/// Every file of kernels.
+/// All source files of kernels.
 pub static SOURCES: &[&Source] = &[
     &super::activation::SOURCE,
     &super::attention::DECODE,
@@ -60,11 +56,11 @@ pub static SOURCES: &[&Source] = &[
     &super::norm::SUMS,
     &super::optimizer::SOURCE,
     &super::pack::SOURCE,
-    &super::product::SOURCE,
+    &super::gemm::SOURCE,
     &super::rope::SOURCE,
 ];
 
-/// The headers that they include.
+/// Headers of the source files.
 pub static HEADERS: &[Source] = &[
     source!("attention.cuh"),
     source!("attention_f32_tiles.cuh"),
@@ -78,14 +74,14 @@ pub static HEADERS: &[Source] = &[
     source!("vectors.cuh"),
 ];
 
-/// The arguments of a kernel.
+/// Collects kernel arguments.
 macro_rules! args {
     ($($arg:expr),* $(,)?) => { &[$($crate::cuda::driver::Arg::from($arg)),*] as &[$crate::cuda::driver::Arg] };
 }
 pub(crate) use args;
 
-/// A kernel's name with the types that it is compiled for: `by_type!("norm", x.dtype(), y.dtype())` is one of `norm_f32_f32`,
-/// `norm_f32_bf16` and so on.
+/// Selects a kernel's name by types: `by_type!("norm", x.dtype(), y.dtype())` is one of
+/// `norm_f32_f32`, `norm_f32_bf16` and so on.
 macro_rules! by_type {
     ($name:literal, $a:expr) => {
         match $a {
@@ -105,10 +101,10 @@ macro_rules! by_type {
 pub(crate) use by_type;
 
 impl Cuda {
-    /// Puts a kernel into the stream. Nothing is launched where there is no block.
+    /// Puts a kernel into the stream, unless the grid is empty.
     ///
     /// # Safety
-    /// Arguments are those that the kernel takes, and what their addresses name is as large as it takes it to be.
+    /// The arguments are those of the kernel, and their addresses hold as much as it accesses.
     pub(crate) unsafe fn launch(
         &self,
         source: &'static Source,

@@ -1,4 +1,4 @@
-//! Lengths of the rows of a matrix with a low-rank term: a block of threads for some rows.
+//! Row norms of a matrix with a low-rank term: one block of threads per group of rows.
 
 use super::driver::Grid;
 use super::{Cuda, args, by_type, driver, source};

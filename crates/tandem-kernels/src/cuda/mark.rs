@@ -1,10 +1,10 @@
-//! Places in a stream that other streams wait for.
+//! Events of a stream that other streams wait for.
 
 use super::Cuda;
 use super::driver::{Drivers, Event};
 use crate::Result;
 
-/// All work of a device up to a moment. On a processor it is done when the moment comes.
+/// All work of a device up to a moment. On a CPU that work is already done.
 #[derive(Default)]
 pub struct Mark(Option<Recorded>);
 
@@ -14,7 +14,7 @@ struct Recorded {
 }
 
 impl Mark {
-    /// Of what was put into the stream so far.
+    /// Marks all work in the stream so far.
     pub(crate) fn of(cuda: &Cuda) -> Result<Self> {
         let driver = cuda.shared.driver.clone();
         let recorded = Recorded { event: driver.new_event()?, driver };
@@ -22,7 +22,7 @@ impl Mark {
         Ok(Self(Some(recorded)))
     }
 
-    /// Has what is put into the stream from here on wait for it.
+    /// Makes later work in the stream wait for the mark.
     pub(crate) fn before(&self, cuda: &Cuda) -> Result<()> {
         match &self.0 {
             Some(recorded) => cuda.driver().wait(cuda.stream(), recorded.event),
@@ -30,10 +30,7 @@ impl Mark {
         }
     }
 
-    /// The caller waits for it.
-    ///
-    /// # Errors
-    /// If something before it failed.
+    /// Waits for the mark on the calling thread.
     pub fn finish(&self) -> Result<()> {
         match &self.0 {
             Some(recorded) => recorded.driver.finish(recorded.event),

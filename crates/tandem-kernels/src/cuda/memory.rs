@@ -1,22 +1,22 @@
-//! Host numbers on the device: small tables that kernels read beside tensors, and what comes back.
+//! Transfer of host numbers: small tables that kernels read beside tensors, and results read back.
 //!
-//! A batch's tables (positions, ids, rows) are needed by every layer, and are the same each time: what was sent is kept on the
-//! device together with a copy in pinned memory, and is sent again only if it differs. So a step sends them once, without
-//! anybody having to say what a batch is.
+//! Every layer needs a batch's tables (positions, ids, rows), with the same contents each time. A
+//! sent table stays on the device with a copy in pinned memory, and is sent again only if it
+//! differs. A step so sends each table once, without any notion of a batch.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::driver::{Drivers, Event, Region, Stream};
-use crate::free_list::{Cut, FreeList};
+use crate::memory::free_list::{Cut, FreeList};
 use crate::{KernelError, Kind, Result};
 
-/// What tables may take on the device, in bytes.
+/// Bytes of tables on the device.
 pub(crate) const TABLES: usize = 256 << 20;
 
-/// What comes back at a time, in bytes.
+/// Bytes read back at a time.
 const WINDOW: usize = 4 << 20;
 
-/// Tables that are kept.
+/// Tables kept on the device.
 pub(crate) struct Tables {
     driver: Drivers,
     stream: Stream,
@@ -26,9 +26,9 @@ pub(crate) struct Tables {
 struct State {
     device: Box<dyn Region>,
     host: Box<dyn Region>,
-    /// Which bytes of both are taken: a table lies at the same place in each.
+    /// Allocated ranges; a table has the same offset in both memories.
     free: FreeList,
-    /// Oldest use first.
+    /// Least recently used first.
     tables: Vec<Table>,
 }
 
@@ -36,20 +36,20 @@ struct Table {
     cut: Cut,
     len: usize,
     key: Key,
-    /// When the copy to the device is over.
+    /// End of the copy to the device.
     sent: Event,
 }
 
-/// What a table is found by.
+/// Key of a table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Key {
-    /// Its content.
+    /// Hash of the contents.
     Hash(u64),
-    /// A name, which stands for it.
+    /// Name that stands for the contents.
     Name((u64, usize)),
 }
 
-/// FNV-1a over words: tells most different tables apart; the rest is compared.
+/// FNV-1a over words; equal hashes are compared in full.
 fn hash(bytes: &[u8]) -> u64 {
     let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
     let (words, rest) = bytes.as_chunks::<8>();
@@ -64,8 +64,8 @@ impl Tables {
         Ok(Self { driver: driver.clone(), stream, state: Mutex::new(state) })
     }
 
-    /// The address on the device of a table with that content. It stays so for work that is put into the stream before the next
-    /// call.
+    /// Returns the device address of a table with these contents, valid for work put into the
+    /// stream before the next call.
     pub(crate) fn send(&self, bytes: &[u8]) -> Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes.is_empty() {
@@ -81,13 +81,13 @@ impl Tables {
         }
     }
 
-    /// The address of a table that was sent under a name, if it is still there.
+    /// Returns the device address of a named table, if it is still there.
     pub(crate) fn find(&self, name: (u64, usize)) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.find(|_, table| table.key == Key::Name(name))
     }
 
-    /// As [`Self::send`], under a name.
+    /// Sends a table as [`Self::send`], under a name.
     pub(crate) fn send_named(&self, name: (u64, usize), bytes: &[u8]) -> Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.put(&mut state, Key::Name(name), bytes)
@@ -105,8 +105,8 @@ impl Tables {
                 }
                 None => {
                     let oldest = state.tables.remove(0);
-                    // Its copy in pinned memory may still be read. What reads the one on the device comes earlier in the stream
-                    // than what is written there next.
+                    // Its pinned copy may still be read. Readers of the device copy precede later
+                    // writes in the stream.
                     self.driver.finish(oldest.sent)?;
                     self.driver.end_event(oldest.sent);
                     state.free.give_back(oldest.cut);
@@ -118,8 +118,8 @@ impl Tables {
         state.host.grow(end)?;
         let (from, to) = (state.host.base() + cut.offset() as u64, state.device.base() + cut.offset() as u64);
         let sent = self.driver.new_event()?;
-        // SAFETY: the range of pinned memory was just cut, is mapped, and nobody else has it; the device's range is as long. The
-        // pinned copy stays until the event is over.
+        // SAFETY: the range of pinned memory was just allocated, is mapped and unshared; the
+        // device's range is as long. The pinned copy stays until the event is over.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), from as *mut u8, bytes.len());
             self.driver.copy(self.stream, from, to, bytes.len())?;
@@ -131,7 +131,7 @@ impl Tables {
 }
 
 impl State {
-    /// The address of the table that is it, which becomes the latest.
+    /// Returns the address of the matching table and makes it the most recently used.
     fn find(&mut self, is_it: impl Fn(&Self, &Table) -> bool) -> Option<u64> {
         let index = self.tables.iter().position(|table| is_it(self, table))?;
         let table = self.tables.remove(index);
@@ -149,14 +149,14 @@ impl State {
 
 impl Drop for Tables {
     fn drop(&mut self) {
-        // Nothing that is under way may read what is given back.
+        // No pending work may read freed memory.
         let _ = self.driver.synchronize(self.stream);
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         state.tables.iter().for_each(|table| self.driver.end_event(table.sent));
     }
 }
 
-/// Pinned memory through which numbers travel that lie anywhere in host memory.
+/// Pinned memory for copies from and to pageable host memory.
 pub(crate) struct Window {
     driver: Drivers,
     host: Mutex<Box<dyn Region>>,

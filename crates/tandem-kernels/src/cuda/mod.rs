@@ -1,22 +1,19 @@
-//! CUDA kernels, and what they run on: one GPU, a stream of work, and a memory.
+//! CUDA kernels, and the GPU device: a stream of work and a memory.
 //!
-//! An operation puts its kernels into the device's stream and returns before they have run; whoever reads numbers on the host waits.
-//! Memory that is given back may be taken at once for something else, for that runs later in the same stream.
-//!
-//! Kernels are in `cuda/*.cu` beside `src`, compiled for the device that is found when they are first needed. Each has a file here
-//! that launches it. What they are launched through is a [`Driver`].
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod bitsandbytes;
 pub(crate) mod columns;
 pub(crate) mod convert;
+mod discovery;
 pub mod driver;
 pub(crate) mod dropout;
 mod elements;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exact;
-mod found;
+pub(crate) mod gemm;
 pub(crate) mod head;
 mod launch;
 pub(crate) mod low_rank;
@@ -26,45 +23,43 @@ pub(crate) mod norm;
 pub mod nvidia;
 pub(crate) mod optimizer;
 pub(crate) mod pack;
-pub(crate) mod product;
 pub(crate) mod rope;
 mod rows;
-pub(crate) mod stored;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+pub use discovery::{Gpus, is_stand_in, list, open, stand_in};
 pub use driver::Driver;
-pub use found::{Gpus, is_stand_in, list, open, stand_in};
 pub use launch::{HEADERS, SOURCES};
 pub use mark::Mark;
 
-use crate::arena::Arena;
-use crate::profile::Profile;
+use crate::device::profile::Profile;
+use crate::memory::arena::Arena;
 use crate::{KernelError, Result};
 use driver::{Drivers, Function, Region, Stream};
 use memory::{TABLES, Tables, Window};
 
 pub(crate) use launch::{args, by_type, source};
 
-/// Bytes of a GPU that are taken beside arenas: tables, workspaces of libraries, code.
+/// Bytes of a GPU used outside arenas: tables, library workspaces, code.
 pub const BESIDE: usize = TABLES + (128 << 20);
 
 /// One GPU: its memory, and the stream that work is put into.
 pub struct Cuda {
     pub(crate) arena: Arc<Arena>,
     shared: Arc<Shared>,
-    /// Who times operations, if somebody does.
+    /// Profile that times operations.
     pub(crate) profile: Option<Arc<Profile>>,
 }
 
-/// What all memories of a stream have in common.
+/// State shared by all memories of a stream.
 struct Shared {
     driver: Drivers,
     stream: Stream,
     tables: Tables,
     window: Window,
-    /// Of all streams of the device.
+    /// Flags shared by all streams of the device.
     flags: Arc<dyn Region>,
     functions: Mutex<HashMap<&'static str, Function>>,
     tf32: bool,
@@ -76,15 +71,15 @@ impl Drop for Shared {
     }
 }
 
-/// Choices that a device is made with.
+/// Options of a GPU device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// f32 products may round factors to 10 bits (TF32), which tensor cores multiply.
+    /// Lets f32 GEMMs round factors to 10 bits (TF32), for tensor cores.
     pub tf32: bool,
 }
 
 impl Cuda {
-    /// A device with a memory that may grow to `capacity` bytes.
+    /// Creates a device with an arena of at most `capacity` bytes.
     pub(crate) fn new(driver: Drivers, capacity: usize, options: Options) -> Result<Self> {
         let flags: Arc<dyn Region> = Arc::from(driver.reserve(size_of::<u32>())?);
         flags.grow(size_of::<u32>())?;
@@ -96,7 +91,7 @@ impl Cuda {
         Ok(this)
     }
 
-    /// With a stream of its own.
+    /// Creates a device with a stream of its own.
     fn streaming(
         driver: Drivers,
         arena: Arc<Arena>,
@@ -110,23 +105,23 @@ impl Cuda {
         Ok(Self { arena, shared: Arc::new(shared), profile: None })
     }
 
-    /// The same device with another memory.
+    /// Shares the stream with another memory.
     fn over(&self, arena: Arc<Arena>) -> Self {
         Self { arena, shared: self.shared.clone(), profile: self.profile.clone() }
     }
 
-    /// The same device and stream, and `capacity` bytes of host memory that it reads and writes.
+    /// Shares the stream with `capacity` bytes of pinned host memory.
     pub(crate) fn on_host(&self, capacity: usize) -> Result<Self> {
         Ok(self.over(Arena::on(self.driver().pinned(capacity)?, capacity)))
     }
 
-    /// The same device and memory with a stream of its own. Memory that is given back there, or is taken there and was given back here,
-    /// may be under way in the other stream: see [`Mark`].
+    /// Shares the memory with a second stream. Memory freed in one stream and allocated in the
+    /// other may still be in use: see [`Mark`].
     pub(crate) fn beside(&self) -> Result<Self> {
         Ok(Self { profile: self.profile.clone(), ..self.streaming_beside(self.arena.clone())? })
     }
 
-    /// The same device with a stream of its own, a memory of its own of at most `capacity` bytes, and nobody who times.
+    /// Creates a second stream with an arena of at most `capacity` bytes, without a profile.
     pub(crate) fn beside_in(&self, capacity: usize) -> Result<Self> {
         self.streaming_beside(Arena::on(self.driver().reserve(capacity)?, capacity))
     }
@@ -136,27 +131,28 @@ impl Cuda {
         Self::streaming(driver.clone(), arena, flags.clone(), Options { tf32: *tf32 })
     }
 
-    /// The same, timed.
+    /// Shares the device and times operations.
     pub(crate) fn profiled(&self, profile: Arc<Profile>) -> Self {
         Self { profile: Some(profile), ..self.over(self.arena.clone()) }
     }
 
-    /// What the last bits of results depend on.
+    /// Returns a name for everything that the bits of results depend on.
     pub(crate) fn arithmetic(&self) -> String {
         let properties = self.driver().properties();
         let (major, minor) = properties.capability;
         let tf32 = if self.tf32() { " tf32" } else { "" };
-        // How a library divides a product depends on how many there are to compute it.
+        // The library divides a GEMM by the number of multiprocessors.
         let count = properties.multiprocessors;
         format!("cuda sm_{major}{minor} x{count} {}{tf32}", self.driver().versions())
     }
 
-    /// Where kernels write 1 if a term of an exact sum is out of range: a `u32`.
+    /// Returns the address of the flag that kernels set if a term of an exact sum is out of range:
+    /// a `u32`.
     pub(crate) fn out_of_range(&self) -> u64 {
         self.shared.flags.base()
     }
 
-    /// Whether none was, since this was last asked. Waits for all work so far.
+    /// Returns whether no term was out of range since the last call. Waits for all work so far.
     pub(crate) fn take_in_range(&self) -> Result<bool> {
         let mut flag = [0u32];
         // SAFETY: the flag is a word of a region of its own.
@@ -169,37 +165,34 @@ impl Cuda {
         Ok(flag[0] == 0)
     }
 
-    /// What it is driven by.
+    /// Returns the driver.
     pub fn driver(&self) -> &dyn Driver {
         &*self.shared.driver
     }
 
-    /// Where work is put.
+    /// Returns the stream.
     pub(crate) fn stream(&self) -> Stream {
         self.shared.stream
     }
 
-    /// Whether f32 products may use TF32.
+    /// Returns whether f32 products may use TF32.
     pub(crate) fn tf32(&self) -> bool {
         self.shared.tf32
     }
 
     /// Waits until all work so far is done.
-    ///
-    /// # Errors
-    /// If something in it failed.
     pub fn synchronize(&self) -> Result<()> {
         self.driver().synchronize(self.stream())
     }
 
-    /// The address on the device of a table with that content, for work that is put into the stream before the next table is
-    /// asked for or while it is one of the latest 256 MiB.
+    /// Returns the device address of a table, valid for work put into the stream before the next
+    /// table is requested, or while it is among the latest 256 MiB.
     pub(crate) fn table<T: bytes::Plain>(&self, values: &[T]) -> Result<u64> {
         self.shared.tables.send(bytes::of(values))
     }
 
-    /// As [`Self::table`], of a table that is known by a name and made only where it is not on the device yet. The name stands for
-    /// one content for as long as the process lives.
+    /// Returns the device address of a named table, created only if it is not on the device. The
+    /// name stands for one content during the process.
     pub(crate) fn named_table<T: bytes::Plain>(
         &self,
         name: (u64, usize),
@@ -230,17 +223,17 @@ impl Cuda {
     }
 }
 
-/// Something that went wrong in CUDA.
+/// Creates a CUDA error.
 pub(crate) fn failed(what: impl Into<String>, reason: impl Into<String>) -> KernelError {
     KernelError::Cuda { what: what.into(), reason: reason.into() }
 }
 
 /// Plain numbers as bytes.
 pub mod bytes {
-    /// Numbers of which every pattern of bits is one, without padding.
+    /// Types without padding of which every bit pattern is a value.
     ///
     /// # Safety
-    /// As the line above says.
+    /// As above.
     pub unsafe trait Plain: Copy {}
 
     // SAFETY: numbers, and arrays of them.

@@ -1,40 +1,36 @@
-//! RMSNorm and LayerNorm: as many threads for each row as it is long, and blocks of rows for the sums over them.
+//! RMSNorm and LayerNorm: threads per row by its width, and blocks of rows for the weight
+//! gradients.
 
 use super::driver::{Arg, Grid};
 use super::rows::{FEWER_LANES, MOST_LANES, Rows};
 use super::{Cuda, args, by_type, driver, source};
-use crate::{Result, View, ViewMut};
+use crate::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
+use crate::{Result, ViewMut};
 
 pub(super) static RMS_NORM: driver::Source = source!("rms_norm.cu");
 pub(super) static LAYER_NORM: driver::Source = source!("layer_norm.cu");
 pub(super) static SUMS: driver::Source = source!("norm_sums.cu");
 
-/// Blocks that rows are cut into for the sums over them, at most: as many as work at once on a large device, so that few rows have
-/// many blocks, and many do not leave much to add up. Blocks of short rows are smaller, and there are more.
+/// Returns the most blocks of rows of a backward pass: as many as run at once on a large GPU, so
+/// that few rows still fill it and many leave few partial sums. Short rows have smaller blocks, and
+/// more of them.
 fn most_blocks(width: usize) -> usize {
     512 * (2048 / width.max(1)).clamp(1, 4)
 }
 
-/// Rows of such a block, at least.
+/// Fewest rows per block.
 const FEWEST_ROWS: usize = 4;
 
-/// Shared memory that a block may sum in, in bytes: most of what every device has.
+/// Most shared memory for a block's sums, in bytes; every supported GPU has it.
 const SHARED: usize = 96 << 10;
 
-/// Blocks that there are for so many rows, at most; no fewer for more rows.
+/// Returns the most blocks for a number of rows; monotonic in it.
 pub(crate) fn blocks(rows: usize, width: usize) -> usize {
     rows.div_ceil(FEWEST_ROWS).min(most_blocks(width))
 }
 
-pub(crate) fn rms_norm(
-    cuda: &Cuda,
-    x: View,
-    w: View,
-    offset: f32,
-    eps: f32,
-    y: ViewMut,
-    inverse_rms: ViewMut,
-) -> Result<()> {
+pub(crate) fn rms_norm(cuda: &Cuda, call: RmsNorm) -> Result<()> {
+    let RmsNorm { x, w, offset, eps, y, inverse_rms } = call;
     let way = Rows::forward(x, &[w], y.view());
     let name = by_type!("rms_norm", x.dtype(), y.dtype());
     let operands = args![x, x.stride(), w, offset, eps, &y, y.stride(), &inverse_rms];
@@ -43,15 +39,8 @@ pub(crate) fn rms_norm(
     unsafe { cuda.launch(&RMS_NORM, name, way.grid(way.groups), &[operands, shape].concat()) }
 }
 
-pub(crate) fn layer_norm(
-    cuda: &Cuda,
-    x: View,
-    w: View,
-    b: View,
-    eps: f32,
-    y: ViewMut,
-    mean_inverse: ViewMut,
-) -> Result<()> {
+pub(crate) fn layer_norm(cuda: &Cuda, call: LayerNorm) -> Result<()> {
+    let LayerNorm { x, w, b, eps, y, mean_inverse } = call;
     let way = Rows::forward(x, &[w, b], y.view());
     let name = by_type!("layer_norm", x.dtype(), y.dtype());
     let kept = args![&mean_inverse, mean_inverse.stride()];
@@ -61,36 +50,20 @@ pub(crate) fn layer_norm(
     unsafe { cuda.launch(&LAYER_NORM, name, way.grid(way.groups), &[operands, kept, shape].concat()) }
 }
 
-pub(crate) fn rms_norm_backward(
-    cuda: &Cuda,
-    x: View,
-    w: View,
-    offset: f32,
-    inverse_rms: View,
-    dy: View,
-    dx: ViewMut,
-    dw: Option<ViewMut>,
-    partial: ViewMut,
-) -> Result<()> {
+pub(crate) fn rms_norm_backward(cuda: &Cuda, call: RmsNormBackward, partial: ViewMut) -> Result<()> {
+    let RmsNormBackward { x, w, offset, inverse_rms, dy, dx, dw } = call;
     let way = Rows::backward(x, w, dy, dx.view(), MOST_LANES);
     let sums = Sums::new(way, x.cols(), dw.as_ref().map(|_| &partial));
     let name = by_type!("rms_norm_backward", x.dtype(), dy.dtype());
     let operands = args![x, x.stride(), w, offset, inverse_rms, dy, dy.stride(), &dx, dx.stride()];
-    // SAFETY: as above; `partial` has a row for each block, and what a group adds up has room in shared memory or there.
+    // SAFETY: as above; `partial` has one row per block, and a group's sums fit in shared memory or
+    // there.
     unsafe { cuda.launch(&RMS_NORM, name, sums.grid(), &[operands, &sums.args()].concat())? };
     dw.map_or(Ok(()), |dw| sums.add(cuda, dw, None))
 }
 
-pub(crate) fn layer_norm_backward(
-    cuda: &Cuda,
-    x: View,
-    w: View,
-    mean_inverse: View,
-    dy: View,
-    dx: ViewMut,
-    dw_db: Option<(ViewMut, ViewMut)>,
-    partial: ViewMut,
-) -> Result<()> {
+pub(crate) fn layer_norm_backward(cuda: &Cuda, call: LayerNormBackward, partial: ViewMut) -> Result<()> {
+    let LayerNormBackward { x, w, mean_inverse, dy, dx, dw_db } = call;
     let way = Rows::backward(x, w, dy, dx.view(), FEWER_LANES);
     let sums = Sums::new(way, 2 * x.cols(), dw_db.as_ref().map(|_| &partial));
     let name = by_type!("layer_norm_backward", x.dtype(), dy.dtype());
@@ -101,11 +74,11 @@ pub(crate) fn layer_norm_backward(
     dw_db.map_or(Ok(()), |(dw, db)| sums.add(cuda, dw, Some(db)))
 }
 
-/// How a backward pass goes over rows, and where it adds up what they contribute to the gradients of weights.
+/// Iteration of a backward pass over rows, and its sums of weight gradients.
 struct Sums<'a> {
     way: Rows,
     columns: usize,
-    /// A row for each block of rows; none where nothing is added up.
+    /// One row per block of rows; none without weight gradients.
     partial: Option<&'a ViewMut<'a>>,
     block_rows: usize,
     in_shared: bool,

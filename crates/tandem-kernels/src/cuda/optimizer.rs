@@ -1,9 +1,9 @@
-//! Optimiser steps and sums of squares: a warp takes 256 elements, a block of 8-bit states.
+//! Optimiser steps and sums of squares: one warp per 256 elements, a block of 8-bit states.
 
 use super::driver::{Arg, Grid};
 use super::{Cuda, args, driver, source};
 use crate::cpu::{AdamStep, RmsStep};
-use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK};
+use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update};
 use crate::{DType, Result, STATE_BLOCK, StatesMut, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("optimizer.cu", not fused);
@@ -11,29 +11,21 @@ pub(super) static SOURCE: driver::Source = source!("optimizer.cu", not fused);
 /// Threads of a block, as in `optimizer.cu`.
 const THREADS: u32 = 256;
 
-/// Elements of a block: one of states for each warp.
+/// Elements per block of threads: one block of states per warp.
 const BLOCK: usize = THREADS as usize / 32 * STATE_BLOCK;
 
-/// Kernels by the forms of the first and the second moment.
+/// Kernels by the formats of the first and the second moment.
 const ADAMW: [[&str; 3]; 3] = [
     ["adamw_f32_f32", "adamw_f32_bf16", "adamw_f32_8bit"],
     ["adamw_bf16_f32", "adamw_bf16_bf16", "adamw_bf16_8bit"],
     ["adamw_8bit_f32", "adamw_8bit_bf16", "adamw_8bit_8bit"],
 ];
 
-/// The same by the form of the one moment.
+/// Kernels by the format of the second moment.
 const RMSPROP: [&str; 3] = ["rmsprop_f32", "rmsprop_bf16", "rmsprop_8bit"];
 
-pub(crate) fn adamw(
-    cuda: &Cuda,
-    config: &AdamW,
-    grad_scale: f32,
-    grad: Gradient,
-    master: ViewMut,
-    m: StatesMut,
-    v: StatesMut,
-    copy: Option<ViewMut>,
-) -> Result<()> {
+pub(crate) fn adamw(cuda: &Cuda, config: &AdamW, update: Update, m: StatesMut, v: StatesMut) -> Result<()> {
+    let Update { grad, grad_scale, master, copy } = update;
     let (len, s) = (grad.len(), AdamStep::new(config, grad_scale));
     let ((m_form, m), (v_form, v)) = (kept(m), kept(v));
     let args = [
@@ -49,15 +41,8 @@ pub(crate) fn adamw(
     unsafe { cuda.launch(&SOURCE, ADAMW[m_form][v_form], grid(len), &args.concat()) }
 }
 
-pub(crate) fn rmsprop(
-    cuda: &Cuda,
-    config: &RmsProp,
-    grad_scale: f32,
-    grad: Gradient,
-    master: ViewMut,
-    v: StatesMut,
-    copy: Option<ViewMut>,
-) -> Result<()> {
+pub(crate) fn rmsprop(cuda: &Cuda, config: &RmsProp, update: Update, v: StatesMut) -> Result<()> {
+    let Update { grad, grad_scale, master, copy } = update;
     let (len, s) = (grad.len(), RmsStep::new(config, grad_scale));
     let (form, v) = kept(v);
     let args = [
@@ -71,7 +56,7 @@ pub(crate) fn rmsprop(
     unsafe { cuda.launch(&SOURCE, RMSPROP[form], grid(len), &args.concat()) }
 }
 
-/// `sums` is room for an f64 of each block. Waits.
+/// Computes Σ x² per block; `sums` has room for one f64 per block. Waits.
 pub(crate) fn block_squares(
     cuda: &Cuda,
     parts: &[Gradient],
@@ -83,7 +68,8 @@ pub(crate) fn block_squares(
     for &x in parts.iter().filter(|x| !x.is_empty()) {
         let (count, [f32s, exact]) = (x.len().div_ceil(SQUARES_BLOCK), gradient(x));
         let args = [f32s, exact, Arg::address(at), x.len().into()];
-        // SAFETY: the operands are those of the kernel; there is an f64 for each of its blocks, which are those of the host.
+        // SAFETY: the operands are those of the kernel; there is an f64 for each of its blocks,
+        // which are those of the host.
         unsafe { cuda.launch(&SOURCE, "block_squares", Grid::new(count, THREADS), &args)? };
         at += (count * size_of::<f64>()) as u64;
     }
@@ -95,7 +81,7 @@ fn grid(len: usize) -> Grid {
     Grid::new(len.div_ceil(BLOCK), THREADS)
 }
 
-/// One of the two forms, and null for the other.
+/// Returns the pointer of one representation, and null for the other.
 fn gradient(grad: Gradient) -> [Arg; 2] {
     match grad {
         Gradient::F32(view) => [view.into(), Arg::address(0)],
@@ -103,13 +89,14 @@ fn gradient(grad: Gradient) -> [Arg; 2] {
     }
 }
 
-/// The masters, and the copy in f32 or bf16, or none.
+/// Returns the master weights, and the copy in f32 or bf16.
 fn weights(master: &ViewMut, copy: Option<ViewMut>) -> [Arg; 3] {
     let of = |dtype| copy.as_ref().filter(|copy| copy.dtype() == dtype).into();
     [master.into(), of(DType::F32), of(DType::Bf16)]
 }
 
-/// The states' form, as the tables of kernels count it; what is kept, the scales of blocks, and what is drawn.
+/// Returns the index of the states' format; values, scales, and key and index of stochastic
+/// rounding.
 fn kept(states: StatesMut) -> (usize, [Arg; 4]) {
     let none = Arg::address(0);
     match states {

@@ -1,14 +1,14 @@
-//! Frozen weights. They are unpacked on the device, step after step, and packed by the host, once: its kernels give the bits of
-//! bitsandbytes.
+//! Frozen weights. The GPU unpacks them at every step; the host packs them once, since its kernels
+//! match the bits of bitsandbytes.
 
 use std::ops::RangeInclusive;
 
 use super::driver::Grid;
 use super::{Cuda, args, by_type, driver, source};
-use crate::arena::Arena;
-use crate::bytes::{BytesMut, BytesView};
 use crate::cpu::{self, Cpu, Isa};
-use crate::format::{NF4_BLOCK, NF4_UNIT, NF4_UNIT_LEN};
+use crate::memory::arena::Arena;
+use crate::memory::bytes::{BytesMut, BytesView};
+use crate::numerics::format::{NF4_BLOCK, NF4_UNIT, NF4_UNIT_LEN};
 use crate::ops::rows_of_block;
 use crate::{Element, Format, Result, View, ViewMut, with_element};
 
@@ -17,22 +17,22 @@ pub(super) static SOURCE: driver::Source = source!("pack.cu", not fused);
 /// Threads of a block, as in `pack.cu`.
 const THREADS: u32 = 256;
 
-/// Columns of a block that unpacks int8, as there.
+/// Columns per block of the int8 kernel, as in `pack.cu`.
 const INT8_COLUMNS: usize = 32 * THREADS as usize;
 
-/// Weights that the host packs at a time.
+/// Weights packed by the host at a time.
 pub(super) const PART: usize = 256 * NF4_UNIT;
 
 /// Threads that pack on the host.
 const HOST_THREADS: usize = 8;
 
-/// The processor, without memory of its own.
+/// Creates a CPU device without memory.
 pub(super) fn host() -> Result<Cpu> {
     let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get().min(HOST_THREADS));
     Cpu::new(threads, Arena::new(1)?, Isa::detect()?)
 }
 
-/// What is refused is the matrix, with the rows that hold a weight that is not finite.
+/// Packs a matrix. The error is the range of rows with a weight that is not finite.
 pub(crate) fn pack(
     cuda: &Cuda,
     values: View,
@@ -52,7 +52,7 @@ fn pack_nf4<E: Element>(
 ) -> Result<Result<(), RangeInclusive<usize>>> {
     let (len, host) = (values.len(), host()?);
     let mut bytes = vec![0; packed.len()];
-    // Scales are quantised by the mean of all of them, so they come last.
+    // Scales are quantised with the mean of all of them, so they come last.
     let mut scales = vec![0.0; len.div_ceil(NF4_BLOCK)];
     let mut part = vec![E::from_f32(0.0); len.min(PART)];
     let units = bytes.chunks_mut(PART / NF4_UNIT * NF4_UNIT_LEN);

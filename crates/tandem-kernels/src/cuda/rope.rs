@@ -24,7 +24,7 @@ pub(crate) fn rope(
     let at_once = if x.dtype() == DType::Bf16 { 8 } else { 4 };
     let parts = [head_dim, half].iter().all(|n| n.is_multiple_of(at_once));
     let wide = parts && are_aligned(at_once, &[x.view()]);
-    // Heads that a thread rotates, and vectors of one.
+    // Heads per thread, and vectors per head.
     let (heads_at_once, vectors) = if wide { (16 / at_once, half / at_once) } else { (4, half) };
     let threads = rows * heads.div_ceil(heads_at_once) * vectors;
     let (angles, table_rows) = angles(cuda, table, last as usize)?;
@@ -34,15 +34,17 @@ pub(crate) fn rope(
     let shape = args![heads as i32, head_dim as i32, half as i32, sign, wide];
     let grid = Grid::new(threads.div_ceil(THREADS as usize), THREADS);
     let name = by_type!("rope", x.dtype());
-    // SAFETY: the operation has checked that heads are as wide as the view, and positions in the table; it has as many rows as
-    // the last of them needs.
+    // SAFETY: the operation has checked that heads are as wide as the view, and positions in the
+    // table; it has as many rows as the last of them needs.
     unsafe { cuda.launch(&SOURCE, name, grid, &[operands, shape].concat()) }
 }
 
-/// Cosines of the first positions, then as many sines: where they are on the device, and of how many positions.
+/// Returns the device address of a table of cosines, then as many sines, and its number of
+/// positions.
 ///
-/// A table is made for a model's longest context, and is too long to be compared, or sent, with each use. It never changes, so its
-/// name stands for its content. What is sent reaches as far as is needed, up to the next power of two: few lengths occur.
+/// A table covers a model's longest context, too long to compare or send at each use. It never
+/// changes, so its name identifies it. It is sent up to the next power of two of the needed
+/// positions: few lengths occur.
 fn angles(cuda: &Cuda, table: &RopeTable, last: usize) -> Result<(u64, usize)> {
     let rows = (last + 1).next_power_of_two().min(table.positions());
     let len = rows * (table.rotary() / 2);

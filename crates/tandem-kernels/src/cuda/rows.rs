@@ -1,43 +1,45 @@
-//! How rows are shared among threads where kernels sum over each: what `rows.cuh` is told.
+//! Launch parameters of kernels that sum over rows, for `rows.cuh`.
 
 use super::driver::Grid;
 use super::elements::{are_aligned, at_once};
 use crate::View;
 
-/// Threads of a block that has several short rows.
+/// Threads of a block with several short rows.
 const THREADS: usize = 256;
 
-/// Threads that have a row, at least.
+/// Fewest threads per row.
 const LEAST_LANES: usize = 16;
 
-/// And at most.
+/// Most threads per row.
 pub(super) const MOST_LANES: usize = 512;
 
-/// And at most where a thread needs many registers.
+/// Most threads per row if a thread needs many registers.
 pub(super) const FEWER_LANES: usize = 256;
 
-/// A way over rows.
+/// Iteration over rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
     pub(super) rows: usize,
     pub(super) width: i32,
-    /// Whether all are aligned for vectors of elements.
+    /// True if all are aligned for vectors of elements.
     pub(super) wide: bool,
-    /// Threads that have a row.
+    /// Threads per row.
     pub(super) lanes: i32,
-    /// Rows that a block has at a time.
+    /// Rows per block at a time.
     pub(super) groups: usize,
 }
 
 impl Rows {
-    /// Over the rows of `x`, which become those of `y`, beside a row of weights. A thread holds 16 elements, or 4 one by one.
+    /// Iterates over rows of `x` and `y` beside rows of weights. A thread holds 16 elements, or 4
+    /// without vectors.
     pub(super) fn forward(x: View, weights: &[View], y: View) -> Self {
         let per_vector = at_once(&[x, y]);
         let wide = are_aligned(per_vector, &[x, y]) && are_aligned(per_vector, weights);
         Self::new(x, wide, if wide { 16 } else { 4 }, MOST_LANES)
     }
 
-    /// Over the rows of f32 `dx` and of what it is made of. A thread holds 8 elements of each, or 2 one by one.
+    /// Iterates over rows of `x`, `dy` and f32 `dx`. A thread holds 8 elements of each, or 2
+    /// without vectors.
     pub(super) fn backward(x: View, w: View, dy: View, dx: View, most_lanes: usize) -> Self {
         let wide = are_aligned(4, &[x, w, dy, dx]);
         Self::new(x, wide, if wide { 8 } else { 2 }, most_lanes)
@@ -45,13 +47,13 @@ impl Rows {
 
     fn new(x: View, wide: bool, held: usize, most_lanes: usize) -> Self {
         let lanes = x.cols().div_ceil(held).next_power_of_two().clamp(LEAST_LANES, most_lanes);
-        // More than a warp add through shared memory, where there is room for one row's sums.
+        // More than a warp adds through shared memory, which has room for one row's sums.
         let groups = if lanes > 32 { 1 } else { THREADS / lanes };
         let width = i32::try_from(x.cols()).expect("fewer than 2^31 columns");
         Self { rows: x.rows(), width, wide, lanes: lanes as i32, groups }
     }
 
-    /// Blocks that have `block_rows` rows each.
+    /// Returns a grid with `block_rows` rows per block.
     pub(super) fn grid(&self, block_rows: usize) -> Grid {
         Grid::new(self.rows.div_ceil(block_rows), self.lanes as u32 * self.groups as u32)
     }

@@ -5,10 +5,10 @@ use crate::device::on;
 use crate::ops::check;
 use crate::{Device, Result, View, ViewMut, cuda};
 
-/// Operations that one activation or its derivative counts as, roughly.
+/// Approximate flops of one activation or its derivative.
 const FLOPS: f64 = 10.0;
 
-/// The function.
+/// Activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x · sigmoid(x)`.
@@ -21,10 +21,8 @@ pub enum Activation {
     Relu,
 }
 
-/// `h[T,F] = f(gu[:, ..F]) · gu[:, F..]`: gate first, up second. `gu` `[T,2F]` and `h` share one type.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `h[T,F] = f(gu[:, ..F]) · gu[:, F..]`: gate first, up second. `gu` `[T,2F]` and `h`
+/// share one type.
 pub fn gated(device: &Device, function: Activation, gu: View, h: ViewMut) -> Result<()> {
     const OP: &str = "gated";
     let (tokens, width) = (h.rows(), h.cols());
@@ -41,10 +39,7 @@ pub fn gated(device: &Device, function: Activation, gu: View, h: ViewMut) -> Res
     Ok(())
 }
 
-/// `dgu[T,2F]` of [`gated`] (overwritten).
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Overwrites `dgu[T,2F]` with the gradient of [`gated`].
 pub fn gated_backward(device: &Device, function: Activation, gu: View, dh: View, dgu: ViewMut) -> Result<()> {
     const OP: &str = "gated_backward";
     let (tokens, width) = (dh.rows(), dh.cols());
@@ -63,10 +58,7 @@ pub fn gated_backward(device: &Device, function: Activation, gu: View, dh: View,
     Ok(())
 }
 
-/// `h = f(u)`.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `h = f(u)`.
 pub fn activate(device: &Device, function: Activation, u: View, h: ViewMut) -> Result<()> {
     const OP: &str = "activate";
     check::shape(OP, "h", &h, u.rows(), u.cols())?;
@@ -82,10 +74,7 @@ pub fn activate(device: &Device, function: Activation, u: View, h: ViewMut) -> R
     Ok(())
 }
 
-/// `du = f'(u) · dh` (overwritten).
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `du = f'(u) · dh`; `du` is overwritten.
 pub fn activate_backward(
     device: &Device,
     function: Activation,

@@ -5,7 +5,7 @@ use crate::device::on;
 use crate::ops::check::{self, Operand};
 use crate::{Backend, DType, Device, Forest, KernelError, Kind, Result, Tensor, View, ViewMut, cuda};
 
-/// What kind of attention.
+/// Heads, scale and mask of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Query heads.
@@ -36,7 +36,7 @@ impl AttentionShape {
         Ok(())
     }
 
-    /// Query/key pairs that are looked at, over all heads.
+    /// Returns the number of query/key pairs over all heads.
     fn pairs(&self, forest: &Forest) -> f64 {
         let window = self.window.unwrap_or(u32::MAX);
         let seen: f64 = forest.positions.iter().map(|&p| f64::from(window.min(p + 1))).sum();
@@ -44,7 +44,7 @@ impl AttentionShape {
     }
 }
 
-/// `q`, `k`, `v` must be those of `forest`'s tokens.
+/// Checks shapes and types of `q`, `k` and `v`.
 fn check_operands(
     op: &'static str,
     q: &impl Operand,
@@ -61,20 +61,21 @@ fn check_operands(
     Ok(())
 }
 
-/// A forest of so many trees or more keeps every thread busy in backward. The queries of fewer are dealt out, and take memory for
-/// each part.
+/// Number of trees that keeps every thread busy in backward. The queries of fewer trees are divided
+/// into parts, and each part allocates its own sums.
 pub const MANY_TREES: usize = 16;
 
-/// Sums of the gradient of keys and values that each tree's queries are dealt out to, so that a few long trees keep
-/// many threads busy. A function of the batch alone, since it decides the order of the sum.
+/// Returns the number of parts that each tree's queries are divided into, so that a few long trees
+/// keep many threads busy. It is a function of the batch alone, since it decides the order of the
+/// sum.
 fn num_parts(forest: &Forest, shape: &AttentionShape) -> usize {
     let tasks = forest.groups().len() * shape.kv_heads;
-    // A part of less than some hundred rows would spend its time on its sums.
+    // A part of fewer than some hundred rows would spend its time on its sums.
     let worthwhile = forest.num_tokens() * shape.heads / shape.kv_heads / 256;
     MANY_TREES.div_ceil(tasks.max(1)).min(worthwhile).max(1)
 }
 
-/// Which rows of a cache each query sees, for [`attention_decode`]: row ranges in order of position.
+/// Cache rows that each query of [`attention_decode`] sees: row ranges in order of position.
 #[derive(Clone, Debug, Default)]
 pub struct Visible {
     /// Query `i` sees `ranges[offsets[i]..offsets[i+1]]`; one more entry than queries.
@@ -113,125 +114,142 @@ impl Visible {
         Ok(())
     }
 
-    /// What query `query` sees.
+    /// Returns the cache rows of a query.
     pub(crate) fn of(&self, query: usize) -> &[std::ops::Range<u32>] {
         &self.ranges[self.offsets[query] as usize..self.offsets[query + 1] as usize]
     }
 }
 
-/// `out[T, H·d] = softmax(mask(scale · q kᵀ)) v` per head, where a token sees its own segment causally and its
-/// ancestors wholly. Queries of head `h` use key/value head `h / (heads/kv_heads)`.
-///
-/// `q` `[T, H·d]`, `k`, `v` `[T, K·d]` and `out` share one type; `log_sum_exp` `[T, H]` f32 is kept for backward.
-///
-/// # Errors
-/// If shapes or types do not fit.
-pub fn attention(
-    device: &Device,
-    q: View,
-    k: View,
-    v: View,
-    forest: &Forest,
-    shape: &AttentionShape,
-    out: ViewMut,
-    log_sum_exp: ViewMut,
-) -> Result<()> {
+/// Operands of [`attention`]. `q`, `k`, `v` and `out` share one type.
+pub struct Attention<'a> {
+    /// `[T, H·d]`.
+    pub q: View<'a>,
+    /// `[T, K·d]`.
+    pub k: View<'a>,
+    /// `[T, K·d]`.
+    pub v: View<'a>,
+    /// The segments of the T tokens.
+    pub forest: &'a Forest,
+    /// Heads, scale and mask.
+    pub shape: &'a AttentionShape,
+    /// `[T, H·d]`.
+    pub out: ViewMut<'a>,
+    /// `[T, H]` f32, saved for backward.
+    pub log_sum_exp: ViewMut<'a>,
+}
+
+/// Operands of [`attention_backward`]; all but `log_sum_exp` share one type.
+pub struct AttentionBackward<'a> {
+    /// `[T, H·d]`.
+    pub q: View<'a>,
+    /// `[T, K·d]`.
+    pub k: View<'a>,
+    /// `[T, K·d]`.
+    pub v: View<'a>,
+    /// The output of the forward pass.
+    pub out: View<'a>,
+    /// `[T, H]` f32, from the forward pass.
+    pub log_sum_exp: View<'a>,
+    /// `[T, H·d]`.
+    pub d_out: View<'a>,
+    /// The segments of the T tokens.
+    pub forest: &'a Forest,
+    /// Heads, scale and mask.
+    pub shape: &'a AttentionShape,
+    /// `[T, H·d]`, overwritten.
+    pub dq: ViewMut<'a>,
+    /// `[T, K·d]`, overwritten.
+    pub dk: ViewMut<'a>,
+    /// `[T, K·d]`, overwritten.
+    pub dv: ViewMut<'a>,
+}
+
+/// Operands of [`attention_decode`], of one type.
+pub struct AttentionDecode<'a> {
+    /// `[B, H·d]`: one token per row.
+    pub q: View<'a>,
+    /// `[C, K·d]`: the whole key cache.
+    pub k: View<'a>,
+    /// `[C, K·d]`: the whole value cache.
+    pub v: View<'a>,
+    /// The cache rows that each row of `q` sees, its own included.
+    pub visible: &'a Visible,
+    /// Heads, scale and mask; the window counts from the end of the visible rows.
+    pub shape: &'a AttentionShape,
+    /// `[B, H·d]`.
+    pub out: ViewMut<'a>,
+}
+
+/// Computes `out = softmax(mask(scale · q kᵀ)) v` per head. A token sees its own segment up to
+/// itself, and all of its ancestors. Query head `h` uses key/value head `h / (heads/kv_heads)`.
+pub fn attention(device: &Device, call: Attention) -> Result<()> {
     const OP: &str = "attention";
+    let Attention { q, k, v, forest, shape, out, log_sum_exp } = &call;
     shape.check(OP)?;
     let tokens = forest.num_tokens();
-    check_operands(OP, &q, &k, &v, tokens, shape)?;
-    check::shape(OP, "out", &out, tokens, q.cols())?;
-    check::same_type(OP, "out", &out, &q)?;
-    check::f32_shape(OP, "log_sum_exp", &log_sum_exp, tokens, shape.heads)?;
-    let bytes = check::bytes(&[&q, &k, &v, &out, &log_sum_exp]);
+    check_operands(OP, q, k, v, tokens, shape)?;
+    check::shape(OP, "out", out, tokens, q.cols())?;
+    check::same_type(OP, "out", out, q)?;
+    check::f32_shape(OP, "log_sum_exp", log_sum_exp, tokens, shape.heads)?;
+    let bytes = check::bytes(&[q, k, v, out, log_sum_exp]);
+    let (q, forest, shape) = (*q, *forest, *shape);
     let work = || check::work(OP, &q, 4.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
-    device.launch_counting(
-        work,
-        on!(
-            cpu => kernel::forward(cpu, q, k, v, forest, shape, out, log_sum_exp),
-            cuda => cuda::attention::forward(cuda, q, k, v, forest, shape, out, log_sum_exp)
-        ),
-    )?;
+    let run = on!(cpu => kernel::forward(cpu, call), cuda => cuda::attention::forward(cuda, call));
+    device.launch_counting(work, run)?;
     Ok(())
 }
 
-/// Gradients of [`attention`]: `dq`, `dk`, `dv` are overwritten; all of one type with `q`.
-///
-/// # Errors
-/// If shapes or types do not fit.
-pub fn attention_backward(
-    device: &Device,
-    q: View,
-    k: View,
-    v: View,
-    out: View,
-    log_sum_exp: View,
-    d_out: View,
-    forest: &Forest,
-    shape: &AttentionShape,
-    dq: ViewMut,
-    dk: ViewMut,
-    dv: ViewMut,
-) -> Result<()> {
+/// Computes the gradients of [`attention`].
+pub fn attention_backward(device: &Device, call: AttentionBackward) -> Result<()> {
     const OP: &str = "attention_backward";
+    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv } = &call;
     shape.check(OP)?;
     let tokens = forest.num_tokens();
-    check_operands(OP, &q, &k, &v, tokens, shape)?;
-    check_operands(OP, &dq, &dk, &dv, tokens, shape)?;
-    check::same_type(OP, "dq", &dq, &q)?;
-    for (name, operand) in [("out", &out), ("d_out", &d_out)] {
+    check_operands(OP, q, k, v, tokens, shape)?;
+    check_operands(OP, dq, dk, dv, tokens, shape)?;
+    check::same_type(OP, "dq", dq, q)?;
+    for (name, operand) in [("out", out), ("d_out", d_out)] {
         check::shape(OP, name, operand, tokens, q.cols())?;
-        check::same_type(OP, name, operand, &q)?;
+        check::same_type(OP, name, operand, q)?;
     }
-    check::f32_shape(OP, "log_sum_exp", &log_sum_exp, tokens, shape.heads)?;
+    check::f32_shape(OP, "log_sum_exp", log_sum_exp, tokens, shape.heads)?;
     let mut scratch = match device.backend() {
-        // The gradients of keys and values are sums over queries and heads: they are summed in f32.
+        // The gradients of keys and values are summed over queries and heads in f32.
         Backend::Cpu => {
             let parts = num_parts(forest, shape);
             device.alloc(Kind::Scratch, parts * tokens, 2 * k.cols(), DType::F32)?
         }
-        // `Σ out · d_out` of each head.
+        // `Σ out · d_out` per head.
         Backend::Cuda => device.alloc(Kind::Scratch, tokens, shape.heads, DType::F32)?,
     };
-    let bytes = check::bytes(&[&q, &k, &v, &out, &log_sum_exp, &d_out, &dq, &dk, &dv]);
+    let bytes = check::bytes(&[q, k, v, out, log_sum_exp, d_out, dq, dk, dv]);
+    let (q, forest, shape) = (*q, *forest, *shape);
     let work = || check::work(OP, &q, 10.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
     let scratch = scratch.view_mut();
-    device.launch_counting(
-        work,
-        on!(
-            cpu => kernel::backward(cpu, q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, scratch),
-            cuda => cuda::attention::backward(cuda, q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, scratch)
-        ),
-    )?;
+    let run = on!(
+        cpu => kernel::backward(cpu, call, scratch),
+        cuda => cuda::attention::backward(cuda, call, scratch)
+    );
+    device.launch_counting(work, run)?;
     Ok(())
 }
 
-/// Attention of single new tokens over a key/value cache: row `i` of `q` `[B, H·d]` sees the cache rows that
-/// `visible` lists (its own included). `k`, `v` are the whole caches `[C, K·d]`. `window` counts from the row's end.
-///
-/// # Errors
-/// If shapes or types do not fit.
-pub fn attention_decode(
-    device: &Device,
-    q: View,
-    k: View,
-    v: View,
-    visible: &Visible,
-    shape: &AttentionShape,
-    out: ViewMut,
-) -> Result<()> {
+/// Computes attention of single new tokens over a key/value cache.
+pub fn attention_decode(device: &Device, call: AttentionDecode) -> Result<()> {
     const OP: &str = "attention_decode";
+    let AttentionDecode { q, k, v, visible, shape, out } = &call;
     shape.check(OP)?;
     let rows = q.rows();
-    check::shape(OP, "q", &q, rows, shape.heads * shape.head_dim)?;
-    check::shape(OP, "k", &k, k.rows(), shape.kv_heads * shape.head_dim)?;
-    check::shape(OP, "v", &v, k.rows(), k.cols())?;
-    check::shape(OP, "out", &out, rows, q.cols())?;
-    for (name, operand) in [("k", &k as &dyn Operand), ("v", &v), ("out", &out)] {
-        check::same_type(OP, name, operand, &q)?;
+    check::shape(OP, "q", q, rows, shape.heads * shape.head_dim)?;
+    check::shape(OP, "k", k, k.rows(), shape.kv_heads * shape.head_dim)?;
+    check::shape(OP, "v", v, k.rows(), k.cols())?;
+    check::shape(OP, "out", out, rows, q.cols())?;
+    for (name, operand) in [("k", k as &dyn Operand), ("v", v), ("out", out)] {
+        check::same_type(OP, name, operand, q)?;
     }
     visible.check(OP, rows, k.rows())?;
-    let bytes = check::bytes(&[&q, &out]);
+    let bytes = check::bytes(&[q, out]);
+    let (q, k, visible, shape) = (*q, *k, *visible, *shape);
     let work = || {
         let seen: f64 = visible.ranges.iter().map(|r| r.len() as f64).sum();
         let flops = 4.0 * seen * q.cols() as f64;
@@ -240,7 +258,7 @@ pub fn attention_decode(
     };
     let mut partial = match device.backend() {
         Backend::Cpu => None,
-        // What each part of a query's keys gives, where some query's are cut into several.
+        // Result of each part of a query's keys, if some query has several parts.
         Backend::Cuda => {
             let parts = cuda::attention::decode_parts(visible, rows, shape);
             let row = || device.alloc(Kind::Scratch, parts * shape.heads, shape.head_dim + 2, DType::F32);
@@ -248,12 +266,10 @@ pub fn attention_decode(
         }
     };
     let partial = partial.as_mut().map(Tensor::view_mut);
-    device.launch_counting(
-        work,
-        on!(
-            cpu => kernel::decode(cpu, q, k, v, visible, shape, out),
-            cuda => cuda::attention::decode(cuda, q, k, v, visible, shape, out, partial)
-        ),
-    )?;
+    let run = on!(
+        cpu => kernel::decode(cpu, call),
+        cuda => cuda::attention::decode(cuda, call, partial)
+    );
+    device.launch_counting(work, run)?;
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! What every operation checks before a kernel runs.
+//! Operand checks that operations share.
 
 use crate::{DType, KernelError, Result, View, ViewMut, Work};
 
-/// Shape and type of an operand, borrowed either way.
+/// An operand, borrowed either way.
 pub(super) trait Operand {
-    /// Rows, columns, element type.
+    /// Returns rows, columns and element type.
     fn describe(&self) -> (usize, usize, DType);
 }
 
@@ -20,7 +20,7 @@ impl Operand for ViewMut<'_> {
     }
 }
 
-/// The operand must be `rows × cols`.
+/// Checks that the operand is `rows × cols`.
 pub(super) fn shape(
     op: &'static str,
     operand: &'static str,
@@ -35,7 +35,7 @@ pub(super) fn shape(
     Err(KernelError::Shape { op, operand, found_rows, found_cols, expected_rows: rows, expected_cols: cols })
 }
 
-/// The operand must hold f32.
+/// Checks that the operand is f32.
 pub(super) fn is_f32(op: &'static str, operand: &'static str, found: &(impl Operand + ?Sized)) -> Result<()> {
     match found.describe().2 {
         DType::F32 => Ok(()),
@@ -43,7 +43,7 @@ pub(super) fn is_f32(op: &'static str, operand: &'static str, found: &(impl Oper
     }
 }
 
-/// The operand must hold the same type as the operation's first one.
+/// Checks that the operand has the type of the operation's first one.
 pub(super) fn same_type(
     op: &'static str,
     operand: &'static str,
@@ -57,7 +57,7 @@ pub(super) fn same_type(
     Err(KernelError::Type { op, operand, found: dtype, expected: "the type of the first operand" })
 }
 
-/// The operand must be `rows × cols` of f32.
+/// Checks that the operand is `rows × cols` of f32.
 pub(super) fn f32_shape(
     op: &'static str,
     operand: &'static str,
@@ -69,7 +69,7 @@ pub(super) fn f32_shape(
     shape(op, operand, found, rows, cols)
 }
 
-/// The operand's rows must follow one another without a gap.
+/// Checks that the operand is contiguous.
 pub(super) fn contiguous(op: &'static str, operand: &'static str, is_contiguous: bool) -> Result<()> {
     if is_contiguous {
         return Ok(());
@@ -77,12 +77,12 @@ pub(super) fn contiguous(op: &'static str, operand: &'static str, is_contiguous:
     Err(KernelError::invalid(op, format!("{operand} must be contiguous")))
 }
 
-/// What an operation on such an operand costs.
+/// Returns the cost of an operation on the operand.
 pub(super) fn work(op: &'static str, operand: &dyn Operand, flops: f64, bytes: f64) -> Work {
     Work::new(op, operand.describe(), flops, bytes)
 }
 
-/// Bytes of the operands.
+/// Returns the bytes of all operands.
 pub(super) fn bytes(operands: &[&dyn Operand]) -> f64 {
     operands.iter().map(|o| o.describe()).map(|(r, c, t)| (r * c * t.size()) as f64).sum()
 }

@@ -1,4 +1,4 @@
-//! A factor for each column, as the magnitudes of DoRA are, and what its gradient needs.
+//! Column factors, as the magnitudes of DoRA, and their gradient.
 
 use super::check;
 use crate::cpu::columns as kernel;
@@ -10,7 +10,7 @@ fn check_columns(op: &'static str, cols: usize, factors: &View, bias: Option<&Vi
     bias.map_or(Ok(()), |bias| check::f32_shape(op, "bias", bias, 1, cols))
 }
 
-/// Room for the sums of blocks of rows, where a GPU sums columns of several blocks.
+/// Allocates partial sums of row blocks, if a GPU sums columns in several blocks.
 pub(super) fn partial_sums(device: &Device, rows: Extent, cols: usize) -> Result<Option<Tensor>> {
     let blocks = |rows: usize| rows.div_ceil(cuda::columns::BLOCK_ROWS);
     let blocks = Extent::new(blocks(rows.len()), blocks(rows.room()));
@@ -18,10 +18,8 @@ pub(super) fn partial_sums(device: &Device, rows: Extent, cols: usize) -> Result
     are_needed.then(|| device.alloc_in(Kind::Scratch, blocks, Extent::exact(cols), DType::F32)).transpose()
 }
 
-/// `y[T,N] ← y ⊙ factors[1,N] (+ bias[1,N])`. `y` is f32 or bf16, rounded once; `factors` and `bias` are f32.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `y[T,N] ← y ⊙ factors[1,N] (+ bias[1,N])`. `y` is f32 or bf16, rounded once; `factors`
+/// and `bias` are f32.
 pub fn scale_columns(device: &Device, y: ViewMut, factors: View, bias: Option<View>) -> Result<()> {
     const OP: &str = "scale_columns";
     check_columns(OP, y.cols(), &factors, bias.as_ref())?;
@@ -36,10 +34,8 @@ pub fn scale_columns(device: &Device, y: ViewMut, factors: View, bias: Option<Vi
     Ok(())
 }
 
-/// `y[T,N] = x[T,N] ⊙ factors[1,N] (+ bias[1,N])`; `x` and `y` are either type. As [`scale_columns`], out of place.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes [`scale_columns`] out of place: `y[T,N] = x[T,N] ⊙ factors[1,N] (+ bias[1,N])`, `x` and
+/// `y` f32 or bf16.
 pub fn scaled_columns(device: &Device, x: View, factors: View, bias: Option<View>, y: ViewMut) -> Result<()> {
     const OP: &str = "scaled_columns";
     check::shape(OP, "y", &y, x.rows(), x.cols())?;
@@ -55,11 +51,8 @@ pub fn scaled_columns(device: &Device, x: View, factors: View, bias: Option<View
     Ok(())
 }
 
-/// `out[1,N] = Σ_t a[t,N] · b[t,N]`, or `+=` if `add`: each column in one order. `a` and `b` are either type; `out`
-/// is f32.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `out[1,N] = Σ_t a[t,N] · b[t,N]`, or `+=` if `add`, in a fixed order per column. `a`
+/// and `b` are f32 or bf16; `out` is f32.
 pub fn column_dots(device: &Device, a: View, b: View, out: ViewMut, add: bool) -> Result<()> {
     const OP: &str = "column_dots";
     check::shape(OP, "b", &b, a.rows(), a.cols())?;

@@ -1,13 +1,10 @@
-//! Moving and converting whole matrices.
+//! Copies and conversions of whole matrices.
 
 use super::check;
 use crate::device::on;
 use crate::{Device, KernelError, Result, View, ViewMut, cuda};
 
 /// Sets every element to zero.
-///
-/// # Errors
-/// None on the CPU.
 pub fn fill_zero(device: &Device, x: ViewMut) -> Result<()> {
     let work = check::work("fill_zero", &x, 0.0, x.num_bytes() as f64);
     device.launch(
@@ -20,10 +17,7 @@ pub fn fill_zero(device: &Device, x: ViewMut) -> Result<()> {
     Ok(())
 }
 
-/// `dst = src` with conversion between types where they differ.
-///
-/// # Errors
-/// If shapes do not fit.
+/// Computes `dst = src` with conversion between types where they differ.
 pub fn cast(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     const OP: &str = "cast";
     check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
@@ -38,10 +32,7 @@ pub fn cast(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     Ok(())
 }
 
-/// `dst += src`; `dst` is f32.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `dst += src`; `dst` is f32.
 pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     const OP: &str = "add";
     check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
@@ -57,10 +48,7 @@ pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     Ok(())
 }
 
-/// `x *= factor`; a bf16 product is rounded once.
-///
-/// # Errors
-/// None on the CPU.
+/// Computes `x *= factor`; a bf16 product is rounded once.
 pub fn scale(device: &Device, x: ViewMut, factor: f32) -> Result<()> {
     let work = check::work("scale", &x, x.len() as f64, 2.0 * x.num_bytes() as f64);
     device.launch(
@@ -73,10 +61,7 @@ pub fn scale(device: &Device, x: ViewMut, factor: f32) -> Result<()> {
     Ok(())
 }
 
-/// `dst[i] = src[rows[i]]`, with conversion.
-///
-/// # Errors
-/// If a row is outside `src` or shapes do not fit.
+/// Computes `dst[i] = src[rows[i]]`, with conversion.
 pub fn gather_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
     const OP: &str = "gather_rows";
     check::shape(OP, "dst", &dst, rows.len(), src.cols())?;
@@ -93,10 +78,7 @@ pub fn gather_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
     Ok(())
 }
 
-/// `dst[rows[i]] = src[i]` with conversion, every other row zero; rows are distinct.
-///
-/// # Errors
-/// If a row is outside `dst`, rows repeat, or shapes do not fit.
+/// Computes `dst[rows[i]] = src[i]` with conversion, and zeroes every other row. Rows are distinct.
 pub fn spread_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
     const OP: &str = "spread_rows";
     check::shape(OP, "src", &src, rows.len(), dst.cols())?;
@@ -124,7 +106,7 @@ fn rows_inside(op: &'static str, rows: &[u32], num_rows: usize) -> Result<()> {
     }
 }
 
-/// The first value that occurs twice. Ascending lists, which is what training has, need no memory.
+/// Returns the first value that occurs twice. Ascending lists, as in training, need no memory.
 fn first_repeated(rows: &[u32]) -> Option<u32> {
     if rows.is_sorted_by(|a, b| a < b) {
         return None;
@@ -134,10 +116,7 @@ fn first_repeated(rows: &[u32]) -> Option<u32> {
     sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
-/// Copies host numbers into a tensor, with conversion. Nothing on a dry run.
-///
-/// # Errors
-/// If the number of elements differs.
+/// Copies host numbers into a tensor, with conversion. Does nothing on a dry run.
 pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
     const OP: &str = "write_f32";
     if values.len() != dst.len() {
@@ -156,19 +135,14 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
 }
 
 /// Copies a tensor to the host, with conversion; zeros on a dry run.
-///
-/// # Errors
-/// None on the CPU.
 pub fn read_f32(device: &Device, src: View) -> Result<Vec<f32>> {
     let mut values = Vec::new();
     read_f32_into(device, src, &mut values)?;
     Ok(values)
 }
 
-/// As [`read_f32`], into memory that may be there from another time; on a dry run what is there stays.
-///
-/// # Errors
-/// As there.
+/// Copies a tensor to the host as [`read_f32`], into an existing vector; a dry run leaves it as it
+/// is.
 pub fn read_f32_into(device: &Device, src: View, values: &mut Vec<f32>) -> Result<()> {
     values.resize(src.len(), 0.0);
     let work = check::work("read_f32", &src, 0.0, src.num_bytes() as f64);

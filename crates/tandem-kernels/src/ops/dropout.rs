@@ -1,49 +1,39 @@
-//! Dropout whose mask is never stored: whether an element is kept is a function of a key and of its place alone, the same on
-//! every device, at every level of instructions and for every number of threads.
+//! Dropout without a stored mask: the mask is a function of a key and of the element's index, the
+//! same on every device and for every number of threads.
 
 use super::check;
 use crate::cpu::dropout as kernel;
 use crate::device::on;
+use crate::numerics::random::{STEP, mix};
 use crate::{Device, KernelError, Result, View, ViewMut, cuda};
 
-/// What a mask is made of.
+/// Parameters of a mask.
 #[derive(Clone, Copy)]
 pub(crate) struct Mask {
-    /// Where its numbers start.
+    /// Initial state of the generator.
     pub(crate) start: u64,
-    /// An element is dropped if its 32 bits are below it.
+    /// Elements whose 32 random bits are below it are dropped.
     pub(crate) bound: u32,
-    /// Of kept elements.
+    /// Factor on kept elements.
     pub(crate) factor: f32,
 }
 
 impl Mask {
-    /// The increment of SplitMix64 (Steele, Lea and Flood, 2014).
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
     fn new(key: u64, p: f32) -> Self {
         Self {
-            // Keys that follow one another start far apart.
-            start: mix(key.wrapping_add(Self::STEP)),
+            // Consecutive keys start far apart.
+            start: mix(key.wrapping_add(STEP)),
             // p < 1, so this is at most 2³² − 2⁸.
             bound: (f64::from(p) * 4_294_967_296.0) as u32,
             factor: (1.0 / (1.0 - f64::from(p))) as f32,
         }
     }
 
-    /// The bits of the elements `2 · pair`, in the lower half, and `2 · pair + 1`.
+    /// Returns the random bits of elements `2 · pair` (lower half) and `2 · pair + 1`.
     #[inline(always)]
     pub(crate) fn bits(self, pair: u64) -> u64 {
-        mix(self.start.wrapping_add(pair.wrapping_mul(Self::STEP)))
+        mix(self.start.wrapping_add(pair.wrapping_mul(STEP)))
     }
-}
-
-/// The finaliser of SplitMix64: each bit of the result depends on every bit of `x`.
-#[inline(always)]
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 fn check_rate(op: &'static str, p: f32) -> Result<()> {
@@ -53,8 +43,8 @@ fn check_rate(op: &'static str, p: f32) -> Result<()> {
     Err(KernelError::invalid(op, format!("a rate of {p}, expected one from 0 to below 1")))
 }
 
-/// `y = x ⊙ mask / (1 − p)`, either type. The mask's element is 0 with probability `p`, else 1: a hash of `key` and of
-/// the element's index, `row · columns + column`.
+/// Computes `y = x ⊙ mask / (1 − p)`; `x` and `y` are f32 or bf16. A mask element is 0 with
+/// probability `p`, else 1: a hash of `key` and of the index `row · columns + column`.
 ///
 /// # Errors
 /// If shapes do not fit or the rate is not in `0..1`.
@@ -74,11 +64,8 @@ pub fn dropout(device: &Device, x: View, y: ViewMut, key: u64, p: f32) -> Result
     Ok(())
 }
 
-/// `dx += dy ⊙ mask / (1 − p)` with the mask that [`dropout`] had for the same key and shape. Either type; a bf16 sum is
-/// rounded once.
-///
-/// # Errors
-/// As [`dropout`].
+/// Computes `dx += dy ⊙ mask / (1 − p)` with the mask of [`dropout`] for the same key and shape.
+/// Both are f32 or bf16; a bf16 sum is rounded once.
 pub fn dropout_backward_add(device: &Device, dy: View, dx: ViewMut, key: u64, p: f32) -> Result<()> {
     const OP: &str = "dropout_backward_add";
     check::shape(OP, "dx", &dx, dy.rows(), dy.cols())?;

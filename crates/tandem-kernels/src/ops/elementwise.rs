@@ -1,14 +1,11 @@
-//! Rows of f32, element by element.
+//! Elementwise operations on f32.
 
 use super::check;
 use crate::cpu::elementwise as kernel;
 use crate::device::on;
 use crate::{Device, Result, View, ViewMut, cuda};
 
-/// `x = value`; f32, contiguous.
-///
-/// # Errors
-/// If the type does not fit, or rows do not follow one another.
+/// Computes `x = value`; f32, contiguous.
 pub fn fill(device: &Device, x: ViewMut, value: f32) -> Result<()> {
     const OP: &str = "fill";
     check::is_f32(OP, "x", &x)?;
@@ -24,10 +21,7 @@ pub fn fill(device: &Device, x: ViewMut, value: f32) -> Result<()> {
     Ok(())
 }
 
-/// `y = a / b`, or `+=` if `add`; f32 `[1,N]`.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `y = a / b`, or `+=` if `add`; f32 `[1,N]`.
 pub fn divide(device: &Device, a: View, b: View, y: ViewMut, add: bool) -> Result<()> {
     const OP: &str = "divide";
     check::f32_shape(OP, "a", &a, 1, y.cols())?;
@@ -44,10 +38,7 @@ pub fn divide(device: &Device, a: View, b: View, y: ViewMut, add: bool) -> Resul
     Ok(())
 }
 
-/// `y = weight · x + (1 − weight) · y`; f32 `[1,N]`.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `y = weight · x + (1 − weight) · y`; f32 `[1,N]`.
 pub fn mix(device: &Device, x: View, weight: f32, y: ViewMut) -> Result<()> {
     const OP: &str = "mix";
     check::f32_shape(OP, "x", &x, 1, y.cols())?;

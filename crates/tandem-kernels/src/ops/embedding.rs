@@ -15,8 +15,8 @@ fn check_ids(op: &'static str, ids: &[u32], vocabulary: usize) -> Result<()> {
     }
 }
 
-/// `x[t] = scale · table[ids[t]]`, or `+=` if `accumulate`. `table` `[V,D]` either type, `x` `[T,D]` f32. The row of an id
-/// that is [`ELSEWHERE`] is zero.
+/// Computes `x[t] = scale · table[ids[t]]`, or `+=` if `accumulate`. `table` `[V,D]` is f32 or
+/// bf16, `x` `[T,D]` f32. The row of an [`ELSEWHERE`] id is zero.
 ///
 /// # Errors
 /// If an id is outside the table, or shapes or types do not fit.
@@ -43,7 +43,8 @@ pub fn embedding(
     Ok(())
 }
 
-/// `dtable[ids[t]] += scale · dx[t]`, each table row summed in token order, but where the id is [`ELSEWHERE`]. Both f32.
+/// Computes `dtable[ids[t]] += scale · dx[t]` in f32, each table row in token order. [`ELSEWHERE`]
+/// ids are skipped.
 ///
 /// # Errors
 /// If an id is outside the table, or shapes or types do not fit.

@@ -1,14 +1,11 @@
-//! Adding to sums that have no order.
+//! Additions to order-independent sums.
 
 use super::check;
 use crate::device::on;
-use crate::exact::{ExactSum, ExactView};
+use crate::numerics::exact::{ExactSum, ExactView};
 use crate::{DType, Device, KernelError, Result, View, Work, cuda};
 
-/// Sums ← other sums, or sums ← sums + other sums where `add`.
-///
-/// # Errors
-/// If the lengths differ.
+/// Overwrites the sums with `other`, or adds `other` if `add`.
 pub fn exact_merge(device: &Device, other: ExactView, sums: &mut ExactSum, add: bool) -> Result<()> {
     const OP: &str = "exact_merge";
     if other.len() != sums.len() {
@@ -27,13 +24,11 @@ pub fn exact_merge(device: &Device, other: ExactView, sums: &mut ExactSum, add: 
     Ok(())
 }
 
-/// Sums ← terms, or sums ← sums + terms where `add`. Terms are f32 `[1,N]`, for the first N sums.
+/// Overwrites the first N sums with the f32 terms `[1,N]`, or adds the terms if `add`.
 ///
-/// If a term was not finite, or not below `limit` (see [`exact::limit`](crate::exact::limit)), the sums are of no use, and
-/// [`Device::take_in_range`] tells.
-///
-/// # Errors
-/// If shapes or types do not fit, or the terms are not contiguous.
+/// If a term is not finite or not below `limit` (see
+/// [`exact::limit`](crate::numerics::exact::limit)), the sums are meaningless, and
+/// [`Device::take_in_range`] reports it.
 pub fn exact_sum(device: &Device, terms: View, sums: &mut ExactSum, add: bool, limit: f32) -> Result<()> {
     const OP: &str = "exact_sum";
     check::is_f32(OP, "terms", &terms)?;

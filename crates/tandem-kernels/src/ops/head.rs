@@ -1,26 +1,27 @@
 //! The language-model head: log-probabilities and their gradient without holding all logits.
 //!
-//! Rows are walked in chunks, and of each chunk strips of the vocabulary, both of a fixed size: memory is
-//! O(chunk × strip), and what is read of logits is still in a cache. [`head_keeping`] may leave logits within a budget for
-//! backward, which then computes only the others again: a product less, the same bits. Logits are computed in f32 from
-//! operands of the compute type.
+//! Rows are processed in chunks, and each chunk in strips of the vocabulary, both of fixed size.
+//! Memory is O(chunk × strip), and logits are still in a cache when they are read. [`head_keeping`]
+//! may keep logits within a budget for backward, which then recomputes only the others: one GEMM
+//! less, the same bits. Logits are f32, computed from operands of the compute type.
 
 use crate::cpu::head as kernel;
 use crate::device::on;
 use crate::ops::columns::partial_sums;
+use crate::ops::head_strips::LogitMemory;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
 use crate::{Backend, DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut, Work, cuda};
 
-/// Rows of a chunk. Every chunk reads all weights and passes over their gradient.
+/// Rows per chunk. Every chunk reads all weights and passes over their gradient.
 const CHUNK: usize = 1024;
 
-/// Of so many rows, those whose logits are kept if `fitting` may be.
+/// Returns the number of rows whose logits are kept if `fitting` rows fit the budget.
 fn kept_rows(rows: usize, fitting: usize) -> usize {
-    // Whole chunks only, so that a chunk lies in one place.
+    // Whole chunks only, so that a chunk is contiguous.
     if fitting >= rows { rows } else { fitting / CHUNK * CHUNK }
 }
 
-/// Columns of the buffer for logits that are not kept.
+/// Returns the width of the buffer for logits that are not kept.
 fn strip_width(device: &Device, vocabulary: usize) -> usize {
     match device.backend() {
         Backend::Cpu => kernel::strip_width(vocabulary),
@@ -28,9 +29,10 @@ fn strip_width(device: &Device, vocabulary: usize) -> usize {
     }
 }
 
-/// Room for the numbers of rows and predictions where a GPU keeps them until all strips were seen: 64 bytes a row.
+/// Allocates the statistics of rows and predictions that a GPU updates strip by strip: 64 bytes per
+/// row.
 pub(super) fn running_numbers(device: &Device, rows: Extent, predictions: usize) -> Result<Option<Tensor>> {
-    // The numbers are f64, twice an f32.
+    // The statistics are f64, twice an f32.
     let numbers = |rows, predictions| 2 * HeadParts::num_numbers(rows, predictions);
     // Most rows have one prediction, those before a fork two or more.
     let numbers = Extent::new(numbers(rows.len(), predictions), numbers(rows.room(), 2 * rows.room()));
@@ -38,8 +40,8 @@ pub(super) fn running_numbers(device: &Device, rows: Extent, predictions: usize)
     is_gpu.then(|| device.alloc_in(Kind::Head, Extent::exact(1), numbers, DType::F32)).transpose()
 }
 
-fn check_operands(op: &'static str, hidden: &View, weights: &HeadWeights, targets: &Targets) -> Result<()> {
-    let HeadWeights { weight, bias, low_rank } = weights;
+fn check_operands(op: &'static str, head: &Head) -> Result<()> {
+    let Head { hidden, weights: HeadWeights { weight, bias, low_rank }, targets, .. } = head;
     let (rows, vocabulary) = (hidden.rows(), weight.rows());
     check::shape(op, "weight", weight, vocabulary, hidden.cols())?;
     check::same_type(op, "weight", weight, hidden)?;
@@ -55,7 +57,27 @@ fn check_operands(op: &'static str, hidden: &View, weights: &HeadWeights, target
     targets.check(op, rows, vocabulary)
 }
 
-/// The head's weights: `logits = hidden · weightᵀ (+ bias) (+ h · bᵀ)`.
+/// Operands of every pass of the head.
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
+    /// `[R,D]`, f32 or bf16.
+    pub hidden: View<'a>,
+    /// The weights of V tokens.
+    pub weights: HeadWeights<'a>,
+    /// The P predictions to score.
+    pub targets: Targets<'a>,
+    /// Scale and softcap.
+    pub shape: HeadShape,
+}
+
+impl<'a> Head<'a> {
+    /// Collects the operands.
+    pub fn new(hidden: View<'a>, weights: HeadWeights<'a>, targets: Targets<'a>, shape: &HeadShape) -> Self {
+        Self { hidden, weights, targets, shape: *shape }
+    }
+}
+
+/// Weights of the head: `logits = hidden · weightᵀ (+ bias) (+ h · bᵀ)`.
 #[derive(Clone, Copy)]
 pub struct HeadWeights<'a> {
     /// `[V,D]`, of the type of the hidden rows.
@@ -67,12 +89,12 @@ pub struct HeadWeights<'a> {
 }
 
 impl<'a> HeadWeights<'a> {
-    /// Without a low-rank term.
+    /// Creates weights without a low-rank term.
     pub fn new(weight: View<'a>, bias: Option<View<'a>>) -> Self {
         Self { weight, bias, low_rank: None }
     }
 
-    /// Multiply-adds and bytes of the low-rank term, of one product with each row.
+    /// Returns multiply-adds and bytes of the low-rank term, for one GEMM.
     fn low_rank_cost(&self) -> (f64, f64) {
         self.low_rank.map_or((0.0, 0.0), |term| {
             (term.h.rows() as f64 * term.b.len() as f64, check::bytes(&[&term.h, &term.b]))
@@ -80,24 +102,24 @@ impl<'a> HeadWeights<'a> {
     }
 }
 
-/// Where [`head_backward`] puts gradients. All but `hidden` are skipped if `None`.
+/// Outputs of [`head_backward`]. All but `hidden` are skipped if `None`.
 pub struct HeadGradients<'a> {
     /// `[R,D]` f32, overwritten.
     pub hidden: ViewMut<'a>,
     /// `[V,D]` f32.
     pub weight: Option<ViewMut<'a>>,
-    /// Whether that is added to; else it is overwritten.
+    /// Adds to `weight` instead of overwriting it.
     pub adds_to_weight: bool,
     /// `[1,V]` f32, added to.
     pub bias: Option<ViewMut<'a>>,
-    /// Of [`LowRank::h`]: `[R,r]` f32, overwritten.
+    /// Gradient of [`LowRank::h`]: `[R,r]` f32, overwritten.
     pub h: Option<ViewMut<'a>>,
-    /// Of [`LowRank::b`]: `[V,r]` f32, added to.
+    /// Gradient of [`LowRank::b`]: `[V,r]` f32, added to.
     pub b: Option<ViewMut<'a>>,
 }
 
 impl<'a> HeadGradients<'a> {
-    /// Of the hidden rows alone.
+    /// Requests the gradient of the hidden rows alone.
     pub fn of_hidden(hidden: ViewMut<'a>) -> Self {
         Self { hidden, weight: None, adds_to_weight: true, bias: None, h: None, b: None }
     }
@@ -127,7 +149,7 @@ impl<'a> HeadGradients<'a> {
     }
 }
 
-/// What the head does to the logits.
+/// Functions applied to the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HeadShape {
     /// `l ← cap · tanh(l / cap)` (Gemma 2).
@@ -136,17 +158,18 @@ pub struct HeadShape {
     pub logit_scale: Option<f32>,
 }
 
-/// What to score: prediction `i` asks for token `targets[i]` at scored row `rows[i]` (ascending).
+/// Predictions to score: prediction `i` asks for token `targets[i]` at scored row `rows[i]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Targets<'a> {
     /// Index into the rows of `hidden`, ascending; a row may appear several times or not at all.
     pub rows: &'a [u32],
-    /// Token ids: rows of `w`, or [`ELSEWHERE`] where another part of a split vocabulary holds it.
+    /// Token ids (rows of the weights), or [`ELSEWHERE`] if another part of the vocabulary holds
+    /// the token.
     pub targets: &'a [u32],
 }
 
 impl Targets<'_> {
-    /// Refuses predictions of other rows than these, and of tokens beyond the vocabulary.
+    /// Rejects rows outside the hidden rows and tokens outside the vocabulary.
     pub(super) fn check(&self, op: &'static str, rows: usize, vocabulary: usize) -> Result<()> {
         if vocabulary == 0 || self.rows.len() != self.targets.len() || !self.rows.is_sorted() {
             return Err(KernelError::invalid(
@@ -174,12 +197,13 @@ impl Targets<'_> {
     }
 }
 
-/// What the forward pass of the head yields, on the host.
+/// Results of the head's forward pass, on the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeadScores {
-    /// Log-probability of each prediction's target `[P]`; from the head of a reward model, which gives nothing else, its score.
+    /// Log-probability of each prediction's target `[P]`; for a reward model the score, its only
+    /// result.
     pub log_prob: Vec<f32>,
-    /// Whether the target has the largest logit (the first of equals) `[P]`.
+    /// True if the target has the largest logit (the first of equals) `[P]`.
     pub hit: Vec<bool>,
     /// Entropy of each row's distribution, in nats `[R]`.
     pub entropy: Vec<f32>,
@@ -190,7 +214,7 @@ pub struct HeadScores {
 }
 
 impl HeadScores {
-    /// Forgets all of them and keeps the memory.
+    /// Clears all results and keeps their memory.
     pub fn clear(&mut self) {
         let Self { log_prob, hit, entropy, mean_logit, log_sum_exp } = self;
         log_prob.clear();
@@ -207,64 +231,42 @@ impl HeadScores {
     }
 }
 
-/// Logits that forward left for backward: those of the first rows, `[≤ R, V]` f32.
+/// Logits of the first rows that forward kept for backward, `[≤ R, V]` f32.
 pub struct KeptLogits(Tensor);
 
-/// Scores `hidden` `[R,D]` against the weights of `V` tokens.
-/// `scores` is overwritten; its vectors are reused, so that a steady state allocates nothing.
+/// Scores hidden rows. `scores` is overwritten; its vectors are reused, so a steady state allocates
+/// nothing.
 ///
 /// # Errors
 /// If a target is outside the vocabulary, or shapes or types do not fit.
-pub fn head(
-    device: &Device,
-    hidden: View,
-    weights: HeadWeights,
-    targets: Targets,
-    shape: &HeadShape,
-    scores: &mut HeadScores,
-) -> Result<()> {
-    head_keeping(device, hidden, weights, targets, shape, scores, 0).map(drop)
+pub fn head(device: &Device, call: Head, scores: &mut HeadScores) -> Result<()> {
+    head_keeping(device, call, scores, 0).map(drop)
 }
 
-/// As [`head`], and keeps logits of up to `budget` bytes for [`head_backward`]. With a scale or softcap nothing is kept:
-/// they are applied in place, and backward starts from the raw logits.
-///
-/// # Errors
-/// As [`head`].
+/// As [`head`], and keeps up to `budget` bytes of logits for [`head_backward`]. With a scale or
+/// softcap nothing is kept: they are applied in place, and backward starts from the raw logits.
 pub fn head_keeping(
     device: &Device,
-    hidden: View,
-    weights: HeadWeights,
-    targets: Targets,
-    shape: &HeadShape,
+    call: Head,
     scores: &mut HeadScores,
     budget: usize,
 ) -> Result<KeptLogits> {
+    let Head { hidden, weights, targets, .. } = call;
     if targets.targets.contains(&ELSEWHERE) {
         return Err(KernelError::invalid("head", "a target is outside the whole vocabulary".to_owned()));
     }
     let mut parts = HeadParts::new(0, 1, hidden.rows(), targets.rows.len());
-    let kept = head_part(device, hidden, weights, targets, shape, &mut parts, budget)?;
+    let kept = head_part(device, call, &mut parts, budget)?;
     parts.join(targets.rows, weights.weight.rows(), scores);
     Ok(kept)
 }
 
-/// As [`head_keeping`], of a head that holds the weights of some tokens: writes what this part tells into
-/// `parts`, of which scores can be made when every part's are there.
-///
-/// # Errors
-/// As [`head`].
-pub fn head_part(
-    device: &Device,
-    hidden: View,
-    weights: HeadWeights,
-    targets: Targets,
-    shape: &HeadShape,
-    parts: &mut HeadParts,
-    budget: usize,
-) -> Result<KeptLogits> {
+/// As [`head_keeping`], for one part of a vocabulary-parallel head: writes this part's numbers into
+/// `parts`. [`HeadParts::join`] makes scores once the numbers of every part are present.
+pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usize) -> Result<KeptLogits> {
     const OP: &str = "head";
-    check_operands(OP, &hidden, &weights, &targets)?;
+    check_operands(OP, &call)?;
+    let Head { hidden, weights, targets, shape } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     if parts.shape() != (rows, targets.rows.len()) {
         return Err(KernelError::invalid(OP, format!("parts of {:?} rows and predictions", parts.shape())));
@@ -282,19 +284,15 @@ pub fn head_part(
     let shape_of = (rows, vocabulary, hidden.dtype());
     let work = Work::new(OP, shape_of, products, bytes + check::bytes(&[&hidden, &weights.weight]));
     let mut numbers = running_numbers(device, hidden.extent(), targets.rows.len())?;
-    let (of_kept, of_spare) = (kept.view_mut(), spare.view_mut());
     let numbers = numbers.as_mut().map(Tensor::view_mut);
-    let ran = device.launch(
-        work.with_depth(hidden.cols()),
-        on!(
-            cpu => kernel::forward(cpu, hidden, weights, targets, shape, parts, CHUNK, of_kept, of_spare),
-            cuda => cuda::head::forward(
-                cuda, hidden, weights, targets, shape, parts, CHUNK, of_kept, of_spare, numbers,
-            )
-        ),
-    )?;
+    let memory = LogitMemory { chunk: CHUNK, kept: kept.view_mut(), spare: spare.view_mut() };
+    let run = on!(
+        cpu => kernel::forward(cpu, call, parts, memory),
+        cuda => cuda::head::forward(cuda, call, parts, memory, numbers)
+    );
+    let ran = device.launch(work.with_depth(hidden.cols()), run)?;
     if ran.is_none() {
-        // Numbers of which scores can be made.
+        // Neutral statistics that scores can be made from.
         let (of_rows, of_predictions) = parts.own_mut();
         of_rows.fill([0.0, 1.0, 0.0, 0.0]);
         of_predictions.fill([PASSED_OVER, 0.0]);
@@ -302,23 +300,19 @@ pub fn head_part(
     Ok(KeptLogits(kept))
 }
 
-/// Gradient of `Σ_i d_log_prob[i] · log_prob[i]`. `kept` is what [`head_keeping`] returned for the same operands.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes the gradient of `Σ_i d_log_prob[i] · log_prob[i]`. `kept` is the result of
+/// [`head_keeping`] for the same operands.
 pub fn head_backward(
     device: &Device,
-    hidden: View,
-    weights: HeadWeights,
-    targets: Targets,
-    shape: &HeadShape,
+    call: Head,
     scores: &HeadScores,
     d_log_prob: &[f32],
     kept: Option<KeptLogits>,
     gradients: HeadGradients,
 ) -> Result<()> {
     const OP: &str = "head_backward";
-    check_operands(OP, &hidden, &weights, &targets)?;
+    check_operands(OP, &call)?;
+    let Head { hidden, weights, targets, .. } = call;
     gradients.check(OP, &hidden, &weights)?;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     let predictions = targets.rows.len();
@@ -351,24 +345,19 @@ pub fn head_backward(
     let summed = |rows: usize| if gradients.bias.is_some() { CHUNK.min(rows) } else { 0 };
     let summed = Extent::new(summed(extent.len()), summed(extent.room()));
     let mut partial = partial_sums(device, summed, strip_width(device, vocabulary))?;
-    let (kept, spare, lse) = (kept.view_mut(), spare.view_mut(), &scores.log_sum_exp);
     let partial = partial.as_mut().map(Tensor::view_mut);
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::backward(
-                cpu, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
-            ),
-            cuda => cuda::head::backward(
-                cuda, hidden, weights, targets, shape, lse, d_log_prob, gradients, CHUNK, kept, spare,
-                partial,
-            )
-        ),
-    )?;
+    let memory = LogitMemory { chunk: CHUNK, kept: kept.view_mut(), spare: spare.view_mut() };
+    let lse = &scores.log_sum_exp;
+    let run = on!(
+        cpu => kernel::backward(cpu, call, lse, d_log_prob, gradients, memory),
+        cuda => cuda::head::backward(cuda, call, lse, d_log_prob, gradients, memory, partial)
+    );
+    device.launch(work, run)?;
     Ok(())
 }
 
-/// Operations and bytes of the gradients that are wanted, where the logits of `again` rows are computed once more.
+/// Returns flops and bytes of the requested gradients, if the logits of `again` rows are
+/// recomputed.
 fn backward_cost(
     hidden: &View,
     weights: &HeadWeights,

@@ -1,37 +1,35 @@
-//! A head whose vocabulary is split: what each part knows of a row's logits, and how the parts make scores.
+//! Vocabulary-parallel head: the statistics of each part, and how scores are made from them.
 //!
-//! A part holds the weights of some tokens. Of every row it tells four numbers, of every prediction two; their size does
-//! not depend on the vocabulary. A whole head is the only part.
 
 use crate::ops::HeadScores;
 
-/// Stands for a token that another part of a split table or vocabulary holds.
+/// Id of a token that another part of the vocabulary or embedding table holds.
 pub const ELSEWHERE: u32 = u32::MAX;
 
-/// Numbers of a row: its largest logit m, Σ exp(l − m), Σ exp(l − m)·(l − m), Σ l.
+/// Numbers per row: largest logit m, Σ exp(l − m), Σ exp(l − m)·(l − m), Σ l.
 const OF_ROW: usize = 4;
-/// Numbers of a prediction: what the part says of the target (one of the constants below), and its logit.
+/// Numbers per prediction: the place of the target (one of the constants below) and its logit.
 const OF_PREDICTION: usize = 2;
 
 /// The target is in another part.
 pub(crate) const NOT_HERE: f64 = 0.0;
-/// It is here, and a logit before it is as large or one here is larger.
+/// The target is here, but an earlier logit equals it or a logit here exceeds it.
 pub(crate) const PASSED_OVER: f64 = 1.0;
-/// It is here, and is the first of the largest here.
+/// The target is here and is the first of the largest logits here.
 pub(crate) const FIRST: f64 = 2.0;
 
-/// What all parts of a head tell of R rows and P predictions.
+/// Statistics of all parts for R rows and P predictions.
 #[derive(Clone, Debug)]
 pub struct HeadParts {
     index: usize,
     rows: usize,
     predictions: usize,
-    /// By part: `[R, 4]`, then `[P, 2]`.
+    /// For each part `[R, 4]`, then `[P, 2]`.
     numbers: Vec<f64>,
 }
 
 impl HeadParts {
-    /// Room for the numbers of `count` parts, of which this one is part `index`.
+    /// Allocates the numbers of `count` parts, for part `index`.
     ///
     /// # Panics
     /// If there is no such part.
@@ -41,40 +39,40 @@ impl HeadParts {
         Self { index, rows, predictions, numbers }
     }
 
-    /// The numbers of all parts, one part's after another's, each as many: those of the other parts are to be written here
+    /// Returns the numbers of all parts, part after part. The caller fills in the other parts
     /// before [`HeadParts::join`].
     pub fn numbers_mut(&mut self) -> &mut [f64] {
         &mut self.numbers
     }
 
-    /// Rows and predictions.
+    /// Returns the rows and predictions.
     pub(crate) fn shape(&self) -> (usize, usize) {
         (self.rows, self.predictions)
     }
 
-    /// Numbers of a part.
+    /// Returns the number of numbers of a part.
     pub(crate) fn num_numbers(rows: usize, predictions: usize) -> usize {
         OF_ROW * rows + OF_PREDICTION * predictions
     }
 
-    /// This part's numbers: those of rows, and then those of predictions.
+    /// Returns this part's numbers: rows, then predictions.
     pub(crate) fn own_numbers_mut(&mut self) -> &mut [f64] {
         let len = Self::num_numbers(self.rows, self.predictions);
         &mut self.numbers[self.index * len..(self.index + 1) * len]
     }
 
-    /// This part's numbers: those of rows `[R, 4]`, and of predictions `[P, 2]`.
+    /// Returns this part's numbers of rows `[R, 4]` and of predictions `[P, 2]`.
     pub(crate) fn own_mut(&mut self) -> (&mut [[f64; OF_ROW]], &mut [[f64; OF_PREDICTION]]) {
         let split = OF_ROW * self.rows;
         let (rows, predictions) = self.own_numbers_mut().split_at_mut(split);
         (rows.as_chunks_mut().0, predictions.as_chunks_mut().0)
     }
 
-    /// Makes scores of the numbers of all parts, which together have `vocabulary` tokens. `rows` are those of the
-    /// predictions. The same numbers give the same bits everywhere.
+    /// Makes scores from the numbers of all parts, which together have `vocabulary` tokens. `rows`
+    /// are the rows of the predictions. The same numbers give the same bits everywhere.
     ///
     /// # Panics
-    /// If there is not one row for each prediction.
+    /// If the number of rows differs from the number of predictions.
     pub fn join(&self, rows: &[u32], vocabulary: usize, scores: &mut HeadScores) {
         assert_eq!(rows.len(), self.predictions, "rows of the predictions");
         scores.resize(self.rows, self.predictions);
@@ -91,7 +89,7 @@ impl HeadParts {
         // Each row's largest logit and log Σ exp, in f64.
         let mut of_rows = Vec::with_capacity(self.rows);
         for row in 0..self.rows {
-            // f32::max passes over NaN, as the kernel's does; the sums carry it.
+            // f32::max ignores NaN, as the kernel's does; the sums carry it.
             let largest = parts().map(|(rows, _)| rows[row][0]).fold(f64::NEG_INFINITY, f64::max);
             let (mut sum, mut weighted, mut total) = (0.0, 0.0, 0.0);
             for (rows, _) in parts() {

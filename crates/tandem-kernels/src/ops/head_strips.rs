@@ -1,19 +1,29 @@
-//! What the head walks: chunks of rows, and of each chunk strips of the vocabulary. Which products surround the kernels of a strip,
-//! and where its logits lie.
+//! Strips of the head: chunks of rows by strips of the vocabulary, the GEMMs around each strip's
+//! kernels, and the memory of its logits.
 
 use std::ops::Range;
 
+use crate::ops::gemm::{Operand, Product, Term};
 use crate::ops::{HeadGradients, HeadWeights, LowRank, Targets};
-use crate::product::{Operand, Product, Term};
 use crate::{View, ViewMut};
 
-/// A part of the logits: some rows, and some tokens.
+/// Part of the logits: some rows and some tokens.
 pub(crate) struct Strip {
     pub rows: Range<usize>,
     pub tokens: Range<usize>,
 }
 
-/// The parts that rows and tokens are walked in, `width` tokens at a time.
+/// Memory for logits.
+pub(crate) struct LogitMemory<'a> {
+    /// Rows of a chunk.
+    pub chunk: usize,
+    /// Logits kept for backward: of the chunks that end within its rows.
+    pub kept: ViewMut<'a>,
+    /// One strip of a chunk, reused by all others.
+    pub spare: ViewMut<'a>,
+}
+
+/// Lists the strips: chunks of rows, and in each chunk `width` tokens at a time.
 pub(crate) fn strips(
     rows: usize,
     chunk: usize,
@@ -28,7 +38,7 @@ pub(crate) fn strips(
 }
 
 impl Targets<'_> {
-    /// Indices of the predictions that rows `rows` are asked for.
+    /// Returns the indices of the predictions at `rows`.
     pub(crate) fn of_rows(&self, rows: Range<usize>) -> Range<usize> {
         let before = |row: usize| self.rows.partition_point(|&r| (r as usize) < row);
         before(rows.start)..before(rows.end)
@@ -36,10 +46,11 @@ impl Targets<'_> {
 }
 
 impl Strip {
-    /// Where the logits go: among the kept ones if all of the chunk's are to be kept, else into the buffer that every
-    /// strip reuses.
-    pub(crate) fn place<'a>(&self, kept: &'a mut ViewMut, spare: &'a mut ViewMut) -> ViewMut<'a> {
+    /// Returns the memory of the strip's logits: in `kept` if the whole chunk fits there, else in
+    /// `spare`.
+    pub(crate) fn place<'a>(&self, memory: &'a mut LogitMemory) -> ViewMut<'a> {
         let Self { rows, tokens } = self;
+        let LogitMemory { kept, spare, .. } = memory;
         if rows.end <= kept.rows() {
             kept.reborrow().row_range(rows.clone()).col_range(tokens.clone())
         } else {
@@ -47,7 +58,7 @@ impl Strip {
         }
     }
 
-    /// `hidden weightᵀ + bias + h bᵀ`, before scale and softcap.
+    /// Returns the GEMM `hidden weightᵀ + bias + h bᵀ`, before scale and softcap.
     pub(crate) fn logits<'a>(
         &self,
         hidden: View<'a>,
@@ -66,7 +77,7 @@ impl Strip {
         Product { term, bias, ..Product::plain(a, b, logits, false) }
     }
 
-    /// What carries the gradient of the logits on, but for that of the bias.
+    /// Returns the GEMMs of the backward pass, all but the gradient of the bias.
     pub(crate) fn back<'a>(
         &self,
         gradient: View<'a>,
@@ -75,7 +86,7 @@ impl Strip {
         gradients: &'a mut HeadGradients,
     ) -> impl Iterator<Item = Product<'a>> {
         let Self { rows, tokens } = self;
-        // What rows get of the first strip is written, of others added.
+        // The first strip overwrites the rows' gradient, later strips add to it.
         let (is_later, adds) = (tokens.start > 0, gradients.adds_to_weight || rows.start > 0);
         let (of_rows, of_tokens) = (Operand::rows_of(gradient), Operand::columns_of(gradient));
         let weight = Operand::columns_of(weights.weight.row_range(tokens.clone()));

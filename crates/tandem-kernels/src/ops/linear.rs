@@ -1,21 +1,18 @@
 //! The linear layer: `y = x wᵀ + b + r`, its gradient to the input and to the weights.
 //!
-//! Weights are `[out, in]` as in HF folders. Accumulation is f32 whatever the operand types.
-//! The bits of the result do not depend on the number of threads.
+//! Weights are `[out, in]` as in HF folders. Accumulation is f32 for all operand types. The bits of
+//! the result do not depend on the number of threads.
 
 use super::check;
 use super::columns::partial_sums;
 use super::low_rank::LowRank;
 use crate::device::on;
-use crate::product::{Operand, Product, Term};
+use crate::ops::gemm::{Operand, Product, Term};
 use crate::{Backend, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, Work, cuda};
 
-/// `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
+/// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
 /// `x` and `w` share one type (f32 or bf16); `bias` and `residual` are f32; `y` is either type.
-///
-/// # Errors
-/// If shapes or types do not fit.
 pub fn linear(
     device: &Device,
     x: View,
@@ -27,13 +24,11 @@ pub fn linear(
     forward(device, "linear", x, w, None, bias, residual, y)
 }
 
-/// `y[T,N] = x[T,K] · w[N,K]ᵀ + h[T,R] · b[N,R]ᵀ (+ bias[1,N]) (+ residual[T,N])`. A term of zeros leaves the bits of [`linear`].
-/// A GPU rounds a bf16 result before it adds the term, and again after.
+/// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ + h[T,R] · b[N,R]ᵀ (+ bias[1,N]) (+ residual[T,N])`. A term
+/// of zeros leaves the bits of [`linear`]. A GPU rounds a bf16 result before it adds the term, and
+/// again after.
 ///
-/// `x`, `w`, `h` and `b` share one type; `bias` and `residual` are f32; `y` is either type.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// `x`, `w`, `h` and `b` share one type; `bias` and `residual` are f32; `y` is f32 or bf16.
 pub fn linear_low_rank(
     device: &Device,
     x: View,
@@ -80,12 +75,9 @@ fn forward(
     run(device, op, Product { a, b, term, c: y, accumulate: false, bias, residual }, (t, n, k), extra)
 }
 
-/// `y[T,N] += x[T,K] · w[N,K]ᵀ`: a low-rank term on top of a layer's output.
+/// Computes `y[T,N] += x[T,K] · w[N,K]ᵀ`: a low-rank term added to a layer's output.
 ///
-/// `x` and `w` share one type; `y` is either type, a bf16 sum rounded once.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// `x` and `w` share one type; `y` is f32 or bf16, a bf16 sum rounded once.
 pub fn linear_add(device: &Device, x: View, w: View, y: ViewMut) -> Result<()> {
     const OP: &str = "linear_add";
     let ((t, k), n) = (x.shape(), w.rows());
@@ -102,12 +94,9 @@ pub fn linear_add(device: &Device, x: View, w: View, y: ViewMut) -> Result<()> {
     )
 }
 
-/// `dx[T,K] = dy[T,N] · w[N,K]`, or `+=` if `accumulate`.
+/// Computes `dx[T,K] = dy[T,N] · w[N,K]`, or `+=` if `accumulate`.
 ///
 /// `dy` and `w` share one type; `dx` is either type, a bf16 sum rounded once.
-///
-/// # Errors
-/// If shapes or types do not fit.
 pub fn linear_backward_input(
     device: &Device,
     dy: View,
@@ -118,12 +107,9 @@ pub fn linear_backward_input(
     backward_input(device, "linear_backward_input", dy, w, None, dx, accumulate)
 }
 
-/// `dx[T,K] = dy[T,N] · w[N,K] + dh[T,R] · a[R,K]`, or `+=` if `accumulate`.
+/// Computes `dx[T,K] = dy[T,N] · w[N,K] + dh[T,R] · a[R,K]`, or `+=` if `accumulate`.
 ///
 /// All factors share one type; `dx` is either type.
-///
-/// # Errors
-/// If shapes or types do not fit.
 pub fn linear_low_rank_backward_input(
     device: &Device,
     dy: View,
@@ -160,10 +146,8 @@ fn backward_input(
     run(device, op, product, (t, k, n), 0)
 }
 
-/// `dw[N,K] = dy[T,N]ᵀ · x[T,K]`, or `+=` if `accumulate`. `dw` is f32; `dy` and `x` share one type.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `dw[N,K] = dy[T,N]ᵀ · x[T,K]`, or `+=` if `accumulate`. `dw` is f32; `dy` and `x` share
+/// one type.
 pub fn linear_backward_weight(
     device: &Device,
     dy: View,
@@ -189,13 +173,13 @@ pub fn linear_backward_weight(
     run(device, OP, product, (n, k, t), 0)
 }
 
-/// Room for rows of the result in f32, where a GPU forms them so before it rounds them.
+/// Allocates f32 rows of the result, if a GPU accumulates there before it rounds.
 fn wide_sums(device: &Device, product: &Product) -> Result<Option<Tensor>> {
     if device.backend() == Backend::Cpu {
         return Ok(None);
     }
     let [len, room] =
-        [product.c.rows(), product.a.extent().room()].map(|m| cuda::product::wide_rows(product, m));
+        [product.c.rows(), product.a.extent().room()].map(|m| cuda::gemm::wide_rows(product, m));
     let cols = Extent::exact(product.c.cols());
     let is_needed = room > 0;
     is_needed.then(|| device.alloc_in(Kind::Scratch, Extent::new(len, room), cols, DType::F32)).transpose()
@@ -219,16 +203,14 @@ fn run(
         work,
         on!(
             cpu => product.run(cpu),
-            cuda => cuda::product::run(cuda, product, wide.as_mut().map(Tensor::view_mut))
+            cuda => cuda::gemm::run(cuda, product, wide.as_mut().map(Tensor::view_mut))
         ),
     )?;
     Ok(())
 }
 
-/// `db[1,N] += Σ_t dy[t,N]`, in an order that does not depend on the number of threads. `db` is f32.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `db[1,N] += Σ_t dy[t,N]` in f32, in an order that does not depend on the number of
+/// threads.
 pub fn bias_backward(device: &Device, dy: View, db: ViewMut) -> Result<()> {
     const OP: &str = "bias_backward";
     check::shape(OP, "db", &db, 1, dy.cols())?;

@@ -1,4 +1,4 @@
-//! Scores of logits that are there, as generation has them.
+//! Scores of existing logits, for generation.
 
 use crate::cpu::head as kernel;
 use crate::device::on;
@@ -6,8 +6,8 @@ use crate::ops::head::running_numbers;
 use crate::ops::{HeadParts, HeadScores, HeadShape, Targets, check};
 use crate::{Device, Extent, KernelError, Result, Tensor, ViewMut, Work, cuda};
 
-/// The scores that [`head`](crate::ops::head) gives where its products are `logits` `[R,V]` f32: the same bits on a processor, whose
-/// strips are the same. What is left in `logits` is of no use.
+/// Scores existing `logits` `[R,V]` f32 as [`head`](crate::ops::head) does; on a CPU with the same
+/// bits, since the strips are the same. Overwrites `logits`.
 ///
 /// # Errors
 /// If shapes or types do not fit, or a target is outside the vocabulary.

@@ -1,24 +1,22 @@
-//! A low-rank term beside a product, and what DoRA needs of a weight with one: the lengths of its rows.
+//! Low-rank terms of linear layers, and the row norms that DoRA needs.
 
 use super::check;
 use crate::cpu::low_rank as kernel;
 use crate::device::on;
 use crate::{Device, Result, View, ViewMut, cuda};
 
-/// The term `h · bᵀ` of a linear layer's output, or of logits; both of the type of the layer's input.
+/// Term `h · bᵀ` of a linear layer's output or of logits, of the type of the layer's input.
 #[derive(Clone, Copy)]
 pub struct LowRank<'a> {
-    /// `[T,r]`: what the adapter's first factor, and its scale, made of the input.
+    /// `[T,r]`: scaled output of the adapter's first factor.
     pub h: View<'a>,
     /// `[N,r]`: the adapter's second factor.
     pub b: View<'a>,
 }
 
-/// `out[1,N]`: `out_n = ‖w_n + scale · b_n · a‖₂` for the rows of `w` `[N,K]`, `b` `[N,r]` and `a` `[r,K]`, each f32 or bf16;
-/// `out` is f32. The sum is formed block by block in f32; no `[N,K]` matrix is.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Computes `out_n = ‖w_n + scale · b_n · a‖₂` for the rows of `w` `[N,K]`, `b` `[N,r]` and `a`
+/// `[r,K]`, each f32 or bf16; `out` is `[1,N]` f32. The sum is formed block by block in f32,
+/// without an `[N,K]` matrix.
 pub fn low_rank_row_norms(
     device: &Device,
     w: View,

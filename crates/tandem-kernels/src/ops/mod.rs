@@ -1,10 +1,10 @@
-//! The operations, one file each: shapes and types are checked here, then the device's kernel is launched.
-//!
-//! An operation says once what it costs, where it is launched: on a [`Device::Meta`](crate::Device::Meta) that is recorded and
-//! nothing runs; on another, where a profile is kept, the kernel is timed beside it.
+//! The operations, one file each. An operation checks shapes and types and states its cost, then
+//! [`Device::launch`](crate::Device) runs the device's kernel. A dry run records the cost; a
+//! profile times the kernel.
 
 mod activation;
 mod attention;
+mod bitsandbytes;
 mod check;
 mod columns;
 mod convert;
@@ -12,6 +12,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod exact;
+pub(crate) mod gemm;
 mod head;
 mod head_parts;
 mod head_strips;
@@ -23,10 +24,13 @@ mod optimizer;
 mod pack;
 mod rope;
 mod sampling;
-mod stored;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
-pub use attention::{AttentionShape, MANY_TREES, Visible, attention, attention_backward, attention_decode};
+pub use attention::{
+    Attention, AttentionBackward, AttentionDecode, AttentionShape, MANY_TREES, Visible, attention,
+    attention_backward, attention_decode,
+};
+pub use bitsandbytes::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{
     add, cast, fill_zero, gather_rows, read_f32, read_f32_into, scale, spread_rows, write_f32,
@@ -37,12 +41,12 @@ pub use elementwise::{divide, fill, mix};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum};
 pub use head::{
-    HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
+    Head, HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
     head_keeping, head_part,
 };
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
-pub(crate) use head_strips::strips;
+pub(crate) use head_strips::{LogitMemory, strips};
 pub use linear::{
     bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, linear_low_rank,
     linear_low_rank_backward_input,
@@ -50,12 +54,15 @@ pub use linear::{
 pub use logits::score_logits;
 pub use low_rank::{LowRank, low_rank_row_norms};
 pub(crate) use norm::BLOCK_ROWS;
-pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
+pub use norm::{
+    LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, layer_norm, layer_norm_backward, rms_norm,
+    rms_norm_backward,
+};
 pub use optimizer::{
-    AdamW, Gradient, RmsProp, SQUARES_BLOCK, adamw, block_squares, copy_states, rmsprop, sum_of_squares,
+    AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update, adamw, block_squares, copy_states, rmsprop,
+    sum_of_squares,
 };
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
 pub use rope::{RopeTable, rope};
 pub use sampling::{relative_weights, shape_logits};
-pub use stored::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};

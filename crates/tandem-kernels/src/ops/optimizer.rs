@@ -1,15 +1,16 @@
-//! Optimisers, fused over flat buffers: one pass over memory, with the compute copy written at once.
+//! Optimiser steps, fused over flat buffers: one pass over memory that also writes the compute
+//! copy.
 
 use super::check;
 use crate::device::on;
-use crate::exact::ExactView;
-use crate::states::CodesMut;
+use crate::numerics::exact::ExactView;
+use crate::numerics::states::CodesMut;
 use crate::{
     Backend, DType, Device, KernelError, Kind, Moment, Result, StatesMut, StatesView, Tensor, View, ViewMut,
     Work, cuda,
 };
 
-/// A gradient as a row of numbers, in either form that it is summed in.
+/// A gradient `[1,N]` in either representation.
 #[derive(Clone, Copy)]
 pub enum Gradient<'a> {
     /// f32 `[1,N]`.
@@ -31,7 +32,7 @@ impl<'a> From<ExactView<'a>> for Gradient<'a> {
 }
 
 impl<'a> Gradient<'a> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(view) => view.len(),
@@ -39,12 +40,12 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Elements `range`.
+    /// Returns elements `range`.
     #[must_use]
     pub fn range(self, range: std::ops::Range<usize>) -> Self {
         match self {
@@ -60,7 +61,7 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// An f32 gradient must be one contiguous row.
+    /// Checks that an f32 gradient is contiguous.
     fn check(&self, op: &'static str, name: &'static str) -> Result<()> {
         match self {
             Self::F32(view) => {
@@ -89,7 +90,8 @@ pub struct AdamW {
     pub step: u64,
 }
 
-/// RMSprop as `torch.optim.RMSprop` (alpha 0.99, eps 1e-8, no momentum, not centred, L2 weight decay).
+/// RMSprop as `torch.optim.RMSprop` (alpha 0.99, eps 1e-8, no momentum, not centred, L2 weight
+/// decay).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsProp {
     /// Learning rate of this step.
@@ -102,78 +104,88 @@ pub struct RmsProp {
     pub weight_decay: f64,
 }
 
-/// One step on `master` (f32 `[1,N]`) and the states `m` and `v`, in any form. The gradient is `grad · grad_scale` (clipping and
-/// averaging). `copy`, where given, receives the new weights in its type. The weights move by the states as they are before
-/// these are rounded.
-///
-/// # Errors
-/// If shapes or types do not fit, or an operand is not contiguous.
+/// Operands of an optimiser step beside its states; all contiguous, of N elements.
+pub struct Update<'a> {
+    /// The gradient before `grad_scale`.
+    pub grad: Gradient<'a>,
+    /// Factor on the gradient: clipping and averaging.
+    pub grad_scale: f32,
+    /// `[1,N]` f32.
+    pub master: ViewMut<'a>,
+    /// `[1,N]`, receives the new weights in its type.
+    pub copy: Option<ViewMut<'a>>,
+}
+
+impl<'a> Update<'a> {
+    /// Collects the operands.
+    pub fn new(
+        grad: impl Into<Gradient<'a>>,
+        grad_scale: f32,
+        master: ViewMut<'a>,
+        copy: Option<ViewMut<'a>>,
+    ) -> Self {
+        Self { grad: grad.into(), grad_scale, master, copy }
+    }
+
+    /// Returns the cost of a step with `flops` operations per element and `state_bytes` of states.
+    fn work(&self, op: &'static str, flops: f64, state_bytes: usize) -> Work {
+        let Self { grad, master, copy, .. } = self;
+        let moved = grad.num_bytes()
+            + 2 * (master.num_bytes() + state_bytes)
+            + copy.as_ref().map_or(0, ViewMut::num_bytes);
+        check::work(op, master, flops * grad.len() as f64, moved as f64)
+    }
+}
+
+/// Takes one AdamW step on the master weights and the states `m` and `v`, in any form. The weights
+/// move by the states before these are rounded.
 pub fn adamw<'a>(
     device: &Device,
     config: &AdamW,
-    grad_scale: f32,
-    grad: impl Into<Gradient<'a>>,
-    master: ViewMut,
+    update: Update,
     m: impl Into<StatesMut<'a>>,
     v: impl Into<StatesMut<'a>>,
-    copy: Option<ViewMut>,
 ) -> Result<()> {
     const OP: &str = "adamw";
-    let (grad, m, v) = (grad.into(), m.into(), v.into());
+    let (m, v) = (m.into(), v.into());
     let states = [("m", &m, Moment::First), ("v", &v, Moment::Second)];
-    check_flat(OP, &grad, &master, &states, copy.as_ref())?;
+    check_flat(OP, &update, &states)?;
     if config.step == 0 {
         return Err(KernelError::invalid(OP, "steps count from 1"));
     }
-    let kept = master.num_bytes() + m.num_bytes() + v.num_bytes();
-    let moved = grad.num_bytes() + 2 * kept + copy.as_ref().map_or(0, ViewMut::num_bytes);
-    let work = check::work(OP, &master, 14.0 * grad.len() as f64, moved as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.adamw(config, grad_scale, grad, master, m, v, copy),
-            cuda => cuda::optimizer::adamw(cuda, config, grad_scale, grad, master, m, v, copy)
-        ),
-    )?;
+    let work = update.work(OP, 14.0, m.num_bytes() + v.num_bytes());
+    let run = on!(
+        cpu => cpu.adamw(config, update, m, v),
+        cuda => cuda::optimizer::adamw(cuda, config, update, m, v)
+    );
+    device.launch(work, run)?;
     Ok(())
 }
 
-/// One step on `master` and `v`; they, `grad_scale` and `copy` as in [`adamw`].
-///
-/// # Errors
-/// If shapes or types do not fit, or an operand is not contiguous.
+/// Takes one RMSprop step on the master weights and `v`, as [`adamw`].
 pub fn rmsprop<'a>(
     device: &Device,
     config: &RmsProp,
-    grad_scale: f32,
-    grad: impl Into<Gradient<'a>>,
-    master: ViewMut,
+    update: Update,
     v: impl Into<StatesMut<'a>>,
-    copy: Option<ViewMut>,
 ) -> Result<()> {
     const OP: &str = "rmsprop";
-    let (grad, v) = (grad.into(), v.into());
-    check_flat(OP, &grad, &master, &[("v", &v, Moment::Second)], copy.as_ref())?;
-    let kept = master.num_bytes() + v.num_bytes();
-    let moved = grad.num_bytes() + 2 * kept + copy.as_ref().map_or(0, ViewMut::num_bytes);
-    let work = check::work(OP, &master, 10.0 * grad.len() as f64, moved as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.rmsprop(config, grad_scale, grad, master, v, copy),
-            cuda => cuda::optimizer::rmsprop(cuda, config, grad_scale, grad, master, v, copy)
-        ),
-    )?;
+    let v = v.into();
+    check_flat(OP, &update, &[("v", &v, Moment::Second)])?;
+    let work = update.work(OP, 10.0, v.num_bytes());
+    let run = on!(
+        cpu => cpu.rmsprop(config, update, v),
+        cuda => cuda::optimizer::rmsprop(cuda, config, update, v)
+    );
+    device.launch(work, run)?;
     Ok(())
 }
 
-/// Elements of a block of [`block_squares`].
+/// Elements per block of [`block_squares`].
 pub const SQUARES_BLOCK: usize = 1 << 14;
 
-/// Σ x² in f64, in an order that does not depend on the number of threads. Infinite or NaN if an element is. Waits for a GPU.
-///
-/// # Errors
-/// If the type does not fit, or `x` is not contiguous.
+/// Computes Σ x² in f64, in an order that does not depend on the number of threads. The result is
+/// infinite or NaN if an element is. Waits for a GPU.
 pub fn sum_of_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>) -> Result<f64> {
     let x = x.into();
     let mut blocks = vec![0.0; x.len().div_ceil(SQUARES_BLOCK)];
@@ -181,11 +193,9 @@ pub fn sum_of_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>) -> Result
     Ok(blocks.iter().sum())
 }
 
-/// Σ x² in f64 over each block of [`SQUARES_BLOCK`] elements of each of `parts` (the last of a part may be shorter), one part's
-/// after the other's: so that ranks that hold some blocks each can add them all up in one order. Waits for a GPU, once.
-///
-/// # Errors
-/// If a type does not fit, a part is not contiguous, or `blocks` has another length.
+/// Computes Σ x² in f64 over each block of [`SQUARES_BLOCK`] elements of each part (the last block
+/// of a part may be shorter). Ranks that hold different blocks can then add all of them in one
+/// order. Waits for a GPU once.
 pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) -> Result<()> {
     const OP: &str = "block_squares";
     parts.iter().try_for_each(|x| x.check(OP, "x"))?;
@@ -195,7 +205,7 @@ pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) ->
     }
     let mut sums = match device.backend() {
         Backend::Cpu => None,
-        // The f64 of each block, until they are on the host.
+        // One f64 per block, until the host reads them.
         Backend::Cuda => Some(device.alloc(Kind::Scratch, 1, 2 * blocks.len(), DType::F32)?),
     };
     let sums = sums.as_mut().map(Tensor::view_mut);
@@ -211,10 +221,7 @@ pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) ->
     Ok(())
 }
 
-/// Copies states as they are kept.
-///
-/// # Errors
-/// If form or length differ.
+/// Copies states as stored.
 pub fn copy_states(device: &Device, src: StatesView, dst: StatesMut) -> Result<()> {
     const OP: &str = "copy_states";
     if src.len() != dst.len() {
@@ -230,7 +237,7 @@ pub fn copy_states(device: &Device, src: StatesView, dst: StatesMut) -> Result<(
                 return Err(KernelError::invalid(OP, "blocks begin elsewhere, or are of another moment"));
             };
             let (dst_codes, dst_scales) = dst.into_tensors();
-            // Words that hold codes are moved, not computed with.
+            // Words of codes are only moved.
             super::cast(device, src_codes, dst_codes)?;
             super::cast(device, src_scales, dst_scales)
         }
@@ -238,14 +245,14 @@ pub fn copy_states(device: &Device, src: StatesView, dst: StatesMut) -> Result<(
     }
 }
 
-/// All operands are contiguous and of the gradient's shape, and states are of the moment that they are taken for.
+/// Checks that all operands are contiguous, have the gradient's length, and that states are of the
+/// expected moment.
 fn check_flat(
     op: &'static str,
-    grad: &Gradient,
-    master: &ViewMut,
+    update: &Update,
     states: &[(&'static str, &StatesMut, Moment)],
-    copy: Option<&ViewMut>,
 ) -> Result<()> {
+    let Update { grad, master, copy, .. } = update;
     grad.check(op, "grad")?;
     let flat = |name, view: &ViewMut, dtype: Option<DType>| {
         if dtype == Some(DType::F32) {
@@ -262,7 +269,7 @@ fn check_flat(
             StatesMut::EightBit(codes) => check_codes(op, name, codes, *moment, grad.len())?,
         }
     }
-    copy.map_or(Ok(()), |copy| flat("copy", copy, None))
+    copy.as_ref().map_or(Ok(()), |copy| flat("copy", copy, None))
 }
 
 fn check_codes(op: &'static str, name: &str, codes: &CodesMut, moment: Moment, len: usize) -> Result<()> {

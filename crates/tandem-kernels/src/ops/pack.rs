@@ -1,23 +1,25 @@
-//! Frozen weights: packed into a [`Format`], and unpacked into what is computed with.
+//! Packing and unpacking of frozen weights in a [`Format`].
 
 use std::ops::RangeInclusive;
 
 use super::{cast, check};
-use crate::bytes::{ALIGNMENT, BytesMut, BytesView};
 use crate::device::on;
-use crate::format::NF4_BLOCK;
+use crate::memory::bytes::{ALIGNMENT, BytesMut, BytesView};
+use crate::numerics::format::NF4_BLOCK;
 use crate::{Backend, DType, Device, Format, KernelError, Kind, Result, Tensor, View, ViewMut, cuda};
 
-/// Packs `values` `[rows, cols]` (f32 or bf16) as a piece of [`Format::packed_len`] bytes, what is unused of them zeros.
+/// Packs `values` `[rows, cols]` (f32 or bf16) into a piece of [`Format::packed_len`] bytes; unused
+/// bytes are zero.
 ///
-/// f32 and bf16 are converted, int8 and nf4 quantised to the bits of bitsandbytes 0.50 on the CPU. The mean of nf4's
-/// scales is torch's on one thread: on several, torch's last bits depend on their number where a matrix has 2²¹ weights
-/// or more. nf4 takes four bytes of scratch for each 64 weights. What is on a GPU is packed by the host, on up to eight
-/// threads: it is read part by part, and the piece is put together in host memory.
+/// f32 and bf16 are converted; int8 and nf4 are quantised to the bits of bitsandbytes 0.50 on the
+/// CPU. The mean of nf4's scales is that of torch on one thread: with more threads, torch's last
+/// bits vary for matrices of 2²¹ weights or more. nf4 allocates four bytes of scratch per 64
+/// weights. The host packs for a GPU, on up to eight threads: it reads the matrix part by part and
+/// assembles the piece in host memory.
 ///
 /// # Errors
-/// If shapes do not fit or `values` is not contiguous; for int8 and nf4 if a weight is not finite, and then the bytes
-/// are of no use; for nf4 if the arena is exhausted.
+/// If shapes do not fit or `values` is not contiguous. int8 and nf4 also refuse weights that are
+/// not finite; the bytes are then meaningless.
 pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> Result<()> {
     const OP: &str = "pack";
     let (rows, cols) = values.shape();
@@ -56,7 +58,7 @@ pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> 
     Err(KernelError::invalid(OP, reason))
 }
 
-/// The rows of a matrix that a block of nf4 has weights of.
+/// Returns the rows of a matrix that overlap an nf4 block.
 pub(crate) fn rows_of_block((rows, cols): (usize, usize), start: usize) -> RangeInclusive<usize> {
     start / cols..=(start + NF4_BLOCK - 1).min(rows * cols - 1) / cols
 }
@@ -65,14 +67,14 @@ fn pack_plain(device: &Device, values: View, dtype: DType, mut packed: BytesMut)
     let ((rows, cols), used) = (values.shape(), values.len() * dtype.size());
     let (start, len) = (used / ALIGNMENT * ALIGNMENT, packed.len());
     if used < len {
-        // The last unit is cleared, then written as far as it is used.
+        // Clears the last unit, which may be partly used.
         let last = packed.reborrow().into_tensor(start..len, 1, (len - start) / 4, DType::F32);
         super::fill_zero(device, last)?;
     }
     cast(device, values, packed.into_tensor(0..used, rows, cols, dtype))
 }
 
-/// The piece must be as long as the matrix makes it.
+/// Checks the length of a piece.
 pub(super) fn length(op: &'static str, found: usize, format: Format, rows: usize, cols: usize) -> Result<()> {
     let expected = format.packed_len(rows, cols);
     if found == expected {
@@ -85,9 +87,6 @@ pub(super) fn length(op: &'static str, found: usize, format: Format, rows: usize
 /// Unpacks a piece into `values` `[rows, cols]` (f32 or bf16).
 ///
 /// int8 and nf4 give the bits of bitsandbytes: f32 products, rounded to nearest even for bf16.
-///
-/// # Errors
-/// If shapes do not fit or `values` is not contiguous.
 pub fn unpack(device: &Device, packed: BytesView, format: Format, values: ViewMut) -> Result<()> {
     const OP: &str = "unpack";
     let (rows, cols) = values.shape();

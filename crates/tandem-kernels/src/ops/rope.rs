@@ -1,4 +1,5 @@
-//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split layout that HF models use.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split layout that HF models
+//! use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,19 +8,20 @@ use crate::device::on;
 use crate::ops::check;
 use crate::{Device, KernelError, Result, ViewMut, cuda};
 
-/// Cosines and sines by position: what RoPE scaling (linear, llama3) changes is decided when the table is made.
+/// Cosines and sines by position. RoPE scaling (linear, llama3) is applied when the table is
+/// created.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cos: Vec<f32>,
     sin: Vec<f32>,
     rotary: usize,
-    /// Copies have the same one, and nothing else: a table never changes.
+    /// Identifies the contents, which never change; copies share it.
     name: u64,
 }
 
 impl RopeTable {
-    /// A table for `positions` positions from inverse frequencies (one per rotated pair), computed in f32 as
-    /// transformers does: angle = position · frequency, both f32.
+    /// Creates a table for `positions` positions from inverse frequencies (one per rotated pair).
+    /// As in transformers, angle = position · frequency in f32.
     pub fn new(inverse_frequencies: &[f32], positions: usize) -> Self {
         static NAMES: AtomicU64 = AtomicU64::new(0);
         let angles = (0..positions).flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
@@ -28,37 +30,34 @@ impl RopeTable {
         Self { cos, sin, rotary: 2 * inverse_frequencies.len(), name }
     }
 
-    /// `[positions, rotary/2]`.
+    /// Returns the table `[positions, rotary/2]`.
     pub fn cos(&self) -> &[f32] {
         &self.cos
     }
 
-    /// `[positions, rotary/2]`.
+    /// Returns the table `[positions, rotary/2]`.
     pub fn sin(&self) -> &[f32] {
         &self.sin
     }
 
-    /// How many of each head's dimensions rotate; even; the rest passes unchanged.
+    /// Returns the number of rotated dimensions of each head; even. The rest passes unchanged.
     pub fn rotary(&self) -> usize {
         self.rotary
     }
 
-    /// Number of positions in the table.
+    /// Returns the number of positions in the table.
     pub fn positions(&self) -> usize {
         self.cos.len() / (self.rotary / 2).max(1)
     }
 
-    /// What a device knows it by.
+    /// Returns the table's identity for device caches.
     pub(crate) fn name(&self) -> u64 {
         self.name
     }
 }
 
-/// Rotates `x` `[T, heads·head_dim]` in place: within each head, dimension `i < rotary/2` pairs with `i + rotary/2`.
-/// `inverse` rotates back, which is the backward pass. A position beyond the table is an error.
-///
-/// # Errors
-/// If shapes or types do not fit.
+/// Rotates `x` `[T, heads·head_dim]` in place: dimension `i < rotary/2` of a head pairs with `i +
+/// rotary/2`. `inverse` rotates back, for backward. A position beyond the table is an error.
 pub fn rope(
     device: &Device,
     x: ViewMut,

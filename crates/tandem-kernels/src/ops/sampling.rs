@@ -1,10 +1,10 @@
-//! What sampling does to a row of logits, on the host.
+//! Transformations of a row of logits before sampling, on the host.
 
 use crate::cpu::{Isa, head as kernel};
 use crate::ops::HeadShape;
 use crate::{Device, Result};
 
-/// The instructions of a processor; beside a GPU, those of the host's.
+/// Returns the vector instructions of the device's host.
 fn instructions(device: &Device) -> Result<Isa> {
     match device {
         Device::Cpu(cpu) => Ok(cpu.isa()),
@@ -15,21 +15,18 @@ fn instructions(device: &Device) -> Result<Isa> {
 /// Applies scale and softcap to a row of raw logits.
 ///
 /// # Errors
-/// If `TANDEM_ISA` asks for instructions that the processor lacks.
+/// If `TANDEM_ISA` asks for instructions that the CPU lacks.
 pub fn shape_logits(device: &Device, logits: &mut [f32], shape: &HeadShape) -> Result<()> {
     if shape.logit_scale.is_some() || shape.softcap.is_some() {
-        // SAFETY: the instructions are this processor's.
+        // SAFETY: the instructions are this CPU's.
         unsafe { kernel::shape(instructions(device)?, logits, shape) };
     }
     Ok(())
 }
 
-/// Turns logits l into `exp((l − largest) / temperature)`: 1 for the likeliest token, and what others are in proportion.
-///
-/// # Errors
-/// As [`shape_logits`].
+/// Replaces each logit l by `exp((l − largest) / temperature)`: 1 for the likeliest token.
 pub fn relative_weights(device: &Device, logits: &mut [f32], temperature: f32) -> Result<()> {
-    // SAFETY: the instructions are this processor's.
+    // SAFETY: the instructions are this CPU's.
     unsafe { kernel::relative_weights(instructions(device)?, logits, temperature) };
     Ok(())
 }

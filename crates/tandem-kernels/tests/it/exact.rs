@@ -1,4 +1,5 @@
-//! Fixed-point sums: the same bits in any order, the value to 2⁻⁴⁸, and what is out of range is seen.
+//! Fixed-point sums: the same bits in any order, the value to 2⁻⁴⁸, and what is out of range is
+//! seen.
 
 use crate::support::{Matrix, Place, devices, numbers};
 use tandem_kernels::exact::{ExactSum, FRACTION_BITS, limit};
@@ -103,9 +104,10 @@ fn optimisers_and_norms_read_sums_as_the_nearest_f32() {
                 let [mut w, mut m, mut v] = [1, 2, 3].map(|seed| {
                     vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>())
                 });
-                ops::adamw(&device, &config, 0.5, grad, w.view_mut(), m.view_mut(), v.view_mut(), None)
-                    .unwrap();
-                ops::rmsprop(&device, &rmsprop, 0.5, grad, w.view_mut(), v.view_mut(), None).unwrap();
+                let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
+                ops::adamw(&device, &config, update, m.view_mut(), v.view_mut()).unwrap();
+                let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
+                ops::rmsprop(&device, &rmsprop, update, v.view_mut()).unwrap();
                 [w, m, v].map(|x| x.read(&device))
             };
             assert!(updated(sums.view().into()) == updated(plain.view().into()), "{len} {}", isa.name());

@@ -1,4 +1,5 @@
-//! Optimiser steps against f64 and against numbers that torch printed; the sum of squares; bits over thread counts.
+//! Optimiser steps against f64 and against numbers that torch printed; the sum of squares; bits
+//! over thread counts.
 
 use crate::support::{F32_ROUNDOFF, Matrix, Place, assert_close, devices, numbers};
 use tandem_kernels::{DType, Device, Kind, bf16, ops};
@@ -36,8 +37,8 @@ fn adamw_follows_its_formula() {
                     let mut copy = copied.map(|dtype| Matrix::new(&device, 3, (1, len), dtype, 0));
                     let views = (master.view_mut(), m.view_mut(), v.view_mut());
                     let copy_view = copy.as_mut().map(Matrix::view_mut);
-                    ops::adamw(&device, &config, scale, grad.view(), views.0, views.1, views.2, copy_view)
-                        .unwrap();
+                    let update = ops::Update::new(grad.view(), scale, views.0, copy_view);
+                    ops::adamw(&device, &config, update, views.1, views.2).unwrap();
                     let old = w64.clone();
                     for i in 0..len {
                         let g = grad.values[i] * f64::from(scale);
@@ -78,8 +79,8 @@ fn rmsprop_follows_its_formula() {
             for step in 1..=3 {
                 let grad = vector(&device, &numbers(10 + step, len));
                 let (master_view, copy_view) = (master.view_mut(), Some(copy.view_mut()));
-                ops::rmsprop(&device, &RMSPROP, 2.0, grad.view(), master_view, v.view_mut(), copy_view)
-                    .unwrap();
+                let update = ops::Update::new(grad.view(), 2.0, master_view, copy_view);
+                ops::rmsprop(&device, &RMSPROP, update, v.view_mut()).unwrap();
                 let old = w64.clone();
                 for i in 0..len {
                     let g = 2.0 * grad.values[i] + 0.02 * w64[i];
@@ -120,9 +121,10 @@ fn the_bits_are_those_of_torch() {
             let grad = vector(&device, &gradient.map(|g| g * scale));
             let config = ops::AdamW { step, ..ADAMW };
             let (m, v) = (m.view_mut(), v.view_mut());
-            ops::adamw(&device, &config, 1.0, grad.view(), adamw.view_mut(), m, v, None).unwrap();
-            ops::rmsprop(&device, &RMSPROP, 1.0, grad.view(), rmsprop.view_mut(), square.view_mut(), None)
+            ops::adamw(&device, &config, ops::Update::new(grad.view(), 1.0, adamw.view_mut(), None), m, v)
                 .unwrap();
+            let update = ops::Update::new(grad.view(), 1.0, rmsprop.view_mut(), None);
+            ops::rmsprop(&device, &RMSPROP, update, square.view_mut()).unwrap();
         }
         let bits = |m: &Matrix| m.read(&device).iter().map(|x| x.to_bits().cast_signed()).collect::<Vec<_>>();
         assert_eq!(bits(&adamw), TORCH_ADAMW, "{}", isa.name());
@@ -159,7 +161,8 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
         let [mut w, mut m, mut v] = [2, 3, 4]
             .map(|seed| vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>()));
         let views = (w.view_mut(), m.view_mut(), v.view_mut());
-        ops::adamw(&device, &ADAMW, 1.0, grad.view(), views.0, views.1, views.2, None).unwrap();
+        ops::adamw(&device, &ADAMW, ops::Update::new(grad.view(), 1.0, views.0, None), views.1, views.2)
+            .unwrap();
         let sum = ops::sum_of_squares(&device, grad.view()).unwrap();
         let bits: Vec<u32> = [w, m, v].iter().flat_map(|x| x.read(&device)).map(f32::to_bits).collect();
         let found = (sum.to_bits(), bits);
@@ -175,10 +178,12 @@ fn what_does_not_fit_is_named() {
     let [mut w, mut m, mut v] = [(); 3].map(|()| alloc(8, DType::F32));
     let mut short = alloc(7, DType::F32);
     let views = (w.view_mut(), m.view_mut(), v.view_mut());
-    let error = ops::adamw(&device, &ADAMW, 1.0, grad.view(), views.0, short.view_mut(), views.2, None);
+    let update = ops::Update::new(grad.view(), 1.0, views.0, None);
+    let error = ops::adamw(&device, &ADAMW, update, short.view_mut(), views.2);
     assert_eq!(error.unwrap_err().to_string(), "adamw: m is 1x7, expected 1x8");
     let zero = ops::AdamW { step: 0, ..ADAMW };
-    let error = ops::adamw(&device, &zero, 1.0, grad.view(), w.view_mut(), m.view_mut(), v.view_mut(), None);
+    let update = ops::Update::new(grad.view(), 1.0, w.view_mut(), None);
+    let error = ops::adamw(&device, &zero, update, m.view_mut(), v.view_mut());
     assert_eq!(error.unwrap_err().to_string(), "adamw: steps count from 1");
     let wide = device.alloc(Kind::Scratch, 2, 8, DType::F32).unwrap();
     let error = ops::sum_of_squares(&device, wide.view().col_range(0..4));

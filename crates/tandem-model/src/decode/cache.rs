@@ -74,7 +74,7 @@ impl Attend for Prefill<'_> {
         let moves = segments.map(|(s, &row)| (s.range.start as usize..s.range.end as usize, row as usize));
         self.cache.store(layer, k, v, moves)?;
         let device = &self.cache.device;
-        Ok(ops::attention(device, q, k, v, forest, shape, out, log_sum_exp)?)
+        Ok(ops::attention(device, ops::Attention { q, k, v, forest, shape, out, log_sum_exp })?)
     }
 }
 
@@ -104,6 +104,7 @@ impl Attend for Step<'_> {
         self.cache.store(layer, k, v, moves)?;
         let Cache { device, keys, values } = &*self.cache;
         let (keys, values) = (keys[layer].view(), values[layer].view());
-        Ok(ops::attention_decode(device, q, keys, values, visible, shape, out)?)
+        let call = ops::AttentionDecode { q, k: keys, v: values, visible, shape, out };
+        Ok(ops::attention_decode(device, call)?)
     }
 }

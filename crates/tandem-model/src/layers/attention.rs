@@ -51,7 +51,8 @@ impl Attend for ForestAttention<'_> {
         out: ViewMut,
         log_sum_exp: ViewMut,
     ) -> Result<()> {
-        Ok(ops::attention(self.device, q, k, v, self.forest, shape, out, log_sum_exp)?)
+        let call = ops::Attention { q, k, v, forest: self.forest, shape, out, log_sum_exp };
+        Ok(ops::attention(self.device, call)?)
     }
 }
 
@@ -159,20 +160,20 @@ pub(super) fn backward(
         let widths = [spec.query_width(), spec.kv_width(), spec.kv_width()];
         let [dq, dk, dv] = d_qkv.view_mut().split_cols(widths);
         let (out, lse, d_out) = (output.view(), log_sum_exp.view(), d_output.view());
-        ops::attention_backward(
-            walk.device,
+        let call = ops::AttentionBackward {
             q,
             k,
             v,
             out,
-            lse,
+            log_sum_exp: lse,
             d_out,
             forest,
-            &spec.shape(layer),
+            shape: &spec.shape(layer),
             dq,
             dk,
             dv,
-        )?;
+        };
+        ops::attention_backward(walk.device, call)?;
     }
     drop((d_output, output, log_sum_exp));
     if let Some(table) = walk.decoder.rope() {
@@ -214,7 +215,8 @@ fn norm_heads(walk: &Walk, weights: &LayerWeights, qkv: View) -> Result<(Tensor,
         let weight = weights.require(head_norm(spec, head))?;
         let cols = head * d..(head + 1) * d;
         let (y, r) = (qk.view_mut().col_range(cols.clone()), inverse.view_mut().row_range(head..head + 1));
-        ops::rms_norm(walk.device, qkv.col_range(cols), weight, offset, eps, y, r)?;
+        let call = ops::RmsNorm { x: qkv.col_range(cols), w: weight, offset, eps, y, inverse_rms: r };
+        ops::rms_norm(walk.device, call)?;
     }
     Ok((qk, inverse))
 }
@@ -246,7 +248,9 @@ fn norm_heads_backward(
             Some(terms) => (qkv.col_range(cols.clone()), Some(terms.view_mut().row_range(row..row + 1))),
             None => (qkv.col_range(cols.clone()), gradients.get_mut(part)),
         };
-        ops::rms_norm_backward(walk.device, x, weight, offset, r, dy, d_head.view_mut(), dw)?;
+        let call =
+            ops::RmsNormBackward { x, w: weight, offset, inverse_rms: r, dy, dx: d_head.view_mut(), dw };
+        ops::rms_norm_backward(walk.device, call)?;
         ops::cast(walk.device, d_head.view(), d_qkv.view_mut().col_range(cols))?;
     }
     d_weights

@@ -142,15 +142,13 @@ impl Walk<'_> {
         let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
         let low_rank =
             h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
-        let logits = ops::head_part(
-            self.device,
+        let call = ops::Head::new(
             hidden,
             HeadWeights { weight: head.require(part)?, bias: head.get(Part::HeadBias), low_rank },
             targets,
             &self.decoder.spec().head.shape,
-            &mut parts,
-            budget,
-        )?;
+        );
+        let logits = ops::head_part(self.device, call, &mut parts, budget)?;
         if let Some(split) = self.split {
             split.gather(parts.numbers_mut())?;
         }
@@ -218,17 +216,13 @@ impl Walk<'_> {
                     HeadGradients { weight, adds_to_weight, bias, ..of_hidden }
                 }
             };
-            ops::head_backward(
-                self.device,
+            let call = ops::Head::new(
                 hidden,
                 HeadWeights { weight: head.require(part)?, bias: head.get(Part::HeadBias), low_rank },
                 Targets { rows: &index, targets: &targets },
                 &self.decoder.spec().head.shape,
-                scores,
-                d_log_prob,
-                logits,
-                of_head,
-            )?;
+            );
+            ops::head_backward(self.device, call, scores, d_log_prob, logits, of_head)?;
             if let Some(((term, (dropped, _)), dh)) = term.as_ref().zip(h.as_ref()).zip(dh) {
                 let x = dropped.as_ref().map_or(hidden, Tensor::view);
                 let mut in_dtype = self.alloc(dh.extent(), dh.cols(), self.dtype)?;

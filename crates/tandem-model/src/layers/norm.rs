@@ -50,13 +50,17 @@ pub(crate) fn norm(
     let statistics = match spec.kind {
         NormKind::Rms { offset } => {
             let mut inverse = walk.alloc_turned(1, shares.own_extent())?;
-            ops::rms_norm(walk.device, x, weight, offset, spec.eps, y, inverse.view_mut())?;
+            let call =
+                ops::RmsNorm { x, w: weight, offset, eps: spec.eps, y, inverse_rms: inverse.view_mut() };
+            ops::rms_norm(walk.device, call)?;
             inverse
         }
         NormKind::Layer => {
             let bias = weights.require(parts.1)?;
             let mut moments = walk.alloc(shares.own_extent(), 2, DType::F32)?;
-            ops::layer_norm(walk.device, x, weight, bias, spec.eps, y, moments.view_mut())?;
+            let call =
+                ops::LayerNorm { x, w: weight, b: bias, eps: spec.eps, y, mean_inverse: moments.view_mut() };
+            ops::layer_norm(walk.device, call)?;
             moments
         }
     };
@@ -111,10 +115,13 @@ pub(crate) fn norm_backward(
     };
     match walk.decoder.spec().norm.kind {
         NormKind::Rms { offset } => {
-            ops::rms_norm_backward(walk.device, x, weight, offset, statistics, dy, dx, dw)?;
+            let call = ops::RmsNormBackward { x, w: weight, offset, inverse_rms: statistics, dy, dx, dw };
+            ops::rms_norm_backward(walk.device, call)?;
         }
         NormKind::Layer => {
-            ops::layer_norm_backward(walk.device, x, weight, statistics, dy, dx, dw.zip(db))?;
+            let call =
+                ops::LayerNormBackward { x, w: weight, mean_inverse: statistics, dy, dx, dw_db: dw.zip(db) };
+            ops::layer_norm_backward(walk.device, call)?;
         }
     }
     terms.map_or(Ok(()), |terms| walk.add_terms(terms, &[parts.0, parts.1], gradients))

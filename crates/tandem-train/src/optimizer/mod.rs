@@ -148,11 +148,13 @@ impl Optimizer {
                     (config::Optimizer::AdamW { beta1, beta2, eps }, Some(first)) => {
                         let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step: update };
                         let first = first[index].range_mut(own, run.dither(update, Moment::First));
-                        ops::adamw(&self.home, &rule, grad_scale, grad, master, first, second, copy)?;
+                        let update = ops::Update::new(grad, grad_scale, master, copy);
+                        ops::adamw(&self.home, &rule, update, first, second)?;
                     }
                     (config::Optimizer::RmsProp { alpha, eps }, _) => {
                         let rule = RmsProp { learning_rate, alpha, eps, weight_decay };
-                        ops::rmsprop(&self.home, &rule, grad_scale, grad, master, second, copy)?;
+                        let update = ops::Update::new(grad, grad_scale, master, copy);
+                        ops::rmsprop(&self.home, &rule, update, second)?;
                     }
                     (config::Optimizer::AdamW { .. }, None) => {
                         unreachable!("AdamW is made with first moments")

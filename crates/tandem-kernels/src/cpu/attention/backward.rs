@@ -1,8 +1,5 @@
-//! The backward pass: probabilities are computed again from the kept log-sum-exp, strip by strip.
+//! Backward pass: probabilities are recomputed from the saved log-sum-exp, strip by strip.
 //!
-//! `dP = dO Vᵀ`, `dS = P ∘ (dP − rowsum(dO ∘ O))`, `dQ = dS K`, `dK = dSᵀ Q`, `dV = Pᵀ dO` (FlashAttention-2, arXiv
-//! 2307.08691, algorithm 2). A task goes through the blocks of one group of trees and one key/value head in order and
-//! adds to its own f32 sums of dK and dV; a few long trees are dealt out in several parts, summed in order at the end.
 
 use std::ops::Range;
 
@@ -12,7 +9,7 @@ use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, block_rows, scratch};
-use crate::ops::AttentionShape;
+use crate::ops::{AttentionBackward, AttentionShape};
 use crate::{Element, Forest, View, ViewMut, with_element};
 
 pub(super) struct Backward<'a, E> {
@@ -31,7 +28,7 @@ pub(super) struct Backward<'a, E> {
     pub(super) dv: RowsMut<'a, f32>,
 }
 
-/// The memory of a task.
+/// Buffers of a task.
 struct Tiles<'a> {
     q: &'a mut [f32],
     q_transposed: &'a mut [f32],
@@ -43,7 +40,7 @@ struct Tiles<'a> {
     d_key: &'a mut [f32],
     /// Scores, then probabilities `[keys, rows]`.
     p: &'a mut [f32],
-    /// Their gradient.
+    /// Gradient of the scores.
     ds: &'a mut [f32],
     log_sum_exp: &'a mut [f32],
     mean: &'a mut [f32],
@@ -74,22 +71,9 @@ impl<'a> Tiles<'a> {
     }
 }
 
-/// `sums` is `[parts · T, 2·K·d]` f32.
-pub(crate) fn backward(
-    cpu: &Cpu,
-    q: View,
-    k: View,
-    v: View,
-    out: View,
-    log_sum_exp: View,
-    d_out: View,
-    forest: &Forest,
-    shape: &AttentionShape,
-    dq: ViewMut,
-    dk: ViewMut,
-    dv: ViewMut,
-    mut sums: ViewMut,
-) {
+/// Computes the gradients; `sums` is `[parts · T, 2·K·d]` f32.
+pub(crate) fn backward(cpu: &Cpu, call: AttentionBackward, mut sums: ViewMut) {
+    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv } = call;
     let on_tiles = cpu.isa().has_tiles_of(q.dtype());
     let layout = Layout::new(shape, on_tiles);
     let len = match on_tiles {
@@ -100,7 +84,7 @@ pub(crate) fn backward(
     let tokens = forest.num_tokens();
     let parts = sums.rows() / tokens.max(1);
     let (mut groups, kv_heads, width) = (forest.groups(), shape.kv_heads, k.cols());
-    // The largest come first, so that none of them is left for the end.
+    // The largest groups come first, to balance the threads.
     groups.sort_by_key(|group| {
         std::cmp::Reverse(forest.segments[group.clone()].iter().map(|s| s.range.len()).sum::<usize>())
     });
@@ -119,7 +103,8 @@ pub(crate) fn backward(
                 call.clear(&groups[group], part, kv_head);
                 let own = blocks(forest, groups[group].clone(), shape).skip(part).step_by(parts);
                 for block in own {
-                    // SAFETY: this part's sums and this block's rows of these heads belong to this task alone.
+                    // SAFETY: this part's sums and this block's rows of these heads belong to this
+                    // task alone.
                     unsafe {
                         match on_tiles {
                             #[cfg(target_arch = "x86_64")]
@@ -149,7 +134,8 @@ pub(crate) fn backward(
 }
 
 vector_kernel! {
-    /// No other task writes this part's sums of this head, nor these rows' part of the group's heads.
+    /// Adds the gradients of a block. No other task writes this part's sums of this head, nor these
+    /// rows of the group's heads.
     unsafe fn backward_block<V: Vector, E: Element>(
         call: &Backward<'_, E>,
         block: Block,
@@ -176,7 +162,8 @@ impl<E: Element> Backward<'_, E> {
         }
     }
 
-    /// Packs the block's queries and output gradients, both ways round, and what its rows need.
+    /// Packs the block's queries and output gradients, both ways round, and loads its row
+    /// statistics.
     #[inline(always)]
     unsafe fn load_block<V: Vector>(&self, block: Block, kv_head: usize, tiles: &mut Tiles) {
         let layout = &self.layout;
@@ -197,7 +184,7 @@ impl<E: Element> Backward<'_, E> {
         }
     }
 
-    /// Each row's log-sum-exp, and `rowsum(dO ∘ O)`; zeros for padding.
+    /// Loads each row's log-sum-exp and `rowsum(dO ∘ O)`; zeros for padding.
     #[inline(always)]
     pub(super) unsafe fn load_row_statistics<V: Vector>(
         &self,
@@ -247,7 +234,7 @@ impl<E: Element> Backward<'_, E> {
     /// Writes the block's dQ `[rows, width]`, times the scale.
     ///
     /// # Safety
-    /// The block's rows of these heads belong to the calling task alone; the processor has V.
+    /// The block's rows of these heads belong to the calling task alone; the CPU has V.
     #[inline(always)]
     pub(super) unsafe fn store_dq<V: Vector>(&self, block: Block, kv_head: usize, dq: &[f32]) {
         let layout = &self.layout;
@@ -320,7 +307,8 @@ impl<E: Element> Backward<'_, E> {
     }
 }
 
-/// `p ← exp(p − lse)` and `ds ← p · (ds − mean)`, with scale and the slope of the softcap, from row `first` on.
+/// Computes `p ← exp(p − lse)` and `ds ← p · (ds − mean)`, with scale and the slope of the softcap,
+/// from row `first` on.
 #[inline(always)]
 pub(super) unsafe fn differentiate<V: Vector>(
     keys: usize,
@@ -332,7 +320,8 @@ pub(super) unsafe fn differentiate<V: Vector>(
     log_sum_exp: &[f32],
     mean: &[f32],
 ) {
-    // SAFETY: keys × stride elements are in `p` and `ds`, stride elements in the others; the caller has V.
+    // SAFETY: keys × stride elements are in `p` and `ds`, stride elements in the others; the caller
+    // has V.
     unsafe {
         for row in (first..stride).step_by(V::LANES) {
             let log_sum_exp = V::load(log_sum_exp.as_ptr().add(row), V::LANES);
@@ -344,7 +333,7 @@ pub(super) unsafe fn differentiate<V: Vector>(
                 let weight = exp(score.sub(log_sum_exp));
                 let mut gradient = weight.mul(V::load(ds, V::LANES).sub(mean));
                 if let Some(cap) = factor.cap() {
-                    // A masked score is -∞, whose weight is 0: bounded, so that the product is no NaN.
+                    // A masked score is -∞ with weight 0; the bound avoids a NaN product.
                     let ratio = score.mul(V::splat(1.0 / cap)).max(V::splat(-1.0));
                     gradient = gradient.mul(V::splat(1.0).sub(ratio.mul(ratio)));
                 }

@@ -7,34 +7,34 @@ use crate::cpu::vector::{Vector, for_lanes};
 use crate::ops::AttentionShape;
 use crate::{Element, Forest, View};
 
-/// Rows (queries × heads of a group) of a block, about.
+/// Approximate rows (queries × heads of a group) per block.
 const ROWS: usize = 192;
 
 /// Keys of a strip that all queries of the block see.
 pub(super) const KEYS: usize = 96;
 
-/// What packed rows and columns are padded to a multiple of, and keys of a strip on the diagonal, where half of what a larger
-/// one would compute is masked. Padding rows are zeros, which keeps their scores finite; what stands in padding columns
-/// reaches no result.
+/// Padding of packed rows and columns, and keys of a strip on the diagonal, where half of the work
+/// is masked. Padding rows are zeros, which keeps their scores finite; padding columns reach no
+/// result.
 #[derive(Clone, Copy)]
 struct Unit {
     padding: usize,
     diagonal_keys: usize,
 }
 
-/// The widest register.
+/// For the widest register.
 const OF_REGISTERS: Unit = Unit { padding: 16, diagonal_keys: 24 };
 
-/// The square that tile registers multiply at once.
+/// For the square of tile registers.
 const OF_TILES: Unit = Unit { padding: 32, diagonal_keys: 32 };
 
 /// Consecutive queries of one segment.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub segment: usize,
-    /// The first query's row on the token axis.
+    /// Row of the first query on the token axis.
     pub first_token: usize,
-    /// The first query's position.
+    /// Position of the first query.
     pub first_position: usize,
     pub queries: usize,
 }
@@ -52,13 +52,13 @@ pub(super) struct Layout {
     unit: Unit,
 }
 
-/// Queries that a block holds at most.
+/// Returns the largest number of queries per block.
 fn block_queries(shape: &AttentionShape) -> usize {
     (ROWS * shape.kv_heads / shape.heads).max(1)
 }
 
 impl Layout {
-    /// For registers, or tile registers.
+    /// Creates the layout for registers or tile registers.
     pub(super) fn new(shape: &AttentionShape, on_tiles: bool) -> Self {
         let group = shape.heads / shape.kv_heads;
         let unit = if on_tiles { OF_TILES } else { OF_REGISTERS };
@@ -71,14 +71,14 @@ impl Layout {
         }
     }
 
-    /// Rows of a block, without and with padding.
+    /// Returns the rows of a block, without and with padding.
     pub(super) fn rows(&self, block: Block) -> (usize, usize) {
         let rows = block.queries * self.group;
         (rows, rows.next_multiple_of(self.unit.padding))
     }
 }
 
-/// The blocks of a range of segments, in order.
+/// Returns the blocks of a range of segments, in order.
 pub(super) fn blocks(
     forest: &Forest,
     segments: Range<usize>,
@@ -96,13 +96,14 @@ pub(super) fn blocks(
     })
 }
 
-/// The first position of the block that a position of a segment lies in.
+/// Returns the first position of the block that contains a position of a segment.
 pub(super) fn block_start(shape: &AttentionShape, segment_start: usize, position: usize) -> usize {
     let size = block_queries(shape);
     segment_start + (position - segment_start) / size * size
 }
 
-/// What queries see whose block begins at position `first`, up to `end`: consecutive positions that are summed at once, ascending.
+/// Lists what a block of queries from position `first` on sees, up to `end`: consecutive positions
+/// that are summed at once, ascending.
 pub(super) fn strips(
     first: usize,
     end: usize,
@@ -126,12 +127,12 @@ pub(super) fn strips(
 pub(super) struct Strip {
     pub first_position: usize,
     pub keys: usize,
-    /// The first row that sees one of them, down to a multiple of the padding.
+    /// First row that sees one of the positions, rounded down to the padding.
     pub first_row: usize,
 }
 
 impl Block {
-    /// The strips that some query sees, ascending.
+    /// Lists the strips that some query sees, ascending.
     pub(super) fn strips(self, shape: &AttentionShape, layout: &Layout) -> impl Iterator<Item = Strip> {
         let Layout { group, unit: Unit { padding, .. }, .. } = *layout;
         strips(self.first_position, self.first_position + self.queries, shape, layout).map(move |positions| {
@@ -140,7 +141,7 @@ impl Block {
         })
     }
 
-    /// Row of the token axis and first column of each of the block's rows.
+    /// Lists token row and first column of each row of the block.
     pub(super) fn query_rows(self, kv_head: usize, layout: &Layout) -> impl Iterator<Item = (usize, usize)> {
         let (group, head_dim) = (layout.group, layout.head_dim);
         let columns = (kv_head * group..(kv_head + 1) * group).map(move |head| head * head_dim);
@@ -170,16 +171,16 @@ impl Strip {
 }
 
 impl Layout {
-    /// Row of the token axis and first column of each key.
+    /// Lists token row and first column of each key.
     pub(super) fn key_rows(&self, tokens: &[u32], kv_head: usize) -> impl Iterator<Item = (usize, usize)> {
         let column = kv_head * self.head_dim;
         tokens.iter().map(move |&token| (token as usize, column))
     }
 }
 
-/// From products of queries and keys to scores.
+/// Conversion of query-key dot products to scores.
 pub(super) struct Scores {
-    /// What is left to multiply by once [`Scores::soften`] has run.
+    /// Scale that remains after [`Scores::soften`].
     pub scale: f32,
     /// The scale before a softcap, and the cap.
     softcap: Option<(f32, f32)>,
@@ -195,7 +196,8 @@ impl Scores {
         self.softcap.map(|(_, cap)| cap)
     }
 
-    /// `s ← cap · tanh(scale · s / cap)`, if there is a cap; the length is a multiple of the register's width.
+    /// Applies `s ← cap · tanh(scale · s / cap)`, if there is a cap; the length is a multiple of
+    /// the register's width.
     #[inline(always)]
     pub(super) unsafe fn soften<V: Vector>(&self, scores: &mut [f32]) {
         let Some((scale, cap)) = self.softcap else { return };
@@ -212,7 +214,7 @@ impl Scores {
 /// Packs columns `column..` of the given rows, widened, as `[rows, width]`.
 ///
 /// # Safety
-/// `to` holds the packed rows; the processor has V.
+/// `to` holds the packed rows; the CPU has V.
 #[inline(always)]
 pub(super) unsafe fn pack<V: Vector, E: Element>(
     from: View,
@@ -231,7 +233,7 @@ pub(super) unsafe fn pack<V: Vector, E: Element>(
     }
 }
 
-/// Cuts the front off a scratch buffer.
+/// Splits the front off a scratch buffer.
 pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (front, rest) = std::mem::take(scratch).split_at_mut(len);
     *scratch = rest;

@@ -1,7 +1,6 @@
-//! Single new tokens over a key/value cache: one task a query and key/value head, bound by reading the cache once.
+//! Decoding: single new tokens over a key/value cache. One task per query and key/value head, bound
+//! by reading the cache once.
 //!
-//! Strips of keys, and the order of every sum, are those of the forward pass over the forest in which the last of a query's ranges
-//! is the segment that it is in: without rounding in between (f32) a text's next token has the same bits here and there.
 
 use std::ops::Range;
 
@@ -12,8 +11,8 @@ use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, scratch};
-use crate::ops::{AttentionShape, Visible};
-use crate::{Element, View, ViewMut, with_element};
+use crate::ops::{AttentionDecode, AttentionShape, Visible};
+use crate::{Element, View, with_element};
 
 struct Decode<'a, E> {
     q: View<'a>,
@@ -25,15 +24,8 @@ struct Decode<'a, E> {
     out: RowsMut<'a, E>,
 }
 
-pub(crate) fn decode(
-    cpu: &Cpu,
-    q: View,
-    k: View,
-    v: View,
-    visible: &Visible,
-    shape: &AttentionShape,
-    out: ViewMut,
-) {
+pub(crate) fn decode(cpu: &Cpu, call: AttentionDecode) {
+    let AttentionDecode { q, k, v, visible, shape, out } = call;
     let layout = Layout::new(shape, false);
     let (width, group) = (layout.width, layout.group);
     let len = 2 * group * width + 3 * KEYS * width + (KEYS + 2) * group;
@@ -42,7 +34,8 @@ pub(crate) fn decode(
         cpu.parallel_for(q.rows() * shape.kv_heads, |task| {
             let (query, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
             scratch::with_f32(len, |memory| {
-                // SAFETY: this query's part of these heads belongs to this task alone; the memory suffices.
+                // SAFETY: this query's part of these heads belongs to this task alone; the memory
+                // suffices.
                 unsafe { decode_group(cpu.isa(), &call, query, kv_head, memory) };
             });
         });
@@ -50,7 +43,8 @@ pub(crate) fn decode(
 }
 
 vector_kernel! {
-    /// No other task writes this query's part of these heads; `memory` holds what [`Decode::group`] takes.
+    /// Computes a query's heads of one key/value head. No other task writes them; `memory` has room
+    /// for [`Decode::group`].
     unsafe fn decode_group<V: Vector, E: Element>(
         call: &Decode<'_, E>,
         query: usize,
@@ -62,7 +56,7 @@ vector_kernel! {
     }
 }
 
-/// The cache rows of some positions among those that a query sees.
+/// Writes the cache rows of some positions among those that a query sees.
 fn cache_rows(visible: &[Range<u32>], positions: &Range<usize>, rows: &mut [u32]) {
     let (mut before, mut filled) = (0, 0);
     for range in visible {
@@ -95,7 +89,8 @@ impl<E: Element> Decode<'_, E> {
         let hidden = shape.window.map_or(0, |window| end.saturating_sub(window as usize));
         let factor = Scores::new(shape);
         let mut rows = [0; KEYS];
-        // SAFETY: the sizes are those just taken; the part of the output belongs to this task alone; the caller has V.
+        // SAFETY: the sizes are those just taken; the part of the output belongs to this task
+        // alone; the caller has V.
         unsafe {
             pack::<V, E>(self.q, self.heads(query, kv_head), layout, q.as_mut_ptr());
             for strip in strips(first, end, shape, layout) {
@@ -138,14 +133,14 @@ impl<E: Element> Decode<'_, E> {
         }
     }
 
-    /// Row and first column of a query's heads that share a key/value head.
+    /// Lists row and first column of a query's heads that share a key/value head.
     fn heads(&self, query: usize, kv_head: usize) -> impl Iterator<Item = (usize, usize)> {
         let Layout { group, head_dim, .. } = self.layout;
         (kv_head * group..(kv_head + 1) * group).map(move |head| (query, head * head_dim))
     }
 }
 
-/// As [`super::forward::normalize`], of the scores of one row.
+/// Normalises the scores of one row as [`super::forward::normalize`].
 #[inline(always)]
 unsafe fn normalize_row<V: Vector>(scores: &mut [f32], scale: f32, largest: &mut f32, sum: &mut f32) -> f32 {
     // SAFETY: `for_lanes` stays inside the slice; the caller has V.

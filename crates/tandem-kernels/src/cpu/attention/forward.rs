@@ -1,4 +1,4 @@
-//! The forward pass: one task a block, with a running maximum and sum over its strips.
+//! Forward pass: one task per block, with a running maximum and sum over its strips.
 
 use super::block::{Block, KEYS, Layout, Scores, blocks, pack, take};
 use crate::cpu::elementary::exp;
@@ -6,10 +6,10 @@ use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, scratch};
-use crate::ops::AttentionShape;
-use crate::{Element, Forest, View, ViewMut, with_element};
+use crate::ops::{Attention, AttentionShape};
+use crate::{Element, Forest, View, with_element};
 
-/// Below every score, and finite, so that the difference of two of them is no NaN.
+/// Below every score, and finite, so that no difference is NaN.
 pub(super) const LOWEST: f32 = -1e30;
 
 pub(super) struct Forward<'a, E> {
@@ -23,19 +23,11 @@ pub(super) struct Forward<'a, E> {
     log_sum_exp: RowsMut<'a, f32>,
 }
 
-pub(crate) fn forward(
-    cpu: &Cpu,
-    q: View,
-    k: View,
-    v: View,
-    forest: &Forest,
-    shape: &AttentionShape,
-    out: ViewMut,
-    log_sum_exp: ViewMut,
-) {
+pub(crate) fn forward(cpu: &Cpu, call: Attention) {
+    let Attention { q, k, v, forest, shape, out, log_sum_exp } = call;
     let log_sum_exp = RowsMut::new(log_sum_exp);
     let mut tasks: Vec<Block> = blocks(forest, 0..forest.segments.len(), shape).collect();
-    // Those that see most come first, so that none of them is left for the end.
+    // Blocks that see most keys come first, to balance the threads.
     tasks.sort_by_key(|block| std::cmp::Reverse(block.first_position));
     let on_tiles = cpu.isa().has_tiles_of(q.dtype());
     let layout = Layout::new(shape, on_tiles);
@@ -48,7 +40,8 @@ pub(crate) fn forward(
         let call = Forward { q, k, v, forest, shape, layout, out: RowsMut::<E>::new(out), log_sum_exp };
         cpu.parallel_for(tasks.len() * shape.kv_heads, |task| scratch::with_f32(len, |memory| {
             let (block, kv_head) = (tasks[task / shape.kv_heads], task % shape.kv_heads);
-            // SAFETY: a block's rows of these heads belong to this task alone; the memory suffices for the layout.
+            // SAFETY: a block's rows of these heads belong to this task alone; the memory suffices
+            // for the layout.
             unsafe {
                 match on_tiles {
                     #[cfg(target_arch = "x86_64")]
@@ -61,7 +54,8 @@ pub(crate) fn forward(
 }
 
 vector_kernel! {
-    /// No other task writes these rows' part of these heads; `memory` holds the tiles of the largest block.
+    /// Computes a block. No other task writes these rows of these heads; `memory` holds the tiles
+    /// of the largest block.
     unsafe fn forward_block<V: Vector, E: Element>(
         call: &Forward<'_, E>,
         block: Block,
@@ -91,7 +85,7 @@ impl<E: Element> Forward<'_, E> {
         let factor = Scores::new(self.shape);
         // SAFETY: the sizes are those just taken; the caller has V.
         unsafe {
-            // The output's place holds the queries while they are turned round.
+            // The output buffer holds the queries until they are transposed.
             out.fill(0.0);
             pack::<V, E>(self.q, block.query_rows(kv_head, layout), layout, out.as_mut_ptr());
             transpose::<V>(padded_rows, width, out.as_ptr(), q.as_mut_ptr());
@@ -162,8 +156,8 @@ impl<E: Element> Forward<'_, E> {
     }
 }
 
-/// One register of rows: turns scores, once scaled, into exponentials below the new maximum, updates maximum (before the
-/// scale) and sum, and returns the factor by which what was summed before shrinks.
+/// Normalises one register of rows: replaces scores, once scaled, by exponentials below the new
+/// maximum, updates maximum (before the scale) and sum, and returns the factor on earlier sums.
 #[inline(always)]
 pub(super) unsafe fn normalize<V: Vector>(
     keys: usize,

@@ -1,9 +1,11 @@
-//! The passes in bf16 on tile registers: the same strips, with probabilities and their gradients rounded to bf16 before they
-//! meet values, keys, queries and output gradients, as on GPUs. Scores, sums and the softmax are f32.
+//! bf16 passes on tile registers: the same strips. Probabilities and their gradients are rounded to
+//! bf16 before they meet values, keys, queries and output gradients, as on GPUs. Scores, sums and
+//! the softmax are f32.
 //!
-//! Of the two factors of a product one has its rows along k, the other pairs of neighbours along k side by side. What a
-//! tensor is not in memory is made of it strip by strip: pairs by interleaving two rows, rows across by transposing pairs.
-//! Outputs and dQ are summed transposed, `[width, rows]`, so that scores `[keys, rows]` enter as pairs and are never turned.
+//! One factor of a GEMM has its rows along k, the other has pairs of neighbours along k side by
+//! side. Other layouts are made strip by strip: pairs by interleaving two rows, rows across by
+//! transposing pairs. Outputs and dQ are summed transposed, `[width, rows]`, so scores `[keys,
+//! rows]` enter as pairs and are never transposed.
 
 use std::arch::x86_64::*;
 
@@ -15,21 +17,21 @@ use crate::cpu::tile::transpose;
 use crate::cpu::vector::{Avx512, Vector};
 use crate::{Element, View, bf16};
 
-/// Keys of a strip with what fills up its tiles.
+/// Returns the keys of a strip, padded to whole tiles.
 fn padded(keys: usize) -> usize {
     keys.next_multiple_of(SQUARE)
 }
 
-/// Words that [`forward_block`] needs.
+/// Returns the words that [`forward_block`] needs.
 pub(super) fn forward_len(layout: &Layout) -> usize {
     let (rows, width) = (layout.max_rows, layout.width);
     2 * rows * width / 2 + 4 * KEYS * width / 2 + KEYS * rows + KEYS / 2 * rows + 2 * width * rows + 3 * rows
 }
 
-/// As the forward pass's own block of that name, on tiles.
+/// Computes a block as the forward pass's function of that name, on tiles.
 ///
 /// # Safety
-/// As there; the processor has [`crate::Isa::Amx`], E is bf16, and the layout is one for tiles.
+/// As there; the CPU has [`crate::Isa::Amx`], E is bf16, and the layout is one for tiles.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) unsafe fn forward_block<E: Element>(
     call: &Forward<'_, E>,
@@ -97,7 +99,7 @@ pub(super) unsafe fn forward_block<E: Element>(
     }
 }
 
-/// Words that [`backward_block`] needs.
+/// Returns the words that [`backward_block`] needs.
 pub(super) fn backward_len(layout: &Layout) -> usize {
     let (rows, width) = (layout.max_rows, layout.width);
     5 * rows * width / 2
@@ -109,10 +111,10 @@ pub(super) fn backward_len(layout: &Layout) -> usize {
         + 2 * rows
 }
 
-/// As the backward pass's own block of that name, on tiles.
+/// Computes a block as the backward pass's function of that name, on tiles.
 ///
 /// # Safety
-/// As there; the processor has [`crate::Isa::Amx`], E is bf16, and the layout is one for tiles.
+/// As there; the CPU has [`crate::Isa::Amx`], E is bf16, and the layout is one for tiles.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) unsafe fn backward_block<E: Element>(
     call: &Backward<'_, E>,
@@ -125,7 +127,7 @@ pub(super) unsafe fn backward_block<E: Element>(
     let (width, (_, rows)) = (layout.width, layout.rows(block));
     let half = width / 2;
     let mut take = |len: usize| take(&mut memory, len);
-    // Queries and output gradients: rows as they are (one after the other), across, and pairs of rows.
+    // Queries and output gradients: rows in order, across, and pairs of rows.
     let as_rows = take(rows * half);
     let [q_across, d_out_across, q_pairs, d_out_pairs] = [(); 4].map(|()| take(rows * half));
     let (dq, dq_rows) = (take(width * rows), take(width * rows));
@@ -184,7 +186,8 @@ pub(super) unsafe fn backward_block<E: Element>(
     }
 }
 
-/// Copies columns of the given rows, filled up with zeros to the layout's width; and rows of zeros up to `rows`.
+/// Copies columns of the given rows, padded with zeros to the layout's width, and zero rows up to
+/// `rows`.
 #[inline(always)]
 unsafe fn gather<E: Element>(
     from: View,
@@ -200,7 +203,8 @@ unsafe fn gather<E: Element>(
         let to = to[count * half..(count + 1) * half].as_mut_ptr();
         for c in (0..layout.head_dim).step_by(SQUARE) {
             let mask = u32::MAX >> (SQUARE - SQUARE.min(layout.head_dim - c));
-            // SAFETY: the masked elements are the row's; the row at `to` has a multiple of 32 elements.
+            // SAFETY: the masked elements are the row's; the row at `to` has a multiple of 32
+            // elements.
             unsafe {
                 let elements = _mm512_maskz_loadu_epi16(mask, from.add(c).cast());
                 _mm512_storeu_epi32(to.add(c / 2).cast(), elements);
@@ -211,7 +215,7 @@ unsafe fn gather<E: Element>(
     to[count * half..rows * half].fill(0.0);
 }
 
-/// From rows of bf16 `[rows, 2 · half]` to words `[rows / 2, 2 · half]` of neighbours.
+/// Interleaves rows of bf16 `[rows, 2 · half]` to words `[rows / 2, 2 · half]` of neighbours.
 #[inline(always)]
 unsafe fn interleave(rows: usize, half: usize, from: &[f32], to: &mut [f32]) {
     for (from, to) in from[..rows * half].chunks_exact(2 * half).zip(to.chunks_exact_mut(2 * half)) {
@@ -229,7 +233,7 @@ unsafe fn interleave(rows: usize, half: usize, from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// From rows of bf16 `[rows, 2 · half]`, by way of pairs, to rows across `[2 · half, rows]`.
+/// Transposes rows of bf16 `[rows, 2 · half]`, by way of pairs, to `[2 · half, rows]`.
 #[inline(always)]
 unsafe fn turn(rows: usize, half: usize, from: &[f32], pairs: &mut [f32], across: &mut [f32]) {
     // SAFETY: rows and columns are multiples of 32; the caller's promise.
@@ -239,14 +243,14 @@ unsafe fn turn(rows: usize, half: usize, from: &[f32], pairs: &mut [f32], across
     }
 }
 
-/// 32 numbers rounded to bf16.
+/// Rounds 32 numbers to bf16.
 #[inline(always)]
 unsafe fn round(from: *const f32) -> __m512i {
     // SAFETY: the caller's promise: 32 numbers at `from`, and the level.
     unsafe { amx::round([_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16))]) }
 }
 
-/// From `[keys, rows]` f32 to rows of bf16, from row `first` on.
+/// Rounds `[keys, rows]` f32 to rows of bf16, from row `first` on.
 #[inline(always)]
 unsafe fn round_rows(keys: usize, first: usize, rows: usize, from: &[f32], to: &mut [f32]) {
     for key in 0..keys {
@@ -260,8 +264,8 @@ unsafe fn round_rows(keys: usize, first: usize, rows: usize, from: &[f32], to: &
     }
 }
 
-/// From `[keys, rows]` f32 to words `[padded keys / 2, rows]` of neighbouring keys, from row `first` on; zeros for the keys that
-/// fill up.
+/// Rounds `[keys, rows]` f32 to words `[padded keys / 2, rows]` of neighbouring keys, from row
+/// `first` on; padding keys are zeros.
 #[inline(always)]
 unsafe fn round_pairs(keys: usize, first: usize, rows: usize, from: &[f32], to: &mut [f32]) {
     for (pair, to) in to.chunks_exact_mut(rows).take(padded(keys) / 2).enumerate() {

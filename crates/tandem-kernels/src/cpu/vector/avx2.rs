@@ -26,7 +26,7 @@ unsafe fn round_256(x: __m256) -> __m128i {
 }
 
 impl Avx2 {
-    /// The lanes below `count`, as a mask for `maskload`.
+    /// Returns the lanes below `count` as a mask for `maskload`.
     #[inline(always)]
     unsafe fn mask(count: usize) -> __m256i {
         unsafe {
@@ -178,8 +178,9 @@ impl Vector for Avx2 {
         unsafe {
             let (low, high) = (_mm256_loadu_ps(table), _mm256_loadu_ps(table.add(8)));
             for i in 0..8 {
-                // A byte in each 64 bits: its high half is moved to the low 32, its low half to the high ones. Three
-                // bits of a place count, and the fourth, moved to the sign, chooses the half of the table.
+                // One byte per 64 bits: its high half is moved to the low 32, its low half to the
+                // high 32. Three bits of an index select; the fourth, moved to the sign, chooses
+                // the half of the table.
                 let four = places.add(4 * i).cast::<i32>().read_unaligned();
                 let bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
                 let places = _mm256_or_si256(_mm256_srli_epi64(bytes, 4), _mm256_slli_epi64(bytes, 32));
@@ -193,7 +194,7 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn look_up_bf16(table: *const bf16, places: *const u8, to: *mut bf16) {
         unsafe {
-            // Bytes can be looked up, so the table is taken apart into low and high ones.
+            // Only bytes can be looked up, so the table is split into low and high bytes.
             let (first, second) = (_mm_loadu_si128(table.cast()), _mm_loadu_si128(table.add(8).cast()));
             let byte = _mm_set1_epi16(0xff);
             let low = _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(second, byte));

@@ -11,7 +11,7 @@ use crate::bf16;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(pub(crate) __m512);
 
-/// Rounds to bf16 as [`Element::from_f32`] does; the result stands in the low halves.
+/// Rounds to bf16 as [`Element::from_f32`] does; the result is in the low halves.
 #[inline(always)]
 unsafe fn round_512(x: __m512) -> __m256i {
     unsafe {
@@ -168,8 +168,8 @@ impl Vector for Avx512 {
         unsafe {
             let table = _mm512_loadu_ps(table);
             for i in 0..4 {
-                // A byte in each 64 bits: its high half is moved to the low 32, its low half to the high ones. Bits
-                // beyond the four of a place do not count.
+                // One byte per 64 bits: its high half is moved to the low 32, its low half to the
+                // high 32. Bits beyond the four of an index are ignored.
                 let bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(places.add(8 * i).cast()));
                 let places = _mm512_or_si512(_mm512_srli_epi64(bytes, 4), _mm512_slli_epi64(bytes, 32));
                 _mm512_storeu_ps(to.add(16 * i), _mm512_permutexvar_ps(places, table));
@@ -179,7 +179,7 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn look_up_bf16(table: *const bf16, places: *const u8, to: *mut bf16) {
         unsafe {
-            // Twice, because five bits of a place count.
+            // Twice, because five bits of an index count.
             let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.cast()));
             for i in 0..2 {
                 let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.add(16 * i).cast()));
@@ -191,8 +191,8 @@ impl Vector for Avx512 {
     #[inline(always)]
     fn transpose(square: &mut [Self; 16]) {
         unsafe {
-            // Pairs of rows, then fours: afterwards register 4i+j holds, in its 128-bit part p, column 4p+j of
-            // rows 4i..4i+4. What remains is to exchange the parts.
+            // Pairs of rows, then fours: then register 4i+j holds, in its 128-bit part p, column
+            // 4p+j of rows 4i..4i+4. The last pass exchanges the parts.
             let mut pairs = *square;
             for i in 0..8 {
                 pairs[2 * i].0 = _mm512_unpacklo_ps(square[2 * i].0, square[2 * i + 1].0);

@@ -1,16 +1,18 @@
-//! A register of f32 lanes: kernels written once over [`Vector`] run on AVX-512, AVX2 and anything else.
+//! Vector registers of f32: kernels written once over [`Vector`] run on AVX-512, AVX2 and the
+//! baseline.
 //!
-//! [`vector_kernel!`] makes a kernel of a function over `V: Vector`: it takes the device's [`Isa`](crate::cpu::Isa) as
-//! its first argument and runs with the widest register that the level allows. What the function calls with registers
-//! must be `#[inline(always)]`; and closures must not touch registers, for nothing forces them to be compiled with the
-//! level's instructions, which [`for_lanes!`] is a macro for.
+//! [`vector_kernel!`] compiles a function over `V: Vector` for each level. The compiled kernel
+//! takes the device's [`Isa`](crate::cpu::Isa) as its first argument and runs with the widest
+//! register of the level. Functions that it calls with registers must be `#[inline(always)]`.
+//! Closures must not touch registers, since nothing compiles them with the level's instructions;
+//! [`for_lanes!`] is therefore a macro.
 
 use super::tile::{Strided, multiply};
 use crate::{DType, Element, bf16};
 
 /// Compiles an `unsafe fn name<V: Vector, …>(…)` for every level.
 ///
-/// The function's callers promise what its documentation demands; that the processor has the level is the `Isa`'s.
+/// Callers promise what the function's documentation demands; the `Isa` vouches for the level.
 macro_rules! vector_kernel {
     (
         $(#[$attribute:meta])*
@@ -37,8 +39,8 @@ macro_rules! vector_kernel {
                     // SAFETY: the caller's promise.
                     unsafe { generic::<$crate::cpu::vector::Avx512 $(, $G)*>($($argument),*) }
                 }
-                // SAFETY: the caller's promise, and a level above the portable one exists only where the processor
-                // has it.
+                // SAFETY: the caller's promise; a level above the portable one exists only where
+                // the CPU has it.
                 unsafe {
                     match isa {
                         $crate::cpu::Isa::Portable => {
@@ -62,8 +64,9 @@ macro_rules! vector_kernel {
 }
 pub(crate) use vector_kernel;
 
-/// `for_lanes!(V, length, |start, count| body)`: the body for each register's worth of `0..length`; only the last is
-/// partial. The body stands in the text twice, so that whole registers are loaded and stored without a mask.
+/// Runs `for_lanes!(V, length, |start, count| body)` for each register of `0..length`; only the
+/// last is partial. The body is expanded twice, so that whole registers are loaded and stored
+/// without a mask.
 macro_rules! for_lanes {
     ($V:ident, $length:expr, |$start:ident, $count:ident| $body:block) => {{
         let length: usize = $length;
@@ -93,39 +96,39 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use portable::Portable;
 
-/// A register of [`Self::LANES`] f32. Values are made by the unsafe functions only, which makes the rest safe: who
-/// holds one runs on a processor that has it.
+/// A register of [`Self::LANES`] f32. Only unsafe functions create values, which makes the rest
+/// safe: a value exists only on a CPU that has the level.
 pub(crate) trait Vector: Copy {
     /// Lanes; at most 16.
     const LANES: usize;
-    /// Registers of this kind that the processor has.
+    /// Number of such registers of the CPU.
     const REGISTERS: usize;
 
-    /// The same number in every lane.
+    /// Sets every lane to one number.
     ///
     /// # Safety
-    /// The processor has the instructions of `Self`.
+    /// The CPU has the instructions of `Self`.
     unsafe fn splat(x: f32) -> Self;
 
-    /// The first `count` lanes from memory, zeros in the others.
+    /// Loads the first `count` lanes, zeros in the others.
     ///
     /// # Safety
     /// As [`Self::splat`]; `count ≤ LANES` numbers can be read at `from`.
     unsafe fn load(from: *const f32, count: usize) -> Self;
 
-    /// [`Self::load`], widened.
+    /// Loads bf16 as [`Self::load`], widened.
     ///
     /// # Safety
     /// As [`Self::load`].
     unsafe fn load_bf16(from: *const bf16, count: usize) -> Self;
 
-    /// The first `count` lanes to memory.
+    /// Stores the first `count` lanes.
     ///
     /// # Safety
     /// `count ≤ LANES` numbers can be written at `to`.
     unsafe fn store(self, to: *mut f32, count: usize);
 
-    /// [`Self::store`], rounded to nearest even.
+    /// Stores bf16 as [`Self::store`], rounded to nearest even.
     ///
     /// # Safety
     /// As [`Self::store`].
@@ -135,25 +138,26 @@ pub(crate) trait Vector: Copy {
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
-    /// The smaller; `other` if one is not a number. So a bound comes first: `bound.min(x)` keeps a NaN in `x`.
+    /// Returns the smaller lane; `other` if one is NaN. The bound comes first: `bound.min(x)` keeps
+    /// a NaN in `x`.
     fn min(self, other: Self) -> Self;
-    /// The larger; `other` if one is not a number.
+    /// Returns the larger lane; `other` if one is NaN.
     fn max(self, other: Self) -> Self;
     fn sqrt(self) -> Self;
-    /// `self · factor + addend`.
+    /// Computes `self · factor + addend`.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
-    /// To the nearest integer, halves to even.
+    /// Rounds to nearest integers, ties to even.
     fn round(self) -> Self;
-    /// `2^self` for integers in -126..=127; anything for NaN.
+    /// Computes `2^self` for integers in -126..=127; unspecified for NaN.
     fn exp2_integer(self) -> Self;
-    /// Per lane, `if self < bound { a } else { b }`.
+    /// Selects per lane: `if self < bound { a } else { b }`.
     fn if_less(self, bound: Self, a: Self, b: Self) -> Self;
-    /// The sum of the lanes, in a fixed order.
+    /// Returns the sum of the lanes, in a fixed order.
     fn sum(self) -> f32;
-    /// The largest lane.
+    /// Returns the largest lane.
     fn largest(self) -> f32;
 
-    /// [`tile::multiply`](super::tile::multiply), compiled once instead of into each of its many callers.
+    /// Calls [`tile::multiply`](super::tile::multiply), compiled once instead of into each caller.
     ///
     /// # Safety
     /// As there.
@@ -165,23 +169,23 @@ pub(crate) trait Vector: Copy {
         accumulate: bool,
     );
 
-    /// The numbers of a table of 16 that 32 bytes of 4-bit places stand for; a byte's high half comes first.
+    /// Looks up 64 4-bit indices (32 bytes, high half first) in a table of 16 numbers.
     ///
     /// # Safety
-    /// The processor has the instructions of `Self`; 16 numbers can be read at `table`, 32 bytes at `places`, and 64
-    /// numbers written at `to`.
+    /// The CPU has the instructions of `Self`; 16 numbers can be read at `table`, 32 bytes at
+    /// `places`, and 64 numbers written at `to`.
     unsafe fn look_up_f32(table: *const f32, places: *const u8, to: *mut f32);
 
-    /// [`Self::look_up_f32`] of bf16.
+    /// Looks up bf16 as [`Self::look_up_f32`].
     ///
     /// # Safety
     /// As there.
     unsafe fn look_up_bf16(table: *const bf16, places: *const u8, to: *mut bf16);
 
-    /// Exchanges rows and columns of the square in the first [`Self::LANES`] registers.
+    /// Transposes the square in the first [`Self::LANES`] registers.
     fn transpose(square: &mut [Self; 16]);
 
-    /// The first `count` lanes, `rest` in the others.
+    /// Keeps the first `count` lanes and sets the others to `rest`.
     #[inline(always)]
     fn keep_first(self, count: usize, rest: f32) -> Self {
         let mut lanes = [rest; 16];
@@ -192,7 +196,7 @@ pub(crate) trait Vector: Copy {
         }
     }
 
-    /// [`Self::load`] from either element type.
+    /// Loads either element type.
     ///
     /// # Safety
     /// As [`Self::load`].
@@ -207,7 +211,7 @@ pub(crate) trait Vector: Copy {
         }
     }
 
-    /// [`Self::store`] to either element type.
+    /// Stores either element type.
     ///
     /// # Safety
     /// As [`Self::store`].
@@ -222,7 +226,7 @@ pub(crate) trait Vector: Copy {
         }
     }
 
-    /// [`Self::look_up_f32`] of either element type.
+    /// Looks up either element type.
     ///
     /// # Safety
     /// As there.
@@ -304,7 +308,8 @@ mod tests {
         for isa in levels() {
             for count in 0..=16 {
                 let (mut wide, mut narrow) = (vec![-1.0; 16], vec![bf16::NEG_ONE; 16]);
-                // SAFETY: 16 elements each; no level has fewer lanes than 8, and larger counts run where it has 16.
+                // SAFETY: 16 elements each; no level has fewer lanes than 8, and larger counts run
+                // where it has 16.
                 let lanes = unsafe {
                     if count > 8 && isa < Isa::Avx512 {
                         continue;

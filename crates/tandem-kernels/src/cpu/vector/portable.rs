@@ -16,7 +16,7 @@ impl Portable {
     }
 }
 
-/// [`Vector::look_up_f32`] of anything.
+/// Looks up 4-bit indices of any type.
 #[inline(always)]
 unsafe fn look_up<E: Copy>(table: *const E, places: *const u8, to: *mut E) {
     for i in 0..32 {
@@ -100,7 +100,8 @@ impl Vector for Portable {
     }
     #[inline(always)]
     fn round(self) -> Self {
-        // Adding and subtracting 1.5·2^23 rounds numbers below 2^22; `round_ties_even` is a function before SSE4.1.
+        // Adding and subtracting 1.5·2^23 rounds numbers below 2^22; `round_ties_even` is a
+        // function before SSE4.1.
         let shift = 12_582_912.0;
         Self(self.0.map(|x| (x + shift) - shift))
     }

@@ -1,31 +1,32 @@
-//! Single tokens over a cache: a block for each part of a query's keys, and one that adds parts.
+//! Decoding over a cache: one block per part of a query's keys, and one that combines the parts.
 
 use super::kernels::{DECODE, THREADS, too_wide};
 use super::{pack, stride, tables::Entry};
 use crate::cuda::driver::Grid;
 use crate::cuda::{Cuda, args, by_type};
-use crate::ops::{AttentionShape, Visible};
-use crate::{DType, Result, View, ViewMut};
+use crate::ops::{AttentionDecode, AttentionShape, Visible};
+use crate::{DType, Result, ViewMut};
 
-/// Keys of a part, as in `attention_decode.cu`.
+/// Keys per part, as in `attention_decode.cu`.
 const PART: usize = 128;
 
-/// The widest head there is room for.
+/// Widest head.
 const WIDEST: usize = 256;
 
-/// How many keys a query does not see of those that are listed, and how many it sees.
+/// Returns the numbers of listed keys outside and inside the window of a query.
 fn keys(visible: &Visible, query: usize, shape: &AttentionShape) -> (usize, usize) {
     let listed = visible.of(query).iter().map(ExactSizeIterator::len).sum::<usize>();
     let seen = shape.window.map_or(listed, |window| listed.min(window as usize));
     (listed - seen, seen)
 }
 
-/// How many parts the queries' keys are cut into: as many as queries, if none has more than one.
+/// Returns the number of parts of all queries' keys; the number of queries if none has several.
 pub(crate) fn decode_parts(visible: &Visible, queries: usize, shape: &AttentionShape) -> usize {
     (0..queries).map(|query| keys(visible, query, shape).1.div_ceil(PART)).sum()
 }
 
-/// Parts, then the pieces of their queries' keys; and the first part of each query with how many it has.
+/// Returns the table of parts and the pieces of their queries' keys, and for each query its first
+/// part and the number of parts.
 fn tables(visible: &Visible, queries: usize, shape: &AttentionShape) -> (Vec<Entry>, Vec<[u32; 2]>) {
     let count = decode_parts(visible, queries, shape) as u32;
     let (mut parts, mut pieces) = (Vec::with_capacity(count as usize + visible.ranges.len()), Vec::new());
@@ -49,7 +50,7 @@ fn tables(visible: &Visible, queries: usize, shape: &AttentionShape) -> (Vec<Ent
     (parts, of_queries)
 }
 
-/// The kernel for up to so many heads at once.
+/// Returns the kernel for up to this many heads at once.
 fn kernel(dtype: DType, heads: usize) -> &'static str {
     match heads {
         1 => by_type!("attention_decode_1", dtype),
@@ -59,24 +60,17 @@ fn kernel(dtype: DType, heads: usize) -> &'static str {
     }
 }
 
-/// `partial` has a row for each part and head, of a head and two numbers more; none where no query has more than one part.
-pub(crate) fn decode(
-    cuda: &Cuda,
-    q: View,
-    k: View,
-    v: View,
-    visible: &Visible,
-    shape: &AttentionShape,
-    out: ViewMut,
-    partial: Option<ViewMut>,
-) -> Result<()> {
+/// Decodes. `partial` has one row per part and head, `head_dim + 2` wide; none if no query has
+/// several parts.
+pub(crate) fn decode(cuda: &Cuda, operands: AttentionDecode, partial: Option<ViewMut>) -> Result<()> {
+    let AttentionDecode { q, k, v, visible, shape, out } = operands;
     if shape.head_dim > WIDEST {
         return Err(too_wide(shape.head_dim));
     }
     let (parts, queries) = tables(visible, q.rows(), shape);
     let (heads, head_dim) = (shape.heads as i32, shape.head_dim as i32);
     let (pack, group) = (pack(shape, 8), (shape.heads / shape.kv_heads) as i32);
-    // 16 bytes for each lane.
+    // 16 bytes per lane.
     let lanes = (shape.head_dim * q.dtype().size()).div_ceil(16).next_power_of_two().min(32);
     let (out, partial) = (out.view(), partial.as_ref().map(ViewMut::view));
     let table = cuda.table::<Entry>(&parts)?;
@@ -101,7 +95,8 @@ pub(crate) fn decode(
     ];
     let count = queries.iter().map(|[_, parts]| *parts as usize).sum();
     let grid = Grid::of([count, shape.heads / pack, 1], THREADS);
-    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked; the rows are inside the cache.
+    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked;
+    // the rows are inside the cache.
     unsafe { cuda.launch(&DECODE, kernel(q.dtype(), pack), grid, args)? };
     let Some(partial) = partial else { return Ok(()) };
     let args = args![cuda.table::<[u32; 2]>(&queries)?, partial, out, stride(&out), heads, head_dim];

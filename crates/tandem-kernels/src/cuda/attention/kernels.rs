@@ -1,4 +1,4 @@
-//! The kernels of each width, and the sizes that they are launched with, as in `attention_forward.cu`,
+//! The kernels of each width and their launch sizes, as in `attention_forward.cu`,
 //! `attention_backward.cu` and `attention_f32.cu`.
 
 use crate::cuda::driver::Source;
@@ -7,10 +7,10 @@ use crate::{DType, KernelError, Result};
 /// Threads of a block.
 pub(super) const THREADS: u32 = 128;
 
-/// What position nothing reaches.
+/// A position that no token reaches.
 pub(super) const NO_WINDOW: u32 = i32::MAX as u32;
 
-/// A kernel: its file, the packed rows of its tiles of queries, and the shared memory of a block.
+/// A kernel: its file, the packed rows of a tile of queries, and the shared memory of a block.
 pub(super) struct Kernel {
     pub source: &'static Source,
     pub name: &'static str,
@@ -18,25 +18,25 @@ pub(super) struct Kernel {
     pub shared: usize,
 }
 
-/// The kernels of a type and width.
+/// Kernels of a type and width.
 pub(super) struct Kernels {
     width: usize,
     pub forward: Kernel,
-    /// The gradient of queries.
+    /// Gradient of queries.
     pub of_queries: Kernel,
-    /// Those of keys and values, by one kernel or by two.
+    /// Gradients of keys and values, by one kernel or two.
     pub of_keys: &'static [Kernel],
-    /// Keys of a tile of keys.
+    /// Keys per tile of keys.
     pub keys: usize,
 }
 
 macro_rules! text {
     ($file:literal) => {
-        include_str!(concat!("../../../cuda/", $file, ".cu"))
+        include_str!(concat!("../cu/", $file, ".cu"))
     };
 }
 
-/// Files, each compiled for one width.
+/// Sources, each compiled for one width.
 macro_rules! of_widths {
     ($file:literal, [$($width:literal),*]) => {
         [$(Source {
@@ -57,7 +57,7 @@ pub(in crate::cuda) static BACKWARD: [Source; 7] =
     of_widths!("attention_backward", [16, 32, 64, 80, 96, 128, 256]);
 pub(in crate::cuda) static BOTH_F32: [Source; 4] = of_widths!("attention_f32", [32, 64, 128, 256]);
 
-/// A kernel that has so many rows of the width in tiles, and 4-byte words beside them.
+/// Creates a kernel with `tiles` rows of the width in shared memory, and 4-byte words beside them.
 const fn bf16(
     source: &'static Source,
     name: &'static str,
@@ -101,7 +101,8 @@ static BF16: [Kernels; 7] = [
     kernels_bf16!(3, 80),
     kernels_bf16!(4, 96),
     kernels_bf16!(5, 128),
-    // Smaller tiles, so that they have room; registers do not hold the gradients of keys and of values at once.
+    // Smaller tiles, to fit shared memory; registers cannot hold the gradients of keys and values
+    // at once.
     Kernels {
         width: 256,
         forward: bf16(&FORWARD[6], "attention_forward_256", 64, [256, 64 + 2 * 64, 2 * 64]),
@@ -114,8 +115,8 @@ static BF16: [Kernels; 7] = [
     },
 ];
 
-/// A block of f32 has `own` rows of its side and `other` ones of the other side at a time. How many tiles of each there are in
-/// shared memory, and tiles of scores.
+/// Returns the shared memory of an f32 block: `own` rows of its side and `other` rows of the other
+/// side at a time, with the numbers of tiles of each and of tiles of scores.
 const fn shared_f32(width: usize, [own, other]: [usize; 2], tiles: [usize; 3]) -> usize {
     let rows_of_tiles = tiles[0] * own + tiles[1] * other;
     4 * (rows_of_tiles * (width + 4) + tiles[2] * own * (other + 4) + 4 * other)
@@ -155,7 +156,7 @@ static F32: [Kernels; 4] = [
     kernels_f32!(3, 256, 16, 16),
 ];
 
-/// The kernels of the narrowest width that a head fits into.
+/// Returns the kernels of the narrowest width that fits a head.
 pub(super) fn kernels(dtype: DType, head_dim: usize) -> Result<&'static Kernels> {
     let all: &'static [Kernels] = match dtype {
         DType::F32 => &F32,
@@ -164,7 +165,7 @@ pub(super) fn kernels(dtype: DType, head_dim: usize) -> Result<&'static Kernels>
     all.iter().find(|kernels| head_dim <= kernels.width).ok_or_else(|| too_wide(head_dim))
 }
 
-/// The error of a head that no kernel has registers for.
+/// Creates the error for a head that no kernel has registers for.
 pub(super) fn too_wide(head_dim: usize) -> KernelError {
     KernelError::invalid(
         "attention",

@@ -1,7 +1,7 @@
-//! Attention over a forest, and over a cache: which kernel, over which tiles.
+//! Attention over a forest and over a cache: choice of kernels and tiles.
 //!
-//! bf16 goes through tensor cores, f32 does not. Kernels are compiled for a *width*, which heads are padded to: each is a source of
-//! its own, so that a run compiles what it needs.
+//! bf16 uses tensor cores, f32 does not. Kernels are compiled for a *width* that heads are padded
+//! to. Each width is a source of its own, so that a run compiles only what it needs.
 
 mod decode;
 mod kernels;
@@ -15,10 +15,10 @@ use tables::Entry;
 
 use super::driver::{Arg, Grid};
 use super::{Cuda, args, by_type};
-use crate::ops::AttentionShape;
+use crate::ops::{Attention, AttentionBackward, AttentionShape};
 use crate::{Forest, Result, View, ViewMut};
 
-/// What every kernel is told about heads and scores.
+/// Common arguments of attention kernels.
 struct Call<'a> {
     cuda: &'a Cuda,
     forest: &'a Forest,
@@ -26,7 +26,7 @@ struct Call<'a> {
     kernels: &'static Kernels,
     /// Heads that share keys and a tile.
     pack: usize,
-    /// [`NO_WINDOW`] where every query sees all of its path.
+    /// [`NO_WINDOW`] if every query sees its whole path.
     window: u32,
 }
 
@@ -38,7 +38,8 @@ impl<'a> Call<'a> {
         Ok(Self { cuda, forest, shape, kernels, pack: pack(shape, 16), window })
     }
 
-    /// A kernel's tiles of queries: their table, and a grid of a block for each of them and each pack.
+    /// Returns the table of a kernel's tiles of queries, and a grid with one block per tile and
+    /// pack.
     fn query_tiles(&self, kernel: &Kernel) -> Result<(u64, Grid)> {
         let (count, entries) = tables::query_tiles(self.forest, kernel.rows / self.pack);
         let blocks = [count, self.shape.heads / self.pack, 1];
@@ -46,14 +47,14 @@ impl<'a> Call<'a> {
         Ok((self.cuda.table::<Entry>(&entries)?, grid))
     }
 
-    /// The same of keys: a block for each and each key/value head.
+    /// Returns the table of tiles of keys, and a grid with one block per tile and key/value head.
     fn key_tiles(&self) -> Result<(u64, Grid)> {
         let (count, entries) = tables::key_tiles(self.forest, self.kernels.keys, self.window);
         let blocks = [count, self.shape.kv_heads, 1];
         Ok((self.cuda.table::<Entry>(&entries)?, Grid::of(blocks, kernels::THREADS)))
     }
 
-    /// Puts a kernel into the stream, with what all of them end in behind its own arguments.
+    /// Launches a kernel with its own arguments, followed by the common ones.
     ///
     /// # Safety
     /// As [`Cuda::launch`].
@@ -66,7 +67,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The most heads of one group, up to `limit`, that all packs can have as many of.
+/// Returns the most heads of a group, up to `limit`, that divide the group evenly.
 fn pack(shape: &AttentionShape, limit: usize) -> usize {
     let group = shape.heads / shape.kv_heads;
     (1..=limit).rev().find(|&heads| group.is_multiple_of(heads)).unwrap_or(1)
@@ -76,16 +77,8 @@ fn stride(view: &View) -> i32 {
     view.stride() as i32
 }
 
-pub(crate) fn forward(
-    cuda: &Cuda,
-    q: View,
-    k: View,
-    v: View,
-    forest: &Forest,
-    shape: &AttentionShape,
-    out: ViewMut,
-    log_sum_exp: ViewMut,
-) -> Result<()> {
+pub(crate) fn forward(cuda: &Cuda, operands: Attention) -> Result<()> {
+    let Attention { q, k, v, forest, shape, out, log_sum_exp } = operands;
     let call = Call::new(cuda, q, forest, shape)?;
     let kernel = &call.kernels.forward;
     let (tiles, grid) = call.query_tiles(kernel)?;
@@ -103,25 +96,13 @@ pub(crate) fn forward(
         log_sum_exp,
         stride(&log_sum_exp)
     ];
-    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked; tiles are of their rows.
+    // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked;
+    // tiles are of their rows.
     unsafe { call.launch(kernel, grid, args) }
 }
 
-pub(crate) fn backward(
-    cuda: &Cuda,
-    q: View,
-    k: View,
-    v: View,
-    out: View,
-    log_sum_exp: View,
-    d_out: View,
-    forest: &Forest,
-    shape: &AttentionShape,
-    dq: ViewMut,
-    dk: ViewMut,
-    dv: ViewMut,
-    scratch: ViewMut,
-) -> Result<()> {
+pub(crate) fn backward(cuda: &Cuda, operands: AttentionBackward, scratch: ViewMut) -> Result<()> {
+    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv } = operands;
     let call = Call::new(cuda, q, forest, shape)?;
     let (delta, dq, dk, dv) = (scratch.view(), dq.view(), dk.view(), dv.view());
     sums_of_rows(cuda, out, d_out, shape, delta)?;
@@ -160,10 +141,10 @@ pub(crate) fn backward(
     Ok(())
 }
 
-/// `Σ out · d_out` of each row and head.
+/// Computes `Σ out · d_out` per row and head.
 fn sums_of_rows(cuda: &Cuda, out: View, d_out: View, shape: &AttentionShape, delta: View) -> Result<()> {
     const THREADS: usize = 256;
-    // A lane has four numbers at a time.
+    // A lane reads four numbers at a time.
     let lanes = shape.head_dim.div_ceil(4).next_power_of_two().min(32);
     let (tokens, heads, head_dim) = (out.rows() as i32, shape.heads as i32, shape.head_dim as i32);
     let args = args![out, stride(&out), d_out, stride(&d_out), delta, tokens, heads, head_dim, lanes as i32];

@@ -1,15 +1,15 @@
-//! What a forest is to kernels: tiles of queries or keys, and where the rows of the other side lie.
+//! Tables of attention kernels: tiles of queries or keys, and the rows of the other side.
 //!
-//! A table is in words of four: tiles first, those that take longest before others, then *pieces*. A piece says of the numbers
-//! below its first word, and of no piece before it, which row and which position each has: the number plus the second, or the third,
-//! word, modulo 2³².
+//! An entry is four words. Tiles come first, longest work first, then *pieces*. A piece covers the
+//! numbers below its first word that no earlier piece covers: the row of a number is the number
+//! plus the second word, its position the number plus the third, modulo 2³².
 
 use crate::{Forest, Segment};
 
 /// A tile or a piece.
 pub(super) type Entry = [u32; 4];
 
-/// One after another from number `start` on; `start` is moved on.
+/// Creates a piece of `len` numbers from `start` on, and advances `start`.
 fn piece(start: &mut u32, len: u32, row: u32, position: u32) -> Entry {
     let entry = [*start + len, row.wrapping_sub(*start), position.wrapping_sub(*start), 0];
     *start += len;
@@ -20,8 +20,9 @@ fn len(segment: &Segment) -> u32 {
     segment.range.end - segment.range.start
 }
 
-/// Tiles of at most `size` queries of one segment: the first row, how many, the first one's position, and which entry is the
-/// first piece of the path from the root to their segment. Keys are numbered by their position on it.
+/// Returns tiles of at most `size` queries of one segment: first row, length, first position, and
+/// the entry of the first piece of the path from the root. Keys are numbered by their position on
+/// the path.
 pub(super) fn query_tiles(forest: &Forest, size: usize) -> (usize, Vec<Entry>) {
     let size = size as u32;
     let mut pieces = Vec::with_capacity(2 * forest.segments.len());
@@ -46,7 +47,7 @@ pub(super) fn query_tiles(forest: &Forest, size: usize) -> (usize, Vec<Entry>) {
     (count, tiles)
 }
 
-/// The segments below each, in order.
+/// Returns the descendants of each segment, in order.
 fn descendants(forest: &Forest) -> Vec<Vec<u32>> {
     let mut below = vec![Vec::new(); forest.segments.len()];
     for index in 0..forest.segments.len() {
@@ -59,9 +60,10 @@ fn descendants(forest: &Forest) -> Vec<Vec<u32>> {
     below
 }
 
-/// Tiles of at most `size` keys of one segment, two entries each: the first row, how many, the first one's position, and the first
-/// piece of the queries that see some of them; then how many such queries there are. These are numbered from the tile's first
-/// row on to the end of its segment, and on through the segments below it.
+/// Returns tiles of at most `size` keys of one segment, in two entries: first row, length, first
+/// position, and the first piece of the queries that see some of the keys; then the number of those
+/// queries. They are numbered from the tile's first row to the end of its segment, and on through
+/// its descendants.
 pub(super) fn key_tiles(forest: &Forest, size: usize, window: u32) -> (usize, Vec<Entry>) {
     let size = size as u32;
     let below = descendants(forest);

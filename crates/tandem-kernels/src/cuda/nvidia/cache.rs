@@ -1,6 +1,6 @@
-//! Compiled kernels on disk: a machine compiles a file once for each compiler and kind of GPU.
+//! Disk cache of compiled kernels: a machine compiles a file once per compiler and kind of GPU.
 //!
-//! What cannot be read, is damaged or cannot be written is compiled anew: a cache is never the reason why something fails.
+//! A file that is unreadable or damaged is compiled anew; a cache never causes a failure.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,10 +12,10 @@ use super::compiler::Compiler;
 use crate::cuda::HEADERS;
 use crate::cuda::driver::Source;
 
-/// What a file of the cache begins with, before the checksum of the rest.
+/// Start of a cache file, before the checksum of the rest.
 const MAGIC: &[u8; 8] = b"tandemk1";
 
-/// A folder of compiled kernels, if there is a place for one.
+/// Directory of compiled kernels, if there is one.
 pub(super) struct Cache {
     folder: Option<PathBuf>,
 }
@@ -42,18 +42,18 @@ impl Key {
 }
 
 impl Cache {
-    /// Where the environment says: `TANDEM_CACHE`, else the user's folder for such things.
+    /// Uses `TANDEM_CACHE`, else the user's cache directory.
     pub(super) fn of_environment() -> Self {
         Self { folder: folder(|name| std::env::var_os(name).filter(|value| !value.is_empty())) }
     }
 
-    /// In a folder of its own.
+    /// Uses a given directory.
     #[cfg(test)]
     pub(super) fn at(folder: &Path) -> Self {
         Self { folder: Some(folder.to_owned()) }
     }
 
-    /// Of a machine that has no place for it.
+    /// Disables the cache.
     #[cfg(test)]
     pub(super) fn none() -> Self {
         Self { folder: None }
@@ -64,21 +64,21 @@ impl Cache {
         Some(self.folder.as_ref()?.join(format!("{stem}-{}", &key.0.to_hex()[..32])))
     }
 
-    /// What was put there under that key, if it is whole.
+    /// Returns the intact image of a key.
     pub(super) fn get(&self, source: &Source, key: Key) -> Option<Vec<u8>> {
         let content = fs::read(self.path(source, key)?).ok()?;
         let (checksum, image) = content.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
         (blake3::hash(image) == *checksum).then(|| image.to_vec())
     }
 
-    /// Keeps it, if that can be.
+    /// Stores an image, if possible.
     pub(super) fn put(&self, source: &Source, key: Key, image: &[u8]) {
         let Some(path) = self.path(source, key) else { return };
         let _ = write(&path, image);
     }
 }
 
-/// Under another name first: other processes may read meanwhile, or write the same.
+/// Writes and renames: other processes may read or write the same file.
 fn write(path: &Path, image: &[u8]) -> std::io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! NVRTC, which compiles kernels where they run, for the GPU that is there. It needs no GPU itself.
+//! NVRTC, which compiles kernels at run time for the present GPU. It needs no GPU itself.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -20,11 +20,11 @@ const COMPILATION: c_int = 6;
 /// `NVRTC_ERROR_BUILTIN_OPERATION_FAILURE`.
 const BUILTIN_OPERATION_FAILURE: c_int = 7;
 
-/// The oldest version that is used: from here on it makes code of GPUs, and names its file after its major version.
+/// Oldest supported version: the first that produces GPU code and names its file by major version.
 const OLDEST: (u32, u32) = (11, 2);
 
 functions! {
-    /// NVRTC, as `nvrtc.h` has it since CUDA 11.2.
+    /// Functions of NVRTC, as in `nvrtc.h` since CUDA 11.2.
     pub(super) struct NvrtcFunctions {
         version = c"nvrtcVersion" (*mut c_int, *mut c_int) -> c_int;
         error_string = c"nvrtcGetErrorString" (c_int) -> *const c_char;
@@ -43,27 +43,27 @@ functions! {
     }
 }
 
-/// NVRTC, open.
+/// An open NVRTC.
 pub struct Compiler {
     nvrtc: NvrtcFunctions,
     version: (u32, u32),
-    /// Compute capabilities that it makes code for, as 80 for 8.0.
+    /// Supported compute capabilities, as 80 for 8.0.
     architectures: Vec<u32>,
 }
 
-/// What became of a file of kernels.
+/// Result of compiling a file of kernels.
 pub struct Compiled {
-    /// Code of a GPU, or of every GPU from one on (PTX).
+    /// GPU code, or PTX.
     pub image: Vec<u8>,
-    /// What the compiler says.
+    /// The compiler's log.
     pub log: String,
 }
 
 impl Compiler {
-    /// Opens NVRTC: the file at `path`, or the latest that is found.
+    /// Opens NVRTC: the file at `path`, or the latest found.
     ///
     /// # Errors
-    /// If there is none, or only older ones than 11.2.
+    /// If there is none, or only versions before 11.2.
     pub fn open(path: Option<&Path>) -> Result<Self> {
         match path {
             None => Self::new(libraries::nvrtc(c_int::MAX)?),
@@ -76,7 +76,7 @@ impl Compiler {
 
     pub(super) fn new(nvrtc: NvrtcFunctions) -> Result<Self> {
         let (mut major, mut minor, mut count) = (0, 0, 0);
-        // SAFETY: the numbers are written to where they are, the list to a place of as many as it has.
+        // SAFETY: the numbers and the list have room for the results.
         let architectures = unsafe {
             check(&nvrtc, "asking NVRTC for its version", (nvrtc.version)(&raw mut major, &raw mut minor))?;
             let what = "asking NVRTC for GPUs";
@@ -96,20 +96,20 @@ impl Compiler {
         Ok(Self { nvrtc, version, architectures })
     }
 
-    /// Major and minor.
+    /// Returns major and minor version.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
 
-    /// What to compile for a GPU of such a compute capability: its own code with all that it has, else code of an earlier one of
-    /// its generation, which it runs too, else PTX, which its driver compiles.
+    /// Selects the target for a compute capability: its own code with all features, else code of an
+    /// earlier GPU of its generation, else PTX, which its driver compiles.
     ///
     /// # Errors
-    /// If NVRTC knows GPUs that are all later.
+    /// If NVRTC supports later GPUs only.
     pub fn target(&self, (major, minor): (u32, u32)) -> Result<String> {
         let own = 10 * major + minor;
         if (major, minor) == (9, 0) && self.version >= (12, 0) && self.architectures.contains(&own) {
-            // What is Hopper's alone.
+            // Features of Hopper alone.
             return Ok("sm_90a".to_owned());
         }
         let known = || self.architectures.iter().copied();
@@ -123,7 +123,7 @@ impl Compiler {
         })
     }
 
-    /// What a file is compiled with.
+    /// Returns the compiler options of a file.
     pub fn options(source: &Source, target: &str) -> Vec<String> {
         let fused = if source.fused { "true" } else { "false" };
         vec![
@@ -135,9 +135,6 @@ impl Compiler {
     }
 
     /// Compiles a file, which may include [`HEADERS`], for `sm_XY` or `compute_XY`.
-    ///
-    /// # Errors
-    /// If it does not compile: the compiler's words.
     pub fn compile(&self, source: &Source, target: &str, more_options: &[&str]) -> Result<Compiled> {
         let options: Vec<String> = Self::options(source, target)
             .into_iter()
@@ -146,7 +143,7 @@ impl Compiler {
         let program = Unit::new(&self.nvrtc, source)?;
         let options: Vec<CString> = options.iter().map(|option| c_text(option)).collect();
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program is there, and as many options, which end in zero.
+        // SAFETY: the program exists, with as many null-terminated options.
         let outcome =
             unsafe { (self.nvrtc.compile)(program.program, pointers.len() as c_int, pointers.as_ptr()) };
         let log = program.log();
@@ -177,7 +174,7 @@ impl Compiler {
     }
 }
 
-/// A file that is being compiled.
+/// A file being compiled.
 struct Unit<'a> {
     nvrtc: &'a NvrtcFunctions,
     name: &'static str,
@@ -191,7 +188,7 @@ impl<'a> Unit<'a> {
             HEADERS.iter().map(|header| [header.text, header.name].map(c_text)).collect();
         let [texts, names] = [0, 1].map(|part| headers.iter().map(|h| h[part].as_ptr()).collect::<Vec<_>>());
         let mut program = std::ptr::null_mut();
-        // SAFETY: all texts end in zero, there are as many headers as names of them; NVRTC copies them.
+        // SAFETY: all texts are null-terminated, with as many headers as names; NVRTC copies them.
         let outcome = unsafe {
             (nvrtc.create)(
                 &raw mut program,
@@ -211,14 +208,14 @@ impl<'a> Unit<'a> {
         CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Something that NVRTC has made: how long it is, and itself.
+    /// Reads an output of NVRTC by its length and content functions.
     fn output(
         &self,
         size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
         content: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
     ) -> Result<Vec<u8>> {
         let mut len = 0;
-        // SAFETY: the program is there; the number is written to where it is, and the content to a place of that length.
+        // SAFETY: the program exists; number and content have room for the results.
         unsafe {
             check(self.nvrtc, self.name, size(self.program, &raw mut len))?;
             let mut bytes = vec![0u8; len];
@@ -230,14 +227,14 @@ impl<'a> Unit<'a> {
 
 impl Drop for Unit<'_> {
     fn drop(&mut self) {
-        // SAFETY: the program was made in `new`, and is not used any more.
+        // SAFETY: the program was made in `new` and is not used afterwards.
         unsafe {
             (self.nvrtc.destroy)(&raw mut self.program);
         }
     }
 }
 
-/// Our own texts, none of which has a zero.
+/// Converts a text of this crate, which contains no zero.
 fn c_text(text: &str) -> CString {
     CString::new(text).expect("a text without a zero byte")
 }
@@ -247,6 +244,6 @@ fn check(nvrtc: &NvrtcFunctions, what: &str, outcome: c_int) -> Result<()> {
 }
 
 fn error_words(nvrtc: &NvrtcFunctions, outcome: c_int) -> String {
-    // SAFETY: the texts of result codes are there for ever.
+    // SAFETY: the texts of result codes are static.
     unsafe { text((nvrtc.error_string)(outcome)) }
 }

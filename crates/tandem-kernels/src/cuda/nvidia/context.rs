@@ -1,7 +1,7 @@
-//! A GPU that this process has opened, and what its driver answers.
+//! The context of an opened GPU, and error handling of its driver.
 //!
-//! CUDA keeps for each thread which GPU its calls are about. Threads come and go, and other libraries set it too, so every call
-//! says it again: that costs less than a launch's hundredth part.
+//! CUDA keeps the current GPU per thread. Threads come and go, and other libraries set it too, so
+//! every call sets it again: that costs less than a hundredth of a launch.
 
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::cuda::driver::Properties;
 use crate::cuda::failed;
 use crate::{KernelError, Result};
 
-/// CUDA's driver, initialised.
+/// The initialised CUDA driver.
 #[derive(Clone)]
 pub(super) struct Cuda(pub(super) Arc<DriverFunctions>);
 
-/// Why there is nothing to compute with.
+/// Message if there is no GPU.
 pub(super) const NO_GPU: &str = "NVIDIA's driver finds no GPU: there is none in this machine, CUDA_VISIBLE_DEVICES hides it, or \
                                  the container was not given it";
 
 impl Cuda {
-    /// Initialises the driver. It may be too old, or see no GPU.
+    /// Initialises the driver, which may be too old or see no GPU.
     pub(super) fn start(functions: Arc<DriverFunctions>) -> Result<Self> {
         let this = Self(functions);
         let version = this.version()?;
@@ -54,7 +54,7 @@ impl Cuda {
         Ok(this)
     }
 
-    /// The latest CUDA that the driver is made for, as 12080 for 12.8.
+    /// Returns the latest CUDA version that the driver supports, as 12080 for 12.8.
     pub(super) fn version(&self) -> Result<c_int> {
         let mut version = 0;
         // SAFETY: the version is written to where it is.
@@ -62,7 +62,7 @@ impl Cuda {
         Ok(version)
     }
 
-    /// GPUs that this process may use.
+    /// Returns the number of GPUs that this process may use.
     pub(super) fn count(&self) -> Result<usize> {
         let mut count = 0;
         // SAFETY: the number is written to where it is.
@@ -70,7 +70,7 @@ impl Cuda {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// One of them.
+    /// Returns a GPU's handle.
     pub(super) fn handle(&self, ordinal: usize) -> Result<DeviceHandle> {
         let mut handle = 0;
         // SAFETY: the handle is written to where it is.
@@ -79,7 +79,7 @@ impl Cuda {
         Ok(handle)
     }
 
-    /// A number that says what a GPU is or can do.
+    /// Returns an attribute of a GPU.
     pub(super) fn attribute(&self, device: DeviceHandle, attribute: c_int) -> Result<usize> {
         let mut value = 0;
         // SAFETY: the number is written to where it is.
@@ -88,12 +88,13 @@ impl Cuda {
         Ok(usize::try_from(value).unwrap_or(0))
     }
 
-    /// What a GPU is.
+    /// Returns a GPU's properties.
     pub(super) fn properties(&self, ordinal: usize) -> Result<Properties> {
         let device = self.handle(ordinal)?;
         let mut name: [c_char; 256] = [0; 256];
         let mut total_memory = 0;
-        // SAFETY: a text is written that is no longer than its place and ends in zero, and a number to where it is.
+        // SAFETY: a text is written that is no longer than its place and ends in zero, and a number
+        // to where it is.
         let name = unsafe {
             self.check(
                 "asking for a GPU's name",
@@ -117,12 +118,12 @@ impl Cuda {
         })
     }
 
-    /// What the driver answered, as an error if it is one.
+    /// Converts a result code to an error.
     pub(super) fn check(&self, what: &str, outcome: c_int) -> Result<()> {
         if outcome == CUDA_SUCCESS { Ok(()) } else { Err(failed(what, self.words(outcome))) }
     }
 
-    /// What a result means, in the driver's words.
+    /// Returns the driver's name and text of a result code.
     fn words(&self, outcome: c_int) -> String {
         let (mut name, mut meaning) = (std::ptr::null(), std::ptr::null());
         // SAFETY: the places of texts that are there for ever are written, or nulls.
@@ -139,12 +140,12 @@ impl Cuda {
     }
 }
 
-/// 12080 as 12.8.
+/// Formats 12080 as 12.8.
 pub(super) fn version_text(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// A GPU that is open, until the last of its memory is given back.
+/// An opened GPU; it lives until the last of its memory is freed.
 pub(super) struct Context {
     pub(super) cuda: Cuda,
     pub(super) device: DeviceHandle,
@@ -153,7 +154,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Opens the context of a GPU that all libraries of the process share.
+    /// Opens the GPU's primary context, which all libraries of the process share.
     pub(super) fn open(cuda: &Cuda, ordinal: usize) -> Result<Arc<Self>> {
         let (device, properties) = (cuda.handle(ordinal)?, cuda.properties(ordinal)?);
         let mut context = 0;
@@ -163,19 +164,19 @@ impl Context {
         Ok(Arc::new(Self { cuda: cuda.clone(), device, properties, context }))
     }
 
-    /// From here on this thread's calls are about this GPU.
+    /// Makes the GPU current on this thread.
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: the context is open.
         let outcome = unsafe { (self.cuda.0.set_context)(self.context) };
         self.cuda.check("choosing a GPU", outcome)
     }
 
-    /// Calls the driver about this GPU.
+    /// Calls the driver with this GPU current.
     pub(super) fn call(&self, what: &str, call: impl FnOnce(&DriverFunctions) -> c_int) -> Result<()> {
         self.call_for(None, what, call)
     }
 
-    /// [`Self::call`] for memory. If there is none, it says how much was wanted.
+    /// [`Self::call`] for an allocation; out of memory reports the wanted size.
     pub(super) fn allocate(
         &self,
         bytes: usize,
@@ -198,7 +199,7 @@ impl Context {
         }
     }
 
-    /// That the GPU has no more memory: kernels' code, streams and launches take some too.
+    /// Creates the out-of-memory error; kernel code, streams and launches can exhaust memory too.
     pub(super) fn full(&self, wanted: Option<usize>, what: &str) -> KernelError {
         let Properties { ordinal, name, .. } = &self.properties;
         match self.memory() {
@@ -210,7 +211,7 @@ impl Context {
         }
     }
 
-    /// Bytes that are free, and all.
+    /// Returns free and total bytes.
     pub(super) fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
         self.enter()?;
@@ -220,8 +221,8 @@ impl Context {
         Ok((free, total))
     }
 
-    /// Waits for everything that the GPU has to do. What fails there is told to whoever waits for it; here it only matters that
-    /// nothing runs any more.
+    /// Waits for all work of the GPU. Errors go to the callers that wait for their work; here it
+    /// only matters that nothing runs.
     pub(super) fn settle(&self) {
         // SAFETY: takes nothing.
         let _ = self.call("waiting for a GPU", |cuda| unsafe { (cuda.synchronize_context)() });
@@ -230,7 +231,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it was opened once, and nobody has it any more.
+        // SAFETY: it was opened once, and this is its last use.
         unsafe {
             (self.cuda.0.release_context)(self.device);
         }

@@ -1,4 +1,4 @@
-//! Which GPUs there are, and opening one.
+//! Listing and opening NVIDIA GPUs.
 
 use std::sync::Arc;
 
@@ -15,13 +15,14 @@ use crate::Result;
 use crate::cuda::driver::{Drivers, Properties};
 use crate::cuda::failed;
 
-/// The oldest GPUs that are used, Ampere's: earlier ones do not multiply bf16.
+/// Oldest supported compute capability, Ampere: earlier GPUs do not multiply bf16.
 const OLDEST: (u32, u32) = (8, 0);
 
-/// What each GPU is that this process may use, in the order of their numbers.
+/// Lists the GPUs that this process may use, in the order of their numbers.
 ///
 /// # Errors
-/// If there is none, none can be used, or a library is missing: which, and who has it.
+/// If there is no usable GPU, or a library is missing: the message says which, and where it comes
+/// from.
 pub fn list() -> Result<Vec<Properties>> {
     let cuda = libraries::driver()?;
     let all = list_of(&cuda)?;
@@ -31,22 +32,22 @@ pub fn list() -> Result<Vec<Properties>> {
     Ok(all)
 }
 
-/// [`list`], with a driver that is there.
+/// [`list`] with an open driver.
 pub(super) fn list_of(cuda: &Cuda) -> Result<Vec<Properties>> {
     let all = (0..cuda.count()?).map(|ordinal| cuda.properties(ordinal)).collect::<Result<Vec<_>>>()?;
     let refused = all.iter().map(|gpu| look(cuda, gpu).err()).collect::<Option<Vec<_>>>();
     match refused.map(|refused| refused.into_iter().next()) {
-        // There is one that can be used.
+        // At least one is usable.
         None => Ok(all),
         Some(None) => Err(failed("CUDA", NO_GPU)),
         Some(Some(first)) => Err(first),
     }
 }
 
-/// Opens the GPU of that number among those that this process may use.
+/// Opens the GPU of that number.
 ///
 /// # Errors
-/// If a library is missing or too old: which, and who has it. If there is no such GPU, or it is older than Ampere.
+/// If a library is missing or too old, or the GPU does not exist or is older than Ampere.
 pub fn open(ordinal: usize) -> Result<Drivers> {
     let cuda = libraries::driver()?;
     let major = cuda.version()? / 1000;
@@ -55,7 +56,7 @@ pub fn open(ordinal: usize) -> Result<Drivers> {
     open_with(&cuda, ordinal, nvrtc, blas, Cache::of_environment())
 }
 
-/// Opens a GPU with libraries that are there.
+/// Opens a GPU with open libraries.
 pub(super) fn open_with(
     cuda: &Cuda,
     ordinal: usize,
@@ -70,7 +71,7 @@ pub(super) fn open_with(
     Ok(Arc::new(Nvidia::new(context, modules, blas)?))
 }
 
-/// Looks whether there is such a GPU, and whether it can be used.
+/// Checks that the GPU exists and is supported.
 fn find(cuda: &Cuda, ordinal: usize) -> Result<()> {
     let count = cuda.count()?;
     let missing = |reason: String| Err(failed(format!("GPU {ordinal}"), reason));
@@ -85,7 +86,7 @@ fn find(cuda: &Cuda, ordinal: usize) -> Result<()> {
     look(cuda, &cuda.properties(ordinal)?)
 }
 
-/// Looks whether a GPU can be used.
+/// Checks that a GPU is supported.
 fn look(cuda: &Cuda, gpu: &Properties) -> Result<()> {
     let Properties { ordinal, name, capability, .. } = gpu;
     let refused = |reason: String| Err(failed(format!("GPU {ordinal}"), reason));

@@ -1,4 +1,4 @@
-//! CUDA as the back end asks for it, by NVIDIA's libraries.
+//! [`Driver`] on NVIDIA's libraries.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use super::raw::{Copy2D, EVENT_DEFAULT, EVENT_WAIT_DEFAULT, Opaque, STREAM_NON_B
 use crate::Result;
 use crate::cuda::driver::{Arg, Driver, Event, Function, Grid, Matmul, Properties, Region, Source, Stream};
 
-/// What a kernel can be launched with at most; CUDA allows more, and nobody needs them.
+/// Most arguments of a kernel; CUDA allows more.
 const MAX_ARGUMENTS: usize = 64;
 
-/// One GPU of NVIDIA's, driven by its libraries.
+/// An NVIDIA GPU.
 pub(super) struct Nvidia {
-    // In this order they are dropped: the context last.
+    // Fields drop in this order: the context last.
     blas: Blas,
     modules: Modules,
     seams: Arc<Seams>,
-    /// The longest step from row to row that a copy of rows may make, in bytes.
+    /// Longest row pitch of a 2D copy, in bytes.
     max_pitch: usize,
     versions: String,
     context: Arc<Context>,
@@ -36,24 +36,24 @@ impl Nvidia {
         Ok(Self { blas, modules, seams: Arc::default(), max_pitch, versions, context })
     }
 
-    /// Puts a copy into a stream, in parts where pieces of pinned memory meet.
+    /// Copies in parts, split where registered pieces of pinned memory meet.
     fn copy_parts(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
         for (offset, len) in self.seams.parts(from, to, bytes) {
             let (from, to) = (from + offset as u64, to + offset as u64);
-            // SAFETY: who asked for the copy promised that both are there.
+            // SAFETY: the caller of the copy promised both ranges.
             self.context.call("copying", |cuda| unsafe { (cuda.copy)(to, from, len, stream.0) })?;
         }
         Ok(())
     }
 
-    /// Whether a copy of rows can be one call.
+    /// Returns whether a copy of rows can be one call.
     fn is_plain(&self, start: u64, pitch: usize, rows: usize, bytes: usize) -> bool {
         let all = (rows - 1).saturating_mul(pitch).saturating_add(bytes);
         pitch >= bytes && pitch <= self.max_pitch && !self.seams.cross(start, all)
     }
 }
 
-// SAFETY: every function hands what it is given to the library's function that does what the trait says.
+// SAFETY: every function passes its arguments to the library's function of the same contract.
 unsafe impl Driver for Nvidia {
     fn properties(&self) -> &Properties {
         &self.context.properties
@@ -85,7 +85,7 @@ unsafe impl Driver for Nvidia {
     }
 
     fn end_stream(&self, stream: Stream) {
-        // Its failures were told to whoever waited for it.
+        // Its errors were reported to the threads that waited for it.
         let _ = self.synchronize(stream);
         self.blas.end_stream(stream);
         // SAFETY: the stream was made by `new_stream`, and ends once.
@@ -185,7 +185,8 @@ unsafe impl Driver for Nvidia {
         let [x, y, z] = grid.blocks;
         let shared = grid.shared as u32;
         let none = std::ptr::null_mut();
-        // SAFETY: the caller's promise; arguments lie as long as the call lasts, and their first bytes are what counts of them.
+        // SAFETY: the caller's promise; arguments live during the call, and their first bytes are
+        // the value.
         self.context.call("launching a kernel", |cuda| unsafe {
             let arguments = pointers.as_mut_ptr();
             (cuda.launch)(function.0, x, y, z, grid.threads, 1, 1, shared, stream.0, arguments, none)
@@ -199,7 +200,7 @@ unsafe impl Driver for Nvidia {
 }
 
 const _: () = {
-    // Arguments are passed by where their bits lie, of which the first bytes count.
+    // Arguments are passed by address, and their first bytes count.
     assert!(cfg!(target_endian = "little"));
     assert!(size_of::<Opaque>() == 8 && size_of::<c_int>() == 4);
 };

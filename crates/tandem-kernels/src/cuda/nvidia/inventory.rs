@@ -1,4 +1,4 @@
-//! What this machine has of NVIDIA's libraries, whether or not it has a GPU.
+//! Inventory of NVIDIA's libraries on this machine, with or without a GPU.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -12,28 +12,29 @@ use super::nvml::Nvml;
 use crate::Result;
 use crate::cuda::failed;
 
-/// Each library as a run would open it: its version and its file, or what is missing and who has it.
+/// Each library as a run would open it: version and file, or what is missing and where it comes
+/// from.
 pub struct Inventory {
-    /// CUDA's driver, `libcuda.so.1`. Its version is that of the latest CUDA that it is made for.
+    /// CUDA's driver, `libcuda.so.1`, with the latest CUDA version that it supports.
     pub driver: Result<Found>,
-    /// NVML, by which GPUs are managed. Its version is the driver's own. Nothing but this inventory and [`super::links()`] needs it.
+    /// NVML, with the driver's version. Only this inventory and [`super::links()`] need it.
     pub nvml: Result<Found>,
-    /// The compiler of kernels, with the part of it that is a library of its own.
+    /// The kernel compiler, with its built-ins library.
     pub nvrtc: Result<Found>,
-    /// What multiplies matrices.
+    /// The GEMM library.
     pub cublaslt: Result<Found>,
 }
 
 impl Inventory {
-    /// Looks for all of them. Where there is no driver, the latest of each counts.
+    /// Looks for all libraries. Without a driver, the latest of each counts.
     pub fn take() -> Self {
         Self::of(&Folders::of_environment())
     }
 
-    /// [`Inventory::take`], of these folders.
+    /// [`Inventory::take`] in given directories.
     pub(super) fn of(folders: &Folders) -> Self {
         let driver = open_driver().and_then(|(library, functions)| {
-            // It tells that without being initialised, which fails where there is no GPU.
+            // Works without initialisation, which fails without a GPU.
             let version = Cuda(Arc::new(functions)).version()?;
             Ok((version, library.found(version_text(version), c"cuDriverGetVersion")))
         });
@@ -49,7 +50,7 @@ impl Inventory {
     }
 }
 
-/// NVRTC is of use only with its builtins, which it opens by itself when it compiles.
+/// NVRTC needs its built-ins, which it opens when it compiles.
 fn nvrtc(library: &Library) -> Result<Found> {
     let (major, minor) = Compiler::new(of_nvrtc(library)?)?.version();
     let found = library.found(format!("{major}.{minor}"), c"nvrtcVersion");

@@ -1,7 +1,8 @@
-//! Finding NVIDIA's libraries, and saying what is missing.
+//! Finding NVIDIA's libraries, and reporting missing ones.
 //!
-//! The driver comes with the kernel's module and lies where the loader looks. NVRTC and cuBLASLt come with a toolkit, or from PyPI,
-//! and may lie anywhere; there may be several versions. One is taken that the driver can run: of its major version or an earlier one.
+//! The driver comes with the kernel module and is in the loader's path. NVRTC and cuBLASLt come
+//! with a toolkit or from PyPI, may be anywhere, and in several versions. The latest that the
+//! driver can run is opened: of its major version or an earlier one.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -16,14 +17,14 @@ use crate::Result;
 use crate::cuda::failed;
 
 const DRIVER: &str = "libcuda.so.1";
-/// Where what belongs to the driver comes from.
+/// Origin of the driver's libraries.
 pub(super) const OF_DRIVER: &str = "comes with NVIDIA's driver for its GPUs: Debian has it in libcuda1 and libnvidia-ml1, Ubuntu in \
                                     libnvidia-compute of the driver's number; a container is given its host's";
 
 /// A library of the toolkit.
 pub(super) struct Wanted {
     what: &'static str,
-    /// File names, latest first, each with the major version of the CUDA that it belongs to; 0 is not known.
+    /// File names, latest first, with the major CUDA version of each; 0 if unknown.
     names: &'static [(&'static str, c_int)],
     pub(super) packages: &'static str,
 }
@@ -43,7 +44,7 @@ pub(super) const BLAS: Wanted = Wanted {
 };
 
 impl Wanted {
-    /// Opens the latest that is not later than the driver's `major` version.
+    /// Opens the latest library up to the driver's `major` version.
     pub(super) fn open(&self, folders: &Folders, major: c_int) -> Result<Library> {
         let names: Vec<&str> =
             self.names.iter().filter(|(_, of)| *of <= major).map(|(name, _)| *name).collect();
@@ -65,7 +66,7 @@ pub(super) fn driver() -> Result<Cuda> {
     Cuda::start(Arc::new(open_driver()?.1))
 }
 
-/// NVIDIA's driver, not yet initialised.
+/// Opens NVIDIA's driver without initialising it.
 pub(super) fn open_driver() -> Result<(Library, DriverFunctions)> {
     let library = Library::open(DRIVER)
         .map_err(|why| failed("CUDA", format!("there is no {DRIVER}, which {OF_DRIVER} ({why})")))?;
@@ -78,33 +79,33 @@ pub(super) fn open_driver() -> Result<(Library, DriverFunctions)> {
     Ok((library, functions))
 }
 
-/// Opens NVRTC, of a driver's major version at most.
+/// Opens NVRTC, up to the driver's major version.
 pub(super) fn nvrtc(major: c_int) -> Result<NvrtcFunctions> {
     of_nvrtc(&NVRTC.open(&Folders::of_environment(), major)?)
 }
 
-/// The functions of an open NVRTC, which finds the part of it that it opens by itself.
+/// Looks up the functions of NVRTC, and opens its built-ins.
 pub(super) fn of_nvrtc(library: &Library) -> Result<NvrtcFunctions> {
     let functions = NvrtcFunctions::of(library)
         .map_err(|why| failed(NVRTC.what, format!("older than 11.2: {why}; {}", NVRTC.packages)))?;
-    // The loader need not know the folder: what is open already is found by its name.
+    // The directory may be unknown to the loader; an open library is found by name.
     let folder = library.file_of(c"nvrtcVersion").and_then(|file| Some(file.parent()?.to_owned()));
     let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
     for entry in entries.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.") {
-            // Its own absence is told when something is compiled.
+            // A missing file is reported at compilation.
             let _ = Library::open(&entry.path().to_string_lossy());
         }
     }
     Ok(functions)
 }
 
-/// Opens cuBLASLt, of a driver's major version at most.
+/// Opens cuBLASLt, up to the driver's major version.
 pub(super) fn blas(major: c_int) -> Result<BlasFunctions> {
     of_blas(&BLAS.open(&Folders::of_environment(), major)?)
 }
 
-/// The functions of an open cuBLASLt.
+/// Looks up the functions of cuBLASLt.
 pub(super) fn of_blas(library: &Library) -> Result<BlasFunctions> {
     BlasFunctions::of(library)
         .map_err(|why| failed(BLAS.what, format!("older than CUDA 11.2: {why}; {}", BLAS.packages)))

@@ -1,4 +1,4 @@
-//! What joins the GPUs of this machine.
+//! Connections between the GPUs of this machine.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -8,39 +8,37 @@ use super::nvml::Nvml;
 use super::raw::DeviceHandle;
 use crate::Result;
 
-/// How one GPU reaches another.
+/// Connection from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Whether it may read and write the other's memory; else numbers go through the host's.
+    /// True with peer access; else numbers pass through host memory.
     pub access: bool,
-    /// Whether NVLink joins them; else it is the PCIe bus. Nothing, if NVML cannot tell.
+    /// True for NVLink, false for PCIe, `None` if NVML cannot tell.
     pub nvlink: Option<bool>,
 }
 
-/// How each GPU that this process may use reaches each other one, by their numbers. There is none from a GPU to itself.
+/// Connections between the GPUs that this process may use, by number. There is none from a GPU to
+/// itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Links {
-    /// One row for each GPU.
+    /// One row per GPU.
     pub from: Vec<Vec<Option<Link>>>,
-    /// Why NVML does not tell of NVLink, if it does not.
+    /// Reason why NVML does not report NVLink.
     pub unknown: Option<String>,
 }
 
-/// Asks the driver and NVML how the GPUs are joined.
-///
-/// # Errors
-/// If there is no driver, or it fails.
+/// Queries the driver and NVML.
 pub fn links() -> Result<Links> {
     let cuda = libraries::driver()?;
     let all: Vec<usize> = (0..cuda.count()?).collect();
     links_of(&cuda, &all, Nvml::open().map(|(_, nvml)| nvml))
 }
 
-/// [`links`] of these GPUs, with libraries that are there.
+/// [`links`] of these GPUs with open libraries.
 pub(super) fn links_of(cuda: &Cuda, ordinals: &[usize], nvml: Result<Nvml>) -> Result<Links> {
     let devices = ordinals.iter().map(|&ordinal| cuda.handle(ordinal)).collect::<Result<Vec<_>>>()?;
     let places = devices.iter().map(|&device| cuda.place(device)).collect::<Result<Vec<_>>>()?;
-    // Why it cannot be used is told with the libraries.
+    // The inventory reports the reason.
     let mut unknown = nvml.is_err().then(|| "NVML cannot be used".to_owned());
     let mut nvlink = |a: usize, b: usize| {
         let asked = nvml.as_ref().ok()?.is_nvlink([&places[a], &places[b]]);
@@ -63,7 +61,7 @@ pub(super) fn links_of(cuda: &Cuda, ordinals: &[usize], nvml: Result<Nvml>) -> R
 }
 
 impl Cuda {
-    /// Whether kernels of a GPU may read and write another's memory.
+    /// Returns whether a GPU has peer access to another's memory.
     fn can_access(&self, device: DeviceHandle, other: DeviceHandle) -> Result<bool> {
         let mut can = 0;
         // SAFETY: the answer is written to where it is.
@@ -72,7 +70,7 @@ impl Cuda {
         Ok(can != 0)
     }
 
-    /// Where a GPU is on the PCI bus.
+    /// Returns the PCI address of a GPU.
     fn place(&self, device: DeviceHandle) -> Result<CString> {
         let mut place: [c_char; 32] = [0; 32];
         // SAFETY: a text is written that is no longer than its place and ends in zero.

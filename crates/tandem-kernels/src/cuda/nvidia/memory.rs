@@ -1,4 +1,5 @@
-//! Memory of a GPU behind address space that is reserved once: tensors' addresses stay as the arena grows.
+//! GPU memory mapped into address space that is reserved once: addresses of tensors stay as the
+//! arena grows.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,21 +9,21 @@ use super::raw::{AccessDescription, AllocationHandle, AllocationProperties, GRAN
 use crate::Result;
 use crate::cuda::driver::Region;
 
-/// What is put behind a region at least, in bytes: the page of GPUs, and what they advise so far.
+/// Smallest mapping in bytes: the page of GPUs, and their recommendation so far.
 const STEP: usize = 2 << 20;
 
-/// Address space of a GPU, and the memory behind it.
+/// Address space of a GPU and its mapped memory.
 pub(super) struct Memory {
     context: Arc<Context>,
     base: u64,
     reserved: usize,
-    /// What memory comes in.
+    /// Granularity of mappings.
     step: usize,
     mapped: AtomicUsize,
     pieces: Mutex<Vec<Piece>>,
 }
 
-/// Memory that was put behind the region at once.
+/// A mapping.
 struct Piece {
     offset: usize,
     bytes: usize,
@@ -41,13 +42,14 @@ impl Memory {
         let step = granularity.max(STEP);
         let reserved = capacity.max(1).next_multiple_of(step);
         let what = format!("reserving {reserved} bytes of a GPU's address space");
-        // SAFETY: the address is written to where it is; it is given back when the region is dropped.
+        // SAFETY: the address is written to where it is; it is given back when the region is
+        // dropped.
         context.call(&what, |cuda| unsafe { (cuda.reserve_addresses)(&raw mut base, reserved, 0, 0, 0) })?;
         let (mapped, pieces) = (AtomicUsize::new(0), Mutex::default());
         Ok(Self { context: context.clone(), base, reserved, step, mapped, pieces })
     }
 
-    /// Puts new memory behind the range, which has none.
+    /// Maps new memory to the unmapped range.
     fn map(&self, offset: usize, bytes: usize) -> Result<Piece> {
         let (context, properties) = (&self.context, AllocationProperties::of(self.context.device));
         let mut handle = 0;
@@ -79,11 +81,12 @@ impl Memory {
         }
     }
 
-    /// Takes memory away from a range that nothing uses any more.
+    /// Unmaps a range that is no longer used.
     fn unmap(&self, piece: &Piece) {
         let Piece { offset, bytes, handle } = *piece;
         let cuda = &self.context.cuda.0;
-        // SAFETY: the piece was mapped there as a whole, and is given back once. Nothing could be done about a failure.
+        // SAFETY: the piece was mapped there as a whole, and is given back once. Nothing could be
+        // done about a failure.
         unsafe {
             (cuda.unmap_memory)(self.base + offset as u64, bytes);
             (cuda.release_memory)(handle);
@@ -118,7 +121,7 @@ impl Region for Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Work that was put into any stream may still use it.
+        // Pending work may still use it.
         self.context.settle();
         let pieces = std::mem::take(self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner));
         pieces.iter().for_each(|piece| self.unmap(piece));

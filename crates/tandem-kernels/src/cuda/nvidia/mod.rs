@@ -1,11 +1,11 @@
-//! CUDA by NVIDIA's libraries, on a GPU.
+//! CUDA on NVIDIA's libraries.
 //!
-//! Nothing of NVIDIA's is needed to build this or to start: [`open`] looks for the driver (`libcuda.so.1`), NVRTC and cuBLASLt, and says what
-//! is missing and who has it. Kernels are compiled by NVRTC when they are first needed, for the GPU that is there, and kept on
-//! disk (`cache.rs`).
+//! Building and starting need nothing of NVIDIA's. [`open`] looks for the driver (`libcuda.so.1`),
+//! NVRTC and cuBLASLt, and reports what is missing and where it comes from. NVRTC compiles kernels
+//! at first use for the present GPU; `cache.rs` keeps them on disk.
 //!
-//! Every function of the driver is called with this GPU's context as the calling thread's current one. It is the context that other
-//! libraries of the process have too.
+//! Every driver call runs with the GPU's primary context as current, the one that other libraries
+//! of the process use too.
 
 mod blas;
 mod cache;

@@ -1,4 +1,5 @@
-//! Kernels of a GPU: a file is compiled, or taken from the cache, when the first of its kernels is asked for.
+//! Loaded kernels of a GPU: a file is compiled, or read from the cache, when its first kernel is
+//! needed.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
@@ -13,15 +14,15 @@ use crate::Result;
 use crate::cuda::driver::{Function, Source};
 use crate::cuda::failed;
 
-/// Held by whoever looks into the cache and compiles.
+/// Held while a thread uses the cache and compiles.
 static COMPILING: Mutex<()> = Mutex::new(());
 
-/// The files that are loaded.
+/// Loaded files.
 pub(super) struct Modules {
     context: Arc<Context>,
     pub(super) compiler: Compiler,
     cache: Cache,
-    /// What they are compiled for.
+    /// Compilation target.
     target: String,
     /// By the file's name.
     loaded: Mutex<HashMap<&'static str, Opaque>>,
@@ -33,13 +34,14 @@ impl Modules {
         Ok(Self { context: context.clone(), compiler, cache, target, loaded: Mutex::default() })
     }
 
-    /// A kernel by its file and name, which may have all shared memory that the GPU gives to a block.
+    /// Returns a kernel by file and name, allowed to use all shared memory of a block.
     pub(super) fn function(&self, source: &'static Source, name: &str) -> Result<Function> {
         let module = self.module(source)?;
         let text = CString::new(name).map_err(|_| failed(source.name, format!("no kernel {name:?}")))?;
         let (mut function, mut shared) = (0, 0);
         self.context.enter()?;
-        // SAFETY: the module is loaded, the name ends in zero, and the function is written to where it is.
+        // SAFETY: the module is loaded, the name ends in zero, and the function is written to where
+        // it is.
         let outcome =
             unsafe { (self.context.cuda.0.module_function)(&raw mut function, module, text.as_ptr()) };
         if outcome == CUDA_ERROR_NOT_FOUND {
@@ -64,10 +66,10 @@ impl Modules {
             return Ok(module);
         }
         let key = Key::of(source, &self.target, self.compiler.version());
-        // What the driver does not take from the cache is compiled anew, too.
+        // A cached image that the driver rejects is compiled anew, too.
         let known = || self.cache.get(source, key).and_then(|image| self.load(source, image).ok());
-        // Of several GPUs' threads that need a file at the same time one compiles it, which a library of NVIDIA's does one at a
-        // time anyway, and the others find it in the cache.
+        // If threads of several GPUs need a file at once, one compiles it (NVRTC serialises anyway)
+        // and the others find it in the cache.
         let turn = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
         let module = match known() {
             Some(module) => module,
@@ -84,11 +86,12 @@ impl Modules {
 
     fn load(&self, source: &Source, mut image: Vec<u8>) -> Result<Opaque> {
         let what = format!("loading {} for {}", source.name, self.target);
-        // PTX is a text, whose end the driver looks for.
+        // PTX is a null-terminated text.
         image.push(0);
         let mut module = 0;
         self.context.call(&what, |cuda| {
-            // SAFETY: the image is whole, and the module is written to where it is; the driver copies the image.
+            // SAFETY: the image is whole, and the module is written to where it is; the driver
+            // copies the image.
             unsafe { (cuda.load_module)(&raw mut module, image.as_ptr().cast()) }
         })?;
         Ok(module)

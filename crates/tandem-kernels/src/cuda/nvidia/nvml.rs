@@ -1,5 +1,5 @@
-//! NVIDIA's management library, `libnvidia-ml.so.1`, which comes with the driver: the driver's own version, and which GPUs NVLink
-//! joins. Signatures and constants are those of `nvml.h`, in which they have not changed since CUDA 8.
+//! NVML, `libnvidia-ml.so.1`, which comes with the driver: the driver's version, and NVLink
+//! connections. Signatures and constants are those of `nvml.h`, unchanged since CUDA 8.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -54,7 +54,7 @@ impl Nvml {
         Err(failed("initialising NVML", words))
     }
 
-    /// Its version and file: the version is the driver's.
+    /// Returns its version, which is the driver's, and its file.
     pub(super) fn found(&self, library: &Library) -> Result<Found> {
         let mut version: [c_char; 96] = [0; 96];
         // SAFETY: a text is written that is no longer than its place and ends in zero.
@@ -66,7 +66,7 @@ impl Nvml {
         Ok(library.found(version, c"nvmlInit_v2"))
     }
 
-    /// Whether NVLink joins two GPUs, by where they are on the PCI bus, as CUDA names it.
+    /// Returns whether NVLink joins two GPUs, by PCI address as CUDA formats it.
     pub(super) fn is_nvlink(&self, pair: [&CStr; 2]) -> Result<bool> {
         let mut devices = [0; 2];
         for (at, device) in pair.iter().zip(&mut devices) {
@@ -92,7 +92,7 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: it was initialised once. There is nobody to tell that it could not end.
+        // SAFETY: it was initialised once. A failure to shut down concerns no caller.
         unsafe { (self.0.shutdown)() };
     }
 }

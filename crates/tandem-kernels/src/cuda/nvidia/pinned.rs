@@ -1,4 +1,4 @@
-//! Host memory that a GPU reads and writes: address space of the process, of which what is used is registered with the driver.
+//! Pinned host memory: address space of the process, registered with the driver as it is used.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -12,16 +12,16 @@ use crate::cuda::driver::Region;
 use crate::cuda::failed;
 use crate::{KernelError, Result};
 
-/// What is registered at least, in bytes: a huge page.
+/// Smallest registration in bytes: a huge page.
 const STEP: usize = 2 << 20;
 
-/// Where pieces begin that were registered one by one. The driver looks an address up in the piece that it lies in, and need not
-/// take a copy that begins in one and ends in the next: such a copy is made in parts.
+/// Boundaries between registered pieces. The driver may refuse a copy that crosses a boundary, so
+/// it is made in parts.
 #[derive(Default)]
 pub(super) struct Seams(Mutex<BTreeSet<u64>>);
 
 impl Seams {
-    /// The parts, as offset and length, of a copy between two places.
+    /// Splits a copy into parts, as offset and length.
     pub(super) fn parts(&self, from: u64, to: u64, bytes: usize) -> Vec<(usize, usize)> {
         let seams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut cuts = vec![0, bytes];
@@ -33,7 +33,7 @@ impl Seams {
         cuts.windows(2).map(|pair| (pair[0], pair[1] - pair[0])).collect()
     }
 
-    /// Whether there is one inside a range.
+    /// Returns whether a boundary lies inside a range.
     pub(super) fn cross(&self, start: u64, bytes: usize) -> bool {
         let seams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         within(&seams, start, bytes).next().is_some()
@@ -45,18 +45,19 @@ fn within(seams: &BTreeSet<u64>, start: u64, bytes: usize) -> impl Iterator<Item
     seams.range((start + 1).min(end)..end).copied()
 }
 
-/// Address space of the process, and how much of it the GPU may use.
+/// Address space of the process, partly registered with the GPU.
 pub(super) struct Pinned {
     context: Arc<Context>,
     seams: Arc<Seams>,
     base: *mut u8,
     reserved: usize,
     registered: AtomicUsize,
-    /// The ends of what was registered at once.
+    /// Ends of the registered pieces.
     ends: Mutex<Vec<usize>>,
 }
 
-// SAFETY: the mapping lives as long as this; who uses which bytes when is the caller's affair, as with the GPU's memory.
+// SAFETY: the mapping lives as long as this; who uses which bytes when is the caller's affair, as
+// with the GPU's memory.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -87,7 +88,8 @@ impl Pinned {
             let source = std::io::Error::last_os_error();
             return Err(KernelError::System { what: "reserving address space for pinned memory", source });
         }
-        // A page is registered by itself: large ones are faster to register and to copy. Refusal changes nothing else.
+        // Registration is per page: huge pages are faster to register and to copy. A refusal
+        // changes nothing else.
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the mapping made above.
         unsafe {
@@ -160,7 +162,7 @@ impl Region for Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Work that was put into any stream may still use it.
+        // Pending work may still use it.
         self.context.settle();
         let ends = std::mem::take(self.ends.get_mut().unwrap_or_else(PoisonError::into_inner));
         let mut start = 0;
@@ -173,7 +175,8 @@ impl Drop for Pinned {
             seams.remove(&self.address(start));
             start = end;
         }
-        // SAFETY: the mapping was made in `reserve` with this length; all work that could use it is done.
+        // SAFETY: the mapping was made in `reserve` with this length; all work that could use it is
+        // done.
         unsafe {
             libc::munmap(self.base.cast(), self.reserved);
         }

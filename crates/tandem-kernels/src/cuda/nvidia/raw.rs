@@ -1,12 +1,11 @@
-//! The C interface of CUDA's driver, `libcuda.so.1`: types, constants and functions as `cuda.h` has them from CUDA 11.2 to 13.
-//!
-//! Later drivers keep every symbol of earlier ones, so these look the same in all of them.
+//! The C interface of CUDA's driver, `libcuda.so.1`: types, constants and functions as in `cuda.h`
+//! from CUDA 11.2 to 13. Later drivers keep every symbol of earlier ones.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use tandem_dynamic::functions;
 
-/// A pointer of a library's that is only handed back to it: `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`.
+/// An opaque pointer: `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`.
 pub(super) type Opaque = u64;
 /// `CUdeviceptr`.
 pub(super) type DevicePointer = u64;
@@ -17,11 +16,11 @@ pub(super) type DeviceHandle = c_int;
 
 const _: () = assert!(size_of::<*const ()>() == size_of::<Opaque>(), "CUDA is for machines of 64 bits");
 
-/// The oldest CUDA whose driver is used, as `cuDriverGetVersion` writes it: from here on compilers of the same major version make
-/// what a driver runs.
+/// Oldest supported driver, as `cuDriverGetVersion` writes it: from here on drivers run the output
+/// of all compilers of their major version.
 pub(super) const OLDEST: c_int = 11_020;
 
-/// `CUresult`, those that are told apart.
+/// The `CUresult` values that matter here.
 pub(super) mod result {
     use std::ffi::c_int;
 
@@ -32,7 +31,7 @@ pub(super) mod result {
     pub(crate) const CUDA_ERROR_NOT_FOUND: c_int = 500;
 }
 
-/// `CUdevice_attribute`, those that are asked for.
+/// The `CUdevice_attribute` values that are queried.
 pub(super) mod attribute {
     use std::ffi::c_int;
 
@@ -139,7 +138,7 @@ impl Location {
 }
 
 impl AllocationProperties {
-    /// Memory of a device.
+    /// Describes memory of a device.
     pub(super) fn of(device: DeviceHandle) -> Self {
         Self {
             kind: ALLOCATION_TYPE_PINNED,
@@ -155,14 +154,14 @@ impl AllocationProperties {
 }
 
 impl AccessDescription {
-    /// A device may read and write.
+    /// Grants a device read and write access.
     pub(super) fn of(device: DeviceHandle) -> Self {
         Self { location: Location::of(device), flags: ACCESS_FLAGS_PROT_READWRITE }
     }
 }
 
 impl Copy2D {
-    /// `height` rows of `width` bytes; of each side the address, and the bytes from one row to the next.
+    /// Describes a copy of `height` rows of `width` bytes, by address and pitch of each side.
     pub(super) fn of(from: (u64, usize), to: (u64, usize), height: usize, width: usize) -> Self {
         Self {
             from_x: 0,
@@ -186,7 +185,7 @@ impl Copy2D {
 }
 
 functions! {
-    /// CUDA's driver.
+    /// Functions of CUDA's driver.
     pub(super) struct DriverFunctions {
         init = c"cuInit" (c_uint) -> c_int;
         driver_version = c"cuDriverGetVersion" (*mut c_int) -> c_int;

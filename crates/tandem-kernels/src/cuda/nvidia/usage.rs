@@ -1,22 +1,22 @@
-//! What a kernel takes of a multiprocessor, as the assembler tells where it is asked to (`--ptxas-options=-v`).
+//! Resource usage of kernels, from the assembler's log (`--ptxas-options=-v`).
 
-/// What one kernel takes.
+/// Resource usage of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Its name.
     pub kernel: String,
     /// Registers of a thread.
     pub registers: u32,
-    /// Shared memory of a block, in bytes, beside what it is launched with.
+    /// Static shared memory of a block, in bytes.
     pub shared: u32,
     /// Local memory of a thread, in bytes: arrays that do not fit into registers.
     pub stack: u32,
-    /// Bytes that a thread writes to local memory and reads again because registers do not suffice.
+    /// Spilled bytes per thread.
     pub spilled: u32,
 }
 
 impl Usage {
-    /// Of every kernel that a compiler's log tells of, by name.
+    /// Parses the usage of every kernel in a compiler log, by name.
     pub fn of_log(log: &str) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for line in log.lines() {
@@ -25,7 +25,7 @@ impl Usage {
                 all.push(Self { kernel, ..Self::default() });
                 continue;
             }
-            // What functions take that a kernel calls comes after it, and counts with it.
+            // Functions that a kernel calls follow it, and count as part of it.
             let Some(usage) = all.last_mut() else { continue };
             if let Some(registers) = before(line, " registers") {
                 usage.registers = usage.registers.max(registers);
@@ -41,7 +41,7 @@ impl Usage {
     }
 }
 
-/// The number before some words.
+/// Returns the number before some words.
 fn before(line: &str, words: &str) -> Option<u32> {
     let (start, _) = line.split_once(words)?;
     start.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()

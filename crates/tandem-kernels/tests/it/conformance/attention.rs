@@ -19,7 +19,8 @@ pub fn forest(segments: &[(u32, Option<u32>)]) -> Forest {
     Forest::new(vec![0; start as usize], built, vec![], 0).expect("a valid forest")
 }
 
-/// Whether token `t` sees token `u`, by the definition alone: same segment and not later, or an ancestor's.
+/// Whether token `t` sees token `u`, by the definition alone: same segment and not later, or an
+/// ancestor's.
 fn sees(forest: &Forest, t: usize, u: usize, window: Option<u32>) -> bool {
     let owner =
         |token: usize| forest.segments.iter().position(|s| s.range.contains(&(token as u32))).unwrap();
@@ -93,7 +94,8 @@ pub fn reference(
     r
 }
 
-/// Forward and backward with q, k, v as column ranges of one matrix, as a fused projection leaves them.
+/// Forward and backward with q, k, v as column ranges of one matrix, as a fused projection leaves
+/// them.
 fn run(
     device: &Device,
     qkv: &Matrix,
@@ -123,12 +125,26 @@ fn run_behind(
     let mut out = poison(device, tokens, pad + q_width, dtype);
     let mut lse = poison(device, tokens, shape.heads, DType::F32);
     let [_, to] = out.view_mut().split_cols([pad, q_width]);
-    ops::attention(device, q, k, v, forest, shape, to, lse.view_mut()).unwrap();
+    ops::attention(device, ops::Attention { q, k, v, forest, shape, out: to, log_sum_exp: lse.view_mut() })
+        .unwrap();
     let d_out = d_out.behind(pad).tensor(device, dtype);
     let mut d_qkv = poison(device, tokens, pad + q_width + 2 * kv_width, dtype);
     let [_, dq, dk, dv] = d_qkv.view_mut().split_cols([pad, q_width, kv_width, kv_width]);
     let [of, d_of] = [&out, &d_out].map(|x| x.view().col_range(pad..pad + q_width));
-    ops::attention_backward(device, q, k, v, of, lse.view(), d_of, forest, shape, dq, dk, dv).unwrap();
+    let call = ops::AttentionBackward {
+        q,
+        k,
+        v,
+        out: of,
+        log_sum_exp: lse.view(),
+        d_out: d_of,
+        forest,
+        shape,
+        dq,
+        dk,
+        dv,
+    };
+    ops::attention_backward(device, call).unwrap();
     let d = Matrix::read(device, d_qkv.view());
     for (what, found) in [("out", &Matrix::read(device, out.view())), ("gradient", &d)] {
         assert!(found.columns(0, pad).data.iter().all(|x| x.is_nan()), "columns before the {what}");
@@ -233,7 +249,8 @@ fn lengths_around_every_tile_of_every_width() {
     }
 }
 
-/// Heads of a group share a tile on a GPU: all of them, some of them, or none where their number has no divisor.
+/// Heads of a group share a tile on a GPU: all of them, some of them, or none where their number
+/// has no divisor.
 #[test]
 fn groups_of_many_heads() {
     for (heads, kv_heads) in [(8, 1), (16, 2), (7, 1), (12, 1), (34, 1), (17, 1), (48, 2)] {
@@ -261,7 +278,8 @@ fn interleaved_trees() {
     }
 }
 
-/// Rows of fused projections begin anywhere; on a GPU those that 16 bytes cannot be read from at once take another way.
+/// Rows of fused projections begin anywhere; on a GPU those that 16 bytes cannot be read from at
+/// once take another way.
 #[test]
 fn matrices_that_begin_anywhere() {
     for (pad, head_dim) in [(1, 64), (8, 64), (3, 16), (4, 128), (8, 20), (1, 256)] {
@@ -357,7 +375,8 @@ fn large_scores() {
     check("large scores", &forest(&[(150, None)]), &shape, 6.0);
 }
 
-/// A step with a number that is none must be found out: neither pass may turn it into something finite.
+/// A step with a number that is none must be found out: neither pass may turn it into something
+/// finite.
 #[test]
 fn not_a_number_stays_one() {
     for (place, dtype, _) in cases() {
@@ -386,29 +405,27 @@ fn operands_that_do_not_fit_are_named() {
     let (q, k, mut out, mut lse) = (alloc(5, 64), alloc(5, 16), alloc(5, 64), alloc(5, 4));
     let forest = forest(&[(5, None)]);
     let shape = plain(4, 2, 16);
-    let error = ops::attention(
-        &device,
-        q.view(),
-        k.view(),
-        k.view(),
-        &forest,
-        &shape,
-        out.view_mut(),
-        lse.view_mut(),
-    )
-    .unwrap_err();
+    let call = ops::Attention {
+        q: q.view(),
+        k: k.view(),
+        v: k.view(),
+        forest: &forest,
+        shape: &shape,
+        out: out.view_mut(),
+        log_sum_exp: lse.view_mut(),
+    };
+    let error = ops::attention(&device, call).unwrap_err();
     assert_eq!(error.to_string(), "attention: k is 5x16, expected 5x32");
     let shape = AttentionShape { kv_heads: 3, ..shape };
-    let error = ops::attention(
-        &device,
-        q.view(),
-        k.view(),
-        k.view(),
-        &forest,
-        &shape,
-        out.view_mut(),
-        lse.view_mut(),
-    )
-    .unwrap_err();
+    let call = ops::Attention {
+        q: q.view(),
+        k: k.view(),
+        v: k.view(),
+        forest: &forest,
+        shape: &shape,
+        out: out.view_mut(),
+        log_sum_exp: lse.view_mut(),
+    };
+    let error = ops::attention(&device, call).unwrap_err();
     assert_eq!(error.to_string(), "attention: 4 heads over 3 key/value heads of 16");
 }

@@ -37,7 +37,9 @@ fn decode(
 ) -> Matrix {
     let [q, k, v] = operands.map(|m| m.tensor(device, dtype));
     let mut out = poison(device, q.rows(), q.cols(), dtype);
-    ops::attention_decode(device, q.view(), k.view(), v.view(), visible, shape, out.view_mut()).unwrap();
+    let call =
+        ops::AttentionDecode { q: q.view(), k: k.view(), v: v.view(), visible, shape, out: out.view_mut() };
+    ops::attention_decode(device, call).unwrap();
     Matrix::read(device, out.view())
 }
 
@@ -122,8 +124,16 @@ fn without_rounding_the_bits_are_those_of_the_forest() {
                 let mut out = poison(&device, tokens, q.cols(), DType::F32);
                 let mut lse = poison(&device, tokens, heads, DType::F32);
                 let (to, log_sum_exp) = (out.view_mut(), lse.view_mut());
-                ops::attention(&device, q.view(), k.view(), v.view(), &forest, &shape, to, log_sum_exp)
-                    .unwrap();
+                let call = ops::Attention {
+                    q: q.view(),
+                    k: k.view(),
+                    v: v.view(),
+                    forest: &forest,
+                    shape: &shape,
+                    out: to,
+                    log_sum_exp,
+                };
+                ops::attention(&device, call).unwrap();
                 let expected = Matrix::read(&device, out.view());
                 for token in 0..tokens {
                     let [found, expected] = [&found, &expected].map(|all| all.rows(token, 1));
@@ -147,8 +157,15 @@ fn a_query_that_sees_nothing_is_refused() {
     ] {
         let visible = Visible { offsets: vec![0, 1], ranges: [range].to_vec() };
         let view = out.view_mut();
-        let error =
-            ops::attention_decode(&device, q.view(), q.view(), q.view(), &visible, &shape, view).unwrap_err();
+        let call = ops::AttentionDecode {
+            q: q.view(),
+            k: q.view(),
+            v: q.view(),
+            visible: &visible,
+            shape: &shape,
+            out: view,
+        };
+        let error = ops::attention_decode(&device, call).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
 }

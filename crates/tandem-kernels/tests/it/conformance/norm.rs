@@ -2,8 +2,8 @@ use tandem_kernels::{DType, Device, ops};
 
 use super::matrix::{F32, Matrix, Random, TYPES, cases, poison, same_at_every_thread_count};
 
-/// From one element to rows that a GPU's block of threads shares and reads twice, and whose sums have no room in its shared memory;
-/// and to more rows than its blocks have at a time.
+/// From one element to rows that a GPU's block of threads shares and reads twice, and whose sums
+/// have no room in its shared memory; and to more rows than its blocks have at a time.
 const SIZES: [(usize, usize); 11] = [
     (1, 1),
     (1, 64),
@@ -131,30 +131,28 @@ fn rms_norm_forward_and_backward() {
                         let (xt, wt) = (x.tensor(device, x_type), w.tensor(device, DType::F32));
                         let mut y = poison(device, tokens, width, y_type);
                         let mut inverse = poison(device, 1, tokens, DType::F32);
-                        ops::rms_norm(
-                            device,
-                            xt.view(),
-                            wt.view(),
-                            offset as f32,
-                            EPS as f32,
-                            y.view_mut(),
-                            inverse.view_mut(),
-                        )
-                        .unwrap();
+                        let call = ops::RmsNorm {
+                            x: xt.view(),
+                            w: wt.view(),
+                            offset: offset as f32,
+                            eps: EPS as f32,
+                            y: y.view_mut(),
+                            inverse_rms: inverse.view_mut(),
+                        };
+                        ops::rms_norm(device, call).unwrap();
                         let (mut dxt, mut dwt) =
                             (dx.tensor(device, DType::F32), dw.tensor(device, DType::F32));
                         let dyt = dy.tensor(device, y_type);
-                        ops::rms_norm_backward(
-                            device,
-                            xt.view(),
-                            wt.view(),
-                            offset as f32,
-                            inverse.view(),
-                            dyt.view(),
-                            dxt.view_mut(),
-                            Some(dwt.view_mut()),
-                        )
-                        .unwrap();
+                        let call = ops::RmsNormBackward {
+                            x: xt.view(),
+                            w: wt.view(),
+                            offset: offset as f32,
+                            inverse_rms: inverse.view(),
+                            dy: dyt.view(),
+                            dx: dxt.view_mut(),
+                            dw: Some(dwt.view_mut()),
+                        };
+                        ops::rms_norm_backward(device, call).unwrap();
                         [y, dxt, dwt].map(|t| Matrix::read(device, t.view()))
                     });
                     let what = format!("{tokens}x{width} {x_type}->{y_type} offset {offset}");
@@ -189,31 +187,30 @@ fn layer_norm_forward_and_backward() {
                     let [wt, bt] = [&w, &b].map(|m| m.tensor(device, DType::F32));
                     let mut y = poison(device, tokens, width, y_type);
                     let mut kept = poison(device, tokens, 2, DType::F32);
-                    ops::layer_norm(
-                        device,
-                        xt.view(),
-                        wt.view(),
-                        bt.view(),
-                        EPS as f32,
-                        y.view_mut(),
-                        kept.view_mut(),
-                    )
-                    .unwrap();
+                    let call = ops::LayerNorm {
+                        x: xt.view(),
+                        w: wt.view(),
+                        b: bt.view(),
+                        eps: EPS as f32,
+                        y: y.view_mut(),
+                        mean_inverse: kept.view_mut(),
+                    };
+                    ops::layer_norm(device, call).unwrap();
                     let [mut dxt, mut dwt, mut dbt] = [&dx, &dw, &db].map(|m| m.tensor(device, DType::F32));
                     let dyt = dy.tensor(device, y_type);
-                    ops::layer_norm_backward(
-                        device,
-                        xt.view(),
-                        wt.view(),
-                        kept.view(),
-                        dyt.view(),
-                        dxt.view_mut(),
-                        Some((dwt.view_mut(), dbt.view_mut())),
-                    )
-                    .unwrap();
+                    let call = ops::LayerNormBackward {
+                        x: xt.view(),
+                        w: wt.view(),
+                        mean_inverse: kept.view(),
+                        dy: dyt.view(),
+                        dx: dxt.view_mut(),
+                        dw_db: Some((dwt.view_mut(), dbt.view_mut())),
+                    };
+                    ops::layer_norm_backward(device, call).unwrap();
                     [y, dxt, dwt, dbt].map(|t| Matrix::read(device, t.view()))
                 });
-                // With one column the variance is 0 and 1/σ = 316 magnifies the rounding of the mean.
+                // With one column the variance is 0 and 1/σ = 316 magnifies the rounding of the
+                // mean.
                 let loose = if width == 1 { 1e3 } else { 10.0 };
                 let (what, error) = (format!("{tokens}x{width} {x_type}->{y_type}"), f32_error(width));
                 found[0].assert_close(
@@ -258,14 +255,33 @@ fn parts(device: &Device, dtype: DType, tolerance: f64, start: usize) {
 
     let mut kept = poison(device, 1, ROWS, DType::F32);
     let y = rms_y.view_mut().col_range(cols.clone());
-    ops::rms_norm(device, xv, wt.view(), 1.0, eps, y, kept.view_mut()).unwrap();
+    let call = ops::RmsNorm { x: xv, w: wt.view(), offset: 1.0, eps, y, inverse_rms: kept.view_mut() };
+    ops::rms_norm(device, call).unwrap();
     let to = rms_dx.view_mut().col_range(cols.clone());
-    ops::rms_norm_backward(device, xv, wt.view(), 1.0, kept.view(), dyv, to, None).unwrap();
+    let call = ops::RmsNormBackward {
+        x: xv,
+        w: wt.view(),
+        offset: 1.0,
+        inverse_rms: kept.view(),
+        dy: dyv,
+        dx: to,
+        dw: None,
+    };
+    ops::rms_norm_backward(device, call).unwrap();
     let mut kept = poison(device, ROWS, 2, DType::F32);
     let y = layer_y.view_mut().col_range(cols.clone());
-    ops::layer_norm(device, xv, wt.view(), bt.view(), eps, y, kept.view_mut()).unwrap();
+    let call = ops::LayerNorm { x: xv, w: wt.view(), b: bt.view(), eps, y, mean_inverse: kept.view_mut() };
+    ops::layer_norm(device, call).unwrap();
     let to = layer_dx.view_mut().col_range(cols.clone());
-    ops::layer_norm_backward(device, xv, wt.view(), kept.view(), dyv, to, None).unwrap();
+    let call = ops::LayerNormBackward {
+        x: xv,
+        w: wt.view(),
+        mean_inverse: kept.view(),
+        dy: dyv,
+        dx: to,
+        dw_db: None,
+    };
+    ops::layer_norm_backward(device, call).unwrap();
 
     let [rms, layer] = results.map(|(y, dx)| [y, dx].map(|t| Matrix::read(device, t.view())));
     let (x, dy, old) = (part(&x), part(&dy), part(&dx));
@@ -290,8 +306,15 @@ fn wrong_shapes_are_named() {
         let w = device.alloc(tandem_kernels::Kind::Scratch, 1, 7, DType::F32).unwrap();
         let mut y = device.alloc(tandem_kernels::Kind::Scratch, 3, 8, DType::F32).unwrap();
         let mut inverse = device.alloc(tandem_kernels::Kind::Scratch, 1, 3, DType::F32).unwrap();
-        let error = ops::rms_norm(&device, x.view(), w.view(), 0.0, 1e-5, y.view_mut(), inverse.view_mut())
-            .unwrap_err();
+        let call = ops::RmsNorm {
+            x: x.view(),
+            w: w.view(),
+            offset: 0.0,
+            eps: 1e-5,
+            y: y.view_mut(),
+            inverse_rms: inverse.view_mut(),
+        };
+        let error = ops::rms_norm(&device, call).unwrap_err();
         assert_eq!(error.to_string(), "rms_norm: w is 1x7, expected 1x8");
     }
 }

@@ -73,7 +73,8 @@ impl Run {
         let config = ops::AdamW { step, ..ADAMW };
         let m = self.m.range_mut(0..len, Dither::new(&[step, 1], 0));
         let v = self.v.range_mut(0..len, Dither::new(&[step, 2], 0));
-        ops::adamw(device, &config, 0.5, grad.view(), self.w.view_mut(), m, v, None).unwrap();
+        ops::adamw(device, &config, ops::Update::new(grad.view(), 0.5, self.w.view_mut(), None), m, v)
+            .unwrap();
     }
 
     fn bits(&self, device: &Device) -> Vec<u32> {
@@ -84,8 +85,8 @@ impl Run {
     }
 }
 
-/// The same update with states in f32 that hold what the others do moves the weights by the same bits; what is kept is what f32
-/// has, rounded.
+/// The same update with states in f32 that hold what the others do moves the weights by the same
+/// bits; what is kept is what f32 has, rounded.
 #[test]
 fn an_update_is_that_of_f32_with_its_states_rounded() {
     for (isa, device) in devices(2) {
@@ -147,17 +148,19 @@ fn step_of(
             .map(|(states, what)| states.range_mut(range.clone(), Dither::new(&[step, what], start)));
         let master = w.view_mut().col_range(range.clone());
         let copy_view = copy.as_mut().map(|copy| copy.view_mut().col_range(range.clone()));
-        ops::adamw(device, &config, 0.5, grad().range(range.clone()), master, m, v, copy_view).unwrap();
+        let update = ops::Update::new(grad().range(range.clone()), 0.5, master, copy_view);
+        ops::adamw(device, &config, update, m, v).unwrap();
     }
     let of_v = v.range_mut(range.clone(), Dither::new(&[3], start));
     let master = w.view_mut().col_range(range.clone());
     let grad = grad.view().col_range(range.clone());
-    ops::rmsprop(device, &RMSPROP, 2.0, grad, master, of_v, None).unwrap();
+    ops::rmsprop(device, &RMSPROP, ops::Update::new(grad, 2.0, master, None), of_v).unwrap();
     let copy = copy.map(|copy| copy.read(device)).unwrap_or_default();
     [w.read(device), copy, read(device, &m), read(device, &v)].iter().flat_map(|x| bits(x)).collect()
 }
 
-/// Whoever multiplies and adds with one rounding has the same bits, in every form, from any element on.
+/// Whoever multiplies and adds with one rounding has the same bits, in every form, from any element
+/// on.
 #[test]
 fn an_update_has_the_same_bits_in_every_place() {
     let forms = StateForm::NAMES.map(|(_, form)| form);
@@ -194,7 +197,8 @@ fn rmsprop_with_kept_states_is_that_of_f32_with_them_rounded() {
             let [first, second] = [&mut kept, &mut exact].map(|states| {
                 let mut w = vector(&device, &numbers(1, len));
                 let v = states.range_mut(0..len, Dither::default());
-                ops::rmsprop(&device, &RMSPROP, 1.0, grad.view(), w.view_mut(), v, None).unwrap();
+                ops::rmsprop(&device, &RMSPROP, ops::Update::new(grad.view(), 1.0, w.view_mut(), None), v)
+                    .unwrap();
                 w.read(&device)
             });
             assert_eq!(bits(&first), bits(&second), "{} {form:?}", isa.name());
@@ -207,8 +211,8 @@ fn rmsprop_with_kept_states_is_that_of_f32_with_them_rounded() {
     }
 }
 
-/// The bits do not depend on threads, on the level of instructions (but for what the update itself gives: here nothing is
-/// rounded before), or on where the buffer is cut.
+/// The bits do not depend on threads, on the level of instructions (but for what the update itself
+/// gives: here nothing is rounded before), or on where the buffer is cut.
 #[test]
 fn what_is_drawn_depends_on_update_and_place_alone() {
     let len = 40_000;
@@ -223,7 +227,7 @@ fn what_is_drawn_depends_on_update_and_place_alone() {
             let range = part[0]..part[1];
             let (grad, w) = (grad.view().col_range(range.clone()), w.view_mut().col_range(range.clone()));
             let v = v.range_mut(range.clone(), Dither::new(&[key], range.start));
-            ops::rmsprop(device, &config, 1.0, grad, w, v, None).unwrap();
+            ops::rmsprop(device, &config, ops::Update::new(grad, 1.0, w, None), v).unwrap();
         }
         bits(&read(device, &v))
     };
@@ -241,7 +245,8 @@ fn what_is_drawn_depends_on_update_and_place_alone() {
     assert!(first != Some(run(&device, &[0, len], 8)), "another update draws other numbers");
 }
 
-/// The mean over many numbers drawn is the number; to the nearest it would be off by up to half a step.
+/// The mean over many numbers drawn is the number; to the nearest it would be off by up to half a
+/// step.
 #[test]
 fn rounding_is_right_in_the_mean() {
     let device = Device::cpu(1, 1 << 28).unwrap();
@@ -253,7 +258,8 @@ fn rounding_is_right_in_the_mean() {
         let [mut w, grad, mut v] = [0.0, x, 0.0].map(|x| vector(&device, &vec![x; len]));
         let config = ops::AdamW { beta1: 0.0, ..ADAMW };
         let all = m.range_mut(0..len, Dither::new(&[1, 2, 3], 0));
-        ops::adamw(&device, &config, 1.0, grad.view(), w.view_mut(), all, v.view_mut(), None).unwrap();
+        let update = ops::Update::new(grad.view(), 1.0, w.view_mut(), None);
+        ops::adamw(&device, &config, update, all, v.view_mut()).unwrap();
         let up = read(&device, &m).iter().filter(|&&m| m > 1.0).count() as f64 / len as f64;
         // Four standard deviations of that many draws.
         let allowed = 4.0 * (f64::from(part) * f64::from(1.0 - part) / len as f64).sqrt();
@@ -277,7 +283,8 @@ fn second_moments_in_bf16_follow_those_of_f32_where_rounding_to_nearest_would_st
         let flat = vector(&device, &grad);
         for states in [&mut kept, &mut exact] {
             let v = states.range_mut(0..len, Dither::new(&[step], 0));
-            ops::rmsprop(&device, &config, 1.0, flat.view(), w.view_mut(), v, None).unwrap();
+            ops::rmsprop(&device, &config, ops::Update::new(flat.view(), 1.0, w.view_mut(), None), v)
+                .unwrap();
         }
         for (v, g) in nearest.iter_mut().zip(&grad) {
             *v = bf16::from_f32(0.999 * v.to_f32() + 0.001 * g * g);
@@ -322,7 +329,7 @@ fn logistic(device: &Device, form: StateForm) -> (f64, f64) {
         let m = m.range_mut(0..features, Dither::new(&[step, 1], 0));
         let v = v.range_mut(0..features, Dither::new(&[step, 2], 0));
         let grad = vector(device, &grad);
-        ops::adamw(device, &config, 1.0, grad.view(), w.view_mut(), m, v, None).unwrap();
+        ops::adamw(device, &config, ops::Update::new(grad.view(), 1.0, w.view_mut(), None), m, v).unwrap();
     }
     (losses[0], losses[199])
 }
@@ -352,7 +359,7 @@ fn states_that_do_not_fit_are_named() {
         let (mut m, mut v) = (m, v);
         let (m_len, v_len) = (m.len(), v.len());
         let (m, v) = (m.range_mut(0..m_len, Dither::default()), v.range_mut(0..v_len, Dither::default()));
-        let error = ops::adamw(&device, &ADAMW, 1.0, grad.view(), w.view_mut(), m, v, None);
+        let error = ops::adamw(&device, &ADAMW, ops::Update::new(grad.view(), 1.0, w.view_mut(), None), m, v);
         assert_eq!(error.unwrap_err().to_string(), expected);
     }
 }

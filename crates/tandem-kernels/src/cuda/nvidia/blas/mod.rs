@@ -1,8 +1,8 @@
-//! Products of matrices by cuBLASLt.
+//! GEMM on cuBLASLt.
 //!
-//! Which algorithm computes a product is asked once for each shape, with its strides, types, and how addresses are aligned, of which no
-//! more than 16 bytes count: where a tensor happens to lie does not change the bits. Algorithms that add parts of the depth into the
-//! result as they come are not allowed.
+//! The algorithm is chosen once per shape, with strides, types and the alignment of addresses up to
+//! 16 bytes, so the position of a tensor does not change the bits. Algorithms that add parts of the
+//! depth into the result in arbitrary order are excluded.
 
 mod plan;
 pub(super) mod raw;
@@ -27,7 +27,7 @@ pub(super) struct Blas {
     library: Arc<BlasFunctions>,
     handle: Opaque,
     plans: Mutex<HashMap<Shape, Arc<Plan>>>,
-    /// By stream: products of different ones run at once.
+    /// Workspace by stream: GEMMs of different streams run concurrently.
     workspaces: Mutex<HashMap<Stream, Memory>>,
 }
 
@@ -41,15 +41,15 @@ impl Blas {
         Ok(Self { context, library, handle, plans: Mutex::default(), workspaces: Mutex::default() })
     }
 
-    /// As NVIDIA writes it.
+    /// Returns the version in NVIDIA's format.
     pub(super) fn version(&self) -> String {
         self.library.version_text()
     }
 
-    /// Puts a product into a stream.
+    /// Puts a GEMM into a stream.
     ///
     /// # Safety
-    /// Factors, what is added and room for the result are there until the stream has come so far.
+    /// Factors, addend and room for the result exist until the stream has come so far.
     pub(super) unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
         let Matmul { size, a, b, c, d, .. } = *product;
         if size[0] == 0 || size[1] == 0 {
@@ -62,8 +62,8 @@ impl Blas {
         let factor_of_c = if c.is_some() { 1f32 } else { 0f32 };
         let (c, [of_a, of_b, of_c, of_d]) = (c.map_or(d.0, |(address, _)| address), plan.layouts);
         let scalar = |x: &f32| std::ptr::from_ref(x).cast::<c_void>();
-        // SAFETY: the caller's promise; descriptions and algorithm are of this shape, the workspace is as large as it was
-        // said to be, and is this stream's.
+        // SAFETY: the caller's promise; descriptions and algorithm are of this shape, and the
+        // workspace is this stream's, of the stated size.
         let outcome = unsafe {
             (self.library.matmul)(
                 self.handle,
@@ -98,7 +98,7 @@ impl Blas {
         Ok(plan)
     }
 
-    /// The address of a stream's own.
+    /// Returns the address of a stream's workspace.
     fn workspace(&self, stream: Stream) -> Result<u64> {
         let mut workspaces = lock(&self.workspaces);
         if let Some(memory) = workspaces.get(&stream) {
@@ -111,7 +111,7 @@ impl Blas {
         Ok(base)
     }
 
-    /// Gives back what a stream had, whose work is done.
+    /// Frees the workspace of a finished stream.
     pub(super) fn end_stream(&self, stream: Stream) {
         drop(lock(&self.workspaces).remove(&stream));
     }
@@ -123,7 +123,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // Products may still run.
+        // GEMMs may still run.
         self.context.settle();
         lock(&self.plans).clear();
         // SAFETY: the handle was made once, and is not used any more.

@@ -1,4 +1,4 @@
-//! How products of one shape are computed: cuBLASLt's descriptions of it, and the algorithm that it chose.
+//! Plan of GEMMs of one shape: cuBLASLt's descriptions, and the chosen algorithm.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use crate::cuda::failed;
 use crate::cuda::nvidia::raw::Opaque;
 use crate::{DType, Result};
 
-/// What algorithms may have beside operands, in bytes: NVIDIA's advice for Hopper. Less would only leave fewer of them.
+/// Workspace of algorithms in bytes: NVIDIA's advice for Hopper. Less would only exclude some.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
 pub(super) struct Plan {
     library: Arc<BlasFunctions>,
     pub(super) desc: Opaque,
-    /// Of A, B, C and D.
+    /// Layouts of A, B, C and D.
     pub(super) layouts: [Opaque; 4],
     pub(super) algorithm: Algorithm,
     pub(super) workspace: usize,
 }
 
 impl Plan {
-    /// The first algorithm that cuBLASLt names for the shape. The GPU must be the current one.
+    /// Takes the first algorithm of cuBLASLt's heuristic. The GPU must be current.
     pub(super) fn new(library: &Arc<BlasFunctions>, handle: Opaque, shape: &Shape) -> Result<Self> {
         let mut plan = Self {
             library: library.clone(),
@@ -56,14 +56,15 @@ impl Plan {
     fn choose(&self, handle: Opaque, shape: &Shape) -> Result<Heuristic> {
         let preference = Preference::new(&self.library)?;
         preference.set(PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64))?;
-        // Without it parts of the depth might be added into the result itself, in its own type and as they come.
+        // Otherwise algorithms might add parts of the depth into the result in its own type and in
+        // arbitrary order.
         preference.set(PREF_REDUCTION_SCHEME_MASK, &REDUCTION_COMPUTE_TYPE)?;
         for (attribute, bytes) in PREF_MIN_ALIGNMENT_BYTES.into_iter().zip(shape.alignments) {
             preference.set(attribute, &bytes)?;
         }
         let [a, b, c, d] = self.layouts;
         let (mut found, mut count) = (Heuristic::default(), 0);
-        // SAFETY: all handles are there, and there is room for the one answer that is asked for.
+        // SAFETY: all handles exist, with room for the one requested result.
         let outcome = unsafe {
             (self.library.heuristic)(
                 handle,
@@ -101,7 +102,7 @@ impl Drop for Plan {
     }
 }
 
-/// What an algorithm may do.
+/// Constraints on algorithms.
 struct Preference<'a> {
     library: &'a BlasFunctions,
     handle: Opaque,
@@ -134,11 +135,12 @@ type Setter = unsafe extern "C" fn(Opaque, c_int, *const c_void, usize) -> c_int
 
 fn set<T: Copy>(setter: Setter, of: Opaque, attribute: c_int, value: &T) -> Result<()> {
     let value = std::ptr::from_ref(value).cast();
-    // SAFETY: the description is there. The library compares the size with the attribute's, and copies the value.
+    // SAFETY: the description is there. The library compares the size with the attribute's, and
+    // copies the value.
     check("describing a product", unsafe { setter(of, attribute, value, size_of::<T>()) })
 }
 
-/// What cuBLASLt answered, as an error if it is one.
+/// Converts a status to an error.
 pub(super) fn check(what: &str, outcome: c_int) -> Result<()> {
     if outcome == SUCCESS { Ok(()) } else { Err(failed(format!("cuBLASLt: {what}"), status(outcome))) }
 }

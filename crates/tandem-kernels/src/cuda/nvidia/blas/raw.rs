@@ -1,6 +1,6 @@
-//! The C interface of cuBLASLt: types, constants and functions as `cublasLt.h` has them from CUDA 11.2 to 13.
-//!
-//! Descriptions are made by the library itself, as their sizes differ between versions. An algorithm's has been the same in all.
+//! The C interface of cuBLASLt: types, constants and functions as in `cublasLt.h` from CUDA 11.2 to
+//! 13. The library allocates descriptions itself, since their sizes differ between versions; the
+//! size of an algorithm never changed.
 
 use std::ffi::{c_int, c_void};
 
@@ -22,7 +22,7 @@ pub(in crate::cuda::nvidia) const COMPUTE_32F_FAST_TF32: c_int = 77;
 pub(in crate::cuda::nvidia) const OP_N: c_int = 0;
 /// `CUBLAS_OP_T`, rows and columns exchanged.
 pub(in crate::cuda::nvidia) const OP_T: c_int = 1;
-/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: sums of parts of the depth are kept in f32 and added afterwards.
+/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: partial sums over the depth stay in f32.
 pub(in crate::cuda::nvidia) const REDUCTION_COMPUTE_TYPE: u32 = 2;
 
 /// `cublasLtMatmulDescAttributes_t`: `CUBLASLT_MATMUL_DESC_TRANSA`, an `int32_t`.
@@ -30,7 +30,8 @@ pub(in crate::cuda::nvidia) const DESC_TRANSA: c_int = 3;
 /// `CUBLASLT_MATMUL_DESC_TRANSB`, an `int32_t`.
 pub(in crate::cuda::nvidia) const DESC_TRANSB: c_int = 4;
 
-/// `cublasLtMatmulPreferenceAttributes_t`: `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`, a `uint64_t`.
+/// `cublasLtMatmulPreferenceAttributes_t`: `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`, a
+/// `uint64_t`.
 pub(in crate::cuda::nvidia) const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
 /// `CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK`, a `uint32_t`.
 pub(in crate::cuda::nvidia) const PREF_REDUCTION_SCHEME_MASK: c_int = 3;
@@ -93,7 +94,7 @@ functions! {
 }
 
 impl BlasFunctions {
-    /// The library's version, as NVIDIA writes it.
+    /// Returns the library's version in NVIDIA's format.
     pub(in crate::cuda::nvidia) fn version_text(&self) -> String {
         // SAFETY: takes nothing.
         let version = unsafe { (self.version)() };
@@ -101,7 +102,7 @@ impl BlasFunctions {
     }
 }
 
-/// What a `cublasStatus_t` means.
+/// Describes a `cublasStatus_t`.
 pub(in crate::cuda::nvidia) fn status(status: c_int) -> String {
     let name = match status {
         1 => "CUBLAS_STATUS_NOT_INITIALIZED: it was not initialised, or the driver is too old for it",

@@ -1,8 +1,9 @@
-//! A product as cuBLASLt sees it.
+//! A GEMM in cuBLASLt's column-major convention.
 //!
-//! cuBLASLt counts columns first: what it takes for a matrix of `r` rows and `c` columns is in memory `c` rows of `r` elements. So our
-//! `d[m,n] = Σ a[m,k] · b[n,k]` is its `dᵀ = b · aᵀ`, of `n` rows and `m` columns: our second factor is its first. A factor whose rows
-//! in memory run along the depth has `k` rows to it, else `n` or `m`, and is transposed or not accordingly; nothing is ever copied.
+//! A matrix of `r` rows and `c` columns there is `c` rows of `r` elements in memory. So `d[m,n] = Σ
+//! a[m,k] · b[n,k]` becomes `dᵀ = b · aᵀ` with `n` rows and `m` columns: the second factor comes
+//! first. A factor whose rows in memory run along the depth has `k` rows there, else `n` or `m`,
+//! and is transposed accordingly; nothing is copied.
 
 use std::ffi::c_int;
 
@@ -10,10 +11,10 @@ use super::raw::{COMPUTE_32F, COMPUTE_32F_FAST_TF32, OP_N, OP_T, data_type};
 use crate::DType;
 use crate::cuda::driver::{Factor, Matmul};
 
-/// What the widest access moves, in bytes: all that an address's alignment is good for.
+/// Widest access in bytes: the largest alignment that matters.
 const WIDEST: u64 = 16;
 
-/// What the choice of an algorithm depends on.
+/// Key of the choice of an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     /// Rows, columns and depth.
@@ -21,22 +22,22 @@ pub(super) struct Shape {
     pub(super) dtype: DType,
     pub(super) d_type: DType,
     tf32: bool,
-    /// Strides of both factors, and whether their rows run along the depth.
+    /// Strides of both factors, and true if their rows run along the depth.
     a: (usize, bool),
     b: (usize, bool),
-    /// The strides of what is added, and of the result.
+    /// Strides of the addend and of the result.
     c: Option<usize>,
     d: usize,
-    /// Of cuBLASLt's A, B, C and D, in bytes.
+    /// Alignments of cuBLASLt's A, B, C and D, in bytes.
     pub(super) alignments: [u32; 4],
 }
 
-/// A matrix as cuBLASLt sees it.
+/// A matrix in cuBLASLt's convention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) rows: u64,
     pub(super) cols: u64,
-    /// Elements from one column to the next.
+    /// Distance between columns in elements.
     pub(super) stride: i64,
     /// `cudaDataType_t`.
     pub(super) data_type: c_int,
@@ -44,12 +45,12 @@ pub(super) struct Layout {
 
 impl Layout {
     fn new(rows: usize, cols: usize, stride: usize, dtype: DType) -> Self {
-        // The stride of a single column is not used, and may be anything; cuBLASLt wants it to fit.
+        // The stride of a single column is unused, but cuBLASLt validates it.
         let stride = if cols <= 1 { stride.max(rows) } else { stride };
         Self { rows: rows as u64, cols: cols as u64, stride: stride as i64, data_type: data_type(dtype) }
     }
 
-    /// A factor with `n` rows or columns beside the depth `k`.
+    /// Describes a factor with `n` rows or columns beside the depth `k`.
     fn of_factor(n: usize, k: usize, (stride, along_depth): (usize, bool), dtype: DType) -> Self {
         if along_depth { Self::new(k, n, stride, dtype) } else { Self::new(n, k, stride, dtype) }
     }
@@ -75,7 +76,7 @@ impl Shape {
         }
     }
 
-    /// Of cuBLASLt's A, B, C and D.
+    /// Returns the layouts of cuBLASLt's A, B, C and D.
     pub(super) fn layouts(&self) -> [Layout; 4] {
         let [m, n, k] = self.size;
         let result = |stride| Layout::new(n, m, stride, self.d_type);
@@ -87,7 +88,7 @@ impl Shape {
         ]
     }
 
-    /// How cuBLASLt's A and B are taken: A as `n` by `k`, B as `k` by `m`.
+    /// Returns the operations on cuBLASLt's A and B: A as `n` by `k`, B as `k` by `m`.
     pub(super) fn operations(&self) -> [c_int; 2] {
         [if self.b.1 { OP_T } else { OP_N }, if self.a.1 { OP_N } else { OP_T }]
     }

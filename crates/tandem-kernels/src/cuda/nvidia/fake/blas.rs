@@ -138,7 +138,7 @@ unsafe extern "C" fn set(handle: Opaque, attribute: c_int, value: *const c_void,
     0
 }
 
-/// Rows, columns and depth as cuBLASLt counts them, if all layouts fit.
+/// Returns rows, columns and depth in cuBLASLt's order, if all layouts fit.
 fn sizes(desc: &Description, [a, b, c, d]: [&Description; 4]) -> Option<[usize; 3]> {
     let taken = |of: &Description, attribute| match desc.number(attribute) {
         Some(1) => (of.cols, of.rows),

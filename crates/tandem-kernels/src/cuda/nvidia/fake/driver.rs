@@ -288,7 +288,8 @@ unsafe extern "C" fn set_function_attribute(function: Opaque, attribute: c_int, 
     })
 }
 
-/// Every kernel of the stand-in takes an address, a 32-bit number and a 64-bit one, and writes both numbers there.
+/// Every kernel of the stand-in takes an address, a 32-bit number and a 64-bit one, and writes both
+/// numbers there.
 unsafe extern "C" fn launch(
     function: Opaque,
     x: c_uint,

@@ -13,7 +13,8 @@ impl Gpu {
         self.kind.memory - self.allocated.values().sum::<usize>()
     }
 
-    /// Whether a range is memory of the GPU that may be touched, or lies in host memory that was registered at once.
+    /// Returns whether a range is memory of the GPU that may be touched, or lies in host memory
+    /// that was registered at once.
     pub(super) fn can_touch(&self, at: u64, bytes: usize) -> bool {
         let end = at + bytes as u64;
         let inside = |(&start, &len): (&u64, &usize)| start <= at && end <= start + len as u64;
@@ -42,7 +43,8 @@ pub(super) unsafe extern "C" fn memory_info(free: *mut usize, total: *mut usize)
 /// # Safety
 /// As in CUDA.
 unsafe fn is_of_this_gpu(properties: *const AllocationProperties) -> bool {
-    // SAFETY: the structure begins with four numbers: type, kind of handles, kind of place, and which.
+    // SAFETY: the structure begins with four numbers: type, kind of handles, kind of place, and
+    // which.
     let words = unsafe { *properties.cast::<[c_int; 4]>() };
     words[..3] == [1, 0, 1] && super::CURRENT.get() == Some((words[3] - 100) as usize)
 }
@@ -161,7 +163,8 @@ pub(super) unsafe extern "C" fn set_access(
     on_gpu(|gpu| match gpu.mapped.get_mut(&at) {
         Some(mapped) if mapped.0 == bytes && count == 1 && access[0] == 1 && access[2] == 3 => {
             mapped.2 = true;
-            // SAFETY: the range lies inside a mapping of `reserve`. Nobody may rely on what new memory holds.
+            // SAFETY: the range lies inside a mapping of `reserve`. Nobody may rely on what new
+            // memory holds.
             unsafe {
                 let access = libc::PROT_READ | libc::PROT_WRITE;
                 assert_eq!(libc::mprotect(pointer(at), bytes, access), 0);

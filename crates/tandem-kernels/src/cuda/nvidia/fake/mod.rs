@@ -1,5 +1,6 @@
-//! Stand-ins for NVIDIA's libraries, as strict as they are where it matters here: memory of the GPU is host memory that can be touched
-//! only while it is mapped, calls need a context of the calling thread, and whatever is called is written down.
+//! Stand-ins for NVIDIA's libraries, as strict as they are where it matters here: memory of the GPU
+//! is host memory that can be touched only while it is mapped, calls need a context of the calling
+//! thread, and whatever is called is written down.
 //!
 //! Every test has a GPU of its own: its number says which.
 
@@ -31,20 +32,20 @@ pub(super) const OUT_OF_MEMORY: c_int = 2;
 pub(super) const INVALID_IMAGE: c_int = 200;
 pub(super) const INVALID_CONTEXT: c_int = 201;
 
-/// What memory of the GPU comes in.
+/// Granularity of GPU memory.
 pub(super) const GRANULARITY: usize = 2 << 20;
 /// Shared memory of a block, and what a kernel of the stand-in has without asking.
 const SHARED: c_int = 99 << 10;
 const STATIC_SHARED: c_int = 1 << 10;
 
-/// What a GPU is.
+/// Properties of a GPU.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub(super) capability: (u32, u32),
     pub(super) memory: usize,
     /// What of the host's memory can be pinned.
     pub(super) host: usize,
-    /// Whether the host's addresses are the GPU's.
+    /// True if the host's addresses are the GPU's.
     pub(super) host_pointers: bool,
     /// GPUs of one board reach each other.
     pub(super) board: u32,
@@ -136,12 +137,12 @@ impl Fake {
         Cuda::start(Arc::new(driver::functions()))
     }
 
-    /// Opened, with a cache of kernels.
+    /// Opens it with a cache of kernels.
     pub(super) fn open_with(&self, cache: Cache) -> Result<Drivers> {
         super::device::open_with(&Self::cuda()?, self.ordinal, nvrtc::functions(), blas::functions(), cache)
     }
 
-    /// Opened, without a cache.
+    /// Opens it without a cache.
     pub(super) fn open(&self) -> Drivers {
         self.open_with(Cache::none()).unwrap()
     }
@@ -151,7 +152,8 @@ impl Fake {
         std::mem::take(&mut gpus().get_mut(&self.ordinal).unwrap().calls)
     }
 
-    /// Whatever is still held: contexts, address space, memory, mappings, pinned host memory, streams, events, modules.
+    /// Whatever is still held: contexts, address space, memory, mappings, pinned host memory,
+    /// streams, events, modules.
     pub(super) fn held(&self) -> [usize; 8] {
         let gpus = gpus();
         let Gpu { contexts, reserved, allocated, mapped, registered, streams, events, modules, .. } =

@@ -1,4 +1,5 @@
-//! The driver over stand-ins for NVIDIA's libraries, and over the real ones as far as they go without a GPU.
+//! The driver over stand-ins for NVIDIA's libraries, and over the real ones as far as they go
+//! without a GPU.
 
 mod inventory;
 mod kernels;

@@ -31,7 +31,8 @@ impl Bench {
         Self { driver, stream, region, used: 0, seed: 1 }
     }
 
-    /// A matrix of small numbers, whose products and sums are exact: `offset` bytes from a boundary of 256.
+    /// A matrix of small numbers, whose products and sums are exact: `offset` bytes from a boundary
+    /// of 256.
     fn matrix(&mut self, rows: usize, cols: usize, stride: usize, dtype: DType, offset: u64) -> Matrix {
         let matrix = Matrix { address: self.region.base() + self.used + offset, stride, dtype };
         let bytes = (rows * stride.max(cols) * dtype.size()) as u64 + offset;
@@ -82,7 +83,7 @@ impl Matrix {
     }
 }
 
-/// What is added.
+/// Addend.
 #[derive(Clone, Copy, PartialEq)]
 enum Added {
     Nothing,
@@ -145,7 +146,7 @@ fn every_layout_gives_the_plain_product() {
     assert_eq!((fake.held(), num_described()), ([0; 8], described), "everything is given back");
 }
 
-/// `d[m,n] = a · bᵀ` of contiguous rows, where `a` begins `offset` bytes from a boundary.
+/// Computes `d[m,n] = a · bᵀ` of contiguous rows, where `a` begins `offset` bytes from a boundary.
 fn plain(bench: &mut Bench, [m, n, k]: [usize; 3], offset: u64) -> Matmul {
     let (a, b) = (bench.matrix(m, k, k, DType::Bf16, offset), bench.matrix(n, k, k, DType::Bf16, 0));
     let d = bench.matrix(m, n, n, DType::F32, 0);

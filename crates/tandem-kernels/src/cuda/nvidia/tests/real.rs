@@ -15,7 +15,8 @@ use crate::cuda::nvidia::{Compiled, Compiler, Usage};
 pub(super) fn named(variable: &str, test: &str) -> Option<String> {
     let path = std::env::var(variable).ok();
     if path.is_none() {
-        // Past the capture of what tests print: in a log, a skipped test must not look like one that passed.
+        // Past the capture of what tests print: in a log, a skipped test must not look like one
+        // that passed.
         let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {variable} names none");
     }
     path
@@ -43,7 +44,7 @@ fn a_real_nvrtc_compiles_kernels() {
     assert!(error.starts_with("broken.cu for sm_80: NVRTC ") && error.contains("none"), "{error}");
 }
 
-/// Whether a compiler may join products and sums shows in the code.
+/// Returns whether a compiler may join products and sums shows in the code.
 #[test]
 fn a_real_nvrtc_rounds_as_it_is_told() {
     let Some(path) = named("TANDEM_TEST_NVRTC", "a_real_nvrtc_rounds_as_it_is_told") else { return };
@@ -57,7 +58,8 @@ fn a_real_nvrtc_rounds_as_it_is_told() {
     assert_eq!([true, false].map(code), [true, false]);
 }
 
-/// `TANDEM_TEST_CUBLASLT=/path/to/libcublasLt.so.13`; the one of PyPI describes products without a GPU.
+/// `TANDEM_TEST_CUBLASLT=/path/to/libcublasLt.so.13`; the one of PyPI describes products without a
+/// GPU.
 #[test]
 fn a_real_cublaslt_takes_our_descriptions() {
     let test = "a_real_cublaslt_takes_our_descriptions";

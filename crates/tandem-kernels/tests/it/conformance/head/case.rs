@@ -23,7 +23,8 @@ pub struct Case {
     pub low_rank: Option<[Matrix; 3]>,
 }
 
-/// Gradients of the hidden rows, the weights, the bias, and of `h` and `b` where there is a low-rank term.
+/// Gradients of the hidden rows, the weights, the bias, and of `h` and `b` where there is a
+/// low-rank term.
 pub type Gradients = Vec<Matrix>;
 
 impl Case {
@@ -82,9 +83,8 @@ impl Case {
         };
         let targets = Targets { rows: &self.rows, targets: &self.targets };
         let mut scores = HeadScores::default();
-        let kept =
-            ops::head_keeping(device, hidden.view(), weights, targets, &self.shape, &mut scores, budget)
-                .unwrap();
+        let call = ops::Head::new(hidden.view(), weights, targets, &self.shape);
+        let kept = ops::head_keeping(device, call, &mut scores, budget).unwrap();
         let mut dh = poison(device, self.hidden.rows, self.hidden.cols, DType::F32);
         let (mut dw, mut db) = (self.dw.tensor(device, DType::F32), self.dbias.tensor(device, DType::F32));
         if !self.adds_to_weight {
@@ -106,18 +106,8 @@ impl Case {
             h: dterm_h,
             b: dterm_b,
         };
-        ops::head_backward(
-            device,
-            hidden.view(),
-            weights,
-            targets,
-            &self.shape,
-            &scores,
-            &self.d_log_prob,
-            Some(kept),
-            gradients,
-        )
-        .unwrap();
+        let call = ops::Head::new(hidden.view(), weights, targets, &self.shape);
+        ops::head_backward(device, call, &scores, &self.d_log_prob, Some(kept), gradients).unwrap();
         let all = [dh, dw, db].into_iter().chain(dterm.into_iter().flatten());
         (scores, all.map(|t| Matrix::read(device, t.view())).collect())
     }
@@ -135,7 +125,8 @@ impl Case {
         scores
     }
 
-    /// With the vocabulary cut at `cuts`: each part alone, then joined. Gradients of the hidden rows are added up in f64.
+    /// With the vocabulary cut at `cuts`: each part alone, then joined. Gradients of the hidden
+    /// rows are added up in f64.
     pub fn run_in_parts(&self, device: &Device, dtype: DType, cuts: &[usize]) -> (HeadScores, Gradients) {
         let hidden = self.hidden.tensor(device, dtype);
         let part = |tokens: &std::ops::Range<usize>| {
@@ -170,7 +161,8 @@ impl Case {
                 low_rank: term.as_ref().map(|(h, b, _)| LowRank { h: h.view(), b: b.view() }),
             };
             let mut own = HeadParts::new(index, count, rows, predictions);
-            ops::head_part(device, hidden.view(), weights, targets, &self.shape, &mut own, 0).unwrap();
+            ops::head_part(device, ops::Head::new(hidden.view(), weights, targets, &self.shape), &mut own, 0)
+                .unwrap();
             let len = own.numbers_mut().len() / count;
             told.extend_from_slice(&own.numbers_mut()[index * len..(index + 1) * len]);
         }
@@ -197,18 +189,13 @@ impl Case {
                 b: own_b.map(|db| db.view_mut()),
             };
             let bias = bias.as_ref().map(Tensor::view);
-            ops::head_backward(
-                device,
+            let call = ops::Head::new(
                 hidden.view(),
                 HeadWeights { weight: w.view(), bias, low_rank },
                 Targets { rows: &self.rows, targets },
                 &self.shape,
-                &scores,
-                &self.d_log_prob,
-                None,
-                gradients,
-            )
-            .unwrap();
+            );
+            ops::head_backward(device, call, &scores, &self.d_log_prob, None, gradients).unwrap();
             let add = |sum: &mut Matrix, own: &Tensor| {
                 sum.data.iter_mut().zip(Matrix::read(device, own.view()).data).for_each(|(sum, x)| *sum += x);
             };

@@ -72,7 +72,8 @@ fn several_chunks() {
     }
 }
 
-/// More tokens than a GPU's widest strip has (16384), with a bias and without, whether numbers can be moved four at a time or not.
+/// More tokens than a GPU's widest strip has (16384), with a bias and without, whether numbers can
+/// be moved four at a time or not.
 #[test]
 fn several_strips_on_a_gpu() {
     let shaped = HeadShape { softcap: Some(2.0), logit_scale: Some(0.7) };
@@ -95,8 +96,8 @@ fn several_strips_on_a_gpu() {
     }
 }
 
-/// Logits kept for backward, all of them or those of the first chunks, save a product and change no bit. With a softcap
-/// nothing is kept.
+/// Logits kept for backward, all of them or those of the first chunks, save a product and change no
+/// bit. With a softcap nothing is kept.
 #[test]
 fn kept_logits_change_no_bit() {
     let plain = HeadShape::default();
@@ -149,7 +150,8 @@ fn parts_of_a_vocabulary_are_joined() {
     }
 }
 
-/// A low-rank term: whole, kept and recomputed logits over several chunks, and a vocabulary in parts.
+/// A low-rank term: whole, kept and recomputed logits over several chunks, and a vocabulary in
+/// parts.
 #[test]
 fn a_low_rank_term() {
     const NAMES: [&str; 5] = ["dhidden", "dw", "dbias", "dh", "db"];
@@ -206,10 +208,11 @@ fn a_low_rank_term_must_fit() {
         ..HeadWeights::new(w.view(), None)
     };
     let shape = HeadShape::default();
-    let error = ops::head(&device, hidden.view(), weights, targets, &shape, &mut scores).unwrap_err();
+    let error =
+        ops::head(&device, ops::Head::new(hidden.view(), weights, targets, &shape), &mut scores).unwrap_err();
     assert_eq!(error.to_string(), "head: h is 2x2, expected 3x2");
     let weights = HeadWeights::new(w.view(), None);
-    ops::head(&device, hidden.view(), weights, targets, &shape, &mut scores).unwrap();
+    ops::head(&device, ops::Head::new(hidden.view(), weights, targets, &shape), &mut scores).unwrap();
     let (mut dhidden, mut db) = (alloc(3, 4), alloc(7, 2));
     let gradients = HeadGradients {
         hidden: dhidden.view_mut(),
@@ -220,7 +223,8 @@ fn a_low_rank_term_must_fit() {
         b: Some(db.view_mut()),
     };
     let (hidden, d) = (hidden.view(), [1.0]);
-    let error = ops::head_backward(&device, hidden, weights, targets, &shape, &scores, &d, None, gradients);
+    let call = ops::Head::new(hidden, weights, targets, &shape);
+    let error = ops::head_backward(&device, call, &scores, &d, None, gradients);
     let found = error.unwrap_err().to_string();
     assert_eq!(found, "head_backward: gradients of a low-rank term that the head lacks");
 }
@@ -270,17 +274,11 @@ fn ties_go_to_the_first_on(device: &Device) {
         let (h, w) = (hidden.tensor(device, DType::F32), w.tensor(device, DType::F32));
         let mut scores = HeadScores::default();
         let targets = Targets { rows: &[0, 0, 0], targets: &[0, first as u32, second as u32] };
-        ops::head(
-            device,
-            h.view(),
-            HeadWeights::new(w.view(), None),
-            targets,
-            &HeadShape::default(),
-            &mut scores,
-        )
-        .unwrap();
+        let call = ops::Head::new(h.view(), HeadWeights::new(w.view(), None), targets, &HeadShape::default());
+        ops::head(device, call, &mut scores).unwrap();
         assert_eq!(scores.hit, [false, true, false], "vocabulary {vocabulary}");
-        // The first of equals stays the first when the other is in another part, whichever part it is in.
+        // The first of equals stays the first when the other is in another part, whichever part it
+        // is in.
         let mut case = Case::new(1, vocabulary, 2, DType::F32, HeadShape::default(), false);
         (case.hidden, case.w) = (hidden, Matrix::read(device, w.view()));
         (case.rows, case.targets) = (vec![0; 3], vec![0, first as u32, second as u32]);
@@ -292,7 +290,8 @@ fn ties_go_to_the_first_on(device: &Device) {
     }
 }
 
-/// Logits of ±1e4: log-probabilities stay finite and the gradient is that of a one-hot distribution.
+/// Logits of ±1e4: log-probabilities stay finite and the gradient is that of a one-hot
+/// distribution.
 #[test]
 fn large_logits() {
     for (_, device) in devices() {
@@ -302,7 +301,8 @@ fn large_logits() {
         let mut scores = HeadScores::default();
         let targets = Targets { rows: &[0, 0], targets: &[0, 1] };
         let weights = HeadWeights::new(w.view(), None);
-        ops::head(&device, h.view(), weights, targets, &HeadShape::default(), &mut scores).unwrap();
+        ops::head(&device, ops::Head::new(h.view(), weights, targets, &HeadShape::default()), &mut scores)
+            .unwrap();
         assert_eq!(scores.log_prob, [0.0, -2e4]);
         assert_eq!(scores.entropy, [0.0]);
     }
@@ -333,7 +333,8 @@ fn nothing_to_score() {
         let mut scores = HeadScores::default();
         let targets = Targets { rows: &[], targets: &[] };
         let weights = HeadWeights::new(w.view(), None);
-        ops::head(&device, hidden.view(), weights, targets, &HeadShape::default(), &mut scores).unwrap();
+        let call = ops::Head::new(hidden.view(), weights, targets, &HeadShape::default());
+        ops::head(&device, call, &mut scores).unwrap();
         assert_eq!(scores, HeadScores::default());
     }
 }
@@ -345,19 +346,14 @@ fn a_target_outside_the_vocabulary_is_refused() {
     let w = device.alloc(Kind::Weights, 7, 4, DType::F32).unwrap();
     let targets = Targets { rows: &[0], targets: &[7] };
     let mut scores = HeadScores::default();
-    let error = ops::head(
-        &device,
-        hidden.view(),
-        HeadWeights::new(w.view(), None),
-        targets,
-        &HeadShape::default(),
-        &mut scores,
-    )
-    .unwrap_err();
+    let call =
+        ops::Head::new(hidden.view(), HeadWeights::new(w.view(), None), targets, &HeadShape::default());
+    let error = ops::head(&device, call, &mut scores).unwrap_err();
     assert_eq!(error.to_string(), "head: target 7 is outside the vocabulary of 7");
 }
 
-/// The dry run sees the strip of a chunk's logits that the head takes, and no more than a GPU's few numbers of each row.
+/// The dry run sees the strip of a chunk's logits that the head takes, and no more than a GPU's few
+/// numbers of each row.
 #[test]
 fn a_dry_run_counts_the_chunk() {
     for (backend, strip, of_row) in [(Backend::Cpu, 1024, 0), (Backend::Cuda, 16_128, 64)] {
@@ -375,15 +371,9 @@ fn bytes_of_a_dry_run(backend: Backend) -> usize {
     let before = device.memory().total();
     let mut scores = HeadScores::default();
     let targets = Targets { rows: &[3], targets: &[5] };
-    ops::head(
-        &device,
-        hidden.view(),
-        HeadWeights::new(w.view(), None),
-        targets,
-        &HeadShape::default(),
-        &mut scores,
-    )
-    .unwrap();
+    let call =
+        ops::Head::new(hidden.view(), HeadWeights::new(w.view(), None), targets, &HeadShape::default());
+    ops::head(&device, call, &mut scores).unwrap();
     let head = Kind::ALL.iter().position(|k| *k == Kind::Head).unwrap();
     assert_eq!(device.memory().total(), before, "the chunk is returned");
     device.memory().at_peak[head]

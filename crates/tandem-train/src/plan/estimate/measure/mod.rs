@@ -203,10 +203,32 @@ fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
         let mut out = zeros(wide)?;
         let (mut dq, mut dk, mut dv) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
         let (q, k, v, d_out) = (q.view(), k.view(), v.view(), d_out.view());
-        ops::attention(device, q, k, v, &forest, &heads, out.view_mut(), sum.view_mut())?;
+        let call = ops::Attention {
+            q,
+            k,
+            v,
+            forest: &forest,
+            shape: &heads,
+            out: out.view_mut(),
+            log_sum_exp: sum.view_mut(),
+        };
+        ops::attention(device, call)?;
         let (out, sum) = (out.view(), sum.view());
         let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-        Ok(ops::attention_backward(device, q, k, v, out, sum, d_out, &forest, &heads, dq, dk, dv)?)
+        let call = ops::AttentionBackward {
+            q,
+            k,
+            v,
+            out,
+            log_sum_exp: sum,
+            d_out,
+            forest: &forest,
+            shape: &heads,
+            dq,
+            dk,
+            dv,
+        };
+        Ok(ops::attention_backward(device, call)?)
     };
     let dry = Device::meta();
     let unfilled = |cols| dry.zeros(Kind::Scratch, tokens, cols, dtype);

@@ -1,0 +1,3 @@
+//! The shape of a batch.
+
+pub mod forest;

@@ -1,0 +1,375 @@
+//! The micro-kernel: one tile of the result, held in registers.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::Operand;
+use super::lanes::Lanes;
+use super::pack::pack;
+use crate::cpu::vector::Vector;
+use crate::{Element, bf16};
+
+/// Packing of factors and computation of a tile. Functions are inlined into the code of a level.
+///
+pub(super) trait Kernel {
+    const ROWS: usize;
+    const COLUMNS: usize;
+    const DEPTH: usize;
+    const WORDS: usize;
+    /// Blocks of k are a multiple of this number of lanes; missing lanes at the end of k are packed
+    /// as zeros.
+    const GROUP: usize;
+    /// Longest block of k, in lanes, if there are several.
+    const BLOCK: usize;
+    /// Longest k that is one block.
+    const WHOLE: usize = Self::BLOCK;
+
+    /// State of a tile that is stored while the next one is computed.
+    type Pending;
+
+    /// Packs rows and lanes of the first factor; panels begin `panel_stride` words apart.
+    ///
+    /// # Safety The caller is compiled for the kernel's level and runs where it exists; `to` has
+    /// room for the panels; the rows lie inside the operand, of which `lanes` covers at least one
+    /// element.
+    unsafe fn pack_rows(
+        source: &Operand,
+        rows: Range<usize>,
+        lanes: Range<usize>,
+        to: *mut f32,
+        panel_stride: usize,
+    );
+
+    /// Packs rows and lanes of the second factor.
+    ///
+    /// # Safety
+    /// As [`Self::pack_rows`].
+    unsafe fn pack_columns(
+        source: &Operand,
+        rows: Range<usize>,
+        lanes: Range<usize>,
+        to: *mut f32,
+        panel_stride: usize,
+    );
+
+    /// Prepares the thread for the tiles of a task.
+    ///
+    /// # Safety
+    /// The CPU has the level.
+    unsafe fn begin() -> Self::Pending;
+
+    /// Ends what [`Self::begin`] began: all tiles are stored.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`].
+    unsafe fn end(pending: Self::Pending);
+
+    /// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor.
+    /// Tiles are stored in order; the last may be stored with the next one.
+    ///
+    /// # Safety As [`Self::pack_rows`], between [`Self::begin`] and [`Self::end`]; the panels hold
+    /// the lanes; the tile's addresses are valid for its rows and columns until the next tile is
+    /// computed, or the end.
+    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, pending: &mut Self::Pending);
+}
+
+/// Kernel with sums in `MR` rows of `NV` vectors, which are `NR` columns.
+pub(super) struct Registers<M, const MR: usize, const NV: usize, const NR: usize>(PhantomData<M>);
+
+impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for Registers<M, MR, NV, NR> {
+    const ROWS: usize = MR;
+    const COLUMNS: usize = NR;
+    const DEPTH: usize = M::DEPTH;
+    const WORDS: usize = 1;
+    const GROUP: usize = 1;
+    /// Longer blocks than fit a panel into the first-level cache are faster (512 against 256 and
+    /// 176: 3 and 7 % on Emerald Rapids): the tile prefetches the panel, and there are fewer passes
+    /// over the result.
+    const BLOCK: usize = 512;
+
+    type Pending = ();
+
+    #[inline(always)]
+    unsafe fn pack_rows(
+        source: &Operand,
+        rows: Range<usize>,
+        lanes: Range<usize>,
+        to: *mut f32,
+        panel_stride: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { pack::<M::Vector, MR>(source, M::DEPTH, rows, lanes, to, panel_stride) };
+    }
+
+    #[inline(always)]
+    unsafe fn pack_columns(
+        source: &Operand,
+        rows: Range<usize>,
+        lanes: Range<usize>,
+        to: *mut f32,
+        panel_stride: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { pack::<M::Vector, NR>(source, M::DEPTH, rows, lanes, to, panel_stride) };
+    }
+
+    unsafe fn begin() {}
+
+    unsafe fn end((): ()) {}
+
+    #[inline(always)]
+    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, (): &mut ()) {
+        // SAFETY: the caller's promise.
+        unsafe { multiply::<M, MR, NV>(lanes, a, b, tile) };
+    }
+}
+
+/// Multiplication of packed lanes. A lane is 32 bits: one f32, or a pair of bf16.
+pub(super) trait Multiply {
+    type Vector: Lanes;
+    /// Elements along k in one lane.
+    const DEPTH: usize;
+
+    /// Computes `c + a · b` lane by lane.
+    ///
+    /// # Safety
+    /// The CPU must have the vector's level.
+    unsafe fn multiply_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+}
+
+/// One f32 per lane.
+pub(super) struct Singles<V>(PhantomData<V>);
+
+impl<V: Lanes> Multiply for Singles<V> {
+    type Vector = V;
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: V, b: V, c: V) -> V {
+        a.mul_add(b, c)
+    }
+}
+
+/// A pair of bf16 per lane.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Pairs;
+
+#[cfg(target_arch = "x86_64")]
+impl Multiply for Pairs {
+    type Vector = crate::cpu::vector::Avx512;
+    const DEPTH: usize = 2;
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        // SAFETY: the caller's promise.
+        unsafe { super::lanes::multiply_add_pairs(a, b, c) }
+    }
+}
+
+/// Addend and destination of a tile. Addresses are those of its first element.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// Rows and columns to write; the tile in registers may be larger.
+    pub rows: usize,
+    pub cols: usize,
+    /// Added to the tile: the old result or the residual. Rows are `add_stride` apart.
+    pub add: Add,
+    pub add_stride: usize,
+    /// One number per column, added to every row, if not null.
+    pub bias: *const f32,
+    pub out: Out,
+    pub out_stride: usize,
+}
+
+/// Address of the result, by type.
+#[derive(Clone, Copy)]
+pub(super) enum Out {
+    F32(*mut f32),
+    Bf16(*mut bf16),
+}
+
+/// Address of the addend, by type.
+#[derive(Clone, Copy)]
+pub(super) enum Add {
+    Nothing,
+    F32(*const f32),
+    Bf16(*const bf16),
+}
+
+/// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes: `MR` rows from `a`, `NV`
+/// vectors of columns from `b`.
+///
+/// # Safety The caller is compiled for the vector's level and runs where it exists; `a` and `b`
+/// hold `lanes` groups of `MR` and of `NV` vectors; the tile's addresses are valid for its rows and
+/// columns.
+#[inline(always)]
+unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
+    lanes: usize,
+    mut a: *const f32,
+    mut b: *const f32,
+    tile: &Tile,
+) {
+    let width = M::Vector::LANES;
+    let part = lanes.div_ceil(MR.div_ceil(PREFETCH_ROWS)).max(1);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[M::Vector::splat(0.0); NV]; MR];
+        let (mut left, mut row) = (lanes, 0);
+        while left > 0 {
+            tile.prefetch(row..row + PREFETCH_ROWS);
+            row += PREFETCH_ROWS;
+            let now = part.min(left);
+            left -= now;
+            for _ in 0..now {
+                let mut columns = [M::Vector::splat(0.0); NV];
+                for j in 0..NV {
+                    columns[j] = M::Vector::load(b.add(j * width), width);
+                    prefetch(b.wrapping_add(PREFETCH_LANES * NV * width + j * width).cast());
+                }
+                for i in 0..MR {
+                    let row = M::Vector::splat(*a.add(i));
+                    for j in 0..NV {
+                        sums[i][j] = M::multiply_add(row, columns[j], sums[i][j]);
+                    }
+                }
+                a = a.add(MR);
+                b = b.add(NV * width);
+            }
+        }
+        // The sums pass through memory, so that only the loops above touch their array and it stays
+        // in registers.
+        let mut values = [const { MaybeUninit::<[f32; MOST_COLUMNS]>::uninit() }; MR];
+        for i in 0..MR {
+            for j in 0..NV {
+                sums[i][j].store(values[i].as_mut_ptr().cast::<f32>().add(j * width), width);
+            }
+        }
+        tile.store::<M::Vector>(values.as_ptr().cast());
+    }
+}
+
+/// Lanes by which the second factor is prefetched.
+const PREFETCH_LANES: usize = 24;
+
+/// Rows of the result prefetched at a time: all at once would wait for one another and stall the
+/// arithmetic.
+const PREFETCH_ROWS: usize = 2;
+
+/// Columns of the widest tile.
+pub(super) const MOST_COLUMNS: usize = 32;
+
+impl Tile {
+    /// Prefetches the addend and destination of these rows of the tile.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, rows: Range<usize>) {
+        let (out, size) = match self.out {
+            Out::F32(out) => (out.cast::<u8>().cast_const(), size_of::<f32>()),
+            Out::Bf16(out) => (out.cast::<u8>().cast_const(), size_of::<bf16>()),
+        };
+        let rows = rows.start..rows.end.min(self.rows);
+        for i in rows.clone() {
+            prefetch(out.wrapping_add(i * self.out_stride * size));
+            prefetch(out.wrapping_add((i * self.out_stride + self.cols - 1) * size));
+        }
+        // A bf16 addend is the result itself.
+        if let Add::F32(add) = self.add
+            && !std::ptr::addr_eq(add, out)
+        {
+            for i in rows {
+                prefetch(add.wrapping_add(i * self.add_stride).cast());
+                prefetch(add.wrapping_add(i * self.add_stride + self.cols - 1).cast());
+            }
+        }
+    }
+
+    /// Computes `out = add + bias + values`; rows of `values` are [`MOST_COLUMNS`] apart.
+    ///
+    /// # Safety
+    /// As [`multiply`].
+    #[inline(always)]
+    pub(super) unsafe fn store<V: Lanes>(&self, values: *const f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.out {
+                Out::F32(out) => self.store_as::<V, f32>(values, out),
+                Out::Bf16(out) => self.store_as::<V, bf16>(values, out),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_as<V: Lanes, E: Element>(&self, values: *const f32, out: *mut E) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Never read if nothing is added.
+            let none = std::ptr::null::<f32>();
+            match (self.add, !self.bias.is_null()) {
+                (Add::Nothing, false) => self.write::<V, E, f32, false, false>(values, none, out),
+                (Add::Nothing, true) => self.write::<V, E, f32, false, true>(values, none, out),
+                (Add::F32(add), false) => self.write::<V, E, f32, true, false>(values, add, out),
+                (Add::F32(add), true) => self.write::<V, E, f32, true, true>(values, add, out),
+                (Add::Bf16(add), false) => self.write::<V, E, bf16, true, false>(values, add, out),
+                (Add::Bf16(add), true) => self.write::<V, E, bf16, true, true>(values, add, out),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write<V: Lanes, E: Element, A: Element, const ADD: bool, const BIAS: bool>(
+        &self,
+        values: *const f32,
+        add: *const A,
+        out: *mut E,
+    ) {
+        let whole = self.cols - self.cols % V::LANES;
+        for i in 0..self.rows {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (values, out) = (values.add(i * MOST_COLUMNS), out.add(i * self.out_stride));
+                let add = add.wrapping_add(i * self.add_stride);
+                for first in (0..whole).step_by(V::LANES) {
+                    self.write_part::<V, E, A, ADD, BIAS>(values, add, out, first, V::LANES);
+                }
+                if whole < self.cols {
+                    self.write_part::<V, E, A, ADD, BIAS>(values, add, out, whole, self.cols - whole);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_part<V: Lanes, E: Element, A: Element, const ADD: bool, const BIAS: bool>(
+        &self,
+        values: *const f32,
+        add: *const A,
+        out: *mut E,
+        first: usize,
+        count: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sum = V::load(values.add(first), V::LANES);
+            if ADD {
+                sum = sum.add(V::get(add.add(first), count));
+            }
+            if BIAS {
+                sum = sum.add(V::load(self.bias.add(first), count));
+            }
+            sum.put(out.add(first), count);
+        }
+    }
+}
+
+/// Prefetches a cache line.
+#[inline(always)]
+pub(super) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; any address will do.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}

@@ -1,0 +1,166 @@
+//! Register operations of packing: transposing 32-bit lanes, and pairs of bf16 in them.
+
+use crate::cpu::vector::{Portable, Vector};
+
+/// Addresses of the rows of a panel.
+pub(super) type Rows = [*const u8; MOST_LANES];
+
+/// The lanes of the widest register.
+pub(super) const MOST_LANES: usize = 16;
+
+/// Registers of 32-bit lanes, whatever the bits mean.
+pub(super) trait Lanes: Vector {
+    /// Loads four columns of a matrix of `LANES` rows: row `i` is the four lanes at `rows[i] +
+    /// offset` bytes, result `j` is column `j`.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `Self`, and the first `LANES` rows can be read.
+    unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4];
+
+    /// Widens the first bf16 of each pair.
+    fn first_of_pairs(self) -> Self;
+
+    /// Widens the second bf16 of each pair.
+    fn second_of_pairs(self) -> Self;
+
+    /// Packs pairs of bf16 from two registers of widened bf16.
+    fn pair_with(self, second: Self) -> Self;
+}
+
+impl Lanes for Portable {
+    #[inline(always)]
+    unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
+        let mut columns = [[0.0; Self::LANES]; 4];
+        for i in 0..Self::LANES {
+            // SAFETY: the caller's promise.
+            let row = unsafe { rows[i].add(offset).cast::<[f32; 4]>().read_unaligned() };
+            for j in 0..4 {
+                columns[j][i] = row[j];
+            }
+        }
+        columns.map(Self)
+    }
+    #[inline(always)]
+    fn first_of_pairs(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits() << 16)))
+    }
+    #[inline(always)]
+    fn second_of_pairs(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits() & 0xffff_0000)))
+    }
+    #[inline(always)]
+    fn pair_with(self, second: Self) -> Self {
+        Self(std::array::from_fn(|i| f32::from_bits(self.0[i].to_bits() >> 16 | second.0[i].to_bits())))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! Every intrinsic below is available wherever a value of its type can exist.
+    #![allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them, stated above")]
+
+    use std::arch::x86_64::*;
+
+    use super::{Lanes, Rows};
+    use crate::cpu::vector::{Avx2, Avx512};
+
+    impl Lanes for Avx2 {
+        #[inline(always)]
+        unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
+            unsafe {
+                // Register j holds rows j and j + 4, so that transposing its 128-bit parts leaves
+                // the rows in order.
+                let mut r = [_mm256_setzero_ps(); 4];
+                for j in 0..4 {
+                    let part = |i: usize| _mm_loadu_ps(rows[i].add(offset).cast());
+                    r[j] = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(part(j)), part(j + 4));
+                }
+                let (a, b) = (_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpacklo_ps(r[2], r[3]));
+                let (c, d) = (_mm256_unpackhi_ps(r[0], r[1]), _mm256_unpackhi_ps(r[2], r[3]));
+                [
+                    Self(_mm256_shuffle_ps::<0b01_00_01_00>(a, b)),
+                    Self(_mm256_shuffle_ps::<0b11_10_11_10>(a, b)),
+                    Self(_mm256_shuffle_ps::<0b01_00_01_00>(c, d)),
+                    Self(_mm256_shuffle_ps::<0b11_10_11_10>(c, d)),
+                ]
+            }
+        }
+        #[inline(always)]
+        fn first_of_pairs(self) -> Self {
+            Self(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(self.0))) })
+        }
+        #[inline(always)]
+        fn second_of_pairs(self) -> Self {
+            unsafe {
+                let second = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+                Self(_mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(self.0), second)))
+            }
+        }
+        #[inline(always)]
+        fn pair_with(self, second: Self) -> Self {
+            unsafe {
+                let first = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.0));
+                Self(_mm256_castsi256_ps(_mm256_or_si256(first, _mm256_castps_si256(second.0))))
+            }
+        }
+    }
+
+    impl Lanes for Avx512 {
+        #[inline(always)]
+        unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
+            unsafe {
+                // Register j holds rows j, j + 4, j + 8 and j + 12, so that transposing its 128-bit
+                // parts leaves the rows in order. Inserting from memory needs no shuffle unit,
+                // which limits a transposition.
+                let mut r = [_mm512_setzero_ps(); 4];
+                for j in 0..4 {
+                    let part = |i: usize| _mm_loadu_ps(rows[i].add(offset).cast());
+                    let all = _mm512_castps128_ps512(part(j));
+                    let all = _mm512_insertf32x4::<1>(all, part(j + 4));
+                    let all = _mm512_insertf32x4::<2>(all, part(j + 8));
+                    r[j] = _mm512_insertf32x4::<3>(all, part(j + 12));
+                }
+                let (a, b) = (_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpacklo_ps(r[2], r[3]));
+                let (c, d) = (_mm512_unpackhi_ps(r[0], r[1]), _mm512_unpackhi_ps(r[2], r[3]));
+                [
+                    Self(_mm512_shuffle_ps::<0b01_00_01_00>(a, b)),
+                    Self(_mm512_shuffle_ps::<0b11_10_11_10>(a, b)),
+                    Self(_mm512_shuffle_ps::<0b01_00_01_00>(c, d)),
+                    Self(_mm512_shuffle_ps::<0b11_10_11_10>(c, d)),
+                ]
+            }
+        }
+        #[inline(always)]
+        fn first_of_pairs(self) -> Self {
+            Self(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(self.0))) })
+        }
+        #[inline(always)]
+        fn second_of_pairs(self) -> Self {
+            unsafe {
+                let second = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+                Self(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(self.0), second)))
+            }
+        }
+        #[inline(always)]
+        fn pair_with(self, second: Self) -> Self {
+            unsafe {
+                let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(self.0));
+                Self(_mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(second.0))))
+            }
+        }
+    }
+
+    /// Computes `c + a₀·b₀ + a₁·b₁`, where each lane of `a` and `b` is a pair of bf16.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 BF16.
+    #[inline(always)]
+    pub(in crate::cpu::gemm) unsafe fn multiply_add_pairs(a: Avx512, b: Avx512, c: Avx512) -> Avx512 {
+        // Both types are 512 plain bits.
+        let pairs = |x: Avx512| unsafe { std::mem::transmute::<__m512, __m512bh>(x.0) };
+        Avx512(unsafe { _mm512_dpbf16_ps(c.0, pairs(a), pairs(b)) })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::multiply_add_pairs;

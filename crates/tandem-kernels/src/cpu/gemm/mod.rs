@@ -1,0 +1,112 @@
+//! GEMM on the CPU: three algorithms.
+//!
+//! [`gemv`] takes few rows (decoding), limited by reading the matrix, on devices made for that: its
+//! sums have another order. [`skinny`] takes GEMMs with a dimension as short as an adapter's rank.
+//! [`blocked`] takes the rest, limited by arithmetic. In the last two, the bits of a row do not
+//! depend on the number of rows.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod blocked;
+mod gemv;
+mod kernel;
+mod lanes;
+mod level;
+mod pack;
+mod skinny;
+#[cfg(target_arch = "x86_64")]
+mod skinny_tiles;
+
+use super::convert::accumulate;
+use super::rows::RowsMut;
+use super::{Cpu, Isa};
+use crate::ops::gemm::{Operand, Product, Term};
+use crate::{DType, View, ViewMut, bf16, with_element};
+use kernel::Add;
+
+impl Operand<'_> {
+    /// Returns the first element. The type is the caller's choice: bf16 factors are read as pairs,
+    /// too.
+    fn pointer<E>(&self) -> *const E {
+        match self.dtype() {
+            DType::F32 => self.view().pointer_of::<f32>().cast(),
+            DType::Bf16 => self.view().pointer_of::<bf16>().cast(),
+        }
+    }
+}
+
+impl Product<'_> {
+    /// Computes it on all threads; from inside a block of [`Cpu::parallel_for`], on the calling
+    /// thread alone.
+    ///
+    /// # Panics
+    /// If shapes or types do not fit; operations check them first.
+    pub(crate) fn run(mut self, cpu: &Cpu) {
+        self.check();
+        let (m, n) = self.c.shape();
+        if m == 0 || n == 0 {
+            return;
+        }
+        let is_of_few_rows = cpu.for_few_rows && gemv::takes(&self);
+        if !is_of_few_rows && skinny::run(cpu, &mut self) {
+            return;
+        }
+        match (cpu.isa(), self.a.dtype()) {
+            (Isa::Portable, _) => self.run_on::<level::Baseline>(cpu, is_of_few_rows),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, _) => self.run_on::<level::Avx2Level>(cpu, is_of_few_rows),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Bf16, DType::Bf16) => self.run_on::<level::Avx512Bf16Level>(cpu, is_of_few_rows),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Amx, DType::Bf16) => self.run_on::<level::AmxLevel>(cpu, is_of_few_rows),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Amx, DType::F32) => self.run_on::<level::AmxSplitLevel>(cpu, is_of_few_rows),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx512Bf16, _) => self.run_on::<level::Avx512Level>(cpu, is_of_few_rows),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("only x86-64 has these levels"),
+        }
+    }
+
+    fn run_on<L: level::Level>(&self, cpu: &Cpu, is_of_few_rows: bool) {
+        if is_of_few_rows {
+            gemv::run::<L>(cpu, self);
+        } else {
+            blocked::run::<L>(cpu, self);
+        }
+    }
+
+    /// Returns the addend from an element on, and its row stride.
+    fn start_at(&self, row: usize, col: usize) -> (Add, usize) {
+        let (view, is_wanted) = match self.residual {
+            Some(residual) => (residual, true),
+            None => (self.c.view(), self.accumulate),
+        };
+        let offset = row * view.stride() + col;
+        match view.dtype() {
+            _ if !is_wanted => (Add::Nothing, 0),
+            DType::F32 => (Add::F32(view.pointer_of::<f32>().wrapping_add(offset)), view.stride()),
+            DType::Bf16 => (Add::Bf16(view.pointer_of::<bf16>().wrapping_add(offset)), view.stride()),
+        }
+    }
+
+    /// Returns the bias from a column on; null if there is none.
+    fn bias_at(&self, col: usize) -> *const f32 {
+        self.bias.map_or(std::ptr::null(), |b| b.pointer_of::<f32>().wrapping_add(col))
+    }
+}
+
+impl Cpu {
+    /// Computes `db += Σ_t dy[t]`, each column summed in row order.
+    pub(crate) fn bias_backward(&self, dy: View, db: ViewMut) {
+        let (rows, cols) = dy.shape();
+        let db = RowsMut::<f32>::new(db);
+        with_element!(dy.dtype(), E => self.parallel_ranges(cols, 256, |_, range| {
+            // SAFETY: ranges are disjoint.
+            let db = unsafe { db.part(0, range.start, range.len()) };
+            for row in 0..rows {
+                accumulate(self.isa(), &dy.row::<E>(row)[range.clone()], db);
+            }
+        }));
+    }
+}

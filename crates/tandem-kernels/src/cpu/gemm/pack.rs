@@ -1,0 +1,237 @@
+//! Packing of a factor into panels, in the order of the micro-kernel.
+//!
+
+use std::ops::Range;
+
+use super::Operand;
+use super::kernel::prefetch;
+use super::lanes::{Lanes, MOST_LANES, Rows};
+use crate::{DType, bf16};
+
+/// Packs rows `rows` and lanes `lanes` (of `depth` elements each) of `source`; panels begin
+/// `panel_stride` apart.
+///
+/// # Safety The caller is compiled for the vector's level and runs where it exists; `to` has room
+/// for the panels.
+#[inline(always)]
+pub(super) unsafe fn pack<V: Lanes, const W: usize>(
+    source: &Operand,
+    depth: usize,
+    rows: Range<usize>,
+    lanes: Range<usize>,
+    to: *mut f32,
+    panel_stride: usize,
+) {
+    let elements = lanes.start * depth..source.depth().min(lanes.end * depth);
+    // SAFETY: rows and elements lie inside the operand; the caller promises the room.
+    unsafe {
+        match (source.dtype(), depth, source.is_transposed()) {
+            (DType::F32, _, false) => from_rows::<V, W, Whole>(source, rows, elements, to, panel_stride),
+            (DType::F32, _, true) => from_columns::<V, W, Whole>(source, rows, elements, to, panel_stride),
+            (DType::Bf16, 1, false) => from_rows::<V, W, Widened>(source, rows, elements, to, panel_stride),
+            (DType::Bf16, 1, true) => from_columns::<V, W, Widened>(source, rows, elements, to, panel_stride),
+            (DType::Bf16, _, false) => from_rows::<V, W, Paired>(source, rows, elements, to, panel_stride),
+            (DType::Bf16, _, true) => from_columns::<V, W, Paired>(source, rows, elements, to, panel_stride),
+        }
+    }
+}
+
+/// Conversion of elements to lanes.
+trait Packing {
+    type Element: Copy;
+    /// Elements per 32-bit read along k.
+    const READ: usize;
+    /// Lanes per 32-bit read.
+    const LANES: usize;
+    /// Elements along k per lane.
+    const DEPTH: usize;
+    /// Stores the lanes of one vector of 32-bit reads, `W` apart.
+    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize);
+    /// Returns one lane from `DEPTH` elements `stride` apart, of which `count` exist.
+    unsafe fn lane(from: *const Self::Element, stride: usize, count: usize) -> f32;
+    /// Returns one vector of lanes from adjacent elements, the next along k `stride` further.
+    unsafe fn lanes<V: Lanes>(from: *const Self::Element, stride: usize, count: usize) -> V;
+}
+
+/// f32 unchanged.
+struct Whole;
+
+impl Packing for Whole {
+    type Element = f32;
+    const READ: usize = 1;
+    const LANES: usize = 1;
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { column.store(to, count) };
+    }
+    #[inline(always)]
+    unsafe fn lane(from: *const f32, _stride: usize, _count: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { *from }
+    }
+    #[inline(always)]
+    unsafe fn lanes<V: Lanes>(from: *const f32, _stride: usize, _count: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(from, V::LANES) }
+    }
+}
+
+/// bf16 widened to f32.
+struct Widened;
+
+impl Packing for Widened {
+    type Element = bf16;
+    const READ: usize = 2;
+    const LANES: usize = 2;
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            column.first_of_pairs().store(to, count);
+            column.second_of_pairs().store(to.add(W), count);
+        }
+    }
+    #[inline(always)]
+    unsafe fn lane(from: *const bf16, _stride: usize, _count: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { <bf16 as crate::Element>::to_f32(*from) }
+    }
+    #[inline(always)]
+    unsafe fn lanes<V: Lanes>(from: *const bf16, _stride: usize, _count: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_bf16(from, V::LANES) }
+    }
+}
+
+/// Pairs of bf16.
+struct Paired;
+
+impl Packing for Paired {
+    type Element = bf16;
+    const READ: usize = 2;
+    const LANES: usize = 1;
+    const DEPTH: usize = 2;
+
+    #[inline(always)]
+    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { column.store(to, count) };
+    }
+    #[inline(always)]
+    unsafe fn lane(from: *const bf16, stride: usize, count: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let second = if count > 1 { from.add(stride).read().to_bits() } else { 0 };
+            f32::from_bits(u32::from(from.read().to_bits()) | u32::from(second) << 16)
+        }
+    }
+    #[inline(always)]
+    unsafe fn lanes<V: Lanes>(from: *const bf16, stride: usize, count: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let first = V::load_bf16(from, V::LANES);
+            let second = if count > 1 { V::load_bf16(from.add(stride), V::LANES) } else { V::splat(0.0) };
+            first.pair_with(second)
+        }
+    }
+}
+
+/// Packs elements that are neighbours along k: a transposition of 32-bit reads.
+#[inline(always)]
+unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
+    source: &Operand,
+    rows: Range<usize>,
+    elements: Range<usize>,
+    to: *mut f32,
+    panel_stride: usize,
+) {
+    let last = rows.len() - 1;
+    let stride = source.stride();
+    // Four reads of each row at a time; the rest one lane at a time.
+    let step = 4 * P::READ;
+    let whole = elements.len() / step * step;
+    // SAFETY: rows beyond the last one are read from the last one, so every address lies inside the
+    // operand.
+    unsafe {
+        let base = source.pointer::<P::Element>().add(rows.start * stride + elements.start);
+        for (panel, first) in (0..rows.len()).step_by(W).enumerate() {
+            let to = to.add(panel * panel_stride);
+            for part in (0..W).step_by(V::LANES) {
+                let count = V::LANES.min(W - part);
+                let mut starts: Rows = [std::ptr::null(); MOST_LANES];
+                for i in 0..V::LANES {
+                    starts[i] = base.add((first + part + i).min(last) * stride).cast();
+                }
+                let mut to = to.add(part);
+                for k in (0..whole).step_by(step) {
+                    // Prefetches the next panel's lines, each once: four steps cross a line, so
+                    // each step takes a quarter of the rows.
+                    for i in 0..V::LANES / 4 {
+                        let row = first + W + part + k / step % 4 * (V::LANES / 4) + i;
+                        prefetch(base.wrapping_add(row.min(last) * stride + k).cast());
+                    }
+                    for column in V::load_columns(&starts, k * size_of::<P::Element>()) {
+                        P::store::<V, W>(column, to, count);
+                        to = to.add(P::LANES * W);
+                    }
+                }
+                for k in (whole..elements.len()).step_by(P::DEPTH) {
+                    for i in 0..count {
+                        let from = starts[i].cast::<P::Element>().add(k);
+                        *to.add(i) = P::lane(from, 1, elements.len() - k);
+                    }
+                    to = to.add(W);
+                }
+            }
+        }
+    }
+}
+
+/// Prefetch distance of a copy, in elements along k.
+const AHEAD: usize = 8;
+
+/// Packs rows that are neighbours in memory: a copy, all panels of one lane after another.
+#[inline(always)]
+unsafe fn from_columns<V: Lanes, const W: usize, P: Packing>(
+    source: &Operand,
+    rows: Range<usize>,
+    elements: Range<usize>,
+    to: *mut f32,
+    panel_stride: usize,
+) {
+    let stride = source.stride();
+    // The vectors of a panel may reach beyond it, but not beyond the operand's last row.
+    let reach = W.next_multiple_of(V::LANES);
+    let readable = source.rows() - rows.start;
+    // SAFETY: every address read lies inside the operand: whole vectors are read only where the row
+    // goes on.
+    unsafe {
+        let base = source.pointer::<P::Element>().add(elements.start * stride + rows.start);
+        for (lane, k) in (0..elements.len()).step_by(P::DEPTH).enumerate() {
+            let (from, count) = (base.add(k * stride), elements.len() - k);
+            // Rows are too far apart for the hardware prefetcher.
+            for line in (0..rows.len()).step_by(64 / size_of::<P::Element>()) {
+                prefetch(from.wrapping_add(AHEAD * stride + line).cast());
+            }
+            for panel in 0..rows.len().div_ceil(W) {
+                let (from, to) = (from.add(panel * W), to.add(panel * panel_stride + lane * W));
+                let is_whole = (panel + 1) * W <= rows.len() && panel * W + reach <= readable;
+                if is_whole {
+                    for part in (0..W).step_by(V::LANES) {
+                        let lanes = P::lanes::<V>(from.add(part), stride, count);
+                        lanes.store(to.add(part), V::LANES.min(W - part));
+                    }
+                } else {
+                    for i in 0..W.min(rows.len() - panel * W) {
+                        *to.add(i) = P::lane(from.add(i), stride, count);
+                    }
+                }
+            }
+        }
+    }
+}

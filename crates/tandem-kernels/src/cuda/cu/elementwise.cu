@@ -1,0 +1,73 @@
+// Elementwise operations.
+//
+// Threads: blocks of 256 over vectors of the matrix, 2 or 4 vectors per thread (`elements.cuh`).
+// Bytes per element: fill 1 write; divide and mix 2 reads and 1 write (divide 3 reads where it adds).
+#include "elements.cuh"
+
+namespace {
+
+template <int N, typename X> __device__ __forceinline__ void fill(X *x, size_t stride, float value, size_t rows, size_t cols) {
+    float v[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = value;
+    over_elements<N>(
+        rows, cols, [&](int, size_t row, size_t col) { put(x + row * stride + col, v); });
+}
+
+// y = a / b, or += if that is wanted.
+template <int N> __device__ __forceinline__ void divide(const float *a, const float *b, float *y, bool add, size_t cols) {
+    Vector<float, N> given[DEPTH<N>], divisor[DEPTH<N>], before[DEPTH<N>];
+    over_elements<N>(
+        1, cols,
+        [&](int k, size_t, size_t col) {
+            given[k] = fetch<N>(a + col);
+            divisor[k] = fetch<N>(b + col);
+            before[k] = {};
+            if (add) before[k] = fetch<N>(y + col);
+        },
+        [&](int k, size_t, size_t col) {
+            float v[N], by[N], sum[N];
+            unpack(given[k], v), unpack(divisor[k], by), unpack(before[k], sum);
+#pragma unroll
+            for (int j = 0; j < N; j++) v[j] = add ? sum[j] + v[j] / by[j] : v[j] / by[j];
+            put(y + col, v);
+        });
+}
+
+// y = weight · x + rest · y, every term rounded.
+template <int N> __device__ __forceinline__ void mix(const float *x, float weight, float rest, float *y, size_t cols) {
+    Vector<float, N> given[DEPTH<N>], before[DEPTH<N>];
+    over_elements<N>(
+        1, cols,
+        [&](int k, size_t, size_t col) {
+            given[k] = fetch<N>(x + col);
+            before[k] = fetch<N>(y + col);
+        },
+        [&](int k, size_t, size_t col) {
+            float v[N], kept[N];
+            unpack(given[k], v), unpack(before[k], kept);
+#pragma unroll
+            for (int j = 0; j < N; j++) v[j] = __fadd_rn(__fmul_rn(weight, v[j]), __fmul_rn(rest, kept[j]));
+            put(y + col, v);
+        });
+}
+
+} // namespace
+
+#define FILL(name, X)                                                                                                   \
+    KERNEL_BOUNDS(name, THREADS, 4, X *x, long long stride, float value, long long rows, long long cols, int wide) {    \
+        if (wide) fill<AT_ONCE<X>>(x, stride, value, rows, cols);                                                       \
+        else fill<1>(x, stride, value, rows, cols);                                                                     \
+    }
+FILL(fill_f32, float)
+FILL(fill_bf16, bf16)
+
+KERNEL_BOUNDS(divide_f32, THREADS, 2, const float *a, const float *b, float *y, int add, long long cols, int wide) {
+    if (wide) divide<4>(a, b, y, add, cols);
+    else divide<1>(a, b, y, add, cols);
+}
+
+KERNEL_BOUNDS(mix_f32, THREADS, 4, const float *x, float weight, float rest, float *y, long long cols, int wide) {
+    if (wide) mix<4>(x, weight, rest, y, cols);
+    else mix<1>(x, weight, rest, y, cols);
+}

@@ -1,0 +1,110 @@
+//! GEMM: cuBLASLt, and additions that it lacks.
+
+use super::columns::elementwise_grid;
+use super::driver::{Factor, Matmul};
+use super::{Cuda, args, by_type, driver, source};
+use crate::ops::gemm::{Operand, Product, Term};
+use crate::{DType, Result, View, ViewMut};
+
+pub(super) static SOURCE: driver::Source = source!("gemm.cu");
+
+/// f32 sums before rounding: 16 MiB, to fit a GPU's cache.
+const WIDE: usize = 1 << 22;
+
+/// Returns how many of `rows` output rows need an f32 scratch accumulator; 0 if cuBLASLt can write
+/// the final type. The library rounds to bf16 before any other addition, and does not produce bf16
+/// from f32.
+pub(crate) fn wide_rows(product: &Product, rows: usize) -> usize {
+    let is_added_to = product.bias.is_some() || product.residual.is_some();
+    if product.c.dtype() == DType::F32 || !(is_added_to || product.a.dtype() == DType::F32) {
+        return 0;
+    }
+    // A multiple of the library's tiles.
+    let fitting = WIDE / product.c.cols().max(1) / 128 * 128;
+    rows.min(fitting.max(128))
+}
+
+/// Runs a GEMM. `wide` has room for [`wide_rows`] rows in f32, if there are any.
+pub(crate) fn run(cuda: &Cuda, product: Product, wide: Option<ViewMut>) -> Result<()> {
+    product.check();
+    if product.c.is_empty() {
+        return Ok(());
+    }
+    if wide_rows(&product, 1) == 0 {
+        return direct(cuda, product);
+    }
+    rounded_once(cuda, product, wide.expect("room for sums in f32"))
+}
+
+/// Lets the library write the final result.
+fn direct(cuda: &Cuda, product: Product) -> Result<()> {
+    let Product { a, b, term, mut c, accumulate, bias, residual } = product;
+    let itself = (c.address(), c.stride());
+    let residual_at = residual.map(|residual| (residual.address(), residual.stride()));
+    // Addends that the library lacks, and the result of an empty product, are written beforehand.
+    let is_prepared = bias.is_some() || (a.depth() == 0 && !accumulate);
+    if is_prepared {
+        add(cuda, [residual, None], bias, accumulate, c.reborrow())?;
+    }
+    let added = if is_prepared || accumulate { Some(itself) } else { residual_at };
+    multiply(cuda, a, b, added, &mut c)?;
+    term.map_or(Ok(()), |Term { a, b }| multiply(cuda, a, b, Some(itself), &mut c))
+}
+
+/// Accumulates in f32, some rows at a time, and rounds once.
+fn rounded_once(cuda: &Cuda, product: Product, mut wide: ViewMut) -> Result<()> {
+    let Product { a, b, term, mut c, accumulate, bias, residual } = product;
+    let m = c.rows();
+    for start in (0..m).step_by(wide.rows()) {
+        let rows = start..m.min(start + wide.rows());
+        let mut sums = wide.reborrow().row_range(0..rows.len());
+        let term = term.map(|term| Term { a: term.a.row_range(rows.clone()), ..term });
+        let part = Product::plain(a.row_range(rows.clone()), b, sums.reborrow(), false);
+        direct(cuda, Product { term, ..part })?;
+        let residual = residual.map(|residual| residual.row_range(rows.clone()));
+        add(cuda, [Some(sums.view()), residual], bias, accumulate, c.reborrow().row_range(rows))?;
+    }
+    Ok(())
+}
+
+/// Computes `c = a · bᵀ (+ added)`. An empty product leaves `c` as it is.
+fn multiply(cuda: &Cuda, a: Operand, b: Operand, added: Option<(u64, usize)>, c: &mut ViewMut) -> Result<()> {
+    if a.depth() == 0 {
+        return Ok(());
+    }
+    let factor = |operand: &Operand| Factor {
+        address: operand.view().address(),
+        stride: operand.stride(),
+        along_depth: !operand.is_transposed(),
+    };
+    let product = Matmul {
+        size: [c.rows(), c.cols(), a.depth()],
+        dtype: a.dtype(),
+        a: factor(&a),
+        b: factor(&b),
+        c: added,
+        d: (c.address(), c.stride()),
+        d_type: c.dtype(),
+        tf32: cuda.tf32(),
+    };
+    // SAFETY: views vouch for factors and result, whose shapes fit; the addend is the result, or of
+    // its shape and type.
+    unsafe { cuda.driver().matmul(cuda.stream(), &product) }
+}
+
+/// Computes `c = Σ terms + bias`, added to `c` if `accumulate` and rounded once. Terms and bias are
+/// f32.
+fn add(
+    cuda: &Cuda,
+    terms: [Option<View>; 2],
+    bias: Option<View>,
+    accumulate: bool,
+    c: ViewMut,
+) -> Result<()> {
+    let [x, y] = terms;
+    let strides = terms.map(|term| term.map_or(0, |term| term.stride() as i32));
+    let (c_stride, rows, cols) = (c.stride() as i32, c.rows() as i32, c.cols() as i32);
+    let args = args![x, strides[0], y, strides[1], bias, accumulate, &c, c_stride, rows, cols];
+    // SAFETY: all operands have the result's shape, the bias its columns.
+    unsafe { cuda.launch(&SOURCE, by_type!("product_add", c.dtype()), elementwise_grid(c.shape()), args) }
+}

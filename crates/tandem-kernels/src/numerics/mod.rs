@@ -1,0 +1,8 @@
+//! Number formats: element types, packed weights, optimiser states, fixed-point sums and random
+//! bits.
+
+pub mod dtype;
+pub mod exact;
+pub mod format;
+pub mod random;
+pub mod states;

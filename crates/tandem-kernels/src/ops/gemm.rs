@@ -1,0 +1,135 @@
+//! Operands of a GEMM, the same for every device.
+//!
+//! Every GEMM is `c = a · bᵀ`: the rows of both factors run along a dimension of the result, their
+//! columns along k. A factor that is stored the other way round is marked as transposed. Sums are
+//! f32.
+
+use std::ops::Range;
+
+use crate::{DType, Extent, View, ViewMut};
+
+/// A factor: its rows, and elements along k.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    view: View<'a>,
+    transposed: bool,
+}
+
+impl<'a> Operand<'a> {
+    /// Creates a factor from the rows of a matrix.
+    pub(crate) fn rows_of(view: View<'a>) -> Self {
+        Self { view, transposed: false }
+    }
+
+    /// Creates a factor from the columns of a matrix.
+    pub(crate) fn columns_of(view: View<'a>) -> Self {
+        Self { view, transposed: true }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.view.dtype()
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        if self.transposed { self.view.cols() } else { self.view.rows() }
+    }
+
+    /// Returns the elements along k.
+    pub(crate) fn depth(&self) -> usize {
+        if self.transposed { self.view.rows() } else { self.view.cols() }
+    }
+
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.transposed
+    }
+
+    pub(crate) fn stride(&self) -> usize {
+        self.view.stride()
+    }
+
+    /// Returns the matrix as stored.
+    pub(crate) fn view(&self) -> View<'a> {
+        self.view
+    }
+
+    /// Returns the extent of the rows.
+    pub(crate) fn extent(&self) -> Extent {
+        if self.transposed { Extent::exact(self.view.cols()) } else { self.view.extent() }
+    }
+
+    /// Returns a range of the rows.
+    pub(crate) fn row_range(&self, rows: Range<usize>) -> Self {
+        let view = if self.transposed { self.view.col_range(rows) } else { self.view.row_range(rows) };
+        Self { view, ..*self }
+    }
+}
+
+/// A second pair of factors, with its own length along k.
+#[derive(Clone, Copy)]
+pub(crate) struct Term<'a> {
+    /// `[M, R]`.
+    pub a: Operand<'a>,
+    /// `[N, R]`.
+    pub b: Operand<'a>,
+}
+
+impl Term<'_> {
+    /// Returns R.
+    pub(crate) fn depth(&self) -> usize {
+        self.a.depth()
+    }
+}
+
+/// `c = a · bᵀ (+ term) (+ bias) (+ residual)`, or `c += a · bᵀ (+ term)`.
+pub(crate) struct Product<'a> {
+    /// `[M, K]`, f32 or bf16.
+    pub a: Operand<'a>,
+    /// `[N, K]`, of the same type.
+    pub b: Operand<'a>,
+    /// A second pair of factors of the same type, whose product is added. If it runs as a GEMM of
+    /// its own, the sum so far has been rounded to the type of `c`.
+    pub term: Option<Term<'a>>,
+    /// `[M, N]`, f32 or bf16.
+    pub c: ViewMut<'a>,
+    /// Adds to `c`, rounding a bf16 sum once; excludes a residual.
+    pub accumulate: bool,
+    /// `[1, N]` f32.
+    pub bias: Option<View<'a>>,
+    /// `[M, N]` f32.
+    pub residual: Option<View<'a>>,
+}
+
+impl<'a> Product<'a> {
+    /// Computes `c = a · bᵀ`, or `+=` if `accumulate`.
+    pub(crate) fn plain(a: Operand<'a>, b: Operand<'a>, c: ViewMut<'a>, accumulate: bool) -> Self {
+        Self { a, b, term: None, c, accumulate, bias: None, residual: None }
+    }
+
+    /// Checks what kernels rely on.
+    ///
+    /// # Panics
+    /// If shapes or types do not fit; operations check them first.
+    pub(crate) fn check(&self) {
+        let (m, n) = self.c.shape();
+        assert!(
+            self.a.rows() == m && self.b.rows() == n && self.a.depth() == self.b.depth(),
+            "product of {}x{} and {}x{} into {m}x{n}",
+            self.a.rows(),
+            self.a.depth(),
+            self.b.rows(),
+            self.b.depth(),
+        );
+        assert_eq!(self.a.dtype(), self.b.dtype());
+        assert!(self.term.is_none_or(|Term { a, b }| {
+            a.rows() == m
+                && b.rows() == n
+                && a.depth() == b.depth()
+                && [a, b].iter().all(|x| x.dtype() == self.a.dtype())
+        }));
+        assert!(!self.accumulate || self.residual.is_none());
+        assert!(
+            self.bias.is_none_or(|b| b.shape() == (1, n))
+                && self.residual.is_none_or(|r| r.shape() == (m, n))
+        );
+    }
+}
