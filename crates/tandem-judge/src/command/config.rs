@@ -9,11 +9,11 @@ pub struct CommandConfig {
     /// Program and arguments. No shell is between, unless it is the program.
     pub command: Vec<String>,
     /// How long it may take for an item, counted from when no item before it waits.
-    pub seconds: f64,
+    pub timeout_s: f64,
     /// The same for its first answer after it was started, where that is longer: it may have a model to load.
-    pub start_seconds: f64,
+    pub start_timeout_s: f64,
     /// How many items it is given at most before it answers.
-    pub in_flight: usize,
+    pub concurrency: usize,
     /// How often in a row it is started again without having answered anything.
     pub restarts: usize,
     /// The pause before it is started again; it doubles with each time in a row.
@@ -28,9 +28,9 @@ impl Default for CommandConfig {
     fn default() -> Self {
         Self {
             command: Vec::new(),
-            seconds: 60.0,
-            start_seconds: 300.0,
-            in_flight: 16,
+            timeout_s: 60.0,
+            start_timeout_s: 300.0,
+            concurrency: 16,
             restarts: 5,
             first_pause_s: 0.1,
             longest_pause_s: 10.0,
@@ -49,12 +49,12 @@ impl CommandConfig {
         if self.command.first().is_none_or(String::is_empty) {
             return bad("command", "is empty; name a program and its arguments");
         }
-        if self.in_flight == 0 {
-            return bad("in_flight", "is 0; it should be 1 or more");
+        if self.concurrency == 0 {
+            return bad("concurrency", "is 0; it should be 1 or more");
         }
         let times = [
-            ("seconds", self.seconds),
-            ("start_seconds", self.start_seconds),
+            ("timeout_s", self.timeout_s),
+            ("start_timeout_s", self.start_timeout_s),
             ("first_pause_s", self.first_pause_s),
             ("longest_pause_s", self.longest_pause_s),
         ];
