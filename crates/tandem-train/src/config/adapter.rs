@@ -6,8 +6,8 @@ use tandem_model::{AdapterConfig, AdapterKind, Targets};
 use toml::Value;
 
 use super::error::Result;
-use super::form::{AnyPath, Boolean, Form, POSITIVE, choice, custom, integer, number, texts_value};
-use super::keys::{Fixed, Keys, keys};
+use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, texts_value};
+use super::keys::{Keys, keys};
 use super::reader::Entry;
 
 /// The adapter of a run.
@@ -46,51 +46,44 @@ impl AdapterSection {
     }
 
     pub(super) fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let dropout = keys.key(
-            "dropout",
-            "Dropout rate of the terms' inputs in training. The reference, evaluation and generation \
-             use no dropout.",
-            number(0.0..1.0).or(0.0),
-            now.map(|now| &now.dropout),
-        )?;
-        let folder = keys.key(
-            "start",
-            "A folder of the `peft` library to start from. It defines the adapter: of the other \
-             keys only `dropout` is allowed.",
-            AnyPath.optional(),
-            now.map(|now| now.folder().cloned()).as_ref(),
-        )?;
-        let adapter = new(now.and_then(Self::new_adapter), keys, dropout, folder.is_none())?;
-        Ok(Self { start: folder.map_or(AdapterStart::New(adapter), AdapterStart::Folder), dropout })
+        keys! { let keys, now;
+            /// Dropout rate of the terms' inputs in training. The reference, evaluation and
+            /// generation use no dropout.
+            dropout = number(0.0..1.0).or(0.0), now.dropout;
+            /// A folder of the `peft` library to start from. It defines the adapter: of the other
+            /// keys only `dropout` is allowed.
+            start = path().optional(), now.folder().cloned();
+            /// `"lora"`: a low-rank term beside each matrix. `"dora"`: LoRA with a trained length
+            /// for each row of the matrix.
+            kind = choice(AdapterKind::NAMES).or(AdapterKind::Lora).only(start.is_none(), DEFINED),
+                now.new_adapter()?.kind;
+            /// Rank of the terms.
+            rank = integer(1..=4096).or(16).only(start.is_none(), DEFINED), now.new_adapter()?.rank;
+            /// Scale of the terms: `alpha` / `rank`.
+            alpha = number(POSITIVE).or(2.0 * rank as f64).shown("2 × `rank`").only(start.is_none(), DEFINED),
+                now.new_adapter()?.alpha;
+            /// Scale by `alpha` / √`rank` instead.
+            rslora = boolean().or(false).only(start.is_none(), DEFINED), now.new_adapter()?.rank_stabilized;
+            /// Modules that get a term. `"all-linear"`: all but the token table and the head. A
+            /// list: names or their ends, as `["q_proj", "v_proj"]`. Any other string: a regular
+            /// expression for whole names.
+            targets = targets().or(Targets::AllLinear).only(start.is_none(), DEFINED),
+                now.new_adapter()?.targets.clone();
+            /// Modules that train whole beside the adapter, by the ends of their names: norms,
+            /// `lm_head`, `embed_tokens`.
+            modules_to_save = modules().or(Vec::new()).only(start.is_none(), DEFINED),
+                now.new_adapter()?.modules_to_save.clone();
+        }
+        let rank_stabilized = rslora;
+        let new = AdapterConfig { kind, rank, alpha, rank_stabilized, dropout, targets, modules_to_save };
+        Ok(Self { start: start.map_or(AdapterStart::New(new), AdapterStart::Folder), dropout })
     }
 }
 
 const DEFINED: &str = "the adapter in adapter.start defines it; remove this key, or remove adapter.start to \
                        train a new adapter";
 
-keys! {
-    fn new(dropout: f64, is_new: bool) -> AdapterConfig {
-        /// `"lora"`: a low-rank term beside each matrix. `"dora"`: LoRA with a trained length for
-        /// each row of the matrix.
-        kind = choice(AdapterKind::NAMES).or(AdapterKind::Lora).only(is_new, DEFINED),
-        /// Rank of the terms.
-        rank = integer(1..=4096).or(16).only(is_new, DEFINED),
-        /// Scale of the terms: `alpha` / `rank`.
-        alpha = number(POSITIVE).or(2.0 * rank as f64).shown("2 × `rank`").only(is_new, DEFINED),
-        /// Scale by `alpha` / √`rank` instead.
-        rank_stabilized = Boolean.or(false).named("rslora").only(is_new, DEFINED),
-        dropout = Fixed(dropout),
-        /// Modules that get a term. `"all-linear"`: all but the token table and the head. A list:
-        /// names or their ends, as `["q_proj", "v_proj"]`. Any other string: a regular expression
-        /// for whole names.
-        targets = targets().or(Targets::AllLinear).only(is_new, DEFINED),
-        /// Modules that train whole beside the adapter, by the ends of their names: norms,
-        /// `lm_head`, `embed_tokens`.
-        modules_to_save = modules().or(Vec::new()).only(is_new, DEFINED),
-    }
-}
-
-fn targets() -> impl Form<Value = Targets> {
+fn targets<'a>() -> Form<'a, Targets> {
     let read = |entry: Entry| match entry.string() {
         Ok("all-linear") => Ok(Targets::AllLinear),
         Ok(pattern) => Ok(Targets::Pattern(pattern.to_owned())),
@@ -103,7 +96,7 @@ fn targets() -> impl Form<Value = Targets> {
     })
 }
 
-fn modules() -> impl Form<Value = Vec<String>> {
+fn modules<'a>() -> Form<'a, Vec<String>> {
     custom("list", names, |names: &Vec<String>| (!names.is_empty()).then(|| texts_value(names)))
 }
 

@@ -7,7 +7,7 @@ use toml::Value;
 
 use super::Method;
 use super::error::Result;
-use super::form::{self, AnyPath, Boolean, Form, ZeroIsNone, choice, custom, integer};
+use super::form::{self, Form, boolean, choice, custom, integer, path};
 use super::keys::keys;
 use super::reader::Entry;
 use crate::homes::Offload;
@@ -33,7 +33,7 @@ keys! {
             choice([("auto", None), ("f32", Some(DType::F32)), ("bf16", Some(DType::Bf16))]).or(None),
         /// Let f32 matmuls on a GPU round their factors to 10 bits (TF32): faster than f32 and less
         /// precise. Only with `dtype = "f32"` on GPUs.
-        tf32: bool = Boolean.unless(|tf32| refuse_tf32(*tf32, dtype, devices)).or(false),
+        tf32: bool = boolean().unless(|tf32| refuse_tf32(*tf32, dtype, devices)).or(false),
         /// Format of frozen matrices: those under an adapter and those of a reference model.
         /// `"int8"`: a scale for each row. `"nf4"`: 4 bits, as QLoRA. `"auto"`: that of the folder
         /// if bitsandbytes has quantised it and an adapter trains, else `dtype`. Token table and
@@ -43,7 +43,7 @@ keys! {
             form::format().unless(|format| refuse_format(*format, has_adapter)).or(None),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
         /// result. On a GPU: threads that update the file of `offload = "nvme"`.
-        threads: Option<usize> = ZeroIsNone(integer(0..=4096)).or(None).free(),
+        threads: Option<usize> = integer(0..=4096).zero_is_none().or(None).free(),
         /// Sum of gradients over micro-batches and ranks. `"exact"`: in fixed point, with the same
         /// bits on any number of ranks. `"fast"`: in f32, with half the memory and traffic.
         reduction: SumForm = choice(SumForm::NAMES).or(SumForm::Exact),
@@ -98,7 +98,7 @@ keys! {
         offload: Offload = choice(Offload::NAMES).or(Offload::None).free(),
         /// Keep the inputs of blocks in host memory between forward and backward; on GPUs the
         /// transfers overlap with computation. Only with `checkpointing = "block"`.
-        offload_activations: bool = Boolean
+        offload_activations: bool = boolean()
             .unless(|offloads| (*offloads && checkpointing != Checkpointing::Block).then(|| {
                 "only the inputs of blocks can be offloaded; set compute.checkpointing to \"block\", which \
                  keeps nothing else, or remove this".to_owned()
@@ -107,7 +107,7 @@ keys! {
             .free(),
         /// With `offload = "nvme"`: a folder on a disk of each machine. The file is unlinked when
         /// the run begins, so nothing remains however the run ends.
-        offload_dir: Option<PathBuf> = AnyPath
+        offload_dir: Option<PathBuf> = path()
             .optional()
             .required_if(
                 offload == Offload::Nvme,
@@ -117,7 +117,6 @@ keys! {
                 offload == Offload::Nvme,
                 "it is only for offloading to a disk; set compute.offload to \"nvme\", or remove this",
             )
-            .shown("none")
             .free(),
         /// Most memory that each rank may use on its device, for example `"24GiB"`; also `--memory
         /// 24GiB`. A run whose plan needs more is refused before anything is loaded, and the arena
@@ -225,7 +224,7 @@ impl Devices {
     }
 }
 
-fn devices() -> impl Form<Value = Devices> {
+fn devices<'a>() -> Form<'a, Devices> {
     let read = |entry: Entry| {
         let text = entry.string()?;
         let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
@@ -258,7 +257,7 @@ fn gpus(entry: &Entry, ordinals: &[usize]) -> Result<Devices> {
     Ok(Devices::Cuda(GpuSet::Of(bits)))
 }
 
-fn memory() -> impl Form<Value = u64> {
+fn memory<'a>() -> Form<'a, u64> {
     let read = |entry: Entry| {
         let bytes = size::parse(entry.string()?);
         bytes.ok_or_else(|| entry.wrong("a size with its unit, for example \"24GiB\" or \"800MB\""))

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 
 use super::Method;
 use super::error::Result;
-use super::form::{AnyPath, Boolean, Form, POSITIVE, choice, custom, integer, number, path_value};
+use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, path_value};
 use super::keys::keys;
 use super::reader::Entry;
 
@@ -45,9 +45,9 @@ keys! {
         /// `seed` + epoch. `"sequential"`: file order.
         order: Order = choice(Order::NAMES).or(Order::Shuffled),
         /// Folder of the cache of tokens and reference log-probabilities.
-        cache: Option<PathBuf> = AnyPath.optional().shown("the user's cache folder").free(),
+        cache: Option<PathBuf> = path().optional().shown("the user's cache folder").free(),
         /// Compute the common prefix of a pair's completions once. The loss is the same.
-        share_prefix: bool = Boolean.or(true),
+        share_prefix: bool = boolean().or(true),
         /// Tokens that enter the loss. `"answer"`: the completion or the assistant's turns; all of a
         /// `text`. `"all"`: every token.
         loss_on: LossOn = choice([("answer", LossOn::Answer), ("all", LossOn::All)])
@@ -84,7 +84,7 @@ impl Order {
 
 const SOURCES: &str = "a path, a list of paths, or a list of tables with `path` and `weight`";
 
-fn sources() -> impl Form<Value = Vec<DataSource>> {
+fn sources<'a>() -> Form<'a, Vec<DataSource>> {
     let read = |entry: Entry| {
         let empty = entry.wrong(SOURCES);
         let sources = entry.items().into_iter().map(source).collect::<Result<Vec<_>>>()?;
@@ -107,7 +107,7 @@ fn source(entry: Entry) -> Result<DataSource> {
         Some(entry) => entry.path()?,
         None => return Err(table.missing("path", "a JSONL or JSON file")),
     };
-    let weight = table.take("weight").map_or(Ok(1.0), |entry| number(POSITIVE).read(entry))?;
+    let weight = table.take("weight").map_or(Ok(1.0), |entry| (number(POSITIVE).read)(entry))?;
     table.finish()?;
     Ok(DataSource { path, weight })
 }

@@ -1,6 +1,6 @@
 //! Types of config values: how each is read, written and described.
 
-use std::marker::PhantomData;
+use std::fmt;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
 use std::path::{Path, PathBuf};
 
@@ -11,128 +11,119 @@ use super::error::Result;
 use super::keys::Key;
 use super::reader::Entry;
 
-/// Type and range of a key's value.
-pub(super) trait Form: Sized {
-    type Value: Clone;
+/// Type and range of a value.
+#[derive(Clone, Debug)]
+pub(super) enum ValueKind {
+    /// An integer in a range.
+    Integer(RangeInclusive<u64>),
+    /// A finite number in a range.
+    Number(Bound<f64>, Bound<f64>),
+    /// One of several names.
+    Choice(Vec<&'static str>),
+    /// Another type, in words.
+    Other(&'static str),
+}
 
-    fn read(&self, entry: Entry) -> Result<Self::Value>;
+type Write<'a, T> = Box<dyn Fn(&T) -> Option<Value> + 'a>;
 
-    /// The TOML value; `None` for a value that the resolved config leaves out.
-    fn write(&self, value: &Self::Value) -> Option<Value>;
+/// Type of a key's value.
+pub(super) struct Form<'a, T> {
+    pub kind: ValueKind,
+    pub unit: Option<&'static str>,
+    pub read: Box<dyn Fn(Entry) -> Result<T> + 'a>,
+    /// Returns the TOML value; `None` for a value that the resolved config leaves out.
+    pub write: Write<'a, T>,
+}
 
-    /// Type and range in words, for the reference page.
-    fn kind(&self) -> String;
-
-    /// A key with a default.
-    fn or(self, default: Self::Value) -> Key<Self> {
-        Key::new(self, default)
+impl<'a, T: Clone + 'a> Form<'a, T> {
+    fn new<O: Into<Option<Value>>>(
+        kind: ValueKind,
+        read: impl Fn(Entry) -> Result<T> + 'a,
+        write: impl Fn(&T) -> O + 'a,
+    ) -> Self {
+        Self { kind, unit: None, read: Box::new(read), write: Box::new(move |value| write(value).into()) }
     }
 
-    /// A key without a default; `give` completes "is missing: give".
-    fn required(self, give: impl Into<String>) -> Key<Self>
-    where
-        Self::Value: Default,
-    {
-        self.or(Self::Value::default()).required_if(true, give)
-    }
-
-    /// A key that may be absent.
-    fn optional(self) -> Key<Optional<Self>> {
-        Optional(self).or(None)
+    /// Sets the unit that the reference page shows.
+    pub fn unit(self, unit: &'static str) -> Self {
+        Self { unit: Some(unit), ..self }
     }
 
     /// Refuses a value for which there is a reason.
-    fn unless<C: Fn(&Self::Value) -> Option<String>>(self, reason: C) -> Checked<Self, C> {
-        Checked(self, reason)
+    pub fn unless(self, reason: impl Fn(&T) -> Option<String> + 'a) -> Self {
+        let read = self.read;
+        let read = move |entry: Entry| {
+            let value = read(entry.clone())?;
+            reason(&value).map_or(Ok(value), |reason| Err(entry.conflict(reason)))
+        };
+        Self { read: Box::new(read), ..self }
+    }
+
+    /// The form with `None` for an absent key.
+    pub fn maybe(self) -> Form<'a, Option<T>> {
+        let Self { kind, unit, read, write } = self;
+        let write = move |value: &Option<T>| value.as_ref().and_then(&write);
+        Form { unit, ..Form::new(kind, move |entry| read(entry).map(Some), write) }
+    }
+
+    /// The form with `None` for 0.
+    pub fn zero_is_none(self) -> Form<'a, Option<T>>
+    where
+        T: Default + PartialEq,
+    {
+        let Self { kind, unit, read, write } = self;
+        let read = move |entry| read(entry).map(|value| (value != T::default()).then_some(value));
+        let write = move |value: &Option<T>| write(&value.clone().unwrap_or_default());
+        Form { unit, ..Form::new(kind, read, write) }
+    }
+
+    /// A key with a default.
+    pub fn or(self, default: T) -> Key<'a, T> {
+        Key::new(self, default)
+    }
+
+    /// A key that may be absent.
+    pub fn optional(self) -> Key<'a, Option<T>> {
+        self.maybe().or(None)
+    }
+
+    /// A key without a default; `give` completes "is missing: give".
+    pub fn required(self, give: impl Into<String>) -> Key<'a, T>
+    where
+        T: Default,
+    {
+        self.or(T::default()).required_if(true, give)
     }
 }
 
-/// `None` where the key is absent.
-pub(super) struct Optional<F>(F);
-
-impl<F: Form> Form for Optional<F> {
-    type Value = Option<F::Value>;
-
-    fn read(&self, entry: Entry) -> Result<Self::Value> {
-        self.0.read(entry).map(Some)
-    }
-
-    fn write(&self, value: &Self::Value) -> Option<Value> {
-        value.as_ref().and_then(|value| self.0.write(value))
-    }
-
-    fn kind(&self) -> String {
-        self.0.kind()
-    }
-}
-
-/// `None` where the value is 0.
-pub(super) struct ZeroIsNone<F>(pub F);
-
-impl<F: Form<Value: Default + PartialEq>> Form for ZeroIsNone<F> {
-    type Value = Option<F::Value>;
-
-    fn read(&self, entry: Entry) -> Result<Self::Value> {
-        self.0.read(entry).map(|value| (value != F::Value::default()).then_some(value))
-    }
-
-    fn write(&self, value: &Self::Value) -> Option<Value> {
-        self.0.write(&value.clone().unwrap_or_default())
-    }
-
-    fn kind(&self) -> String {
-        self.0.kind()
-    }
-}
-
-/// A form with a condition that depends on other keys.
-pub(super) struct Checked<F, C>(F, C);
-
-impl<F: Form, C: Fn(&F::Value) -> Option<String>> Form for Checked<F, C> {
-    type Value = F::Value;
-
-    fn read(&self, entry: Entry) -> Result<Self::Value> {
-        let value = self.0.read(entry.clone())?;
-        self.1(&value).map_or(Ok(value), |reason| Err(entry.conflict(reason)))
-    }
-
-    fn write(&self, value: &Self::Value) -> Option<Value> {
-        self.0.write(value)
-    }
-
-    fn kind(&self) -> String {
-        self.0.kind()
-    }
-}
-
-/// A form of a single key.
-pub(super) struct Custom<R, W> {
-    kind: &'static str,
-    read: R,
-    write: W,
-}
-
-pub(super) fn custom<T: Clone, O: Into<Option<Value>>>(
-    kind: &'static str,
-    read: impl Fn(Entry) -> Result<T>,
-    write: impl Fn(&T) -> O,
-) -> impl Form<Value = T> {
-    Custom { kind, read, write: move |value: &T| write(value).into() }
-}
-
-impl<T: Clone, R: Fn(Entry) -> Result<T>, W: Fn(&T) -> Option<Value>> Form for Custom<R, W> {
-    type Value = T;
-
-    fn read(&self, entry: Entry) -> Result<T> {
-        (self.read)(entry)
-    }
-
-    fn write(&self, value: &T) -> Option<Value> {
-        (self.write)(value)
-    }
-
-    fn kind(&self) -> String {
-        self.kind.to_owned()
+impl fmt::Display for ValueKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Bound::{Excluded, Included, Unbounded};
+        match self {
+            Self::Integer(range) if *range.end() >= i64::MAX as u64 => {
+                write!(f, "integer, ≥ {}", range.start())
+            }
+            Self::Integer(range) => write!(f, "integer, {} to {}", range.start(), range.end()),
+            Self::Number(Included(low), Included(high)) => write!(f, "number, {low} to {high}"),
+            Self::Number(low, high) => {
+                f.write_str("number")?;
+                match low {
+                    Included(low) => write!(f, ", ≥ {low}")?,
+                    Excluded(low) => write!(f, ", > {low}")?,
+                    Unbounded => {}
+                }
+                match high {
+                    Included(high) => write!(f, ", ≤ {high}"),
+                    Excluded(high) => write!(f, ", < {high}"),
+                    Unbounded => Ok(()),
+                }
+            }
+            Self::Choice(names) => {
+                let names: Vec<_> = names.iter().map(|name| format!("`\"{name}\"`")).collect();
+                f.write_str(&names.join(", "))
+            }
+            Self::Other(words) => f.write_str(words),
+        }
     }
 }
 
@@ -143,190 +134,81 @@ pub(super) const AT_LEAST_ONE: RangeInclusive<u64> = 1..=i64::MAX as u64;
 /// Numbers above 0.
 pub(super) const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
+/// A form of a single key; `kind` describes its type.
+pub(super) fn custom<'a, T: Clone + 'a, O: Into<Option<Value>>>(
+    kind: &'static str,
+    read: impl Fn(Entry) -> Result<T> + 'a,
+    write: impl Fn(&T) -> O + 'a,
+) -> Form<'a, T> {
+    Form::new(ValueKind::Other(kind), read, write)
+}
+
 /// An integer in a range.
-pub(super) struct Integer<T> {
-    range: RangeInclusive<u64>,
-    unit: Option<&'static str>,
-    of: PhantomData<T>,
-}
-
-pub(super) fn integer<T>(range: RangeInclusive<u64>) -> Integer<T> {
-    Integer { range, unit: None, of: PhantomData }
-}
-
-impl<T> Integer<T> {
-    pub fn unit(self, unit: &'static str) -> Self {
-        Self { unit: Some(unit), ..self }
-    }
-}
-
-impl<T: Copy + TryFrom<u64> + TryInto<u64>> Form for Integer<T> {
-    type Value = T;
-
-    fn read(&self, entry: Entry) -> Result<T> {
-        let number = entry.integer(self.range.clone())?;
-        T::try_from(number).map_err(|_| entry.wrong("a smaller integer"))
-    }
-
-    fn write(&self, value: &T) -> Option<Value> {
-        // The range ends where TOML's integers do.
-        (*value).try_into().ok().map(|number: u64| Value::Integer(number as i64))
-    }
-
-    fn kind(&self) -> String {
-        let (low, high) = (*self.range.start(), *self.range.end());
-        let range = if high >= i64::MAX as u64 { format!("≥ {low}") } else { format!("{low} to {high}") };
-        in_unit(format!("integer, {range}"), self.unit)
-    }
+pub(super) fn integer<'a, T>(range: RangeInclusive<u64>) -> Form<'a, T>
+where
+    T: Copy + TryFrom<u64> + TryInto<u64> + 'a,
+{
+    let kind = ValueKind::Integer(range.clone());
+    let read = move |entry: Entry| {
+        T::try_from(entry.integer(range.clone())?).map_err(|_| entry.wrong("a smaller integer"))
+    };
+    // The range ends where TOML's integers do.
+    Form::new(kind, read, |value| (*value).try_into().ok().map(|number: u64| Value::Integer(number as i64)))
 }
 
 /// A finite number in a range.
-pub(super) struct Number {
-    range: (Bound<f64>, Bound<f64>),
-    unit: Option<&'static str>,
+pub(super) fn number<'a>(range: impl RangeBounds<f64>) -> Form<'a, f64> {
+    number_of("a number", range)
 }
 
-pub(super) fn number(range: impl RangeBounds<f64>) -> Number {
-    Number { range: (range.start_bound().cloned(), range.end_bound().cloned()), unit: None }
+/// A time in a range.
+pub(super) fn seconds<'a>(range: impl RangeBounds<f64>) -> Form<'a, f64> {
+    number_of("a number of seconds", range).unit("seconds")
 }
 
-/// A time above 0.
-pub(super) fn seconds() -> Number {
-    number(POSITIVE).seconds()
-}
-
-impl Number {
-    pub fn seconds(self) -> Self {
-        Self { unit: Some("seconds"), ..self }
-    }
-
-    fn words(&self) -> String {
-        use Bound::{Excluded, Included, Unbounded};
-        let of = self.unit.map_or(String::new(), |unit| format!(" of {unit}"));
-        match self.range {
-            (Unbounded, Unbounded) => format!("a finite number{of}"),
-            (Excluded(0.0), Unbounded) => format!("a positive number{of}"),
-            (Included(low), Included(high)) => format!("a number{of} from {low} to {high}"),
-            (low, high) => {
-                let low = match low {
-                    Included(low) => format!(" of at least {low}"),
-                    Excluded(low) => format!(" above {low}"),
-                    Unbounded => String::new(),
-                };
-                let high = match high {
-                    Included(high) => format!(", at most {high}"),
-                    Excluded(high) => format!(" and below {high}"),
-                    Unbounded => String::new(),
-                };
-                format!("a number{of}{low}{high}")
-            }
-        }
-    }
-}
-
-impl Form for Number {
-    type Value = f64;
-
-    fn read(&self, entry: Entry) -> Result<f64> {
-        entry.number(&self.words(), |x| self.range.contains(&x))
-    }
-
-    fn write(&self, value: &f64) -> Option<Value> {
-        Some((*value).into())
-    }
-
-    fn kind(&self) -> String {
-        use Bound::{Excluded, Included, Unbounded};
-        let range = match self.range {
-            (Unbounded, Unbounded) => return in_unit("number".to_owned(), self.unit),
-            (Included(low), Included(high)) => format!("{low} to {high}"),
-            (low, high) => {
-                let low = match low {
-                    Included(low) => Some(format!("≥ {low}")),
-                    Excluded(low) => Some(format!("> {low}")),
-                    Unbounded => None,
-                };
-                let high = match high {
-                    Included(high) => Some(format!("≤ {high}")),
-                    Excluded(high) => Some(format!("< {high}")),
-                    Unbounded => None,
-                };
-                low.into_iter().chain(high).collect::<Vec<_>>().join(", ")
-            }
-        };
-        in_unit(format!("number, {range}"), self.unit)
-    }
-}
-
-fn in_unit(kind: String, unit: Option<&str>) -> String {
-    unit.map_or_else(|| kind.clone(), |unit| format!("{kind} {unit}"))
+fn number_of<'a>(noun: &str, range: impl RangeBounds<f64>) -> Form<'a, f64> {
+    use Bound::{Excluded, Included, Unbounded};
+    let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
+    let words = match bounds {
+        (Unbounded, _) => noun.replacen(' ', " finite ", 1),
+        (Excluded(0.0), Unbounded) => noun.replacen(' ', " positive ", 1),
+        (Excluded(low), Unbounded) => format!("{noun} above {low}"),
+        (Included(low), Unbounded) => format!("{noun} of at least {low}"),
+        (Included(low), Included(high)) => format!("{noun} from {low} to {high}"),
+        (Excluded(low), Included(high)) => format!("{noun} above {low}, at most {high}"),
+        (Included(low), Excluded(high)) => format!("{noun} of at least {low} and below {high}"),
+        (Excluded(low), Excluded(high)) => format!("{noun} above {low} and below {high}"),
+    };
+    let read = move |entry: Entry| entry.number(&words, |x| bounds.contains(x));
+    Form::new(ValueKind::Number(bounds.0, bounds.1), read, |value| Value::from(*value))
 }
 
 /// `true` or `false`.
-pub(super) struct Boolean;
-
-impl Form for Boolean {
-    type Value = bool;
-
-    fn read(&self, entry: Entry) -> Result<bool> {
-        entry.boolean()
-    }
-
-    fn write(&self, value: &bool) -> Option<Value> {
-        Some((*value).into())
-    }
-
-    fn kind(&self) -> String {
-        "boolean".to_owned()
-    }
+pub(super) fn boolean<'a>() -> Form<'a, bool> {
+    custom("boolean", |entry| entry.boolean(), |value| Value::from(*value))
 }
 
 /// One of several names.
-pub(super) struct Choice<T>(Vec<(&'static str, T)>);
-
-pub(super) fn choice<T: Copy>(names: impl AsRef<[(&'static str, T)]>) -> Choice<T> {
-    Choice(names.as_ref().to_vec())
+pub(super) fn choice<'a, T>(names: impl AsRef<[(&'static str, T)]>) -> Form<'a, T>
+where
+    T: Copy + PartialEq + 'a,
+{
+    let names = names.as_ref().to_vec();
+    let kind = ValueKind::Choice(names.iter().map(|(name, _)| *name).collect());
+    let written = names.clone();
+    let write = move |value: &T| written.iter().find(|(_, v)| v == value).map(|(name, _)| Value::from(*name));
+    Form::new(kind, move |entry| entry.one_of(&names), write)
 }
 
 /// A format of frozen weights; `None` is "auto".
-pub(super) fn format() -> Choice<Option<Format>> {
+pub(super) fn format<'a>() -> Form<'a, Option<Format>> {
     let formats = Format::ALL.map(|format| (format.name(), Some(format)));
     choice([&[("auto", None)], &formats[..]].concat())
 }
 
-impl<T: Copy + PartialEq> Form for Choice<T> {
-    type Value = T;
-
-    fn read(&self, entry: Entry) -> Result<T> {
-        entry.one_of(&self.0)
-    }
-
-    fn write(&self, value: &T) -> Option<Value> {
-        self.0.iter().find(|(_, choice)| choice == value).map(|(name, _)| (*name).into())
-    }
-
-    fn kind(&self) -> String {
-        self.0.iter().map(|(name, _)| format!("`\"{name}\"`")).collect::<Vec<_>>().join(", ")
-    }
-}
-
 /// A path, made absolute.
-pub(super) struct AnyPath;
-
-impl Form for AnyPath {
-    type Value = PathBuf;
-
-    fn read(&self, entry: Entry) -> Result<PathBuf> {
-        entry.path()
-    }
-
-    fn write(&self, value: &PathBuf) -> Option<Value> {
-        Some(path_value(value))
-    }
-
-    fn kind(&self) -> String {
-        "path".to_owned()
-    }
+pub(super) fn path<'a>() -> Form<'a, PathBuf> {
+    custom("path", |entry| entry.path(), |path| path_value(path))
 }
 
 /// A path as TOML. It came from a TOML string joined to the current directory, so it is UTF-8
@@ -336,31 +218,17 @@ pub(super) fn path_value(path: &Path) -> Value {
 }
 
 /// A string.
-pub(super) struct Text;
-
-impl Form for Text {
-    type Value = String;
-
-    fn read(&self, entry: Entry) -> Result<String> {
-        entry.string().map(str::to_owned)
-    }
-
-    fn write(&self, value: &String) -> Option<Value> {
-        Some(value.clone().into())
-    }
-
-    fn kind(&self) -> String {
-        "string".to_owned()
-    }
+pub(super) fn text<'a>() -> Form<'a, String> {
+    custom("string", |entry| entry.string().map(str::to_owned), |text| Value::from(text.clone()))
 }
 
 /// A string that is not empty; `expected` describes it.
-pub(super) fn filled(expected: &'static str) -> impl Form<Value = String> {
+pub(super) fn filled<'a>(expected: &'static str) -> Form<'a, String> {
     let read = move |entry: Entry| match entry.string()? {
         "" => Err(entry.wrong(expected)),
         text => Ok(text.to_owned()),
     };
-    custom("string", read, |text: &String| Value::from(text.clone()))
+    Form { read: Box::new(read), ..text() }
 }
 
 /// A list of strings as TOML.

@@ -10,8 +10,8 @@ use tandem_kernels::Format;
 
 use super::Method;
 use super::error::{ConfigError, Result};
-use super::form::{Form, choice, filled, number};
-use super::keys::Keys;
+use super::form::{choice, filled, number};
+use super::keys::{Keys, keys};
 use super::reader::Section;
 use super::tree::{Node, Places};
 pub(super) use kinds::KINDS;
@@ -56,26 +56,18 @@ pub struct RewardSection {
 impl JudgeSection {
     pub(super) fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
         let list = KINDS.map(|kind| format!("{kind:?}")).join(", ");
-        let kind = keys.key(
-            "kind",
-            "Kind of the judge. Each kind has keys of its own, in the tables below.",
-            choice(KINDS.map(|kind| (kind, kind)))
+        keys! { let keys, now;
+            /// Kind of the judge. Each kind has keys of its own, in the tables below.
+            kind = choice(KINDS.map(|kind| (kind, kind)))
                 .or(KINDS[0])
                 .required_if(true, format!("the judge's kind: one of {list}")),
-            now.map(|now| now.kind.name()).as_ref(),
-        )?;
-        let name = keys.key(
-            "name",
-            "Name of its scores. Every judge needs a different one.",
-            filled("a name").or(kind.to_owned()).shown("the kind"),
-            now.map(|now| &now.name),
-        )?;
-        let weight = keys.key(
-            "weight",
-            "Factor of its scores. A judge with weight 0 is asked but does not count; at least one must count.",
-            number(..).or(1.0),
-            now.map(|now| &now.weight),
-        )?;
+                now.kind.name();
+            /// Name of its scores. Every judge needs a different one.
+            name = filled("a name").or(kind.to_owned()).shown("the kind"), now.name.clone();
+            /// Factor of its scores. A judge with weight 0 is asked but does not count; at least one
+            /// must count.
+            weight = number(..).or(1.0), now.weight;
+        }
         Ok(Self { name, weight, kind: JudgeKind::visit(kind, now.map(|now| &now.kind), keys)? })
     }
 }
@@ -104,7 +96,7 @@ pub fn load_judges(path: &Path) -> Result<Vec<JudgeSection>> {
     let tree = Node::parse(&text, path)?;
     let places = Places::new(&tree, path);
     let mut keys = Keys::Read(Section::root(tree, path, false));
-    let judges = keys.tables("judges", None, Some(TABLES), None, JudgeSection::visit)?;
+    let judges = keys.tables("judges", TABLES, None, JudgeSection::visit)?;
     keys.finish()?;
     check(&judges, &places)?;
     Ok(judges)
@@ -118,10 +110,13 @@ pub(super) fn visit(
     keys: &mut Keys,
     method: Method,
 ) -> Result<Vec<JudgeSection>> {
-    let refusal =
+    if method.generates() {
+        return keys.tables("judges", TABLES, now, JudgeSection::visit);
+    }
+    let reason =
         format!("method = \"{method}\" generates no completions to judge; remove the [[judges]] tables");
-    let refusal = (!method.generates()).then_some(refusal);
-    keys.tables("judges", refusal, method.generates().then_some(TABLES), now, JudgeSection::visit)
+    keys.refuse("judges", &reason)?;
+    Ok(Vec::new())
 }
 
 /// Refuses options that a judge refuses, two judges of one name, and a panel without any weight.

@@ -1,15 +1,15 @@
 //! Declaration of config keys.
 //!
-//! A key is declared once, in its section's file: name, type, range, default, resume rule,
-//! condition and documentation. A section is a function over [`Keys`] that names its keys in order.
-//! The same function reads the section from a file, writes it to the resolved config and lists it
-//! for `docs/config.md`. The macro [`keys!`] writes that function from a list of fields; the doc
-//! comment of a field is the key's documentation.
+//! A key is declared once, in its section's file: name, type, range, default, resume rule, condition
+//! and documentation. A section is a function over [`Keys`] that visits its keys in order. The same
+//! function reads the section from a file, writes it to the resolved config, and lists it for
+//! `docs/config.md`. The macro [`keys!`] writes the function; a key's doc comment is its
+//! documentation.
 
 use super::Method;
 use super::error::Result;
 use super::form::Form;
-use super::reader::{Entry, Section};
+use super::reader::Section;
 
 /// Rule for a key whose value differs from that of the run being resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,111 +60,105 @@ pub(super) enum Keys {
     List(Vec<Table<KeyRow>>),
 }
 
-/// A key's declaration without its name and documentation.
-pub(super) struct Key<F: Form> {
-    form: F,
-    default: F::Value,
-    name: Option<&'static str>,
-    former: Option<&'static str>,
+/// Declaration of a key.
+pub(super) struct Key<'a, T> {
+    form: Form<'a, T>,
+    default: T,
+    row: KeyRow,
+    /// Value to give, for a required key.
     give: Option<String>,
-    shown: Option<&'static str>,
-    resume: Resume,
-    methods: Vec<Method>,
+    /// Reason why the key does not apply, if so.
     refusal: Option<String>,
     is_written: bool,
 }
 
-impl<F: Form> Key<F> {
-    pub fn new(form: F, default: F::Value) -> Self {
-        Self {
-            form,
-            default,
-            name: None,
+impl<'a, T: Clone + 'a> Key<'a, T> {
+    pub fn new(form: Form<'a, T>, default: T) -> Self {
+        let unit = form.unit.map_or(String::new(), |unit| format!(" in {unit}"));
+        let row = KeyRow {
+            name: "",
             former: None,
-            give: None,
-            shown: None,
+            kind: form.kind.to_string().replacen(',', &format!("{unit},"), 1),
+            default: Some((form.write)(&default).map_or("none".to_owned(), |value| cell(&value))),
             resume: Resume::Alters,
             methods: Vec::new(),
-            refusal: None,
-            is_written: true,
-        }
+            doc: String::new(),
+        };
+        Self { form, default, row, give: None, refusal: None, is_written: true }
     }
 
     /// Sets the name where it is not the field's.
-    pub fn named(self, name: &'static str) -> Self {
-        Self { name: Some(name), ..self }
+    pub fn named(mut self, name: &'static str) -> Self {
+        self.row.name = name;
+        self
     }
 
     /// Sets the former name. It is read from resolved configs and refused elsewhere.
-    pub fn formerly(self, name: &'static str) -> Self {
-        Self { former: Some(name), ..self }
+    pub fn formerly(mut self, name: &'static str) -> Self {
+        self.row.former = Some(name);
+        self
     }
 
     /// Sets the reference page's text for a default that depends on other keys.
-    pub fn shown(self, text: &'static str) -> Self {
-        Self { shown: Some(text), ..self }
+    pub fn shown(mut self, text: &str) -> Self {
+        self.row.default = Some(text.to_owned());
+        self
     }
 
     /// Lets a resumed run change the key without a warning.
-    pub fn free(self) -> Self {
-        Self { resume: Resume::Free, ..self }
+    pub fn free(mut self) -> Self {
+        self.row.resume = Resume::Free;
+        self
     }
 
     /// Makes the key required under a condition; `give` completes "is missing: give".
-    pub fn required_if(self, condition: bool, give: impl Into<String>) -> Self {
-        Self { give: condition.then(|| give.into()), ..self }
+    pub fn required_if(mut self, condition: bool, give: impl Into<String>) -> Self {
+        if condition {
+            self.give = Some(give.into());
+            self.row.default = None;
+        }
+        self
     }
 
     /// Leaves the key out of the resolved config unless the condition holds.
-    pub fn written_if(self, condition: bool) -> Self {
-        Self { is_written: condition, ..self }
+    pub fn written_if(mut self, condition: bool) -> Self {
+        self.is_written = condition;
+        self
     }
 
     /// Refuses the key, and leaves it out of the resolved config, unless the condition holds. The
     /// first condition that fails names the reason.
-    pub fn only(self, condition: bool, reason: impl Into<String>) -> Self {
-        let refusal = self.refusal.or_else(|| (!condition).then(|| reason.into()));
-        Self { refusal, ..self }
+    pub fn only(mut self, condition: bool, reason: impl Into<String>) -> Self {
+        self.refusal = self.refusal.or_else(|| (!condition).then(|| reason.into()));
+        self
     }
 
     /// Restricts the key to some methods.
     pub fn methods(self, method: Method, has_key: fn(Method) -> bool) -> Self {
-        self.methods_because(method, has_key, format!("has no effect with method = \"{method}\"; remove it"))
+        let reason = format!("it has no effect with method = \"{method}\"; remove it");
+        self.methods_because(method, has_key, reason)
     }
 
     /// Restricts the key to some methods, with a reason of its own.
     pub fn methods_because(
-        self,
+        mut self,
         method: Method,
         has_key: fn(Method) -> bool,
         reason: impl Into<String>,
     ) -> Self {
-        let methods = Method::all().filter(|method| has_key(*method)).collect();
-        Self { methods, ..self }.only(has_key(method), reason)
-    }
-
-    fn row(&self, name: &'static str, doc: &str) -> KeyRow {
-        let default =
-            || self.form.write(&self.default).map_or_else(|| "none".to_owned(), |value| code(&value));
-        KeyRow {
-            name,
-            former: self.former,
-            kind: self.form.kind(),
-            default: match (self.shown, &self.give) {
-                (Some(text), _) => Some(text.to_owned()),
-                (None, Some(_)) => None,
-                (None, None) => Some(default()),
-            },
-            resume: self.resume,
-            methods: self.methods.clone(),
-            doc: doc.trim().to_owned(),
-        }
+        self.row.methods = Method::all().filter(|method| has_key(*method)).collect();
+        self.only(has_key(method), reason)
     }
 }
 
 /// A value in a cell of the reference page.
-fn code(value: &toml::Value) -> String {
-    if value.is_str() || value.is_array() { format!("`{value}`") } else { value.to_string() }
+fn cell(value: &toml::Value) -> String {
+    match value {
+        toml::Value::Float(x) if *x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
+        toml::Value::Float(x) => x.to_string(),
+        toml::Value::String(_) | toml::Value::Array(_) => format!("`{value}`"),
+        other => other.to_string(),
+    }
 }
 
 impl Keys {
@@ -178,35 +172,44 @@ impl Keys {
 
     /// Visits a key. `now` is its value in a config that is written. Returns the value that is read
     /// or written; a listed key has its default.
-    pub fn key<F: Form>(
+    pub fn key<T: Clone>(
         &mut self,
         name: &'static str,
         doc: &str,
-        key: Key<F>,
-        now: Option<&F::Value>,
-    ) -> Result<F::Value> {
-        let name = key.name.unwrap_or(name);
+        key: Key<'_, T>,
+        now: Option<T>,
+    ) -> Result<T> {
+        let Key { form, default, mut row, give, refusal, is_written } = key;
+        if row.name.is_empty() {
+            row.name = name;
+        }
         match self {
-            Self::Read(section) => match (section.take_renamed(name, key.former)?, key.refusal, key.give) {
+            Self::Read(section) => match (section.take_renamed(row.name, row.former)?, refusal, give) {
                 (Some(entry), Some(reason), _) => Err(entry.conflict(reason)),
-                (Some(entry), None, _) => key.form.read(entry),
-                (None, None, Some(give)) => Err(section.missing(name, &give)),
-                (None, ..) => Ok(key.default),
+                (Some(entry), None, _) => (form.read)(entry),
+                (None, None, Some(give)) => Err(section.missing(row.name, &give)),
+                (None, ..) => Ok(default),
             },
             Self::Write(tables) => {
-                let value = now.unwrap_or(&key.default);
-                if key.refusal.is_none() && key.is_written {
-                    let resume = key.resume;
-                    let written = key.form.write(value).map(|value| Written { key: name, value, resume });
-                    tables[0].keys.extend(written);
+                let value = now.unwrap_or(default);
+                if refusal.is_none() && is_written {
+                    let written = |value| Written { key: row.name, value, resume: row.resume };
+                    tables[0].keys.extend((form.write)(&value).map(written));
                 }
-                Ok(value.clone())
+                Ok(value)
             }
             Self::List(tables) => {
-                tables[0].keys.push(key.row(name, doc));
-                Ok(key.default)
+                doc.trim().clone_into(&mut row.doc);
+                tables[0].keys.push(row);
+                Ok(default)
             }
         }
+    }
+
+    /// Returns whether a file has the second of two exclusive keys rather than the first. Both in one
+    /// place contradict each other; an override replaces the file's choice.
+    pub fn has_second(&mut self, first: &'static str, second: &'static str) -> Result<bool> {
+        if let Self::Read(section) = self { section.has_second(first, second) } else { Ok(false) }
     }
 
     /// Visits a nested table; an absent one is empty.
@@ -216,13 +219,18 @@ impl Keys {
         now: Option<&T>,
         visit: impl FnOnce(Option<&T>, &mut Self) -> Result<T>,
     ) -> Result<T> {
-        let mut inner = self.open(name)?;
+        let full = |outer: &str| if outer.is_empty() { name.to_owned() } else { format!("{outer}.{name}") };
+        let mut inner = match self {
+            Self::Read(section) => Self::Read(section.section(name)?),
+            Self::Write(tables) => Self::Write(vec![Table::new(full(&tables[0].name))]),
+            Self::List(tables) => Self::List(vec![Table::new(full(&tables[0].name))]),
+        };
         let value = visit(now, &mut inner)?;
         self.close(inner)?;
         Ok(value)
     }
 
-    /// Visits a nested table that the file may leave out.
+    /// Visits a nested table that may be absent.
     pub fn optional_table<T>(
         &mut self,
         name: &'static str,
@@ -237,132 +245,43 @@ impl Keys {
         is_there.then(|| self.table(name, now.and_then(Option::as_ref), visit)).transpose()
     }
 
-    /// Visits a nested table that the file must have, may not have where there is a `refusal`.
-    pub fn table_unless<T>(
-        &mut self,
-        name: &'static str,
-        refusal: Option<String>,
-        now: Option<&Option<T>>,
-        visit: impl FnOnce(Option<&T>, &mut Self) -> Result<T>,
-    ) -> Result<Option<T>> {
-        match (&mut *self, refusal) {
-            (Self::Read(section), Some(reason)) => match section.take(name) {
-                Some(entry) => Err(entry.conflict(reason)),
-                None => Ok(None),
-            },
-            (Self::Write(_), Some(_)) => Ok(None),
-            _ => self.table(name, now.and_then(Option::as_ref), visit).map(Some),
+    /// Refuses a table that does not apply.
+    pub fn refuse(&mut self, name: &'static str, reason: &str) -> Result<()> {
+        match self {
+            Self::Read(section) => section.take(name).map_or(Ok(()), |entry| Err(entry.conflict(reason))),
+            _ => Ok(()),
         }
     }
 
-    /// Visits an array of tables, which must not be empty. The reference page lists none of it.
+    /// Visits an array of tables, which must not be empty; `give` says what to write. The reference
+    /// page lists none of it.
     pub fn tables<T>(
         &mut self,
         name: &'static str,
-        refusal: Option<String>,
-        give: Option<&str>,
+        give: &str,
         now: Option<&Vec<T>>,
         visit: impl Fn(Option<&T>, &mut Self) -> Result<T>,
     ) -> Result<Vec<T>> {
-        match self {
-            Self::Read(section) => match (section.take(name), refusal, give) {
-                (Some(entry), Some(reason), _) => Err(entry.conflict(reason)),
-                (Some(entry), None, _) => read_tables(entry, name, visit),
-                (None, None, Some(give)) => Err(section.missing(name, give)),
-                (None, ..) => Ok(Vec::new()),
-            },
-            Self::Write(tables) => {
-                let values = now.into_iter().flatten().enumerate();
-                values
-                    .map(|(index, value)| {
-                        let mut inner = Self::Write(vec![Table::new(format!("{name}[{index}]"))]);
-                        let value = visit(Some(value), &mut inner)?;
-                        if let Self::Write(inner) = inner {
-                            tables.extend(inner);
-                        }
-                        Ok(value)
-                    })
-                    .collect()
-            }
-            Self::List(_) => Ok(Vec::new()),
-        }
-    }
-
-    /// Visits two keys of which a file may have one. Both in one place contradict each other; an
-    /// override replaces the file's choice whichever of the two it names. `give` makes one required.
-    pub fn either<F: Form, G: Form>(
-        &mut self,
-        (first, first_doc, first_form): (&'static str, &str, F),
-        (second, second_doc, second_form): (&'static str, &str, G),
-        default: Either<F::Value, G::Value>,
-        give: Option<&'static str>,
-        now: Option<Either<F::Value, G::Value>>,
-    ) -> Result<Either<F::Value, G::Value>> {
-        match self {
+        let mut values = Vec::new();
+        let items = match self {
             Self::Read(section) => {
-                let (a, b) = match (section.take(first), section.take(second)) {
-                    (Some(a), Some(b)) => match (a.is_override(), b.is_override()) {
-                        (true, false) => (Some(a), None),
-                        (false, true) => (None, Some(b)),
-                        _ => {
-                            let reason = format!("`{}` is given too; remove one of the two", a.key);
-                            return Err(b.conflict(reason));
-                        }
-                    },
-                    one => one,
-                };
-                match (a, b, give) {
-                    (Some(entry), ..) => first_form.read(entry).map(Either::First),
-                    (None, Some(entry), _) => second_form.read(entry).map(Either::Second),
-                    (None, None, Some(give)) => Err(section.missing(first, give)),
-                    (None, None, None) => Ok(default),
-                }
+                let entry = section.take(name).ok_or_else(|| section.missing(name, give))?;
+                let wrong = entry.wrong(format!("one [[{name}]] table or more"));
+                Some(entry.items_of_list().filter(|items| !items.is_empty()).ok_or(wrong)?)
             }
-            Self::Write(tables) => {
-                let now = now.unwrap_or(default);
-                let (key, value) = match &now {
-                    Either::First(value) => (first, first_form.write(value)),
-                    Either::Second(value) => (second, second_form.write(value)),
-                };
-                let written = value.map(|value| Written { key, value, resume: Resume::Alters });
-                tables[0].keys.extend(written);
-                Ok(now)
-            }
-            Self::List(tables) => {
-                let shown = match &default {
-                    Either::First(value) if give.is_none() => first_form.write(value),
-                    _ => None,
-                };
-                let row = |name, doc: &str, kind, default| KeyRow {
-                    name,
-                    former: None,
-                    kind,
-                    default,
-                    resume: Resume::Alters,
-                    methods: Vec::new(),
-                    doc: doc.to_owned(),
-                };
-                let other = Some(format!("see `{first}`"));
-                let shown = shown.map_or(format!("this or `{second}`"), |value| code(&value));
-                tables[0].keys.push(row(first, first_doc, first_form.kind(), Some(shown)));
-                tables[0].keys.push(row(second, second_doc, second_form.kind(), other));
-                Ok(default)
-            }
+            _ => None,
+        };
+        for item in items.into_iter().flatten() {
+            let mut inner = Self::Read(item.section()?);
+            values.push(visit(None, &mut inner)?);
+            inner.finish()?;
         }
-    }
-
-    /// Refuses the keys of a table that were not read.
-    pub fn finish(self) -> Result<()> {
-        if let Self::Read(section) = self { section.finish() } else { Ok(()) }
-    }
-
-    fn open(&mut self, name: &'static str) -> Result<Self> {
-        let full = |outer: &str| if outer.is_empty() { name.to_owned() } else { format!("{outer}.{name}") };
-        Ok(match self {
-            Self::Read(section) => Self::Read(section.section(name)?),
-            Self::Write(tables) => Self::Write(vec![Table::new(full(&tables[0].name))]),
-            Self::List(tables) => Self::List(vec![Table::new(full(&tables[0].name))]),
-        })
+        for (index, value) in now.into_iter().flatten().enumerate() {
+            let mut inner = Self::Write(vec![Table::new(format!("{name}[{index}]"))]);
+            values.push(visit(Some(value), &mut inner)?);
+            self.close(inner)?;
+        }
+        Ok(values)
     }
 
     fn close(&mut self, inner: Self) -> Result<()> {
@@ -373,24 +292,11 @@ impl Keys {
         }
         Ok(())
     }
-}
 
-fn read_tables<T>(
-    entry: Entry,
-    name: &str,
-    visit: impl Fn(Option<&T>, &mut Keys) -> Result<T>,
-) -> Result<Vec<T>> {
-    let wrong = entry.wrong(format!("one [[{name}]] table or more"));
-    if !entry.is_list() {
-        return Err(wrong);
+    /// Refuses the keys of a table that were not read.
+    pub fn finish(self) -> Result<()> {
+        if let Self::Read(section) = self { section.finish() } else { Ok(()) }
     }
-    let mut values = Vec::new();
-    for item in entry.items() {
-        let mut keys = Keys::Read(item.section()?);
-        values.push(visit(None, &mut keys)?);
-        keys.finish()?;
-    }
-    if values.is_empty() { Err(wrong) } else { Ok(values) }
 }
 
 impl<T> Table<T> {
@@ -399,30 +305,18 @@ impl<T> Table<T> {
     }
 }
 
-/// One of two exclusive keys.
-pub(super) enum Either<A, B> {
-    First(A),
-    Second(B),
-}
-
 /// The right side of a field in [`keys!`].
 pub(super) trait Declaration<T> {
     fn visit(self, name: &'static str, doc: &str, keys: &mut Keys, now: Option<&T>) -> Result<T>;
 }
 
-impl<F: Form> Declaration<F::Value> for Key<F> {
-    fn visit(
-        self,
-        name: &'static str,
-        doc: &str,
-        keys: &mut Keys,
-        now: Option<&F::Value>,
-    ) -> Result<F::Value> {
-        keys.key(name, doc, self, now)
+impl<T: Clone> Declaration<T> for Key<'_, T> {
+    fn visit(self, name: &'static str, doc: &str, keys: &mut Keys, now: Option<&T>) -> Result<T> {
+        keys.key(name, doc, self, now.cloned())
     }
 }
 
-/// A field that several keys make up.
+/// A field that several keys or a table make up.
 pub(super) struct Group<V>(V);
 
 pub(super) fn group<T, V: FnOnce(Option<&T>, &mut Keys) -> Result<T>>(visit: V) -> Group<V> {
@@ -435,18 +329,12 @@ impl<T, V: FnOnce(Option<&T>, &mut Keys) -> Result<T>> Declaration<T> for Group<
     }
 }
 
-/// A field that is no key.
-pub(super) struct Fixed<T>(pub T);
-
-impl<T> Declaration<T> for Fixed<T> {
-    fn visit(self, _: &'static str, _: &str, _: &mut Keys, _: Option<&T>) -> Result<T> {
-        Ok(self.0)
-    }
-}
-
-/// Declares the keys of a section: `field: Type = declaration`, with the section's context as
-/// arguments. A declaration may name the arguments and the fields before it. The second form
-/// declares the keys of a struct of another module.
+/// Declares the keys of a section. A declaration may name the context, which are arguments, and the
+/// fields or keys before it. Three forms:
+///
+/// * a struct with a key, or a [`group`] of keys, for each field;
+/// * the same for a struct of another module;
+/// * `let`: variables with the values of keys, each followed by its value in `now`.
 macro_rules! keys {
     ($(#[$meta:meta])* pub struct $name:ident($($context:ident: $type:ty),*) {
         $($(#[doc = $doc:literal])* $field:ident: $of:ty = $key:expr,)+
@@ -455,22 +343,13 @@ macro_rules! keys {
         pub struct $name { $($(#[doc = $doc])* pub $field: $of,)+ }
 
         impl $name {
-            pub(in crate::config) fn visit(
-                now: Option<&Self>,
-                keys: &mut $crate::config::keys::Keys,
-                $($context: $type),*
-            ) -> $crate::config::error::Result<Self> {
-                $(let $field = $crate::config::keys::Declaration::visit(
-                    $key, stringify!($field), concat!($($doc),*), keys, now.map(|now| &now.$field),
-                )?;)+
-                Ok(Self { $($field),+ })
-            }
+            keys! { fn visit($($context: $type),*) -> $name { $($(#[doc = $doc])* $field = $key,)+ } }
         }
     };
     (fn $function:ident($($context:ident: $type:ty),*) -> $name:ident {
         $($(#[doc = $doc:literal])* $field:ident = $key:expr,)+
     }) => {
-        fn $function(
+        pub(in crate::config) fn $function(
             now: Option<&$name>,
             keys: &mut $crate::config::keys::Keys,
             $($context: $type),*
@@ -480,6 +359,12 @@ macro_rules! keys {
             )?;)+
             Ok($name { $($field),+ })
         }
+    };
+    (let $keys:ident, $now:ident; $($(#[doc = $doc:literal])* $name:ident = $key:expr, $value:expr;)+) => {
+        $(let $name = {
+            let key = $key;
+            $keys.key(stringify!($name), concat!($($doc),*), key, $now.and_then(|$now| Some($value)))?
+        };)+
     };
 }
 pub(super) use keys;

@@ -51,8 +51,8 @@ pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
 
 pub use crate::objective::ObjectiveConfig;
 use error::Result;
-use form::{AnyPath, COUNT, Form, choice, custom, integer};
-use keys::Keys;
+use form::{COUNT, Form, choice, custom, integer, path, path_value};
+use keys::{Keys, keys};
 use reader::{Entry, Section};
 use tree::{Node, Places};
 
@@ -142,51 +142,40 @@ impl Config {
 
     /// Visits all keys. A section follows those that its defaults and rules depend on.
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let method = keys.key(
-            "method",
-            "Training method: supervised fine-tuning, direct preference optimisation, a [reward \
-             model](reward.md), or [Online DPO](online.md).",
-            choice(Method::all().map(|method| (method.name(), method)).collect::<Vec<_>>())
-                .or(Method::Dpo)
+        keys! { let keys, now;
+            /// Training method: supervised fine-tuning, direct preference optimisation, a [reward
+            /// model](reward.md), or [Online DPO](online.md).
+            method = choice(Method::all().map(|method| (method.name(), method)).collect::<Vec<_>>())
+                // The reference page lists the tables of an online run, which are all.
+                .or(Method::Online)
                 .required_if(true, "how to train: \"sft\", \"dpo\", \"reward\" or \"online\""),
-            now.map(|now| &now.method),
-        )?;
-        let model = keys.key(
-            "model",
-            "A folder with `config.json`, the tokenizer's files and, unless `weights` says otherwise, \
-             safetensors.",
-            AnyPath.required("an HF model folder"),
-            now.map(|now| &now.model),
-        )?;
-        let weights = keys.key(
-            "weights",
-            "Initial weights. `\"random\"`: random weights from `seed`. A path: a `policy.pt` of the original \
-             DPO code.",
-            weights().or(Weights::Folder).shown("the folder's"),
-            now.map(|now| &now.weights),
-        )?;
-        let output = keys.key(
-            "output",
-            "The run folder. A folder that holds a run is refused without `--resume` or `--overwrite`.",
-            AnyPath.required("the folder the run writes").free(),
-            now.map(|now| &now.output),
-        )?;
-        let seed = keys.key(
-            "seed",
-            "Seed of data order, random weights and sampling.",
-            integer(COUNT).or(42),
-            now.map(|now| &now.seed),
-        )?;
+                now.method;
+            /// A folder with `config.json`, the tokenizer's files and, unless `weights` says
+            /// otherwise, safetensors.
+            model = path().required("an HF model folder"), now.model.clone();
+            /// Initial weights. `"random"`: random weights from `seed`. A path: a `policy.pt` of the
+            /// original DPO code.
+            weights = weights().or(Weights::Folder).shown("the folder's"), now.weights.clone();
+            /// The run folder. A folder that holds a run is refused without `--resume` or
+            /// `--overwrite`.
+            output = path().required("the folder the run writes").free(), now.output.clone();
+            /// Seed of data order, random weights and sampling.
+            seed = integer(COUNT).or(42), now.seed;
+        }
         let adapter = keys.optional_table("adapter", now.map(|now| &now.adapter), AdapterSection::visit)?;
         let data =
             keys.table("data", now.map(|now| &now.data), |now, keys| DataConfig::visit(now, keys, method))?;
-        let no_online = format!("method = \"{method}\" generates nothing; remove the [online] table");
-        let online = keys.table_unless(
-            "online",
-            (!method.generates()).then_some(no_online),
-            now.map(|now| &now.online),
-            |now, keys| OnlineConfig::visit(now, keys, data.max_length, &output),
-        )?;
+        let online =
+            if method.generates() {
+                let now = now.and_then(|now| now.online.as_ref());
+                Some(keys.table("online", now, |now, keys| {
+                    OnlineConfig::visit(now, keys, data.max_length, &output)
+                })?)
+            } else {
+                let reason = format!("method = \"{method}\" generates nothing; remove the [online] table");
+                keys.refuse("online", &reason)?;
+                None
+            };
         let algorithm = online.as_ref().map_or(Algorithm::Dpo, |online| online.algorithm);
         let objective = keys.table("objective", now.map(|now| &now.objective), |now, keys| {
             objective::visit(now, keys, method, algorithm)
@@ -246,7 +235,7 @@ impl Config {
     }
 }
 
-fn weights() -> impl Form<Value = Weights> {
+fn weights<'a>() -> Form<'a, Weights> {
     let read = |entry: Entry| match entry.is_string("random") {
         true => Ok(Weights::Random),
         false => entry.path().map(Weights::File),
@@ -254,7 +243,7 @@ fn weights() -> impl Form<Value = Weights> {
     custom("`\"random\"` or path", read, |weights: &Weights| match weights {
         Weights::Folder => None,
         Weights::Random => Some(Value::from("random")),
-        Weights::File(path) => Some(form::path_value(path)),
+        Weights::File(path) => Some(path_value(path)),
     })
 }
 

@@ -4,8 +4,8 @@ use tandem_data::record::Kind;
 use toml::{Table, Value};
 
 use super::error::Result;
-use super::form::{AT_LEAST_ONE, Boolean, Form, POSITIVE, choice, custom, integer, number};
-use super::keys::Keys;
+use super::form::{AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer, number};
+use super::keys::{Keys, keys};
 use super::reader::{Entry, nearest};
 use super::{Algorithm, Method};
 use crate::objective::registry::{LOSSES, NOT_YET, find};
@@ -27,15 +27,13 @@ pub(super) fn visit(
     algorithm: Algorithm,
 ) -> Result<ObjectiveConfig> {
     let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
-    let one_loss = "online.algorithm = \"nash_md\" has a single loss; remove it";
-    let no_nash = "has no effect with online.algorithm = \"nash_md\"; remove it";
+    let no_nash = "it has no effect with online.algorithm = \"nash_md\"; remove it";
     let default = method.default_loss().filter(|_| !is_nash).and_then(find);
-    let terms = keys.key(
-        "loss",
-        "A loss by TRL's name, or a table of `loss = weight`: `sigmoid`, `sigmoid_norm`, `robust`, `hinge`, \
-         `ipo`, `exo_pair`, `nca_pair`, `bco_pair`, `sppo_hard`, `apo_zero`, `apo_down`, `discopop`, `sft`. In \
-         online runs `ipo` is `ipo_sum`, which is not divided by lengths.",
-        terms(method)
+    keys! { let keys, now;
+        /// A loss by TRL's name, or a table of `loss = weight`: `sigmoid`, `sigmoid_norm`, `robust`,
+        /// `hinge`, `ipo`, `exo_pair`, `nca_pair`, `bco_pair`, `sppo_hard`, `apo_zero`, `apo_down`,
+        /// `discopop`, `sft`. In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
+        loss = terms(method)
             .or(default.map(|loss| Term { loss, weight: 1.0 }).into_iter().collect())
             .shown("`\"sigmoid\"`; `\"sft\"` for SFT")
             .methods_because(
@@ -43,105 +41,90 @@ pub(super) fn visit(
                 |method| method.default_loss().is_some(),
                 format!("method = \"{method}\" has a single loss; remove it"),
             )
-            .only(!is_nash, one_loss),
-        now.map(|now| &now.terms),
-    )?;
-    let betas = keys.key(
-        "beta",
-        "Strength of the reference: a larger value keeps the policy closer. A list, for online runs: each \
-         value lasts an epoch or `beta_every` steps, the last until the end.",
-        betas(method).or(vec![0.1]).shown("0.1").methods(method, Method::has_reference),
-        now.map(|now| now.betas().collect()).as_ref(),
-    )?;
-    let beta_every = keys.key(
-        "beta_every",
-        "Steps that each value of a list of betas lasts.",
-        integer(AT_LEAST_ONE).optional().shown("an epoch").methods(method, Method::has_reference).only(
-            betas.len() > 1,
-            "`beta_every` has no effect with a single `beta`; remove it, or set `beta` to a list",
-        ),
-        now.map(|now| &now.beta_every),
-    )?;
-    let uses = |smoothing| terms.iter().any(|term| term.loss.smoothing == smoothing);
-    let label_smoothing = keys.key(
-        "label_smoothing",
-        "Probability that a label is wrong: cDPO with `sigmoid`; `robust` needs less than 0.5, `exo_pair` more \
-         than 0.",
-        number(0.0..=1.0)
-            .unless(|smoothing| refuse_smoothing(*smoothing, &terms))
+            .only(!is_nash, "online.algorithm = \"nash_md\" has a single loss; remove it"),
+            now.terms.clone();
+        /// Strength of the reference: a larger value keeps the policy closer. A list, for online
+        /// runs: each value lasts an epoch or `beta_every` steps, the last until the end.
+        beta = betas(method).or(vec![0.1]).methods(method, Method::has_reference), now.betas().collect();
+        /// Steps that each value of a list of betas lasts.
+        beta_every = integer(AT_LEAST_ONE)
+            .optional()
+            .shown("an epoch")
+            .methods(method, Method::generates)
+            .only(
+                beta.len() > 1,
+                "it has no effect with a single `beta`; remove it, or set `beta` to a list",
+            ),
+            now.beta_every;
+        /// Probability that a label is wrong: cDPO with `sigmoid`; `robust` needs less than 0.5,
+        /// `exo_pair` more than 0.
+        label_smoothing = number(0.0..=1.0)
+            .unless(|smoothing| refuse_smoothing(*smoothing, &loss))
             .or(0.0)
             .required_if(
-                uses(Smoothing::Positive),
+                loss.iter().any(|term| term.loss.smoothing == Smoothing::Positive),
                 "a number in (0, 1), for example 0.001: \"exo_pair\" takes its logarithm",
             )
-            .shown("0.0")
             .methods(method, Method::has_reference)
             .only(!is_nash, no_nash)
-            .written_if(terms.iter().any(|term| term.loss.smoothing != Smoothing::Unused)),
-        now.map(|now| &now.label_smoothing),
-    )?;
-    let reference_free = keys.key(
-        "reference_free",
-        "Leave the reference out of the loss.",
-        Boolean.or(false).methods(method, Method::has_reference).only(!is_nash, no_nash).only(
-            !algorithm.asks_reference(),
-            format!("online.algorithm = \"{}\" needs a reference; remove it", algorithm.name()),
-        ),
-        now.map(|now| &now.reference_free),
-    )?;
-    let divergence = keys.key(
-        "f_divergence_type",
-        "Divergence to the reference behind the loss. All but the first need `sigmoid`, `sigmoid_norm`, \
-         `robust`, `hinge`, `ipo`, `exo_pair`, `discopop` or `sft`.",
-        choice(DIVERGENCES)
-            .unless(|divergence| refuse_divergence(*divergence, &terms))
+            .written_if(loss.iter().any(|term| term.loss.smoothing != Smoothing::Unused)),
+            now.label_smoothing;
+        /// Leave the reference out of the loss.
+        reference_free = boolean()
+            .or(false)
+            .methods(method, Method::has_reference)
+            .only(!is_nash, no_nash)
+            .only(
+                !algorithm.asks_reference(),
+                format!("online.algorithm = \"{}\" needs a reference; remove it", algorithm.name()),
+            ),
+            now.reference_free;
+        /// Divergence to the reference behind the loss. All but the first need `sigmoid`,
+        /// `sigmoid_norm`, `robust`, `hinge`, `ipo`, `exo_pair`, `discopop` or `sft`.
+        f_divergence_type = choice(DIVERGENCES)
+            .unless(|divergence| refuse_divergence(*divergence, &loss))
             .or(Divergence::ReverseKl)
             .methods(method, Method::has_reference)
             .only(!is_nash, no_nash),
-        now.map(|now| if is_alpha(now.divergence) { ALPHA } else { now.divergence }).as_ref(),
-    )?;
-    let alpha_now = now.and_then(|now| match now.divergence {
-        Divergence::Alpha(alpha) => Some(alpha),
-        _ => None,
-    });
-    let alpha = keys.key(
-        "f_alpha_divergence_coef",
-        "α of `\"alpha_divergence\"`; 1 is the reverse KL.",
-        number(..)
+            if is_alpha(now.divergence) { ALPHA } else { now.divergence };
+        /// α of `"alpha_divergence"`; 1 is the reverse KL.
+        f_alpha_divergence_coef = number(..)
             .or(0.5)
             .methods(method, Method::has_reference)
+            .only(
+                is_alpha(f_divergence_type),
+                "only f_divergence_type = \"alpha_divergence\" has it; remove it",
+            ),
+            if let Divergence::Alpha(alpha) = now.divergence { alpha } else { 0.0 };
+        /// Temperature of the `discopop` loss.
+        discopop_tau = number(POSITIVE)
+            .or(0.05)
+            .methods(method, Method::has_reference)
             .only(!is_nash, no_nash)
-            .only(is_alpha(divergence), "only f_divergence_type = \"alpha_divergence\" has it; remove it"),
-        alpha_now.as_ref(),
-    )?;
-    let discopop_tau = keys.key(
-        "discopop_tau",
-        "Temperature of the `discopop` loss.",
-        number(POSITIVE).or(0.05).methods(method, Method::has_reference).only(!is_nash, no_nash).only(
-            terms.iter().any(|term| term.loss.name == "discopop"),
-            "only the loss \"discopop\" has it; remove it",
-        ),
-        now.map(|now| &now.discopop_tau),
-    )?;
-    let center_rewards_coefficient = keys.key(
-        "center_rewards_coefficient",
-        "Strength of the pull of the sum of a pair's two rewards towards zero.",
-        number(POSITIVE).optional().methods_because(
+            .only(
+                loss.iter().any(|term| term.loss.name == "discopop"),
+                "only the loss \"discopop\" has it; remove it",
+            ),
+            now.discopop_tau;
+        /// Strength of the pull of the sum of a pair's two rewards towards zero.
+        center_rewards_coefficient = number(POSITIVE).optional().methods_because(
             method,
             |method| method.rows() == Kind::Reward,
             "only method = \"reward\" has rewards to centre; remove it",
-        ),
-        now.map(|now| &now.center_rewards_coefficient),
-    )?;
+        ), now.center_rewards_coefficient;
+    }
     Ok(ObjectiveConfig {
-        terms,
-        beta: betas[0],
-        next_betas: betas[1..].to_vec(),
+        terms: loss,
+        beta: beta[0],
+        next_betas: beta[1..].to_vec(),
         beta_every,
         label_smoothing,
         reference_free,
         discopop_tau,
-        divergence: if is_alpha(divergence) { Divergence::Alpha(alpha) } else { divergence },
+        divergence: match f_divergence_type {
+            Divergence::Alpha(_) => Divergence::Alpha(f_alpha_divergence_coef),
+            other => other,
+        },
         exploration: match algorithm {
             Algorithm::Xpo { alpha } => alpha,
             _ => 0.0,
@@ -155,14 +138,17 @@ fn is_alpha(divergence: Divergence) -> bool {
 }
 
 /// A number, or a list of them.
-fn betas(method: Method) -> impl Form<Value = Vec<f64>> {
+fn betas<'a>(method: Method) -> Form<'a, Vec<f64>> {
     let read = move |entry: Entry| {
         if entry.is_list() && !method.generates() {
             return Err(entry.conflict("only an online run takes a list; set one number"));
         }
         let empty = entry.wrong("a positive number, or a list of them");
-        let betas =
-            entry.items().into_iter().map(|item| number(POSITIVE).read(item)).collect::<Result<Vec<_>>>()?;
+        let betas = entry
+            .items()
+            .into_iter()
+            .map(|item| (number(POSITIVE).read)(item))
+            .collect::<Result<Vec<_>>>()?;
         if betas.is_empty() { Err(empty) } else { Ok(betas) }
     };
     custom("number or list, > 0", read, |betas: &Vec<f64>| match betas[..] {
@@ -171,7 +157,7 @@ fn betas(method: Method) -> impl Form<Value = Vec<f64>> {
     })
 }
 
-fn terms(method: Method) -> impl Form<Value = Vec<Term>> {
+fn terms<'a>(method: Method) -> Form<'a, Vec<Term>> {
     let read = move |entry: Entry| {
         if let Ok(name) = entry.string() {
             return Ok(vec![Term { loss: loss(&entry, name, method)?, weight: 1.0 }]);

@@ -5,9 +5,7 @@ use std::path::Path;
 
 use super::Config;
 use super::error::Result;
-use super::form::{
-    Boolean, COUNT, Form, POSITIVE, ZeroIsNone, choice, custom, filled, integer, number, texts_value,
-};
+use super::form::{COUNT, Form, POSITIVE, boolean, choice, custom, filled, integer, number, texts_value};
 use super::keys::{Keys, group, keys};
 use super::reader::Entry;
 use super::server::{self, ServerConfig};
@@ -37,11 +35,11 @@ keys! {
                  prompt; lower this key or raise data.max_length"
             )))
             .or(if max_length > 64 { 64 } else { max_length / 2 })
-            .shown("64; at most half of `data.max_length`"),
+            .shown("64; half of `data.max_length` if that is 64 or less"),
         /// Divisor of the logits; 0 takes the most likely token.
         temperature: f64 = number(0.0..).or(0.9),
         /// Sample from this many of the most likely tokens; 0 is all.
-        top_k: Option<usize> = ZeroIsNone(integer(0..=1 << 24)).or(None),
+        top_k: Option<usize> = integer(0..=1 << 24).zero_is_none().or(None),
         /// Sample from the most likely tokens that together have this probability.
         top_p: f64 = number((Excluded(0.0), Included(1.0))).or(1.0),
         /// Leave out tokens below this share of the most likely token's probability.
@@ -54,7 +52,7 @@ keys! {
         /// these steps.
         steps_per_round: u64 = integer(1..=1 << 16).or(1),
         /// Generate and judge completions while the previous step trains.
-        overlap: bool = Boolean.or(false),
+        overlap: bool = boolean().or(false),
         /// Prompts with pairs that are kept, to be trained on again.
         replay_size: usize = integer(0..=1 << 20).or(0),
         /// Replayed prompts that join each step; at most `replay_size`.
@@ -65,7 +63,7 @@ keys! {
             .or(0),
         /// Steps between those whose completions are written to `samples.jsonl`, from the first
         /// step; 0 writes none.
-        samples_every: Option<u64> = ZeroIsNone(integer(COUNT)).or(Some(10)).free(),
+        samples_every: Option<u64> = integer(COUNT).zero_is_none().or(Some(10)).free(),
         /// Server that generates instead of this process.
         server: Option<ServerConfig> = group(|now, keys: &mut Keys| {
             keys.optional_table("server", now, |now, keys| ServerConfig::visit(now, keys, output))
@@ -127,32 +125,21 @@ impl Algorithm {
     }
 
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let name = keys.key(
-            "algorithm",
-            "`\"dpo\"`: pairs of the policy's completions. `\"xpo\"`: XPO. `\"nash_md\"`: Nash-MD.",
-            choice([("dpo", "dpo"), ("xpo", "xpo"), ("nash_md", "nash_md")]).or("dpo"),
-            now.map(|now| now.name()).as_ref(),
-        )?;
-        let (alpha_now, mixture_now) = match now.copied() {
-            Some(Self::Xpo { alpha }) => (Some(alpha), None),
-            Some(Self::NashMd { mixture }) => (None, Some(mixture)),
-            _ => (None, None),
-        };
-        let alpha = keys.key(
-            "alpha",
-            "Only with `\"xpo\"`: strength of the term against the reference's completions.",
-            number(0.0..).or(1e-5).only(name == "xpo", "only algorithm = \"xpo\" has it; remove it"),
-            alpha_now.as_ref(),
-        )?;
-        let mixture = keys.key(
-            "mixture",
-            "Only with `\"nash_md\"`: share of the reference in the mixture.",
-            number(0.0..=1.0)
+        keys! { let keys, now;
+            /// `"dpo"`: pairs of the policy's completions. `"xpo"`: XPO. `"nash_md"`: Nash-MD.
+            algorithm = choice(["dpo", "xpo", "nash_md"].map(|name| (name, name))).or("dpo"), now.name();
+            /// Only with `"xpo"`: strength of the term against the reference's completions.
+            alpha = number(0.0..)
+                .or(1e-5)
+                .only(algorithm == "xpo", "only algorithm = \"xpo\" has it; remove it"),
+                if let Self::Xpo { alpha } = *now { alpha } else { 0.0 };
+            /// Only with `"nash_md"`: share of the reference in the mixture.
+            mixture = number(0.0..=1.0)
                 .or(0.5)
-                .only(name == "nash_md", "only algorithm = \"nash_md\" has it; remove it"),
-            mixture_now.as_ref(),
-        )?;
-        Ok(match name {
+                .only(algorithm == "nash_md", "only algorithm = \"nash_md\" has it; remove it"),
+                if let Self::NashMd { mixture } = *now { mixture } else { 0.0 };
+        }
+        Ok(match algorithm {
             "xpo" => Self::Xpo { alpha },
             "nash_md" => Self::NashMd { mixture },
             _ => Self::Dpo,
@@ -176,9 +163,9 @@ impl Pairs {
         [("best_worst", Self::BestWorst), ("all", Self::All), ("random", Self::Random)];
 }
 
-fn strings() -> impl Form<Value = Vec<String>> {
+fn strings<'a>() -> Form<'a, Vec<String>> {
     let read = |entry: Entry| {
-        let string = |item| filled("a string that is not empty").read(item);
+        let string = |item| (filled("a string that is not empty").read)(item);
         entry.items().into_iter().map(string).collect()
     };
     custom("string or list", read, |texts: &Vec<String>| texts_value(texts))

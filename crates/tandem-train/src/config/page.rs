@@ -79,7 +79,7 @@ pub fn reference_page() -> String {
             let _ = write!(page, "{text}\n\n");
         }
         page += &rows(&table.keys);
-        let full = |row: &KeyRow| Some((format!("{}.{}", table.name, row.former?), row.name));
+        let full = |row: &KeyRow| Some((format!("`{}.{}`", table.name, row.former?), row.name));
         renamed.extend(table.keys.iter().filter_map(full));
     }
     page += JUDGES;
@@ -88,13 +88,13 @@ pub fn reference_page() -> String {
     for kind in KINDS {
         let keys = list(|keys| JudgeKind::visit(kind, None, keys).map(drop)).remove(0).keys;
         let _ = write!(page, "\n### `kind = \"{kind}\"`\n\n{}", rows(&keys));
-        let full = |row: &KeyRow| Some((format!("judges[].{} ({kind})", row.former?), row.name));
+        let full = |row: &KeyRow| Some((format!("`judges[].{}` ({kind})", row.former?), row.name));
         renamed.extend(keys.iter().filter_map(full));
     }
-    page += "\n## Renamed keys\n\nThe former name is refused with a hint. The `config.toml` of an older run may have it.\n\n";
-    page += "| former | now |\n|---|---|\n| `train.checkpointing` | `compute.checkpointing` |\n";
+    page += "\n## Renamed keys\n\nA former name is refused with a hint, except in the `config.toml` of an older run.\n\n";
+    page += "| former | now |\n|---|---|\n";
     for (former, now) in renamed {
-        let _ = writeln!(page, "| `{former}` | `{now}` |");
+        let _ = writeln!(page, "| {former} | `{now}` |");
     }
     page
 }

@@ -82,6 +82,21 @@ impl Section {
         Some(Entry { key: self.full(name), node, origin: self.origin.clone() })
     }
 
+    /// Returns whether the table has the second of two exclusive keys rather than the first.
+    pub fn has_second(&mut self, first: &str, second: &str) -> Result<bool> {
+        let find = |key| self.entries.iter().position(|(k, _)| k == key);
+        let (Some(a), Some(b)) = (find(first), find(second)) else { return Ok(find(second).is_some()) };
+        let is_override = |index: usize| matches!(self.entries[index].1.place, Place::Set { .. });
+        if is_override(a) == is_override(b) {
+            let reason = format!("`{}` is given too; remove one of the two", self.full(first));
+            let problem = Problem::Conflict { key: self.full(second), reason };
+            return Err(ConfigError { place: self.entries[b].1.place.clone(), problem });
+        }
+        let is_second = is_override(b);
+        self.entries.remove(if is_second { a } else { b });
+        Ok(is_second)
+    }
+
     /// Takes a nested table; an absent one is empty.
     pub fn section(&mut self, key: &'static str) -> Result<Self> {
         match self.take(key) {
@@ -146,11 +161,6 @@ impl Entry {
         self.key.rsplit('.').next().unwrap_or(&self.key)
     }
 
-    /// Returns whether the value comes from an override.
-    pub fn is_override(&self) -> bool {
-        matches!(self.node.place, Place::Set { .. })
-    }
-
     /// Returns whether the value is exactly this string.
     pub fn is_string(&self, text: &str) -> bool {
         matches!(&self.node.value, Value::String(s) if s == text)
@@ -196,6 +206,11 @@ impl Entry {
         let item =
             |(index, node)| Self { key: format!("{}[{index}]", self.key), node, origin: self.origin.clone() };
         nodes.into_iter().enumerate().map(item).collect()
+    }
+
+    /// Returns a list's items; `None` for another value.
+    pub fn items_of_list(self) -> Option<Vec<Self>> {
+        matches!(self.node.value, Value::Array(_)).then(|| self.items())
     }
 
     /// Reads a string.

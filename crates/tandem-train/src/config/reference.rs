@@ -4,7 +4,7 @@ use std::ops::Bound::{Excluded, Included};
 use std::path::{Path, PathBuf};
 
 use super::error::Result;
-use super::form::{AT_LEAST_ONE, AnyPath, Form, choice, integer, number};
+use super::form::{AT_LEAST_ONE, choice, integer, number, path};
 use super::keys::{Keys, group, keys};
 use super::tree::Places;
 use super::{AdapterSection, Config, Method};
@@ -26,7 +26,7 @@ keys! {
             .shown("`\"precompute\"`; online `\"model\"`, with an adapter `\"base\"`"),
         /// Model folder of the reference, if it is not the policy's start: for `"model"` and
         /// `"precompute"`.
-        model: Option<PathBuf> = AnyPath.optional().shown("the policy's start").only(
+        model: Option<PathBuf> = path().optional().shown("the policy's start").only(
             matches!(kind, ReferenceKind::Model | ReferenceKind::Precompute),
             match kind {
                 ReferenceKind::None => "a reference model is given, but this run has no reference; remove it".to_owned(),
@@ -34,7 +34,7 @@ keys! {
             },
         ),
         /// Adapter of the reference on the policy's base: for `"adapter"` and `"precompute"`.
-        adapter: Option<PathBuf> = AnyPath.optional().shown("`adapter.start`").only(
+        adapter: Option<PathBuf> = path().optional().shown("`adapter.start`").only(
             matches!(kind, ReferenceKind::Adapter | ReferenceKind::Precompute)
                 && adapter.is_some()
                 && model.is_none(),
@@ -100,7 +100,8 @@ impl ReferenceKind {
         ("none", Self::None),
     ];
 
-    fn name(self) -> &'static str {
+    /// Name in the config.
+    pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind)| *kind == self).expect("every kind has a name").0
     }
 }

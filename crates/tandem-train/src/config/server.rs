@@ -8,7 +8,7 @@ use tandem_model::{AdapterConfig, AdapterKind};
 use toml::Value;
 
 use super::error::Result;
-use super::form::{AnyPath, Form, choice, custom, filled, integer, number};
+use super::form::{Form, choice, custom, filled, integer, path, seconds};
 use super::keys::keys;
 use super::online::OnlineConfig;
 use super::reader::Entry;
@@ -49,18 +49,18 @@ keys! {
             filled("the name of an environment variable").optional().formerly("key_variable").free(),
         /// Longest time of a request, which generates all completions of a prompt.
         timeout_s: f64 =
-            number((Excluded(0.0), Included(3e7))).seconds().or(600.0).formerly("seconds").free(),
+            seconds((Excluded(0.0), Included(3e7))).or(600.0).formerly("seconds").free(),
         /// Repetitions of a request that timed out or met a server in trouble (429, 5xx).
         retries: usize = integer(0..=1000).or(5).free(),
         /// Requests in flight, one for each prompt.
         concurrency: usize = integer(1..=4096).or(32).free(),
         /// Folder for each round's adapter, used by one run only. The server must find it at the
         /// same path.
-        adapters: PathBuf = AnyPath.or(output.join("adapters")).shown("`adapters` in `output`").free(),
+        adapters: PathBuf = path().or(output.join("adapters")).shown("`adapters` in `output`").free(),
     }
 }
 
-fn base_url() -> impl Form<Value = String> {
+fn base_url<'a>() -> Form<'a, String> {
     let read = |entry: Entry| {
         let text = entry.string()?.trim_end_matches('/').to_owned();
         match http::wrong_with(&text, "online.server.api_key_env") {
@@ -97,15 +97,8 @@ pub(super) fn check(
              [adapter] table, or remove this one"
                 .to_owned(),
         )
-    } else if let Some(reason) = adapter.and_then(unloadable) {
-        Some(reason)
-    } else if config.compute.tensor > 1 {
-        Some(
-            "tensor parallelism is not supported with a server yet; remove compute.tensor, or this table"
-                .to_owned(),
-        )
     } else {
-        None
+        adapter.and_then(unloadable)
     };
     if let Some(reason) = table {
         return Err(places.conflict("online.server", reason));

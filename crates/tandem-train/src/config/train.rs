@@ -4,10 +4,8 @@ use tandem_kernels::StateForm;
 use toml::Value;
 
 use super::error::Result;
-use super::form::{
-    AT_LEAST_ONE, Boolean, COUNT, Form, POSITIVE, ZeroIsNone, choice, custom, integer, number,
-};
-use super::keys::{Either, Keys, group, keys};
+use super::form::{AT_LEAST_ONE, COUNT, Form, POSITIVE, boolean, choice, custom, integer, number};
+use super::keys::{Keys, group, keys};
 use super::reader::Entry;
 use crate::schedule::{Schedule, Shape};
 
@@ -35,25 +33,25 @@ keys! {
         /// Rise of the learning rate before the schedule.
         warmup: Warmup = group(Warmup::visit),
         /// Largest norm of the gradient over all parameters; 0 never clips.
-        max_grad_norm: Option<f64> = ZeroIsNone(number(0.0..)).or(Some(1.0)),
+        max_grad_norm: Option<f64> = number(0.0..).zero_is_none().or(Some(1.0)),
         /// Weight decay. Biases and norms have none.
         weight_decay: f64 = number(0.0..).or(0.0),
         /// Steps between checkpoints; 0 saves at the end only.
-        save_every: Option<u64> = ZeroIsNone(integer(COUNT)).or(None).free(),
+        save_every: Option<u64> = integer(COUNT).zero_is_none().or(None).free(),
         /// With `save_every`: training continues while a checkpoint is written. Each rank holds a
         /// copy of its share: weights and optimiser states, 12 bytes per parameter for AdamW and 8
         /// for RMSprop, less with `optimizer_state`. `tandem plan` shows it as "checkpoint copy".
-        async_checkpoints: bool = Boolean.or(true).free(),
+        async_checkpoints: bool = boolean().or(true).free(),
         /// Steps between evaluations; 0 evaluates at the end only.
-        eval_every: Option<u64> = ZeroIsNone(integer(COUNT)).or(None).free(),
+        eval_every: Option<u64> = integer(COUNT).zero_is_none().or(None).free(),
         /// Number of checkpoints kept; 0 keeps all.
-        keep: Option<usize> = ZeroIsNone(integer(COUNT)).or(Some(2)).free(),
+        keep: Option<usize> = integer(COUNT).zero_is_none().or(Some(2)).free(),
         /// Consecutive steps that may be skipped for a loss or gradient that is not finite. The run
         /// then stops and names the rows.
         max_skipped: u64 = integer(COUNT).or(3).free(),
         /// Write `rows.jsonl` into the run's folder: for each step the rows of its batch, counted
         /// from 0 over the rows that training keeps.
-        record_rows: bool = Boolean.or(false).free(),
+        record_rows: bool = boolean().or(false).free(),
     }
 }
 
@@ -68,23 +66,17 @@ pub enum MicroBatch {
 
 impl MicroBatch {
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let now = now.map(|now| match *now {
-            Self::Tokens(tokens) => Either::First(tokens),
-            Self::Rows(rows) => Either::Second(rows),
-        });
-        let tokens = "Largest micro-batch, in tokens; a micro-batch has at least one row. It bounds memory; the \
-                      loss is the mean over the whole batch.";
-        let size = keys.either(
-            ("micro_batch_tokens", tokens, integer(1..=1 << 31).unit("tokens")),
-            ("micro_batch_size", "Instead: pairs or rows of a micro-batch.", integer(1..=1 << 24)),
-            Either::First(4096),
-            None,
-            now,
-        )?;
-        Ok(match size {
-            Either::First(tokens) => Self::Tokens(tokens),
-            Either::Second(rows) => Self::Rows(rows),
-        })
+        let is_rows = keys.has_second("micro_batch_tokens", "micro_batch_size")?;
+        keys! { let keys, now;
+            /// Largest micro-batch; a micro-batch has at least one row. It bounds memory; the loss is
+            /// the mean over the whole batch.
+            micro_batch_tokens = integer(1..=1 << 31).unit("tokens").maybe().or((!is_rows).then_some(4096)),
+                if let Self::Tokens(tokens) = *now { Some(tokens) } else { None };
+            /// Instead: pairs or rows of a micro-batch.
+            micro_batch_size = integer(1..=1 << 24).optional(),
+                if let Self::Rows(rows) = *now { Some(rows) } else { None };
+        }
+        Ok(micro_batch_size.map_or(Self::Tokens(micro_batch_tokens.unwrap_or_default()), Self::Rows))
     }
 }
 
@@ -108,21 +100,19 @@ pub enum Length {
 
 impl Length {
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let now = now.map(|now| match *now {
-            Self::Steps(steps) => Either::First(steps),
-            Self::Epochs(epochs) => Either::Second(epochs),
-        });
-        let length = keys.either(
-            ("steps", "Optimiser steps.", integer(AT_LEAST_ONE)),
-            ("epochs", "Passes over the data; may be a fraction.", number(POSITIVE)),
-            Either::First(1),
-            Some("`steps` or `epochs`: how long to train"),
-            now,
-        )?;
-        Ok(match length {
-            Either::First(steps) => Self::Steps(steps),
-            Either::Second(epochs) => Self::Epochs(epochs),
-        })
+        let is_epochs = keys.has_second("steps", "epochs")?;
+        keys! { let keys, now;
+            /// Optimiser steps.
+            steps = integer(AT_LEAST_ONE)
+                .optional()
+                .required_if(!is_epochs, "`steps` or `epochs`: how long to train")
+                .shown("*this or* `epochs`"),
+                if let Self::Steps(steps) = *now { Some(steps) } else { None };
+            /// Passes over the data; may be a fraction.
+            epochs = number(POSITIVE).optional(),
+                if let Self::Epochs(epochs) = *now { Some(epochs) } else { None };
+        }
+        Ok(epochs.map_or(Self::Steps(steps.unwrap_or_default()), Self::Epochs))
     }
 
     /// Returns the optimiser steps for `num_rows` rows in batches of `batch_size`. An epoch's last
@@ -146,21 +136,16 @@ pub enum Warmup {
 
 impl Warmup {
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let now = now.map(|now| match *now {
-            Self::Steps(steps) => Either::First(steps),
-            Self::Ratio(ratio) => Either::Second(ratio),
-        });
-        let warmup = keys.either(
-            ("warmup_steps", "Steps of linear rise from 0.", integer(COUNT)),
-            ("warmup_ratio", "Instead: a share of all steps, rounded up.", number(0.0..=1.0)),
-            Either::First(0),
-            None,
-            now,
-        )?;
-        Ok(match warmup {
-            Either::First(steps) => Self::Steps(steps),
-            Either::Second(ratio) => Self::Ratio(ratio),
-        })
+        let is_ratio = keys.has_second("warmup_steps", "warmup_ratio")?;
+        keys! { let keys, now;
+            /// Steps of linear rise from 0.
+            warmup_steps = integer(COUNT).maybe().or((!is_ratio).then_some(0)),
+                if let Self::Steps(steps) = *now { Some(steps) } else { None };
+            /// Instead: a share of all steps, rounded up.
+            warmup_ratio = number(0.0..=1.0).optional(),
+                if let Self::Ratio(ratio) = *now { Some(ratio) } else { None };
+        }
+        Ok(warmup_ratio.map_or(Self::Steps(warmup_steps.unwrap_or_default()), Self::Ratio))
     }
 }
 
@@ -187,46 +172,40 @@ pub enum Optimizer {
 
 impl Optimizer {
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let (is_adamw, betas_now, alpha_now, eps_now) = match now.copied() {
-            Some(Self::AdamW { beta1, beta2, eps }) => (Some(true), Some([beta1, beta2]), None, Some(eps)),
-            Some(Self::RmsProp { alpha, eps }) => (Some(false), None, Some(alpha), Some(eps)),
-            None => (None, None, None, None),
-        };
-        let is_adamw = keys.key(
-            "optimizer",
-            "The optimiser, as in PyTorch.",
-            choice([("adamw", true), ("rmsprop", false)]).or(true),
-            is_adamw.as_ref(),
-        )?;
-        let [beta1, beta2] = keys.key(
-            "betas",
-            "AdamW's decay rates.",
-            betas().or([0.9, 0.999]).only(is_adamw, "\"rmsprop\" has `alpha`; `betas` belong to \"adamw\""),
-            betas_now.as_ref(),
-        )?;
-        let alpha = keys.key(
-            "alpha",
-            "RMSprop's decay rate.",
-            number(0.0..1.0)
+        keys! { let keys, now;
+            /// The optimiser, as in PyTorch.
+            optimizer = choice(["adamw", "rmsprop"].map(|name| (name, name))).or("adamw"),
+                if matches!(now, Self::AdamW { .. }) { "adamw" } else { "rmsprop" };
+            /// AdamW's decay rates.
+            betas = betas()
+                .or([0.9, 0.999])
+                .only(optimizer == "adamw", "\"rmsprop\" has `alpha`; `betas` belong to \"adamw\""),
+                if let Self::AdamW { beta1, beta2, .. } = *now { [beta1, beta2] } else { [0.0; 2] };
+            /// RMSprop's decay rate.
+            alpha = number(0.0..1.0)
                 .or(0.99)
-                .only(!is_adamw, "\"adamw\" has `betas`; `alpha` belongs to \"rmsprop\""),
-            alpha_now.as_ref(),
-        )?;
-        let eps = keys.key(
-            "eps",
-            "Term added to the root in the optimiser.",
-            number(POSITIVE).or(1e-8),
-            eps_now.as_ref(),
-        )?;
-        Ok(if is_adamw { Self::AdamW { beta1, beta2, eps } } else { Self::RmsProp { alpha, eps } })
+                .only(optimizer == "rmsprop", "\"adamw\" has `betas`; `alpha` belongs to \"rmsprop\""),
+                if let Self::RmsProp { alpha, .. } = *now { alpha } else { 0.0 };
+            /// Term added to the root in the optimiser.
+            eps = number(POSITIVE).or(1e-8),
+                match *now { Self::AdamW { eps, .. } | Self::RmsProp { eps, .. } => eps };
+        }
+        let [beta1, beta2] = betas;
+        Ok(match optimizer {
+            "adamw" => Self::AdamW { beta1, beta2, eps },
+            _ => Self::RmsProp { alpha, eps },
+        })
     }
 }
 
-fn betas() -> impl Form<Value = [f64; 2]> {
+fn betas<'a>() -> Form<'a, [f64; 2]> {
     let read = |entry: Entry| {
         let wrong = entry.wrong("two numbers in [0, 1), for example [0.9, 0.999]");
-        let values =
-            entry.items().into_iter().map(|item| number(0.0..1.0).read(item)).collect::<Result<Vec<_>>>()?;
+        let values = entry
+            .items()
+            .into_iter()
+            .map(|item| (number(0.0..1.0).read)(item))
+            .collect::<Result<Vec<_>>>()?;
         values.try_into().map_err(|_| wrong)
     };
     custom("two numbers, ≥ 0, < 1", read, |betas: &[f64; 2]| Value::from(betas.to_vec()))

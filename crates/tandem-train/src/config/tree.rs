@@ -65,7 +65,7 @@ impl Node {
             }
             let Value::Table(entries) = &mut node.value else {
                 return Err(syntax(format!(
-                    "`{key}`: the part before `.{part}` is a value in the file, not a table"
+                    "`{key}`: the part before `.{part}` in the file is a value, not a table"
                 )));
             };
             let index = entries.iter().position(|(k, _)| k == part.trim()).unwrap_or_else(|| {
@@ -165,22 +165,20 @@ impl Places {
     }
 }
 
-fn collect(prefix: &str, node: &Node, places: &mut HashMap<String, Place>) {
-    let mut add = |key: String, node: &Node| {
-        places.insert(key.clone(), node.place.clone());
-        collect(&key, node, places);
-    };
-    match &node.value {
-        Value::Table(entries) if prefix.is_empty() => {
-            entries.iter().for_each(|(key, node)| add(key.clone(), node))
+fn collect(key: &str, node: &Node, places: &mut HashMap<String, Place>) {
+    let inner: Vec<(String, &Node)> = match &node.value {
+        Value::Table(entries) if key.is_empty() => {
+            entries.iter().map(|(name, node)| (name.clone(), node)).collect()
         }
-        Value::Table(entries) => {
-            entries.iter().for_each(|(key, node)| add(format!("{prefix}.{key}"), node));
-        }
+        Value::Table(entries) => entries.iter().map(|(name, node)| (format!("{key}.{name}"), node)).collect(),
         Value::Array(items) => {
-            items.iter().enumerate().for_each(|(index, node)| add(format!("{prefix}[{index}]"), node));
+            items.iter().enumerate().map(|(index, node)| (format!("{key}[{index}]"), node)).collect()
         }
-        _ => {}
+        _ => return,
+    };
+    for (key, node) in inner {
+        collect(&key, node, places);
+        places.insert(key, node.place.clone());
     }
 }
 

@@ -8,7 +8,7 @@ use tandem_judge::{
 use super::{JudgeKind, RewardSection};
 use crate::config::error::Result;
 use crate::config::form::{
-    self, AT_LEAST_ONE, AnyPath, Boolean, Form, POSITIVE, Text, choice, custom, integer, number, seconds,
+    self, AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer, number, path, seconds, text,
     texts_value,
 };
 use crate::config::keys::{Keys, group, keys};
@@ -77,34 +77,29 @@ keys! {
 keys! {
     fn regex() -> RegexConfig {
         /// A regular expression of the crate [`regex`](https://docs.rs/regex).
-        pattern = Text.required("a regular expression"),
+        pattern = text().required("a regular expression"),
         expect = group(expect),
     }
 }
 
 fn expect(now: Option<&Expect>, keys: &mut Keys) -> Result<Expect> {
-    let (choice_now, field_now) = match now {
-        Some(Expect::Group { field }) => (Some("group"), Some(field)),
-        Some(Expect::NoMatch) => (Some("no_match"), None),
-        Some(Expect::Match) => (Some("match"), None),
-        None => (None, None),
-    };
-    let expect = keys.key(
-        "expect",
-        "Place of a match: `\"match\"`: somewhere. `\"no_match\"`: nowhere. `\"group\"`: the first group of \
-         the first match equals the row's `field`.",
-        choice([("match", "match"), ("no_match", "no_match"), ("group", "group")]).or("match"),
-        choice_now.as_ref(),
-    )?;
-    let field = keys.key(
-        "field",
-        "With `expect = \"group\"`: the row's field that the group should equal.",
-        Text.or(String::new())
+    keys! { let keys, now;
+        /// Condition on the match. `"match"`: somewhere. `"no_match"`: nowhere. `"group"`: the first group
+        /// of the first match equals the row's `field`.
+        expect = choice(["match", "no_match", "group"].map(|name| (name, name))).or("match"),
+            match now {
+                Expect::Match => "match",
+                Expect::NoMatch => "no_match",
+                Expect::Group { .. } => "group",
+            };
+        /// With `expect = "group"`: the row's field that the group should equal.
+        field = text()
+            .or(String::new())
             .required_if(expect == "group", "the row's field that the group should equal")
             .shown("none")
             .only(expect == "group", "only expect = \"group\" compares with a field; remove it"),
-        field_now,
-    )?;
+            if let Expect::Group { field } = now { field.clone() } else { String::new() };
+    }
     Ok(match expect {
         "group" => Expect::Group { field },
         "no_match" => Expect::NoMatch,
@@ -115,12 +110,12 @@ fn expect(now: Option<&Expect>, keys: &mut Keys) -> Result<Expect> {
 keys! {
     fn exact() -> ExactConfig {
         /// The row's field with the right answer.
-        field = Text.required("the row's field with the right answer"),
-        /// What is compared: the text without surrounding blanks, or the last number in it.
+        field = text().required("the row's field with the right answer"),
+        /// Compared part: the text without surrounding blanks, or the last number in it.
         compare = choice([("text", Compare::Text), ("last_number", Compare::LastNumber)])
             .or(Compare::default()),
         /// Treat capital and small letters as equal.
-        fold_case = Boolean.or(false),
+        fold_case = boolean().or(false),
     }
 }
 
@@ -145,48 +140,48 @@ keys! {
         /// Program and arguments. It runs in the current folder, to which relative paths refer.
         command = texts(COMMAND).required(COMMAND),
         /// Longest time for an item.
-        timeout_s = seconds().or(CommandConfig::default().timeout_s).formerly("seconds").free(),
+        timeout_s = seconds(POSITIVE).or(CommandConfig::default().timeout_s).formerly("seconds").free(),
         /// Longest time for the first item after a start, if that is longer.
         start_timeout_s =
-            seconds().or(CommandConfig::default().start_timeout_s).formerly("start_seconds").free(),
+            seconds(POSITIVE).or(CommandConfig::default().start_timeout_s).formerly("start_seconds").free(),
         /// Items given to the program before it answers.
         concurrency =
             integer(1..=MANY).or(CommandConfig::default().concurrency).formerly("in_flight").free(),
         /// Consecutive restarts.
         restarts = integer(0..=MANY).or(CommandConfig::default().restarts).free(),
         /// Pause before a restart; it doubles each time.
-        first_pause_s = seconds().or(CommandConfig::default().first_pause_s).free(),
+        first_pause_s = seconds(POSITIVE).or(CommandConfig::default().first_pause_s).free(),
         /// Longest pause.
-        longest_pause_s = seconds().or(CommandConfig::default().longest_pause_s).free(),
+        longest_pause_s = seconds(POSITIVE).or(CommandConfig::default().longest_pause_s).free(),
         /// Time to exit after stdin is closed; the program is then killed.
-        grace_s = number(0.0..).seconds().or(CommandConfig::default().grace_s).free(),
+        grace_s = seconds(0.0..).or(CommandConfig::default().grace_s).free(),
     }
 }
 
 keys! {
     fn endpoint() -> EndpointConfig {
         /// Address up to the version, as `"http://localhost:8000/v1"`.
-        base_url = Text.required("an address up to the version, as \"http://localhost:8000/v1\""),
+        base_url = text().required("an address up to the version, as \"http://localhost:8000/v1\""),
         /// Name of the model at the endpoint.
-        model = Text.required("the model's name at the endpoint"),
+        model = text().required("the model's name at the endpoint"),
         /// Environment variable that holds the key, if the endpoint needs one.
-        api_key_env = Text.optional().free(),
+        api_key_env = text().optional().free(),
         /// Text of a request, with `{prompt}`, `{a}` and `{b}`.
-        prompt = Text.or(EndpointConfig::default().prompt).shown("a built-in text"),
+        prompt = text().or(EndpointConfig::default().prompt).shown("a built-in text"),
         /// Longest reply.
         max_tokens = integer(1..=u32::MAX.into()).unit("tokens").or(EndpointConfig::default().max_tokens),
         /// Longest time of a request.
-        timeout_s = seconds().or(EndpointConfig::default().timeout_s).free(),
+        timeout_s = seconds(POSITIVE).or(EndpointConfig::default().timeout_s).free(),
         /// Repetitions of a failed request.
         retries = integer(0..=MANY).or(EndpointConfig::default().retries).free(),
         /// Pause before a repetition; it doubles each time.
-        first_pause_s = seconds().or(EndpointConfig::default().first_pause_s).free(),
+        first_pause_s = seconds(POSITIVE).or(EndpointConfig::default().first_pause_s).free(),
         /// Longest pause.
-        longest_pause_s = seconds().or(EndpointConfig::default().longest_pause_s).free(),
+        longest_pause_s = seconds(POSITIVE).or(EndpointConfig::default().longest_pause_s).free(),
         /// Requests in flight.
         concurrency = integer(1..=MANY).or(EndpointConfig::default().concurrency).free(),
         /// Folder that keeps replies.
-        cache = AnyPath.optional().free(),
+        cache = path().optional().free(),
         /// Most requests sent.
         budget = integer(AT_LEAST_ONE).optional().free(),
     }
@@ -195,7 +190,7 @@ keys! {
 keys! {
     fn reward() -> RewardSection {
         /// Folder of a [reward model](reward.md), with its tokenizer.
-        model = AnyPath.required("the folder of a reward model"),
+        model = path().required("the folder of a reward model"),
         /// Most tokens of a prompt and its completion, at most the model's positions; a longer text
         /// has no score.
         max_length = integer(1..=MANY).unit("tokens").or(4096),
@@ -207,13 +202,13 @@ keys! {
 }
 
 /// A list of strings.
-fn texts(expected: &'static str) -> impl Form<Value = Vec<String>> {
+fn texts<'a>(expected: &'static str) -> Form<'a, Vec<String>> {
     let read = move |entry: Entry| {
         let wrong = entry.wrong(expected);
         if !entry.is_list() {
             return Err(wrong);
         }
-        entry.items().into_iter().map(|item| Text.read(item)).collect::<Result<_>>().map_err(|_| wrong)
+        entry.items().into_iter().map(|item| (text().read)(item)).collect::<Result<_>>().map_err(|_| wrong)
     };
     custom("list", read, |texts: &Vec<String>| texts_value(texts))
 }

@@ -103,7 +103,7 @@ fn every_key_arrives_and_is_written_so_that_it_reads_back() {
     assert_eq!((reward.max_length, reward.format), (512, Some(Format::Int8)));
 
     for judges in [judges, self::judges(&LEAST).1] {
-        let mut config = load(SMALL_SFT);
+        let mut config = load(online::ONLINE);
         config.judges = judges.clone();
         let text = config.to_toml();
         let (_, tables) = text.split_at(text.find("[[judges]]").expect("written"));
@@ -236,7 +236,7 @@ fn a_method_that_generates_nothing_has_no_judges() {
 fn what_a_judge_may_spend_is_free_to_change_and_what_it_judges_is_not() {
     let change = |name: &str, from: &str, to: &str| {
         let of = |judge: &str| {
-            let mut config = load(SMALL_SFT);
+            let mut config = load(online::ONLINE);
             config.judges = judges(&[judge]).1;
             config
         };

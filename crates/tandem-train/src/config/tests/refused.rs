@@ -59,7 +59,8 @@ fn former_names_are_refused_with_the_new_ones_but_in_a_runs_own_config() {
     let mut resolved = config.to_toml();
     for (now, old) in former {
         let set = format!("online.server.{old}=x");
-        let text = refusal(online::ONLINE, &[&given[..], &[&set]].concat());
+        let text =
+            refusal(online::ONLINE, &[&given[..], &["online.server.base_url=http://a/v1", &set]].concat());
         assert!(text.contains(&format!("it was renamed to `online.server.{now}`; use that name")), "{text}");
         resolved = resolved.replace(&format!("\n{now} = "), &format!("\n{old} = "));
     }
