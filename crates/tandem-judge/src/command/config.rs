@@ -9,11 +9,11 @@ pub struct CommandConfig {
     /// Program and arguments, without a shell.
     pub command: Vec<String>,
     /// Time per item, counted from when no earlier item waits.
-    pub seconds: f64,
+    pub timeout_s: f64,
     /// Time for the first answer after a start, if longer: the command may load a model.
-    pub start_seconds: f64,
+    pub start_timeout_s: f64,
     /// Maximum number of unanswered items.
-    pub in_flight: usize,
+    pub concurrency: usize,
     /// Maximum number of restarts in a row without an answer.
     pub restarts: usize,
     /// Pause before a restart; it doubles with each one in a row.
@@ -28,9 +28,9 @@ impl Default for CommandConfig {
     fn default() -> Self {
         Self {
             command: Vec::new(),
-            seconds: 60.0,
-            start_seconds: 300.0,
-            in_flight: 16,
+            timeout_s: 60.0,
+            start_timeout_s: 300.0,
+            concurrency: 16,
             restarts: 5,
             first_pause_s: 0.1,
             longest_pause_s: 10.0,
@@ -46,12 +46,12 @@ impl CommandConfig {
         if self.command.first().is_none_or(String::is_empty) {
             return bad("command", "is empty; name a program and its arguments");
         }
-        if self.in_flight == 0 {
-            return bad("in_flight", "is 0; it should be 1 or more");
+        if self.concurrency == 0 {
+            return bad("concurrency", "is 0; it should be 1 or more");
         }
         let times = [
-            ("seconds", self.seconds),
-            ("start_seconds", self.start_seconds),
+            ("timeout_s", self.timeout_s),
+            ("start_timeout_s", self.start_timeout_s),
             ("first_pause_s", self.first_pause_s),
             ("longest_pause_s", self.longest_pause_s),
         ];

@@ -88,7 +88,7 @@ impl CommandJudge {
                 self.bury(round, stop)?;
                 continue;
             }
-            while let Some(index) = round.next(self.config.in_flight) {
+            while let Some(index) = round.next(self.config.concurrency) {
                 process.send(items.line(index));
             }
             match process.receive(LOOK) {
@@ -102,8 +102,8 @@ impl CommandJudge {
                 Err(RecvTimeoutError::Disconnected) => continue,
             }
             let seconds = match process.has_answered {
-                true => self.config.seconds,
-                false => self.config.seconds.max(self.config.start_seconds),
+                true => self.config.timeout_s,
+                false => self.config.timeout_s.max(self.config.start_timeout_s),
             };
             if round.waited() > Duration::from_secs_f64(seconds) {
                 round.hung(format!("no answer within {seconds} s"));

@@ -22,8 +22,8 @@ fn script(each: &str) -> CommandConfig {
 fn sh(script: &str) -> CommandConfig {
     CommandConfig {
         command: ["sh", "-c", script].map(str::to_owned).to_vec(),
-        seconds: EVER,
-        start_seconds: EVER,
+        timeout_s: EVER,
+        start_timeout_s: EVER,
         first_pause_s: 0.001,
         longest_pause_s: 0.01,
         ..CommandConfig::default()
@@ -124,7 +124,7 @@ fn a_command_that_always_ends_is_an_error_with_its_last_words() {
 #[test]
 fn an_item_that_kills_the_command_twice_has_no_score_and_the_others_have() {
     let each = format!("case $line in *poison*) exit 3;; esac; {ID}");
-    let mut command = start(CommandConfig { in_flight: 4, ..script(&each) });
+    let mut command = start(CommandConfig { concurrency: 4, ..script(&each) });
     let verdicts = judge(&mut command, "?", &["a", "b", "poison", "d", "e", "f", "g", "h"]).unwrap();
     let expected = [Some(0.0), Some(1.0), None, Some(3.0), Some(4.0), Some(5.0), Some(6.0), Some(7.0)];
     assert_eq!(scores(&verdicts), expected);
@@ -146,9 +146,9 @@ fn a_command_may_end_between_calls() {
 #[test]
 fn an_item_that_hangs_has_no_score_and_the_others_have() {
     let each = format!("case $line in *slow*) sleep 1000;; esac; {ID}");
-    // `seconds` counts only after the first answer: items repeated after the restart have enough
+    // `timeout_s` counts only after the first answer: items repeated after the restart have enough
     // time.
-    let mut command = start(CommandConfig { seconds: 0.3, ..script(&each) });
+    let mut command = start(CommandConfig { timeout_s: 0.3, ..script(&each) });
     let verdicts = judge(&mut command, "?", &["a", "slow", "c"]).unwrap();
     assert_eq!(scores(&verdicts), [Some(0.0), None, Some(2.0)]);
     assert_eq!(verdicts[1].said, "no answer within 0.3 s");
@@ -157,7 +157,7 @@ fn an_item_that_hangs_has_no_score_and_the_others_have() {
 
 #[test]
 fn a_command_that_always_hangs_is_an_error() {
-    let config = CommandConfig { seconds: 0.02, start_seconds: 0.05, restarts: 2, ..sh("sleep 1000") };
+    let config = CommandConfig { timeout_s: 0.02, start_timeout_s: 0.05, restarts: 2, ..sh("sleep 1000") };
     let (mut command, lines) = with_stderr(config);
     let error = judge(&mut command, "?", &["a"; 20]).unwrap_err().to_string();
     assert!(
@@ -182,7 +182,7 @@ fn what_is_no_score_is_kept_as_said() {
         *) echo; echo "{\"id\":$id,\"score\":1,\"reason\":\"fine\"}";;
     esac"#;
     // One at a time, so that a stray line belongs to a known item.
-    let mut command = start(CommandConfig { in_flight: 1, ..script(each) });
+    let mut command = start(CommandConfig { concurrency: 1, ..script(each) });
     let answers = ["ok", "noise", "stranger", "nan", "huge", "absent", "words", "unsure", "ok"];
     let verdicts = judge(&mut command, "?", &answers).unwrap();
     let mut expected = [None; 9];
@@ -272,9 +272,9 @@ fn options_that_make_no_sense_are_named() {
     let cases = [
         ("command", CommandConfig { command: vec![], ..good() }),
         ("command", CommandConfig { command: vec![String::new()], ..good() }),
-        ("in_flight", CommandConfig { in_flight: 0, ..good() }),
-        ("seconds", CommandConfig { seconds: 0.0, ..good() }),
-        ("start_seconds", CommandConfig { start_seconds: f64::NAN, ..good() }),
+        ("concurrency", CommandConfig { concurrency: 0, ..good() }),
+        ("timeout_s", CommandConfig { timeout_s: 0.0, ..good() }),
+        ("start_timeout_s", CommandConfig { start_timeout_s: f64::NAN, ..good() }),
         ("first_pause_s", CommandConfig { first_pause_s: -1.0, ..good() }),
         ("longest_pause_s", CommandConfig { longest_pause_s: f64::INFINITY, ..good() }),
         ("grace_s", CommandConfig { grace_s: -0.1, ..good() }),

@@ -1,83 +1,107 @@
-//! `[adapter]`: what trains beside frozen weights.
+//! `[adapter]`: trainable parameters beside frozen weights.
 
 use std::path::PathBuf;
 
 use tandem_model::{AdapterConfig, AdapterKind, Targets};
+use toml::Value;
 
-use super::error::ConfigError;
-use super::reader::{Entry, Section};
+use super::error::Result;
+use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, texts_value};
+use super::keys::{Keys, keys};
+use super::reader::Entry;
 
 /// The adapter of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterSection {
-    /// Where it begins.
+    /// Starting point.
     pub start: AdapterStart,
-    /// Rate at which its inputs are dropped in training.
+    /// Dropout rate of its inputs in training.
     pub dropout: f64,
 }
 
-/// Where an adapter begins.
+/// Starting point of an adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AdapterStart {
-    /// At the base: its term is zero.
+    /// A new adapter, whose term is zero.
     New(AdapterConfig),
-    /// At an adapter that was trained before; which also says of what rank it is, and of which modules.
+    /// The folder of a trained adapter, which also fixes rank and target modules.
     Folder(PathBuf),
 }
 
 impl AdapterSection {
-    /// The folder that it starts from.
+    /// Folder that the adapter starts from.
     pub fn folder(&self) -> Option<&PathBuf> {
         match &self.start {
             AdapterStart::New(_) => None,
             AdapterStart::Folder(path) => Some(path),
         }
     }
-}
 
-/// Keys that an adapter which was trained before has an answer to.
-const OWN: [&str; 6] = ["kind", "rank", "alpha", "rslora", "targets", "modules_to_save"];
-
-pub(super) fn parse(mut section: Section) -> Result<AdapterSection, ConfigError> {
-    let dropout = section
-        .take("dropout")
-        .map_or(Ok(0.0), |e| e.number("a number of at least 0 and below 1", |x| (0.0..1.0).contains(&x)))?;
-    let start = section.take("start").map(|entry| entry.path()).transpose()?;
-    let [kind, rank, alpha, rslora, targets, saved] = OWN.map(|key| section.take(key));
-    section.finish()?;
-    if let Some(path) = start {
-        let given = [kind, rank, alpha, rslora, targets, saved].into_iter().flatten().next();
-        return match given {
-            Some(entry) => Err(entry.conflict(
-                "the adapter that adapter.start names has its own; remove this key, or start a new adapter without adapter.start",
-            )),
-            None => Ok(AdapterSection { start: AdapterStart::Folder(path), dropout }),
-        };
+    /// Configuration of a new adapter.
+    pub(super) fn new_adapter(&self) -> Option<&AdapterConfig> {
+        match &self.start {
+            AdapterStart::New(adapter) => Some(adapter),
+            AdapterStart::Folder(_) => None,
+        }
     }
-    let rank = rank.map_or(Ok(16), |e| e.integer(1..=4096))? as usize;
-    let config = AdapterConfig {
-        kind: kind.map_or(Ok(AdapterKind::Lora), |e| e.one_of(&AdapterKind::NAMES))?,
-        rank,
-        alpha: alpha.map_or(Ok(2.0 * rank as f64), |e| e.number("a positive number", |x| x > 0.0))?,
-        rank_stabilized: rslora.map_or(Ok(false), |e| e.boolean())?,
-        dropout,
-        targets: targets.map_or(Ok(Targets::AllLinear), self::targets)?,
-        modules_to_save: saved.map_or(Ok(Vec::new()), names)?,
-    };
-    Ok(AdapterSection { start: AdapterStart::New(config), dropout })
+
+    pub(super) fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+        keys! { let keys, now;
+            /// Dropout rate of the terms' inputs in training. The reference, evaluation and
+            /// generation use no dropout.
+            dropout = number(0.0..1.0).or(0.0), now.dropout;
+            /// A folder of the `peft` library to start from. It defines the adapter: of the other
+            /// keys only `dropout` is allowed.
+            start = path().optional(), now.folder().cloned();
+            /// `"lora"`: a low-rank term beside each matrix. `"dora"`: LoRA with a trained length
+            /// for each row of the matrix.
+            kind = choice(AdapterKind::NAMES).or(AdapterKind::Lora).only(start.is_none(), DEFINED),
+                now.new_adapter()?.kind;
+            /// Rank of the terms.
+            rank = integer(1..=4096).or(16).only(start.is_none(), DEFINED), now.new_adapter()?.rank;
+            /// Scale of the terms: `alpha` / `rank`.
+            alpha = number(POSITIVE).or(2.0 * rank as f64).shown("2 × `rank`").only(start.is_none(), DEFINED),
+                now.new_adapter()?.alpha;
+            /// Scale by `alpha` / √`rank` instead.
+            rslora = boolean().or(false).only(start.is_none(), DEFINED), now.new_adapter()?.rank_stabilized;
+            /// Modules that get a term. `"all-linear"`: all but the token table and the head. A
+            /// list: names or their ends, as `["q_proj", "v_proj"]`. Any other string: a regular
+            /// expression for whole names.
+            targets = targets().or(Targets::AllLinear).only(start.is_none(), DEFINED),
+                now.new_adapter()?.targets.clone();
+            /// Modules that train whole beside the adapter, by the ends of their names: norms,
+            /// `lm_head`, `embed_tokens`.
+            modules_to_save = modules().or(Vec::new()).only(start.is_none(), DEFINED),
+                now.new_adapter()?.modules_to_save.clone();
+        }
+        let rank_stabilized = rslora;
+        let new = AdapterConfig { kind, rank, alpha, rank_stabilized, dropout, targets, modules_to_save };
+        Ok(Self { start: start.map_or(AdapterStart::New(new), AdapterStart::Folder), dropout })
+    }
 }
 
-fn targets(entry: Entry) -> Result<Targets, ConfigError> {
-    match entry.string() {
+const DEFINED: &str = "the adapter in adapter.start defines it; remove this key, or remove adapter.start to \
+                       train a new adapter";
+
+fn targets<'a>() -> Form<'a, Targets> {
+    let read = |entry: Entry| match entry.string() {
         Ok("all-linear") => Ok(Targets::AllLinear),
         Ok(pattern) => Ok(Targets::Pattern(pattern.to_owned())),
         Err(_) => names(entry).map(Targets::Names),
-    }
+    };
+    custom("string or list", read, |targets: &Targets| match targets {
+        Targets::AllLinear => Value::from("all-linear"),
+        Targets::Names(names) => texts_value(names),
+        Targets::Pattern(pattern) => Value::from(pattern.clone()),
+    })
 }
 
-fn names(entry: Entry) -> Result<Vec<String>, ConfigError> {
+fn modules<'a>() -> Form<'a, Vec<String>> {
+    custom("list", names, |names: &Vec<String>| (!names.is_empty()).then(|| texts_value(names)))
+}
+
+fn names(entry: Entry) -> Result<Vec<String>> {
     let wrong = entry.wrong("names of modules, for example [\"q_proj\", \"v_proj\"]");
-    let names: Result<Vec<_>, _> =
-        entry.items().iter().map(|item| item.string().map(str::to_owned)).collect();
+    let names: Result<Vec<_>> = entry.items().iter().map(|item| item.string().map(str::to_owned)).collect();
     names.ok().filter(|names| !names.is_empty()).ok_or(wrong)
 }

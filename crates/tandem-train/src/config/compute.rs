@@ -1,66 +1,135 @@
-//! `[compute]`: where and in which arithmetic.
+//! `[compute]`: devices, arithmetic, and the division of work among ranks.
 
 use std::path::PathBuf;
 
 use tandem_kernels::{Backend, DType, Format};
+use toml::Value;
 
 use super::Method;
-use super::error::ConfigError;
-use super::reader::{Entry, Section};
+use super::error::Result;
+use super::form::{self, Form, boolean, choice, custom, integer, path};
+use super::keys::keys;
+use super::reader::Entry;
 use super::types::{Offload, Sharding, SumForm};
 use crate::size;
 
-/// Ranks in one process: beyond any machine, and few enough that a slip of the finger starts no million threads.
+/// Most ranks in one process: beyond any machine, and few enough that a typing error starts no
+/// million threads.
 const MAX_RANKS: usize = 256;
 
-/// Copies of what is divided; as many as there may be processes.
-const MAX_REPLICAS: u64 = 1 << 20;
-
-/// Devices and arithmetic.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ComputeConfig {
-    /// Which devices.
-    pub devices: Devices,
-    /// Compute type; masters are f32. `None` (written "auto") is bf16 where the device multiplies it natively, else f32.
-    pub dtype: Option<DType>,
-    /// Whether f32 products on a GPU may round their factors to 10 bits (TF32).
-    pub tf32: bool,
-    /// How frozen matrices are kept; `None` (written "auto") is in the compute type.
-    pub format: Option<Format>,
-    /// Threads per rank; `None` (written 0) for every core, divided among the ranks. The number never changes a result.
-    pub threads: Option<usize>,
-    /// How gradients are added up over micro-batches and ranks.
-    pub reduction: SumForm,
-    /// What is divided among the ranks.
-    pub sharding: Sharding,
-    /// How often what is divided is there; 1: once among all ranks.
-    pub replicate: usize,
-    /// Neighbouring ranks that hold one model in slices; 1 splits nothing.
-    pub tensor: usize,
-    /// Times as many ranks hold one model in stages, front to back; 1 divides no layers.
-    pub pipeline: usize,
-    /// What backward recomputes.
-    pub checkpointing: Checkpointing,
-    /// The most memory that each rank may take on its device, in bytes; `None` for what there is.
-    pub memory: Option<u64>,
-    /// What carries numbers between ranks.
-    pub engine: Engine,
-    /// Seconds that a rank waits for another process before it gives it up.
-    pub deadline: u64,
-    /// What leaves the device.
-    pub offload: Offload,
-    /// The folder of what is offloaded to a disk; given exactly then.
-    pub offload_dir: Option<PathBuf>,
-    /// Whether the inputs of blocks wait in host memory for backward.
-    pub offload_activations: bool,
+keys! {
+    /// Devices and arithmetic.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct ComputeConfig(method: Method, has_adapter: bool) {
+        /// `"cpu"`; `"cpu:4"`: four ranks, each a thread with a device of its own
+        /// ([ranks.md](ranks.md)); `"cuda"` or `"cuda:0,1"`: a rank on each of all GPUs or of these
+        /// ([gpu.md](gpu.md)); `"auto"`: the GPUs if there are any, else the CPU.
+        devices: Devices = devices().or(Devices::Auto).free(),
+        /// Type of matmuls and activations. `"auto"`: bf16 where the device multiplies it faster
+        /// than f32 (AMX; AVX-512 BF16 on AMD), else f32. Master weights and gradients are always
+        /// f32.
+        dtype: Option<DType> =
+            choice([("auto", None), ("f32", Some(DType::F32)), ("bf16", Some(DType::Bf16))]).or(None),
+        /// Let f32 matmuls on a GPU round their factors to 10 bits (TF32): faster than f32 and less
+        /// precise. Only with `dtype = "f32"` on GPUs.
+        tf32: bool = boolean().unless(|tf32| refuse_tf32(*tf32, dtype, devices)).or(false),
+        /// Format of frozen matrices: those under an adapter and those of a reference model.
+        /// `"int8"`: a scale for each row. `"nf4"`: 4 bits, as QLoRA. `"auto"`: that of the folder
+        /// if bitsandbytes has quantised it and an adapter trains, else `dtype`. Token table and
+        /// head are kept in bf16 or more, norms and biases in f32. Full training has no frozen
+        /// weights for `"int8"` and `"nf4"`. See [formats.md](formats.md).
+        format: Option<Format> =
+            form::format().unless(|format| refuse_format(*format, has_adapter)).or(None),
+        /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
+        /// result. On a GPU: threads that update the file of `offload = "nvme"`.
+        threads: Option<usize> = integer(0..=4096).zero_is_none().or(None).free(),
+        /// Sum of gradients over micro-batches and ranks. `"exact"`: in fixed point, with the same
+        /// bits on any number of ranks. `"fast"`: in f32, with half the memory and traffic.
+        reduction: SumForm = choice(SumForm::NAMES).or(SumForm::Exact),
+        /// State divided among the ranks. `"ddp"`: none. `"zero1"`: optimiser states. `"zero2"`:
+        /// these and gradients. `"zero3"`: these and weights. The numbers are the same.
+        sharding: Sharding = choice(Sharding::NAMES).or(Sharding::Ddp).free(),
+        /// With `"zero1"` to `"zero3"`: number of groups of neighbouring ranks that each hold
+        /// everything once. Gradients are also summed over the groups. The number of ranks must be
+        /// a multiple of it.
+        replicate: usize = integer(1..=1 << 20).or(1).free(),
+        /// Tensor parallelism: neighbouring ranks that split heads, feed-forward channels and
+        /// vocabulary of one model, and between these its tokens. It must divide the number of
+        /// ranks and the model's key/value heads. Loss and gradient norm are within 1e-5 of one
+        /// rank's (with `train.optimizer_state = "f32"`), not bit-equal: see
+        /// [ranks.md](ranks.md#slices-of-a-model).
+        tensor: usize = integer(1..=MAX_RANKS as u64)
+            .unless(|tensor: &usize| (*tensor > 1 && has_adapter).then(|| {
+                "adapters do not support tensor parallelism yet; use compute.sharding or compute.pipeline".to_owned()
+            }))
+            .or(1),
+        /// Pipeline parallelism: stages that hold the layers of one model, front to back. A stage is
+        /// one rank, or `tensor` ranks. The number of ranks must be a multiple of `tensor` ×
+        /// `pipeline`; the model needs a block for each stage. The numbers are those of one stage,
+        /// bit for bit. With m micro-batches on a data rank the stages idle (p − 1) / (m + p − 1)
+        /// of the time: see [ranks.md](ranks.md#layers-over-ranks).
+        pipeline: usize = integer(1..=MAX_RANKS as u64)
+            .unless(|stages: &usize| (*stages > 1 && method.generates()).then(|| {
+                "pipeline stages do not support generation yet; use compute.sharding or compute.tensor".to_owned()
+            }))
+            .or(1)
+            .free(),
+        /// Activations recomputed in backward to save memory: `"none"`, `"selective"` (norms and
+        /// activation functions) or `"block"` (everything but each block's input). The bits are the
+        /// same.
+        checkpointing: Checkpointing = choice(Checkpointing::NAMES).or(Checkpointing::None).free(),
+        /// Engine of the collectives. `"threads"`: memory, between threads of one process.
+        /// `"gloo"`: Gloo, between processes. `"nccl"`: NCCL, between processes with an NVIDIA GPU
+        /// each; not yet run on a GPU ([ranks.md](ranks.md#nccl)). `"auto"`: threads or Gloo,
+        /// whichever fits.
+        engine: Engine = choice(Engine::NAMES)
+            .unless(|engine| refuse_engine(*engine, devices))
+            .or(Engine::Auto)
+            .free(),
+        /// Time that a rank waits for another process before it gives up. It must be longer than
+        /// anything one rank does alone, such as tokenising. A process without a heartbeat is given
+        /// up after a minute, if that is less.
+        deadline: u64 = integer(1..=1 << 24).unit("seconds").or(1800).free(),
+        /// State kept outside the device's memory. `"host"`: weights, optimiser states and gradient
+        /// sums in host memory. `"nvme"`: weights and optimiser states in a file in `offload_dir`,
+        /// gradient sums in host memory. Each layer is loaded to the device when it runs. The
+        /// numbers are the same: see [offload.md](offload.md), also for what differs on GPUs.
+        offload: Offload = choice(Offload::NAMES).or(Offload::None).free(),
+        /// Keep the inputs of blocks in host memory between forward and backward; on GPUs the
+        /// transfers overlap with computation. Only with `checkpointing = "block"`.
+        offload_activations: bool = boolean()
+            .unless(|offloads| (*offloads && checkpointing != Checkpointing::Block).then(|| {
+                "only the inputs of blocks can be offloaded; set compute.checkpointing to \"block\", which \
+                 keeps nothing else, or remove this".to_owned()
+            }))
+            .or(false)
+            .free(),
+        /// With `offload = "nvme"`: a folder on a disk of each machine. The file is unlinked when
+        /// the run begins, so nothing remains however the run ends.
+        offload_dir: Option<PathBuf> = path()
+            .optional()
+            .required_if(
+                offload == Offload::Nvme,
+                "a folder on the disk that weights and states are offloaded to",
+            )
+            .only(
+                offload == Offload::Nvme,
+                "it is only for offloading to a disk; set compute.offload to \"nvme\", or remove this",
+            )
+            .free(),
+        /// Most memory that each rank may use on its device, for example `"24GiB"`; also `--memory
+        /// 24GiB`. A run whose plan needs more is refused before anything is loaded, and the arena
+        /// of an accepted run cannot exceed it: see [plan.md](plan.md#a-cap).
+        memory: Option<u64> = memory().optional().free(),
+    }
 }
 
-/// What is kept from forward for backward, per block; the rest is computed again.
+/// Activations kept from forward for backward, per block; the rest is recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checkpointing {
     /// Keep everything.
     None,
-    /// Drop what is cheap to recompute: outputs of norms and activations.
+    /// Drop what is cheap to recompute: outputs of norms and activation functions.
     Selective,
     /// Keep the blocks' inputs only.
     Block,
@@ -72,7 +141,7 @@ impl Checkpointing {
         [("none", Self::None), ("selective", Self::Selective), ("block", Self::Block)];
 }
 
-/// What carries numbers between ranks.
+/// Engine of the collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// Memory between threads, Gloo between processes.
@@ -81,37 +150,37 @@ pub enum Engine {
     Threads,
     /// Gloo, between processes.
     Gloo,
-    /// NCCL between processes, each with a GPU.
+    /// NCCL, between processes with a GPU each.
     Nccl,
 }
 
 impl Engine {
-    pub(super) const NAMES: [(&str, Self); 4] =
+    const NAMES: [(&str, Self); 4] =
         [("auto", Self::Auto), ("threads", Self::Threads), ("gloo", Self::Gloo), ("nccl", Self::Nccl)];
 }
 
-/// Which devices to use.
+/// Devices of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
-    /// The best there is.
+    /// The best devices of the machine.
     Auto,
-    /// So many ranks on the CPU, as threads of this process.
+    /// This many ranks on the CPU, as threads of this process.
     Cpu(usize),
     /// A rank on each of these GPUs.
     Cuda(GpuSet),
 }
 
-/// Some of a machine's GPUs.
+/// A set of a machine's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuSet {
     /// All that this process may use.
     All,
-    /// Those whose bits are set.
+    /// GPUs by their numbers, as a bit mask.
     Of(u64),
 }
 
 impl GpuSet {
-    /// Their numbers, if they are known.
+    /// Returns the GPUs' numbers, if they are known.
     pub fn ordinals(self) -> Option<Vec<usize>> {
         match self {
             Self::All => None,
@@ -121,7 +190,7 @@ impl GpuSet {
 }
 
 impl Devices {
-    /// The name in the config.
+    /// Name in the config.
     pub fn name(self) -> String {
         match self {
             Self::Auto => "auto".to_owned(),
@@ -136,7 +205,7 @@ impl Devices {
         }
     }
 
-    /// Ranks that the command starts.
+    /// Number of ranks that the command starts.
     pub const fn num_ranks(self) -> usize {
         match self {
             Self::Auto | Self::Cuda(GpuSet::All) => 1,
@@ -145,7 +214,7 @@ impl Devices {
         }
     }
 
-    /// What kind of device computes; "auto" is what the resolution of devices makes of it, and the processor until then.
+    /// Kind of device. "auto" is the CPU until [`crate::placement::gpus::resolve`] has resolved it.
     pub const fn backend(self) -> Backend {
         match self {
             Self::Auto | Self::Cpu(_) => Backend::Cpu,
@@ -154,172 +223,76 @@ impl Devices {
     }
 }
 
-pub(super) fn parse(
-    mut section: Section,
-    method: Method,
-    adapts: bool,
-) -> Result<ComputeConfig, ConfigError> {
-    let devices = section.take("devices").map_or(Ok(Devices::Auto), |e| devices(&e))?;
-    let checkpointing =
-        section.take("checkpointing").map_or(Ok(Checkpointing::None), |e| e.one_of(&Checkpointing::NAMES))?;
-    let (offload, offload_dir) = offload(&mut section)?;
-    let dtype = section.take("dtype").map_or(Ok(None), |e| {
-        e.one_of(&[("auto", None), ("f32", Some(DType::F32)), ("bf16", Some(DType::Bf16))])
-    })?;
-    let config = ComputeConfig {
-        devices,
-        dtype,
-        tf32: section.take("tf32").map_or(Ok(false), |e| tf32(&e, dtype, devices))?,
-        format: section.take("format").map_or(Ok(None), |e| format(&e, adapts))?,
-        threads: section
-            .take("threads")
-            .map_or(Ok(0), |e| e.integer(0..=4096))
-            .map(|n| (n != 0).then_some(n as usize))?,
-        reduction: section.take("reduction").map_or(Ok(SumForm::Exact), |e| e.one_of(&SumForm::NAMES))?,
-        sharding: section.take("sharding").map_or(Ok(Sharding::Ddp), |e| e.one_of(&Sharding::NAMES))?,
-        replicate: section.take("replicate").map_or(Ok(1), |e| e.integer(1..=MAX_REPLICAS))? as usize,
-        tensor: section.take("tensor").map_or(Ok(1), |e| tensor(&e, adapts))?,
-        pipeline: section.take("pipeline").map_or(Ok(1), |e| pipeline(&e, method))?,
-        checkpointing,
-        memory: section.take("memory").map(|e| memory(&e)).transpose()?,
-        engine: section.take("engine").map_or(Ok(Engine::Auto), |e| engine(&e, devices))?,
-        deadline: section.take("deadline").map_or(Ok(1800), |e| e.integer(1..=1 << 24))?,
-        offload,
-        offload_dir,
-        offload_activations: section
-            .take("offload_activations")
-            .map_or(Ok(false), |e| activations(&e, checkpointing))?,
-    };
-    section.finish()?;
-    Ok(config)
-}
-
-/// What leaves the device, and the folder for it.
-fn offload(section: &mut Section) -> Result<(Offload, Option<PathBuf>), ConfigError> {
-    let offload = section.take("offload");
-    let kind = offload.as_ref().map_or(Ok(Offload::None), |e| e.one_of(&Offload::NAMES))?;
-    match (kind, section.take("offload_dir")) {
-        (Offload::Nvme, Some(folder)) => Ok((kind, Some(folder.path()?))),
-        (Offload::Nvme, None) => {
-            Err(section
-                .missing("offload_dir", "a folder on the disk that weights and states are offloaded to"))
+fn devices<'a>() -> Form<'a, Devices> {
+    let read = |entry: Entry| {
+        let text = entry.string()?;
+        let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
+        let numbers =
+            rest.map(|rest| rest.split(',').map(str::parse::<usize>).collect::<Result<Vec<_>, _>>());
+        match (kind, numbers) {
+            ("auto", None) => Ok(Devices::Auto),
+            ("cpu", None) => Ok(Devices::Cpu(1)),
+            ("cpu", Some(Ok(n))) if n.len() == 1 && (1..=MAX_RANKS).contains(&n[0]) => Ok(Devices::Cpu(n[0])),
+            ("cuda", None) => Ok(Devices::Cuda(GpuSet::All)),
+            ("cuda", Some(Ok(ordinals))) => gpus(&entry, &ordinals),
+            _ => Err(entry.wrong("\"auto\", \"cpu\", \"cpu:4\", \"cuda\" or \"cuda:0,1\"")),
         }
-        (_, Some(folder)) => Err(folder.conflict(
-            "it is for what is offloaded to a disk; set compute.offload to \"nvme\", or leave it out",
-        )),
-        (_, None) => Ok((kind, None)),
-    }
+    };
+    custom("string", read, |devices: &Devices| Value::from(devices.name()))
 }
 
-/// Whether f32 products are rounded.
-fn tf32(entry: &Entry, dtype: Option<DType>, devices: Devices) -> Result<bool, ConfigError> {
-    let rounds = entry.boolean()?;
-    if rounds && dtype != Some(DType::F32) {
-        return Err(entry.conflict(
-            "it is for products of f32; set compute.dtype to \"f32\", or leave this out: bf16 is faster still",
-        ));
-    }
-    if rounds && matches!(devices, Devices::Cpu(_)) {
-        return Err(
-            entry.conflict("a processor has no TF32; name GPUs with compute.devices, or leave this out")
-        );
-    }
-    Ok(rounds)
-}
-
-/// Whether the inputs of blocks leave the device.
-fn activations(entry: &Entry, checkpointing: Checkpointing) -> Result<bool, ConfigError> {
-    let offloads = entry.boolean()?;
-    if offloads && checkpointing != Checkpointing::Block {
-        return Err(entry.conflict(
-            "only the inputs of blocks can wait in host memory; set compute.checkpointing to \"block\", which keeps nothing \
-             else, or leave this out",
-        ));
-    }
-    Ok(offloads)
-}
-
-/// How many stages a model is cut into.
-fn pipeline(entry: &Entry, method: Method) -> Result<usize, ConfigError> {
-    match entry.integer(1..=MAX_RANKS as u64)? {
-        2.. if method == Method::Online => Err(entry.conflict(
-            "a model in stages does not generate yet; divide it by compute.sharding or compute.tensor",
-        )),
-        stages => Ok(stages as usize),
-    }
-}
-
-/// How many ranks hold the slices of a model.
-fn tensor(entry: &Entry, adapts: bool) -> Result<usize, ConfigError> {
-    match entry.integer(1..=MAX_RANKS as u64)? {
-        2.. if adapts => Err(entry.conflict(
-            "adapters of a model in slices are not there yet; divide it by compute.sharding or compute.pipeline",
-        )),
-        slices => Ok(slices as usize),
-    }
-}
-
-/// How frozen matrices are kept; `adapts` if there are some.
-fn format(entry: &Entry, adapts: bool) -> Result<Option<Format>, ConfigError> {
-    let format = entry.one_of(
-        &Format::ALL
-            .map(|format| (format.name(), Some(format)))
-            .into_iter()
-            .chain([("auto", None)])
-            .collect::<Vec<_>>(),
-    )?;
-    match format {
-        Some(format @ (Format::Int8 | Format::Nf4)) if !adapts => Err(entry.conflict(format!(
-            "full training changes every weight, and {format} is for weights that stay as they are; give an [adapter], or leave compute.format out"
-        ))),
-        format => Ok(format),
-    }
-}
-
-fn engine(entry: &Entry, devices: Devices) -> Result<Engine, ConfigError> {
-    match entry.one_of(&Engine::NAMES)? {
-        Engine::Nccl if matches!(devices, Devices::Auto | Devices::Cuda(_)) => Ok(Engine::Nccl),
-        engine @ (Engine::Gloo | Engine::Nccl) if devices.num_ranks() > 1 => Err(entry.conflict(format!(
-            "devices = {:?} are threads, and {} is for ranks that are processes; give \"cpu\" and start them with `tandem launch`",
-            devices.name(),
-            if engine == Engine::Nccl { "NCCL" } else { "Gloo" },
-        ))),
-        engine => Ok(engine),
-    }
-}
-
-fn memory(entry: &Entry) -> Result<u64, ConfigError> {
-    size::parse(entry.string()?)
-        .ok_or_else(|| entry.wrong("a size with its unit, for example \"24GiB\" or \"800MB\""))
-}
-
-fn devices(entry: &Entry) -> Result<Devices, ConfigError> {
-    let text = entry.string()?;
-    let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
-    let ranks = rest.map(|rest| rest.split(',').map(str::parse::<usize>).collect::<Result<Vec<_>, _>>());
-    match (kind, ranks) {
-        ("auto", None) => Ok(Devices::Auto),
-        ("cpu", None) => Ok(Devices::Cpu(1)),
-        ("cpu", Some(Ok(n))) if n.len() == 1 && (1..=MAX_RANKS).contains(&n[0]) => Ok(Devices::Cpu(n[0])),
-        ("cuda", None) => Ok(Devices::Cuda(GpuSet::All)),
-        ("cuda", Some(Ok(ordinals))) => gpus(entry, &ordinals),
-        _ => Err(entry.wrong("\"auto\", \"cpu\", \"cpu:4\", \"cuda\" or \"cuda:0,1\"")),
-    }
-}
-
-fn gpus(entry: &Entry, ordinals: &[usize]) -> Result<Devices, ConfigError> {
+fn gpus(entry: &Entry, ordinals: &[usize]) -> Result<Devices> {
     let mut bits = 0;
     for &ordinal in ordinals {
         let bit = 1u64.checked_shl(ordinal as u32).filter(|_| ordinal < 64);
         match bit {
             Some(bit) if bits & bit == 0 => bits |= bit,
             Some(_) => {
-                return Err(
-                    entry.conflict(format!("GPU {ordinal} is named twice, and a rank has one to itself"))
-                );
+                return Err(entry.conflict(format!("GPU {ordinal} is named twice; a GPU serves one rank")));
             }
             None => return Err(entry.wrong("numbers of GPUs, which count from 0, below 64")),
         }
     }
     Ok(Devices::Cuda(GpuSet::Of(bits)))
+}
+
+fn memory<'a>() -> Form<'a, u64> {
+    let read = |entry: Entry| {
+        let bytes = size::parse(entry.string()?);
+        bytes.ok_or_else(|| entry.wrong("a size with its unit, for example \"24GiB\" or \"800MB\""))
+    };
+    custom("string", read, |bytes: &u64| Value::from(size::exact(*bytes)))
+}
+
+fn refuse_tf32(tf32: bool, dtype: Option<DType>, devices: Devices) -> Option<String> {
+    let reason = match (dtype, devices) {
+        _ if !tf32 => return None,
+        (Some(DType::F32), Devices::Cpu(_)) => {
+            "a CPU has no TF32; name GPUs with compute.devices, or remove this"
+        }
+        (Some(DType::F32), _) => return None,
+        _ => "it is only for f32 matmuls; set compute.dtype to \"f32\", or remove this: bf16 is faster still",
+    };
+    Some(reason.to_owned())
+}
+
+fn refuse_format(format: Option<Format>, has_adapter: bool) -> Option<String> {
+    let format = format.filter(|format| matches!(format, Format::Int8 | Format::Nf4) && !has_adapter)?;
+    Some(format!(
+        "full training changes every weight, and {format} is for frozen weights; add an [adapter] table, or \
+         remove compute.format"
+    ))
+}
+
+fn refuse_engine(engine: Engine, devices: Devices) -> Option<String> {
+    let name = match (engine, devices) {
+        (Engine::Nccl, Devices::Cpu(2..)) => "NCCL",
+        (Engine::Gloo, _) if devices.num_ranks() > 1 => "Gloo",
+        _ => return None,
+    };
+    Some(format!(
+        "devices = {:?} are threads, and {name} is for ranks that are processes; set \"cpu\" and start the \
+         ranks with `tandem launch`",
+        devices.name()
+    ))
 }

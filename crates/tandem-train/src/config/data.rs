@@ -1,32 +1,63 @@
-//! `[data]`: which rows, in which order.
+//! `[data]`: rows and their order.
 
 use std::path::PathBuf;
 
+use tandem_data::record::Kind;
 use tandem_data::row::{LossOn, Truncation};
+use toml::{Table, Value};
 
 use super::Method;
-use super::error::ConfigError;
-use super::reader::{Entry, Section};
+use super::error::Result;
+use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, path_value};
+use super::keys::keys;
+use super::reader::Entry;
 
-/// Where rows come from and how they are cut.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DataConfig {
-    /// Training rows, file after file.
-    pub train: Vec<DataSource>,
-    /// Held-out rows; empty for none.
-    pub eval: Vec<DataSource>,
-    /// Longest sequence, prompt and answer together, in tokens.
-    pub max_length: usize,
-    /// Which end of a longer one is kept.
-    pub truncation: Truncation,
-    /// Order of the rows within an epoch.
-    pub order: Order,
-    /// Folder of the token cache; `None` for the user's cache folder.
-    pub cache: Option<PathBuf>,
-    /// Compute what the two answers of a pair have in common once.
-    pub share_prefix: bool,
-    /// Which tokens an SFT row is trained on.
-    pub loss_on: LossOn,
+keys! {
+    /// Source of rows, and limits on their length.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct DataConfig(method: Method) {
+        /// Training rows: a JSONL or JSON file, a list of them, or a list of tables with `path` and
+        /// `weight`. Weight 2 puts every row of the file into an epoch twice, 0.5 every second row.
+        train: Vec<DataSource> = sources().required(SOURCES),
+        /// Held-out rows, in the same formats.
+        eval: Vec<DataSource> = sources().or(Vec::new()).free().methods_because(
+            method,
+            |method| !method.generates(),
+            "an online run has no completions to evaluate on; remove it, and compare models with `tandem eval --judge`",
+        ),
+        /// Longest sequence in tokens, prompt and completion together.
+        max_length: usize = integer(2..=1 << 24).or(1024),
+        /// The part of a longer sequence that is kept. `"keep_start"`: its beginning; a row whose
+        /// prompt alone fills it is dropped. `"keep_end"`: its end, separately for each completion.
+        /// Reward models drop a pair with a longer text. Online runs drop a prompt that leaves no
+        /// room for `online.max_new_tokens`.
+        truncation: Truncation = choice([
+            ("keep_start", Truncation::KeepStart),
+            ("keep_end", Truncation::KeepEnd),
+        ])
+        .or(Truncation::KeepStart)
+        .methods_because(
+            method,
+            |method| method.untruncated().is_none(),
+            format!("{}; remove it", method.untruncated().unwrap_or_default()),
+        ),
+        /// Order of the rows within an epoch. `"shuffled"`: a new permutation each epoch, from
+        /// `seed` + epoch. `"sequential"`: file order.
+        order: Order = choice(Order::NAMES).or(Order::Shuffled),
+        /// Folder of the cache of tokens and reference log-probabilities.
+        cache: Option<PathBuf> = path().optional().shown("the user's cache folder").free(),
+        /// Compute the common prefix of a pair's completions once. The loss is the same.
+        share_prefix: bool = boolean().or(true),
+        /// Tokens that enter the loss. `"answer"`: the completion or the assistant's turns; all of a
+        /// `text`. `"all"`: every token.
+        loss_on: LossOn = choice([("answer", LossOn::Answer), ("all", LossOn::All)])
+            .or(LossOn::Answer)
+            .methods_because(
+                method,
+                |method| method.rows() == Kind::Supervised,
+                "a preference loss is always on the completions; remove `loss_on`",
+            ),
+    }
 }
 
 /// A file of rows.
@@ -34,7 +65,7 @@ pub struct DataConfig {
 pub struct DataSource {
     /// A JSONL or JSON file.
     pub path: PathBuf,
-    /// How many times its rows stand in an epoch: 2 gives every row twice, 0.5 every second one.
+    /// Number of times that each row is in an epoch; 0.5 takes every second row.
     pub weight: f64,
 }
 
@@ -43,80 +74,48 @@ pub struct DataSource {
 pub enum Order {
     /// A new permutation each epoch, from `seed + epoch`.
     Shuffled,
-    /// As the files have them.
+    /// File order.
     Sequential,
 }
 
 impl Order {
-    /// The name in the config.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Shuffled => "shuffled",
-            Self::Sequential => "sequential",
-        }
-    }
+    const NAMES: [(&str, Self); 2] = [("shuffled", Self::Shuffled), ("sequential", Self::Sequential)];
 }
 
 const SOURCES: &str = "a path, a list of paths, or a list of tables with `path` and `weight`";
 
-pub(super) fn parse(mut section: Section, method: Method) -> Result<DataConfig, ConfigError> {
-    let train = sources(section.required("train", SOURCES)?)?;
-    let config = DataConfig {
-        train,
-        eval: section.take("eval").map_or(Ok(Vec::new()), |entry| match method {
-            Method::Online => Err(entry.conflict(
-                "an online run has no answers to evaluate on; remove it, and compare models with `tandem eval --judge`",
-            )),
-            _ => sources(entry),
-        })?,
-        max_length: section.take("max_length").map_or(Ok(1024), |e| e.integer(2..=1 << 24))? as usize,
-        truncation: section.take("truncation").map_or(Ok(Truncation::KeepStart), |e| {
-            let whole = match method {
-                Method::Sft | Method::Dpo => None,
-                Method::Reward => Some("a reward model sees whole texts, and rows with longer ones are dropped"),
-                Method::Online => Some("a prompt is answered whole, and rows with longer ones are dropped"),
-            };
-            if let Some(reason) = whole {
-                return Err(e.conflict(format!("{reason}; remove it")));
-            }
-            e.one_of(&[("keep_start", Truncation::KeepStart), ("keep_end", Truncation::KeepEnd)])
-        })?,
-        order: section.take("order").map_or(Ok(Order::Shuffled), |e| {
-            e.one_of(&[("shuffled", Order::Shuffled), ("sequential", Order::Sequential)])
-        })?,
-        cache: section.take("cache").map(|e| e.path()).transpose()?,
-        share_prefix: section.take("share_prefix").map_or(Ok(true), |e| e.boolean())?,
-        loss_on: match section.take("loss_on") {
-            None => LossOn::Answer,
-            Some(entry) if method == Method::Sft => {
-                entry.one_of(&[("answer", LossOn::Answer), ("all", LossOn::All)])?
-            }
-            Some(entry) => {
-                return Err(entry.conflict("a preference loss is always on the answers; remove `loss_on`"));
-            }
-        },
+fn sources<'a>() -> Form<'a, Vec<DataSource>> {
+    let read = |entry: Entry| {
+        let empty = entry.wrong(SOURCES);
+        let sources = entry.items().into_iter().map(source).collect::<Result<Vec<_>>>()?;
+        if sources.is_empty() { Err(empty) } else { Ok(sources) }
     };
-    section.finish()?;
-    Ok(config)
+    custom("path or list", read, |sources: &Vec<DataSource>| match &sources[..] {
+        [] => None,
+        [only] if only.weight == 1.0 => Some(path_value(&only.path)),
+        many => Some(Value::Array(many.iter().map(source_value).collect())),
+    })
 }
 
-fn sources(entry: Entry) -> Result<Vec<DataSource>, ConfigError> {
-    let empty = entry.wrong(SOURCES);
-    let sources = entry.items().into_iter().map(source).collect::<Result<Vec<_>, _>>()?;
-    if sources.is_empty() { Err(empty) } else { Ok(sources) }
-}
-
-fn source(entry: Entry) -> Result<DataSource, ConfigError> {
+fn source(entry: Entry) -> Result<DataSource> {
     if entry.string().is_ok() {
         return Ok(DataSource { path: entry.path()?, weight: 1.0 });
     }
     let wrong = entry.wrong(SOURCES);
     let mut table = entry.section().map_err(|_| wrong)?;
-    let path = table.required("path", "a JSONL or JSON file")?.path()?;
-    let weight = match table.take("weight") {
-        None => 1.0,
-        Some(entry) => entry.number("a positive number", |w| w > 0.0)?,
+    let path = match table.take("path") {
+        Some(entry) => entry.path()?,
+        None => return Err(table.missing("path", "a JSONL or JSON file")),
     };
+    let weight = table.take("weight").map_or(Ok(1.0), |entry| (number(POSITIVE).read)(entry))?;
     table.finish()?;
     Ok(DataSource { path, weight })
+}
+
+fn source_value(source: &DataSource) -> Value {
+    if source.weight == 1.0 {
+        return path_value(&source.path);
+    }
+    let entries = [("path", path_value(&source.path)), ("weight", source.weight.into())];
+    Value::Table(Table::from_iter(entries.map(|(key, value)| (key.to_owned(), value))))
 }

@@ -1,30 +1,32 @@
-//! What is wrong with a config, where, and what to do about it.
+//! Mistakes in a config: place, problem and remedy.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub(super) type Result<T, E = ConfigError> = std::result::Result<T, E>;
+
 /// A mistake in the config file or in an override.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {problem}")]
 pub struct ConfigError {
-    /// Where the offending text stands.
+    /// Place of the offending text.
     pub place: Place,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: Problem,
 }
 
-/// Where a value was written.
+/// Place of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// In the file, at a 1-based line; no line where something is missing from it.
+    /// A 1-based line of the file; no line for something missing from it.
     File {
         /// The config file.
         path: PathBuf,
         /// The line.
         line: Option<usize>,
     },
-    /// In an override.
+    /// An override.
     Set {
         /// The override's text, `key=value`.
         text: String,
@@ -41,13 +43,13 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong.
+/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The file cannot be read.
     #[error("cannot read the config file: {reason}")]
     Unreadable {
-        /// The system's answer.
+        /// The system's message.
         reason: String,
     },
     /// Not TOML, or not `key=value`.
@@ -56,22 +58,22 @@ pub enum Problem {
         /// The parser's message.
         message: String,
     },
-    /// A key that does not exist.
+    /// An unknown key.
     #[error("unknown key `{key}`; {}", suggestion(nearest.as_deref(), known))]
     UnknownKey {
         /// The full key.
         key: String,
-        /// The known key most like it.
+        /// The most similar known key.
         nearest: Option<String>,
         /// The keys of that table.
         known: Vec<&'static str>,
     },
-    /// A key without which there is no run.
+    /// A required key that is missing.
     #[error("`{key}` is missing: give {expected}")]
     Missing {
         /// The full key.
         key: String,
-        /// What to write.
+        /// Value to give.
         expected: String,
     },
     /// A value of the wrong type, out of range or not among the choices.
@@ -79,17 +81,17 @@ pub enum Problem {
     Value {
         /// The full key.
         key: String,
-        /// What would be right.
+        /// Type and range expected.
         expected: String,
-        /// What stands there.
+        /// Value found.
         found: String,
     },
-    /// Values that contradict each other.
+    /// A value that contradicts another.
     #[error("`{key}`: {reason}")]
     Conflict {
-        /// The key that came second.
+        /// The full key.
         key: String,
-        /// What contradicts what, and what to do.
+        /// Contradiction and remedy.
         reason: String,
     },
 }

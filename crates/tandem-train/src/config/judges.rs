@@ -1,7 +1,6 @@
-//! `[[judges]]`: who scores generated answers, and what each one's scores weigh.
+//! `[[judges]]`: judges of generated completions, and the weights of their scores.
 
 mod kinds;
-mod written;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,64 +9,71 @@ use tandem_judge::{CommandConfig, EndpointConfig, JudgeError, Rule};
 use tandem_kernels::Format;
 
 use super::Method;
-use super::error::{ConfigError, Problem};
-use super::reader::{Entry, Section};
-use super::tree::{Node, Value};
-pub(super) use written::entries;
+use super::error::{ConfigError, Result};
+use super::form::{choice, filled, number};
+use super::keys::{Keys, keys};
+use super::reader::Section;
+use super::tree::{Node, Places};
+pub(super) use kinds::KINDS;
 
 /// A judge of a panel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JudgeSection {
-    /// The name under which its scores are stored.
+    /// Name of its scores in metrics and samples.
     pub name: String,
-    /// What its scores are multiplied by.
+    /// Factor of its scores.
     pub weight: f64,
-    /// What it is.
+    /// Kind and options.
     pub kind: JudgeKind,
 }
 
-/// What scores.
+/// A judge's kind and options.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JudgeKind {
-    /// The text alone.
+    /// A rule over the text.
     Rule(Rule),
     /// A program.
     Command(CommandConfig),
-    /// A chat model behind an address.
+    /// A chat model behind an HTTP endpoint.
     Endpoint(EndpointConfig),
     /// A reward model.
     Reward(RewardSection),
 }
 
-/// A reward model that scores answers.
+/// A reward model that scores completions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardSection {
-    /// Its folder, with its tokenizer.
+    /// Model folder, with its tokenizer.
     pub model: PathBuf,
-    /// The most tokens of a prompt and its answer; a longer text has no score. Not more than the model has positions.
+    /// Most tokens of a prompt and its completion; a longer text has no score.
     pub max_length: usize,
-    /// About how many tokens go through the model at once, which is what its memory grows with.
+    /// Approximate tokens per forward pass, which determine its memory.
     pub micro_batch_tokens: usize,
-    /// How its matrices are kept; `None` for the type that it computes in.
+    /// Format of its matrices; `None` for the compute type.
     pub format: Option<Format>,
 }
 
-impl JudgeKind {
-    /// The name in the config.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Rule(Rule::Length(_)) => "length",
-            Self::Rule(Rule::Regex(_)) => "regex",
-            Self::Rule(Rule::Exact(_)) => "exact",
-            Self::Rule(Rule::Json(_)) => "json",
-            Self::Rule(Rule::MissingEos(_)) => "missing_eos",
-            Self::Command(_) => "command",
-            Self::Endpoint(_) => "endpoint",
-            Self::Reward(_) => "reward",
+impl JudgeSection {
+    pub(super) fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+        let list = KINDS.map(|kind| format!("{kind:?}")).join(", ");
+        keys! { let keys, now;
+            /// Kind of the judge. Each kind has keys of its own, in the tables below.
+            kind = choice(KINDS.map(|kind| (kind, kind)))
+                .or(KINDS[0])
+                .required_if(true, format!("the judge's kind: one of {list}")),
+                now.kind.name();
+            /// Name of its scores. Every judge needs a different one.
+            name = filled("a name").or(kind.to_owned()).shown("the kind"), now.name.clone();
+            /// Factor of its scores. A judge with weight 0 is asked but does not count; at least one
+            /// must count.
+            weight = number(..).or(1.0), now.weight;
         }
+        Ok(Self { name, weight, kind: JudgeKind::visit(kind, now.map(|now| &now.kind), keys)? })
     }
+}
 
-    /// Whether the options make sense, as the judge itself will ask when it is built.
+impl JudgeKind {
+    /// Checks the options as the judge itself does when it is built.
     fn check(&self, name: &str) -> Result<(), JudgeError> {
         match self {
             Self::Rule(Rule::Length(config)) => config.check(name),
@@ -81,78 +87,57 @@ impl JudgeKind {
     }
 }
 
-/// Reads a file that has `[[judges]]` tables and nothing else, as `tandem eval --judge` takes it.
+/// Reads a file of `[[judges]]` tables, as `tandem eval --judge` takes it.
 ///
 /// # Errors
 /// As [`Config::load`](super::Config::load).
-pub fn load_judges(path: &Path) -> Result<Vec<JudgeSection>, ConfigError> {
+pub fn load_judges(path: &Path) -> Result<Vec<JudgeSection>> {
     let text = fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
-    let mut root = Section::root(Node::parse(&text, path)?, path)?;
-    let judges = parse(Some(root.required("judges", "a [[judges]] table for each judge")?))?;
-    root.finish()?;
+    let tree = Node::parse(&text, path)?;
+    let places = Places::new(&tree, path);
+    let mut keys = Keys::Read(Section::root(tree, path, false));
+    let judges = keys.tables("judges", TABLES, None, JudgeSection::visit)?;
+    keys.finish()?;
+    check(&judges, &places)?;
     Ok(judges)
 }
 
-/// Lets `[[judges]]` pass where the method has answers to judge.
-pub(super) fn under(method: Method, root: &mut Section) -> Result<Option<Entry>, ConfigError> {
-    match (method, root.take("judges")) {
-        (Method::Online, None) => {
-            Err(root.missing("judges", "a [[judges]] table for each judge of the answers that are generated"))
+const TABLES: &str = "a [[judges]] table for each judge";
+
+/// The judges of a run; none for a method that generates nothing.
+pub(super) fn visit(
+    now: Option<&Vec<JudgeSection>>,
+    keys: &mut Keys,
+    method: Method,
+) -> Result<Vec<JudgeSection>> {
+    if method.generates() {
+        return keys.tables("judges", TABLES, now, JudgeSection::visit);
+    }
+    let reason =
+        format!("method = \"{method}\" generates no completions to judge; remove the [[judges]] tables");
+    keys.refuse("judges", &reason)?;
+    Ok(Vec::new())
+}
+
+/// Refuses options that a judge refuses, two judges of one name, and a panel without any weight.
+pub(super) fn check(judges: &[JudgeSection], places: &Places) -> Result<()> {
+    for (index, judge) in judges.iter().enumerate() {
+        let key = |key: &str| format!("judges[{index}].{key}");
+        if judges[..index].iter().any(|other| other.name == judge.name) {
+            let named = if places.has(&key("name")) { "name" } else { "kind" };
+            let reason =
+                format!("another judge is named {:?} too; set a different `name` for each", judge.name);
+            return Err(places.conflict(&key(named), reason));
         }
-        (Method::Sft | Method::Dpo | Method::Reward, Some(entry)) => Err(entry.conflict(format!(
-            "method = \"{method}\" generates no answers that could be judged; remove the [[judges]] tables"
-        ))),
-        (_, entry) => Ok(entry),
+        judge.kind.check(&judge.name).map_err(|error| match error {
+            JudgeError::Option { key: option, reason, .. } => {
+                places.conflict(&key(option), format!("it {reason}"))
+            }
+            other => places.conflict(&key("kind"), other.to_string()),
+        })?;
     }
-}
-
-/// The judges; none where the key is absent.
-pub(super) fn parse(entry: Option<Entry>) -> Result<Vec<JudgeSection>, ConfigError> {
-    let Some(entry) = entry else { return Ok(Vec::new()) };
-    if !matches!(&entry.node.value, Value::Array(items) if !items.is_empty()) {
-        return Err(entry.wrong("a [[judges]] table for each judge"));
+    if !judges.is_empty() && judges.iter().all(|judge| judge.weight == 0.0) {
+        return Err(places.conflict("judges", "no judge's score counts; set a `weight` other than 0 for one"));
     }
-    let weightless = entry.conflict("no judge's score counts; give one a `weight` other than 0");
-    let mut judges: Vec<JudgeSection> = Vec::new();
-    for item in entry.items() {
-        judges.push(judge(item, &judges)?);
-    }
-    if judges.iter().all(|judge| judge.weight == 0.0) {
-        return Err(weightless);
-    }
-    Ok(judges)
-}
-
-fn judge(entry: Entry, others: &[JudgeSection]) -> Result<JudgeSection, ConfigError> {
-    let doubled = |key: &Entry, name: &str| {
-        key.conflict(format!("another judge is named {name:?} too; give each a `name` of its own"))
-    };
-    let (table, table_place) = (entry.key.clone(), entry.node.place.clone());
-    let mut section = entry.section()?;
-    let places = section.places();
-    let kind = section.required("kind", &format!("what judges: one of {}", kinds::list()))?;
-    let name = section.take("name");
-    let weight = section.take("weight");
-    let judge = JudgeSection {
-        weight: weight.map_or(Ok(1.0), |e| e.number("a finite number", |_| true))?,
-        name: match &name {
-            Some(entry) if entry.string()?.is_empty() => return Err(entry.wrong("a name")),
-            Some(entry) => entry.string()?.to_owned(),
-            None => kind.string().unwrap_or_default().to_owned(),
-        },
-        kind: kinds::parse(&kind, &mut section)?,
-    };
-    if others.iter().any(|other| other.name == judge.name) {
-        return Err(doubled(name.as_ref().unwrap_or(&kind), &judge.name));
-    }
-    section.finish()?;
-    judge.kind.check(&judge.name).map_err(|error| {
-        let (key, reason) = match error {
-            JudgeError::Option { key, reason, .. } => (key, format!("it {reason}")),
-            other => ("kind", other.to_string()),
-        };
-        let place = places.into_iter().find(|(name, _)| name == key).map_or(table_place, |(_, place)| place);
-        ConfigError { place, problem: Problem::Conflict { key: format!("{table}.{key}"), reason } }
-    })?;
-    Ok(judge)
+    Ok(())
 }

@@ -1,32 +1,41 @@
-//! The config file: typed, complete, with nothing unknown in it.
+//! The config file: typed, complete, without unknown keys.
 //!
-//! [`Config::load`] reads a TOML file and the `--set key=value` overrides into one tree that remembers where each value was
-//! written, takes every known key out of it with its type and range checked, and refuses what is left. The result cannot hold
-//! a value this version does not act on: what is planned but not there yet is refused with a sentence.
+//! [`Config::load`] reads a TOML file and the `--set key=value` overrides into one tree that knows
+//! the place of each value. It takes every known key out of the tree, checks its type and range, and
+//! refuses the rest. A feature that is planned but missing is refused with a sentence.
 //!
-//! Relative paths are relative to the file they stand in; a relative path given by `--set` is relative to the current
-//! directory, where the person who typed it was standing. [`Config::to_toml`] writes absolute paths and every default, and
-//! reads back as the same value.
+//! Each key is declared once, in its section's file, with the forms of `form.rs` and the macro of
+//! `keys.rs`: reading, [`Config::to_toml`], [`Config::changes_since`] and [`reference_page`] all
+//! follow from that declaration. A rule that involves earlier keys stands beside its key; one that
+//! involves later keys stands in the section's `check`.
+//!
+//! A relative path is relative to the folder of its file, one given by `--set` to the current
+//! directory. [`Config::to_toml`] writes absolute paths and every default, and reads back as the
+//! same value.
 
 mod adapter;
 mod compute;
 mod data;
 mod derived;
 mod error;
+mod form;
 mod judges;
+mod keys;
+mod method;
 mod objective;
 mod online;
+mod page;
 mod reader;
 mod reference;
 mod resolved;
-mod resume;
 mod server;
 mod train;
 mod tree;
 mod types;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
+
+use toml::Value;
 
 pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
@@ -34,181 +43,179 @@ pub use data::{DataConfig, DataSource, Order};
 pub(crate) use derived::whole_format;
 pub use error::{ConfigError, Place, Problem};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
+pub use keys::{KeyRow, Resume};
+pub use method::Method;
 pub use online::{Algorithm, OnlineConfig, Pairs};
+pub use page::reference_page;
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
-pub use resume::Change;
+pub use resolved::{Change, RESOLVED_HEADER};
 pub use server::{ServerConfig, ServerKind, unservable};
 pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
 pub use types::{Offload, Shape, ShardedState, Sharding, SumForm};
 
 pub use crate::objective::ObjectiveConfig;
-use reader::Section;
+use error::Result;
+use form::{COUNT, Form, choice, custom, integer, path, path_value};
+use keys::{Keys, keys};
+use reader::{Entry, Section};
+use tree::{Node, Places};
 
 /// Everything a run depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// What kind of training.
+    /// Training method.
     pub method: Method,
-    /// An HF model folder: config, tokenizer and, unless `weights` says otherwise, weights.
+    /// HF model folder: config, tokenizer and, unless `weights` says otherwise, weights.
     pub model: PathBuf,
-    /// Which weights to start from.
+    /// Initial weights.
     pub weights: Weights,
-    /// The run folder.
+    /// Run folder.
     pub output: PathBuf,
-    /// Seed of the data order and of random weights.
+    /// Seed of data order, random weights and sampling.
     pub seed: u64,
-    /// What trains, if it is not the model's own weights.
+    /// Adapter; `None` trains the model's own weights.
     pub adapter: Option<AdapterSection>,
-    /// What the policy is compared with.
+    /// Model that the policy is compared with.
     pub reference: ReferenceConfig,
     /// Training and evaluation rows.
     pub data: DataConfig,
-    /// How answers are generated, where rows are prompts alone.
+    /// Generation of completions, for methods that generate.
     pub online: Option<OnlineConfig>,
-    /// What is minimised.
+    /// Loss.
     pub objective: ObjectiveConfig,
     /// Batches, steps, optimiser, checkpoints.
     pub train: TrainConfig,
     /// Devices and arithmetic.
     pub compute: ComputeConfig,
-    /// Who scores what the model generates.
+    /// Judges of generated completions.
     pub judges: Vec<JudgeSection>,
 }
 
-/// The kind of training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// Supervised fine-tuning: likelihood of the answers.
-    Sft,
-    /// Direct preference optimisation and its family.
-    Dpo,
-    /// A reward model from preferences.
-    Reward,
-    /// Preferences between answers that the policy itself gives while it trains: Online DPO.
-    Online,
-}
-
-impl Method {
-    /// The name in the config.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sft => "sft",
-            Self::Dpo => "dpo",
-            Self::Reward => "reward",
-            Self::Online => "online",
-        }
-    }
-
-    /// Whether what it minimises is of pairs of answers, against a reference.
-    pub const fn has_reference(self) -> bool {
-        matches!(self, Self::Dpo | Self::Online)
-    }
-}
-
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Where the starting weights come from.
+/// Source of the initial weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// The model folder's safetensors (the key is absent).
     Folder,
-    /// Drawn from `seed` by the shapes in the folder's config.json (`weights = "random"`).
+    /// Random weights from `seed`, with the shapes of the folder's config.json (`"random"`).
     Random,
-    /// A checkpoint file of the original DPO code, `policy.pt` (`weights = "path/to/policy.pt"`).
+    /// A checkpoint file of the original DPO code, `policy.pt` (its path).
     File(PathBuf),
 }
 
 impl Config {
-    /// Reads `path` and applies `overrides`, each `key=value` with a dotted key (`train.learning_rate=1e-3`); the value is
-    /// TOML, and text that is not TOML is taken as a string.
+    /// Reads `path` and applies `overrides`, each `key=value` with a dotted key
+    /// (`train.learning_rate=1e-3`). The value is TOML; text that is not TOML is a string.
     ///
     /// # Errors
-    /// If the file cannot be read or is not TOML, a key is unknown, missing or contradicts another, or a value has the wrong
-    /// type, is out of range or not supported yet. The message names file and line (or the override), key, what was
-    /// expected and what was found.
-    pub fn load<S: AsRef<str>>(path: &Path, overrides: &[S]) -> Result<Self, ConfigError> {
+    /// If the file cannot be read or is not TOML, a key is unknown, missing or contradicts another,
+    /// or a value has the wrong type, is out of range or not supported yet. The message names file
+    /// and line (or the override), key, what was expected and what was found.
+    pub fn load<S: AsRef<str>>(path: &Path, overrides: &[S]) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
-        let mut tree = tree::Node::parse(&text, path)?;
-        for text in overrides {
-            tree.set(text.as_ref())?;
-        }
-        Self::from_tree(tree, path)
+        Self::parse(&text, path, overrides)
     }
 
-    /// This config with `overrides`, as [`Config::load`] takes them.
+    /// Returns this config with `overrides`, as [`Config::load`] takes them.
     ///
     /// # Errors
-    /// As there.
-    pub fn with<S: AsRef<str>>(&self, overrides: &[S]) -> Result<Self, ConfigError> {
-        let path = self.output.join("config.toml");
-        let mut tree = tree::Node::parse(&self.to_toml(), &path)?;
+    /// As [`Config::load`].
+    pub fn with<S: AsRef<str>>(&self, overrides: &[S]) -> Result<Self> {
+        Self::parse(&self.to_toml(), &self.output.join("config.toml"), overrides)
+    }
+
+    fn parse<S: AsRef<str>>(text: &str, path: &Path, overrides: &[S]) -> Result<Self> {
+        let mut tree = Node::parse(text, path)?;
         for text in overrides {
             tree.set(text.as_ref())?;
         }
-        Self::from_tree(tree, &path)
+        let places = Places::new(&tree, path);
+        if places.has("train.checkpointing") {
+            let reason = "it was renamed to `compute.checkpointing`; use that name";
+            return Err(places.conflict("train.checkpointing", reason));
+        }
+        let mut keys = Keys::Read(Section::root(tree, path, text.starts_with(RESOLVED_HEADER)));
+        let config = Self::visit(None, &mut keys)?;
+        keys.finish()?;
+        online::check(&config, &places)?;
+        reference::check(&config, &places)?;
+        judges::check(&config.judges, &places)?;
+        config.refuse_own_output(&places)?;
+        let reference = config.reference.without_policy(&config.model, config.adapter.as_ref());
+        Ok(Self { reference, ..config })
     }
 
-    fn from_tree(tree: tree::Node, path: &Path) -> Result<Self, ConfigError> {
-        let mut root = Section::root(tree, path)?;
-        let methods = [Method::Sft, Method::Dpo, Method::Reward, Method::Online];
-        let method = root
-            .required("method", "how to train: \"sft\", \"dpo\", \"reward\" or \"online\"")?
-            .one_of(&methods.map(|method| (method.name(), method)))?;
-        let model = root.required("model", "an HF model folder")?.path()?;
-        let weights = match root.take("weights") {
-            None => Weights::Folder,
-            Some(entry) if entry.is_string("random") => Weights::Random,
-            Some(entry) => Weights::File(entry.path()?),
-        };
-        let output = root.required("output", "the folder the run writes")?.path()?;
-        let seed = root.take("seed").map_or(Ok(42), |e| e.integer(0..=i64::MAX as u64))?;
-        let adapter = root.take("adapter").map(|entry| adapter::parse(entry.section()?)).transpose()?;
-        let adapts = adapter.is_some();
-        let data = data::parse(root.section("data")?, method)?;
-        // What is wrong with it is told after what stands before it.
-        let compute = compute::parse(root.section("compute")?, method, adapts);
-        let around = online::Around {
-            method,
-            max_length: data.max_length,
-            output: &output,
-            adapter: adapter.as_ref(),
-            tensor: compute.as_ref().map_or(1, |compute| compute.tensor),
-        };
-        let online = online::parse(root.take("online"), || root.section("online"), &around)?;
+    /// Visits all keys. A section follows those that its defaults and rules depend on.
+    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+        keys! { let keys, now;
+            /// Training method: supervised fine-tuning, direct preference optimisation, a [reward
+            /// model](reward.md), or [Online DPO](online.md).
+            method = choice(Method::all().map(|method| (method.name(), method)).collect::<Vec<_>>())
+                // The reference page lists the tables of an online run, which are all.
+                .or(Method::Online)
+                .required_if(true, "how to train: \"sft\", \"dpo\", \"reward\" or \"online\""),
+                now.method;
+            /// A folder with `config.json`, the tokenizer's files and, unless `weights` says
+            /// otherwise, safetensors.
+            model = path().required("an HF model folder"), now.model.clone();
+            /// Initial weights. `"random"`: random weights from `seed`. A path: a `policy.pt` of the
+            /// original DPO code.
+            weights = weights().or(Weights::Folder).shown("the folder's"), now.weights.clone();
+            /// The run folder. A folder that holds a run is refused without `--resume` or
+            /// `--overwrite`.
+            output = path().required("the folder the run writes").free(), now.output.clone();
+            /// Seed of data order, random weights and sampling.
+            seed = integer(COUNT).or(42), now.seed;
+        }
+        let adapter = keys.optional_table("adapter", now.map(|now| &now.adapter), AdapterSection::visit)?;
+        let data =
+            keys.table("data", now.map(|now| &now.data), |now, keys| DataConfig::visit(now, keys, method))?;
+        let online =
+            if method.generates() {
+                let now = now.and_then(|now| now.online.as_ref());
+                Some(keys.table("online", now, |now, keys| {
+                    OnlineConfig::visit(now, keys, data.max_length, &output)
+                })?)
+            } else {
+                let reason = format!("method = \"{method}\" generates nothing; remove the [online] table");
+                keys.refuse("online", &reason)?;
+                None
+            };
         let algorithm = online.as_ref().map_or(Algorithm::Dpo, |online| online.algorithm);
-        let objective = objective::parse(root.section("objective")?, method, algorithm)?;
-        let config = Self {
+        let objective = keys.table("objective", now.map(|now| &now.objective), |now, keys| {
+            objective::visit(now, keys, method, algorithm)
+        })?;
+        let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
+            ReferenceConfig::visit(now, keys, method, objective.reference_free, adapter.as_ref())
+        })?;
+        let train = keys.table("train", now.map(|now| &now.train), TrainConfig::visit)?;
+        let compute = keys.table("compute", now.map(|now| &now.compute), |now, keys| {
+            ComputeConfig::visit(now, keys, method, adapter.is_some())
+        })?;
+        let judges = judges::visit(now.map(|now| &now.judges), keys, method)?;
+        Ok(Self {
             method,
+            model,
             weights,
             output,
             seed,
-            reference: reference::parse(
-                root.section("reference")?,
-                method,
-                &objective,
-                &model,
-                adapter.as_ref(),
-            )?,
             adapter,
+            reference,
             data,
             online,
-            train: train::parse(root.section("train")?)?,
-            compute: compute?,
-            judges: judges::parse(judges::under(method, &mut root)?)?,
             objective,
-            model,
-        };
-        root.finish()?;
-        config.refuse_own_output(path)?;
-        Ok(config)
+            train,
+            compute,
+            judges,
+        })
     }
 
-    /// A run must not read a model from where it will write one.
-    fn refuse_own_output(&self, file: &Path) -> Result<(), ConfigError> {
+    /// Server that generates instead of this process.
+    pub fn server(&self) -> Option<&ServerConfig> {
+        self.online.as_ref()?.server.as_ref()
+    }
+
+    /// Refuses to read a model from a folder that the run will write.
+    fn refuse_own_output(&self, places: &Places) -> Result<()> {
         let weights = match &self.weights {
             Weights::File(path) => Some(path),
             Weights::Folder | Weights::Random => None,
@@ -220,23 +227,28 @@ impl Config {
             ("reference.adapter", self.reference.adapter.as_ref()),
             ("adapter.start", self.adapter.as_ref().and_then(AdapterSection::folder)),
         ];
-        for (key, input) in inputs {
-            if input.is_some_and(|input| {
-                ["final", "checkpoints"].iter().any(|own| input.starts_with(self.output.join(own)))
-            }) {
-                let reason = format!(
-                    "it lies in what this run writes ({}); give the run another `output`",
-                    self.output.display()
-                );
-                let place = Place::File { path: file.to_path_buf(), line: None };
-                return Err(ConfigError {
-                    place,
-                    problem: Problem::Conflict { key: key.to_string(), reason },
-                });
-            }
+        let own = ["final", "checkpoints"].map(|own| self.output.join(own));
+        let is_own = |path: &&PathBuf| own.iter().any(|own| path.starts_with(own));
+        match inputs.into_iter().find(|(_, input)| input.as_ref().is_some_and(is_own)) {
+            None => Ok(()),
+            Some((key, _)) => Err(places.conflict(
+                key,
+                format!("this run writes to that folder ({}); change `output`", self.output.display()),
+            )),
         }
-        Ok(())
     }
+}
+
+fn weights<'a>() -> Form<'a, Weights> {
+    let read = |entry: Entry| match entry.is_string("random") {
+        true => Ok(Weights::Random),
+        false => entry.path().map(Weights::File),
+    };
+    custom("`\"random\"` or path", read, |weights: &Weights| match weights {
+        Weights::Folder => None,
+        Weights::Random => Some(Value::from("random")),
+        Weights::File(path) => Some(path_value(path)),
+    })
 }
 
 #[cfg(test)]

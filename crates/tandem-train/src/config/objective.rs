@@ -1,206 +1,227 @@
-//! `[objective]`: the losses and their strength.
+//! `[objective]`: losses and their strength.
 
-use super::error::ConfigError;
-use super::reader::{Entry, Section, nearest};
+use tandem_data::record::Kind;
+use toml::{Table, Value};
+
+use super::error::Result;
+use super::form::{AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer, number};
+use super::keys::{Keys, keys};
+use super::reader::{Entry, nearest};
 use super::{Algorithm, Method};
 use crate::objective::registry::{LOSSES, NOT_YET, find};
-use crate::objective::{Divergence, ObjectiveConfig, Smoothing, Term};
+use crate::objective::{Divergence, ObjectiveConfig, PairLoss, Smoothing, Term};
 
-pub(super) fn parse(
-    mut section: Section,
+const DIVERGENCES: [(&str, Divergence); 4] = [
+    (Divergence::ReverseKl.name(), Divergence::ReverseKl),
+    (Divergence::ForwardKl.name(), Divergence::ForwardKl),
+    (Divergence::JensenShannon.name(), Divergence::JensenShannon),
+    (ALPHA.name(), ALPHA),
+];
+/// The α-divergence, as the choice that its name stands for.
+const ALPHA: Divergence = Divergence::Alpha(0.5);
+
+pub(super) fn visit(
+    now: Option<&ObjectiveConfig>,
+    keys: &mut Keys,
     method: Method,
     algorithm: Algorithm,
-) -> Result<ObjectiveConfig, ConfigError> {
+) -> Result<ObjectiveConfig> {
     let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
-    let center_rewards_coefficient = centring(section.take("center_rewards_coefficient"), method)?;
-    let terms = match section.take("loss") {
-        Some(entry) if method == Method::Reward => {
-            return Err(entry.conflict("method = \"reward\" has one loss; remove it"));
-        }
-        Some(entry) if is_nash => {
-            return Err(entry.conflict("online.algorithm = \"nash_md\" has one loss; remove it"));
-        }
-        None if method == Method::Reward || is_nash => Vec::new(),
-        Some(entry) => terms(entry, method)?,
-        None => {
-            let name = if method == Method::Sft { "sft" } else { "sigmoid" };
-            vec![Term { loss: find(name).expect("registered"), weight: 1.0 }]
-        }
-    };
-    let beta = section.take("beta");
-    let smoothing = section.take("label_smoothing");
-    let reference_free = section.take("reference_free");
-    let tau = section.take("discopop_tau");
-    let divergence = section.take("f_divergence_type");
-    let alpha = section.take("f_alpha_divergence_coef");
-    for entry in [&beta, &smoothing, &reference_free, &tau, &divergence, &alpha].into_iter().flatten() {
-        if !method.has_reference() {
-            return Err(entry.conflict(format!("it has no meaning under method = \"{method}\"; remove it")));
-        }
+    let no_nash = "it has no effect with online.algorithm = \"nash_md\"; remove it";
+    let default = method.default_loss().filter(|_| !is_nash).and_then(find);
+    keys! { let keys, now;
+        /// A loss by TRL's name, or a table of `loss = weight`: `sigmoid`, `sigmoid_norm`, `robust`,
+        /// `hinge`, `ipo`, `exo_pair`, `nca_pair`, `bco_pair`, `sppo_hard`, `apo_zero`, `apo_down`,
+        /// `discopop`, `sft`. In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
+        loss = terms(method)
+            .or(default.map(|loss| Term { loss, weight: 1.0 }).into_iter().collect())
+            .shown("`\"sigmoid\"`; `\"sft\"` for SFT")
+            .methods_because(
+                method,
+                |method| method.default_loss().is_some(),
+                format!("method = \"{method}\" has a single loss; remove it"),
+            )
+            .only(!is_nash, "online.algorithm = \"nash_md\" has a single loss; remove it"),
+            now.terms.clone();
+        /// Strength of the reference: a larger value keeps the policy closer. A list, for online
+        /// runs: each value lasts an epoch or `beta_every` steps, the last until the end.
+        beta = betas(method).or(vec![0.1]).methods(method, Method::has_reference), now.betas().collect();
+        /// Steps that each value of a list of betas lasts.
+        beta_every = integer(AT_LEAST_ONE)
+            .optional()
+            .shown("an epoch")
+            .methods(method, Method::generates)
+            .only(
+                beta.len() > 1,
+                "it has no effect with a single `beta`; remove it, or set `beta` to a list",
+            ),
+            now.beta_every;
+        /// Probability that a label is wrong: cDPO with `sigmoid`; `robust` needs less than 0.5,
+        /// `exo_pair` more than 0.
+        label_smoothing = number(0.0..=1.0)
+            .unless(|smoothing| refuse_smoothing(*smoothing, &loss))
+            .or(0.0)
+            .required_if(
+                loss.iter().any(|term| term.loss.smoothing == Smoothing::Positive),
+                "a number in (0, 1), for example 0.001: \"exo_pair\" takes its logarithm",
+            )
+            .methods(method, Method::has_reference)
+            .only(!is_nash, no_nash)
+            .written_if(loss.iter().any(|term| term.loss.smoothing != Smoothing::Unused)),
+            now.label_smoothing;
+        /// Leave the reference out of the loss.
+        reference_free = boolean()
+            .or(false)
+            .methods(method, Method::has_reference)
+            .only(!is_nash, no_nash)
+            .only(
+                !algorithm.asks_reference(),
+                format!("online.algorithm = \"{}\" needs a reference; remove it", algorithm.name()),
+            ),
+            now.reference_free;
+        /// Divergence to the reference behind the loss. All but the first need `sigmoid`,
+        /// `sigmoid_norm`, `robust`, `hinge`, `ipo`, `exo_pair`, `discopop` or `sft`.
+        f_divergence_type = choice(DIVERGENCES)
+            .unless(|divergence| refuse_divergence(*divergence, &loss))
+            .or(Divergence::ReverseKl)
+            .methods(method, Method::has_reference)
+            .only(!is_nash, no_nash),
+            if is_alpha(now.divergence) { ALPHA } else { now.divergence };
+        /// α of `"alpha_divergence"`; 1 is the reverse KL.
+        f_alpha_divergence_coef = number(..)
+            .or(0.5)
+            .methods(method, Method::has_reference)
+            .only(
+                is_alpha(f_divergence_type),
+                "only f_divergence_type = \"alpha_divergence\" has it; remove it",
+            ),
+            if let Divergence::Alpha(alpha) = now.divergence { alpha } else { 0.0 };
+        /// Temperature of the `discopop` loss.
+        discopop_tau = number(POSITIVE)
+            .or(0.05)
+            .methods(method, Method::has_reference)
+            .only(!is_nash, no_nash)
+            .only(
+                loss.iter().any(|term| term.loss.name == "discopop"),
+                "only the loss \"discopop\" has it; remove it",
+            ),
+            now.discopop_tau;
+        /// Strength of the pull of the sum of a pair's two rewards towards zero.
+        center_rewards_coefficient = number(POSITIVE).optional().methods_because(
+            method,
+            |method| method.rows() == Kind::Reward,
+            "only method = \"reward\" has rewards to centre; remove it",
+        ), now.center_rewards_coefficient;
     }
-    for entry in [&smoothing, &reference_free, &tau, &divergence, &alpha].into_iter().flatten() {
-        if is_nash {
-            return Err(entry.conflict("it has no meaning under online.algorithm = \"nash_md\"; remove it"));
-        }
-    }
-    if let Some(entry) = reference_free.as_ref().filter(|_| algorithm.asks_reference()) {
-        let name = algorithm.name();
-        return Err(entry.conflict(format!("online.algorithm = \"{name}\" needs its reference; remove it")));
-    }
-    if let Some(entry) = tau.as_ref().filter(|_| terms.iter().all(|t| t.loss.name != "discopop")) {
-        return Err(entry.conflict("only the loss \"discopop\" has it; remove it"));
-    }
-    let beta_every = section.take("beta_every");
-    let betas = match beta {
-        Some(entry) => betas(entry, method)?,
-        None => vec![0.1],
-    };
-    if let Some(entry) = beta_every.as_ref().filter(|_| betas.len() == 1) {
-        return Err(entry.conflict("one beta stays what it is; give `beta` a list, or remove this"));
-    }
-    let config = ObjectiveConfig {
-        divergence: self::divergence(divergence, alpha, &terms)?,
-        beta: betas[0],
-        next_betas: betas[1..].to_vec(),
-        beta_every: beta_every.map(|e| e.integer(1..=i64::MAX as u64)).transpose()?,
-        label_smoothing: label_smoothing(&section, smoothing, &terms)?,
-        reference_free: reference_free.map_or(Ok(false), |e| e.boolean())?,
-        discopop_tau: tau.map_or(Ok(0.05), |e| e.number("a positive number", |t| t > 0.0))?,
-        terms,
-        center_rewards_coefficient,
+    Ok(ObjectiveConfig {
+        terms: loss,
+        beta: beta[0],
+        next_betas: beta[1..].to_vec(),
+        beta_every,
+        label_smoothing,
+        reference_free,
+        discopop_tau,
+        divergence: match f_divergence_type {
+            Divergence::Alpha(_) => Divergence::Alpha(f_alpha_divergence_coef),
+            other => other,
+        },
         exploration: match algorithm {
             Algorithm::Xpo { alpha } => alpha,
             _ => 0.0,
         },
-    };
-    section.finish()?;
-    Ok(config)
+        center_rewards_coefficient,
+    })
 }
 
-/// One, or a list of which each lasts an epoch, or `beta_every` steps, and the last for ever.
-fn betas(entry: Entry, method: Method) -> Result<Vec<f64>, ConfigError> {
-    let is_list = entry.is_list();
-    if is_list && method != Method::Online {
-        return Err(entry.conflict("only method = \"online\" takes a list; give one number"));
-    }
-    let empty = entry.wrong("a positive number, or a list of them");
-    let betas: Vec<f64> = entry
-        .items()
-        .iter()
-        .map(|item| item.number("a positive number", |b| b > 0.0))
-        .collect::<Result<_, _>>()?;
-    if betas.is_empty() { Err(empty) } else { Ok(betas) }
+fn is_alpha(divergence: Divergence) -> bool {
+    matches!(divergence, Divergence::Alpha(_))
 }
 
-fn centring(entry: Option<Entry>, method: Method) -> Result<Option<f64>, ConfigError> {
-    match entry {
-        Some(entry) if method != Method::Reward => {
-            Err(entry.conflict("only method = \"reward\" has rewards to centre; remove it"))
+/// A number, or a list of them.
+fn betas<'a>(method: Method) -> Form<'a, Vec<f64>> {
+    let read = move |entry: Entry| {
+        if entry.is_list() && !method.generates() {
+            return Err(entry.conflict("only an online run takes a list; set one number"));
         }
-        entry => entry.map(|e| e.number("a positive number", |c| c > 0.0)).transpose(),
-    }
+        let empty = entry.wrong("a positive number, or a list of them");
+        let betas = entry
+            .items()
+            .into_iter()
+            .map(|item| (number(POSITIVE).read)(item))
+            .collect::<Result<Vec<_>>>()?;
+        if betas.is_empty() { Err(empty) } else { Ok(betas) }
+    };
+    custom("number or list, > 0", read, |betas: &Vec<f64>| match betas[..] {
+        [only] => Value::from(only),
+        _ => Value::from(betas.clone()),
+    })
 }
 
-fn terms(entry: Entry, method: Method) -> Result<Vec<Term>, ConfigError> {
-    if let Ok(name) = entry.string() {
-        return Ok(vec![Term { loss: loss(&entry, name, method)?, weight: 1.0 }]);
-    }
-    let wrong = entry.wrong("a loss's name, or a table of loss = weight");
-    let empty = entry.wrong("at least one loss");
-    let mut table = entry.section().map_err(|_| wrong)?;
-    let mut terms = Vec::new();
-    for entry in table.drain() {
-        let weight = entry.number("a positive weight", |w| w > 0.0)?;
-        terms.push(Term { loss: loss(&entry, entry.name(), method)?, weight });
-    }
-    if terms.is_empty() { Err(empty) } else { Ok(terms) }
+fn terms<'a>(method: Method) -> Form<'a, Vec<Term>> {
+    let read = move |entry: Entry| {
+        if let Ok(name) = entry.string() {
+            return Ok(vec![Term { loss: loss(&entry, name, method)?, weight: 1.0 }]);
+        }
+        let wrong = entry.wrong("a loss's name, or a table of loss = weight");
+        let empty = entry.wrong("at least one loss");
+        let mut terms = Vec::new();
+        for entry in entry.section().map_err(|_| wrong)?.drain() {
+            let weight = entry.number("a positive weight", |weight| *weight > 0.0)?;
+            terms.push(Term { loss: loss(&entry, entry.name(), method)?, weight });
+        }
+        if terms.is_empty() { Err(empty) } else { Ok(terms) }
+    };
+    custom("string or table", read, |terms: &Vec<Term>| match &terms[..] {
+        [only] if only.weight == 1.0 => Value::from(only.loss.name),
+        terms => Value::Table(Table::from_iter(
+            terms.iter().map(|term| (term.loss.name.to_owned(), term.weight.into())),
+        )),
+    })
 }
 
-fn loss(
-    entry: &Entry,
-    name: &str,
-    method: Method,
-) -> Result<&'static crate::objective::PairLoss, ConfigError> {
+fn loss(entry: &Entry, name: &str, method: Method) -> Result<&'static PairLoss> {
     if NOT_YET.contains(&name) {
         return Err(entry.conflict(format!(
-            "the loss {name:?} sorts the pairs of the whole batch against each other and is not there yet; \
-             \"sigmoid\" and {} others are",
+            "the loss {name:?} sorts the pairs of the whole batch and is not supported yet; \"sigmoid\" and {} \
+             others are",
             LOSSES.len() - 1
         )));
     }
     // TRL's `OnlineDPOTrainer` does not divide by lengths.
-    let name = if method == Method::Online && name == "ipo" { "ipo_sum" } else { name };
-    let names: Vec<&str> = LOSSES.iter().map(|l| l.name).collect();
+    let name = if method.generates() && name == "ipo" { "ipo_sum" } else { name };
     let Some(loss) = find(name) else {
+        let names: Vec<&str> = LOSSES.iter().map(|loss| loss.name).collect();
         let hint = nearest(name, &names).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();
         return Err(entry.wrong(format!("one of {}{hint}", names.join(", "))));
     };
-    if method == Method::Sft && loss.name != "sft" {
+    if method.rows() == Kind::Supervised && loss.name != "sft" {
         return Err(entry.conflict(format!(
-            "{name:?} compares two answers; under method = \"sft\" the only loss is \"sft\""
+            "{name:?} compares two completions; with method = \"{method}\" the only loss is \"sft\""
         )));
     }
     Ok(loss)
 }
 
-fn divergence(entry: Option<Entry>, alpha: Option<Entry>, terms: &[Term]) -> Result<Divergence, ConfigError> {
-    let mut chosen = match &entry {
-        None => Divergence::ReverseKl,
-        Some(entry) => entry.one_of(
-            &[
-                Divergence::ReverseKl,
-                Divergence::ForwardKl,
-                Divergence::JensenShannon,
-                Divergence::Alpha(0.5),
-            ]
-            .map(|d| (d.name(), d)),
-        )?,
-    };
-    if let (Some(entry), Some(term)) = (&entry, terms.iter().find(|t| !t.loss.any_divergence))
-        && chosen != Divergence::ReverseKl
-    {
-        return Err(entry.conflict(format!(
-            "the loss {:?} is derived for \"reverse_kl\" alone; remove it or choose \"sigmoid\"",
-            term.loss.name
-        )));
-    }
-    match (alpha, &mut chosen) {
-        (Some(alpha), Divergence::Alpha(value)) => {
-            *value = alpha.number("a finite number", |_| true)?;
-        }
-        (Some(alpha), _) => {
-            return Err(alpha.conflict("only f_divergence_type = \"alpha_divergence\" has it; remove it"));
-        }
-        (None, _) => {}
-    }
-    Ok(chosen)
+fn refuse_divergence(divergence: Divergence, terms: &[Term]) -> Option<String> {
+    let term = terms.iter().find(|term| !term.loss.any_divergence && divergence != Divergence::ReverseKl)?;
+    Some(format!(
+        "the loss {:?} is derived for \"reverse_kl\" only; remove it, or choose \"sigmoid\"",
+        term.loss.name
+    ))
 }
 
-fn label_smoothing(section: &Section, entry: Option<Entry>, terms: &[Term]) -> Result<f64, ConfigError> {
-    let strictest = |kind| terms.iter().any(|t| t.loss.smoothing == kind);
-    let Some(entry) = entry else {
-        return if strictest(Smoothing::Positive) {
-            Err(section.missing(
-                "label_smoothing",
-                "a number in (0, 1), for example 0.001: \"exo_pair\" takes its logarithm",
-            ))
-        } else {
-            Ok(0.0)
-        };
-    };
-    let e = entry.number("a number from 0 to 1", |e| (0.0..=1.0).contains(&e))?;
-    if strictest(Smoothing::Positive) && !(e > 0.0 && e < 1.0) {
-        return Err(entry.wrong("a number in (0, 1), for \"exo_pair\" takes its logarithm"));
+fn refuse_smoothing(smoothing: f64, terms: &[Term]) -> Option<String> {
+    let any = |kind| terms.iter().any(|term| term.loss.smoothing == kind);
+    if any(Smoothing::Positive) && (smoothing == 0.0 || smoothing == 1.0) {
+        return Some("it must be in (0, 1), because \"exo_pair\" takes its logarithm".to_owned());
     }
-    if strictest(Smoothing::BelowHalf) && e >= 0.5 {
-        return Err(entry.wrong("a number in [0, 0.5), for \"robust\" divides by 1 - 2 * label_smoothing"));
+    if any(Smoothing::BelowHalf) && smoothing >= 0.5 {
+        return Some(
+            "it must be in [0, 0.5), because \"robust\" divides by 1 - 2 * label_smoothing".to_owned(),
+        );
     }
-    if e != 0.0 && terms.iter().all(|t| t.loss.smoothing == Smoothing::Unused) {
-        let names: Vec<&str> = terms.iter().map(|t| t.loss.name).collect();
-        return Err(entry.conflict(format!(
-            "{} does not use it; remove it or choose \"sigmoid\" or \"robust\"",
-            names.join(", ")
-        )));
-    }
-    Ok(e)
+    (smoothing != 0.0 && terms.iter().all(|term| term.loss.smoothing == Smoothing::Unused)).then(|| {
+        let names: Vec<&str> = terms.iter().map(|term| term.loss.name).collect();
+        format!("{} does not use it; remove it, or choose \"sigmoid\" or \"robust\"", names.join(", "))
+    })
 }

@@ -1,97 +1,110 @@
-//! Taking values out of the tree, each with its type and range checked; what is left over is an unknown key.
+//! Tables and values of the tree as they are read. A value is checked for its type and range; a key
+//! that was never asked for is unknown.
 
 use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
-use super::error::{ConfigError, Place, Problem};
+use super::error::{ConfigError, Place, Problem, Result};
 use super::tree::{Node, Value};
+
+/// The file that is read.
+struct Origin {
+    /// Path, which relative paths in the file are relative to.
+    path: PathBuf,
+    /// Whether a run wrote the file, which may then have former names of keys.
+    is_resolved: bool,
+}
 
 /// A table being read.
 pub(super) struct Section {
-    /// Dotted prefix, empty at the root.
+    /// Full name, empty at the root.
     prefix: String,
-    /// Where the table stands, or would stand.
+    /// Place of the table, or of the table around it.
     place: Place,
-    /// The config file, which relative paths are relative to.
-    file: PathBuf,
+    origin: Rc<Origin>,
     entries: Vec<(String, Node)>,
-    /// Every key asked for so far: what is known.
+    /// Keys asked for so far.
     known: Vec<&'static str>,
 }
 
 /// A value being read.
+#[derive(Clone)]
 pub(super) struct Entry {
     pub key: String,
-    pub node: Node,
-    file: PathBuf,
-}
-
-/// One of two keys of which only one may be given.
-pub(super) enum Either {
-    First(Entry),
-    Second(Entry),
+    node: Node,
+    origin: Rc<Origin>,
 }
 
 impl Section {
-    /// The whole document.
-    pub fn root(tree: Node, file: &Path) -> Result<Self, ConfigError> {
-        let place = Place::File { path: file.to_path_buf(), line: None };
+    /// Creates the section of a whole document.
+    pub fn root(tree: Node, path: &Path, is_resolved: bool) -> Self {
+        let place = Place::File { path: path.to_path_buf(), line: None };
         let Value::Table(entries) = tree.value else { unreachable!("a document is a table") };
-        let (prefix, known) = (String::new(), Vec::new());
-        Ok(Self { prefix, place, file: file.to_path_buf(), entries, known })
+        let origin = Rc::new(Origin { path: path.to_path_buf(), is_resolved });
+        Self { prefix: String::new(), place, origin, entries, known: Vec::new() }
+    }
+
+    /// Returns whether the table has a key, and makes the key known.
+    pub fn has(&mut self, key: &'static str) -> bool {
+        self.know(key);
+        self.entries.iter().any(|(k, _)| k == key)
     }
 
     /// Takes a key's value.
     pub fn take(&mut self, key: &'static str) -> Option<Entry> {
-        self.known.push(key);
+        self.know(key);
+        self.remove(key, key)
+    }
+
+    fn know(&mut self, key: &'static str) {
+        if !self.known.contains(&key) {
+            self.known.push(key);
+        }
+    }
+
+    /// Takes a key's value. A `former` name is accepted in a file that a run wrote.
+    pub fn take_renamed(&mut self, key: &'static str, former: Option<&str>) -> Result<Option<Entry>> {
+        let Some(former) = former else { return Ok(self.take(key)) };
+        let is_former = |(name, node): &(String, Node)| {
+            name == former && !(self.origin.is_resolved && matches!(node.place, Place::File { .. }))
+        };
+        if self.entries.iter().any(is_former) {
+            self.moved(former, &self.full(key))?;
+        }
+        let entry = self.take(key);
+        Ok(entry.or_else(|| self.remove(former, key)))
+    }
+
+    fn remove(&mut self, key: &str, name: &str) -> Option<Entry> {
         let index = self.entries.iter().position(|(k, _)| k == key)?;
         let (_, node) = self.entries.remove(index);
-        Some(Entry { key: self.full(key), node, file: self.file.clone() })
+        Some(Entry { key: self.full(name), node, origin: self.origin.clone() })
     }
 
-    /// Takes a key's value; its absence is an error that says what to `give`.
-    pub fn required(&mut self, key: &'static str, give: &str) -> Result<Entry, ConfigError> {
-        self.take(key).ok_or_else(|| self.missing(key, give))
-    }
-
-    /// Takes whichever of two exclusive keys is given. Both in one place contradict each other; an override replaces the
-    /// file's choice whichever of the two it names.
-    pub fn either(
-        &mut self,
-        first: &'static str,
-        second: &'static str,
-    ) -> Result<Option<Either>, ConfigError> {
-        let overrides = |e: &Entry| matches!(e.node.place, Place::Set { .. });
-        Ok(match (self.take(first), self.take(second)) {
-            (Some(a), Some(b)) => match (overrides(&a), overrides(&b)) {
-                (true, false) => Some(Either::First(a)),
-                (false, true) => Some(Either::Second(b)),
-                _ => return Err(b.conflict(format!("`{}` is given too; remove one of the two", a.key))),
-            },
-            (a, b) => a.map(Either::First).or(b.map(Either::Second)),
-        })
-    }
-
-    /// The error for a key that must be there. Where it is there but for a slip or two, the slip is the error.
-    pub fn missing(&self, key: &str, give: &str) -> ConfigError {
-        let is_slip = |name: &str| strsim::damerau_levenshtein(name, key) * 4 <= key.len();
-        if let Some((name, node)) = self.entries.iter().find(|(name, _)| is_slip(name)) {
-            let nearest = Some(self.full(key));
-            let problem = Problem::UnknownKey { key: self.full(name), nearest, known: self.known.clone() };
-            return ConfigError { place: node.place.clone(), problem };
+    /// Returns whether the table has the second of two exclusive keys rather than the first.
+    pub fn has_second(&mut self, first: &str, second: &str) -> Result<bool> {
+        let find = |key| self.entries.iter().position(|(k, _)| k == key);
+        let (Some(a), Some(b)) = (find(first), find(second)) else { return Ok(find(second).is_some()) };
+        let is_override = |index: usize| matches!(self.entries[index].1.place, Place::Set { .. });
+        if is_override(a) == is_override(b) {
+            let reason = format!("`{}` is given too; remove one of the two", self.full(first));
+            let problem = Problem::Conflict { key: self.full(second), reason };
+            return Err(ConfigError { place: self.entries[b].1.place.clone(), problem });
         }
-        let problem = Problem::Missing { key: self.full(key), expected: give.to_string() };
-        ConfigError { place: self.place.clone(), problem }
+        let is_second = is_override(b);
+        self.entries.remove(if is_second { a } else { b });
+        Ok(is_second)
     }
 
     /// Takes a nested table; an absent one is empty.
-    pub fn section(&mut self, key: &'static str) -> Result<Self, ConfigError> {
+    pub fn section(&mut self, key: &'static str) -> Result<Self> {
         match self.take(key) {
             Some(entry) => entry.section(),
             None => Ok(Self {
                 prefix: self.full(key),
                 place: self.place.clone(),
-                file: self.file.clone(),
+                origin: self.origin.clone(),
                 entries: Vec::new(),
                 known: Vec::new(),
             }),
@@ -101,56 +114,70 @@ impl Section {
     /// Takes every entry that is left, for tables whose keys are not fixed.
     pub fn drain(&mut self) -> Vec<Entry> {
         let entries = std::mem::take(&mut self.entries);
-        entries
-            .into_iter()
-            .map(|(k, node)| Entry { key: self.full(&k), node, file: self.file.clone() })
-            .collect()
+        let entry =
+            |(key, node): (String, Node)| Entry { key: self.full(&key), node, origin: self.origin.clone() };
+        entries.into_iter().map(entry).collect()
     }
 
-    /// Refuses a key that stands elsewhere by now; it is not among those known.
-    pub fn moved(&self, key: &str, now: &str) -> Result<(), ConfigError> {
+    /// Returns the error for a missing key; `give` says what to write. A slip in the key's name is
+    /// reported instead.
+    pub fn missing(&self, key: &str, give: &str) -> ConfigError {
+        let is_slip = |name: &str| strsim::damerau_levenshtein(name, key) * 4 <= key.len();
+        if let Some((name, node)) = self.entries.iter().find(|(name, _)| is_slip(name)) {
+            return self.unknown(name, node, Some(key));
+        }
+        let problem = Problem::Missing { key: self.full(key), expected: give.to_owned() };
+        ConfigError { place: self.place.clone(), problem }
+    }
+
+    /// Refuses a key that has another name now.
+    pub fn moved(&self, key: &str, now: &str) -> Result<()> {
         let Some((_, node)) = self.entries.iter().find(|(k, _)| k == key) else { return Ok(()) };
-        let reason = format!("it is `{now}` now; write it there");
+        let reason = format!("it was renamed to `{now}`; use that name");
         let problem = Problem::Conflict { key: self.full(key), reason };
         Err(ConfigError { place: node.place.clone(), problem })
     }
 
-    /// Refuses what was not taken.
-    pub fn finish(self) -> Result<(), ConfigError> {
+    /// Refuses a key that was not taken.
+    pub fn finish(self) -> Result<()> {
         let Some((key, node)) = self.entries.first() else { return Ok(()) };
-        let nearest = nearest(key, &self.known).map(|k| self.full(k));
-        let problem = Problem::UnknownKey { key: self.full(key), nearest, known: self.known.clone() };
-        Err(ConfigError { place: node.place.clone(), problem })
+        Err(self.unknown(key, node, nearest(key, &self.known)))
     }
 
-    /// Where each key stands that was not taken yet.
-    pub fn places(&self) -> Vec<(String, Place)> {
-        self.entries.iter().map(|(key, node)| (key.clone(), node.place.clone())).collect()
+    fn unknown(&self, key: &str, node: &Node, nearest: Option<&str>) -> ConfigError {
+        let nearest = nearest.map(|key| self.full(key));
+        let problem = Problem::UnknownKey { key: self.full(key), nearest, known: self.known.clone() };
+        ConfigError { place: node.place.clone(), problem }
     }
 
     fn full(&self, key: &str) -> String {
-        if self.prefix.is_empty() { key.to_string() } else { format!("{}.{key}", self.prefix) }
+        if self.prefix.is_empty() { key.to_owned() } else { format!("{}.{key}", self.prefix) }
     }
 }
 
 impl Entry {
-    /// The last part of the key.
+    /// Returns the last part of the key.
     pub fn name(&self) -> &str {
         self.key.rsplit('.').next().unwrap_or(&self.key)
     }
 
-    /// Whether the value is exactly this string.
+    /// Returns whether the value is exactly this string.
     pub fn is_string(&self, text: &str) -> bool {
         matches!(&self.node.value, Value::String(s) if s == text)
     }
 
-    /// The error for a value that is not what was `expected`.
+    /// Returns whether the value is a list.
+    pub fn is_list(&self) -> bool {
+        matches!(self.node.value, Value::Array(_))
+    }
+
+    /// Returns the error for a value of the wrong type or range.
     pub fn wrong(&self, expected: impl Into<String>) -> ConfigError {
         let (key, found) = (self.key.clone(), self.node.value.describe());
         self.error(Problem::Value { key, expected: expected.into(), found })
     }
 
-    /// The error for a value that contradicts another.
+    /// Returns the error for a value that contradicts another.
     pub fn conflict(&self, reason: impl Into<String>) -> ConfigError {
         self.error(Problem::Conflict { key: self.key.clone(), reason: reason.into() })
     }
@@ -159,52 +186,51 @@ impl Entry {
         ConfigError { place: self.node.place.clone(), problem }
     }
 
-    /// A table.
-    pub fn section(self) -> Result<Section, ConfigError> {
-        if !matches!(self.node.value, Value::Table(_)) {
-            return Err(self.wrong("a table"));
-        }
-        let Value::Table(entries) = self.node.value else { unreachable!("checked above") };
-        let (place, known) = (self.node.place, Vec::new());
-        Ok(Section { prefix: self.key, place, file: self.file, entries, known })
-    }
-
-    /// Whether the value is a list.
-    pub fn is_list(&self) -> bool {
-        matches!(self.node.value, Value::Array(_))
-    }
-
-    /// A list's items, or the value itself as the only one.
-    pub fn items(self) -> Vec<Self> {
-        let (key, file) = (self.key, self.file);
+    /// Reads a table.
+    pub fn section(self) -> Result<Section> {
         match self.node.value {
-            Value::Array(nodes) => nodes
-                .into_iter()
-                .enumerate()
-                .map(|(i, node)| Self { key: format!("{key}[{i}]"), node, file: file.clone() })
-                .collect(),
-            value => vec![Self { key, node: Node { place: self.node.place, value }, file }],
+            Value::Table(entries) => Ok(Section {
+                prefix: self.key,
+                place: self.node.place,
+                origin: self.origin,
+                entries,
+                known: Vec::new(),
+            }),
+            _ => Err(self.wrong("a table")),
         }
     }
 
-    /// A string.
-    pub fn string(&self) -> Result<&str, ConfigError> {
+    /// Returns a list's items, or the value itself as the only item.
+    pub fn items(self) -> Vec<Self> {
+        let Value::Array(nodes) = self.node.value else { return vec![self] };
+        let item =
+            |(index, node)| Self { key: format!("{}[{index}]", self.key), node, origin: self.origin.clone() };
+        nodes.into_iter().enumerate().map(item).collect()
+    }
+
+    /// Returns a list's items; `None` for another value.
+    pub fn items_of_list(self) -> Option<Vec<Self>> {
+        matches!(self.node.value, Value::Array(_)).then(|| self.items())
+    }
+
+    /// Reads a string.
+    pub fn string(&self) -> Result<&str> {
         match &self.node.value {
             Value::String(s) => Ok(s),
             _ => Err(self.wrong("a string")),
         }
     }
 
-    /// `true` or `false`.
-    pub fn boolean(&self) -> Result<bool, ConfigError> {
+    /// Reads `true` or `false`.
+    pub fn boolean(&self) -> Result<bool> {
         match self.node.value {
             Value::Boolean(b) => Ok(b),
             _ => Err(self.wrong("true or false")),
         }
     }
 
-    /// An integer in a range.
-    pub fn integer(&self, range: RangeInclusive<u64>) -> Result<u64, ConfigError> {
+    /// Reads an integer in a range.
+    pub fn integer(&self, range: RangeInclusive<u64>) -> Result<u64> {
         match self.node.value {
             Value::Integer(i) if u64::try_from(i).is_ok_and(|i| range.contains(&i)) => Ok(i as u64),
             _ if *range.end() >= i64::MAX as u64 => {
@@ -214,18 +240,18 @@ impl Entry {
         }
     }
 
-    /// A finite number (integers count) for which `valid` holds; `expected` describes it.
-    pub fn number(&self, expected: &str, valid: impl Fn(f64) -> bool) -> Result<f64, ConfigError> {
+    /// Reads a finite number (an integer counts) for which `is_valid` holds; `expected` describes it.
+    pub fn number(&self, expected: &str, is_valid: impl Fn(&f64) -> bool) -> Result<f64> {
         let x = match self.node.value {
             Value::Float(x) => x,
             Value::Integer(i) => i as f64,
             _ => return Err(self.wrong(expected)),
         };
-        if x.is_finite() && valid(x) { Ok(x) } else { Err(self.wrong(expected)) }
+        if x.is_finite() && is_valid(&x) { Ok(x) } else { Err(self.wrong(expected)) }
     }
 
-    /// One of several names.
-    pub fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T, ConfigError> {
+    /// Reads one of several names.
+    pub fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T> {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let list = names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
         let Value::String(text) = &self.node.value else {
@@ -238,23 +264,24 @@ impl Entry {
         Err(self.wrong(format!("one of {list}{hint}")))
     }
 
-    /// A path, made absolute: relative to the config file's folder or, from an override, to the current directory.
-    pub fn path(&self) -> Result<PathBuf, ConfigError> {
+    /// Reads a path and makes it absolute. A path in a file is relative to the file's folder, a path
+    /// in an override to the current directory.
+    pub fn path(&self) -> Result<PathBuf> {
         let text = self.string()?;
         if text.is_empty() {
             return Err(self.wrong("a path"));
         }
         let base = match self.node.place {
-            Place::File { .. } => self.file.parent().unwrap_or(Path::new("")).to_path_buf(),
-            Place::Set { .. } => PathBuf::new(),
+            Place::File { .. } => self.origin.path.parent().unwrap_or(Path::new("")),
+            Place::Set { .. } => Path::new(""),
         };
         let joined = std::path::absolute(base.join(text)).map_err(|e| self.wrong(format!("a path ({e})")))?;
         Ok(tidy(&joined))
     }
 }
 
-/// Drops `.` and resolves `..` by name only, so that a path that does not exist yet can be tidied too. A `..` after a
-/// symbolic link would mean another folder to the system, so those that might be one are kept.
+/// Drops `.` and resolves `..` by name only, so that the path need not exist. A `..` after a
+/// symbolic link stays: to the system it means another folder.
 fn tidy(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for part in path.components() {
@@ -269,7 +296,7 @@ fn tidy(path: &Path) -> PathBuf {
     out
 }
 
-/// The known name that `text` is most likely a slip for.
+/// Returns the known name that `text` is most likely a slip for.
 pub(super) fn nearest<'a>(text: &str, known: &[&'a str]) -> Option<&'a str> {
     let score =
         |k: &str| strsim::normalized_damerau_levenshtein(text, k).max(strsim::jaro_winkler(text, k) - 0.2);

@@ -1,45 +1,82 @@
-//! `[reference]`: what the policy is compared with.
+//! `[reference]`: the model that the policy is compared with.
 
+use std::ops::Bound::{Excluded, Included};
 use std::path::{Path, PathBuf};
 
-use super::error::ConfigError;
-use super::reader::Section;
-use super::{AdapterSection, Method, ObjectiveConfig};
+use super::error::Result;
+use super::form::{AT_LEAST_ONE, choice, integer, number, path};
+use super::keys::{Keys, group, keys};
+use super::tree::Places;
+use super::{AdapterSection, Config, Method};
 
-/// The reference of a preference run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReferenceConfig {
-    /// How its log-probabilities are had.
-    pub kind: ReferenceKind,
-    /// Its model folder: for `model`, and for `precompute` from other weights than the policy's. `None` means the policy's
-    /// own starting weights.
-    pub model: Option<PathBuf>,
-    /// Its adapter on the policy's base: for `adapter`, and for `precompute`. `None` means the one that the policy's starts from.
-    pub adapter: Option<PathBuf>,
-    /// How a reference follows the policy: for `sync`.
-    pub sync: Sync,
+keys! {
+    /// The reference of a preference run.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct ReferenceConfig(method: Method, reference_free: bool, adapter: Option<&AdapterSection>) {
+        /// Source of the reference's log-probabilities. `"precompute"`: computed once before
+        /// training and cached on disk by content, with the weights then dropped; not for online
+        /// runs. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
+        /// another adapter. With these two, policy and reference share each layer's pass.
+        /// `"model"`: a second set of weights in memory. `"sync"`: a copy of the policy, pulled
+        /// towards it every `sync_steps`; with an adapter, a second adapter on the same base.
+        /// `"none"`: for SFT, a reward model or a reference-free loss.
+        kind: ReferenceKind = choice(ReferenceKind::NAMES)
+            .unless(|kind| refuse_kind(*kind, method, reference_free, adapter.is_some()))
+            .or(default_kind(method, reference_free, adapter.is_some()))
+            .shown("`\"precompute\"`; online `\"model\"`, with an adapter `\"base\"`"),
+        /// Model folder of the reference, if it is not the policy's start: for `"model"` and
+        /// `"precompute"`.
+        model: Option<PathBuf> = path().optional().shown("the policy's start").only(
+            matches!(kind, ReferenceKind::Model | ReferenceKind::Precompute),
+            match kind {
+                ReferenceKind::None => "a reference model is given, but this run has no reference; remove it".to_owned(),
+                kind => format!("kind = {:?} uses the policy's weights; remove it, or set kind = \"model\"", kind.name()),
+            },
+        ),
+        /// Adapter of the reference on the policy's base: for `"adapter"` and `"precompute"`.
+        adapter: Option<PathBuf> = path().optional().shown("`adapter.start`").only(
+            matches!(kind, ReferenceKind::Adapter | ReferenceKind::Precompute)
+                && adapter.is_some()
+                && model.is_none(),
+            "a reference adapter needs kind = \"adapter\" or \"precompute\", and the base of the policy's [adapter]; \
+             remove it, or change the kind",
+        ),
+        /// Moving reference.
+        sync: Sync = group(|now, keys: &mut Keys| Sync::visit(now, keys, kind)),
+    }
 }
 
-/// How a reference follows the policy.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sync {
-    /// Steps between two pulls.
-    pub steps: u64,
-    /// What a pull leaves: `alpha · policy + (1 − alpha) · reference`.
-    pub alpha: f64,
+keys! {
+    /// Pull of a reference towards the policy.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Sync(kind: ReferenceKind) {
+        /// Steps between two pulls.
+        steps: u64 = integer(AT_LEAST_ONE)
+            .or(Self::default().steps)
+            .named("sync_steps")
+            .only(kind == ReferenceKind::Sync, ONLY_SYNC),
+        /// Result of a pull: `sync_alpha` × policy + (1 − `sync_alpha`) × reference, element by
+        /// element; for an adapter, of its factors.
+        alpha: f64 = number((Excluded(0.0), Included(1.0)))
+            .or(Self::default().alpha)
+            .named("sync_alpha")
+            .only(kind == ReferenceKind::Sync, ONLY_SYNC),
+    }
 }
+
+const ONLY_SYNC: &str = "only kind = \"sync\" has it; remove it";
 
 impl Default for Sync {
-    /// As TRL's `ref_model_sync_steps` and `ref_model_mixup_alpha`.
+    /// TRL's `ref_model_sync_steps` and `ref_model_mixup_alpha`.
     fn default() -> Self {
         Self { steps: 512, alpha: 0.6 }
     }
 }
 
-/// How the reference's log-probabilities are had.
+/// Source of the reference's log-probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReferenceKind {
-    /// Computed once before training, kept on disk by content, its weights then dropped.
+    /// Computed once before training and cached on disk; the weights are then dropped.
     Precompute,
     /// The policy without its adapter.
     Base,
@@ -47,14 +84,14 @@ pub enum ReferenceKind {
     Adapter,
     /// A second set of weights in memory.
     Model,
-    /// What the policy was, pulled towards it every now and then.
+    /// A copy of the policy, pulled towards it at intervals.
     Sync,
-    /// There is none: SFT, a reward model, or a reference-free loss.
+    /// No reference: SFT, a reward model, or a reference-free loss.
     None,
 }
 
 impl ReferenceKind {
-    const NAMES: [(&'static str, Self); 6] = [
+    const NAMES: [(&str, Self); 6] = [
         ("precompute", Self::Precompute),
         ("base", Self::Base),
         ("adapter", Self::Adapter),
@@ -63,114 +100,81 @@ impl ReferenceKind {
         ("none", Self::None),
     ];
 
-    /// The name in the config.
+    /// Name in the config.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind)| *kind == self).expect("every kind has a name").0
     }
 }
 
-pub(super) fn parse(
-    mut section: Section,
-    method: Method,
-    objective: &ObjectiveConfig,
-    policy: &Path,
-    adapter: Option<&AdapterSection>,
-) -> Result<ReferenceConfig, ConfigError> {
-    use ReferenceKind::{Adapter, Base, Model, None as NoReference, Precompute};
-    let unneeded = !method.has_reference() || objective.reference_free;
-    let kind_entry = section.take("kind");
-    let kind = match &kind_entry {
-        None if unneeded => NoReference,
-        // Nothing can be computed beforehand of answers that are yet to be given.
-        None if method == Method::Online && adapter.is_some() => Base,
-        None if method == Method::Online => Model,
-        None => Precompute,
-        Some(entry) => entry.one_of(&ReferenceKind::NAMES)?,
-    };
-    if let Some(entry) = &kind_entry {
-        match (kind, method) {
-            (NoReference, Method::Dpo | Method::Online) if !objective.reference_free => {
-                return Err(entry.conflict(
-                    "without a reference the loss needs objective.reference_free = true; set it, or kind = \"precompute\"",
-                ));
-            }
-            (NoReference, _) => {}
-            (_, Method::Sft | Method::Reward) => {
-                let reason = format!("method = \"{method}\" has no reference; remove the [reference] table");
-                return Err(entry.conflict(reason));
-            }
-            _ if objective.reference_free => {
-                return Err(entry.conflict(
-                    "objective.reference_free = true leaves the reference unused; write kind = \"none\" or drop one of the two",
-                ));
-            }
-            (Precompute, Method::Online) => {
-                return Err(entry.conflict(
-                    "answers are generated while the policy trains, so that nothing can be computed of them before; write kind = \"model\", \"sync\" or, with an [adapter], \"base\" or \"adapter\"",
-                ));
-            }
-            (Base | Adapter, _) if adapter.is_none() => {
-                return Err(entry.conflict(
-                    "full training changes the weights that the reference would share; give an [adapter], or kind = \"precompute\", \"model\" or \"sync\"",
-                ));
-            }
-            _ => {}
-        }
+fn default_kind(method: Method, reference_free: bool, has_adapter: bool) -> ReferenceKind {
+    if !method.has_reference() || reference_free {
+        return ReferenceKind::None;
     }
-    let model = match section.take("model") {
-        None => None,
-        Some(entry) if !matches!(kind, Model | Precompute) => {
-            let reason = if kind == NoReference {
-                "a reference model is given, but there is no reference in this run; remove it".to_owned()
-            } else {
-                format!(
-                    "kind = {:?} takes the policy's weights; remove it, or set kind = \"model\"",
-                    kind.name()
-                )
-            };
-            return Err(entry.conflict(reason));
-        }
-        Some(entry) => Some(entry.path()?),
-    };
-    let own = match section.take("adapter") {
-        None => None,
-        Some(entry) if !matches!(kind, Adapter | Precompute) || adapter.is_none() || model.is_some() => {
-            return Err(entry.conflict(
-                "a reference adapter is for kind = \"adapter\" or \"precompute\", on the base that the policy's [adapter] is on; remove it, or change the kind",
-            ));
-        }
-        Some(entry) => Some(entry.path()?),
-    };
-    let starts_trained = adapter.is_some_and(|adapter| adapter.folder().is_some());
-    if let Some(entry) = &kind_entry {
-        if kind == Adapter && own.is_none() && !starts_trained {
-            return Err(entry.conflict(
-                "which adapter? give reference.adapter, or adapter.start, of which the reference then stays a copy",
-            ));
-        }
-        if kind == Model && model.is_none() && starts_trained {
-            return Err(entry.conflict(
-                "the policy starts from an adapter; kind = \"adapter\" keeps a copy of it on the same base, reference.model names another model",
-            ));
-        }
+    // Nothing can be computed in advance for completions that are generated during training.
+    match (method.generates(), has_adapter) {
+        (false, _) => ReferenceKind::Precompute,
+        (true, true) => ReferenceKind::Base,
+        (true, false) => ReferenceKind::Model,
     }
-    let sync = sync(&mut section, kind)?;
-    section.finish()?;
-    // The policy's own folder, written out, means the same as leaving the key away.
-    let is_own = |model: &PathBuf| model == policy && !starts_trained;
-    Ok(ReferenceConfig { kind, model: model.filter(|model| !is_own(model)), adapter: own, sync })
 }
 
-fn sync(section: &mut Section, kind: ReferenceKind) -> Result<Sync, ConfigError> {
-    let (steps, alpha) = (section.take("sync_steps"), section.take("sync_alpha"));
-    if let Some(entry) = steps.iter().chain(&alpha).next().filter(|_| kind != ReferenceKind::Sync) {
-        return Err(entry.conflict("only kind = \"sync\" has it; remove it"));
+fn refuse_kind(
+    kind: ReferenceKind,
+    method: Method,
+    reference_free: bool,
+    has_adapter: bool,
+) -> Option<String> {
+    use ReferenceKind::{Adapter, Base, None as NoReference, Precompute};
+    let reason = match kind {
+        NoReference if method.has_reference() && !reference_free => {
+            "without a reference the loss needs objective.reference_free = true; set it, or choose another kind"
+        }
+        NoReference => return None,
+        _ if !method.has_reference() => {
+            return Some(format!("method = \"{method}\" has no reference; remove the [reference] table"));
+        }
+        _ if reference_free => {
+            "objective.reference_free = true leaves the reference unused; set kind = \"none\", or remove one of the \
+             two"
+        }
+        Precompute if method.generates() => {
+            "completions are generated while the policy trains, so nothing can be computed in advance; set kind = \
+             \"model\", \"sync\" or, with an [adapter], \"base\" or \"adapter\""
+        }
+        Base | Adapter if !has_adapter => {
+            "full training changes the weights that the reference would share; add an [adapter] table, or set kind = \
+             \"precompute\", \"model\" or \"sync\""
+        }
+        _ => return None,
+    };
+    Some(reason.to_owned())
+}
+
+impl ReferenceConfig {
+    /// Drops a model that is the policy's own folder: it means the same as no model.
+    pub(super) fn without_policy(self, policy: &Path, adapter: Option<&AdapterSection>) -> Self {
+        let is_own = |model: &PathBuf| model == policy && !starts_trained(adapter);
+        Self { model: self.model.filter(|model| !is_own(model)), ..self }
     }
-    let default = Sync::default();
-    Ok(Sync {
-        steps: steps.map_or(Ok(default.steps), |e| e.integer(1..=i64::MAX as u64))?,
-        alpha: alpha.map_or(Ok(default.alpha), |e| {
-            e.number("a number above 0, at most 1", |x| x > 0.0 && x <= 1.0)
-        })?,
-    })
+}
+
+fn starts_trained(adapter: Option<&AdapterSection>) -> bool {
+    adapter.is_some_and(|adapter| adapter.folder().is_some())
+}
+
+/// Refuses a reference that is not there or that is ambiguous.
+pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
+    let reference = &config.reference;
+    let starts_trained = starts_trained(config.adapter.as_ref());
+    let reason = match reference.kind {
+        ReferenceKind::Adapter if reference.adapter.is_none() && !starts_trained => {
+            "no adapter is named; set reference.adapter, or adapter.start, of which the reference then stays a copy"
+        }
+        ReferenceKind::Model if reference.model.is_none() && starts_trained => {
+            "the policy starts from an adapter; kind = \"adapter\" keeps a copy of it on the same base, and \
+             reference.model names another model"
+        }
+        _ => return Ok(()),
+    };
+    Err(places.conflict("reference.kind", reason))
 }

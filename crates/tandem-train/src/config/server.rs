@@ -1,17 +1,21 @@
-//! `[online.server]`: a server of the user's that answers instead of this process.
+//! `[online.server]`: a user's server that generates instead of this process.
 
-use std::path::PathBuf;
+use std::ops::Bound::{Excluded, Included};
+use std::path::{Path, PathBuf};
 
 use tandem_judge::http;
 use tandem_model::{AdapterConfig, AdapterKind};
+use toml::Value;
 
-use super::error::ConfigError;
-use super::online::{Around, OnlineConfig};
+use super::error::Result;
+use super::form::{Form, choice, custom, filled, integer, path, seconds};
+use super::keys::keys;
+use super::online::OnlineConfig;
 use super::reader::Entry;
-use super::resolved::{Entries, integer, path};
-use super::{AdapterSection, AdapterStart};
+use super::tree::Places;
+use super::{AdapterSection, Config};
 
-/// What a server speaks.
+/// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerKind {
     /// vLLM's version of OpenAI's interface.
@@ -22,177 +26,121 @@ pub enum ServerKind {
 
 impl ServerKind {
     const NAMES: [(&str, Self); 2] = [("vllm", Self::Vllm), ("sglang", Self::Sglang)];
+}
 
-    /// The name in a config.
-    pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, kind)| *kind == self).expect("every kind has a name").0
+keys! {
+    /// A server that generates, and how it is called.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct ServerConfig(output: &Path) {
+        /// Protocol of the server.
+        kind: ServerKind = choice(ServerKind::NAMES).or(ServerKind::Vllm),
+        /// Address of the server: vLLM's up to the version, as `"http://127.0.0.1:8000/v1"`,
+        /// SGLang's without, as `"http://127.0.0.1:30000"`.
+        base_url: String = base_url()
+            .required("the server's address, as http://127.0.0.1:8000/v1 for vLLM or http://127.0.0.1:30000 for SGLang")
+            .formerly("address")
+            .free(),
+        /// Name under which the server serves the base model.
+        model: String = filled("a name")
+            .required("the name under which the server serves the base model (--served-model-name)"),
+        /// Environment variable that holds the key, if the server needs one. The key is never
+        /// shown.
+        api_key_env: Option<String> =
+            filled("the name of an environment variable").optional().formerly("key_variable").free(),
+        /// Longest time of a request, which generates all completions of a prompt.
+        timeout_s: f64 =
+            seconds((Excluded(0.0), Included(3e7))).or(600.0).formerly("seconds").free(),
+        /// Repetitions of a request that timed out or met a server in trouble (429, 5xx).
+        retries: usize = integer(0..=1000).or(5).free(),
+        /// Requests in flight, one for each prompt.
+        concurrency: usize = integer(1..=4096).or(32).free(),
+        /// Folder for each round's adapter, used by one run only. The server must find it at the
+        /// same path.
+        adapters: PathBuf = path().or(output.join("adapters")).shown("`adapters` in `output`").free(),
     }
 }
 
-/// A server that answers, and how it is asked.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ServerConfig {
-    /// What it speaks.
-    pub kind: ServerKind,
-    /// The address: vLLM's up to the version, as `http://127.0.0.1:8000/v1`, SGLang's without, as `http://127.0.0.1:30000`.
-    pub address: String,
-    /// The name under which the server serves the base.
-    pub model: String,
-    /// The environment variable that holds the key, where one is needed.
-    pub key_variable: Option<String>,
-    /// How long a request may take.
-    pub seconds: f64,
-    /// How often a request is sent again.
-    pub retries: usize,
-    /// How many requests are under way at once.
-    pub concurrency: usize,
-    /// The folder where the server finds each round's adapter, at the same path as this process.
-    pub adapters: PathBuf,
-}
-
-/// The table, in a run that `around` describes.
-pub(super) fn parse(entry: Entry, around: &Around<'_>) -> Result<ServerConfig, ConfigError> {
-    refuse(&entry, around)?;
-    let mut section = entry.section()?;
-    let kind = kind(section.take("kind"), around)?;
-    let address = section.required(
-        "address",
-        "the server's address, as http://127.0.0.1:8000/v1 for vLLM or http://127.0.0.1:30000 for SGLang",
-    )?;
-    let text = address.string()?.trim_end_matches('/').to_owned();
-    if let Some(reason) = http::wrong_with(&text, "online.server.key_variable") {
-        return Err(address.conflict(format!("it {reason}")));
-    }
-    if kind == ServerKind::Sglang && text.ends_with("/v1") {
-        return Err(address.conflict("SGLang's own paths are not under /v1; give the address without it"));
-    }
-    let config = ServerConfig {
-        kind,
-        address: text,
-        model: filled(
-            &section
-                .required("model", "the name under which the server serves the base (--served-model-name)")?,
-            "a name",
-        )?,
-        key_variable: section
-            .take("key_variable")
-            .map(|entry| filled(&entry, "the name of an environment variable"))
-            .transpose()?,
-        seconds: section.take("seconds").map_or(Ok(600.0), |e| {
-            e.number("a number of seconds above 0, at most 30000000", |s| s > 0.0 && s <= 3e7)
-        })?,
-        retries: section.take("retries").map_or(Ok(5), |e| e.integer(0..=1000))? as usize,
-        concurrency: section.take("concurrency").map_or(Ok(32), |e| e.integer(1..=4096))? as usize,
-        adapters: match section.take("adapters") {
-            Some(entry) => entry.path()?,
-            None => around.output.join("adapters"),
-        },
-    };
-    section.finish()?;
-    Ok(config)
-}
-
-/// The kind, which must not read the adapter as another.
-fn kind(entry: Option<Entry>, around: &Around<'_>) -> Result<ServerKind, ConfigError> {
-    let Some(entry) = entry else { return Ok(ServerKind::Vllm) };
-    let kind = entry.one_of(&ServerKind::NAMES)?;
-    let misread = match around.adapter {
-        Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => misread(adapter, kind),
-        // Its folder is opened later.
-        _ => None,
-    };
-    misread.map_or(Ok(kind), |reason| Err(entry.conflict(reason)))
-}
-
-fn filled(entry: &Entry, expected: &str) -> Result<String, ConfigError> {
-    match entry.string()? {
-        "" => Err(entry.wrong(expected)),
-        text => Ok(text.to_owned()),
-    }
-}
-
-/// Refuses what a server cannot be told.
-fn refuse(entry: &Entry, around: &Around<'_>) -> Result<(), ConfigError> {
-    let no = |reason: &str| Err(entry.conflict(reason));
-    match around.adapter {
-        None => {
-            return no(
-                "a server is given each round's weights as a LoRA adapter, and here every weight trains; add an [adapter] \
-                       table, or remove this one",
-            );
+fn base_url<'a>() -> Form<'a, String> {
+    let read = |entry: Entry| {
+        let text = entry.string()?.trim_end_matches('/').to_owned();
+        match http::wrong_with(&text, "online.server.api_key_env") {
+            Some(reason) => Err(entry.conflict(format!("it {reason}"))),
+            None => Ok(text),
         }
-        Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => {
-            if let Some(reason) = unloadable(adapter) {
-                return no(&reason);
-            }
-        }
-        // What it is its folder says, which is opened later.
-        Some(AdapterSection { start: AdapterStart::Folder(_), .. }) => {}
+    };
+    custom("string", read, |text: &String| Value::from(text.clone()))
+}
+
+/// Refuses a server that cannot serve the run.
+pub(super) fn check(
+    server: &ServerConfig,
+    online: &OnlineConfig,
+    config: &Config,
+    places: &Places,
+) -> Result<()> {
+    // The folder of a trained adapter is opened later.
+    let adapter = config.adapter.as_ref().and_then(AdapterSection::new_adapter);
+    let table = if online.algorithm.asks_reference() {
+        Some(format!(
+            "online.algorithm = {:?} also generates from the reference, which a server does not have; set \"dpo\", \
+             or remove this table",
+            online.algorithm.name()
+        ))
+    } else if online.temperature == 0.0 {
+        Some(
+            "online.temperature = 0 repeats one completion, which servers refuse; raise it, or remove this table"
+                .to_owned(),
+        )
+    } else if config.adapter.is_none() {
+        Some(
+            "a server loads each round's weights as a LoRA adapter, but every weight trains here; add an \
+             [adapter] table, or remove this one"
+                .to_owned(),
+        )
+    } else {
+        adapter.and_then(unloadable)
+    };
+    if let Some(reason) = table {
+        return Err(places.conflict("online.server", reason));
     }
-    if around.tensor > 1 {
-        return no(
-            "a model in slices (compute.tensor) is not brought to a server yet; remove compute.tensor, or this table",
-        );
+    if let Some(reason) = adapter.and_then(|adapter| misread(adapter, server.kind)) {
+        return Err(places.conflict("online.server.kind", reason));
+    }
+    if server.kind == ServerKind::Sglang && server.base_url.ends_with("/v1") {
+        let reason = "SGLang's own paths are not under /v1; set the address without it";
+        return Err(places.conflict("online.server.base_url", reason));
     }
     Ok(())
 }
 
-/// Why a server does not load an adapter, or not as it is, if so.
+/// Returns the reason why a server does not load an adapter, or not with its scale, if any.
 pub fn unservable(adapter: &AdapterConfig, server: ServerKind) -> Option<String> {
     unloadable(adapter).or_else(|| misread(adapter, server))
 }
 
-/// Why no server loads an adapter.
+/// Returns the reason why no server loads an adapter, if any.
 fn unloadable(adapter: &AdapterConfig) -> Option<String> {
     if adapter.kind != AdapterKind::Lora {
         return Some(
-            "servers load LoRA adapters and no others; set adapter.kind = \"lora\", or remove [online.server]"
+            "servers load LoRA adapters only; set adapter.kind = \"lora\", or remove [online.server]"
                 .to_owned(),
         );
     }
     (!adapter.modules_to_save.is_empty()).then(|| {
         format!(
-            "servers load no adapter with modules that train whole ({}); remove adapter.modules_to_save, or [online.server]",
+            "servers load no adapter with modules that train whole ({}); remove adapter.modules_to_save, or \
+             [online.server]",
             adapter.modules_to_save.join(", ")
         )
     })
 }
 
-/// Why a server would answer with other weights than the adapter's.
+/// Returns the reason why a server would generate with other weights than the adapter's, if any.
 fn misread(adapter: &AdapterConfig, server: ServerKind) -> Option<String> {
     (adapter.rank_stabilized && server == ServerKind::Sglang).then(|| {
-        "SGLang scales every adapter by alpha / rank, also one that says alpha / √rank, and would answer with other weights than \
-         those that train; remove adapter.rslora and choose adapter.alpha for it, or remove [online.server]"
+        "SGLang scales every adapter by alpha / rank, even one that asks for alpha / √rank, so it would generate \
+         with other weights than those that train; remove adapter.rslora and choose adapter.alpha for it, or \
+         remove [online.server]"
             .to_owned()
     })
-}
-
-/// What else of `[online]` contradicts a server.
-pub(super) fn contradicts(config: &OnlineConfig) -> Option<String> {
-    if config.algorithm.asks_reference() {
-        return Some(format!(
-            "online.algorithm = \"{}\" has the reference answer too, which a server does not have; set \"dpo\", or remove this table",
-            config.algorithm.name()
-        ));
-    }
-    (config.temperature == 0.0).then(|| {
-        "online.temperature = 0 gives the same answer again and again, which servers refuse; raise it, or remove this table".to_owned()
-    })
-}
-
-pub(super) fn entries(server: &ServerConfig) -> Entries {
-    let ServerConfig { kind, address, model, key_variable, seconds, retries, concurrency, adapters } = server;
-    let mut out: Entries = vec![
-        ("kind", kind.name().into()),
-        ("address", address.clone().into()),
-        ("model", model.clone().into()),
-    ];
-    out.extend(key_variable.iter().map(|name| ("key_variable", name.clone().into())));
-    out.extend([
-        ("seconds", (*seconds).into()),
-        ("retries", integer(*retries as u64)),
-        ("concurrency", integer(*concurrency as u64)),
-        ("adapters", path(adapters)),
-    ]);
-    out
 }

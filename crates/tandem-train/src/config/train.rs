@@ -1,55 +1,83 @@
 //! `[train]`: batches, steps, optimiser, evaluation and checkpoints.
 
 use tandem_kernels::StateForm;
+use toml::Value;
 
-use super::error::ConfigError;
-use super::reader::{Either, Section};
+use super::error::Result;
+use super::form::{AT_LEAST_ONE, COUNT, Form, POSITIVE, boolean, choice, custom, integer, number};
+use super::keys::{Keys, group, keys};
+use super::reader::Entry;
 use super::types::Shape;
 
-/// How to train.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainConfig {
-    /// Pairs (rows, for SFT) per optimiser step, over all ranks.
-    pub batch_size: usize,
-    /// How a batch is cut; evaluation uses the same.
-    pub micro_batch: MicroBatch,
-    /// How long.
-    pub length: Length,
-    /// The optimiser and its constants.
-    pub optimizer: Optimizer,
-    /// What the optimiser's states are kept in.
-    pub optimizer_state: StateForm,
-    /// Peak learning rate.
-    pub learning_rate: f64,
-    /// What the learning rate does after the warm-up.
-    pub schedule: Shape,
-    /// The rise before.
-    pub warmup: Warmup,
-    /// Largest gradient norm; `None` (written 0) never clips.
-    pub max_grad_norm: Option<f64>,
-    /// Weight decay; biases and norms are spared.
-    pub weight_decay: f64,
-    /// Steps between checkpoints; `None` (written 0) saves at the end only.
-    pub save_every: Option<u64>,
-    /// Whether training goes on while a checkpoint is written, from a copy of the state.
-    pub async_checkpoints: bool,
-    /// Steps between evaluations; `None` (written 0) evaluates at the end only.
-    pub eval_every: Option<u64>,
-    /// Checkpoints kept, newest first; `None` (written 0) keeps all.
-    pub keep: Option<usize>,
-    /// Steps in a row that may be skipped for a non-finite loss or gradient before the run stops.
-    pub max_skipped: u64,
-    /// Whether the rows of every step are written down.
-    pub record_rows: bool,
+keys! {
+    /// Batches, steps, optimiser, evaluation and checkpoints.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct TrainConfig() {
+        /// Pairs per optimiser step, over all ranks; rows for SFT, prompts for online runs.
+        batch_size: usize = integer(1..=1 << 24).required("the pairs (rows, for SFT) of one optimiser step"),
+        /// Division of a batch into micro-batches, also in evaluation.
+        micro_batch: MicroBatch = group(MicroBatch::visit),
+        /// Length of the run.
+        length: Length = group(Length::visit),
+        /// Peak learning rate.
+        learning_rate: f64 = number(0.0..).required("the peak learning rate, for example 1e-6 for full DPO"),
+        /// The optimiser and its constants.
+        optimizer: Optimizer = group(Optimizer::visit),
+        /// Storage of AdamW's two states and of RMSprop's one; updates compute in f32. `"f32"`: 4
+        /// bytes per parameter. `"bf16"`: 2 bytes, with stochastic rounding. `"8bit"`: 1 + 1/64
+        /// bytes, codes of bitsandbytes' dynamic maps with a scale for each 256 elements. See
+        /// [ranks.md](ranks.md#optimiser-states-in-fewer-bits).
+        optimizer_state: StateForm = choice(StateForm::NAMES).or(StateForm::F32),
+        /// Learning rate after the warm-up: decay to 0 (`"linear"`, `"cosine"`) or `"constant"`.
+        schedule: Shape = choice(Shape::NAMES).or(Shape::Linear),
+        /// Rise of the learning rate before the schedule.
+        warmup: Warmup = group(Warmup::visit),
+        /// Largest norm of the gradient over all parameters; 0 never clips.
+        max_grad_norm: Option<f64> = number(0.0..).zero_is_none().or(Some(1.0)),
+        /// Weight decay. Biases and norms have none.
+        weight_decay: f64 = number(0.0..).or(0.0),
+        /// Steps between checkpoints; 0 saves at the end only.
+        save_every: Option<u64> = integer(COUNT).zero_is_none().or(None).free(),
+        /// With `save_every`: training continues while a checkpoint is written. Each rank holds a
+        /// copy of its share: weights and optimiser states, 12 bytes per parameter for AdamW and 8
+        /// for RMSprop, less with `optimizer_state`. `tandem plan` shows it as "checkpoint copy".
+        async_checkpoints: bool = boolean().or(true).free(),
+        /// Steps between evaluations; 0 evaluates at the end only.
+        eval_every: Option<u64> = integer(COUNT).zero_is_none().or(None).free(),
+        /// Number of checkpoints kept; 0 keeps all.
+        keep: Option<usize> = integer(COUNT).zero_is_none().or(Some(2)).free(),
+        /// Consecutive steps that may be skipped for a loss or gradient that is not finite. The run
+        /// then stops and names the rows.
+        max_skipped: u64 = integer(COUNT).or(3).free(),
+        /// Write `rows.jsonl` into the run's folder: for each step the rows of its batch, counted
+        /// from 0 over the rows that training keeps.
+        record_rows: bool = boolean().or(false).free(),
+    }
 }
 
-/// How a global batch is cut into what is computed at once.
+/// Division of a global batch into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroBatch {
     /// As many rows as fit this many tokens of the forest, at least one.
     Tokens(usize),
     /// This many rows (pairs).
     Rows(usize),
+}
+
+impl MicroBatch {
+    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+        let is_rows = keys.has_second("micro_batch_tokens", "micro_batch_size")?;
+        keys! { let keys, now;
+            /// Largest micro-batch; a micro-batch has at least one row. It bounds memory; the loss is
+            /// the mean over the whole batch.
+            micro_batch_tokens = integer(1..=1 << 31).unit("tokens").maybe().or((!is_rows).then_some(4096)),
+                if let Self::Tokens(tokens) = *now { Some(tokens) } else { None };
+            /// Instead: pairs or rows of a micro-batch.
+            micro_batch_size = integer(1..=1 << 24).optional(),
+                if let Self::Rows(rows) = *now { Some(rows) } else { None };
+        }
+        Ok(micro_batch_size.map_or(Self::Tokens(micro_batch_tokens.unwrap_or_default()), Self::Rows))
+    }
 }
 
 impl From<MicroBatch> for tandem_data::order::MicroBatch {
@@ -61,7 +89,7 @@ impl From<MicroBatch> for tandem_data::order::MicroBatch {
     }
 }
 
-/// How long a run lasts.
+/// Length of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Length {
     /// Optimiser steps.
@@ -71,8 +99,24 @@ pub enum Length {
 }
 
 impl Length {
-    /// Optimiser steps for `num_rows` rows in batches of `batch_size`. An epoch's last batch may be short and is a step, as
-    /// in `transformers`; a fraction of an epoch is rounded up.
+    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+        let is_epochs = keys.has_second("steps", "epochs")?;
+        keys! { let keys, now;
+            /// Optimiser steps.
+            steps = integer(AT_LEAST_ONE)
+                .optional()
+                .required_if(!is_epochs, "`steps` or `epochs`: how long to train")
+                .shown("*this or* `epochs`"),
+                if let Self::Steps(steps) = *now { Some(steps) } else { None };
+            /// Passes over the data; may be a fraction.
+            epochs = number(POSITIVE).optional(),
+                if let Self::Epochs(epochs) = *now { Some(epochs) } else { None };
+        }
+        Ok(epochs.map_or(Self::Steps(steps.unwrap_or_default()), Self::Epochs))
+    }
+
+    /// Returns the optimiser steps for `num_rows` rows in batches of `batch_size`. An epoch's last
+    /// batch may be short and is a step, as in `transformers`; a fraction of an epoch is rounded up.
     pub fn total_steps(self, num_rows: usize, batch_size: usize) -> u64 {
         match self {
             Self::Steps(steps) => steps,
@@ -90,133 +134,82 @@ pub enum Warmup {
     Ratio(f64),
 }
 
+impl Warmup {
+    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+        let is_ratio = keys.has_second("warmup_steps", "warmup_ratio")?;
+        keys! { let keys, now;
+            /// Steps of linear rise from 0.
+            warmup_steps = integer(COUNT).maybe().or((!is_ratio).then_some(0)),
+                if let Self::Steps(steps) = *now { Some(steps) } else { None };
+            /// Instead: a share of all steps, rounded up.
+            warmup_ratio = number(0.0..=1.0).optional(),
+                if let Self::Ratio(ratio) = *now { Some(ratio) } else { None };
+        }
+        Ok(warmup_ratio.map_or(Self::Steps(warmup_steps.unwrap_or_default()), Self::Ratio))
+    }
+}
+
 /// The optimiser and its constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
     /// `torch.optim.AdamW`.
     AdamW {
-        /// Decay of the first moment.
+        /// Decay rate of the first moment.
         beta1: f64,
-        /// Decay of the second moment.
+        /// Decay rate of the second moment.
         beta2: f64,
-        /// Added to the root of the second moment.
+        /// Term added to the root of the second moment.
         eps: f64,
     },
     /// `torch.optim.RMSprop`, which the original DPO code used.
     RmsProp {
-        /// Decay of the squared gradient.
+        /// Decay rate of the squared gradient.
         alpha: f64,
-        /// Added to the root.
+        /// Term added to the root.
         eps: f64,
     },
 }
 
 impl Optimizer {
-    /// The name in the config.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AdamW { .. } => "adamw",
-            Self::RmsProp { .. } => "rmsprop",
+    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+        keys! { let keys, now;
+            /// The optimiser, as in PyTorch.
+            optimizer = choice(["adamw", "rmsprop"].map(|name| (name, name))).or("adamw"),
+                if matches!(now, Self::AdamW { .. }) { "adamw" } else { "rmsprop" };
+            /// AdamW's decay rates.
+            betas = betas()
+                .or([0.9, 0.999])
+                .only(optimizer == "adamw", "\"rmsprop\" has `alpha`; `betas` belong to \"adamw\""),
+                if let Self::AdamW { beta1, beta2, .. } = *now { [beta1, beta2] } else { [0.0; 2] };
+            /// RMSprop's decay rate.
+            alpha = number(0.0..1.0)
+                .or(0.99)
+                .only(optimizer == "rmsprop", "\"adamw\" has `betas`; `alpha` belongs to \"rmsprop\""),
+                if let Self::RmsProp { alpha, .. } = *now { alpha } else { 0.0 };
+            /// Term added to the root in the optimiser.
+            eps = number(POSITIVE).or(1e-8),
+                match *now { Self::AdamW { eps, .. } | Self::RmsProp { eps, .. } => eps };
         }
+        let [beta1, beta2] = betas;
+        Ok(match optimizer {
+            "adamw" => Self::AdamW { beta1, beta2, eps },
+            _ => Self::RmsProp { alpha, eps },
+        })
     }
 }
 
-const COUNT: std::ops::RangeInclusive<u64> = 0..=i64::MAX as u64;
-const POSITIVE: std::ops::RangeInclusive<u64> = 1..=i64::MAX as u64;
-
-pub(super) fn parse(mut section: Section) -> Result<TrainConfig, ConfigError> {
-    let zero_is_none = |x: u64| (x != 0).then_some(x);
-    let every = |section: &mut Section, key, default| {
-        section.take(key).map_or(Ok(default), |e| e.integer(COUNT)).map(zero_is_none)
+fn betas<'a>() -> Form<'a, [f64; 2]> {
+    let read = |entry: Entry| {
+        let wrong = entry.wrong("two numbers in [0, 1), for example [0.9, 0.999]");
+        let values = entry
+            .items()
+            .into_iter()
+            .map(|item| (number(0.0..1.0).read)(item))
+            .collect::<Result<Vec<_>>>()?;
+        values.try_into().map_err(|_| wrong)
     };
-    let config = TrainConfig {
-        batch_size: section
-            .required("batch_size", "the pairs (rows, for SFT) of one optimiser step")?
-            .integer(1..=1 << 24)? as usize,
-        micro_batch: micro_batch(&mut section)?,
-        length: length(&mut section)?,
-        optimizer: optimizer(&mut section)?,
-        optimizer_state: section
-            .take("optimizer_state")
-            .map_or(Ok(StateForm::F32), |e| e.one_of(&StateForm::NAMES))?,
-        learning_rate: section
-            .required("learning_rate", "the peak learning rate, for example 1e-6 for full DPO")?
-            .number("a number of at least 0", |x| x >= 0.0)?,
-        schedule: section.take("schedule").map_or(Ok(Shape::Linear), |e| e.one_of(&Shape::NAMES))?,
-        warmup: warmup(&mut section)?,
-        max_grad_norm: section
-            .take("max_grad_norm")
-            .map_or(Ok(1.0), |e| e.number("a number of at least 0 (0 never clips)", |x| x >= 0.0))
-            .map(|x| (x > 0.0).then_some(x))?,
-        weight_decay: section
-            .take("weight_decay")
-            .map_or(Ok(0.0), |e| e.number("a number of at least 0", |x| x >= 0.0))?,
-        save_every: every(&mut section, "save_every", 0)?,
-        async_checkpoints: section.take("async_checkpoints").map_or(Ok(true), |e| e.boolean())?,
-        eval_every: every(&mut section, "eval_every", 0)?,
-        keep: every(&mut section, "keep", 2)?.map(|x| x as usize),
-        max_skipped: section.take("max_skipped").map_or(Ok(3), |e| e.integer(COUNT))?,
-        record_rows: section.take("record_rows").map_or(Ok(false), |e| e.boolean())?,
-    };
-    section.moved("checkpointing", "compute.checkpointing")?;
-    section.finish()?;
-    Ok(config)
+    custom("two numbers, ≥ 0, < 1", read, |betas: &[f64; 2]| Value::from(betas.to_vec()))
 }
 
-fn micro_batch(section: &mut Section) -> Result<MicroBatch, ConfigError> {
-    match section.either("micro_batch_tokens", "micro_batch_size")? {
-        Some(Either::First(tokens)) => Ok(MicroBatch::Tokens(tokens.integer(1..=1 << 31)? as usize)),
-        Some(Either::Second(rows)) => Ok(MicroBatch::Rows(rows.integer(1..=1 << 24)? as usize)),
-        None => Ok(MicroBatch::Tokens(4096)),
-    }
-}
-
-fn length(section: &mut Section) -> Result<Length, ConfigError> {
-    match section.either("steps", "epochs")? {
-        Some(Either::First(steps)) => Ok(Length::Steps(steps.integer(POSITIVE)?)),
-        Some(Either::Second(epochs)) => Ok(Length::Epochs(epochs.number("a positive number", |x| x > 0.0)?)),
-        None => Err(section.missing("steps", "`steps` or `epochs`: how long to train")),
-    }
-}
-
-fn warmup(section: &mut Section) -> Result<Warmup, ConfigError> {
-    match section.either("warmup_steps", "warmup_ratio")? {
-        Some(Either::First(steps)) => Ok(Warmup::Steps(steps.integer(COUNT)?)),
-        Some(Either::Second(ratio)) => {
-            Ok(Warmup::Ratio(ratio.number("a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?))
-        }
-        None => Ok(Warmup::Steps(0)),
-    }
-}
-
-fn optimizer(section: &mut Section) -> Result<Optimizer, ConfigError> {
-    let is_adamw =
-        section.take("optimizer").map_or(Ok(true), |e| e.one_of(&[("adamw", true), ("rmsprop", false)]))?;
-    let (betas, alpha) = (section.take("betas"), section.take("alpha"));
-    let eps = section.take("eps").map_or(Ok(1e-8), |e| e.number("a positive number", |x| x > 0.0))?;
-    let share = |x: f64| (0.0..1.0).contains(&x);
-    if is_adamw {
-        if let Some(entry) = alpha {
-            return Err(entry.conflict("\"adamw\" has `betas`; `alpha` belongs to \"rmsprop\""));
-        }
-        let [beta1, beta2] = match betas {
-            None => [0.9, 0.999],
-            Some(entry) => {
-                let wrong = entry.wrong("two numbers in [0, 1), for example [0.9, 0.999]");
-                let values = entry
-                    .items()
-                    .iter()
-                    .map(|e| e.number("a number in [0, 1)", share))
-                    .collect::<Result<Vec<_>, _>>()?;
-                values.try_into().map_err(|_| wrong)?
-            }
-        };
-        Ok(Optimizer::AdamW { beta1, beta2, eps })
-    } else {
-        if let Some(entry) = betas {
-            return Err(entry.conflict("\"rmsprop\" has `alpha`; `betas` belong to \"adamw\""));
-        }
-        let alpha = alpha.map_or(Ok(0.99), |e| e.number("a number in [0, 1)", share))?;
-        Ok(Optimizer::RmsProp { alpha, eps })
     }
 }

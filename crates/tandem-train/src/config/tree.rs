@@ -1,10 +1,11 @@
-//! A TOML document as a tree whose values remember where they were written, and overrides on it.
+//! A TOML document as a tree whose values know their places, and overrides of it.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-use super::error::{ConfigError, Place, Problem};
+use super::error::{ConfigError, Place, Problem, Result};
 
 /// A value and its place.
 #[derive(Clone, Debug)]
@@ -13,7 +14,7 @@ pub(super) struct Node {
     pub value: Value,
 }
 
-/// A TOML value. Tables keep their entries unsorted; keys are unique.
+/// A TOML value. A table keeps its entries in file order; keys are unique.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     String(String),
@@ -22,13 +23,13 @@ pub(super) enum Value {
     Boolean(bool),
     Array(Vec<Node>),
     Table(Vec<(String, Node)>),
-    /// Dates and times, which no key takes.
+    /// A date or time, which no key takes.
     Other(String),
 }
 
 impl Node {
     /// Parses a file's text.
-    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let lines = Lines::new(text);
         let at = |offset| Place::File { path: path.to_path_buf(), line: Some(lines.line(offset)) };
         let table = DeTable::parse(text).map_err(|error| ConfigError {
@@ -40,7 +41,7 @@ impl Node {
     }
 
     /// Applies one override `key=value`.
-    pub fn set(&mut self, text: &str) -> Result<(), ConfigError> {
+    pub fn set(&mut self, text: &str) -> Result<()> {
         let place = Place::Set { text: text.to_string() };
         let syntax =
             |message: String| ConfigError { place: place.clone(), problem: Problem::Syntax { message } };
@@ -50,7 +51,7 @@ impl Node {
         let at = |_| place.clone();
         let value = match DeValue::parse(value.trim()) {
             Ok(parsed) => Self::convert(parsed.get_ref(), 0, &at)?,
-            // Shells eat quotes; a bare word or path is meant as a string. Brackets show that TOML was meant.
+            // Shells remove quotes, so a bare word or path is a string. A bracket announces TOML.
             Err(error) if value.trim_start().starts_with(['[', '{', '"', '\'']) => {
                 return Err(syntax(format!("the value is not valid TOML: {}", error.message())));
             }
@@ -64,7 +65,7 @@ impl Node {
             }
             let Value::Table(entries) = &mut node.value else {
                 return Err(syntax(format!(
-                    "`{key}`: what stands before `.{part}` in the file is a value, not a table"
+                    "`{key}`: the part before `.{part}` in the file is a value, not a table"
                 )));
             };
             let index = entries.iter().position(|(k, _)| k == part.trim()).unwrap_or_else(|| {
@@ -83,7 +84,7 @@ impl Node {
         unreachable!("`split` yields at least one part")
     }
 
-    fn convert(value: &DeValue, offset: usize, at: &dyn Fn(usize) -> Place) -> Result<Self, ConfigError> {
+    fn convert(value: &DeValue, offset: usize, at: &dyn Fn(usize) -> Place) -> Result<Self> {
         let place = at(offset);
         let invalid =
             |message: String| ConfigError { place: place.clone(), problem: Problem::Syntax { message } };
@@ -108,7 +109,7 @@ impl Node {
                 entries
                     .iter()
                     .map(|(k, v)| {
-                        // A table's span starts at its header or, if dotted, nowhere useful; the key is always at hand.
+                        // A dotted table's span starts nowhere useful; its key's does.
                         let node = Self::convert(v.get_ref(), k.span().start, at)?;
                         Ok((k.get_ref().to_string(), node))
                     })
@@ -120,7 +121,7 @@ impl Node {
 }
 
 impl Value {
-    /// The value as a message shows it, with its type where that is not plain to see.
+    /// Returns the value in a message's words, with its type where that is not obvious.
     pub fn describe(&self) -> String {
         match self {
             Self::String(s) => format!("the string {s:?}"),
@@ -134,6 +135,53 @@ impl Value {
     }
 }
 
+/// Places of all keys of a document, for checks that compare keys after all of them were read.
+pub(super) struct Places(HashMap<String, Place>);
+
+impl Places {
+    pub fn new(tree: &Node, file: &Path) -> Self {
+        let root = Place::File { path: file.to_path_buf(), line: None };
+        let mut places = HashMap::from([(String::new(), root)]);
+        collect("", tree, &mut places);
+        Self(places)
+    }
+
+    /// Returns whether the document has a key.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// Returns the error for a key that contradicts another. A key that is not in the document has
+    /// the place of its table.
+    pub fn conflict(&self, key: &str, reason: impl Into<String>) -> ConfigError {
+        let mut of = key;
+        let place = loop {
+            match self.0.get(of) {
+                Some(place) => break place.clone(),
+                None => of = of.rfind(['.', '[']).map_or("", |end| &of[..end]),
+            }
+        };
+        ConfigError { place, problem: Problem::Conflict { key: key.to_owned(), reason: reason.into() } }
+    }
+}
+
+fn collect(key: &str, node: &Node, places: &mut HashMap<String, Place>) {
+    let inner: Vec<(String, &Node)> = match &node.value {
+        Value::Table(entries) if key.is_empty() => {
+            entries.iter().map(|(name, node)| (name.clone(), node)).collect()
+        }
+        Value::Table(entries) => entries.iter().map(|(name, node)| (format!("{key}.{name}"), node)).collect(),
+        Value::Array(items) => {
+            items.iter().enumerate().map(|(index, node)| (format!("{key}[{index}]"), node)).collect()
+        }
+        _ => return,
+    };
+    for (key, node) in inner {
+        collect(&key, node, places);
+        places.insert(key, node.place.clone());
+    }
+}
+
 /// Byte offsets to line numbers.
 struct Lines {
     starts: Vec<usize>,
@@ -144,7 +192,7 @@ impl Lines {
         Self { starts: std::iter::once(0).chain(text.match_indices('\n').map(|(i, _)| i + 1)).collect() }
     }
 
-    /// 1-based line of a byte offset.
+    /// Returns the 1-based line of a byte offset.
     fn line(&self, offset: usize) -> usize {
         self.starts.partition_point(|&s| s <= offset)
     }

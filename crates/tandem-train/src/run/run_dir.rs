@@ -22,8 +22,7 @@ use crate::error::{Result, TrainError};
 use crate::profile;
 
 /// First line of every `config.toml` written here: tells it from one that a person put into the folder.
-const CONFIG_HEADER: &str =
-    "# The resolved config of this run, written by tandem. Paths are absolute, defaults written out.\n";
+const CONFIG_HEADER: &str = crate::config::RESOLVED_HEADER;
 
 /// What to do with a folder that already holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,170 +1,214 @@
-//! The keys of each kind of judge. Defaults are those of the judges.
+//! Keys of each kind of judge. Defaults are those of `tandem-judge`.
 
 use tandem_judge::{
     CommandConfig, Compare, EndpointConfig, ExactConfig, Expect, JsonConfig, LengthConfig, LengthUnit,
     MissingEosConfig, RegexConfig, Rule,
 };
-use tandem_kernels::Format;
 
 use super::{JudgeKind, RewardSection};
-use crate::config::error::ConfigError;
-use crate::config::reader::{Entry, Section};
+use crate::config::error::Result;
+use crate::config::form::{
+    self, AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer, number, path, seconds, text,
+    texts_value,
+};
+use crate::config::keys::{Keys, group, keys};
+use crate::config::reader::Entry;
 
-type Result<T, E = ConfigError> = std::result::Result<T, E>;
-type Parse = fn(&mut Section) -> Result<JudgeKind>;
-
-/// Every kind, by its name in the config.
-const KINDS: [(&str, Parse); 8] = [
-    ("length", length),
-    ("regex", regex),
-    ("exact", exact),
-    ("json", json),
-    ("missing_eos", missing_eos),
-    ("command", command),
-    ("endpoint", endpoint),
-    ("reward", reward),
-];
-
-pub const UNITS: [(&str, LengthUnit); 2] =
-    [("tokens", LengthUnit::Tokens), ("characters", LengthUnit::Characters)];
-pub const COMPARISONS: [(&str, Compare); 2] = [("text", Compare::Text), ("last_number", Compare::LastNumber)];
-
-/// The greatest number of tokens, characters or items that is taken.
+/// Most tokens, characters or items.
 const MANY: u64 = 1 << 32;
 
-/// The names of all kinds, for messages.
-pub fn list() -> String {
-    KINDS.map(|(name, _)| format!("{name:?}")).join(", ")
-}
+/// Every kind: its name in the config, the function of its keys, and its value.
+macro_rules! kinds {
+    ($($name:literal: $visit:ident($config:ident) { $($kind:tt)+ })+) => {
+        /// Names of all kinds.
+        pub const KINDS: [&str; [$($name),+].len()] = [$($name),+];
 
-/// What a judge's table says of the `kind` that it names.
-pub fn parse(kind: &Entry, section: &mut Section) -> Result<JudgeKind> {
-    kind.one_of(&KINDS)?(section)
-}
+        impl JudgeKind {
+            /// Name in the config.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(#[allow(unused_variables)] $($kind)+ => $name,)+
+                }
+            }
 
-fn length(section: &mut Section) -> Result<JudgeKind> {
-    Ok(JudgeKind::Rule(Rule::Length(LengthConfig {
-        unit: section.take("unit").map_or(Ok(LengthUnit::default()), |e| e.one_of(&UNITS))?,
-        min: count(section, "min", 0, 0)?,
-        max: section.take("max").map(|e| e.integer(0..=MANY)).transpose()?.map(|n| n as usize),
-        per_unit: section.take("per_unit").map(|e| e.number("a finite number", |_| true)).transpose()?,
-    })))
-}
-
-fn regex(section: &mut Section) -> Result<JudgeKind> {
-    let pattern = text(&section.required("pattern", "a regular expression")?)?;
-    let (expect, field) = (section.take("expect"), section.take("field"));
-    let choice = expect.map_or(Ok("match"), |e| {
-        e.one_of(&[("match", "match"), ("no_match", "no_match"), ("group", "group")])
-    })?;
-    let expect = match (choice, field) {
-        ("group", Some(field)) => Expect::Group { field: text(&field)? },
-        ("group", None) => {
-            return Err(section.missing("field", "the row's field that the group should equal"));
+            pub(in crate::config) fn visit(kind: &str, now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+                match kind {
+                    $($name => {
+                        let now = match now {
+                            Some($($kind)+) => Some($config),
+                            _ => None,
+                        };
+                        let $config = $visit(now, keys)?;
+                        Ok($($kind)+)
+                    })+
+                    other => unreachable!("{other} is no kind of judge"),
+                }
+            }
         }
-        (_, Some(field)) => {
-            return Err(field.conflict("only expect = \"group\" compares with a field; remove it"));
-        }
-        ("no_match", None) => Expect::NoMatch,
-        (_, None) => Expect::Match,
     };
-    Ok(JudgeKind::Rule(Rule::Regex(RegexConfig { pattern, expect })))
 }
 
-fn exact(section: &mut Section) -> Result<JudgeKind> {
-    Ok(JudgeKind::Rule(Rule::Exact(ExactConfig {
-        field: text(&section.required("field", "the row's field with the right answer")?)?,
-        compare: section.take("compare").map_or(Ok(Compare::default()), |e| e.one_of(&COMPARISONS))?,
-        fold_case: section.take("fold_case").map_or(Ok(false), |e| e.boolean())?,
-    })))
+kinds! {
+    "length": length(config) { Self::Rule(Rule::Length(config)) }
+    "regex": regex(config) { Self::Rule(Rule::Regex(config)) }
+    "exact": exact(config) { Self::Rule(Rule::Exact(config)) }
+    "json": json(config) { Self::Rule(Rule::Json(config)) }
+    "missing_eos": missing_eos(config) { Self::Rule(Rule::MissingEos(config)) }
+    "command": command(config) { Self::Command(config) }
+    "endpoint": endpoint(config) { Self::Endpoint(config) }
+    "reward": reward(config) { Self::Reward(config) }
 }
 
-fn json(section: &mut Section) -> Result<JudgeKind> {
-    let keys = section.take("keys").map_or(Ok(Vec::new()), |e| texts(e, "a list of keys"))?;
-    Ok(JudgeKind::Rule(Rule::Json(JsonConfig { keys })))
-}
-
-fn missing_eos(section: &mut Section) -> Result<JudgeKind> {
-    let default = MissingEosConfig::default();
-    let penalty = number(section, "penalty", default.penalty, "a positive number", |x| x > 0.0)?;
-    Ok(JudgeKind::Rule(Rule::MissingEos(MissingEosConfig { penalty })))
-}
-
-fn command(section: &mut Section) -> Result<JudgeKind> {
-    let default = CommandConfig::default();
-    let give = "a list: a program and its arguments, for example [\"python3\", \"judge.py\"]";
-    Ok(JudgeKind::Command(CommandConfig {
-        command: texts(section.required("command", give)?, give)?,
-        seconds: seconds(section, "seconds", default.seconds)?,
-        start_seconds: seconds(section, "start_seconds", default.start_seconds)?,
-        in_flight: count(section, "in_flight", default.in_flight, 1)?,
-        restarts: count(section, "restarts", default.restarts, 0)?,
-        first_pause_s: seconds(section, "first_pause_s", default.first_pause_s)?,
-        longest_pause_s: seconds(section, "longest_pause_s", default.longest_pause_s)?,
-        grace_s: number(section, "grace_s", default.grace_s, "a number of seconds, 0 or more", |x| x >= 0.0)?,
-    }))
-}
-
-fn endpoint(section: &mut Section) -> Result<JudgeKind> {
-    let default = EndpointConfig::default();
-    let address = "an address up to the version, as \"http://localhost:8000/v1\"";
-    Ok(JudgeKind::Endpoint(EndpointConfig {
-        base_url: text(&section.required("base_url", address)?)?,
-        model: text(&section.required("model", "the model's name at the endpoint")?)?,
-        api_key_env: section.take("api_key_env").map(|e| text(&e)).transpose()?,
-        prompt: section.take("prompt").map_or(Ok(default.prompt), |e| text(&e))?,
-        max_tokens: section
-            .take("max_tokens")
-            .map_or(Ok(default.max_tokens.into()), |e| e.integer(1..=u32::MAX.into()))?
-            as u32,
-        timeout_s: seconds(section, "timeout_s", default.timeout_s)?,
-        retries: count(section, "retries", default.retries, 0)?,
-        first_pause_s: seconds(section, "first_pause_s", default.first_pause_s)?,
-        longest_pause_s: seconds(section, "longest_pause_s", default.longest_pause_s)?,
-        concurrency: count(section, "concurrency", default.concurrency, 1)?,
-        cache: section.take("cache").map(|e| e.path()).transpose()?,
-        budget: section.take("budget").map(|e| e.integer(1..=i64::MAX as u64)).transpose()?,
-    }))
-}
-
-fn reward(section: &mut Section) -> Result<JudgeKind> {
-    let formats = Format::ALL.map(|format| (format.name(), Some(format)));
-    Ok(JudgeKind::Reward(RewardSection {
-        model: section.required("model", "the folder of a reward model")?.path()?,
-        max_length: count(section, "max_length", 4096, 1)?,
-        micro_batch_tokens: count(section, "micro_batch_tokens", 4096, 1)?,
-        format: section
-            .take("format")
-            .map_or(Ok(None), |e| e.one_of(&[&[("auto", None)], &formats[..]].concat()))?,
-    }))
-}
-
-fn text(entry: &Entry) -> Result<String> {
-    entry.string().map(str::to_owned)
-}
-
-fn texts(entry: Entry, expected: &str) -> Result<Vec<String>> {
-    let wrong = entry.wrong(expected);
-    if entry.string().is_ok() {
-        return Err(wrong);
+keys! {
+    fn length() -> LengthConfig {
+        /// Unit of a length. Tokens do not count the stop token.
+        unit = choice([("tokens", LengthUnit::Tokens), ("characters", LengthUnit::Characters)])
+            .or(LengthUnit::default()),
+        /// Least length that scores 1.
+        min = integer(0..=MANY).or(0),
+        /// Greatest length that scores 1.
+        max = integer(0..=MANY).optional(),
+        /// Instead: score of each token or character. A length below `min` counts as `min`, one
+        /// above `max` as `max`.
+        per_unit = number(..).optional(),
     }
-    entry.items().iter().map(text).collect::<Result<_>>().map_err(|_| wrong)
 }
 
-fn count(section: &mut Section, key: &'static str, default: usize, least: u64) -> Result<usize> {
-    section.take(key).map_or(Ok(default), |e| e.integer(least..=MANY).map(|n| n as usize))
+keys! {
+    fn regex() -> RegexConfig {
+        /// A regular expression of the crate [`regex`](https://docs.rs/regex).
+        pattern = text().required("a regular expression"),
+        expect = group(expect),
+    }
 }
 
-fn number(
-    section: &mut Section,
-    key: &'static str,
-    default: f64,
-    expected: &str,
-    is_valid: impl Fn(f64) -> bool,
-) -> Result<f64> {
-    section.take(key).map_or(Ok(default), |e| e.number(expected, is_valid))
+fn expect(now: Option<&Expect>, keys: &mut Keys) -> Result<Expect> {
+    keys! { let keys, now;
+        /// Condition on the match. `"match"`: somewhere. `"no_match"`: nowhere. `"group"`: the first group
+        /// of the first match equals the row's `field`.
+        expect = choice(["match", "no_match", "group"].map(|name| (name, name))).or("match"),
+            match now {
+                Expect::Match => "match",
+                Expect::NoMatch => "no_match",
+                Expect::Group { .. } => "group",
+            };
+        /// With `expect = "group"`: the row's field that the group should equal.
+        field = text()
+            .or(String::new())
+            .required_if(expect == "group", "the row's field that the group should equal")
+            .shown("none")
+            .only(expect == "group", "only expect = \"group\" compares with a field; remove it"),
+            if let Expect::Group { field } = now { field.clone() } else { String::new() };
+    }
+    Ok(match expect {
+        "group" => Expect::Group { field },
+        "no_match" => Expect::NoMatch,
+        _ => Expect::Match,
+    })
 }
 
-fn seconds(section: &mut Section, key: &'static str, default: f64) -> Result<f64> {
-    number(section, key, default, "a positive number of seconds", |x| x > 0.0)
+keys! {
+    fn exact() -> ExactConfig {
+        /// The row's field with the right answer.
+        field = text().required("the row's field with the right answer"),
+        /// Compared part: the text without surrounding blanks, or the last number in it.
+        compare = choice([("text", Compare::Text), ("last_number", Compare::LastNumber)])
+            .or(Compare::default()),
+        /// Treat capital and small letters as equal.
+        fold_case = boolean().or(false),
+    }
+}
+
+keys! {
+    fn json() -> JsonConfig {
+        /// Keys that the completion's object should have.
+        keys = texts("a list of keys").or(Vec::new()),
+    }
+}
+
+keys! {
+    fn missing_eos() -> MissingEosConfig {
+        /// Penalty for a completion that did not end by itself.
+        penalty = number(POSITIVE).or(MissingEosConfig::default().penalty),
+    }
+}
+
+const COMMAND: &str = "a list: a program and its arguments, for example [\"python3\", \"judge.py\"]";
+
+keys! {
+    fn command() -> CommandConfig {
+        /// Program and arguments. It runs in the current folder, to which relative paths refer.
+        command = texts(COMMAND).required(COMMAND),
+        /// Longest time for an item.
+        timeout_s = seconds(POSITIVE).or(CommandConfig::default().timeout_s).formerly("seconds").free(),
+        /// Longest time for the first item after a start, if that is longer.
+        start_timeout_s =
+            seconds(POSITIVE).or(CommandConfig::default().start_timeout_s).formerly("start_seconds").free(),
+        /// Items given to the program before it answers.
+        concurrency =
+            integer(1..=MANY).or(CommandConfig::default().concurrency).formerly("in_flight").free(),
+        /// Consecutive restarts.
+        restarts = integer(0..=MANY).or(CommandConfig::default().restarts).free(),
+        /// Pause before a restart; it doubles each time.
+        first_pause_s = seconds(POSITIVE).or(CommandConfig::default().first_pause_s).free(),
+        /// Longest pause.
+        longest_pause_s = seconds(POSITIVE).or(CommandConfig::default().longest_pause_s).free(),
+        /// Time to exit after stdin is closed; the program is then killed.
+        grace_s = seconds(0.0..).or(CommandConfig::default().grace_s).free(),
+    }
+}
+
+keys! {
+    fn endpoint() -> EndpointConfig {
+        /// Address up to the version, as `"http://localhost:8000/v1"`.
+        base_url = text().required("an address up to the version, as \"http://localhost:8000/v1\""),
+        /// Name of the model at the endpoint.
+        model = text().required("the model's name at the endpoint"),
+        /// Environment variable that holds the key, if the endpoint needs one.
+        api_key_env = text().optional().free(),
+        /// Text of a request, with `{prompt}`, `{a}` and `{b}`.
+        prompt = text().or(EndpointConfig::default().prompt).shown("a built-in text"),
+        /// Longest reply.
+        max_tokens = integer(1..=u32::MAX.into()).unit("tokens").or(EndpointConfig::default().max_tokens),
+        /// Longest time of a request.
+        timeout_s = seconds(POSITIVE).or(EndpointConfig::default().timeout_s).free(),
+        /// Repetitions of a failed request.
+        retries = integer(0..=MANY).or(EndpointConfig::default().retries).free(),
+        /// Pause before a repetition; it doubles each time.
+        first_pause_s = seconds(POSITIVE).or(EndpointConfig::default().first_pause_s).free(),
+        /// Longest pause.
+        longest_pause_s = seconds(POSITIVE).or(EndpointConfig::default().longest_pause_s).free(),
+        /// Requests in flight.
+        concurrency = integer(1..=MANY).or(EndpointConfig::default().concurrency).free(),
+        /// Folder that keeps replies.
+        cache = path().optional().free(),
+        /// Most requests sent.
+        budget = integer(AT_LEAST_ONE).optional().free(),
+    }
+}
+
+keys! {
+    fn reward() -> RewardSection {
+        /// Folder of a [reward model](reward.md), with its tokenizer.
+        model = path().required("the folder of a reward model"),
+        /// Most tokens of a prompt and its completion, at most the model's positions; a longer text
+        /// has no score.
+        max_length = integer(1..=MANY).unit("tokens").or(4096),
+        /// Approximate tokens per forward pass, which determine its memory.
+        micro_batch_tokens = integer(1..=MANY).unit("tokens").or(4096),
+        /// Format of its matrices; `"auto"` is the compute type.
+        format = form::format().or(None),
+    }
+}
+
+/// A list of strings.
+fn texts<'a>(expected: &'static str) -> Form<'a, Vec<String>> {
+    let read = move |entry: Entry| {
+        let wrong = entry.wrong(expected);
+        if !entry.is_list() {
+            return Err(wrong);
+        }
+        entry.items().into_iter().map(|item| (text().read)(item)).collect::<Result<_>>().map_err(|_| wrong)
+    };
+    custom("list", read, |texts: &Vec<String>| texts_value(texts))
 }

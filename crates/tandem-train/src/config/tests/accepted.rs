@@ -115,6 +115,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         ]),
         set(&["objective.f_divergence_type=js_divergence", "data.truncation=keep_end"]),
         set(&["objective.f_divergence_type=alpha_divergence", "objective.f_alpha_divergence_coef=0.3"]),
+        set(&["data.train=['a', {path = 'b', weight = 0.5}]", "data.eval={path = 'c', weight = 2}"]),
         set(&["data.train=['a', {path = 'b'}]", "data.order=sequential", "data.share_prefix=false"]),
         set(&[
             "train.max_grad_norm=0",

@@ -84,7 +84,7 @@ fn what_a_started_adapter_is_cannot_be_said_again() {
         ["kind=lora", "rank=8", "alpha=1", "rslora=false", "targets=all-linear", "modules_to_save=[\"norm\"]"]
     {
         let error = refusal(EXAMPLE, &["adapter.start=/a", &format!("adapter.{key}")]);
-        assert!(error.contains("the adapter that adapter.start names has its own"), "{key}: {error}");
+        assert!(error.contains("the adapter in adapter.start defines it"), "{key}: {error}");
     }
 }
 
@@ -116,13 +116,13 @@ fn combinations_that_cannot_be_are_refused_with_a_way_out() {
     let cases = [
         ("kind = \"base\"", "", "full training changes the weights that the reference would share"),
         ("kind = \"adapter\"\nadapter = \"a\"", "", "full training changes the weights"),
-        ("kind = \"adapter\"", "[adapter]", "which adapter? give reference.adapter, or adapter.start"),
+        ("kind = \"adapter\"", "[adapter]", "no adapter is named; set reference.adapter, or adapter.start"),
         ("kind = \"base\"\nmodel = \"m\"", "[adapter]", "set kind = \"model\""),
-        ("kind = \"model\"\nadapter = \"a\"", "[adapter]", "is for kind = \"adapter\" or \"precompute\""),
+        ("kind = \"model\"\nadapter = \"a\"", "[adapter]", "needs kind = \"adapter\" or \"precompute\""),
         (
             "kind = \"precompute\"\nadapter = \"a\"",
             "",
-            "is for kind = \"adapter\" or \"precompute\", on the base",
+            "needs kind = \"adapter\" or \"precompute\", and the base",
         ),
         (
             "kind = \"model\"",
@@ -144,7 +144,7 @@ fn combinations_that_cannot_be_are_refused_with_a_way_out() {
         EXAMPLE,
         &[own, &format!("output={}", std::env::current_dir().unwrap().join("runs/first").display())],
     );
-    assert!(error.contains("it lies in what this run writes"), "{error}");
+    assert!(error.contains("this run writes to that folder"), "{error}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{EXAMPLE, SMALL_SFT, changed, refusal, set};
+use super::{EXAMPLE, SMALL_SFT, changed, fs, load_with, online, refusal, set};
 use crate::config::*;
 
 #[test]
@@ -36,7 +36,7 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
     assert_eq!(
         refusal(EXAMPLE, &["train.lr=1e-3"]),
         "--set train.lr=1e-3: unknown key `train.lr`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
-         steps, epochs, optimizer, betas, alpha, eps, optimizer_state, learning_rate, schedule, warmup_steps, warmup_ratio, \
+         steps, epochs, learning_rate, optimizer, betas, alpha, eps, optimizer_state, schedule, warmup_steps, warmup_ratio, \
          max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows"
     );
 }
@@ -45,20 +45,42 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
 fn a_key_that_has_moved_is_refused_with_its_new_name() {
     assert_eq!(
         refusal(EXAMPLE, &["train.checkpointing=none"]),
-        "--set train.checkpointing=none: `train.checkpointing`: it is `compute.checkpointing` now; write it there"
+        "--set train.checkpointing=none: `train.checkpointing`: it was renamed to `compute.checkpointing`; use that name"
     );
+}
+
+#[test]
+fn former_names_are_refused_with_the_new_ones_but_in_a_runs_own_config() {
+    let former = [("base_url", "address"), ("api_key_env", "key_variable"), ("timeout_s", "seconds")];
+    let given = ["adapter.rank=4", "online.server.model=m"];
+    let new = [&given[..], &["online.server.base_url=http://a/v1", "online.server.api_key_env=K"]].concat();
+    let (folder, config) = load_with(online::ONLINE, &new);
+    let config = config.unwrap_or_else(|e| panic!("{e}"));
+    let mut resolved = config.to_toml();
+    for (now, old) in former {
+        let set = format!("online.server.{old}=x");
+        let text =
+            refusal(online::ONLINE, &[&given[..], &["online.server.base_url=http://a/v1", &set]].concat());
+        assert!(text.contains(&format!("it was renamed to `online.server.{now}`; use that name")), "{text}");
+        resolved = resolved.replace(&format!("\n{now} = "), &format!("\n{old} = "));
+    }
+    let path = folder.path().join("config.toml");
+    fs::write(&path, format!("{RESOLVED_HEADER}{resolved}")).expect("written");
+    assert_eq!(Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{e}")), config);
+    let text = Config::load(&path, &["online.server.seconds=3"]).expect_err("an override").to_string();
+    assert!(text.contains("`online.server.timeout_s`"), "{text}");
 }
 
 #[test]
 fn tf32_is_for_products_of_f32_on_gpus() {
     assert_eq!(
         refusal(EXAMPLE, &["compute.devices=cuda", "compute.dtype=auto", "compute.tf32=true"]),
-        "--set compute.tf32=true: `compute.tf32`: it is for products of f32; set compute.dtype to \"f32\", or leave this out: \
+        "--set compute.tf32=true: `compute.tf32`: it is only for f32 matmuls; set compute.dtype to \"f32\", or remove this: \
          bf16 is faster still"
     );
     assert_eq!(
         refusal(EXAMPLE, &["compute.devices=cpu", "compute.tf32=true"]),
-        "--set compute.tf32=true: `compute.tf32`: a processor has no TF32; name GPUs with compute.devices, or leave this out"
+        "--set compute.tf32=true: `compute.tf32`: a CPU has no TF32; name GPUs with compute.devices, or remove this"
     );
 }
 
@@ -70,8 +92,8 @@ fn offloading_says_where_to_and_what_it_goes_with() {
     );
     assert_eq!(
         refusal(EXAMPLE, &["compute.offload=host", "compute.offload_dir=/scratch"]),
-        "--set compute.offload_dir=/scratch: `compute.offload_dir`: it is for what is offloaded to a disk; set \
-         compute.offload to \"nvme\", or leave it out"
+        "--set compute.offload_dir=/scratch: `compute.offload_dir`: it is only for offloading to a disk; set \
+         compute.offload to \"nvme\", or remove this"
     );
     for checkpointing in ["none", "selective"] {
         let checkpointing = format!("compute.checkpointing={checkpointing}");
@@ -127,7 +149,7 @@ fn values_out_of_range_are_refused() {
         ("train.weight_decay=-0.1", "a number of at least 0, found the number -0.1"),
         ("train.warmup_ratio=1.5", "a number from 0 to 1, found the number 1.5"),
         ("train.betas=[0.9]", "two numbers in [0, 1), for example [0.9, 0.999], found a list"),
-        ("train.betas=[0.9, 1.0]", "a number in [0, 1), found the number 1.0"),
+        ("train.betas=[0.9, 1.0]", "a number of at least 0 and below 1, found the number 1.0"),
         ("objective.beta=0", "a positive number, found the integer 0"),
         ("objective.label_smoothing=2", "a number from 0 to 1, found the integer 2"),
         ("data.max_length=1", "an integer from 2 to 16777216, found the integer 1"),
@@ -193,8 +215,8 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
     let cases = [
         ("compute.devices=cuda:0,1,0", "GPU 0 is named twice"),
         ("compute.devices=cuda:64", "numbers of GPUs, which count from 0, below 64"),
-        ("objective.loss=aot", "is not there yet"),
-        ("objective.loss={sigmoid = 1, aot_unpaired = 1}", "is not there yet"),
+        ("objective.loss=aot", "is not supported yet"),
+        ("objective.loss={sigmoid = 1, aot_unpaired = 1}", "is not supported yet"),
     ];
     for (set, expected) in cases {
         let text = refusal(EXAMPLE, &[set]);
@@ -222,8 +244,8 @@ fn contradictions_are_refused() {
         ),
         (&["compute.devices=cpu:2", "compute.engine=gloo"], "Gloo is for ranks that are processes"),
         (&["train.epochs=1", "train.steps=2"], "`train.steps` is given too"),
-        (&["method=sft"], "under method = \"sft\" the only loss is \"sft\""),
-        (&["method=sft", "objective.loss=sft"], "no meaning under method = \"sft\""),
+        (&["method=sft"], "with method = \"sft\" the only loss is \"sft\""),
+        (&["method=sft", "objective.loss=sft"], "no effect with method = \"sft\""),
         (&["objective.reference_free=true"], "leaves the reference unused"),
         (&["reference.kind=none"], "needs objective.reference_free = true"),
         (&["objective.loss=hinge", "objective.label_smoothing=0.1"], "hinge does not use it"),
@@ -233,7 +255,7 @@ fn contradictions_are_refused() {
             &["objective.loss=bco_pair", "objective.f_divergence_type=forward_kl"],
             "\"bco_pair\" is derived for",
         ),
-        (&["method=sft", "objective.loss=sft", "objective.f_divergence_type=forward_kl"], "no meaning under"),
+        (&["method=sft", "objective.loss=sft", "objective.f_divergence_type=forward_kl"], "no effect with"),
         (&["train.alpha=0.9"], "`alpha` belongs to \"rmsprop\""),
         (&["train.optimizer=rmsprop", "train.betas=[0.9, 0.99]"], "`betas` belong to \"adamw\""),
     ];
@@ -244,7 +266,7 @@ fn contradictions_are_refused() {
     let sft = refusal(&format!("{SMALL_SFT}\n[reference]\nkind = \"precompute\""), &[]);
     assert!(sft.contains("method = \"sft\" has no reference"), "{sft}");
     let unused = refusal(EXAMPLE, &["reference.kind=none", "objective.reference_free=true"]);
-    assert!(unused.contains("a reference model is given, but there is no reference"), "{unused}");
+    assert!(unused.contains("a reference model is given, but this run has no reference"), "{unused}");
 }
 
 #[test]
@@ -253,7 +275,7 @@ fn a_model_inside_the_runs_own_output_is_refused() {
         [("model", "r/final"), ("reference.model", "r/final/"), ("weights", "r/checkpoints/policy.pt")]
     {
         let text = refusal(EXAMPLE, &["output=r", &format!("{key}={value}")]);
-        assert!(text.starts_with(&format!("run.toml: `{key}`: it lies in what this run writes")), "{text}");
+        assert!(text.contains(&format!("`{key}`: this run writes to that folder")), "{text}");
     }
     // A sibling run's result is the ordinary case.
     assert!(set(&["output=r", "model=r2/final"]).model.ends_with("r2/final"));

@@ -21,12 +21,12 @@ fn a_reward_run_has_no_reference_and_one_loss() {
 fn what_a_reward_run_has_not_is_refused_with_a_sentence() {
     for (set, expected) in [
         ("reference.kind=model", "method = \"reward\" has no reference; remove the [reference] table"),
-        ("reference.model=m", "there is no reference in this run; remove it"),
-        ("objective.loss=sigmoid", "method = \"reward\" has one loss; remove it"),
-        ("objective.beta=0.1", "it has no meaning under method = \"reward\"; remove it"),
-        ("objective.label_smoothing=0.1", "it has no meaning under method = \"reward\"; remove it"),
+        ("reference.model=m", "this run has no reference; remove it"),
+        ("objective.loss=sigmoid", "method = \"reward\" has a single loss; remove it"),
+        ("objective.beta=0.1", "has no effect with method = \"reward\"; remove it"),
+        ("objective.label_smoothing=0.1", "has no effect with method = \"reward\"; remove it"),
         ("objective.center_rewards_coefficient=0", "a positive number"),
-        ("data.truncation=keep_end", "rows with longer ones are dropped; remove it"),
+        ("data.truncation=keep_end", "rows with longer texts are dropped; remove it"),
         ("data.loss_on=all", "remove `loss_on`"),
     ] {
         let text = refusal(REWARD, &[set]);

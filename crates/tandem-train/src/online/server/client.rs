@@ -27,12 +27,12 @@ impl Client {
     /// Reads the key.
     pub fn new(server: &ServerConfig) -> Result<Self> {
         let error = |reason| TrainError::Server {
-            address: server.address.clone(),
-            reason: format!("online.server.key_variable {reason}"),
+            address: server.base_url.clone(),
+            reason: format!("online.server.api_key_env {reason}"),
         };
-        let key = server.key_variable.as_deref().map(Key::read).transpose().map_err(error)?;
-        let time = Duration::from_secs_f64(server.seconds);
-        let http = Http::new(&server.address, key, time, server.concurrency, LONGEST_REPLY);
+        let key = server.api_key_env.as_deref().map(Key::read).transpose().map_err(error)?;
+        let time = Duration::from_secs_f64(server.timeout_s);
+        let http = Http::new(&server.base_url, key, time, server.concurrency, LONGEST_REPLY);
         Ok(Self { http, server: server.clone(), protocol: protocol::of(server.kind) })
     }
 
@@ -43,7 +43,7 @@ impl Client {
 
     /// The error that ends the run.
     pub fn error(&self, reason: String) -> TrainError {
-        TrainError::Server { address: self.server.address.clone(), reason }
+        TrainError::Server { address: self.server.base_url.clone(), reason }
     }
 
     /// Has the adapter in a folder loaded under a name, and makes sure that the server has it.
@@ -149,8 +149,8 @@ impl Client {
 
     /// Any reply but one that may be better another time, or why there is none after all tries.
     fn send(&self, path: &str, body: Option<&str>) -> Result<Reply, String> {
-        let ServerConfig { address, seconds, retries, .. } = &self.server;
-        let url = format!("{address}/{path}");
+        let ServerConfig { base_url, timeout_s, retries, .. } = &self.server;
+        let url = format!("{base_url}/{path}");
         let mut failures = 0;
         loop {
             let found = body.map_or_else(|| self.http.get(&url), |body| self.http.post(&url, body));
@@ -162,8 +162,8 @@ impl Client {
             failures += 1;
             if failures > *retries || after > PAUSES.longest {
                 return Err(format!(
-                    "no answer to /{path} after {failures} tries of at most {seconds} s (online.server.retries, \
-                     online.server.seconds): {reason}"
+                    "no answer to /{path} after {failures} tries of at most {timeout_s} s (online.server.retries, \
+                     online.server.timeout_s): {reason}"
                 ));
             }
             std::thread::sleep(PAUSES.jittered(failures).max(after));
@@ -176,7 +176,7 @@ impl Client {
 
     fn not_json(&self, reply: &Reply) -> String {
         format!(
-            "its reply (HTTP {}) is not what {} says: {}; are online.server.address and online.server.kind right?",
+            "its reply (HTTP {}) is not what {} says: {}; are online.server.base_url and online.server.kind right?",
             reply.status,
             self.protocol.words().name,
             self.http.beginning(&reply.text)

@@ -25,7 +25,7 @@ const WORDS: Words = Words {
     already: "already loaded",
     needs: "It must find the folder at the same path (online.server.adapters), be started with --enable-lora, have a --max-lora-rank of \
             the adapter's rank or more, and all modules of the adapter among its --lora-target-modules",
-    switches: "give online.server.address of SGLang 0.5.5 or later, without /v1; is it vLLM, online.server.kind is \"vllm\"",
+    switches: "give online.server.base_url of SGLang 0.5.5 or later, without /v1; is it vLLM, online.server.kind is \"vllm\"",
     whole: "Its --context-length must be data.max_length + 2 or more, and --allow-auto-truncate must not be given",
 };
 

@@ -20,7 +20,7 @@ const WORDS: Words = Words {
     needs: "It must find the folder at the same path (online.server.adapters), and vLLM's --max-lora-rank must be the adapter's rank \
             or more",
     switches: "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and give \
-               online.server.address with its /v1; is it SGLang, online.server.kind is \"sglang\"",
+               online.server.base_url with its /v1; is it SGLang, online.server.kind is \"sglang\"",
     whole: "Its --max-model-len must be data.max_length or more",
 };
 

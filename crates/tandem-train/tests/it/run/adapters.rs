@@ -167,7 +167,7 @@ fn slices_of_an_adapted_model_are_refused_before_any_rank_starts() {
     let small = Small::new("dpo");
     let settings = with(&["reference.kind=base", "compute.devices=cpu:2", "compute.tensor=2"]);
     let error = Config::load(&small.file("run"), &settings).unwrap_err().to_string();
-    assert!(error.contains("divide it by compute.sharding or compute.pipeline"), "{error}");
+    assert!(error.contains("use compute.sharding or compute.pipeline"), "{error}");
 }
 
 /// Puts `table`, the tensor of a model's file, into an adapter's as `peft` puts its copy of a table that is a target.

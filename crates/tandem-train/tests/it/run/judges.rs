@@ -134,7 +134,7 @@ fn a_panel_adds_up_what_its_judges_say() {
     let tables = format!(
         "{REWARD}weight = 2\n[[judges]]\nkind = \"length\"\nunit = \"characters\"\nper_unit = 0.5\nweight = -1\n\
          [[judges]]\nkind = \"command\"\nweight = 0\ncommand = [\"sh\", \"-c\", \"echo ready >&2; exec cat >&2\"]\n\
-         seconds = 0.1\nstart_seconds = 0.1\nrestarts = 100\nfirst_pause_s = 0.01\nlongest_pause_s = 0.01\n"
+         timeout_s = 0.1\nstart_timeout_s = 0.1\nrestarts = 100\nfirst_pause_s = 0.01\nlongest_pause_s = 0.01\n"
     );
     let (panel, said) = panel(folder.path(), &tables);
     let mut panel = panel.unwrap();

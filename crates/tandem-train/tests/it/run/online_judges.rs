@@ -83,7 +83,7 @@ fn a_command_that_dies_ends_the_run() {
 
 #[test]
 fn a_command_that_hangs_ends_the_run() {
-    let options = "seconds = 0.2\nstart_seconds = 0.2\nrestarts = 1\nfirst_pause_s = 0.01\nlongest_pause_s = 0.01\ngrace_s = 0.1\n";
+    let options = "timeout_s = 0.2\nstart_timeout_s = 0.2\nrestarts = 1\nfirst_pause_s = 0.01\nlongest_pause_s = 0.01\ngrace_s = 0.1\n";
     ends_with(&shell("sleep 100", options), &["judge `own`", "without an answer"]);
 }
 
@@ -137,7 +137,7 @@ fn a_run_does_not_wait_for_its_judges_when_it_is_to_stop() {
         let score = "echo \"{\\\"id\\\":$id,\\\"score\\\":$((${#line} - ${#id}))}\"";
         let lines = "n=$((n+1)); if [ $n -gt 14 ] && [ ! -e GATE ]; then echo > BUSY; sleep 3600; fi";
         let lines = lines.replace("GATE", gate.to_str().unwrap()).replace("BUSY", busy.to_str().unwrap());
-        let judge = shell(&format!("{lines}; {score}"), "seconds = 7200\n");
+        let judge = shell(&format!("{lines}; {score}"), "timeout_s = 7200\n");
         let (stop, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let parts = config(&small, "parts", &judge, 2, more);
         let outcome = std::thread::scope(|scope| {

@@ -17,7 +17,7 @@ use crate::small::Small;
 pub type Run = (Vec<Map<String, Value>>, String, Vec<u8>);
 
 fn settings(server: &Fake, more: &[&str]) -> Vec<String> {
-    let address = format!("online.server.address={}", server.address);
+    let address = format!("online.server.base_url={}", server.address);
     let kind = format!("online.server.kind={}", server.kind);
     let own = [
         &address,
@@ -258,7 +258,7 @@ fn a_server_in_trouble_is_asked_again_and_one_that_hangs_is_left() {
     let error = ended_by(&broken, &["online.server.retries=1"]);
     assert!(error.contains("after 2 tries") && error.contains("HTTP 503: down"), "{error}");
     let hanging = but("completions", |_| Reply::Nothing);
-    let error = ended_by(&hanging, &["online.server.retries=0", "online.server.seconds=1"]);
+    let error = ended_by(&hanging, &["online.server.retries=0", "online.server.timeout_s=1"]);
     assert!(error.contains("/completions after 1 tries of at most 1 s"), "{error}");
 }
 
@@ -274,8 +274,8 @@ fn the_key_is_sent_and_not_shown() {
             _ => Reply::Usual,
         }
     });
-    let error = ended_by(&server, &["online.server.key_variable=PATH"]);
+    let error = ended_by(&server, &["online.server.api_key_env=PATH"]);
     assert!(error.contains("HTTP 401: no access with Bearer …") && !error.contains(&key), "{error}");
-    let error = ended_by(&usual(), &["online.server.key_variable=TANDEM_NO_SUCH_KEY"]);
-    assert!(error.contains("online.server.key_variable names") && error.contains("not set"), "{error}");
+    let error = ended_by(&usual(), &["online.server.api_key_env=TANDEM_NO_SUCH_KEY"]);
+    assert!(error.contains("online.server.api_key_env names") && error.contains("not set"), "{error}");
 }

@@ -140,7 +140,7 @@ fn an_adapter_that_is_scaled_otherwise_is_refused() {
     small.finish("own", Start::Fresh, &["adapter.rank=4", "adapter.rslora=true", "train.steps=1"]);
     let start = format!("adapter.start={}", small.path("own").join("final").display());
     let server = usual();
-    let address = format!("online.server.address={}", server.address);
+    let address = format!("online.server.base_url={}", server.address);
     let settings = [&start, &address, "online.server.model=base", "train.steps=1"];
     let (_, outcome) =
         small.run("run", Start::Fresh, None, &[&settings[..], &["online.server.kind=sglang"]].concat());

@@ -1,0 +1,126 @@
+//! Training methods: one row of [`TABLE`] for each. No other file of the config names a method.
+
+use std::fmt;
+
+use tandem_data::record::Kind;
+
+/// A training method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Supervised fine-tuning: likelihood of the completions.
+    Sft,
+    /// Direct preference optimisation and its family.
+    Dpo,
+    /// A reward model from preferences.
+    Reward,
+    /// Online DPO: preferences between completions that the policy generates while it trains.
+    Online,
+}
+
+/// Properties of a method that decide which keys apply to it.
+struct Traits {
+    /// Name in the config.
+    name: &'static str,
+    /// Rows that it reads.
+    rows: Kind,
+    /// Whether the loss compares the policy with a reference.
+    has_reference: bool,
+    /// Whether completions are generated and judged during training.
+    generates: bool,
+    /// Default of `objective.loss`; `None` for a method with a single loss of its own.
+    default_loss: Option<&'static str>,
+    /// Reason why `data.truncation` does not apply, if so.
+    untruncated: Option<&'static str>,
+}
+
+const TABLE: [(Method, Traits); 4] = [
+    (
+        Method::Sft,
+        Traits {
+            name: "sft",
+            rows: Kind::Supervised,
+            has_reference: false,
+            generates: false,
+            default_loss: Some("sft"),
+            untruncated: None,
+        },
+    ),
+    (
+        Method::Dpo,
+        Traits {
+            name: "dpo",
+            rows: Kind::Preference,
+            has_reference: true,
+            generates: false,
+            default_loss: Some("sigmoid"),
+            untruncated: None,
+        },
+    ),
+    (
+        Method::Reward,
+        Traits {
+            name: "reward",
+            rows: Kind::Reward,
+            has_reference: false,
+            generates: false,
+            default_loss: None,
+            untruncated: Some("a reward model scores whole texts, so rows with longer texts are dropped"),
+        },
+    ),
+    (
+        Method::Online,
+        Traits {
+            name: "online",
+            rows: Kind::Prompt,
+            has_reference: true,
+            generates: true,
+            default_loss: Some("sigmoid"),
+            untruncated: Some("prompts are never cut, so rows with longer prompts are dropped"),
+        },
+    ),
+];
+
+impl Method {
+    /// Iterates over all methods.
+    pub fn all() -> impl Iterator<Item = Self> {
+        TABLE.iter().map(|(method, _)| *method)
+    }
+
+    fn traits(self) -> &'static Traits {
+        &TABLE.iter().find(|(method, _)| *method == self).expect("every method has a row").1
+    }
+
+    /// Name in the config.
+    pub fn name(self) -> &'static str {
+        self.traits().name
+    }
+
+    /// Rows that the method reads.
+    pub fn rows(self) -> Kind {
+        self.traits().rows
+    }
+
+    /// Returns whether the loss compares the policy with a reference.
+    pub fn has_reference(self) -> bool {
+        self.traits().has_reference
+    }
+
+    /// Returns whether completions are generated and judged during training.
+    pub fn generates(self) -> bool {
+        self.traits().generates
+    }
+
+    pub(super) fn default_loss(self) -> Option<&'static str> {
+        self.traits().default_loss
+    }
+
+    pub(super) fn untruncated(self) -> Option<&'static str> {
+        self.traits().untruncated
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
