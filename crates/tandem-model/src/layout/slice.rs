@@ -39,7 +39,7 @@ impl Slice {
         let count = self.count;
         if count > 1 && whole.head.is_score() {
             return Err(ModelError::Invalid(
-                "a reward model does not support compute.tensor; remove it, and use compute.sharding \
+                "a reward model cannot be divided among tensor-parallel ranks: leave compute.tensor out, and use compute.sharding \
                  or compute.pipeline"
                     .to_owned(),
             ));

@@ -327,5 +327,5 @@ fn what_cannot_be_divided_is_refused() {
     let walk = Walk::new(&decoder, &device, DType::F32, Checkpointing::None);
     let mut source = ResidentWeights::new(&decoder, &weights, None);
     let alone = walk.forward(&mut source, &golden.forest(), &mut HeadScores::default()).unwrap_err();
-    assert!(matches!(&alone, ModelError::Invalid(text) if text.contains("slices")), "{alone}");
+    assert!(matches!(&alone, ModelError::Invalid(text) if text.contains("shards")), "{alone}");
 }
