@@ -14,6 +14,8 @@
 //! feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
 //!
 
+#![warn(unreachable_pub)]
+
 pub mod batch;
 pub mod cpu;
 pub mod cuda;

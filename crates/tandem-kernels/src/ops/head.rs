@@ -243,7 +243,7 @@ pub fn head(device: &Device, call: Head, scores: &mut HeadScores) -> Result<()> 
     head_keeping(device, call, scores, 0).map(drop)
 }
 
-/// As [`head`], and keeps up to `budget` bytes of logits for [`head_backward`]. With a scale or
+/// Runs [`head`] and keeps up to `budget` bytes of logits for [`head_backward`]. With a scale or
 /// softcap nothing is kept: they are applied in place, and backward starts from the raw logits.
 pub fn head_keeping(
     device: &Device,
@@ -261,7 +261,7 @@ pub fn head_keeping(
     Ok(kept)
 }
 
-/// As [`head_keeping`], for one part of a vocabulary-parallel head: writes this part's numbers into
+/// Runs [`head_keeping`] for one part of a vocabulary-parallel head: writes this part's numbers into
 /// `parts`. [`HeadParts::join`] makes scores once the numbers of every part are present.
 pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usize) -> Result<KeptLogits> {
     const OP: &str = "head";

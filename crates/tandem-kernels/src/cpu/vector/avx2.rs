@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Strided, Vector, multiply};
+use super::{Strided, Vector, multiply, x86_methods};
 use crate::bf16;
 
 /// A register of AVX2.
@@ -40,10 +40,19 @@ impl Vector for Avx2 {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        Self(unsafe { _mm256_set1_ps(x) })
-    }
+    x86_methods!(
+        Avx2,
+        "avx2,fma",
+        _mm256_set1_ps,
+        _mm256_sqrt_ps,
+        _mm256_fmadd_ps,
+        add = _mm256_add_ps,
+        sub = _mm256_sub_ps,
+        mul = _mm256_mul_ps,
+        div = _mm256_div_ps,
+        min = _mm256_min_ps,
+        max = _mm256_max_ps
+    );
     #[inline(always)]
     unsafe fn load(from: *const f32, count: usize) -> Self {
         unsafe {
@@ -91,38 +100,6 @@ impl Vector for Avx2 {
         }
     }
     #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        Self(unsafe { _mm256_add_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn div(self, other: Self) -> Self {
-        Self(unsafe { _mm256_div_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        Self(unsafe { _mm256_sqrt_ps(self.0) })
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        Self(unsafe { _mm256_min_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        Self(unsafe { _mm256_max_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn mul_add(self, factor: Self, addend: Self) -> Self {
-        Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
-    }
-    #[inline(always)]
     fn round(self) -> Self {
         Self(unsafe { _mm256_round_ps(self.0, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) })
     }
@@ -152,26 +129,6 @@ impl Vector for Avx2 {
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)))
         }
-    }
-    #[inline(always)]
-    unsafe fn multiply(
-        shape: [usize; 3],
-        a: Strided,
-        b: (*const f32, usize),
-        c: (*mut f32, usize),
-        accumulate: bool,
-    ) {
-        #[target_feature(enable = "avx2,fma")]
-        unsafe fn outlined(
-            shape: [usize; 3],
-            a: Strided,
-            b: (*const f32, usize),
-            c: (*mut f32, usize),
-            accumulate: bool,
-        ) {
-            unsafe { multiply::<Avx2>(shape, a, b, c, accumulate) }
-        }
-        unsafe { outlined(shape, a, b, c, accumulate) }
     }
     #[inline(always)]
     unsafe fn look_up_f32(table: *const f32, places: *const u8, to: *mut f32) {

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Avx2, Strided, Vector, multiply};
+use super::{Avx2, Strided, Vector, multiply, x86_methods};
 use crate::bf16;
 
 /// A register of AVX-512.
@@ -33,10 +33,19 @@ impl Vector for Avx512 {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        Self(unsafe { _mm512_set1_ps(x) })
-    }
+    x86_methods!(
+        Avx512,
+        "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma",
+        _mm512_set1_ps,
+        _mm512_sqrt_ps,
+        _mm512_fmadd_ps,
+        add = _mm512_add_ps,
+        sub = _mm512_sub_ps,
+        mul = _mm512_mul_ps,
+        div = _mm512_div_ps,
+        min = _mm512_min_ps,
+        max = _mm512_max_ps
+    );
     #[inline(always)]
     unsafe fn load(from: *const f32, count: usize) -> Self {
         unsafe {
@@ -80,38 +89,6 @@ impl Vector for Avx512 {
         }
     }
     #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        Self(unsafe { _mm512_add_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn div(self, other: Self) -> Self {
-        Self(unsafe { _mm512_div_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        Self(unsafe { _mm512_sqrt_ps(self.0) })
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        Self(unsafe { _mm512_min_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        Self(unsafe { _mm512_max_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn mul_add(self, factor: Self, addend: Self) -> Self {
-        Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
-    }
-    #[inline(always)]
     fn round(self) -> Self {
         Self(unsafe { _mm512_roundscale_ps(self.0, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) })
     }
@@ -142,26 +119,6 @@ impl Vector for Avx512 {
             let low = _mm512_castps512_ps256(self.0);
             Avx2(_mm256_max_ps(low, _mm512_extractf32x8_ps(self.0, 1))).largest()
         }
-    }
-    #[inline(always)]
-    unsafe fn multiply(
-        shape: [usize; 3],
-        a: Strided,
-        b: (*const f32, usize),
-        c: (*mut f32, usize),
-        accumulate: bool,
-    ) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-        unsafe fn outlined(
-            shape: [usize; 3],
-            a: Strided,
-            b: (*const f32, usize),
-            c: (*mut f32, usize),
-            accumulate: bool,
-        ) {
-            unsafe { multiply::<Avx512>(shape, a, b, c, accumulate) }
-        }
-        unsafe { outlined(shape, a, b, c, accumulate) }
     }
     #[inline(always)]
     unsafe fn look_up_f32(table: *const f32, places: *const u8, to: *mut f32) {

@@ -96,6 +96,56 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use portable::Portable;
 
+/// Methods of [`Vector`] that differ between x86 registers by their intrinsics alone.
+#[cfg(target_arch = "x86_64")]
+macro_rules! x86_methods {
+    (
+        $name:ident, $features:literal, $splat:ident, $sqrt:ident, $mul_add:ident,
+        $($method:ident = $intrinsic:ident),*
+    ) => {
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            Self(unsafe { $splat(x) })
+        }
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            Self(unsafe { $sqrt(self.0) })
+        }
+        #[inline(always)]
+        fn mul_add(self, factor: Self, addend: Self) -> Self {
+            Self(unsafe { $mul_add(self.0, factor.0, addend.0) })
+        }
+        $(
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                Self(unsafe { $intrinsic(self.0, other.0) })
+            }
+        )*
+        #[inline(always)]
+        unsafe fn multiply(
+            shape: [usize; 3],
+            a: Strided,
+            b: (*const f32, usize),
+            c: (*mut f32, usize),
+            accumulate: bool,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn outlined(
+                shape: [usize; 3],
+                a: Strided,
+                b: (*const f32, usize),
+                c: (*mut f32, usize),
+                accumulate: bool,
+            ) {
+                unsafe { multiply::<$name>(shape, a, b, c, accumulate) }
+            }
+            unsafe { outlined(shape, a, b, c, accumulate) }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+use x86_methods;
+
 /// A register of [`Self::LANES`] f32. Only unsafe functions create values, which makes the rest
 /// safe: a value exists only on a CPU that has the level.
 pub(crate) trait Vector: Copy {
