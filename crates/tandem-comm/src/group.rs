@@ -276,7 +276,7 @@ impl Group {
         let reason = if counts.len() != size {
             format!("{} parts for {size} ranks", counts.len())
         } else if call.len != len {
-            format!("parts of {} elements in total, but the buffer has {len}", call.len)
+            format!("parts of {} elements in total, in a buffer of {len}", call.len)
         } else {
             return Ok(());
         };
