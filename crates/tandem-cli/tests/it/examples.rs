@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use tandem_comm::{Environment, Launch, Launcher, MeetingPoint};
 use crate::workshop::{Workshop, free_port, python_with_torchrun};
+use tandem_comm::{Environment, Launch, Launcher, MeetingPoint};
 use yaml_rust2::{Yaml, YamlLoader};
 
 fn example(name: &str) -> PathBuf {

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use crate::support::{ALL, GRADIENTS, Golden, RANK, SCORES, Train, adapted::{Adapted, adapter_weights, config, cpu, relative_error, train};
+use crate::support::adapted::{Adapted, RANK, adapter_weights, config};
+use crate::support::{ALL, GRADIENTS, Golden, SCORES, Train, cpu, relative_error, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind};
 use tandem_model::{

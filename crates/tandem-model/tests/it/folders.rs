@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
 use crate::support::{ALL, Golden, cpu, formula, goldens, tensor_shapes, tensors};
+use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, Kind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ModelFolder, Part, Save, init};

@@ -2,7 +2,6 @@
 //! The numbers come from `goldens/model_golden.py`.
 
 use crate::support::{ALL, GRADIENTS, Golden, SCORES, by_sequence, cpu, relative_error, tensors, train};
-mod support;
 
 use tandem_kernels::{DType, Kind};
 use tandem_model::{Checkpointing, ResidentWeights, Walk};

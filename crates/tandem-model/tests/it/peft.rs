@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::{Value, json};
 use crate::support::{self, Golden, SCORES, by_sequence, cpu, formula, relative_error};
+use serde_json::{Value, json};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Kind};
 use tandem_model::adapter::{init_layer, save_adapter};

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::support::{Golden, SCORES, cpu, formula, goldens, relative_error, tensor_shapes};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use serde_json::Value;
-use crate::support::{Golden, SCORES, cpu, formula, goldens, relative_error, tensor_shapes};
 use tandem_kernels::{Bytes, DType, Device, Forest, Format, Kind, ops};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{

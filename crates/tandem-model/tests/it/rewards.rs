@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
+use crate::support::{GRADIENTS, SCORES, cpu, formula, relative_error, tensor_shapes, tensors, train};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use crate::support::{GRADIENTS, SCORES, cpu, formula, relative_error, tensor_shapes, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Forest, Kind, Prediction, Segment};
 use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, ResidentWeights, Save, Slice, Walk};

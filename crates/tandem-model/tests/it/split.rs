@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::support::{self, ALL, GRADIENTS, Golden, SCORES, Table, Train, relative_error, tensors, train};
+use crate::support::table::{Rank, Table};
+use crate::support::{self, ALL, GRADIENTS, Golden, SCORES, Train, relative_error, tensors, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, Tensor};
 use tandem_model::{

@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 
-use crate::support::{ALL, GRADIENTS, Golden, SCORES, Train, by_sequence, cpu, relative_error, tensors, train};
+use crate::support::{
+    ALL, GRADIENTS, Golden, SCORES, Train, by_sequence, cpu, relative_error, tensors, train,
+};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, Kind};
 use tandem_model::{

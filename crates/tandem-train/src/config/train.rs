@@ -210,6 +210,3 @@ fn betas<'a>() -> Form<'a, [f64; 2]> {
     };
     custom("two numbers, ≥ 0, < 1", read, |betas: &[f64; 2]| Value::from(betas.to_vec()))
 }
-
-    }
-}

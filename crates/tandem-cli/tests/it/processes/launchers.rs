@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::workshop::{Workshop, free_port, python_with_torchrun, skip};
 use super::job::{free_port, newest_step, ranks_of, signal};
 use super::{configure, same_runs};
+use crate::workshop::{Workshop, free_port, python_with_torchrun, skip};
 
 #[test]
 fn what_cannot_be_meant_is_refused() {

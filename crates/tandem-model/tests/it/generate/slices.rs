@@ -12,7 +12,6 @@ use super::mixture::{Two, three};
 use super::{OPTIONS, prompts, sampling};
 use crate::support::table::{Rank, Table};
 use crate::support::{ALL, Golden, SCORES, cpu};
-use crate::{OPTIONS, prompts, sampling};
 
 const LOG_PROBS: GeneratorOptions = GeneratorOptions { log_probs: true, ..OPTIONS };
 

@@ -3,7 +3,6 @@
 use std::sync::atomic::AtomicBool;
 
 use crate::small::Small;
-use tandem_train::evaluation::evaluate;
 use tandem_train::events::Silent;
 use tandem_train::inputs::Prepared;
 use tandem_train::plan::{Plan, evaluation};
