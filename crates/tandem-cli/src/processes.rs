@@ -58,7 +58,7 @@ fn join_and_train(
     use std::time::Duration;
 
     use tandem_comm::nccl::Libraries;
-    use tandem_comm::processes::{Joined, join};
+    use tandem_comm::processes::{JoinedGroup, join};
     use tandem_train::TrainError;
     use tandem_train::events::{Observer, Silent};
     use tandem_train::run::spawn;
@@ -74,7 +74,7 @@ fn join_and_train(
         })?),
     };
     // The store ends last if this process serves it.
-    let Joined { server: _server, group, mut vigil, raised } =
+    let JoinedGroup { server: _server, group, mut vigil, raised } =
         join(launch, deadline).map_err(TrainError::Comm)?;
     if let Some(raised) = raised {
         eprintln!("rank {process}: {raised}");
@@ -96,7 +96,7 @@ fn join_and_train(
 
 /// Adds this rank to an error; a lost peer is reported alike on all ranks.
 #[cfg(feature = "gloo")]
-fn with_story(vigil: &mut tandem_comm::watchdog::Vigil, error: tandem_train::TrainError) -> anyhow::Error {
+fn with_story(vigil: &mut tandem_comm::watchdog::Watchdog, error: tandem_train::TrainError) -> anyhow::Error {
     use tandem_train::{Fault, TrainError};
 
     match error.comm() {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::collective::call::{Call, Operation};
-use crate::collective::element::{Element, ElementKind, Memory, Numbers, Reduction};
+use crate::collective::element::{CollectiveBuffer, Element, ElementKind, Memory, Reduction};
 use crate::collective::engine::Engine;
-use crate::collective::observer::Watch;
+use crate::collective::observer::CollectiveObserver;
 use crate::collective::volume::Volume;
 use crate::error::{CommError, Result};
 use crate::health::progress::Progress;
@@ -31,16 +31,16 @@ enum Data<'a> {
 ///
 /// *Parts*: of a buffer divided over the ranks, rank `r` owns `counts[r]` elements, in rank order.
 /// A count may be 0.
-pub struct Group {
+pub struct ProcessGroup {
     engine: Box<dyn Engine>,
     volume: Volume,
     progress: Progress,
-    watch: Option<Arc<dyn Watch>>,
+    watch: Option<Arc<dyn CollectiveObserver>>,
     /// Host bounce buffer for device memory.
     bounce: Vec<u64>,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Creates a group on an engine.
     pub fn new(engine: Box<dyn Engine>) -> Self {
         let (volume, progress) = (Volume::default(), Progress::default());
@@ -77,7 +77,7 @@ impl Group {
     }
 
     /// Reports this group's and its subgroups' calls to `watch` from now on.
-    pub fn watched_by(&mut self, watch: Arc<dyn Watch>) {
+    pub fn watched_by(&mut self, watch: Arc<dyn CollectiveObserver>) {
         self.watch = Some(watch);
     }
 
@@ -86,8 +86,8 @@ impl Group {
         self.all_reduce_numbers(data.into(), reduction)
     }
 
-    /// [`Group::all_reduce`], also for devices and dry runs.
-    pub fn all_reduce_numbers(&mut self, numbers: Numbers, reduction: Reduction) -> Result<()> {
+    /// [`ProcessGroup::all_reduce`], also for devices and dry runs.
+    pub fn all_reduce_numbers(&mut self, numbers: CollectiveBuffer, reduction: Reduction) -> Result<()> {
         let call = Call::whole(Operation::AllReduce(reduction), numbers.kind, numbers.len);
         self.make_on(call, numbers.memory, Parts::All, |engine, data| match data {
             Data::Host(bytes) => engine.all_reduce(call, reduction, bytes),
@@ -105,10 +105,10 @@ impl Group {
         self.reduce_scatter_numbers(data.into(), counts, reduction)
     }
 
-    /// [`Group::reduce_scatter`], also for devices and dry runs.
+    /// [`ProcessGroup::reduce_scatter`], also for devices and dry runs.
     pub fn reduce_scatter_numbers(
         &mut self,
-        numbers: Numbers,
+        numbers: CollectiveBuffer,
         counts: &[usize],
         reduction: Reduction,
     ) -> Result<()> {
@@ -126,8 +126,8 @@ impl Group {
         self.all_gather_numbers(data.into(), counts)
     }
 
-    /// [`Group::all_gather`], also for devices and dry runs.
-    pub fn all_gather_numbers(&mut self, numbers: Numbers, counts: &[usize]) -> Result<()> {
+    /// [`ProcessGroup::all_gather`], also for devices and dry runs.
+    pub fn all_gather_numbers(&mut self, numbers: CollectiveBuffer, counts: &[usize]) -> Result<()> {
         let call = Call::parted(Operation::AllGather, numbers.kind, counts);
         self.check_parts(&call, counts, numbers.len)?;
         let parts = Parts::Gather(self.own(&call, counts));
@@ -174,14 +174,14 @@ impl Group {
         self.make(call, |engine| engine.send(to, bytemuck::cast_slice(data)))
     }
 
-    /// [`Group::send`] in a dry run.
+    /// [`ProcessGroup::send`] in a dry run.
     pub fn dry_send(&mut self, to: usize, kind: ElementKind, len: usize) -> Result<()> {
         self.check_peer("send", to)?;
         let call = Call::whole(Operation::Send { to }, kind, len);
         self.make(call, |engine| engine.dry(call))
     }
 
-    /// [`Group::recv`] in a dry run.
+    /// [`ProcessGroup::recv`] in a dry run.
     pub fn dry_recv(&mut self, from: usize, kind: ElementKind, len: usize) -> Result<()> {
         self.check_peer("recv", from)?;
         self.engine.dry(Call::whole(Operation::Recv { from }, kind, len))
@@ -201,7 +201,7 @@ impl Group {
         Ok(self.part(engine))
     }
 
-    /// [`Group::split`] by a function of the rank, which also divides a group of which only one
+    /// [`ProcessGroup::split`] by a function of the rank, which also divides a group of which only one
     /// rank exists.
     pub fn split_by(&mut self, color: impl Fn(usize) -> usize) -> Result<Self> {
         let call = Call::whole(Operation::Split, ElementKind::U8, 0);
@@ -229,7 +229,7 @@ impl Group {
         call.places(counts).nth(self.rank()).expect("a part for each rank")
     }
 
-    /// [`Group::make`] for any memory. Device memory goes through the bounce buffer unless the
+    /// [`ProcessGroup::make`] for any memory. Device memory goes through the bounce buffer unless the
     /// engine accepts it.
     fn make_on(
         &mut self,

@@ -2,7 +2,7 @@
 //!
 //! * `launch/`: [`launch`] reads a launcher's environment: rank, world size and rendezvous.
 //! * [`store`]: small values under keys that all processes of a job can read and write.
-//! * [`Group`]: one rank's membership of a process group, with the collectives of its ranks.
+//! * [`ProcessGroup`]: one rank's membership of a process group, with the collectives of its ranks.
 //! * `collective/`: what a collective is: calls, element types, volume, the [`Engine`] interface.
 //! * `engines/`: what moves the bytes: [`threads`] for ranks that are threads of one process,
 //!   `gloo` (a feature) for processes, [`nccl`] for GPUs over either, [`recorder`] for dry runs.
@@ -23,19 +23,19 @@ pub mod launch;
 pub mod store;
 
 pub use collective::call::{Call, Operation};
-pub use collective::element::{DeviceNumbers, Element, ElementKind, Numbers, Reduction};
+pub use collective::element::{CollectiveBuffer, DeviceNumbers, Element, ElementKind, Reduction};
 pub use collective::engine::{DeviceEngine, Engine};
-pub use collective::observer::Watch;
+pub use collective::observer::CollectiveObserver;
 pub use collective::volume::Volume;
 #[cfg(feature = "gloo")]
 pub use engines::gloo;
 pub use engines::{nccl, recorder, threads};
 pub use error::{CommError, Result};
-pub use group::Group;
+pub use group::ProcessGroup;
 pub use health::progress::{Phase, Place, Progress};
 #[cfg(feature = "gloo")]
 pub use health::watchdog;
 pub use launch::open_files;
 #[cfg(feature = "gloo")]
 pub use launch::processes;
-pub use launch::{Environment, Launch, LaunchError, Launcher, MeetingPoint, RanksHere};
+pub use launch::{Environment, Launch, LaunchError, Launcher, LocalRanks, RendezvousEndpoint};

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tandem_data::chat_template::RenderOptions;
 use tandem_data::prepare::prepare;
 use tandem_data::progress::Silent;
-use tandem_data::record::Kind;
+use tandem_data::record::RowKind;
 use tandem_data::row::RowOptions;
 use tandem_data::source::Sources;
 use tandem_data::tokenizer::Tokenizer;
@@ -42,7 +42,7 @@ fn main() {
 
         let (mut ours, mut peer, mut mapped) = (Duration::MAX, Duration::MAX, Duration::MAX);
         let sources = Sources::from(path);
-        let options = RowOptions::new(Kind::Preference);
+        let options = RowOptions::new(RowKind::Preference);
         for round in 0..ROUNDS {
             let cache = folder.path().join(format!("{file}-{round}"));
             let tokenizer = load();

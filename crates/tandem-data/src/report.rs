@@ -81,19 +81,19 @@ pub struct Report {
     /// Largest token id; the model's vocabulary must contain it.
     pub largest_id: u32,
     /// The affected rows by reason.
-    pub reasons: BTreeMap<Reason, Concerned>,
+    pub reasons: BTreeMap<Reason, AffectedRows>,
 }
 
 /// Rows affected by one reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Concerned {
+pub struct AffectedRows {
     /// Number of rows.
     pub rows: u64,
-    /// The first rows in file order, at most [`Concerned::PLACES`].
+    /// The first rows in file order, at most [`AffectedRows::PLACES`].
     pub first: Vec<Origin>,
 }
 
-impl Concerned {
+impl AffectedRows {
     /// Maximum number of stored places; a reason may apply to every row of a large file.
     pub const PLACES: usize = 100;
 }
@@ -110,7 +110,7 @@ impl Report {
     pub(crate) fn note(&mut self, reason: Reason, origin: Origin) {
         let concerned = self.reasons.entry(reason).or_default();
         concerned.rows += 1;
-        if concerned.first.len() < Concerned::PLACES {
+        if concerned.first.len() < AffectedRows::PLACES {
             concerned.first.push(origin);
         }
     }
@@ -127,7 +127,7 @@ impl Report {
             "{} rows read, {} kept, {} tokens, longest sequence {}",
             self.rows_read, self.rows_kept, self.num_tokens, self.longest
         )];
-        for (reason, Concerned { rows, first }) in &self.reasons {
+        for (reason, AffectedRows { rows, first }) in &self.reasons {
             let mut places: Vec<_> =
                 first.iter().take(SHOWN).map(|&o| Place::of(o, files).to_string()).collect();
             if first.len() > SHOWN {

@@ -318,12 +318,13 @@ unsafe impl Driver for Emulated {
 
 #[cfg(test)]
 mod tests {
-    use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+    use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
     /// Casts from the CPU's memory, as nobody must.
     fn cast_from_the_host(dtype: DType) {
         let (cpu, gpu) = (Device::cpu(1, 1 << 12).unwrap(), crate::device(1 << 16).unwrap());
-        let alloc = |device: &Device, dtype| -> Tensor { device.alloc(Kind::Scratch, 1, 64, dtype).unwrap() };
+        let alloc =
+            |device: &Device, dtype| -> Tensor { device.alloc(MemoryKind::Scratch, 1, 64, dtype).unwrap() };
         let (from, mut to) = (alloc(&cpu, DType::F32), alloc(&gpu, dtype));
         ops::cast(&gpu, from.view(), to.view_mut()).unwrap();
     }

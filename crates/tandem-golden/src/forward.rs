@@ -7,8 +7,8 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use tandem_data::forest::{ForestBuilder, PairTokens};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, ops};
-use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, ResidentWeights, Walk};
+use tandem_kernels::{DType, Device, Forest, MemoryKind, ops};
+use tandem_model::{Checkpointing, Decoder, FlatWeights, LayerExecutor, ModelFolder, ResidentWeights};
 
 use crate::numbers::{f32s, floats, ids, read_json};
 use crate::report::{Report, largest_error, length};
@@ -50,7 +50,7 @@ impl Model {
         let spec = folder.spec().clone();
         let positions = spec.embedding.learned_positions.unwrap_or(1024);
         let decoder = Decoder::new(spec, positions)?;
-        let weights = folder.weights(&decoder)?.load(&decoder, device, Kind::Master)?;
+        let weights = folder.weights(&decoder)?.load(&decoder, device, MemoryKind::Master)?;
         Ok(Self { decoder, weights })
     }
 }
@@ -112,10 +112,10 @@ impl Case<'_> {
         let decoder = &model.decoder;
         let copy = match dtype {
             DType::F32 => None,
-            _ => Some(model.weights.compute_copy(decoder, device, Kind::Weights, dtype)?),
+            _ => Some(model.weights.compute_copy(decoder, device, MemoryKind::Weights, dtype)?),
         };
         let mut source = ResidentWeights::new(decoder, &model.weights, copy.as_ref());
-        let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
+        let walk = LayerExecutor::new(decoder, device, dtype, Checkpointing::None);
         let name = format!("{} {dtype}", self.name);
 
         let mut first = ids(&self.rows[0]["prompt_ids"]);

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tandem_train::events::Silent;
 use tandem_train::objective::ObjectiveConfig;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Trainer};
 use tempfile::TempDir;
 
@@ -101,7 +101,7 @@ impl Runner {
 fn train(config: &Path, place: Place) -> Result<ObjectiveConfig> {
     let config = Config::load(config, &[format!("compute.devices={}", place.devices())])?;
     let objective = config.objective.clone();
-    let mut trainer = Trainer::new(config, Start::Fresh, &mut Silent)?;
+    let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent)?;
     trainer.run(&mut Silent, &AtomicBool::new(false))?;
     Ok(objective)
 }

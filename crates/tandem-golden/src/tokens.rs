@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use tandem_data::error::Place;
-use tandem_data::record::{Kind, Record};
+use tandem_data::record::{Record, RowKind};
 use tandem_data::row::{RowOptions, TokenRow, Truncation, tokenise};
 use tandem_data::tokenizer::Tokenizer;
 
@@ -20,7 +20,7 @@ pub fn check(folder: &Path, report: &mut Report) -> Result<()> {
     for (data, expected) in rows.as_object().into_iter().flatten() {
         let path = data_file(folder, data);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let options = RowOptions { max_length: Some(1024), ..RowOptions::new(Kind::Preference) };
+        let options = RowOptions { max_length: Some(1024), ..RowOptions::new(RowKind::Preference) };
         let expected = expected["rows"].as_array().context("tokens.json holds no rows")?;
         for (i, (line, expected)) in text.lines().zip(expected).enumerate() {
             let outcome = tokens(line, &tokenizer, &options);
@@ -32,7 +32,7 @@ pub fn check(folder: &Path, report: &mut Report) -> Result<()> {
         let tokenizer = Tokenizer::from_folder(folder.join(name))?;
         for (case, expected) in by_case.as_object().into_iter().flatten() {
             let label = format!("tokens {name} {case}");
-            let mut options = RowOptions::new(Kind::Preference);
+            let mut options = RowOptions::new(RowKind::Preference);
             let mut words = case.split('|').skip(1);
             if let Some(max_length) = words.next() {
                 let max_length = max_length.strip_prefix("max").context("no max_length in a case's name")?;
@@ -55,7 +55,7 @@ pub fn check(folder: &Path, report: &mut Report) -> Result<()> {
 
 fn tokens(row: &str, tokenizer: &Tokenizer, options: &RowOptions) -> Result<Option<TokenRow>, String> {
     let place = Place { path: "golden".into(), line: 1 };
-    let record = Record::parse(row.as_bytes(), Kind::Preference, &place).map_err(|e| e.to_string())?;
+    let record = Record::parse(row.as_bytes(), RowKind::Preference, &place).map_err(|e| e.to_string())?;
     Ok(tokenise(&record, tokenizer, options).map_err(|e| e.to_string())?.row)
 }
 

@@ -9,7 +9,7 @@ use crate::Result;
 
 /// Responses to one prompt.
 #[derive(Clone, Debug)]
-pub struct Group<'a> {
+pub struct PromptWithCompletions<'a> {
     /// File and line of the prompt's row, for messages.
     pub place: &'a str,
     /// The prompt.
@@ -93,7 +93,8 @@ pub trait Judge: Send {
     ///
     /// If judging cannot continue: nothing answers, an option is invalid, or the budget is spent.
     /// [`JudgeError::Stopped`](crate::JudgeError::Stopped) soon after `stop` is set.
-    fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Verdict>>>;
+    fn judge(&mut self, groups: &[PromptWithCompletions<'_>], stop: &AtomicBool)
+    -> Result<Vec<Vec<Verdict>>>;
 
     /// Returns the work since the judge was built.
     fn counts(&self) -> Counts;

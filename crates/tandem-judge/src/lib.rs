@@ -1,6 +1,6 @@
 //! Judges: scores of generated responses, from which preferences are made during training.
 //!
-//! * A [`Group`] is several responses to one prompt. A [`Judge`] gives each a [`Verdict`].
+//! * A [`PromptWithCompletions`] is several responses to one prompt. A [`Judge`] gives each a [`Verdict`].
 //! * [`RuleJudge`] computes a score from text: length, regular expression, reference answer, JSON,
 //!   EOS.
 //! * [`CommandJudge`] keeps a user's program running and exchanges lines of JSON with it.
@@ -27,7 +27,7 @@ mod rules;
 pub use command::{CommandConfig, CommandJudge, StderrLine};
 pub use endpoint::{DEFAULT_TEMPLATE, EndpointConfig, EndpointJudge};
 pub use error::JudgeError;
-pub use judge::{Candidate, Counts, Group, Judge, Prompt, Verdict};
+pub use judge::{Candidate, Counts, Judge, Prompt, PromptWithCompletions, Verdict};
 pub use panel::{Assessment, Member, Panel};
 pub use rules::{
     Compare, ExactConfig, Expect, JsonConfig, LengthConfig, LengthUnit, MissingEosConfig, RegexConfig, Rule,

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 
-use crate::{Counts, Group, Judge, JudgeError, Result, Verdict};
+use crate::{Counts, Judge, JudgeError, PromptWithCompletions, Result, Verdict};
 
 /// A judge and its weight.
 pub struct Member {
@@ -66,7 +66,11 @@ impl Panel {
     }
 
     /// Assesses each response of each group, in order; the judges work one after another.
-    pub fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Assessment>>> {
+    pub fn judge(
+        &mut self,
+        groups: &[PromptWithCompletions<'_>],
+        stop: &AtomicBool,
+    ) -> Result<Vec<Vec<Assessment>>> {
         let empty = Assessment { total: Some(0.0), verdicts: Vec::with_capacity(self.members.len()) };
         let mut assessments: Vec<_> =
             groups.iter().map(|group| vec![empty.clone(); group.answers.len()]).collect();

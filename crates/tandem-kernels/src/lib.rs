@@ -28,19 +28,21 @@ pub mod ops;
 pub use batch::forest::{self, Forest, Prediction, Segment};
 pub use device::meta;
 pub use device::profile::{self, Profile};
-pub use device::work::Work;
+pub use device::work::OpCost;
 pub use device::{Backend, Device};
 pub use error::KernelError;
 pub use half::bf16;
 pub use memory::bytes::{self, Bytes, BytesMut, BytesView};
 pub use memory::file;
 pub use memory::host::Remote;
-pub use memory::memory_use::{Kind, MemoryUse};
+pub use memory::memory_use::{MemoryKind, MemoryUse};
 pub use memory::tensor::{self, Extent, Tensor, View, ViewMut};
 pub use numerics::dtype::{self, DType, Element};
 pub use numerics::exact;
 pub use numerics::format::{self, Format};
-pub use numerics::states::{self, Dither, Moment, STATE_BLOCK, StateForm, States, StatesMut, StatesView};
+pub use numerics::states::{
+    self, AdamMoment, STATE_BLOCK, StateForm, States, StatesMut, StatesView, StochasticRounding,
+};
 
 /// The result of a kernel operation.
 pub type Result<T, E = KernelError> = std::result::Result<T, E>;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::json;
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::decode::Flow;
 use tandem_model::{
     Decoder, Generator, GeneratorOptions, ModelFolder, Request, ResidentWeights, Result, Sampling,
@@ -70,10 +70,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     let model = ModelFolder::open(&arguments.model)?;
     let decoder = Decoder::new(model.spec().clone(), longest)?;
     let device = Device::cpu(arguments.threads, 1 << 40)?;
-    let masters = model.weights(&decoder)?.load(&decoder, &device, Kind::Master)?;
+    let masters = model.weights(&decoder)?.load(&decoder, &device, MemoryKind::Master)?;
     let copy = match dtype {
         DType::F32 => None,
-        DType::Bf16 => Some(masters.compute_copy(&decoder, &device, Kind::Weights, DType::Bf16)?),
+        DType::Bf16 => Some(masters.compute_copy(&decoder, &device, MemoryKind::Weights, DType::Bf16)?),
     };
     let mut source = ResidentWeights::new(&decoder, &masters, copy.as_ref());
     let options = GeneratorOptions {

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, ModelFolder, Save};
 
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let template = ModelFolder::open(Path::new(folder))?;
     let decoder = Decoder::new(template.spec().clone(), template.spec().max_positions)?;
     let device = Device::cpu(2, 16 << 30)?;
-    let weights = template.weights(&decoder)?.load(&decoder, &device, Kind::Master)?;
+    let weights = template.weights(&decoder)?.load(&decoder, &device, MemoryKind::Master)?;
     let save = Save { template: &template, decoder: &decoder, dtype, shard_bytes };
     save.write_resident(Path::new(destination), &device, &weights)?;
     println!(

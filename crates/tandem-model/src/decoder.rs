@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tandem_kernels::ops::RopeTable;
 
-use crate::layout::Stage;
-use crate::layout::slice::{self, Run, Slice};
+use crate::layout::PipelineStage;
+use crate::layout::slice::{self, Run, TensorParallelShard};
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
 use crate::lora::Adapter;
 use crate::spec::DecoderSpec;
@@ -24,8 +24,8 @@ pub struct Decoder {
     adapter: Option<Arc<Adapted>>,
     rope: Option<RopeTable>,
     positions: usize,
-    slice: Slice,
-    stage: Stage,
+    slice: TensorParallelShard,
+    stage: PipelineStage,
     /// Layers of the stage, and the blocks among them.
     layers: Vec<LayerId>,
     blocks: Range<usize>,
@@ -64,12 +64,12 @@ impl Decoder {
             head: LayerLayout::of(&spec, LayerId::Head),
             adapter: None,
             rope: spec.rotary.map(|r| RopeTable::new(&r.inverse_frequencies(), positions)),
-            layers: Stage::WHOLE.layers(&spec)?,
+            layers: PipelineStage::WHOLE.layers(&spec)?,
             blocks: 0..spec.num_layers,
             spec,
             positions,
-            slice: Slice::WHOLE,
-            stage: Stage::WHOLE,
+            slice: TensorParallelShard::WHOLE,
+            stage: PipelineStage::WHOLE,
             whole: None,
         })
     }
@@ -110,8 +110,8 @@ impl Decoder {
     ///
     /// # Errors
     /// If it cannot be divided into as many, or has an adapter.
-    pub fn sliced(whole: &Arc<Self>, slice: Slice) -> Result<Arc<Self>> {
-        debug_assert_eq!(whole.slice, Slice::WHOLE, "a slice is not sliced again");
+    pub fn sliced(whole: &Arc<Self>, slice: TensorParallelShard) -> Result<Arc<Self>> {
+        debug_assert_eq!(whole.slice, TensorParallelShard::WHOLE, "a slice is not sliced again");
         if slice.count == 1 {
             return Ok(whole.clone());
         }
@@ -142,8 +142,8 @@ impl Decoder {
     ///
     /// # Errors
     /// If there are more stages than blocks.
-    pub fn staged(decoder: &Arc<Self>, stage: Stage) -> Result<Arc<Self>> {
-        debug_assert_eq!(decoder.stage, Stage::WHOLE, "a stage is not divided again");
+    pub fn staged(decoder: &Arc<Self>, stage: PipelineStage) -> Result<Arc<Self>> {
+        debug_assert_eq!(decoder.stage, PipelineStage::WHOLE, "a stage is not divided again");
         if stage.count == 1 {
             return Ok(decoder.clone());
         }
@@ -157,12 +157,12 @@ impl Decoder {
     }
 
     /// Returns the tensor-parallel shard.
-    pub fn slice(&self) -> Slice {
+    pub fn slice(&self) -> TensorParallelShard {
         self.slice
     }
 
     /// Returns the pipeline stage.
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> PipelineStage {
         self.stage
     }
 
@@ -210,7 +210,7 @@ impl Decoder {
         }
     }
 
-    /// Returns whether this stage holds the layer, and saves and counts it ([`Stage::owns`]).
+    /// Returns whether this stage holds the layer, and saves and counts it ([`PipelineStage::owns`]).
     pub fn owns(&self, layer: LayerId) -> bool {
         self.layers.contains(&layer) && self.stage.owns(layer)
     }
@@ -223,7 +223,7 @@ impl Decoder {
             LayerId::Head => count - 1,
             LayerId::Block(i) => {
                 let holds = |&index: &usize| {
-                    let blocks = Stage { index, count }.blocks(&self.whole().spec);
+                    let blocks = PipelineStage { index, count }.blocks(&self.whole().spec);
                     blocks.is_ok_and(|blocks| blocks.contains(&i))
                 };
                 (0..count).find(holds).expect("stages cover every block")
@@ -293,9 +293,9 @@ impl Decoder {
     }
 
     /// Lists every tensor-parallel shard with its spec.
-    fn slices(&self) -> impl Iterator<Item = (Slice, DecoderSpec)> {
+    fn slices(&self) -> impl Iterator<Item = (TensorParallelShard, DecoderSpec)> {
         (0..self.slice.count).map(|index| {
-            let slice = Slice { index, ..self.slice };
+            let slice = TensorParallelShard { index, ..self.slice };
             (slice, slice.spec(&self.whole().spec).expect("this slice was made"))
         })
     }

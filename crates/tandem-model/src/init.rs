@@ -6,17 +6,17 @@
 //! same model whatever the number of threads or ranks.
 
 use rayon::prelude::*;
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{DType, Device, MemoryKind};
 
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::layout::{LayerId, Part};
+use crate::layout::{LayerId, ParamKind};
 use crate::random::mix;
 use crate::spec::NormKind;
 use crate::weights::FlatWeights;
 
 /// Makes fresh weights for every layer, in device memory of the given kind.
-pub fn init(decoder: &Decoder, device: &Device, kind: Kind, seed: u64) -> Result<FlatWeights> {
+pub fn init(decoder: &Decoder, device: &Device, kind: MemoryKind, seed: u64) -> Result<FlatWeights> {
     let mut layers = Vec::new();
     for layer in decoder.layers() {
         let mut flat = device.alloc(kind, 1, decoder.layout(layer).len, DType::F32)?;
@@ -46,7 +46,7 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
                 NormKind::Layer => 1.0,
             });
         } else if param.decay {
-            let residual = matches!(param.part, Part::OutWeight | Part::DownWeight);
+            let residual = matches!(param.part, ParamKind::OutWeight | ParamKind::DownWeight);
             let std = if residual { spec.init.residual_std } else { spec.init.std };
             let stream = (decoder.whole().index(layer) as u64) << 32 | param.part as u64;
             normal(mix(mix(seed) ^ stream), std, values);
@@ -60,7 +60,7 @@ pub(crate) fn init_score(decoder: &Decoder, seed: u64) -> Vec<f32> {
     let layout = whole.layout(LayerId::Head);
     let mut flat = vec![0.0; layout.len];
     init_layer(whole, LayerId::Head, seed, &mut flat);
-    layout.param(Part::ScoreWeight).map_or(Vec::new(), |param| flat[param.range()].to_vec())
+    layout.param(ParamKind::ScoreWeight).map_or(Vec::new(), |param| flat[param.range()].to_vec())
 }
 
 /// Fills `values` with normal numbers of mean 0, a pair from each counter value (Box and Muller,

@@ -6,7 +6,7 @@
 //! | room | contents |
 //! |---|---|
 //! | [`spec`] | [`DecoderSpec`], the parts of a decoder; [`Config`], typed access to a `config.json` |
-//! | [`layout`] | [`LayerLayout`] of a layer's flat buffer; [`Slice`] (tensor parallel) and [`Stage`] (pipeline) of a decoder |
+//! | [`layout`] | [`LayerLayout`] of a layer's flat buffer; [`TensorParallelShard`] (tensor parallel) and [`PipelineStage`] (pipeline) of a decoder |
 //! | [`families`] | one file per architecture: `config.json` → spec, HF tensor names → layout |
 //! | [`lora`] | [`Adapter`], the low-rank terms that train beside frozen matrices |
 //! | [`decoder`] | [`Decoder`]: a spec with its layouts, adapter, slice and stage |
@@ -14,7 +14,7 @@
 //! | [`init`](mod@init) | fresh weights from a seed |
 //! | [`io`] | [`ModelFolder`] and [`Save`]: HF folders, safetensors, files of `torch.save` and of bitsandbytes |
 //! | [`adapter`] | fresh adapters, folders of the `peft` library, merging |
-//! | [`layers`] | [`Walk`]: forward and backward over the layers |
+//! | [`layers`] | [`LayerExecutor`]: forward and backward over the layers |
 //! | [`decode`] | [`Generator`]: generation with a key/value cache |
 //!
 //! Shape suffixes: `T` tokens, `D` hidden size, `H` query heads, `K` key/value heads, `d` head
@@ -45,8 +45,11 @@ pub use decode::{Generator, GeneratorOptions, Request, Sampling};
 pub use decoder::Decoder;
 pub use error::ModelError;
 pub use io::{ModelFolder, Save, WeightFiles, save};
-pub use layers::{Checkpointing, Gradient, Room, SavedWalk, Split, Streams, Walk};
-pub use layout::{LayerId, LayerLayout, ParamSpec, Part, Slice, Stage};
+pub use layers::{
+    BatchCapacity, Checkpointing, Gradient, LayerExecutor, PolicyAndReferenceScores, SavedActivations,
+    TensorParallelOps,
+};
+pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};
 pub use spec::{Config, DecoderSpec};
 pub use weights::{

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Event, Observer, Trainer};
 
 /// The system counts resident pages per processor and adds them up in batches, and a page of stack may be touched late. A leak of
@@ -67,7 +67,7 @@ fn two_hundred_steps_and_their_checkpoints_need_what_the_first_needed() {
         fs::write(&config, toml).unwrap();
         let mut peaks = Peaks::default();
         let config = Config::load::<&str>(&config, &[]).unwrap();
-        let mut trainer = Trainer::new(config, Start::Fresh, &mut peaks).unwrap();
+        let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut peaks).unwrap();
         trainer.run(&mut peaks, &AtomicBool::new(false)).unwrap();
         (trainer.device().high_water(), peaks.0)
     };

@@ -18,7 +18,7 @@ use tandem_model::{Generator, Request, Sampling};
 use crate::args::{ChatArguments, SamplingArguments};
 use crate::exit::Exit;
 use crate::generation::loaded::{encode_chat, message, positions_of};
-use crate::generation::{Loaded, Room, new_seed};
+use crate::generation::{GenerationLimits, Loaded, new_seed};
 
 const HELP: &str = "\
 /reset          begin a new conversation
@@ -32,7 +32,7 @@ pub fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     let tokenizer = Tokenizer::from_folder(&weights.model)?;
     tokenizer.chat_template()?;
     let positions = positions_of(&weights.model, arguments.context)?;
-    let room = Room { positions, cache_tokens: positions, max_batch: 1, log_probs: false };
+    let room = GenerationLimits { positions, cache_tokens: positions, max_batch: 1, log_probs: false };
     let model = Loaded::open(weights, tokenizer, room, &arguments.compute)?;
     let SamplingArguments { max_new_tokens, ref stop, seed, .. } = arguments.sampling;
     let sampling = arguments.sampling.sampling(0.7, seed.unwrap_or_else(new_seed));

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::recipe::{self, DatasetRow};
 use tandem_train::{Config, TrainError};
 
@@ -15,7 +15,7 @@ use crate::watcher::Watcher;
 pub fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
     let config = Config::load(&arguments.run.config, &arguments.run.overrides)?;
     let mut watcher = Watcher::every(1);
-    let prepared = Prepared::open(&config, &mut watcher)?;
+    let prepared = RunInputs::open(&config, &mut watcher)?;
     watcher.finish();
     let cache = match (&prepared.eval, arguments.eval) {
         (Some(eval), true) => eval,

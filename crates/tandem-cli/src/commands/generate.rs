@@ -14,7 +14,7 @@ use crate::output::print_lines;
 
 /// Text around a prompt.
 #[derive(Clone, Copy, Debug)]
-pub enum Framing<'a> {
+pub enum PromptFormat<'a> {
     /// The model's chat template with this system message, if it has one.
     Chat(Option<&'a str>),
     /// The prompt as it is.
@@ -23,7 +23,8 @@ pub enum Framing<'a> {
 
 pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let prompts = if arguments.prompts.is_empty() { read_prompts()? } else { arguments.prompts.clone() };
-    let framing = if arguments.raw { Framing::Raw } else { Framing::Chat(arguments.system.as_deref()) };
+    let framing =
+        if arguments.raw { PromptFormat::Raw } else { PromptFormat::Chat(arguments.system.as_deref()) };
     let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
     let SamplingArguments { max_new_tokens, ref stop, .. } = arguments.sampling;
     let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default());
@@ -61,7 +62,7 @@ fn read_prompts() -> anyhow::Result<Vec<String>> {
 pub fn answers(
     weights: &WeightArguments,
     prompts: &[&str],
-    framing: Framing<'_>,
+    framing: PromptFormat<'_>,
     wanted: &Wanted<'_>,
     compute: &ComputeArguments,
 ) -> tandem_train::Result<Vec<String>> {
@@ -72,9 +73,9 @@ pub fn answers(
     Ok(answers.into_iter().flatten().map(|answered| answered.text).collect())
 }
 
-fn encode(tokenizer: &Tokenizer, prompt: &str, framing: Framing<'_>) -> tandem_data::Result<Vec<u32>> {
+fn encode(tokenizer: &Tokenizer, prompt: &str, framing: PromptFormat<'_>) -> tandem_data::Result<Vec<u32>> {
     match framing {
-        Framing::Chat(system) if system.is_some() || tokenizer.chat_template().is_ok() => {
+        PromptFormat::Chat(system) if system.is_some() || tokenizer.chat_template().is_ok() => {
             let system = system.map(|text| message("system", text));
             let messages: Vec<_> = system.into_iter().chain([message("user", prompt)]).collect();
             encode_chat(tokenizer, &messages)

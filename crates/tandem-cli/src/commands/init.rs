@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, ModelFolder, Save};
 
@@ -28,7 +28,7 @@ fn init(folder: &Path, output: &Path, seed: u64) -> tandem_train::Result<usize> 
     let decoder = Decoder::new(template.spec().clone(), 1)?;
     // The weights and the allocator's rounding.
     let device = Device::cpu(1, 8 * decoder.num_parameters() + (1 << 28))?;
-    let weights = tandem_model::init::init(&decoder, &device, Kind::Master, seed)?;
+    let weights = tandem_model::init::init(&decoder, &device, MemoryKind::Master, seed)?;
     let save = Save { template: &template, decoder: &decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
     save.write_resident(output, &device, &weights)?;
     Ok(decoder.num_parameters())

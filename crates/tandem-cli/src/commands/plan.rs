@@ -6,14 +6,14 @@ use std::path::Path;
 
 use anyhow::Context;
 use tandem_train::events::{Event, Observer};
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::placement::{self, gpus};
 use tandem_train::plan::advise::advice;
 use tandem_train::plan::advise::search::search;
 use tandem_train::plan::estimate::device::{DeviceTable, Devices};
 use tandem_train::plan::estimate::{Gpu, measure};
 use tandem_train::plan::show::text::{rank_names, ranking};
-use tandem_train::plan::{Assumed, Outline, RunPlan};
+use tandem_train::plan::{PlanInputs, RunPlan, SyntheticBatch};
 use tandem_train::{Config, TrainError, chain, config};
 
 use crate::args::PlanArguments;
@@ -63,12 +63,13 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
         Err(error) => watcher.event(&Event::Warning(&elsewhere(&error))),
     }
     if let Some(tokens) = arguments.assume_tokens {
-        let outline = Outline::assume(&config, Assumed { tokens, scored: arguments.assume_scored })?;
+        let outline =
+            PlanInputs::assume(&config, SyntheticBatch { tokens, scored: arguments.assume_scored })?;
         return show(arguments, &config, &outline, &devices);
     }
-    let prepared = Prepared::open(&config, &mut watcher)?;
+    let prepared = RunInputs::open(&config, &mut watcher)?;
     watcher.finish();
-    show(arguments, &config, &Outline::of(&prepared), &devices)
+    show(arguments, &config, &PlanInputs::of(&prepared), &devices)
 }
 
 /// Warning for a plan of other devices: this machine would refuse the run.
@@ -86,7 +87,7 @@ fn measure(file: &Path) -> anyhow::Result<Exit> {
 fn show(
     arguments: &PlanArguments,
     config: &Config,
-    outline: &Outline,
+    outline: &PlanInputs,
     Devices { count, kind }: &Devices,
 ) -> anyhow::Result<Exit> {
     let plan = RunPlan::make(config, outline, *count, kind)?;

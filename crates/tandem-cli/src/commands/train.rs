@@ -2,8 +2,8 @@
 
 use std::sync::atomic::AtomicBool;
 
-use tandem_comm::{Launch, RanksHere};
-use tandem_train::run::run_dir::Start;
+use tandem_comm::{Launch, LocalRanks};
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::{Outcome, spawn};
 use tandem_train::{Config, Options};
 
@@ -15,7 +15,7 @@ use crate::{processes, signals};
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     let launch = Launch::detect()?;
     // A single process starts all local ranks.
-    if let RanksHere::Count(ranks) = launch.ranks_here
+    if let LocalRanks::Count(ranks) = launch.ranks_here
         && ranks > 1
     {
         return super::launch::run(&LaunchArguments::of(&launch, ranks, std::env::args().skip(1).collect()));
@@ -24,9 +24,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));
     let config = Config::load(&arguments.run.config, &overrides)?;
     let start = match (arguments.resume, arguments.overwrite) {
-        (true, _) => Start::Resume,
-        (_, true) => Start::Overwrite,
-        _ => Start::Fresh,
+        (true, _) => RunDirPolicy::Resume,
+        (_, true) => RunDirPolicy::Overwrite,
+        _ => RunDirPolicy::Fresh,
     };
     let options = Options { start, profile: arguments.profile };
     let stop = signals::stop_flag()?;

@@ -5,7 +5,7 @@ use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::{Finish, Flow};
 use tandem_model::{ModelError, Request, Sampling};
 
-use super::{Loaded, Room};
+use super::{GenerationLimits, Loaded};
 use crate::args::{ComputeArguments, WeightArguments};
 
 /// Largest number of completions in progress; it bounds the memory of the KV cache.
@@ -24,7 +24,7 @@ pub struct Wanted<'a> {
 
 /// One completion.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answered {
+pub struct CompletionText {
     /// Its text.
     pub text: String,
     /// Number of tokens, without the stop token.
@@ -46,10 +46,10 @@ pub fn all(
     wanted: &Wanted<'_>,
     compute: &ComputeArguments,
     watch: &mut dyn FnMut(usize) -> Flow,
-) -> tandem_train::Result<Option<Vec<Answered>>> {
+) -> tandem_train::Result<Option<Vec<CompletionText>>> {
     let positions = prompts.iter().map(Vec::len).max().unwrap_or_default() + wanted.max_new_tokens;
     let cache_tokens = positions * prompts.len().clamp(1, MAX_BATCH);
-    let room = Room { positions, cache_tokens, max_batch: MAX_BATCH, log_probs: false };
+    let room = GenerationLimits { positions, cache_tokens, max_batch: MAX_BATCH, log_probs: false };
     let model = Loaded::open(weights, tokenizer, room, compute)?;
     let (tokenizer, mut generator, mut source) = (model.tokenizer(), model.generator()?, model.source());
     let mut under_way = Vec::new();
@@ -66,7 +66,7 @@ pub fn all(
             ModelError::Invalid(problem) => ModelError::Invalid(format!("prompt {number}: {problem}")),
             other => other,
         })?;
-        under_way.push((TextStream::new(tokenizer, wanted.stop), Answered::default()));
+        under_way.push((TextStream::new(tokenizer, wanted.stop), CompletionText::default()));
     }
     let (mut failure, mut done) = (None, 0);
     while !generator.is_idle() {

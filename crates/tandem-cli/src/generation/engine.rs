@@ -56,7 +56,7 @@ pub struct Ended {
 }
 
 /// A job in progress.
-struct Under<'a> {
+struct InFlight<'a> {
     listener: Box<dyn FnMut(Message) -> bool + Send>,
     texts: Vec<TextStream<'a>>,
     ended: Vec<Option<Ended>>,
@@ -69,7 +69,7 @@ struct Under<'a> {
 /// The KV cache cannot be allocated. Later failures go to the listeners.
 pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
     let (mut generator, mut source) = (model.generator()?, model.source());
-    let mut under_way: BTreeMap<usize, Under> = BTreeMap::new();
+    let mut under_way: BTreeMap<usize, InFlight> = BTreeMap::new();
     loop {
         // Without work, block on the channel.
         let next = if generator.is_idle() {
@@ -83,7 +83,7 @@ pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
                 match generator.submit(request) {
                     Ok(number) => {
                         let texts = (0..count).map(|_| TextStream::new(model.tokenizer(), &stop)).collect();
-                        let under = Under { listener, texts, ended: vec![None; count], is_wanted: true };
+                        let under = InFlight { listener, texts, ended: vec![None; count], is_wanted: true };
                         under_way.insert(number, under);
                     }
                     Err(error) => drop(listener(Message::Refused(chain(&error)))),
@@ -120,13 +120,13 @@ pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
     }
 }
 
-fn fail(under_way: BTreeMap<usize, Under>, error: &ModelError) {
+fn fail(under_way: BTreeMap<usize, InFlight>, error: &ModelError) {
     for mut under in under_way.into_values() {
         (under.listener)(Message::Failed(chain(error)));
     }
 }
 
-impl Under<'_> {
+impl InFlight<'_> {
     fn hear(&mut self, NewToken { answer, token, log_prob, .. }: NewToken) -> Flow {
         let text = match self.texts[answer].push(token) {
             Ok(text) => text,

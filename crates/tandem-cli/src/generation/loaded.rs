@@ -5,7 +5,7 @@ use std::path::Path;
 use tandem_data::chat_template::RenderOptions;
 use tandem_data::record::Message;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_kernels::{DType, Device, KernelError, Kind, cuda};
+use tandem_kernels::{DType, Device, KernelError, MemoryKind, cuda};
 use tandem_model::{
     Decoder, FlatWeights, Generator, GeneratorOptions, Merged, ModelFolder, PeftFolder, ResidentWeights,
 };
@@ -17,7 +17,7 @@ const PREFILL_TOKENS: usize = 4096;
 
 /// Limits that a model is loaded for.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct GenerationLimits {
     /// Most tokens of a prompt and its completion.
     pub positions: usize,
     /// Most tokens of all prompts and completions in progress.
@@ -37,7 +37,7 @@ pub struct Loaded {
     weights: FlatWeights,
     /// Copy in the compute type, if it differs from the stored type.
     copy: Option<FlatWeights>,
-    room: Room,
+    room: GenerationLimits,
 }
 
 impl Loaded {
@@ -48,7 +48,7 @@ impl Loaded {
     pub fn open(
         WeightArguments { model: folder, adapter }: &WeightArguments,
         tokenizer: Tokenizer,
-        room: Room,
+        room: GenerationLimits,
         compute: &ComputeArguments,
     ) -> tandem_train::Result<Self> {
         let model = ModelFolder::open(folder)?;
@@ -61,13 +61,13 @@ impl Loaded {
         // Small batches: their bits are compared with nothing.
         let device = open(compute, address_space(&decoder, room.cache_tokens))?.for_few_rows();
         let weights = match &merged {
-            Some(merged) => merged.load(&device, Kind::Master)?,
-            None => model.weights(&decoder)?.load(&decoder, &device, Kind::Master)?,
+            Some(merged) => merged.load(&device, MemoryKind::Master)?,
+            None => model.weights(&decoder)?.load(&decoder, &device, MemoryKind::Master)?,
         };
         let (dtype, copy) = match compute.dtype {
             ComputeType::F32 => (DType::F32, None),
             ComputeType::Bf16 => {
-                let copy = weights.compute_copy(&decoder, &device, Kind::Weights, DType::Bf16)?;
+                let copy = weights.compute_copy(&decoder, &device, MemoryKind::Weights, DType::Bf16)?;
                 (DType::Bf16, Some(copy))
             }
         };
@@ -80,7 +80,7 @@ impl Loaded {
     }
 
     /// The limits.
-    pub fn room(&self) -> Room {
+    pub fn room(&self) -> GenerationLimits {
         self.room
     }
 
@@ -94,7 +94,7 @@ impl Loaded {
     /// # Errors
     /// The device has too little memory.
     pub fn generator(&self) -> tandem_model::Result<Generator<'_>> {
-        let Room { cache_tokens, max_batch, log_probs, .. } = self.room;
+        let GenerationLimits { cache_tokens, max_batch, log_probs, .. } = self.room;
         let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens: PREFILL_TOKENS, log_probs };
         Generator::new(&self.decoder, &self.device, self.dtype, options)
     }

@@ -4,8 +4,8 @@ pub mod answers;
 pub mod engine;
 pub mod loaded;
 
-pub use answers::{Answered, Wanted};
-pub use loaded::{Loaded, Room};
+pub use answers::{CompletionText, Wanted};
+pub use loaded::{GenerationLimits, Loaded};
 
 /// A seed that differs from call to call.
 pub fn new_seed() -> u64 {

@@ -21,12 +21,12 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 use tandem_model::Sampling;
 use tandem_train::Config;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use self::corpus::Corpus;
 use self::samples::{Sample, side_by_side};
 use crate::args::{ComputeArguments, ComputeType, Place, QuickstartArguments, WeightArguments};
-use crate::commands::generate::{self, Framing};
+use crate::commands::generate::{self, PromptFormat};
 use crate::commands::train;
 use crate::exit::{Exit, mistake};
 use crate::generation::Wanted;
@@ -60,7 +60,7 @@ pub fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
             folder.join(method).with_extension("toml").display()
         ));
         let config = Config::load::<&str>(&folder.join(method).with_extension("toml"), &[])?;
-        let exit = train::train(&config, Start::Fresh, &mut Watcher::every(20), &stop)?;
+        let exit = train::train(&config, RunDirPolicy::Fresh, &mut Watcher::every(20), &stop)?;
         if exit != Exit::Done || stop.load(Ordering::Relaxed) {
             return Ok(Exit::Interrupted);
         }
@@ -125,7 +125,7 @@ fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<S
     Ok(generate::answers(
         &WeightArguments { model: model.to_owned(), adapter: None },
         &prompts,
-        Framing::Chat(None),
+        PromptFormat::Chat(None),
         &wanted,
         &ComputeArguments { device: Place::Cpu, threads: Some(threads), dtype: ComputeType::F32 },
     )?)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::workshop::{Workshop, free_port, python_with_torchrun};
-use tandem_comm::{Environment, Launch, Launcher, MeetingPoint};
+use tandem_comm::{Environment, Launch, Launcher, RendezvousEndpoint};
 use yaml_rust2::{Yaml, YamlLoader};
 
 fn example(name: &str) -> PathBuf {
@@ -142,7 +142,7 @@ fn the_jobset_starts_one_job_of_all_its_pods() {
             let launch = Launch::from_environment(&environment).unwrap();
             assert_eq!(launch.launcher, Launcher::IndexedJob);
             assert_eq!((launch.process as i64, launch.num_processes as i64), (index, pods));
-            let meeting_point = MeetingPoint { host: host.clone(), port, served: false };
+            let meeting_point = RendezvousEndpoint { host: host.clone(), port, served: false };
             assert_eq!(launch.meeting_point, Some(meeting_point));
             environment
         })
@@ -185,7 +185,7 @@ fn the_pytorchjob_starts_one_job_of_all_its_pods() {
             }
             let launch = Launch::from_environment(&environment).unwrap();
             assert_eq!((launch.process as i64, launch.num_processes as i64), (rank, size));
-            assert_eq!(launch.meeting_point, Some(MeetingPoint { host, port, served: false }));
+            assert_eq!(launch.meeting_point, Some(RendezvousEndpoint { host, port, served: false }));
             environment
         })
         .collect();

@@ -51,7 +51,7 @@ pub trait Element: bytemuck::Pod + Send + Sync {
 }
 
 /// Numbers of one type in host or device memory; in a dry run only their count.
-pub struct Numbers<'a> {
+pub struct CollectiveBuffer<'a> {
     pub(crate) kind: ElementKind,
     pub(crate) len: usize,
     pub(crate) memory: Memory<'a>,
@@ -82,21 +82,21 @@ pub trait DeviceNumbers {
     fn write(&mut self, range: Range<usize>, from: &[u8]) -> Result<(), String>;
 }
 
-impl Numbers<'_> {
+impl CollectiveBuffer<'_> {
     /// Creates `len` numbers without memory.
     pub fn dry(kind: ElementKind, len: usize) -> Self {
         Self { kind, len, memory: Memory::Nowhere }
     }
 }
 
-impl<'a> Numbers<'a> {
+impl<'a> CollectiveBuffer<'a> {
     /// Wraps `len` numbers in device memory.
     pub fn on_device(kind: ElementKind, len: usize, numbers: impl DeviceNumbers + 'a) -> Self {
         Self { kind, len, memory: Memory::Device(Box::new(numbers)) }
     }
 }
 
-impl<'a, T: Element> From<&'a mut [T]> for Numbers<'a> {
+impl<'a, T: Element> From<&'a mut [T]> for CollectiveBuffer<'a> {
     fn from(data: &'a mut [T]) -> Self {
         Self { kind: T::KIND, len: data.len(), memory: Memory::Host(bytemuck::cast_slice_mut(data)) }
     }

@@ -2,9 +2,9 @@
 
 /// Unused buffers.
 #[derive(Default)]
-pub(crate) struct Spare(Vec<Vec<u8>>);
+pub(crate) struct BufferPool(Vec<Vec<u8>>);
 
-impl Spare {
+impl BufferPool {
     /// Takes the smallest buffer with room for `len` bytes, else the largest, emptied.
     pub(crate) fn take(&mut self, len: usize) -> Vec<u8> {
         let badness = |&index: &usize| match self.0[index].capacity() {
@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn the_buffer_that_fits_best_is_taken() {
-        let mut spare = Spare::default();
+        let mut spare = BufferPool::default();
         assert_eq!(spare.take(5).capacity(), 0, "there is none");
         [10, 1000, 100].into_iter().for_each(|len| spare.put(Vec::with_capacity(len)));
         let capacities = [50, 50, 50, 0].map(|len| spare.take(len).capacity());

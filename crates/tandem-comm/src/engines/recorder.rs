@@ -9,7 +9,7 @@ use crate::collective::call::{Call, Operation};
 use crate::collective::element::{ElementKind, Reduction};
 use crate::collective::engine::Engine;
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::ProcessGroup;
 
 /// Recorded calls in order, with their group: 0 is made by [`group`], splits count up.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +18,7 @@ pub struct Log(Arc<Mutex<Entries>>);
 #[derive(Debug, Default)]
 struct Entries {
     calls: Vec<(usize, Call)>,
-    /// Members of each group as ranks of the first, and whether it was made by [`Group::split`].
+    /// Members of each group as ranks of the first, and whether it was made by [`ProcessGroup::split`].
     groups: Vec<(Vec<usize>, bool)>,
 }
 
@@ -51,7 +51,7 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).groups[group].0.clone()
     }
 
-    /// Returns whether a group was made by [`Group::split`]: a second group of the same ranks, for
+    /// Returns whether a group was made by [`ProcessGroup::split`]: a second group of the same ranks, for
     /// concurrent calls.
     ///
     /// # Panics
@@ -69,10 +69,10 @@ impl Log {
 }
 
 /// Creates rank `rank` of `size`, and the log of its calls.
-pub fn group(rank: usize, size: usize) -> (Group, Log) {
+pub fn group(rank: usize, size: usize) -> (ProcessGroup, Log) {
     let log = Log::default();
     let recorder = Recorder { rank, size, id: log.new_group((0..size).collect(), false), log: log.clone() };
-    (Group::new(Box::new(recorder)), log)
+    (ProcessGroup::new(Box::new(recorder)), log)
 }
 
 struct Recorder {
@@ -163,7 +163,7 @@ impl Engine for Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Numbers;
+    use crate::CollectiveBuffer;
 
     #[test]
     fn calls_of_a_group_and_of_those_split_off_are_one_sequence() {
@@ -172,7 +172,7 @@ mod tests {
         let mut own = group.split(0).unwrap();
         own.all_reduce(&mut [0f32; 3], Reduction::Sum).unwrap();
         let counts = [2; 1024];
-        group.all_gather_numbers(Numbers::dry(ElementKind::I64, 2048), &counts).unwrap();
+        group.all_gather_numbers(CollectiveBuffer::dry(ElementKind::I64, 2048), &counts).unwrap();
         let calls: Vec<_> = log.take().into_iter().map(|(id, call)| (id, call.operation, call.len)).collect();
         let expected = [
             (0, Operation::Split, 0),

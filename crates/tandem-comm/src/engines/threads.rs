@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use crate::collective::call::Call;
 use crate::collective::element::{ElementKind, Reduction, reduce};
 use crate::collective::engine::{Engine, MAX_MESSAGE_BYTES, MAX_MESSAGES};
-use crate::engines::buffer_pool::Spare;
+use crate::engines::buffer_pool::BufferPool;
 use crate::error::{CommError, Result};
-use crate::group::Group;
+use crate::group::ProcessGroup;
 
 /// Creates a group for each of `size` ranks. A call in which a rank waits longer than `deadline`
 /// fails.
@@ -26,13 +26,13 @@ use crate::group::Group;
 /// # Panics
 ///
 /// If `size` is 0.
-pub fn groups(size: usize, deadline: Duration) -> Vec<Group> {
+pub fn groups(size: usize, deadline: Duration) -> Vec<ProcessGroup> {
     assert!(size > 0, "a group of no ranks");
     let shared = Arc::new(Shared::new(size, deadline));
-    (0..size).map(|rank| Group::new(Box::new(Threads::new(shared.clone(), rank)))).collect()
+    (0..size).map(|rank| ProcessGroup::new(Box::new(Threads::new(shared.clone(), rank)))).collect()
 }
 
-impl Group {
+impl ProcessGroup {
     /// Creates a group of one rank.
     pub fn alone() -> Self {
         let mut groups = groups(1, Duration::from_secs(1));
@@ -73,7 +73,7 @@ struct State {
     gone: Vec<bool>,
     /// Messages in flight, by sender and receiver.
     mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
-    spare: Spare,
+    spare: BufferPool,
     /// Groups split off in the current collective, by colour.
     children: HashMap<usize, Arc<Shared>>,
 }

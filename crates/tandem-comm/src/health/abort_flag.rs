@@ -10,7 +10,7 @@ use crate::error::CommError;
 
 /// Flag shared by all groups of a rank. Clones are the same flag.
 #[derive(Clone, Debug, Default)]
-pub struct Lifeline(Arc<Shared>);
+pub struct AbortFlag(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -20,7 +20,7 @@ struct Shared {
     verdict: Mutex<Option<CommError>>,
 }
 
-impl Lifeline {
+impl AbortFlag {
     /// Ends the job: calls that wait for another rank fail soon. The first reason is kept.
     pub(crate) fn cut(&self, why: CommError) {
         self.note(why);

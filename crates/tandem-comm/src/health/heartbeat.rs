@@ -12,7 +12,7 @@ const OLD: Duration = Duration::from_secs(5);
 
 /// One heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Beat {
+pub(crate) struct Heartbeat {
     /// The rank's host.
     pub(crate) host: String,
     /// The rank's process id.
@@ -27,7 +27,7 @@ pub(crate) struct Beat {
     pub(crate) is_last: bool,
 }
 
-impl Beat {
+impl Heartbeat {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let at = self.at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let fields = [
@@ -56,27 +56,31 @@ impl Beat {
     }
 
     /// Returns the report of this rank's own beat.
-    pub(crate) fn own(&self) -> Known<'_> {
-        Known { beat: self, is_own: true, age: None }
+    pub(crate) fn own(&self) -> HeartbeatReport<'_> {
+        HeartbeatReport { beat: self, is_own: true, age: None }
     }
 
     /// Returns the report of another rank's beat at the time `now`.
-    pub(crate) fn known(&self, now: SystemTime) -> Known<'_> {
+    pub(crate) fn known(&self, now: SystemTime) -> HeartbeatReport<'_> {
         let age = now.duration_since(self.at).unwrap_or_default();
-        Known { beat: self, is_own: false, age: Some(age).filter(|age| !self.is_last && *age >= OLD) }
+        HeartbeatReport {
+            beat: self,
+            is_own: false,
+            age: Some(age).filter(|age| !self.is_last && *age >= OLD),
+        }
     }
 }
 
 /// Report of a heartbeat in words, with its age if it is old.
-pub(crate) struct Known<'a> {
-    beat: &'a Beat,
+pub(crate) struct HeartbeatReport<'a> {
+    beat: &'a Heartbeat,
     is_own: bool,
     age: Option<Duration>,
 }
 
-impl fmt::Display for Known<'_> {
+impl fmt::Display for HeartbeatReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Beat { host, process, place, stands, .. } = self.beat;
+        let Heartbeat { host, process, place, stands, .. } = self.beat;
         write!(f, "on {host} (process {process}), {}{place}", if self.is_own { "" } else { "last seen " })?;
         if *stands >= STANDING {
             write!(f, " for {} s", stands.as_secs())?;
@@ -97,8 +101,8 @@ pub(crate) fn host() -> String {
 mod tests {
     use super::*;
 
-    fn beat() -> Beat {
-        Beat {
+    fn beat() -> Heartbeat {
+        Heartbeat {
             host: "node7".into(),
             process: 812,
             place: "at step 12, in forward".into(),
@@ -110,10 +114,10 @@ mod tests {
 
     #[test]
     fn a_beat_is_read_as_it_was_written_and_not_when_it_was_cut() {
-        for beat in [beat(), Beat { is_last: true, stands: Duration::from_secs(9), ..beat() }] {
+        for beat in [beat(), Heartbeat { is_last: true, stands: Duration::from_secs(9), ..beat() }] {
             let record = beat.encode();
-            assert_eq!(Beat::decode(&record), Some(beat));
-            assert_eq!(Beat::decode(&record[..record.len() - 3]), None);
+            assert_eq!(Heartbeat::decode(&record), Some(beat));
+            assert_eq!(Heartbeat::decode(&record[..record.len() - 3]), None);
         }
     }
 
@@ -122,11 +126,11 @@ mod tests {
         let (fresh, now) = (beat(), beat().at + Duration::from_secs(1));
         assert_eq!(fresh.known(now).to_string(), "on node7 (process 812), last seen at step 12, in forward");
         assert_eq!(fresh.own().to_string(), "on node7 (process 812), at step 12, in forward");
-        let standing = Beat { stands: Duration::from_millis(35_900), ..beat() };
+        let standing = Heartbeat { stands: Duration::from_millis(35_900), ..beat() };
         assert!(standing.known(now).to_string().ends_with("in forward for 35 s"));
         let late = now + Duration::from_secs(60);
         assert!(standing.known(late).to_string().ends_with("in forward for 35 s, 61 s ago"));
-        let ended = Beat { is_last: true, ..beat() };
+        let ended = Heartbeat { is_last: true, ..beat() };
         assert_eq!(ended.known(late).to_string(), fresh.known(now).to_string());
         // A clock behind the other rank's.
         assert_eq!(fresh.known(UNIX_EPOCH).to_string(), fresh.known(now).to_string());

@@ -19,9 +19,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::error::CommError;
-use crate::health::heartbeat::{self, Beat};
+use crate::health::heartbeat::{self, Heartbeat};
 use crate::health::progress::Progress;
-use crate::health::{abort_flag::Lifeline, failure};
+use crate::health::{abort_flag::AbortFlag, failure};
 use crate::store::{Store, StoreError};
 
 /// Interval of heartbeats.
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MAX_TOLD: usize = 8;
 
 /// Watchdog of one rank, from joining the group to the end.
-pub struct Vigil {
+pub struct Watchdog {
     store: Store,
     shared: Arc<Shared>,
     /// Whether the store ends with this process.
@@ -53,7 +53,7 @@ struct Shared {
     size: usize,
     host: String,
     progress: Progress,
-    lifeline: Lifeline,
+    lifeline: AbortFlag,
     pause: Duration,
     limit: Duration,
     /// Last seen progress, and its time.
@@ -62,7 +62,7 @@ struct Shared {
     ended: Condvar,
 }
 
-impl Vigil {
+impl Watchdog {
     /// Starts heartbeat and monitoring as rank `rank` of `size`; all ranks must do so. `store` has
     /// the prefix of the job's group and a connection of its own. Ranks that are silent for
     /// `deadline`, at most a minute, fail.
@@ -75,7 +75,7 @@ impl Vigil {
         (rank, size): (usize, usize),
         deadline: Duration,
         progress: Progress,
-        lifeline: Lifeline,
+        lifeline: AbortFlag,
         serves: bool,
     ) -> Result<Self, StoreError> {
         let limit = deadline.min(LIMIT);
@@ -91,7 +91,7 @@ impl Vigil {
             is_over: Mutex::new(false),
             ended: Condvar::new(),
         });
-        let beating = Beating {
+        let beating = HeartbeatThread {
             store: store.reconnect()?,
             shared: shared.clone(),
             next: (rank + 1) % size,
@@ -160,12 +160,12 @@ impl Vigil {
         }
     }
 
-    fn beat_of(&self, rank: usize) -> Option<Beat> {
-        read_beat(&self.store, rank).ok().flatten().and_then(|record| Beat::decode(&record))
+    fn beat_of(&self, rank: usize) -> Option<Heartbeat> {
+        read_beat(&self.store, rank).ok().flatten().and_then(|record| Heartbeat::decode(&record))
     }
 }
 
-impl Drop for Vigil {
+impl Drop for Watchdog {
     /// Writes the last beat, after which the monitor turns to the next rank.
     fn drop(&mut self) {
         let Shared { rank, size, lifeline, .. } = &*self.shared;
@@ -191,7 +191,7 @@ impl Drop for Vigil {
 }
 
 impl Shared {
-    fn beat(&self, is_last: bool) -> Beat {
+    fn beat(&self, is_last: bool) -> Heartbeat {
         let stands = {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             if seen.0 != self.progress.reports() {
@@ -199,7 +199,7 @@ impl Shared {
             }
             seen.1.elapsed()
         };
-        Beat {
+        Heartbeat {
             host: self.host.clone(),
             process: std::process::id(),
             place: self.progress.place().to_string(),
@@ -222,7 +222,7 @@ impl Shared {
 }
 
 /// Heartbeat thread.
-struct Beating {
+struct HeartbeatThread {
     store: Store,
     shared: Arc<Shared>,
     /// The monitored rank.
@@ -234,7 +234,7 @@ struct Beating {
     lost_since: Option<Instant>,
 }
 
-impl Beating {
+impl HeartbeatThread {
     fn run(mut self) {
         loop {
             match self.once() {
@@ -269,7 +269,7 @@ impl Beating {
     /// Reads the monitored rank's beat.
     fn watch(&mut self) -> Result<(), StoreError> {
         let Some(record) = read_beat(&self.store, self.next)? else { return Ok(()) };
-        if Beat::decode(&record).is_some_and(|beat| beat.is_last) {
+        if Heartbeat::decode(&record).is_some_and(|beat| beat.is_last) {
             self.next = (self.next + 1) % self.shared.size;
             (self.last_seen, self.silent_beats) = (Vec::new(), 0);
             return Ok(());
@@ -297,7 +297,7 @@ impl Beating {
         self.shared.rest();
         // This rank's own beat did not change meanwhile either.
         let is_silent = |rank: usize, record: &Option<Vec<u8>>, now: &Option<Vec<u8>>| {
-            let is_last = now.as_deref().and_then(Beat::decode).is_some_and(|beat| beat.is_last);
+            let is_last = now.as_deref().and_then(Heartbeat::decode).is_some_and(|beat| beat.is_last);
             rank == self.next || rank != self.shared.rank && record == now && !is_last
         };
         let now = beats()?;

@@ -64,7 +64,7 @@ impl fmt::Display for Launcher {
 
 /// Number of ranks in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RanksHere {
+pub enum LocalRanks {
     /// One: the launcher starts one process per rank.
     One,
     /// This many: the launcher starts one process per machine.
@@ -75,7 +75,7 @@ pub enum RanksHere {
 
 /// Address of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MeetingPoint {
+pub struct RendezvousEndpoint {
     /// Host name or address.
     pub host: String,
     /// TCP port.
@@ -96,9 +96,9 @@ pub struct Launch {
     /// Index among the processes of this machine, if the launcher sets it.
     pub local_process: Option<usize>,
     /// Number of ranks in this process.
-    pub ranks_here: RanksHere,
+    pub ranks_here: LocalRanks,
     /// Address of the store; `None` for a single process.
-    pub meeting_point: Option<MeetingPoint>,
+    pub meeting_point: Option<RendezvousEndpoint>,
 }
 
 /// A partial, contradictory or malformed environment.
@@ -157,14 +157,14 @@ impl Launch {
             process: 0,
             num_processes: 1,
             local_process: None,
-            ranks_here: RanksHere::One,
+            ranks_here: LocalRanks::One,
             meeting_point: None,
         }
     }
 
     /// Returns whether the launcher asks for more than one rank.
     pub fn is_distributed(&self) -> bool {
-        self.num_processes > 1 || matches!(self.ranks_here, RanksHere::Count(n) if n > 1)
+        self.num_processes > 1 || matches!(self.ranks_here, LocalRanks::Count(n) if n > 1)
     }
 
     /// Reads a map of variables.
@@ -256,7 +256,7 @@ fn rank_variables(vars: &Variables, launcher: Launcher) -> Result<Launch, Launch
             hint: "the local rank cannot exceed the global rank",
         });
     }
-    Ok(Launch { launcher, process, num_processes, local_process, ranks_here: RanksHere::One, meeting_point })
+    Ok(Launch { launcher, process, num_processes, local_process, ranks_here: LocalRanks::One, meeting_point })
 }
 
 fn pet(vars: &Variables) -> Result<Launch, LaunchError> {
@@ -271,14 +271,14 @@ fn pet(vars: &Variables) -> Result<Launch, LaunchError> {
         vars.meeting_point("PET_MASTER_ADDR", "PET_MASTER_PORT", false)?
     };
     let ranks_here = match vars.get("PET_NPROC_PER_NODE") {
-        None => RanksHere::One,
-        Some("auto" | "gpu" | "cpu") => RanksHere::PerDevice,
+        None => LocalRanks::One,
+        Some("auto" | "gpu" | "cpu") => LocalRanks::PerDevice,
         Some(_) => match vars.number("PET_NPROC_PER_NODE")? {
             Some(0) => {
                 return Err(vars.malformed("PET_NPROC_PER_NODE", "a positive number, auto, gpu or cpu"));
             }
-            Some(count) => RanksHere::Count(count),
-            None => RanksHere::One,
+            Some(count) => LocalRanks::Count(count),
+            None => LocalRanks::One,
         },
     };
     Ok(Launch {
@@ -322,7 +322,7 @@ fn slurm(vars: &Variables) -> Result<Option<Launch>, LaunchError> {
             let job = vars.number("SLURM_JOB_ID")?.unwrap_or_default();
             // Two jobs on one host need different ports: the highest 4096 are assigned by job id.
             let port = u16::MAX - 4095 + (job % 4096) as u16;
-            Some(MeetingPoint { host, port, served: false })
+            Some(RendezvousEndpoint { host, port, served: false })
         }
     };
     Ok(Some(Launch {
@@ -330,7 +330,7 @@ fn slurm(vars: &Variables) -> Result<Option<Launch>, LaunchError> {
         process,
         num_processes,
         local_process: vars.number("SLURM_LOCALID")?,
-        ranks_here: RanksHere::One,
+        ranks_here: LocalRanks::One,
         meeting_point,
     }))
 }
@@ -361,7 +361,7 @@ fn mpi(
     let meeting_point = match (vars.get("MASTER_ADDR"), vars.get("MASTER_PORT")) {
         _ if num_processes == 1 => None,
         (None, None) if all_here => {
-            Some(MeetingPoint { host: "127.0.0.1".into(), port: 29500, served: false })
+            Some(RendezvousEndpoint { host: "127.0.0.1".into(), port: 29500, served: false })
         }
         _ => {
             let needed = ["MASTER_ADDR", "MASTER_PORT"];
@@ -378,7 +378,7 @@ fn mpi(
         process,
         num_processes,
         local_process: vars.number(local_rank)?,
-        ranks_here: RanksHere::One,
+        ranks_here: LocalRanks::One,
         meeting_point,
     })
 }
@@ -404,7 +404,7 @@ fn indexed_job(vars: &Variables) -> Result<Launch, LaunchError> {
         process,
         num_processes,
         local_process: Some(0),
-        ranks_here: RanksHere::One,
+        ranks_here: LocalRanks::One,
         meeting_point: vars.meeting_point("MASTER_ADDR", "MASTER_PORT", false)?,
     })
 }
@@ -461,9 +461,9 @@ impl Variables<'_> {
         host: &str,
         port: &str,
         served: bool,
-    ) -> Result<Option<MeetingPoint>, LaunchError> {
+    ) -> Result<Option<RendezvousEndpoint>, LaunchError> {
         let number = self.get(port).and_then(|value| value.parse().ok()).filter(|&port| port != 0);
         let port = number.ok_or_else(|| self.malformed(port, "a TCP port"))?;
-        Ok(Some(MeetingPoint { host: self.get(host).unwrap_or_default().into(), port, served }))
+        Ok(Some(RendezvousEndpoint { host: self.get(host).unwrap_or_default().into(), port, served }))
     }
 }

@@ -23,7 +23,7 @@ const FILES: u64 = 128;
 
 /// A limit of open files that was raised for the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Raised {
+pub struct FdLimit {
     /// The limit before.
     pub from: u64,
     /// The limit now.
@@ -32,7 +32,7 @@ pub struct Raised {
     pub num_ranks: usize,
 }
 
-impl fmt::Display for Raised {
+impl fmt::Display for FdLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, num_ranks } = self;
         write!(f, "raised this process's limit of open files from {from} to {to}, for {num_ranks} ranks")
@@ -53,7 +53,7 @@ pub fn needed(num_ranks: usize, is_rank: bool, serves: bool) -> u64 {
 /// # Errors
 ///
 /// If the hard limit is lower too.
-pub fn suffice(needed: u64, num_ranks: usize) -> Result<Option<Raised>> {
+pub fn suffice(needed: u64, num_ranks: usize) -> Result<Option<FdLimit>> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     // `None` is no limit.
     let Some(from) = current.filter(|&current| current < needed) else { return Ok(None) };
@@ -68,5 +68,5 @@ pub fn suffice(needed: u64, num_ranks: usize) -> Result<Option<Raised>> {
     }
     setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum })
         .map_err(|error| refused(format!("the limit of {from} cannot be raised ({error})")))?;
-    Ok(Some(Raised { from, to: needed, num_ranks }))
+    Ok(Some(FdLimit { from, to: needed, num_ranks }))
 }

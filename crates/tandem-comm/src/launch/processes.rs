@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::health::watchdog::Vigil;
-use crate::health::{abort_flag::Lifeline, failure};
+use crate::health::watchdog::Watchdog;
+use crate::health::{abort_flag::AbortFlag, failure};
 use crate::launch::Launch;
-use crate::launch::open_files::{self, Raised};
+use crate::launch::open_files::{self, FdLimit};
 use crate::store::{Store, StoreServer};
-use crate::{CommError, Group, Result, gloo};
+use crate::{CommError, ProcessGroup, Result, gloo};
 
 /// Time to find the store: pods and their names appear one after another.
 const MEETING: Duration = Duration::from_secs(600);
@@ -20,13 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A rank's membership of the job's group. Its fields must live until the run ends.
-pub struct Joined {
+pub struct JoinedGroup {
     /// The group.
-    pub group: Group,
+    pub group: ProcessGroup,
     /// Watchdog over the other ranks, if there are any.
-    pub vigil: Option<Vigil>,
+    pub vigil: Option<Watchdog>,
     /// The raised limit of open files, if it was too low.
-    pub raised: Option<Raised>,
+    pub raised: Option<FdLimit>,
     /// The store's server, if this process serves it.
     pub server: Option<StoreServer>,
 }
@@ -42,9 +42,9 @@ pub struct Joined {
 ///
 /// If the store cannot be reached in time, another rank does not come, or the limit of open files
 /// is too low.
-pub fn join(launch: &Launch, deadline: Duration) -> Result<Joined> {
+pub fn join(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
     let Some(meeting) = &launch.meeting_point else {
-        return Ok(Joined { group: Group::alone(), vigil: None, raised: None, server: None });
+        return Ok(JoinedGroup { group: ProcessGroup::alone(), vigil: None, raised: None, server: None });
     };
     let (rank, size) = (launch.process, launch.num_processes);
     let serves = !meeting.served && rank == 0;
@@ -54,10 +54,10 @@ pub fn join(launch: &Launch, deadline: Duration) -> Result<Joined> {
     let store = Store::connect(&meeting.host, meeting.port, PATIENCE)?.prefixed("tandem/");
     let has_attempts = std::env::var_os("TORCHELASTIC_RESTART_COUNT").is_some();
     let store = if has_attempts { this_attempt(&store, rank, size)? } else { store };
-    let (own, lifeline) = (store.reconnect()?, Lifeline::default());
+    let (own, lifeline) = (store.reconnect()?, AbortFlag::default());
     let group = gloo::group(store, rank, size, deadline, lifeline.clone())?;
-    let vigil = Vigil::begin(own, (rank, size), deadline, group.progress().clone(), lifeline, serves)?;
-    Ok(Joined { group, vigil: Some(vigil), raised, server })
+    let vigil = Watchdog::begin(own, (rank, size), deadline, group.progress().clone(), lifeline, serves)?;
+    Ok(JoinedGroup { group, vigil: Some(vigil), raised, server })
 }
 
 /// Returns a view of the store for this attempt alone. torchrun's restart counts differ between

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use crate::conformance;
 use crate::processes::{DEADLINE, Ranks, Role};
-use tandem_comm::gloo::{self, Lifeline};
+use tandem_comm::gloo::{self, AbortFlag};
 use tandem_comm::store::{Store, StoreServer};
-use tandem_comm::{CommError, Group, Reduction, Result};
+use tandem_comm::{CommError, ProcessGroup, Reduction, Result};
 
 /// A deadline that is missed on purpose, long enough for the other ranks on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
@@ -124,7 +124,7 @@ fn a_hundred_megabytes_are_reduced() {
 }
 
 /// Sums whose last bits depend on the order.
-fn floats(group: &mut Group) -> String {
+fn floats(group: &mut ProcessGroup) -> String {
     let rank = group.rank() as f32;
     let own: Vec<f32> =
         (0..1_000_003).map(|i| ((i as f32 + rank) * 0.37).sin() * (rank + 1.0).exp()).collect();
@@ -144,7 +144,7 @@ fn sums_of_floats_are_the_same_bits_on_every_rank() {
     assert!(results.iter().all(|result| *result == results[0]), "{results:?}");
 }
 
-fn different_calls(case: usize, group: &mut Group) -> String {
+fn different_calls(case: usize, group: &mut ProcessGroup) -> String {
     let first = match (group.rank(), case) {
         (1, 0) => group.barrier(),
         (1, 1) => group.all_reduce(&mut [0f32; 5], Reduction::Sum),
@@ -269,7 +269,7 @@ fn a_rank_that_gives_up_tells_the_others_why() {
 }
 
 /// Many messages, sent before any is received; the sender ends at once.
-fn messages_that_wait(group: &mut Group) -> String {
+fn messages_that_wait(group: &mut ProcessGroup) -> String {
     let lens = [0usize, 3, 100_000, 1];
     if group.rank() == 0 {
         for i in 0..40 {
@@ -299,17 +299,17 @@ fn messages_overtake_nothing_and_outlive_their_sender() {
 fn the_same_rank_does_not_come_twice_under_one_prefix() {
     let server = StoreServer::bind(0).unwrap();
     let store = Store::connect("127.0.0.1", server.port(), DEADLINE).unwrap();
-    drop(gloo::group(store.clone(), 0, 1, DEADLINE, Lifeline::default()).unwrap());
-    let again = gloo::group(store.clone(), 0, 1, DEADLINE, Lifeline::default()).err().unwrap();
+    drop(gloo::group(store.clone(), 0, 1, DEADLINE, AbortFlag::default()).unwrap());
+    let again = gloo::group(store.clone(), 0, 1, DEADLINE, AbortFlag::default()).err().unwrap();
     assert!(
         matches!(&again, CommError::Invalid { reason, .. } if reason.contains("rank 0 under this prefix")),
         "{again}"
     );
-    gloo::group(store.prefixed("attempt-1/"), 0, 1, DEADLINE, Lifeline::default()).unwrap();
+    gloo::group(store.prefixed("attempt-1/"), 0, 1, DEADLINE, AbortFlag::default()).unwrap();
 }
 
 /// Milliseconds of an all-reduce of 100 MB, the fastest of several, and microseconds of a barrier.
-fn speed(group: &mut Group) -> String {
+fn speed(group: &mut ProcessGroup) -> String {
     let mut data = vec![1f32; 25_000_000];
     let times = (0..10).map(|_| {
         group.barrier().unwrap();

@@ -1,6 +1,6 @@
 //! Every launcher's environment, as a table.
 
-use tandem_comm::{Environment, Launch, LaunchError, Launcher, MeetingPoint, RanksHere};
+use tandem_comm::{Environment, Launch, LaunchError, Launcher, LocalRanks, RendezvousEndpoint};
 
 fn environment(text: &str) -> Environment {
     text.split_whitespace()
@@ -13,12 +13,12 @@ fn detect(text: &str) -> Result<Launch, LaunchError> {
     Launch::from_environment(&environment(text))
 }
 
-fn at(host: &str, port: u16) -> Option<MeetingPoint> {
-    Some(MeetingPoint { host: host.into(), port, served: false })
+fn at(host: &str, port: u16) -> Option<RendezvousEndpoint> {
+    Some(RendezvousEndpoint { host: host.into(), port, served: false })
 }
 
 /// (variables, launcher, process, of how many, local, meeting point)
-type Row = (&'static str, Launcher, usize, usize, Option<usize>, Option<MeetingPoint>);
+type Row = (&'static str, Launcher, usize, usize, Option<usize>, Option<RendezvousEndpoint>);
 
 fn check(rows: &[Row]) {
     for (variables, launcher, process, num_processes, local, meeting_point) in rows {
@@ -86,7 +86,10 @@ fn torchrun_under_srun_is_torchruns_world_and_its_agent_serves_the_store() {
     )
     .unwrap();
     assert_eq!((found.launcher, found.process, found.num_processes), (Launcher::Torchrun, 5, 8));
-    assert_eq!(found.meeting_point, Some(MeetingPoint { host: "n1".into(), port: 29500, served: true }));
+    assert_eq!(
+        found.meeting_point,
+        Some(RendezvousEndpoint { host: "n1".into(), port: 29500, served: true })
+    );
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn mpi_launchers() {
 fn kubernetes_pods() {
     let pet = "PET_NNODES=2 PET_NODE_RANK=1 PET_MASTER_ADDR=job-node-0-0.job PET_MASTER_PORT=29500";
     for (per_node, expected) in
-        [("4", RanksHere::Count(4)), ("auto", RanksHere::PerDevice), ("gpu", RanksHere::PerDevice)]
+        [("4", LocalRanks::Count(4)), ("auto", LocalRanks::PerDevice), ("gpu", LocalRanks::PerDevice)]
     {
         let found = detect(&format!("{pet} PET_NPROC_PER_NODE={per_node}")).unwrap();
         assert_eq!((found.launcher, found.process, found.num_processes), (Launcher::Pet, 1, 2));

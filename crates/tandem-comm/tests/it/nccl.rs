@@ -6,7 +6,7 @@ use std::io::Write;
 use crate::conformance;
 use crate::processes::{DEADLINE, Ranks, Role};
 use tandem_comm::nccl::Libraries;
-use tandem_comm::{CommError, Group, Reduction, Result};
+use tandem_comm::{CommError, ProcessGroup, Reduction, Result};
 
 /// Maximum number of ranks.
 const MAX_RANKS: usize = 8;
@@ -23,7 +23,7 @@ fn child() {
     role.report(&result.map_or_else(|error| error.to_string(), |()| "ok".to_owned()));
 }
 
-fn act(role: &Role, group: &mut Group) -> Result<()> {
+fn act(role: &Role, group: &mut ProcessGroup) -> Result<()> {
     match role.name.as_str() {
         "conformance" => {
             conformance::everything(group);

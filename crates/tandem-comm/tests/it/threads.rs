@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::conformance;
-use tandem_comm::{Call, CommError, Group, Reduction, Watch, threads};
+use tandem_comm::{Call, CollectiveObserver, CommError, ProcessGroup, Reduction, threads};
 
 /// For ranks that are to succeed; only a bug waits for it.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -12,7 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 const MISSED: Duration = Duration::from_secs(3);
 
 /// Runs `rank` on every rank of a group and returns each result.
-fn on_ranks<T: Send>(size: usize, deadline: Duration, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
+fn on_ranks<T: Send>(size: usize, deadline: Duration, rank: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
     let rank = &rank;
     std::thread::scope(|scope| {
         let groups = threads::groups(size, deadline).into_iter();
@@ -46,7 +46,7 @@ fn the_sum_of_floats_has_one_order() {
 
 #[test]
 fn different_calls_are_named_on_every_rank_and_nobody_hangs() {
-    type Wrong = fn(&mut Group) -> tandem_comm::Result<()>;
+    type Wrong = fn(&mut ProcessGroup) -> tandem_comm::Result<()>;
     let cases: [(Wrong, &str, &str); 4] = [
         (|g| g.barrier(), "all_reduce(sum) of 4 f32", "barrier"),
         (
@@ -216,7 +216,7 @@ fn volume_is_counted_as_the_formulas_say() {
 fn who_watches_a_group_is_told_of_its_calls_and_of_those_of_its_parts() {
     #[derive(Default)]
     struct Told(Mutex<Vec<(String, usize)>>);
-    impl Watch for Told {
+    impl CollectiveObserver for Told {
         fn called(&self, call: &Call, num_ranks: usize, began: Instant) {
             assert!(began <= Instant::now());
             self.0.lock().unwrap().push((call.to_string(), num_ranks));

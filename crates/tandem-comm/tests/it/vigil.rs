@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::processes::{DEADLINE, Ranks, Role};
-use tandem_comm::gloo::Lifeline;
-use tandem_comm::watchdog::Vigil;
-use tandem_comm::{CommError, Group, Phase, Reduction, Result};
+use tandem_comm::gloo::AbortFlag;
+use tandem_comm::watchdog::Watchdog;
+use tandem_comm::{CommError, Phase, ProcessGroup, Reduction, Result};
 
 /// Limits that are exceeded on purpose, long enough for the other ranks on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
@@ -17,12 +17,12 @@ const CHILD: &str = "vigil::child";
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
-    let lifeline = Lifeline::default();
+    let lifeline = AbortFlag::default();
     let mut group = role.meet_with(lifeline.clone()).unwrap();
     let (place, progress) = ((role.rank, role.size), group.progress().clone());
     // Where silence is tested, the collectives' deadline is far away.
     let limit = if role.name == "stopped" { MISSED } else { role.deadline };
-    let mut vigil = Vigil::begin(role.job_store(), place, limit, progress, lifeline, false).unwrap();
+    let mut vigil = Watchdog::begin(role.job_store(), place, limit, progress, lifeline, false).unwrap();
     let result = match role.name.as_str() {
         "stopped" | "killed" => work(&mut group, &role),
         "stands" => stands(&mut group, &role),
@@ -50,7 +50,7 @@ fn child() {
 }
 
 /// Takes steps until something happens.
-fn work(group: &mut Group, role: &Role) -> Result<()> {
+fn work(group: &mut ProcessGroup, role: &Role) -> Result<()> {
     for step in 1.. {
         group.progress().step(step);
         group.progress().enter(Phase::Reduce);
@@ -61,7 +61,7 @@ fn work(group: &mut Group, role: &Role) -> Result<()> {
 }
 
 /// Rank 1 lives, but its forward pass exceeds the others' deadline.
-fn stands(group: &mut Group, role: &Role) -> Result<()> {
+fn stands(group: &mut ProcessGroup, role: &Role) -> Result<()> {
     group.progress().step(7);
     group.progress().enter(Phase::Forward);
     if role.rank == 1 {

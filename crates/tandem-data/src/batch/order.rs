@@ -40,7 +40,7 @@ pub fn epoch_order(num_rows: usize, order: Order, seed: u64, epoch: u64) -> Vec<
 /// Sampler of global batches: step `s` takes rows of epoch `s / steps_per_epoch`.
 ///
 /// The last batch of an epoch may be smaller, as in the HF Trainer.
-pub struct Batches {
+pub struct BatchSampler {
     num_rows: usize,
     batch_size: usize,
     order: Order,
@@ -50,7 +50,7 @@ pub struct Batches {
     rows: Vec<u32>,
 }
 
-impl Batches {
+impl BatchSampler {
     /// Creates a sampler of `batch_size` rows or pairs per step, over all ranks.
     ///
     /// # Panics
@@ -87,7 +87,7 @@ impl Batches {
 /// Size limit of one forward and backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum MicroBatch {
+pub enum MicroBatchSize {
     /// Maximum number of forest tokens, shared prefixes counted once.
     Tokens(usize),
     /// Number of rows.
@@ -100,13 +100,13 @@ pub enum MicroBatch {
 /// # Panics
 ///
 /// If the limit is 0.
-pub fn cut(tokens: &[usize], budget: MicroBatch) -> Vec<Range<usize>> {
-    let (MicroBatch::Tokens(limit) | MicroBatch::Rows(limit)) = budget;
+pub fn cut(tokens: &[usize], budget: MicroBatchSize) -> Vec<Range<usize>> {
+    let (MicroBatchSize::Tokens(limit) | MicroBatchSize::Rows(limit)) = budget;
     assert!(limit > 0, "a micro-batch of nothing");
     let mut cuts: Vec<Range<usize>> = Vec::new();
     let mut used = 0;
     for (row, &tokens) in tokens.iter().enumerate() {
-        let cost = if matches!(budget, MicroBatch::Rows(_)) { 1 } else { tokens };
+        let cost = if matches!(budget, MicroBatchSize::Rows(_)) { 1 } else { tokens };
         match cuts.last_mut() {
             Some(last) if used + cost <= limit => {
                 last.end = row + 1;
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn an_epoch_visits_every_row_once_and_keeps_the_last_incomplete_batch() {
-        let mut batches = Batches::new(10, 4, Order::Shuffled, 7);
+        let mut batches = BatchSampler::new(10, 4, Order::Shuffled, 7);
         assert_eq!(batches.steps_per_epoch(), 3);
         for epoch in 0..2 {
             let mut seen: Vec<u32> = (0..3).flat_map(|s| batches.rows(3 * epoch + s).to_vec()).collect();
@@ -161,14 +161,14 @@ mod tests {
         assert_eq!(batches.rows(2).len(), 2);
         // Going back, as a resumed run does, gives the same rows.
         let again = batches.rows(0).to_vec();
-        assert_eq!(again, Batches::new(10, 4, Order::Shuffled, 7).rows(0));
+        assert_eq!(again, BatchSampler::new(10, 4, Order::Shuffled, 7).rows(0));
         assert_eq!(batches.epoch(3), (1, 4.0 / 3.0));
     }
 
     #[test]
     fn micro_batches_are_greedy_in_order() {
-        assert_eq!(cut(&[3, 3, 3, 9, 1, 1], MicroBatch::Tokens(6)), [0..2, 2..3, 3..4, 4..6]);
-        assert_eq!(cut(&[3, 3, 3, 9, 1], MicroBatch::Rows(2)), [0..2, 2..4, 4..5]);
-        assert!(cut(&[], MicroBatch::Tokens(6)).is_empty());
+        assert_eq!(cut(&[3, 3, 3, 9, 1, 1], MicroBatchSize::Tokens(6)), [0..2, 2..3, 3..4, 4..6]);
+        assert_eq!(cut(&[3, 3, 3, 9, 1], MicroBatchSize::Rows(2)), [0..2, 2..4, 4..5]);
+        assert!(cut(&[], MicroBatchSize::Tokens(6)).is_empty());
     }
 }

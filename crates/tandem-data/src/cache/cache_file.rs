@@ -19,12 +19,12 @@ use crate::cache::checksum;
 use crate::place::Origin;
 use crate::report::Report;
 use crate::rows::row::TokenRow;
-use crate::source::record::Kind;
+use crate::source::record::RowKind;
 
 /// Version of the layout and of the rules that make a row's tokens.
 pub(crate) const FORMAT_VERSION: u64 = 3;
 /// Kinds by their number in the header.
-const KINDS: [Kind; 4] = [Kind::Preference, Kind::Supervised, Kind::Reward, Kind::Prompt];
+const KINDS: [RowKind; 4] = [RowKind::Preference, RowKind::Supervised, RowKind::Reward, RowKind::Prompt];
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
@@ -76,7 +76,7 @@ pub(crate) struct RowEntry {
 }
 
 impl Header {
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> RowKind {
         KINDS[self.kind as usize]
     }
 
@@ -155,7 +155,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// Writer of a cache. It holds a buffer and the row entries (40 bytes each) in memory.
 pub(crate) struct CacheWriter<W: Write + Seek> {
     out: W,
-    kind: Kind,
+    kind: RowKind,
     key: blake3::Hash,
     /// Bytes of the data section, buffer included.
     num_bytes: u64,
@@ -166,7 +166,7 @@ pub(crate) struct CacheWriter<W: Write + Seek> {
 
 impl<W: Write + Seek> CacheWriter<W> {
     /// Creates a writer and leaves room for the header.
-    pub(super) fn new(mut out: W, kind: Kind, key: blake3::Hash) -> io::Result<Self> {
+    pub(super) fn new(mut out: W, kind: RowKind, key: blake3::Hash) -> io::Result<Self> {
         out.write_all(&[0; HEADER_BYTES])?;
         let (buffer, hasher) = (Vec::with_capacity(BUFFER_BYTES), blake3::Hasher::new());
         Ok(Self { out, kind, key, num_bytes: 0, buffer, hasher, rows: Vec::new() })
@@ -193,7 +193,7 @@ impl<W: Write + Seek> CacheWriter<W> {
                 for ids in [prompt, chosen, rejected] {
                     self.write(bytemuck::cast_slice(ids))?;
                 }
-                if self.kind == Kind::Reward {
+                if self.kind == RowKind::Reward {
                     self.write(&margin.to_le_bytes())?;
                 }
             }
@@ -292,7 +292,7 @@ mod tests {
 
     fn write(room: usize) -> io::Result<Vec<u8>> {
         let disk = Disk(io::Cursor::default(), room);
-        let mut writer = CacheWriter::new(disk, Kind::Supervised, blake3::hash(b"key"))?;
+        let mut writer = CacheWriter::new(disk, RowKind::Supervised, blake3::hash(b"key"))?;
         for length in [3usize, 1, 6] {
             let row = TokenRow::Scored { tokens: vec![7; length], scored: vec![1; length] };
             writer.push(&row, Origin { file: 0, line: length as u32 })?;

@@ -10,7 +10,7 @@ use crate::error::DataError;
 use crate::place::{Origin, Place};
 use crate::report::Report;
 use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
-use crate::source::record::Kind;
+use crate::source::record::RowKind;
 
 /// Rows of a data set as token ids, in file order, created by [`prepare`](crate::prepare::prepare).
 /// Processes that open the same cache share its memory.
@@ -59,7 +59,7 @@ impl TokenCache {
     }
 
     /// Returns the kind of rows.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> RowKind {
         self.header.kind()
     }
 
@@ -74,7 +74,11 @@ impl TokenCache {
     ///
     /// If the row does not exist or is no preference.
     pub fn pair(&self, i: usize) -> PairTokens<'_> {
-        assert!(matches!(self.kind(), Kind::Preference | Kind::Reward), "pair() of {:?} rows", self.kind());
+        assert!(
+            matches!(self.kind(), RowKind::Preference | RowKind::Reward),
+            "pair() of {:?} rows",
+            self.kind()
+        );
         let row = self.rows()[i];
         let words = &self.words()[row.start as usize..];
         let (prompt, words) = words.split_at(row.prompt as usize);
@@ -91,7 +95,7 @@ impl TokenCache {
     pub fn margin(&self, i: usize) -> f32 {
         let row = self.rows()[i];
         let end = row.start as usize + (row.prompt + row.chosen + row.rejected) as usize;
-        if self.kind() == Kind::Reward { f32::from_bits(self.words()[end]) } else { 0.0 }
+        if self.kind() == RowKind::Reward { f32::from_bits(self.words()[end]) } else { 0.0 }
     }
 
     /// Returns row `i` of a supervised data set.
@@ -100,7 +104,7 @@ impl TokenCache {
     ///
     /// If the row does not exist or is not supervised.
     pub fn scored(&self, i: usize) -> ScoredTokens<'_> {
-        assert_eq!(self.kind(), Kind::Supervised, "scored() of other rows");
+        assert_eq!(self.kind(), RowKind::Supervised, "scored() of other rows");
         let row = self.rows()[i];
         let (tokens, marks) = self.words()[row.start as usize..].split_at(row.chosen as usize);
         ScoredTokens { tokens, scored: &bytemuck::cast_slice(marks)[..tokens.len()] }
@@ -112,7 +116,7 @@ impl TokenCache {
     ///
     /// If the row does not exist or is no prompt.
     pub fn prompt(&self, i: usize) -> (&[u32], &[u8]) {
-        assert_eq!(self.kind(), Kind::Prompt, "prompt() of other rows");
+        assert_eq!(self.kind(), RowKind::Prompt, "prompt() of other rows");
         let row = self.rows()[i];
         let (tokens, json) = self.words()[row.start as usize..].split_at(row.prompt as usize);
         (tokens, &bytemuck::cast_slice(json)[..row.chosen as usize])
@@ -125,7 +129,7 @@ impl TokenCache {
     /// If the row does not exist.
     pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
         let row = self.rows()[i];
-        if self.kind() == Kind::Prompt {
+        if self.kind() == RowKind::Prompt {
             return row.prompt as usize;
         }
         let unseen = row.unseen.iter().sum::<u32>() as usize;
@@ -140,13 +144,13 @@ impl TokenCache {
     /// If the row does not exist.
     pub fn counts(&self, i: usize, share_prefix: bool) -> RowCounts {
         match self.kind() {
-            Kind::Supervised => self.scored(i).counts(),
-            Kind::Prompt => {
+            RowKind::Supervised => self.scored(i).counts(),
+            RowKind::Prompt => {
                 let tokens = self.num_tokens(i, share_prefix);
                 RowCounts { tokens, scored_rows: 0, trees: 1, sequence_tokens: tokens as u64 }
             }
             // Lengths suffice; the ids are not read.
-            Kind::Preference | Kind::Reward => {
+            RowKind::Preference | RowKind::Reward => {
                 let row = self.rows()[i];
                 let counts = RowCounts::of_pair(
                     row.unseen.map(|unseen| (row.prompt - unseen) as usize),
@@ -155,7 +159,7 @@ impl TokenCache {
                     share_prefix,
                 );
                 // In a reward model's row both ends are scored, even if equal responses share one.
-                let scored_rows = if self.kind() == Kind::Reward { 2 } else { counts.scored_rows };
+                let scored_rows = if self.kind() == RowKind::Reward { 2 } else { counts.scored_rows };
                 RowCounts { scored_rows, ..counts }
             }
         }

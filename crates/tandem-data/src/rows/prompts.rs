@@ -8,7 +8,7 @@ use crate::error::DataError;
 use crate::place::Place;
 use crate::rows::row::{RowOptions, TokenRow, tokenise};
 use crate::source::reader::RowReader;
-use crate::source::record::{Content, Kind, Record, Text};
+use crate::source::record::{Content, Record, RowKind, Text};
 use crate::text::tokenizer::Tokenizer;
 
 /// A row with a `prompt`.
@@ -35,7 +35,7 @@ impl PromptRow {
 
     /// Returns the prompt's tokens up to the start of the response; empty for an empty text.
     pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, DataError> {
-        Ok(match tokenise(&self.record, tokenizer, &RowOptions::new(Kind::Prompt))?.row {
+        Ok(match tokenise(&self.record, tokenizer, &RowOptions::new(RowKind::Prompt))?.row {
             Some(TokenRow::Prompt { tokens, .. }) => tokens,
             _ => Vec::new(),
         })
@@ -48,7 +48,7 @@ pub fn read(path: &Path) -> Result<Vec<PromptRow>, DataError> {
     let mut rows = Vec::new();
     while let Some(raw) = reader.next_row()? {
         let place = Place { path: path.to_path_buf(), line: raw.line };
-        let record = Record::parse(&raw.text, Kind::Prompt, &place)?;
+        let record = Record::parse(&raw.text, RowKind::Prompt, &place)?;
         rows.push(PromptRow { place, record });
     }
     if rows.is_empty() {

@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 use crate::error::DataError;
 use crate::report::Reason;
 use crate::rows::tokens::PairTokens;
-use crate::source::record::{Content, Kind, Message, Record, Text};
+use crate::source::record::{Content, Message, Record, RowKind, Text};
 use crate::text::chat_template::RenderOptions;
 use crate::text::tokenizer::Tokenizer;
 
 /// Tokens of a supervised row that enter the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LossOn {
+pub enum LossMask {
     /// The completion, the assistant's turns, or all of a `text`.
     #[default]
     Answer,
@@ -41,7 +41,7 @@ pub enum Truncation {
 #[serde(deny_unknown_fields)]
 pub struct RowOptions {
     /// The use of the rows.
-    pub kind: Kind,
+    pub kind: RowKind,
     /// Maximum tokens of a sequence, prompt included. Longer sequences are truncated; rows for
     /// reward models are dropped. `None` is no limit.
     #[serde(default)]
@@ -51,13 +51,13 @@ pub struct RowOptions {
     pub truncation: Truncation,
     /// Tokens in the loss, for supervised rows.
     #[serde(default)]
-    pub loss_on: LossOn,
+    pub loss_on: LossMask,
 }
 
 impl RowOptions {
     /// Creates options without truncation and with the loss on responses.
-    pub fn new(kind: Kind) -> Self {
-        Self { kind, max_length: None, truncation: Truncation::KeepStart, loss_on: LossOn::Answer }
+    pub fn new(kind: RowKind) -> Self {
+        Self { kind, max_length: None, truncation: Truncation::KeepStart, loss_on: LossMask::Answer }
     }
 }
 
@@ -145,7 +145,7 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
         Content::Completion { prompt, completion } => {
             let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
             let mut scored = vec![1; whole.len()];
-            if options.loss_on == LossOn::Answer {
+            if options.loss_on == LossMask::Answer {
                 scored[..prompt_ids.len()].fill(0);
             }
             finish_scored(whole, scored, merged, options)
@@ -201,7 +201,7 @@ impl Context<'_> {
         let mut prompt_ids = self.prompt(prompt)?;
         let mut chosen_ids = self.whole(prompt, chosen)?;
         let mut rejected_ids = self.whole(prompt, rejected)?;
-        if let Some(reason) = (options.kind == Kind::Reward)
+        if let Some(reason) = (options.kind == RowKind::Reward)
             .then(|| unscorable([&chosen_ids, &rejected_ids], options.max_length))
             .flatten()
         {
@@ -281,9 +281,9 @@ impl Context<'_> {
         RenderOptions { tools: self.tools, kwargs: Some(self.kwargs), add_generation_prompt }
     }
 
-    fn messages(&self, messages: &[Message], loss_on: LossOn) -> Result<(Vec<u32>, Vec<u8>), DataError> {
+    fn messages(&self, messages: &[Message], loss_on: LossMask) -> Result<(Vec<u32>, Vec<u8>), DataError> {
         let template = self.tokenizer.chat_template()?;
-        let (text, ranges) = if loss_on == LossOn::All {
+        let (text, ranges) = if loss_on == LossMask::All {
             let text = template.render(messages, self.options(false))?;
             let all = 0..text.len();
             (text, vec![all])
@@ -292,7 +292,7 @@ impl Context<'_> {
         } else {
             self.assistant_ranges(messages)?
         };
-        if loss_on == LossOn::All {
+        if loss_on == LossMask::All {
             let tokens = self.tokenizer.encode_rendered(&text)?;
             let scored = vec![1; tokens.len()];
             return Ok((tokens, scored));

@@ -13,7 +13,7 @@ pub type Message = Map<String, Value>;
 /// Use of the rows. It selects the keys that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum RowKind {
     /// `chosen` and `rejected`, with or without `prompt`.
     Preference,
     /// As `Preference`, with an optional number `margin`: pairs for reward models, never truncated.
@@ -70,7 +70,7 @@ pub struct Record {
     pub shape: Shape,
     /// `margin`: lead that the chosen reward should have; 0 by default and for other kinds.
     pub margin: f32,
-    /// The whole row, for [`Kind::Prompt`].
+    /// The whole row, for [`RowKind::Prompt`].
     pub row: Option<Map<String, Value>>,
     /// `tools` for the chat template; a JSON string is parsed.
     pub tools: Option<Value>,
@@ -101,7 +101,7 @@ const SUPERVISED_KEYS: &str = "`text`, `messages`, or `prompt` and `completion`"
 
 impl Record {
     /// Parses the JSON of one row; errors name `place`.
-    pub fn parse(json: &[u8], kind: Kind, place: &Place) -> Result<Self, DataError> {
+    pub fn parse(json: &[u8], kind: RowKind, place: &Place) -> Result<Self, DataError> {
         let value: Value = serde_json::from_slice(json).map_err(|e| DataError::Json {
             place: place.clone(),
             // The parser sees one row only: its line number would mislead, its column does not.
@@ -123,8 +123,8 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    fn read(mut self, kind: Kind) -> Result<Record, DataError> {
-        let row = (kind == Kind::Prompt).then(|| self.row.clone());
+    fn read(mut self, kind: RowKind) -> Result<Record, DataError> {
+        let row = (kind == RowKind::Prompt).then(|| self.row.clone());
         let tools = match self.row.remove("tools") {
             None | Some(Value::Null) => None,
             Some(Value::String(json)) => Some(serde_json::from_str(&json).map_err(|e| DataError::Json {
@@ -138,7 +138,7 @@ impl Row<'_> {
             Some(Value::Object(kwargs)) => kwargs,
             Some(other) => return Err(type_error(self.place, "chat_template_kwargs", "an object", &other)),
         };
-        let margin = match self.row.remove("margin").filter(|_| kind == Kind::Reward) {
+        let margin = match self.row.remove("margin").filter(|_| kind == RowKind::Reward) {
             None | Some(Value::Null) => 0.0,
             Some(value) => match value.as_f64() {
                 Some(margin) => margin as f32,
@@ -147,25 +147,25 @@ impl Row<'_> {
         };
         let mut prompt_ignored = false;
         let (content, keys) = match kind {
-            Kind::Preference | Kind::Reward if self.has("chosen") && self.has("rejected") => {
+            RowKind::Preference | RowKind::Reward if self.has("chosen") && self.has("rejected") => {
                 self.preference(&mut prompt_ignored)?
             }
-            Kind::Supervised if self.has("completion") && self.has("prompt") => {
+            RowKind::Supervised if self.has("completion") && self.has("prompt") => {
                 let (prompt, completion) = (self.text("prompt")?, self.text("completion")?);
                 self.same_kind("completion", &prompt, &completion)?;
                 (Content::Completion { prompt, completion }, "prompt, completion")
             }
-            Kind::Supervised if self.has("messages") => {
+            RowKind::Supervised if self.has("messages") => {
                 (Content::Messages(self.messages("messages")?), "messages")
             }
-            Kind::Supervised if self.has("conversations") => {
+            RowKind::Supervised if self.has("conversations") => {
                 (Content::Messages(self.messages("conversations")?), "messages")
             }
-            Kind::Supervised if self.has("text") => match self.text("text")? {
+            RowKind::Supervised if self.has("text") => match self.text("text")? {
                 Text::Plain(text) => (Content::Text(text), "text"),
                 Text::Chat(messages) => (Content::Messages(messages), "messages"),
             },
-            Kind::Prompt if self.has("prompt") => (Content::Prompt(self.text("prompt")?), "prompt"),
+            RowKind::Prompt if self.has("prompt") => (Content::Prompt(self.text("prompt")?), "prompt"),
             _ => return Err(self.missing(kind)),
         };
         let chat = match &content {
@@ -288,11 +288,11 @@ impl Row<'_> {
         Err(DataError::Type { place: self.place.clone(), key: key.into(), expected, found: found.into() })
     }
 
-    fn missing(&self, kind: Kind) -> DataError {
+    fn missing(&self, kind: RowKind) -> DataError {
         let expected = match kind {
-            Kind::Preference | Kind::Reward => PREFERENCE_KEYS,
-            Kind::Supervised => SUPERVISED_KEYS,
-            Kind::Prompt => "`prompt`",
+            RowKind::Preference | RowKind::Reward => PREFERENCE_KEYS,
+            RowKind::Supervised => SUPERVISED_KEYS,
+            RowKind::Prompt => "`prompt`",
         };
         let nearest = self.row.keys().filter(|k| !KNOWN_KEYS.contains(&k.as_str())).find_map(|found| {
             let known = KNOWN_KEYS.iter().filter(|k| !self.has(k));
@@ -301,15 +301,15 @@ impl Row<'_> {
             (best.0 > 0.85).then(|| format!("did you mean `{}` where it says `{found}`?", best.1))
         });
         let other_kind = match kind {
-            Kind::Supervised if self.has("chosen") => {
+            RowKind::Supervised if self.has("chosen") => {
                 Some("these are preferences, which method = \"dpo\" trains on".to_string())
             }
-            Kind::Preference | Kind::Reward
+            RowKind::Preference | RowKind::Reward
                 if self.has("messages") || self.has("text") || self.has("completion") =>
             {
                 Some("these are demonstrations, which method = \"sft\" trains on".to_string())
             }
-            Kind::Prompt if self.has("messages") => {
+            RowKind::Prompt if self.has("messages") => {
                 Some("a `prompt` may be a list of messages: rename `messages`".to_string())
             }
             _ => None,
@@ -368,7 +368,7 @@ fn common_messages(chosen: &[Message], rejected: &[Message]) -> usize {
 mod tests {
     use super::*;
 
-    fn parse(json: &str, kind: Kind) -> Record {
+    fn parse(json: &str, kind: RowKind) -> Record {
         let place = Place { path: "f".into(), line: 1 };
         Record::parse(json.as_bytes(), kind, &place).unwrap()
     }
@@ -393,11 +393,11 @@ mod tests {
                 chosen: plain(&chosen[prompt.len()..]),
                 rejected: plain(&rejected[prompt.len()..]),
             };
-            assert_eq!(parse(&row, Kind::Preference).content, expected, "{chosen:?}, {rejected:?}");
+            assert_eq!(parse(&row, RowKind::Preference).content, expected, "{chosen:?}, {rejected:?}");
         }
         // TRL inspects `chosen[-1]` if the first characters differ, and would cut these before
         // their last one.
-        let found = parse(r#"{"chosen": "x ", "rejected": "y "}"#, Kind::Preference).content;
+        let found = parse(r#"{"chosen": "x ", "rejected": "y "}"#, RowKind::Preference).content;
         assert!(
             matches!(found, Content::Preference { prompt: Text::Plain(prompt), .. } if prompt.is_empty())
         );
@@ -407,7 +407,7 @@ mod tests {
     fn a_text_prompt_beside_conversations_that_hold_it_is_ignored() {
         let turns = |answer: &str| serde_json::json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]);
         let row = serde_json::json!({"prompt": "q", "chosen": turns("a"), "rejected": turns("b")});
-        let record = parse(&row.to_string(), Kind::Preference);
+        let record = parse(&row.to_string(), RowKind::Preference);
         assert!(record.prompt_ignored);
         let Content::Preference { prompt: Text::Chat(prompt), chosen: Text::Chat(chosen), .. } =
             record.content
@@ -422,7 +422,7 @@ mod tests {
     fn older_names_null_columns_and_tools_in_a_string_are_understood() {
         let row = r#"{"text": null, "conversations": [{"from": "user", "value": "q", "weight": null}],
             "tools": "[{\"name\": \"f\"}]", "chat_template_kwargs": null}"#;
-        let record = parse(row, Kind::Supervised);
+        let record = parse(row, RowKind::Supervised);
         let Content::Messages(messages) = record.content else { panic!("{:?}", record.content) };
         assert_eq!(serde_json::json!(messages), serde_json::json!([{"role": "user", "content": "q"}]));
         assert_eq!(record.tools, Some(serde_json::json!([{"name": "f"}])));
@@ -433,7 +433,7 @@ mod tests {
     fn rows_with_the_keys_of_both_kinds_are_read_for_the_method() {
         let row =
             r#"{"prompt": "p", "chosen": "a", "rejected": "b", "completion": "c", "text": "t", "score": 1}"#;
-        assert!(matches!(parse(row, Kind::Preference).content, Content::Preference { .. }));
-        assert!(matches!(parse(row, Kind::Supervised).content, Content::Completion { .. }));
+        assert!(matches!(parse(row, RowKind::Preference).content, Content::Preference { .. }));
+        assert!(matches!(parse(row, RowKind::Supervised).content, Content::Completion { .. }));
     }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::fixture::tokenizer_with;
 use tandem_data::prepare::prepare;
 use tandem_data::progress::Silent;
-use tandem_data::record::Kind;
-use tandem_data::row::{LossOn, RowOptions};
+use tandem_data::record::RowKind;
+use tandem_data::row::{LossMask, RowOptions};
 use tandem_data::source::Sources;
 use tandem_data::tokenizer::Tokenizer;
 
@@ -27,11 +27,11 @@ fn error_of(name: &str, content: &str, options: &RowOptions) -> String {
 }
 
 fn preference(content: &str) -> String {
-    error_of("data.jsonl", content, &RowOptions::new(Kind::Preference))
+    error_of("data.jsonl", content, &RowOptions::new(RowKind::Preference))
 }
 
 fn supervised(content: &str) -> String {
-    error_of("data.jsonl", content, &RowOptions::new(Kind::Supervised))
+    error_of("data.jsonl", content, &RowOptions::new(RowKind::Supervised))
 }
 
 const GOOD: &str = r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#;
@@ -42,7 +42,7 @@ fn a_broken_line_is_named() {
     assert!(error.starts_with("data.jsonl:3: not valid JSON: EOF while parsing a value"), "{error}");
     let error = preference(&format!("{GOOD}\n[1]\n"));
     assert_eq!(error, "data.jsonl:2: `row` should be a JSON object, found a list: [1]");
-    let error = error_of("data.json", &format!("[{GOOD},\n{GOOD}"), &RowOptions::new(Kind::Preference));
+    let error = error_of("data.json", &format!("[{GOOD},\n{GOOD}"), &RowOptions::new(RowKind::Preference));
     assert!(error.starts_with("data.json:2: not valid JSON: the file ends inside the array"), "{error}");
 }
 
@@ -97,7 +97,7 @@ fn an_empty_data_set_is_refused() {
 
 #[test]
 fn rows_that_all_fall_away_are_explained() {
-    let options = RowOptions { max_length: Some(2), ..RowOptions::new(Kind::Preference) };
+    let options = RowOptions { max_length: Some(2), ..RowOptions::new(RowKind::Preference) };
     let row = r#"{"prompt": "a long prompt indeed", "chosen": "b", "rejected": "c"}"#;
     let error = error_of("data.jsonl", &format!("{row}\n{row}\n"), &options);
     assert!(error.contains("no row is left of data.jsonl"), "{error}");
@@ -108,7 +108,7 @@ fn rows_that_all_fall_away_are_explained() {
 #[test]
 fn a_missing_file_or_template_is_named() {
     let (folder, tokenizer) = tokenizer_with(false, None);
-    let options = RowOptions::new(Kind::Supervised);
+    let options = RowOptions::new(RowKind::Supervised);
     let missing = Sources::from(folder.path().join("none.jsonl"));
     let error = prepare(&missing, &tokenizer, &options, folder.path(), &Silent).unwrap_err();
     let text = error.to_string();
@@ -133,7 +133,7 @@ fn what_a_template_raises_is_passed_on_with_the_row() {
     let data = folder.path().join("data.jsonl");
     let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}"#;
     std::fs::write(&data, format!("\n{row}")).unwrap();
-    let options = RowOptions::new(Kind::Supervised);
+    let options = RowOptions::new(RowKind::Supervised);
     let error = prepare(&Sources::from(data), &tokenizer, &options, folder.path(), &Silent);
     let error = error.unwrap_err().to_string();
     assert!(
@@ -155,11 +155,11 @@ fn a_template_that_forgets_earlier_turns_cannot_show_the_assistants_part() {
     let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
     std::fs::write(&data, row).unwrap();
     let sources = Sources::from(data);
-    let mut options = RowOptions::new(Kind::Supervised);
+    let mut options = RowOptions::new(RowKind::Supervised);
     let error = prepare(&sources, &tokenizer, &options, folder.path(), &Silent).unwrap_err().to_string();
     assert!(error.contains("(up to message 1)") && error.contains("{% generation %}"), "{error}");
     assert!(error.contains(r#"expected "...\n"#) && error.contains(r#"found "a\n"#), "{error}");
-    options.loss_on = LossOn::All;
+    options.loss_on = LossMask::All;
     assert_eq!(prepare(&sources, &tokenizer, &options, folder.path(), &Silent).unwrap().num_rows(), 1);
 }
 
@@ -168,14 +168,14 @@ fn a_margin_is_a_number() {
     let row = |margin: &str| {
         format!("{{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\", \"margin\": {margin}}}")
     };
-    let reward = |content: &str| error_of("data.jsonl", content, &RowOptions::new(Kind::Reward));
+    let reward = |content: &str| error_of("data.jsonl", content, &RowOptions::new(RowKind::Reward));
     let error = reward(&format!("{}\n{}\n{}", row("0.5"), row("null"), row("\"1\"")));
     assert_eq!(error, "data.jsonl:3: `margin` should be a number, found a string: \"1\"");
 }
 
 #[test]
 fn a_prompt_has_a_token_and_leaves_room_for_the_answer() {
-    let options = RowOptions { max_length: Some(2), ..RowOptions::new(Kind::Prompt) };
+    let options = RowOptions { max_length: Some(2), ..RowOptions::new(RowKind::Prompt) };
     let prompts = |content: &str| error_of("data.jsonl", content, &options);
     let error = prompts("{\"prompt\": \"\"}\n{\"prompt\": \"one two three four five six\"}\n");
     assert!(error.contains("1 rows (50.0 %) dropped: the prompt has no token [data.jsonl:1]"), "{error}");

@@ -7,9 +7,9 @@ use crate::fixture::{data_path, read_records, tokenizer_with, write_tokenizer};
 use tandem_data::forest::{ForestBuilder, RowCounts, ScoredTokens};
 use tandem_data::prepare::prepare;
 use tandem_data::progress::{Progress, Silent};
-use tandem_data::record::Kind;
-use tandem_data::report::{Concerned, Reason};
-use tandem_data::row::{LossOn, RowOptions, TokenRow, tokenise};
+use tandem_data::record::RowKind;
+use tandem_data::report::{AffectedRows, Reason};
+use tandem_data::row::{LossMask, RowOptions, TokenRow, tokenise};
 use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
@@ -47,20 +47,20 @@ fn check_counts(forest: &Forest, found: RowCounts) {
 }
 
 fn preference() -> RowOptions {
-    RowOptions::new(Kind::Preference)
+    RowOptions::new(RowKind::Preference)
 }
 
 #[test]
 fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
     let bench = Bench::new();
     for (file, kind) in [
-        ("pref_conv.jsonl", Kind::Preference),
-        ("pref_plain_implicit.jsonl", Kind::Preference),
-        ("../../../../goldens/small/pref_margin.jsonl", Kind::Reward),
-        ("sft_messages.jsonl", Kind::Supervised),
-        ("sft_completion.jsonl", Kind::Supervised),
-        ("pref_conv.jsonl", Kind::Prompt),
-        ("pref_plain.jsonl", Kind::Prompt),
+        ("pref_conv.jsonl", RowKind::Preference),
+        ("pref_plain_implicit.jsonl", RowKind::Preference),
+        ("../../../../goldens/small/pref_margin.jsonl", RowKind::Reward),
+        ("sft_messages.jsonl", RowKind::Supervised),
+        ("sft_completion.jsonl", RowKind::Supervised),
+        ("pref_conv.jsonl", RowKind::Prompt),
+        ("pref_plain.jsonl", RowKind::Prompt),
     ] {
         let options = RowOptions { max_length: Some(60), ..RowOptions::new(kind) };
         let first = bench.prepare(data_path(file), &options);
@@ -72,7 +72,7 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
         for (line, record) in (1..).zip(read_records(file, kind)) {
             let Some(expected) = tokenise(&record, &bench.tokenizer, &options).unwrap().row else { continue };
             match kind {
-                Kind::Preference => {
+                RowKind::Preference => {
                     let pair = again.pair(row);
                     assert_eq!(Some(pair), expected.as_pair());
                     for share in [true, false] {
@@ -82,7 +82,7 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
                         check_counts(&builder.finish().unwrap(), again.counts(row, share));
                     }
                 }
-                Kind::Reward => {
+                RowKind::Reward => {
                     let pair = again.pair(row);
                     assert_eq!(Some(pair), expected.as_pair());
                     assert_eq!(again.margin(row), record.margin);
@@ -93,7 +93,7 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
                         check_counts(&builder.finish().unwrap(), again.counts(row, share));
                     }
                 }
-                Kind::Supervised => {
+                RowKind::Supervised => {
                     let ScoredTokens { tokens, scored } = again.scored(row);
                     let found = TokenRow::Scored { tokens: tokens.to_vec(), scored: scored.to_vec() };
                     assert_eq!(found, expected);
@@ -102,7 +102,7 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
                     builder.push_scored(&again.scored(row));
                     check_counts(&builder.finish().unwrap(), again.counts(row, true));
                 }
-                Kind::Prompt => {
+                RowKind::Prompt => {
                     let (tokens, json) = again.prompt(row);
                     assert_eq!(json, serde_json::to_vec(&record.row).unwrap(), "the row goes along whole");
                     let json = String::from_utf8(json.to_vec()).unwrap();
@@ -114,7 +114,7 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
             row += 1;
         }
         assert_eq!(again.num_rows(), row);
-        if kind == Kind::Reward {
+        if kind == RowKind::Reward {
             let dropped = again.report().count(Reason::TooLong);
             assert!(dropped > 0 && dropped + row as u64 == again.report().rows_read, "{dropped} dropped");
             assert!((0..row).any(|row| again.margin(row) == 0.75));
@@ -155,7 +155,7 @@ fn everything_that_decides_the_tokens_is_part_of_the_key() {
     let source = || Sources::from(data.clone());
     built(&bench, source(), preference());
     built(&bench, source(), RowOptions { max_length: Some(100), ..preference() });
-    built(&bench, source(), RowOptions { loss_on: LossOn::All, ..preference() });
+    built(&bench, source(), RowOptions { loss_on: LossMask::All, ..preference() });
     built(&bench, Sources(vec![Source { path: data.clone(), weight: 2.0 }]), preference());
     built(&bench, Sources([source().0, source().0].concat()), preference());
     // The same data under another name have the same key.
@@ -289,12 +289,12 @@ fn a_report_does_not_grow_with_the_rows_that_it_is_about() {
     let bench = Bench::new();
     let data = bench.path("data.jsonl");
     let row = "{\"prompt\": \"a\", \"chosen\": \" b\", \"rejected\": \" a longer answer\"}\n";
-    std::fs::write(&data, row.repeat(Concerned::PLACES + 20)).unwrap();
+    std::fs::write(&data, row.repeat(AffectedRows::PLACES + 20)).unwrap();
     let cache = bench.prepare(data, &RowOptions { max_length: Some(2), ..preference() });
     let report = cache.report();
-    assert_eq!(report.count(Reason::RejectedTruncated), Concerned::PLACES as u64 + 20);
+    assert_eq!(report.count(Reason::RejectedTruncated), AffectedRows::PLACES as u64 + 20);
     let lines = report.reasons[&Reason::RejectedTruncated].first.iter().map(|origin| origin.line as usize);
-    assert!(lines.eq(1..=Concerned::PLACES));
+    assert!(lines.eq(1..=AffectedRows::PLACES));
     assert!(cache.report_lines().join("\n").contains("120 rows (100.0 %) rejected answer cut"));
 }
 

@@ -3,7 +3,7 @@
 use crate::fixture::{self, data_path, read_records, tokenizer_with};
 use serde_json::Value;
 use tandem_data::chat_template::{ChatTemplate, RenderOptions};
-use tandem_data::record::Kind;
+use tandem_data::record::RowKind;
 use tandem_data::row::{RowOptions, TokenRow, Truncation, tokenise};
 
 fn expected() -> Value {
@@ -14,7 +14,7 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-fn options(kind: Kind, case: &Value) -> RowOptions {
+fn options(kind: RowKind, case: &Value) -> RowOptions {
     let truncation =
         if case["truncation"] == "keep_end" { Truncation::KeepEnd } else { Truncation::KeepStart };
     let max_length = case["max_length"].as_u64().map(|n| n as usize);
@@ -27,9 +27,9 @@ fn preferences_become_trls_tokens() {
     for case in expected()["preference"].as_array().unwrap() {
         let (_folder, tokenizer) = tokenizer_with(case["tokenizer"] == "bos", None);
         let file = format!("{}.jsonl", case["file"].as_str().unwrap());
-        let records = read_records(&file, Kind::Preference);
+        let records = read_records(&file, RowKind::Preference);
         for (i, (record, expected)) in records.iter().zip(case["rows"].as_array().unwrap()).enumerate() {
-            let found = tokenise(record, &tokenizer, &options(Kind::Preference, case)).unwrap().row;
+            let found = tokenise(record, &tokenizer, &options(RowKind::Preference, case)).unwrap().row;
             let found = found.as_ref().and_then(TokenRow::as_pair).map(|pair| {
                 let [first, second] = pair.prompts();
                 [first, pair.chosen, second, pair.rejected].map(<[u32]>::to_vec)
@@ -48,11 +48,11 @@ fn demonstrations_become_trls_tokens_and_marks() {
         let template = case["template"].as_str();
         let (_folder, tokenizer) = tokenizer_with(case["tokenizer"] == "bos", template);
         let file = format!("{}.jsonl", case["file"].as_str().unwrap());
-        let records = read_records(&file, Kind::Supervised);
+        let records = read_records(&file, RowKind::Supervised);
         let expected = case["rows"].as_array().unwrap();
         assert_eq!(records.len(), expected.len());
         for (i, (record, expected)) in records.iter().zip(expected).enumerate() {
-            let found = tokenise(record, &tokenizer, &options(Kind::Supervised, case)).unwrap().row;
+            let found = tokenise(record, &tokenizer, &options(RowKind::Supervised, case)).unwrap().row;
             let expected = expected.as_array().map(|row| TokenRow::Scored {
                 tokens: ids(&row[0]),
                 scored: ids(&row[1]).into_iter().map(|s| s as u8).collect(),

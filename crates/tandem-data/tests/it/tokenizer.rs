@@ -5,7 +5,7 @@ use serde_json::json;
 use tandem_data::decode_stream::DecodeStream;
 use tandem_data::error::Place;
 use tandem_data::forest::{PairTokens, ScoredTokens};
-use tandem_data::record::{Kind, Record};
+use tandem_data::record::{Record, RowKind};
 use tandem_data::row::{RowOptions, TokenRow, tokenise};
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
 use tandem_data::tokenizer::Tokenizer;
@@ -86,8 +86,8 @@ fn the_assistants_part_is_found_by_rendering_beginnings() {
     let row = r#"{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Größe 日本"}, {"role": "user", "content": "And?"},
         {"role": "assistant", "content": "Yes"}]}"#;
-    let record = Record::parse(row.as_bytes(), Kind::Supervised, &place).unwrap();
-    let outcome = tokenise(&record, &tokenizer, &RowOptions::new(Kind::Supervised)).unwrap();
+    let record = Record::parse(row.as_bytes(), RowKind::Supervised, &place).unwrap();
+    let outcome = tokenise(&record, &tokenizer, &RowOptions::new(RowKind::Supervised)).unwrap();
     let Some(TokenRow::Scored { tokens, scored }) = outcome.row else { panic!("{outcome:?}") };
     // Runs of scored tokens, as text: the responses with all that the template puts after them.
     let mut runs = vec![Vec::new()];

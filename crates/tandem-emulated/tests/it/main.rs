@@ -1,12 +1,12 @@
 //! The emulation itself: memory, streams, and a kernel with barriers.
 
-use tandem_kernels::{DType, Kind, ops};
+use tandem_kernels::{DType, MemoryKind, ops};
 
 #[test]
 fn numbers_travel_there_and_back() {
     let device = tandem_emulated::device(1 << 24).unwrap();
     for dtype in [DType::F32, DType::Bf16] {
-        let mut x = device.alloc(Kind::Scratch, 3, 7, dtype).unwrap();
+        let mut x = device.alloc(MemoryKind::Scratch, 3, 7, dtype).unwrap();
         let part = x.view_mut().col_range(2..5);
         ops::write_f32(&device, &[1.0, -2.0, 0.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], part).unwrap();
         let part = ops::read_f32(&device, x.view().col_range(3..5).row_range(1..3)).unwrap();
@@ -18,7 +18,7 @@ fn numbers_travel_there_and_back() {
 fn a_kernel_with_barriers_gives_the_sums_of_rows() {
     let device = tandem_emulated::device(1 << 24).unwrap();
     let (rows, width) = (37, 1000);
-    let alloc = |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::F32).unwrap();
+    let alloc = |rows, cols| device.alloc(MemoryKind::Scratch, rows, cols, DType::F32).unwrap();
     let (mut x, mut w, mut y, mut inverse) =
         (alloc(rows, width), alloc(1, width), alloc(rows, width), alloc(1, rows));
     let values: Vec<f32> = (0..rows * width).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect();
@@ -46,6 +46,7 @@ fn a_kernel_with_barriers_gives_the_sums_of_rows() {
 
 #[test]
 fn memory_runs_out_with_a_sentence() {
-    let error = tandem_emulated::device(1 << 21).unwrap().alloc(Kind::Weights, 1, 1 << 20, DType::F32).err();
+    let error =
+        tandem_emulated::device(1 << 21).unwrap().alloc(MemoryKind::Weights, 1, 1 << 20, DType::F32).err();
     assert!(error.unwrap().to_string().starts_with("out of device memory: 4194304 bytes"));
 }

@@ -3,7 +3,7 @@
 use regex::bytes::Regex;
 use serde_json::Value;
 
-use super::round::Round;
+use super::round::CommandBatch;
 use crate::Verdict;
 use crate::judge::beginning;
 
@@ -23,7 +23,7 @@ impl Parser {
     }
 
     /// Passes a line to the round; returns whether it answered an item.
-    pub(super) fn take(&self, line: &[u8], round: &mut Round) -> bool {
+    pub(super) fn take(&self, line: &[u8], round: &mut CommandBatch) -> bool {
         let line = line.trim_ascii();
         if line.is_empty() {
             return false;

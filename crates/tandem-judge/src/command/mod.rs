@@ -1,7 +1,7 @@
 //! Judge over a user's program: lines of JSON in, lines of JSON out.
 //!
 //! The program is kept running and receives several items at a time. A failure costs the scores of
-//! the items that it concerns and no others; [`Round`] keeps account of that.
+//! the items that it concerns and no others; [`CommandBatch`] keeps account of that.
 
 mod answer;
 mod config;
@@ -19,9 +19,9 @@ pub use config::CommandConfig;
 
 use self::answer::Parser;
 use self::process::{Process, Tail};
-use self::round::Round;
+use self::round::CommandBatch;
 use crate::backoff::{LOOK, sleep};
-use crate::{Counts, Group, Judge, JudgeError, Prompt, Result, Verdict};
+use crate::{Counts, Judge, JudgeError, Prompt, PromptWithCompletions, Result, Verdict};
 
 /// Receiver of each line that the command writes to stderr.
 pub type StderrLine = Arc<dyn Fn(&str) + Send + Sync>;
@@ -75,7 +75,7 @@ impl CommandJudge {
     }
 
     /// Asks until each item has a verdict.
-    fn run(&mut self, items: &Items<'_>, round: &mut Round, stop: &AtomicBool) -> Result<()> {
+    fn run(&mut self, items: &Items<'_>, round: &mut CommandBatch, stop: &AtomicBool) -> Result<()> {
         while !round.is_done() {
             if stop.load(Ordering::Relaxed) {
                 return Err(JudgeError::Stopped);
@@ -115,7 +115,7 @@ impl CommandJudge {
     }
 
     /// Ends a process that has ended or must end, and pauses before the next one.
-    fn bury(&mut self, round: &mut Round, stop: &AtomicBool) -> Result<()> {
+    fn bury(&mut self, round: &mut CommandBatch, stop: &AtomicBool) -> Result<()> {
         let Some(process) = self.process.take() else { return Ok(()) };
         let how = process.end();
         round.died(&how);
@@ -140,10 +140,14 @@ impl Judge for CommandJudge {
         &self.name
     }
 
-    fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
+    fn judge(
+        &mut self,
+        groups: &[PromptWithCompletions<'_>],
+        stop: &AtomicBool,
+    ) -> Result<Vec<Vec<Verdict>>> {
         let items = Items::new(groups, self.next_id);
         self.next_id += items.places.len() as u64;
-        let mut round = Round::new(items.first_id, items.places.len());
+        let mut round = CommandBatch::new(items.first_id, items.places.len());
         let result = self.run(&items, &mut round, stop);
         self.counts.retries += round.asked_again();
         if let Err(error) = result {
@@ -168,13 +172,13 @@ impl Judge for CommandJudge {
 
 /// The responses of all groups as one list of items.
 struct Items<'a> {
-    groups: &'a [Group<'a>],
+    groups: &'a [PromptWithCompletions<'a>],
     places: Vec<(usize, usize)>,
     first_id: u64,
 }
 
 impl<'a> Items<'a> {
-    fn new(groups: &'a [Group<'a>], first_id: u64) -> Self {
+    fn new(groups: &'a [PromptWithCompletions<'a>], first_id: u64) -> Self {
         let of = |(group, answers): (usize, usize)| (0..answers).map(move |answer| (group, answer));
         let places = groups.iter().map(|group| group.answers.len()).enumerate().flat_map(of).collect();
         Self { groups, places, first_id }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::Verdict;
 
 /// Items of one call.
-pub(super) struct Round {
+pub(super) struct CommandBatch {
     first_id: u64,
     items: Vec<Item>,
     /// Items not asked yet, or asked again after another item's timeout.
@@ -32,7 +32,7 @@ struct Item {
     is_suspect: bool,
 }
 
-impl Round {
+impl CommandBatch {
     /// Creates a round of items numbered from `first_id`.
     pub(super) fn new(first_id: u64, num_items: usize) -> Self {
         Self {
@@ -155,11 +155,11 @@ impl Round {
 mod tests {
     use super::*;
 
-    fn asked(round: &mut Round, limit: usize) -> Vec<usize> {
+    fn asked(round: &mut CommandBatch, limit: usize) -> Vec<usize> {
         std::iter::from_fn(|| round.next(limit)).collect()
     }
 
-    fn scores(round: Round) -> Vec<Option<f64>> {
+    fn scores(round: CommandBatch) -> Vec<Option<f64>> {
         round.into_verdicts().into_iter().map(|verdict| verdict.score).collect()
     }
 
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn no_more_are_in_flight_than_may_be() {
-        let mut round = Round::new(0, 3);
+        let mut round = CommandBatch::new(0, 3);
         assert_eq!(asked(&mut round, 2), [0, 1]);
         assert!(round.answered(1, yes()));
         assert_eq!(asked(&mut round, 2), [2]);
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn suspects_are_asked_alone_and_only_the_guilty_loses_its_score() {
-        let mut round = Round::new(10, 4);
+        let mut round = CommandBatch::new(10, 4);
         assert_eq!(asked(&mut round, 3), [0, 1, 2]);
         round.died("");
         assert_eq!(asked(&mut round, 3), [0]);
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn when_the_oldest_hangs_the_others_are_no_suspects() {
-        let mut round = Round::new(0, 3);
+        let mut round = CommandBatch::new(0, 3);
         asked(&mut round, 3);
         round.hung(String::new());
         round.died("");
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn an_answer_replaces_a_guess_but_no_other_answer() {
-        let mut round = Round::new(0, 2);
+        let mut round = CommandBatch::new(0, 2);
         asked(&mut round, 2);
         round.garbage("noise".to_owned());
         assert!(round.answered(0, yes()));
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn numbers_of_earlier_calls_are_late_and_unknown_ones_are_no_answers() {
-        let mut round = Round::new(5, 2);
+        let mut round = CommandBatch::new(5, 2);
         assert_eq!(asked(&mut round, 1), [0]);
         assert!(round.answered(4, yes()));
         assert!(!round.answered(6, yes()), "not asked yet");

@@ -17,7 +17,7 @@ const KEPT: usize = 2000;
 
 /// State shared by all requests.
 #[derive(Debug)]
-pub(super) struct Asker {
+pub(super) struct EndpointClient {
     judge: String,
     client: Client,
     cache: Option<Mutex<Cache>>,
@@ -29,7 +29,7 @@ pub(super) struct Asker {
     num_hits: AtomicU64,
 }
 
-impl Asker {
+impl EndpointClient {
     /// Creates the state from checked options.
     pub(super) fn new(judge: String, config: &EndpointConfig) -> Result<Self> {
         let client = Client::new(&judge, config)?;

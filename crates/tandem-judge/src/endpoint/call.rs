@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 
-use super::asker::Asker;
+use super::asker::EndpointClient;
 use super::cache::Reply;
 use crate::backoff::LOOK;
 use crate::{JudgeError, Result};
 
 /// State shared by the threads of one call.
 struct Call {
-    asker: Arc<Asker>,
+    asker: Arc<EndpointClient>,
     bodies: Vec<String>,
     next: AtomicUsize,
     /// Whether replies are no longer needed.
@@ -30,7 +30,7 @@ impl Drop for Ending<'_> {
 /// Returns the replies to requests, in order. On an early return, requests in flight continue:
 /// their threads end with them, and their replies still reach the cache.
 pub(super) fn ask_all(
-    asker: &Arc<Asker>,
+    asker: &Arc<EndpointClient>,
     bodies: Vec<String>,
     concurrency: usize,
     stop: &AtomicBool,

@@ -17,15 +17,15 @@ use std::sync::atomic::AtomicBool;
 
 pub use config::{DEFAULT_TEMPLATE, EndpointConfig};
 
-use self::asker::Asker;
+use self::asker::EndpointClient;
 use self::pairs::Pair;
-use crate::{Counts, Group, Judge, JudgeError, Result, Verdict};
+use crate::{Counts, Judge, JudgeError, PromptWithCompletions, Result, Verdict};
 
 /// Judge that asks a chat model.
 #[derive(Debug)]
 pub struct EndpointJudge {
     config: EndpointConfig,
-    asker: Arc<Asker>,
+    asker: Arc<EndpointClient>,
     counts: Counts,
 }
 
@@ -38,7 +38,7 @@ impl EndpointJudge {
     pub fn new(name: impl Into<String>, config: EndpointConfig) -> Result<Self> {
         let name = name.into();
         config.check(&name)?;
-        let asker = Arc::new(Asker::new(name, &config)?);
+        let asker = Arc::new(EndpointClient::new(name, &config)?);
         Ok(Self { config, asker, counts: Counts::default() })
     }
 }
@@ -48,7 +48,11 @@ impl Judge for EndpointJudge {
         self.asker.judge()
     }
 
-    fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
+    fn judge(
+        &mut self,
+        groups: &[PromptWithCompletions<'_>],
+        stop: &AtomicBool,
+    ) -> Result<Vec<Vec<Verdict>>> {
         let mut pairs = pairs::of(groups);
         let asked: Vec<usize> = (0..pairs.len()).filter(|index| !pairs[*index].is_same(groups)).collect();
         let bodies = asked.iter().flat_map(|index| pairs[*index].bodies(groups, &self.config)).collect();
@@ -56,7 +60,7 @@ impl Judge for EndpointJudge {
         let mut last = None;
         for (index, both) in asked.iter().zip(replies.as_chunks::<2>().0) {
             let Pair { said, .. } = &mut pairs[*index];
-            *said = pairs::Said::of(both);
+            *said = pairs::PairVerdict::of(both);
             last = said.failure().map(str::to_owned).or(last);
         }
         let has_failed = |index: &usize| pairs[*index].said.failure().is_some();

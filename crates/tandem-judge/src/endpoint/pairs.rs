@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::EndpointConfig;
 use super::cache::Reply;
 use super::choice::Choice;
-use crate::{Group, Verdict};
+use crate::{PromptWithCompletions, Verdict};
 
 /// Two responses of a group.
 #[derive(Debug)]
@@ -13,12 +13,12 @@ pub(super) struct Pair {
     group: usize,
     answers: [usize; 2],
     /// Outcome of the comparison.
-    pub said: Said,
+    pub said: PairVerdict,
 }
 
 /// Outcome of comparing a pair.
 #[derive(Debug, PartialEq)]
-pub(super) enum Said {
+pub(super) enum PairVerdict {
     /// Both are the same text; nothing was asked.
     Same,
     /// Choice of each order's reply, of A and B in that order.
@@ -28,12 +28,12 @@ pub(super) enum Said {
 }
 
 /// Returns all pairs of each group.
-pub(super) fn of(groups: &[Group<'_>]) -> Vec<Pair> {
+pub(super) fn of(groups: &[PromptWithCompletions<'_>]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (group, answers) in groups.iter().map(|group| group.answers.len()).enumerate() {
         for first in 0..answers {
             for second in first + 1..answers {
-                pairs.push(Pair { group, answers: [first, second], said: Said::Same });
+                pairs.push(Pair { group, answers: [first, second], said: PairVerdict::Same });
             }
         }
     }
@@ -42,13 +42,17 @@ pub(super) fn of(groups: &[Group<'_>]) -> Vec<Pair> {
 
 impl Pair {
     /// Returns whether both are the same text.
-    pub(super) fn is_same(&self, groups: &[Group<'_>]) -> bool {
+    pub(super) fn is_same(&self, groups: &[PromptWithCompletions<'_>]) -> bool {
         let [first, second] = self.answers.map(|answer| groups[self.group].answers[answer].text);
         first == second
     }
 
     /// Returns the requests of both orders.
-    pub(super) fn bodies(&self, groups: &[Group<'_>], config: &EndpointConfig) -> [String; 2] {
+    pub(super) fn bodies(
+        &self,
+        groups: &[PromptWithCompletions<'_>],
+        config: &EndpointConfig,
+    ) -> [String; 2] {
         let [first, second] = self.answers.map(|answer| groups[self.group].answers[answer].text);
         let prompt = groups[self.group].prompt.to_text();
         [[first, second], [second, first]].map(|[a, b]| {
@@ -79,7 +83,7 @@ fn render(template: &str, places: &[(&str, &str)]) -> String {
     rendered + rest
 }
 
-impl Said {
+impl PairVerdict {
     /// Combines the replies to both orders.
     pub(super) fn of(both: &[Result<Reply, String>; 2]) -> Self {
         match both {
@@ -117,7 +121,7 @@ impl Said {
 }
 
 /// Returns each response's mean share against the other responses that it was compared with.
-pub(super) fn verdicts(groups: &[Group<'_>], pairs: &[Pair]) -> Vec<Vec<Verdict>> {
+pub(super) fn verdicts(groups: &[PromptWithCompletions<'_>], pairs: &[Pair]) -> Vec<Vec<Verdict>> {
     let mut tallies: Vec<Vec<Tally>> =
         groups.iter().map(|group| vec![Tally::default(); group.answers.len()]).collect();
     for Pair { group, answers: [first, second], said } in pairs {
@@ -164,12 +168,12 @@ mod tests {
     #[test]
     fn only_agreement_wins() {
         use Choice::{A, B, Tie};
-        let share = |choices| Said::Chosen(choices).share();
+        let share = |choices| PairVerdict::Chosen(choices).share();
         assert_eq!([[A, B], [B, A]].map(share), [Some(1.0), Some(0.0)]);
         for choices in [[A, A], [B, B], [A, Tie], [Tie, A], [B, Tie], [Tie, B], [Tie, Tie]] {
             assert_eq!(share(choices), Some(0.5), "{choices:?}");
         }
-        assert_eq!(Said::Same.share(), Some(0.5));
-        assert_eq!(Said::Failed(String::new()).share(), None);
+        assert_eq!(PairVerdict::Same.share(), Some(0.5));
+        assert_eq!(PairVerdict::Failed(String::new()).share(), None);
     }
 }

@@ -18,7 +18,7 @@ pub use regex::{Expect, RegexConfig};
 
 use self::exact::Exact;
 use self::regex::Pattern;
-use crate::{Candidate, Counts, Group, Judge, JudgeError, Result, Verdict};
+use crate::{Candidate, Counts, Judge, JudgeError, PromptWithCompletions, Result, Verdict};
 
 /// Kind and options of a rule.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,12 +38,12 @@ pub enum Rule {
 /// Judge that applies one rule.
 pub struct RuleJudge {
     name: String,
-    rule: Ready,
+    rule: CompiledRule,
     counts: Counts,
 }
 
 /// A checked and compiled rule.
-enum Ready {
+enum CompiledRule {
     Length(LengthConfig),
     Regex(Pattern),
     Exact(Exact),
@@ -58,27 +58,27 @@ impl RuleJudge {
         let rule = match rule {
             Rule::Length(config) => {
                 config.check(&name)?;
-                Ready::Length(config)
+                CompiledRule::Length(config)
             }
-            Rule::Regex(config) => Ready::Regex(config.compile(&name)?),
-            Rule::Exact(config) => Ready::Exact(config.compile(&name)?),
-            Rule::Json(config) => Ready::Json(config),
+            Rule::Regex(config) => CompiledRule::Regex(config.compile(&name)?),
+            Rule::Exact(config) => CompiledRule::Exact(config.compile(&name)?),
+            Rule::Json(config) => CompiledRule::Json(config),
             Rule::MissingEos(config) => {
                 config.check(&name)?;
-                Ready::MissingEos(config)
+                CompiledRule::MissingEos(config)
             }
         };
         Ok(Self { name, rule, counts: Counts::default() })
     }
 
-    fn verdict(&self, group: &Group<'_>, answer: &Candidate<'_>) -> Result<Verdict> {
+    fn verdict(&self, group: &PromptWithCompletions<'_>, answer: &Candidate<'_>) -> Result<Verdict> {
         let row = Row { judge: &self.name, group };
         Ok(match &self.rule {
-            Ready::Length(rule) => rule.verdict(answer),
-            Ready::Regex(rule) => rule.verdict(&row, answer)?,
-            Ready::Exact(rule) => rule.verdict(&row, answer)?,
-            Ready::Json(rule) => rule.verdict(answer),
-            Ready::MissingEos(rule) => rule.verdict(answer),
+            CompiledRule::Length(rule) => rule.verdict(answer),
+            CompiledRule::Regex(rule) => rule.verdict(&row, answer)?,
+            CompiledRule::Exact(rule) => rule.verdict(&row, answer)?,
+            CompiledRule::Json(rule) => rule.verdict(answer),
+            CompiledRule::MissingEos(rule) => rule.verdict(answer),
         })
     }
 }
@@ -88,7 +88,11 @@ impl Judge for RuleJudge {
         &self.name
     }
 
-    fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
+    fn judge(
+        &mut self,
+        groups: &[PromptWithCompletions<'_>],
+        stop: &AtomicBool,
+    ) -> Result<Vec<Vec<Verdict>>> {
         let mut verdicts = Vec::with_capacity(groups.len());
         for group in groups {
             if stop.load(Ordering::Relaxed) {
@@ -109,7 +113,7 @@ impl Judge for RuleJudge {
 /// A row's fields, with the context of errors.
 struct Row<'a> {
     judge: &'a str,
-    group: &'a Group<'a>,
+    group: &'a PromptWithCompletions<'a>,
 }
 
 impl Row<'_> {

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Map, json};
-use tandem_judge::{Candidate, CommandConfig, CommandJudge, Group, Judge, Prompt, StderrLine};
+use tandem_judge::{
+    Candidate, CommandConfig, CommandJudge, Judge, Prompt, PromptWithCompletions, StderrLine,
+};
 
 use crate::support::{GO, group, judge, scores};
 
@@ -67,7 +69,7 @@ fn items_are_what_the_protocol_says() {
     let row = row.as_object().unwrap();
     let messages = [json!({ "role": "user", "content": "hi \"you\"\n" })];
     let answers = vec![Candidate { text: "one\ntwo", tokens: 2, is_ended: true }];
-    let talk = Group { place: "", prompt: Prompt::Messages(&messages), row, answers };
+    let talk = PromptWithCompletions { place: "", prompt: Prompt::Messages(&messages), row, answers };
     let groups = [group("question\\", row, &["a", "b"]), talk];
     let verdicts = command.judge(&groups, &GO).unwrap();
     let item = |id: u64, prompt, messages, answer| json!({ "id": id, "prompt": prompt, "messages": messages, "answer": answer, "row": row });

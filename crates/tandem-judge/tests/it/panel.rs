@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Map;
-use tandem_judge::{Counts, Group, Judge, JudgeError, Member, Panel, Result, Verdict};
+use tandem_judge::{Counts, Judge, JudgeError, Member, Panel, PromptWithCompletions, Result, Verdict};
 
 use crate::support::{GO, group};
 
@@ -15,7 +15,7 @@ impl Judge for Fixed {
         self.0
     }
 
-    fn judge(&mut self, groups: &[Group<'_>], _: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
+    fn judge(&mut self, groups: &[PromptWithCompletions<'_>], _: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
         let verdict = |score: &Option<f64>| Verdict { score: *score, said: self.0.into() };
         Ok(groups.iter().map(|_| self.1.iter().map(verdict).collect()).collect())
     }
@@ -87,7 +87,7 @@ fn a_judges_error_is_the_panels() {
             "broken"
         }
 
-        fn judge(&mut self, _: &[Group<'_>], _: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
+        fn judge(&mut self, _: &[PromptWithCompletions<'_>], _: &AtomicBool) -> Result<Vec<Vec<Verdict>>> {
             Err(JudgeError::Budget { judge: "broken".to_owned(), budget: 3 })
         }
 

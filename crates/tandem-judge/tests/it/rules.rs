@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 use tandem_judge::{
-    Candidate, Compare, ExactConfig, Expect, Group, JsonConfig, Judge, LengthConfig, LengthUnit,
-    MissingEosConfig, Prompt, RegexConfig, Rule, RuleJudge, Verdict,
+    Candidate, Compare, ExactConfig, Expect, JsonConfig, Judge, LengthConfig, LengthUnit, MissingEosConfig,
+    Prompt, PromptWithCompletions, RegexConfig, Rule, RuleJudge, Verdict,
 };
 
 use crate::support::{GO, group, scores};
@@ -147,7 +147,7 @@ fn an_answer_that_did_not_end_is_penalised() {
     let candidate = |is_ended| Candidate { text: "…", tokens: 1, is_ended };
     let row = Map::new();
     let answers = vec![candidate(true), candidate(false)];
-    let group = Group { place: "", prompt: Prompt::Messages(&[]), row: &row, answers };
+    let group = PromptWithCompletions { place: "", prompt: Prompt::Messages(&[]), row: &row, answers };
     assert_eq!(scores(&judge.judge(&[group], &GO).unwrap()[0]), [Some(0.0), Some(-2.5)]);
     for penalty in [0.0, -1.0, f64::INFINITY] {
         let message = refused(Rule::MissingEos(MissingEosConfig { penalty }), &json!({}));

@@ -3,13 +3,17 @@
 use std::sync::atomic::AtomicBool;
 
 use serde_json::{Map, Value};
-use tandem_judge::{Candidate, Group, Judge, Prompt, Result, Verdict};
+use tandem_judge::{Candidate, Judge, Prompt, PromptWithCompletions, Result, Verdict};
 
 pub static GO: AtomicBool = AtomicBool::new(false);
 
-pub fn group<'a>(prompt: &'a str, row: &'a Map<String, Value>, answers: &'a [&'a str]) -> Group<'a> {
+pub fn group<'a>(
+    prompt: &'a str,
+    row: &'a Map<String, Value>,
+    answers: &'a [&'a str],
+) -> PromptWithCompletions<'a> {
     let answers = answers.iter().map(|text| Candidate { text, tokens: text.len(), is_ended: true }).collect();
-    Group { place: "rows.jsonl:7", prompt: Prompt::Text(prompt), row, answers }
+    PromptWithCompletions { place: "rows.jsonl:7", prompt: Prompt::Text(prompt), row, answers }
 }
 
 /// Returns the verdicts of one group's responses.

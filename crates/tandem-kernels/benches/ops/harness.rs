@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use tandem_kernels::cuda::{self, Options};
-use tandem_kernels::{Backend, DType, Device, Kind, Tensor, ops};
+use tandem_kernels::{Backend, DType, Device, MemoryKind, Tensor, ops};
 
 /// What one operation's line is measured against.
 #[derive(Clone, Copy)]
@@ -170,7 +170,7 @@ impl Bench {
 
     /// A matrix of numbers that look like activations.
     pub fn matrix(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
-        let mut tensor = self.device.alloc(Kind::Scratch, rows, cols, dtype).expect("memory");
+        let mut tensor = self.device.alloc(MemoryKind::Scratch, rows, cols, dtype).expect("memory");
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
         ops::write_f32(&self.device, &values, tensor.view_mut()).expect("same size");
         tensor

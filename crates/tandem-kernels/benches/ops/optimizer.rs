@@ -1,6 +1,6 @@
 //! Optimiser steps, with each form of their states, and the gradient's norm over a flat buffer.
 
-use tandem_kernels::{DType, Dither, Kind, Moment, StateForm, States, Tensor, ops};
+use tandem_kernels::{AdamMoment, DType, MemoryKind, StateForm, States, StochasticRounding, Tensor, ops};
 
 use crate::harness::{Bench, Work};
 
@@ -21,7 +21,8 @@ pub fn run(bench: &Bench) {
                     weight_decay: 0.1,
                     step,
                 };
-                let [m, v] = [&mut *m, v].map(|states| states.range_mut(0..LEN, Dither::new(&[step], 0)));
+                let [m, v] =
+                    [&mut *m, v].map(|states| states.range_mut(0..LEN, StochasticRounding::new(&[step], 0)));
                 let copy = copy.as_mut().map(Tensor::view_mut);
                 let update = ops::Update::new(grad.view(), 1.0, master.view_mut(), copy);
                 ops::adamw(&bench.device, &config, update, m, v).expect("shapes fit");
@@ -31,7 +32,7 @@ pub fn run(bench: &Bench) {
     forms(bench, "rmsprop", 1, |grad, master, [_, v]| {
         let config = ops::RmsProp { learning_rate: 1e-4, alpha: 0.99, eps: 1e-8, weight_decay: 0.0 };
         move |step| {
-            let v = v.range_mut(0..LEN, Dither::new(&[step], 0));
+            let v = v.range_mut(0..LEN, StochasticRounding::new(&[step], 0));
             let update = ops::Update::new(grad.view(), 1.0, master.view_mut(), None);
             ops::rmsprop(&bench.device, &config, update, v).expect("shapes fit");
         }
@@ -58,8 +59,8 @@ fn forms<'a, F: FnMut(u64)>(
     // Leaked until the program ends: each closure borrows its own.
     let alternatives = StateForm::NAMES.map(|(_, form)| {
         let [grad, master] = [(); 2].map(|()| Box::leak(Box::new(bench.matrix(1, LEN, DType::F32))));
-        let states = [Moment::First, Moment::Second].map(|moment| {
-            let states = States::zeros(&bench.device, Kind::Scratch, moment, form, LEN);
+        let states = [AdamMoment::First, AdamMoment::Second].map(|moment| {
+            let states = States::zeros(&bench.device, MemoryKind::Scratch, moment, form, LEN);
             Box::leak(Box::new(states.expect("memory")))
         });
         let (mut update, mut step) = (update(grad, master, states), 0);

@@ -1,7 +1,7 @@
 //! Unpacking frozen weights, beside a cast of plain bf16, which moves more bytes.
 
 use tandem_kernels::format::Format;
-use tandem_kernels::{Bytes, DType, Kind, ops};
+use tandem_kernels::{Bytes, DType, MemoryKind, ops};
 
 use crate::harness::{Bench, Work};
 
@@ -34,7 +34,8 @@ pub fn run(bench: &Bench) {
 
 fn one(bench: &Bench, name: &str, format: Format, dtype: DType, rows: usize, cols: usize) {
     let values = bench.matrix(rows, cols, DType::F32);
-    let mut packed = Bytes::new(&bench.device, Kind::Scratch, format.packed_len(rows, cols)).expect("memory");
+    let mut packed =
+        Bytes::new(&bench.device, MemoryKind::Scratch, format.packed_len(rows, cols)).expect("memory");
     ops::pack(&bench.device, values.view(), format, packed.view_mut()).expect("fits");
     drop(values);
     let mut out = bench.matrix(rows, cols, dtype);
@@ -47,7 +48,8 @@ fn one(bench: &Bench, name: &str, format: Format, dtype: DType, rows: usize, col
 
 fn pack(bench: &Bench, name: &str, format: Format) {
     let values = bench.matrix(ROWS, COLS, DType::F32);
-    let mut packed = Bytes::new(&bench.device, Kind::Scratch, format.packed_len(ROWS, COLS)).expect("memory");
+    let mut packed =
+        Bytes::new(&bench.device, MemoryKind::Scratch, format.packed_len(ROWS, COLS)).expect("memory");
     let [seconds] = bench.median_seconds([|| {
         ops::pack(&bench.device, values.view(), format, packed.view_mut()).expect("fits");
     }]);

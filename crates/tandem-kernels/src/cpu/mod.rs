@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::device::profile::Profile;
 use crate::memory::arena::Arena;
 use crate::{KernelError, Result};
-use thread_pool::Team;
+use thread_pool::ThreadPool;
 
 pub(crate) use double_quant::TABLE as NESTED_TABLE;
 pub(crate) use int8::LARGEST as INT8_LARGEST;
@@ -48,7 +48,7 @@ pub(crate) use optimizer::{AdamStep, RmsStep};
 /// A CPU device: threads, memory and instructions.
 pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
-    team: Arc<Team>,
+    team: Arc<ThreadPool>,
     isa: Isa,
     /// True if GEMMs of few rows read their matrix unpacked.
     for_few_rows: bool,
@@ -60,7 +60,7 @@ pub struct Cpu {
 
 impl Cpu {
     pub(crate) fn new(threads: usize, arena: Arc<Arena>, isa: Isa) -> Result<Self> {
-        let team = Team::new(threads)
+        let team = ThreadPool::new(threads)
             .map_err(|source| KernelError::System { what: "starting compute threads", source })?;
         let (team, out_of_range) = (Arc::new(team), Arc::default());
         Ok(Self { arena, team, isa, for_few_rows: false, out_of_range, profile: None })

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::convert::convert;
 use super::exact::to_f32;
 use super::rows::RowsMut;
-use super::states::{Kept, flat};
+use super::states::{StateStorage, flat};
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, Isa};
 use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update};
@@ -26,7 +26,7 @@ impl Cpu {
     pub(crate) fn adamw(&self, config: &AdamW, update: Update, m: StatesMut, v: StatesMut) {
         let Update { grad, grad_scale, master, copy } = update;
         let step = AdamStep::new(config, grad_scale);
-        let (master, m, v) = (flat(master), Kept::new(m), Kept::new(v));
+        let (master, m, v) = (flat(master), StateStorage::new(m), StateStorage::new(v));
         let (copy, isa) = (Copy::new(copy), self.isa());
         self.for_chunks(grad, |range, grad| {
             let mut room = [[0.0; CHUNK]; 2];
@@ -47,7 +47,7 @@ impl Cpu {
     pub(crate) fn rmsprop(&self, config: &RmsProp, update: Update, v: StatesMut) {
         let Update { grad, grad_scale, master, copy } = update;
         let step = RmsStep::new(config, grad_scale);
-        let (master, v) = (flat(master), Kept::new(v));
+        let (master, v) = (flat(master), StateStorage::new(v));
         let (copy, isa) = (Copy::new(copy), self.isa());
         self.for_chunks(grad, |range, grad| {
             let mut room = [0.0; CHUNK];

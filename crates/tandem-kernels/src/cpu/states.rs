@@ -6,17 +6,17 @@ use super::Isa;
 use super::convert::convert;
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
-use crate::numerics::states::{Dither, Moment, STATE_BLOCK, StatesMut, StatesView};
+use crate::numerics::states::{AdamMoment, STATE_BLOCK, StatesMut, StatesView, StochasticRounding};
 use crate::{ViewMut, bf16};
 
 /// States that threads access chunk by chunk.
-pub(super) enum Kept<'a> {
+pub(super) enum StateStorage<'a> {
     F32(RowsMut<'a, f32>),
-    Bf16(RowsMut<'a, bf16>, Dither),
+    Bf16(RowsMut<'a, bf16>, StochasticRounding),
     EightBit { map: &'static Map, codes: RowsMut<'a, u8>, scales: RowsMut<'a, f32> },
 }
 
-impl<'a> Kept<'a> {
+impl<'a> StateStorage<'a> {
     pub(super) fn new(states: StatesMut<'a>) -> Self {
         match states {
             StatesMut::F32(view) => Self::F32(flat(view)),
@@ -103,7 +103,7 @@ pub(crate) fn read(states: StatesView<'_>, out: &mut [f32]) {
 }
 
 /// Reads codes as f32 on the calling thread; `skipped` codes of the first block precede them.
-pub(crate) fn read_codes(moment: Moment, codes: &[u8], scales: &[f32], skipped: usize, out: &mut [f32]) {
+pub(crate) fn read_codes(moment: AdamMoment, codes: &[u8], scales: &[f32], skipped: usize, out: &mut [f32]) {
     let (map, mut codes, mut out, mut room) = (Map::of(moment), codes, out, STATE_BLOCK - skipped);
     for scale in scales {
         let count = room.min(codes.len());
@@ -120,7 +120,7 @@ pub(crate) fn read_codes(moment: Moment, codes: &[u8], scales: &[f32], skipped: 
 ///
 /// # Panics
 /// If the lengths differ, or a scale is missing.
-pub(crate) fn write_codes(moment: Moment, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
+pub(crate) fn write_codes(moment: AdamMoment, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     assert!(values.len() == codes.len() && values.len().div_ceil(STATE_BLOCK) == scales.len(), "states");
     // SAFETY: slices have one length, and there is a scale for each block.
     unsafe { encode(Isa::Portable, Map::of(moment), values, codes, scales) };
@@ -129,7 +129,7 @@ pub(crate) fn write_codes(moment: Moment, values: &[f32], codes: &mut [u8], scal
 vector_kernel! {
     /// Rounds stochastically: up with the probability of the truncated fraction. The slices have
     /// one length.
-    unsafe fn round<V: Vector>(dither: Dither, values: &[f32], to: &mut [bf16]) {
+    unsafe fn round<V: Vector>(dither: StochasticRounding, values: &[f32], to: &mut [bf16]) {
         for (index, (to, value)) in to.iter_mut().zip(values).enumerate() {
             *to = rounded(*value, drawn(dither.key, dither.first.wrapping_add(index as u32)));
         }
@@ -189,10 +189,10 @@ static UNSIGNED: Map = Map::new(false);
 const SMALLEST_SCALE: f32 = 1.0 / (1u128 << 100) as f32;
 
 impl Map {
-    fn of(moment: Moment) -> &'static Self {
+    fn of(moment: AdamMoment) -> &'static Self {
         match moment {
-            Moment::First => &SIGNED,
-            Moment::Second => &UNSIGNED,
+            AdamMoment::First => &SIGNED,
+            AdamMoment::Second => &UNSIGNED,
         }
     }
 

@@ -54,7 +54,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 /// The caller and its workers.
-pub(crate) struct Team {
+pub(crate) struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// Held during a job: callers on different threads take turns.
@@ -66,7 +66,7 @@ thread_local! {
     static IN_BLOCK: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Team {
+impl ThreadPool {
     /// Starts a pool of `threads` threads, the caller included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
@@ -131,7 +131,7 @@ impl Team {
     }
 }
 
-impl Drop for Team {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         drop(lock(&self.shared.asleep));
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn every_block_runs_exactly_once() {
         for threads in [1, 2, 3, 5] {
-            let team = Team::new(threads).unwrap();
+            let team = ThreadPool::new(threads).unwrap();
             for num_blocks in [0, 1, 2, 7, 1000] {
                 let counts: Vec<AtomicUsize> = (0..num_blocks).map(|_| AtomicUsize::new(0)).collect();
                 team.run(num_blocks, &|b| {
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_take_part_again() {
-        let team = Team::new(2).unwrap();
+        let team = ThreadPool::new(2).unwrap();
         for _ in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(20));
             // Two blocks that wait for one another: only two threads can finish them.
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn nested_jobs_run_on_the_calling_thread() {
-        let team = Team::new(2).unwrap();
+        let team = ThreadPool::new(2).unwrap();
         let sum = AtomicUsize::new(0);
         team.run(4, &|outer| {
             let here = std::thread::current().id();
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn callers_on_several_threads_take_turns() {
-        let team = Team::new(2).unwrap();
+        let team = ThreadPool::new(2).unwrap();
         let sum = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_team_survives() {
-        let team = Team::new(3).unwrap();
+        let team = ThreadPool::new(3).unwrap();
         let caught = catch_unwind(AssertUnwindSafe(|| team.run(8, &|b| assert!(b != 5, "block five"))));
         let payload = caught.unwrap_err();
         assert_eq!(payload.downcast_ref::<&str>().copied(), Some("block five"));

@@ -78,10 +78,10 @@ fn is_aligned(view: &View, per_vector: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Device, Kind, Tensor};
+    use crate::{Device, MemoryKind, Tensor};
 
     fn matrix(rows: usize, cols: usize, dtype: DType) -> Tensor {
-        Device::meta().alloc(Kind::Scratch, rows, cols, dtype).expect("a dry run has room")
+        Device::meta().alloc(MemoryKind::Scratch, rows, cols, dtype).expect("a dry run has room")
     }
 
     #[test]

@@ -25,13 +25,13 @@ pub(crate) fn strip_width(vocabulary: usize) -> usize {
 }
 
 /// Predictions on the device.
-struct Asked {
+struct HeadInputs {
     /// First prediction of each row, and one more entry.
     starts: u64,
     targets: u64,
 }
 
-impl Asked {
+impl HeadInputs {
     fn of(cuda: &Cuda, targets: &Targets, rows: usize) -> Result<Self> {
         let mut starts = vec![0u32; rows + 1];
         targets.rows.iter().for_each(|&row| starts[row as usize + 1] += 1);
@@ -58,7 +58,7 @@ impl Logits<'_> {
         cuda: &Cuda,
         names: [&'static str; 2],
         shape: &HeadShape,
-        asked: &Asked,
+        asked: &HeadInputs,
         rest: &[Arg],
     ) -> Result<()> {
         let (rows, cols) = self.logits.shape();
@@ -124,7 +124,7 @@ pub(crate) fn score(
 
 /// Device addresses of the statistics of a head's part.
 struct Running {
-    asked: Asked,
+    asked: HeadInputs,
     of_rows: u64,
     of_predictions: u64,
 }
@@ -137,7 +137,7 @@ impl Running {
         parts: &mut HeadParts,
         numbers: Option<ViewMut>,
     ) -> Result<Self> {
-        let asked = Asked::of(cuda, targets, rows)?;
+        let asked = HeadInputs::of(cuda, targets, rows)?;
         let (numbers, own) = (numbers.expect("room for numbers"), parts.own_numbers_mut());
         let of_rows = numbers.address();
         assert!(numbers.num_bytes() >= size_of_val(own), "room for the numbers of rows and predictions");
@@ -177,7 +177,7 @@ pub(crate) fn backward(
     let Head { hidden, weights, targets, ref shape } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     let (dtype, kept_rows) = (weights.weight.dtype(), memory.kept.rows());
-    let asked = Asked::of(cuda, &targets, rows)?;
+    let asked = HeadInputs::of(cuda, &targets, rows)?;
     let rest = [cuda.table(d_log_prob)?, cuda.table(log_sum_exp)?].map(Arg::address);
     let unbiased = HeadWeights { bias: None, ..weights };
     for strip in strips(rows, memory.chunk, vocabulary, strip_width(vocabulary)) {

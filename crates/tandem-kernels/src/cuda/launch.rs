@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::driver::{Arg, Grid, Source};
 use crate::memory::bytes::{BytesMut, BytesView};
-use crate::numerics::exact::{ExactSum, ExactView};
+use crate::numerics::exact::{ExactView, FixedPointSum};
 use crate::{Result, View, ViewMut};
 
 /// Embeds a source file of kernels; `not fused` rounds products and sums separately.
@@ -183,8 +183,8 @@ impl From<ExactView<'_>> for Arg {
     }
 }
 
-impl From<&ExactSum> for Arg {
-    fn from(sums: &ExactSum) -> Self {
+impl From<&FixedPointSum> for Arg {
+    fn from(sums: &FixedPointSum) -> Self {
         sums.view().into()
     }
 }

@@ -6,14 +6,14 @@ use crate::Result;
 
 /// All work of a device up to a moment. On a CPU that work is already done.
 #[derive(Default)]
-pub struct Mark(Option<Recorded>);
+pub struct StreamEvent(Option<Recorded>);
 
 struct Recorded {
     driver: Drivers,
     event: Event,
 }
 
-impl Mark {
+impl StreamEvent {
     /// Marks all work in the stream so far.
     pub(crate) fn of(cuda: &Cuda) -> Result<Self> {
         let driver = cuda.shared.driver.clone();

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::driver::{Drivers, Event, Region, Stream};
 use crate::memory::free_list::{Cut, FreeList};
-use crate::{KernelError, Kind, Result};
+use crate::{KernelError, MemoryKind, Result};
 
 /// Bytes of tables on the device.
 pub(crate) const TABLES: usize = 256 << 20;
@@ -95,7 +95,7 @@ impl Tables {
 
     fn put(&self, state: &mut State, key: Key, bytes: &[u8]) -> Result<u64> {
         let cut = loop {
-            match state.free.cut(Kind::Scratch, bytes.len()) {
+            match state.free.cut(MemoryKind::Scratch, bytes.len()) {
                 Some(cut) => break cut,
                 None if state.tables.is_empty() => {
                     return Err(KernelError::invalid(

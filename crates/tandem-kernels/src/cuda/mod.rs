@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex};
 pub use discovery::{Gpus, is_stand_in, list, open, stand_in};
 pub use driver::Driver;
 pub use launch::{HEADERS, SOURCES};
-pub use mark::Mark;
+pub use mark::StreamEvent;
 
 use crate::device::profile::Profile;
 use crate::memory::arena::Arena;
@@ -116,7 +116,7 @@ impl Cuda {
     }
 
     /// Shares the memory with a second stream. Memory freed in one stream and allocated in the
-    /// other may still be in use: see [`Mark`].
+    /// other may still be in use: see [`StreamEvent`].
     pub(crate) fn beside(&self) -> Result<Self> {
         Ok(Self { profile: self.profile.clone(), ..self.streaming_beside(self.arena.clone())? })
     }

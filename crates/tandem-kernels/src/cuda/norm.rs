@@ -119,13 +119,14 @@ impl<'a> Sums<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Device, Kind};
+    use crate::{DType, Device, MemoryKind};
 
     #[test]
     fn every_block_has_room_for_its_sums() {
         let device = Device::meta();
-        let matrix =
-            |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::F32).expect("a dry run has room");
+        let matrix = |rows, cols| {
+            device.alloc(MemoryKind::Scratch, rows, cols, DType::F32).expect("a dry run has room")
+        };
         for width in [1, 8, 100, 128, 300, 1024, 4096, 20_000] {
             let mut before = 0;
             for rows in [1, 4, 5, 100, 2047, 2049, 8191, 8192, 16_385, 300_000] {

@@ -62,13 +62,14 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Device, Kind};
+    use crate::{DType, Device, MemoryKind};
 
     #[test]
     fn longer_rows_have_more_threads() {
         let shape = |cols: usize| {
-            let matrix =
-                |dtype| Device::meta().alloc(Kind::Scratch, 70, cols, dtype).expect("a dry run has room");
+            let matrix = |dtype| {
+                Device::meta().alloc(MemoryKind::Scratch, 70, cols, dtype).expect("a dry run has room")
+            };
             let (x, y) = (matrix(DType::Bf16), matrix(DType::Bf16));
             let rows = Rows::forward(x.view(), &[matrix(DType::F32).view().row_range(0..1)], y.view());
             (rows.wide, rows.lanes, rows.groups, rows.grid(rows.groups).blocks[0])

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::Backend;
 use crate::memory::free_list::{Cut, FreeList};
-use crate::memory::memory_use::{Kind, MemoryUse};
+use crate::memory::memory_use::{MemoryKind, MemoryUse};
 
 /// Operation name of copies between a device and the memory or disk of its host.
 pub const TRANSFER: &str = "transfer";
@@ -24,7 +24,7 @@ pub struct Cost {
 
 /// Place and operation of the memory peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Moment {
+pub struct PeakLocation {
     /// Place given to [`crate::Device::note`]; empty if none was.
     pub place: String,
     /// First operation that ran with that much memory in use; empty if none did.
@@ -45,7 +45,7 @@ struct LedgerState {
     calls: BTreeMap<(&'static str, u64, u64), u64>,
     /// Current place.
     place: String,
-    peak: Moment,
+    peak: PeakLocation,
     /// Set until the first operation after the peak.
     at_peak: bool,
 }
@@ -54,8 +54,13 @@ impl Ledger {
     /// Creates an empty record for a kind of device.
     pub(crate) fn new(backend: Backend) -> Self {
         let (memory, calls) = (FreeList::new(usize::MAX / 2), BTreeMap::new());
-        let state =
-            LedgerState { memory, calls, place: String::new(), peak: Moment::default(), at_peak: false };
+        let state = LedgerState {
+            memory,
+            calls,
+            place: String::new(),
+            peak: PeakLocation::default(),
+            at_peak: false,
+        };
         Self { backend, state: Mutex::new(state) }
     }
 
@@ -90,7 +95,7 @@ impl Ledger {
         let mut state = self.lock();
         state.memory.begin();
         state.calls.clear();
-        state.peak = Moment { place: state.place.clone(), operation: "" };
+        state.peak = PeakLocation { place: state.place.clone(), operation: "" };
         state.at_peak = true;
     }
 
@@ -120,7 +125,7 @@ impl Ledger {
     }
 
     /// Returns place and operation of the memory peak.
-    pub fn moment(&self) -> Moment {
+    pub fn moment(&self) -> PeakLocation {
         self.lock().peak.clone()
     }
 
@@ -143,7 +148,7 @@ pub(crate) struct MetaBlock {
 }
 
 impl MetaBlock {
-    pub(crate) fn new(ledger: &Arc<Ledger>, kind: Kind, bytes: usize) -> Self {
+    pub(crate) fn new(ledger: &Arc<Ledger>, kind: MemoryKind, bytes: usize) -> Self {
         let mut state = ledger.lock();
         let before = state.memory.usage().peak;
         let cut = state.memory.cut(kind, bytes).expect("half the address space is enough for a dry run");
@@ -172,7 +177,7 @@ mod tests {
     fn the_moment_of_the_peak_is_the_operation_that_its_memory_was_for() {
         let device = Device::meta();
         let Device::Meta(ledger) = &device else { unreachable!() };
-        let alloc = |cols| device.alloc(Kind::Scratch, 1, cols, DType::F32).unwrap();
+        let alloc = |cols| device.alloc(MemoryKind::Scratch, 1, cols, DType::F32).unwrap();
         let kept = alloc(16);
         ledger.record("first", 1.0, 2.0);
         device.note(format_args!("layer {}", 7));
@@ -182,7 +187,7 @@ mod tests {
         device.note(format_args!("layer 8"));
         drop(alloc(32));
         ledger.record("second", 3.0, 4.0);
-        let moment = |place: &str, operation| Moment { place: place.to_owned(), operation };
+        let moment = |place: &str, operation| PeakLocation { place: place.to_owned(), operation };
         assert_eq!(ledger.moment(), moment("layer 7", "second"));
         assert_eq!(ledger.usage().peak, 64 + 640);
         let second = Cost { calls: 2, flops: 3.0, bytes: 4.0 };

@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use crate::cpu::{Cpu, Isa};
 use crate::cuda::driver::Drivers;
-use crate::cuda::{Cuda, Mark, Options};
+use crate::cuda::{Cuda, Options, StreamEvent};
 use crate::device::meta::{Ledger, MetaBlock};
 use crate::device::profile::Profile;
 use crate::memory::arena::Arena;
-use crate::memory::memory_use::{Kind, MemoryUse};
+use crate::memory::memory_use::{MemoryKind, MemoryUse};
 use crate::memory::tensor::{Extent, Storage, Tensor};
 use crate::numerics::dtype::DType;
-use crate::{KernelError, Result, Work};
+use crate::{KernelError, OpCost, Result};
 
 /// A compute device. Cloning is cheap and refers to the same device.
 #[derive(Clone)]
@@ -195,7 +195,7 @@ impl Device {
     /// returns `None`. On a GPU the kernel is put into the stream; a profiled device waits until it
     /// has run.
     #[inline]
-    pub(crate) fn launch<T>(&self, work: Work, kernel: impl FnOnce(On) -> Result<T>) -> Result<Option<T>> {
+    pub(crate) fn launch<T>(&self, work: OpCost, kernel: impl FnOnce(On) -> Result<T>) -> Result<Option<T>> {
         self.launch_counting(|| work, kernel)
     }
 
@@ -203,7 +203,7 @@ impl Device {
     #[inline]
     pub(crate) fn launch_counting<T>(
         &self,
-        work: impl FnOnce() -> Work,
+        work: impl FnOnce() -> OpCost,
         kernel: impl FnOnce(On) -> Result<T>,
     ) -> Result<Option<T>> {
         Ok(match self {
@@ -223,7 +223,7 @@ impl Device {
                 }
             }),
             Self::Meta(ledger) => {
-                let Work { op, flops, bytes, .. } = work();
+                let OpCost { op, flops, bytes, .. } = work();
                 ledger.record(op, flops, bytes);
                 None
             }
@@ -231,13 +231,13 @@ impl Device {
     }
 
     /// Allocates a matrix of unspecified content.
-    pub fn alloc(&self, kind: Kind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
+    pub fn alloc(&self, kind: MemoryKind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
         self.alloc_in(kind, Extent::exact(rows), Extent::exact(cols), dtype)
     }
 
     /// Allocates a matrix of unspecified content, with room for as many rows and columns as the
     /// extents say.
-    pub fn alloc_in(&self, kind: Kind, rows: Extent, cols: Extent, dtype: DType) -> Result<Tensor> {
+    pub fn alloc_in(&self, kind: MemoryKind, rows: Extent, cols: Extent, dtype: DType) -> Result<Tensor> {
         let bytes = rows.room() * cols.room() * dtype.size();
         let storage = match self {
             Self::Cpu(cpu) => Storage::Block(cpu.arena.allocate(kind, bytes)?),
@@ -248,7 +248,7 @@ impl Device {
     }
 
     /// Allocates a matrix of zeros.
-    pub fn zeros(&self, kind: Kind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
+    pub fn zeros(&self, kind: MemoryKind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
         let mut tensor = self.alloc(kind, rows, cols, dtype)?;
         crate::ops::fill_zero(self, tensor.view_mut())?;
         Ok(tensor)
@@ -307,12 +307,12 @@ impl Device {
     }
 
     /// Returns a mark after all work so far.
-    pub fn mark(&self) -> Result<Mark> {
-        if let Self::Cuda(cuda) = self { Mark::of(cuda) } else { Ok(Mark::default()) }
+    pub fn mark(&self) -> Result<StreamEvent> {
+        if let Self::Cuda(cuda) = self { StreamEvent::of(cuda) } else { Ok(StreamEvent::default()) }
     }
 
     /// Makes later work wait for `mark`, which may be of another stream of the same GPU.
-    pub fn after(&self, mark: &Mark) -> Result<()> {
+    pub fn after(&self, mark: &StreamEvent) -> Result<()> {
         if let Self::Cuda(cuda) = self { mark.before(cuda) } else { Ok(()) }
     }
 

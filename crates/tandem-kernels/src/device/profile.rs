@@ -15,14 +15,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use crate::Work;
+use crate::OpCost;
 
 /// Maximum number of events kept, about 80 bytes each; later events are only counted.
 pub const MOST_EVENTS: usize = 1 << 20;
 
 /// Kind of event.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum What {
+pub enum EventKind {
     /// A step, counted from 1.
     Step(u64),
     /// A phase of a step.
@@ -30,7 +30,7 @@ pub enum What {
     /// A place in a phase, by its index in [`Recording::places`].
     Place(u32),
     /// An operation.
-    Operation(Work),
+    Operation(OpCost),
     /// Host work.
     Other {
         /// Name of the work: a message between ranks, waiting for another thread, a file.
@@ -44,7 +44,7 @@ pub enum What {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Event {
     /// Kind of event.
-    pub what: What,
+    pub what: EventKind,
     /// Index of the thread in [`Recording::threads`]; 0 is the training thread.
     pub thread: u32,
     /// Start in nanoseconds from [`Profile::begin`].
@@ -154,21 +154,21 @@ impl Profile {
     }
 
     /// Times an operation.
-    pub(crate) fn launch<T>(&self, work: impl FnOnce() -> Work, kernel: impl FnOnce() -> T) -> T {
+    pub(crate) fn launch<T>(&self, work: impl FnOnce() -> OpCost, kernel: impl FnOnce() -> T) -> T {
         if !self.is_on() {
             return kernel();
         }
         let work = work();
         let began = Instant::now();
         let result = kernel();
-        self.record(What::Operation(work), began);
+        self.record(EventKind::Operation(work), began);
         result
     }
 
     /// Records host work of this thread from `began` until now.
     pub fn other(&self, name: &'static str, bytes: u64, began: Instant) {
         if self.is_on() {
-            self.record(What::Other { name, bytes }, began);
+            self.record(EventKind::Other { name, bytes }, began);
         }
     }
 
@@ -176,7 +176,7 @@ impl Profile {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    fn record(&self, what: What, began: Instant) {
+    fn record(&self, what: EventKind, began: Instant) {
         let now = Instant::now();
         let mut state = self.lock();
         let thread = state.thread();
@@ -218,24 +218,24 @@ impl State {
     fn open_step(&mut self, step: Option<u64>, now: Instant) {
         self.open_phase(None, now);
         if let Some((step, began)) = std::mem::replace(&mut self.step, step.map(|step| (step, now))) {
-            self.push(What::Step(step), 0, began, now);
+            self.push(EventKind::Step(step), 0, began, now);
         }
     }
 
     fn open_phase(&mut self, phase: Option<&'static str>, now: Instant) {
         self.open_place(None, now);
         if let Some((phase, began)) = std::mem::replace(&mut self.phase, phase.map(|phase| (phase, now))) {
-            self.push(What::Phase(phase), 0, began, now);
+            self.push(EventKind::Phase(phase), 0, began, now);
         }
     }
 
     fn open_place(&mut self, place: Option<u32>, now: Instant) {
         if let Some((place, began)) = std::mem::replace(&mut self.place, place.map(|place| (place, now))) {
-            self.push(What::Place(place), 0, began, now);
+            self.push(EventKind::Place(place), 0, began, now);
         }
     }
 
-    fn push(&mut self, what: What, thread: u32, began: Instant, ended: Instant) {
+    fn push(&mut self, what: EventKind, thread: u32, began: Instant, ended: Instant) {
         let Self { origin, recording: Recording { events, lost, .. }, .. } = self;
         if events.len() == MOST_EVENTS {
             *lost += 1;
@@ -250,15 +250,15 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Device, Kind, ops};
+    use crate::{DType, Device, MemoryKind, ops};
     use std::sync::Arc;
 
     fn names(recording: &Recording) -> Vec<String> {
         let name = |event: &Event| match event.what {
-            What::Step(step) => format!("step {step}"),
-            What::Phase(name) | What::Other { name, .. } => name.to_owned(),
-            What::Place(index) => recording.places[index as usize].clone(),
-            What::Operation(work) => work.op.to_owned(),
+            EventKind::Step(step) => format!("step {step}"),
+            EventKind::Phase(name) | EventKind::Other { name, .. } => name.to_owned(),
+            EventKind::Place(index) => recording.places[index as usize].clone(),
+            EventKind::Operation(work) => work.op.to_owned(),
         };
         recording.events.iter().map(name).collect()
     }
@@ -267,7 +267,7 @@ mod tests {
     fn operations_lie_in_places_and_these_in_phases_of_steps() {
         let profile = Arc::new(Profile::default());
         let device = Device::cpu(1, 1 << 21).unwrap().profiled(&profile);
-        let mut x = device.alloc(Kind::Scratch, 3, 5, DType::F32).unwrap();
+        let mut x = device.alloc(MemoryKind::Scratch, 3, 5, DType::F32).unwrap();
         ops::fill_zero(&device, x.view_mut()).unwrap();
         profile.begin(0);
         for step in 7..9 {
@@ -284,7 +284,7 @@ mod tests {
         let expected = [&step[..], &["step 7"], &step, &["step 8"]].concat();
         assert_eq!(names(&recording), expected);
         assert!(recording.threads.len() == 1 && recording.lost == 0, "{recording:?}");
-        let What::Operation(work) = recording.events[0].what else { panic!("{recording:?}") };
+        let EventKind::Operation(work) = recording.events[0].what else { panic!("{recording:?}") };
         assert_eq!((work.flops, work.bytes, work.shape), (15.0, 120.0, [3, 5, 0]));
         // An event that ends with another began no earlier.
         for pair in recording.events.windows(2) {
@@ -298,7 +298,7 @@ mod tests {
         let profile = Arc::new(Profile::default());
         let on = Device::cpu(2, 1 << 21).unwrap().profiled(&profile);
         let product = |device: &Device| {
-            let alloc = |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::Bf16).unwrap();
+            let alloc = |rows, cols| device.alloc(MemoryKind::Scratch, rows, cols, DType::Bf16).unwrap();
             let (x, w, mut y) = (alloc(8, 6), alloc(4, 6), alloc(8, 4));
             ops::linear(device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
         };
@@ -309,7 +309,7 @@ mod tests {
         product(&dry);
         let Device::Meta(ledger) = &dry else { unreachable!() };
         let (op, cost) = ledger.calls()[0];
-        let [Event { what: What::Operation(work), .. }] = recording.events[..] else {
+        let [Event { what: EventKind::Operation(work), .. }] = recording.events[..] else {
             panic!("{recording:?}")
         };
         assert_eq!((work.op, work.flops, work.bytes), (op, cost.flops, cost.bytes));

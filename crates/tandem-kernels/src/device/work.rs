@@ -4,7 +4,7 @@ use crate::DType;
 
 /// Cost of an operation: a dry run adds it up, a profile divides it by the measured time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Work {
+pub struct OpCost {
     /// The operation's name.
     pub op: &'static str,
     /// Floating-point operations (a multiply-add counts two).
@@ -18,7 +18,7 @@ pub struct Work {
     pub shape: [u32; 3],
 }
 
-impl Work {
+impl OpCost {
     /// Creates the cost of an operation on a matrix of that shape and type.
     pub(crate) fn new(
         op: &'static str,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use super::file;
 use crate::cuda::driver::Region;
 use crate::memory::free_list::{Cut, FreeList};
-use crate::memory::memory_use::{Kind, MemoryUse};
+use crate::memory::memory_use::{MemoryKind, MemoryUse};
 use crate::{KernelError, Result};
 
 /// Page size.
@@ -103,7 +103,7 @@ impl Arena {
     }
 
     /// Allocates at least `bytes`.
-    pub(crate) fn allocate(self: &Arc<Self>, kind: Kind, bytes: usize) -> Result<Block> {
+    pub(crate) fn allocate(self: &Arc<Self>, kind: MemoryKind, bytes: usize) -> Result<Block> {
         let mut state = self.lock();
         match state.cut(kind, bytes) {
             Some(cut) => {
@@ -213,9 +213,9 @@ mod tests {
     fn the_same_requests_leave_the_high_water_mark_where_it_was() {
         let device = Device::cpu(1, 1 << 24).unwrap();
         let step = || {
-            let kept = device.alloc(Kind::Activations, 100, 100, DType::F32).unwrap();
+            let kept = device.alloc(MemoryKind::Activations, 100, 100, DType::F32).unwrap();
             for cols in [7, 300, 1] {
-                drop(device.alloc(Kind::Scratch, 50, cols, DType::Bf16).unwrap());
+                drop(device.alloc(MemoryKind::Scratch, 50, cols, DType::Bf16).unwrap());
             }
             drop(kept);
         };
@@ -223,7 +223,7 @@ mod tests {
         let (memory, mark) = (device.memory(), device.high_water());
         assert_eq!(memory.total(), 0);
         assert_eq!(memory.peak, 40_000 + 30_016, "100x100 f32 and 50x300 bf16, in cache lines");
-        assert_eq!(memory.at_peak[Kind::Activations as usize], 40_000);
+        assert_eq!(memory.at_peak[MemoryKind::Activations as usize], 40_000);
         assert_eq!(mark, memory.peak);
         step();
         assert_eq!((device.memory(), device.high_water()), (memory, mark));
@@ -232,23 +232,23 @@ mod tests {
     #[test]
     fn an_exhausted_arena_says_what_holds_the_memory() {
         let device = Device::cpu(1, 1 << 21).unwrap();
-        let weights = device.alloc(Kind::Weights, 1, 1 << 18, DType::F32).unwrap();
-        let error = device.alloc(Kind::Head, 1, 1 << 19, DType::F32).err().unwrap().to_string();
+        let weights = device.alloc(MemoryKind::Weights, 1, 1 << 18, DType::F32).unwrap();
+        let error = device.alloc(MemoryKind::Head, 1, 1 << 19, DType::F32).err().unwrap().to_string();
         assert_eq!(
             error,
             "out of device memory: 2097152 bytes for head chunk asked, 2097152 bytes in the arena; in use: \
              compute weights 1048576"
         );
         drop(weights);
-        assert!(device.alloc(Kind::Head, 1, 1 << 19, DType::F32).is_ok());
+        assert!(device.alloc(MemoryKind::Head, 1, 1 << 19, DType::F32).is_ok());
     }
 
     #[test]
     fn no_more_is_handed_out_than_was_said() {
         let device = Device::cpu(1, 4096).unwrap();
-        let whole = device.alloc(Kind::Scratch, 1, 1024, DType::F32).unwrap();
+        let whole = device.alloc(MemoryKind::Scratch, 1, 1024, DType::F32).unwrap();
         assert!(
-            device.alloc(Kind::Scratch, 1, 1, DType::F32).is_err(),
+            device.alloc(MemoryKind::Scratch, 1, 1, DType::F32).is_err(),
             "the huge page has room, the cap has not"
         );
         drop(whole);
@@ -262,7 +262,8 @@ mod tests {
         let home = device.in_file(&file, 100_000).unwrap();
         assert_eq!(file.metadata().unwrap().len(), 102_400, "whole pages");
         // Sizes that do not end at page boundaries.
-        let mut tensors = [3000, 5000, 12_000].map(|n| home.alloc(Kind::Master, 1, n, DType::F32).unwrap());
+        let mut tensors =
+            [3000, 5000, 12_000].map(|n| home.alloc(MemoryKind::Master, 1, n, DType::F32).unwrap());
         for (i, tensor) in tensors.iter_mut().enumerate() {
             tensor.view_mut().into_slice::<f32>().fill(i as f32);
         }
@@ -271,11 +272,12 @@ mod tests {
         for (i, tensor) in tensors.iter().enumerate() {
             assert!(tensor.view().as_slice::<f32>().iter().all(|&x| x == i as f32), "{i}");
         }
-        let error = home.alloc(Kind::Master, 1, 6000, DType::F32).err().unwrap().to_string();
+        let error = home.alloc(MemoryKind::Master, 1, 6000, DType::F32).err().unwrap().to_string();
         assert!(error.contains("100000 bytes in the arena"), "{error}");
         assert_eq!((device.memory().total(), home.memory().total()), (0, 80_064), "in cache lines");
         // Elsewhere nothing is dropped.
-        let mut here = device.with_memory(1 << 21).unwrap().zeros(Kind::Master, 1, 5000, DType::F32).unwrap();
+        let mut here =
+            device.with_memory(1 << 21).unwrap().zeros(MemoryKind::Master, 1, 5000, DType::F32).unwrap();
         here.view_mut().into_slice::<f32>().fill(7.0);
         here.let_go();
         assert!(here.view().as_slice::<f32>().iter().all(|&x| x == 7.0));
@@ -287,7 +289,7 @@ mod tests {
     fn tensors_begin_on_cache_lines_and_do_not_overlap() {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let mut tensors: Vec<_> =
-            (1..20).map(|cols| device.alloc(Kind::Scratch, 3, cols, DType::Bf16).unwrap()).collect();
+            (1..20).map(|cols| device.alloc(MemoryKind::Scratch, 3, cols, DType::Bf16).unwrap()).collect();
         for (i, tensor) in tensors.iter_mut().enumerate() {
             assert_eq!(tensor.view().pointer_of::<crate::bf16>().addr() % ALIGNMENT, 0);
             tensor.view_mut().into_slice::<crate::bf16>().fill(crate::bf16::from_f32(i as f32));

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::memory::tensor::{Tensor, View, ViewMut};
-use crate::{DType, Device, Kind, Result};
+use crate::{DType, Device, MemoryKind, Result};
 
 /// Bytes of a cache line; ranges and matrices in place begin at multiples of it.
 pub const ALIGNMENT: usize = 64;
@@ -45,7 +45,7 @@ unsafe impl Sync for BytesMut<'_> {}
 
 impl Bytes {
     /// Allocates `len` bytes of unspecified value.
-    pub fn new(device: &Device, kind: Kind, len: usize) -> Result<Self> {
+    pub fn new(device: &Device, kind: MemoryKind, len: usize) -> Result<Self> {
         Ok(Self { words: device.alloc(kind, 1, len.div_ceil(4), DType::F32)?, len })
     }
 

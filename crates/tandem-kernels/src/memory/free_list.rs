@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::memory::memory_use::{Kind, MemoryUse};
+use crate::memory::memory_use::{MemoryKind, MemoryUse};
 
 /// Alignment of offsets: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -23,7 +23,7 @@ pub(crate) struct FreeList {
 /// A range allocated by a [`FreeList`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
-    kind: Kind,
+    kind: MemoryKind,
     offset: usize,
     length: usize,
 }
@@ -47,7 +47,7 @@ impl FreeList {
     }
 
     /// Allocates at least `bytes`; `None` if no free range is long enough.
-    pub(crate) fn cut(&mut self, kind: Kind, bytes: usize) -> Option<Cut> {
+    pub(crate) fn cut(&mut self, kind: MemoryKind, bytes: usize) -> Option<Cut> {
         let length = bytes.max(1).next_multiple_of(ALIGNMENT);
         let (offset, free) = self.free.iter().find(|&(_, &free)| free >= length).map(|(&o, &l)| (o, l))?;
         self.free.remove(&offset);
@@ -107,12 +107,12 @@ mod tests {
     fn neighbours_merge_in_every_order_of_return() {
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut list = FreeList::new(3 * ALIGNMENT);
-            let cuts = [0; 3].map(|_| list.cut(Kind::Scratch, ALIGNMENT).unwrap());
-            assert!(list.cut(Kind::Scratch, 1).is_none());
+            let cuts = [0; 3].map(|_| list.cut(MemoryKind::Scratch, ALIGNMENT).unwrap());
+            assert!(list.cut(MemoryKind::Scratch, 1).is_none());
             for i in order {
                 list.give_back(cuts[i]);
             }
-            let whole = list.cut(Kind::Scratch, 3 * ALIGNMENT).expect("one range again");
+            let whole = list.cut(MemoryKind::Scratch, 3 * ALIGNMENT).expect("one range again");
             assert_eq!(whole.offset, 0, "{order:?}");
         }
     }
@@ -120,10 +120,10 @@ mod tests {
     #[test]
     fn a_gap_is_filled_by_what_fits_and_passed_by_what_does_not() {
         let mut list = FreeList::new(1 << 20);
-        let [_first, gap, _last] = [0; 3].map(|_| list.cut(Kind::Scratch, 1000).unwrap());
+        let [_first, gap, _last] = [0; 3].map(|_| list.cut(MemoryKind::Scratch, 1000).unwrap());
         list.give_back(gap);
-        let large = list.cut(Kind::Scratch, 1025).unwrap();
+        let large = list.cut(MemoryKind::Scratch, 1025).unwrap();
         assert_eq!(large.offset, 3 * 1024, "1000 bytes take 1024, a multiple of the alignment");
-        assert_eq!(list.cut(Kind::Scratch, 1024).unwrap().offset, gap.offset);
+        assert_eq!(list.cut(MemoryKind::Scratch, 1024).unwrap().offset, gap.offset);
     }
 }

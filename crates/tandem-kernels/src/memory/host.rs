@@ -7,7 +7,7 @@ use crate::cpu;
 use crate::cuda::Cuda;
 use crate::cuda::bytes::{self, Plain};
 use crate::memory::bytes::{Bytes, BytesMut, BytesView};
-use crate::numerics::exact::ExactSum;
+use crate::numerics::exact::FixedPointSum;
 use crate::{Device, Element, Result, States, StatesMut, StatesView, View, ViewMut, bf16};
 
 impl Device {
@@ -208,7 +208,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Borrows a range of sums, if they are on a GPU.
-    pub fn of_sums(device: &'a Device, sums: &'a mut ExactSum, range: Range<usize>) -> Option<Self> {
+    pub fn of_sums(device: &'a Device, sums: &'a mut FixedPointSum, range: Range<usize>) -> Option<Self> {
         let sums = sums.view().range(range);
         Self::new(device, sums.address(), size_of::<i64>() * sums.len())
     }
@@ -261,7 +261,7 @@ impl Bytes {
     }
 }
 
-impl ExactSum {
+impl FixedPointSum {
     /// Sets every sum to zero. Does nothing on a dry run.
     pub fn clear(&mut self, device: &Device) -> Result<()> {
         match device {

@@ -2,7 +2,7 @@
 
 /// Purpose of memory; the plan reports bytes by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Master weights (f32).
     Master,
     /// Compute copies of the weights.
@@ -27,7 +27,7 @@ pub enum Kind {
     Scratch,
 }
 
-impl Kind {
+impl MemoryKind {
     /// Every kind, in display order.
     pub const ALL: [Self; 11] = [
         Self::Master,
@@ -64,10 +64,10 @@ impl Kind {
 /// Bytes in use by kind, and the moment of the peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Bytes now, by [`Kind`] in the order of [`Kind::ALL`].
-    pub current: [usize; Kind::ALL.len()],
+    /// Bytes now, by [`MemoryKind`] in the order of [`MemoryKind::ALL`].
+    pub current: [usize; MemoryKind::ALL.len()],
     /// Bytes by kind at the moment when the total was largest.
-    pub at_peak: [usize; Kind::ALL.len()],
+    pub at_peak: [usize; MemoryKind::ALL.len()],
     /// The largest total.
     pub peak: usize,
 }
@@ -81,7 +81,7 @@ impl MemoryUse {
     /// Adds another memory's use, assuming that both peaks coincide.
     #[must_use]
     pub fn beside(&self, other: &Self) -> Self {
-        let both = |own: &[usize; Kind::ALL.len()], other: &[usize; Kind::ALL.len()]| {
+        let both = |own: &[usize; MemoryKind::ALL.len()], other: &[usize; MemoryKind::ALL.len()]| {
             std::array::from_fn(|kind| own[kind] + other[kind])
         };
         Self {
@@ -96,7 +96,7 @@ impl MemoryUse {
         (self.peak, self.at_peak) = (self.total(), self.current);
     }
 
-    pub(crate) fn add(&mut self, kind: Kind, bytes: usize) {
+    pub(crate) fn add(&mut self, kind: MemoryKind, bytes: usize) {
         self.current[kind as usize] += bytes;
         let total = self.total();
         if total > self.peak {
@@ -105,14 +105,14 @@ impl MemoryUse {
         }
     }
 
-    pub(crate) fn remove(&mut self, kind: Kind, bytes: usize) {
+    pub(crate) fn remove(&mut self, kind: MemoryKind, bytes: usize) {
         self.current[kind as usize] -= bytes;
     }
 }
 
 impl std::fmt::Display for MemoryUse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let parts: Vec<String> = Kind::ALL
+        let parts: Vec<String> = MemoryKind::ALL
             .iter()
             .filter(|k| self.current[**k as usize] > 0)
             .map(|k| format!("{} {}", k.name(), self.current[*k as usize]))

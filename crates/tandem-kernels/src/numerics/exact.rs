@@ -2,7 +2,7 @@
 //!
 
 use crate::memory::tensor::{Tensor, View, ViewMut};
-use crate::{DType, Device, Kind, Result};
+use crate::{DType, Device, MemoryKind, Result};
 
 /// Fraction bits.
 pub const FRACTION_BITS: u32 = 48;
@@ -15,7 +15,7 @@ pub fn limit(num_terms: usize) -> f32 {
 }
 
 /// A row of sums in device memory.
-pub struct ExactSum {
+pub struct FixedPointSum {
     /// `[1, 2·len]`: two f32 words per sum.
     words: Tensor,
 }
@@ -26,9 +26,9 @@ pub struct ExactView<'a> {
     words: View<'a>,
 }
 
-impl ExactSum {
+impl FixedPointSum {
     /// Allocates `len` sums of unspecified value.
-    pub fn new(device: &Device, kind: Kind, len: usize) -> Result<Self> {
+    pub fn new(device: &Device, kind: MemoryKind, len: usize) -> Result<Self> {
         Ok(Self { words: device.alloc(kind, 1, 2 * len, DType::F32)? })
     }
 

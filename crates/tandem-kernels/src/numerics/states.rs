@@ -3,7 +3,7 @@
 //!
 //! * bf16 is rounded stochastically, with probabilities that keep the mean. Round-to-nearest would
 //!   freeze a second moment that moves by a thousandth of itself: bf16 has 128 values per octave.
-//!   The random bits are a hash ([`Dither`]), so results do not depend on the rank.
+//!   The random bits are a hash ([`StochasticRounding`]), so results do not depend on the rank.
 //! * 8 bits are codes of a dynamic map (arXiv 1511.04561; block-wise as in arXiv 2110.02861, with
 //!   the values of bitsandbytes). It has seven decades, each ten times as wide and cut into twice
 //!   as many steps as the one below; it is signed for first moments and unsigned for second ones.
@@ -20,7 +20,7 @@ use std::ops::Range;
 use crate::cpu;
 use crate::memory::tensor::{Tensor, View, ViewMut};
 use crate::numerics::random::{STEP, mix};
-use crate::{DType, Device, Kind, Result};
+use crate::{DType, Device, MemoryKind, Result};
 
 /// Elements per scale of 8-bit states.
 pub const STATE_BLOCK: usize = 256;
@@ -48,7 +48,7 @@ impl StateForm {
 
 /// Moment that a state stores; each has its own 8-bit map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum AdamMoment {
     /// First moment, of either sign.
     First,
     /// Second moment, never negative.
@@ -57,12 +57,12 @@ pub enum Moment {
 
 /// Random bits of stochastic rounding: a function of a key and of the element's index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Dither {
+pub struct StochasticRounding {
     pub(crate) key: u32,
     pub(crate) first: u32,
 }
 
-impl Dither {
+impl StochasticRounding {
     /// Creates the random bits of elements from index `first` on, for the update, layer and
     /// parameter named by `what`. Indices are modulo 2³².
     pub fn new(what: &[u64], first: usize) -> Self {
@@ -78,7 +78,7 @@ impl Dither {
 
 /// A row of states in device memory.
 pub struct States {
-    moment: Moment,
+    moment: AdamMoment,
     form: StateForm,
     len: usize,
     /// `[1, len]` f32 or bf16, or codes, four per f32.
@@ -101,7 +101,7 @@ pub enum StatesView<'a> {
 /// A borrowed range of states in 8 bits.
 #[derive(Clone, Copy)]
 pub struct CodesView<'a> {
-    moment: Moment,
+    moment: AdamMoment,
     codes: View<'a>,
     scales: View<'a>,
     /// Index of the first element in `codes`.
@@ -114,14 +114,14 @@ pub enum StatesMut<'a> {
     /// f32 `[1,N]`.
     F32(ViewMut<'a>),
     /// bf16 `[1,N]`, and the random bits that round them.
-    Bf16(ViewMut<'a>, Dither),
+    Bf16(ViewMut<'a>, StochasticRounding),
     /// Codes and scales.
     EightBit(CodesMut<'a>),
 }
 
 /// A mutably borrowed range of 8-bit states that begins at a block.
 pub struct CodesMut<'a> {
-    moment: Moment,
+    moment: AdamMoment,
     codes: ViewMut<'a>,
     scales: ViewMut<'a>,
     len: usize,
@@ -162,7 +162,13 @@ impl States {
     }
 
     /// Allocates `len` zeros.
-    pub fn zeros(device: &Device, kind: Kind, moment: Moment, form: StateForm, len: usize) -> Result<Self> {
+    pub fn zeros(
+        device: &Device,
+        kind: MemoryKind,
+        moment: AdamMoment,
+        form: StateForm,
+        len: usize,
+    ) -> Result<Self> {
         let (width, dtype) = match form {
             StateForm::F32 => (len, DType::F32),
             StateForm::Bf16 => (len, DType::Bf16),
@@ -177,7 +183,7 @@ impl States {
     }
 
     /// Allocates `len` zeros of the same moment and format.
-    pub fn zeros_like(&self, device: &Device, kind: Kind, len: usize) -> Result<Self> {
+    pub fn zeros_like(&self, device: &Device, kind: MemoryKind, len: usize) -> Result<Self> {
         Self::zeros(device, kind, self.moment, self.form, len)
     }
 
@@ -209,7 +215,7 @@ impl States {
     ///
     /// # Panics
     /// If the range is not inside, or 8-bit states do not begin at a block.
-    pub fn range_mut(&mut self, range: Range<usize>, dither: Dither) -> StatesMut<'_> {
+    pub fn range_mut(&mut self, range: Range<usize>, dither: StochasticRounding) -> StatesMut<'_> {
         assert!(range.start <= range.end && range.end <= self.len, "states {range:?} of {}", self.len);
         match (self.form, &mut self.scales) {
             (StateForm::EightBit, Some(scales)) => {
@@ -238,7 +244,7 @@ impl States {
     pub(crate) fn part_mut(&mut self, start: usize, len: usize) -> StatesMut<'_> {
         let end = start + len;
         assert!(end == self.len || len.is_multiple_of(STATE_BLOCK), "part of a block is written");
-        self.range_mut(start..end, Dither::default())
+        self.range_mut(start..end, StochasticRounding::default())
     }
 }
 
@@ -298,7 +304,7 @@ impl<'a> CodesView<'a> {
     }
 
     /// Returns the moment whose map the codes use.
-    pub(crate) fn moment(self) -> Moment {
+    pub(crate) fn moment(self) -> AdamMoment {
         self.moment
     }
 
@@ -353,7 +359,7 @@ impl StatesMut<'_> {
 
 impl<'a> CodesMut<'a> {
     /// Returns the moment whose map the codes use.
-    pub(crate) fn moment(&self) -> Moment {
+    pub(crate) fn moment(&self) -> AdamMoment {
         self.moment
     }
 

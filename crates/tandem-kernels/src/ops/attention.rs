@@ -3,7 +3,7 @@
 use crate::cpu::attention as kernel;
 use crate::device::on;
 use crate::ops::check::{self, Operand};
-use crate::{Backend, DType, Device, Forest, KernelError, Kind, Result, Tensor, View, ViewMut, cuda};
+use crate::{Backend, DType, Device, Forest, KernelError, MemoryKind, Result, Tensor, View, ViewMut, cuda};
 
 /// Heads, scale and mask of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -217,10 +217,10 @@ pub fn attention_backward(device: &Device, call: AttentionBackward) -> Result<()
         // The gradients of keys and values are summed over queries and heads in f32.
         Backend::Cpu => {
             let parts = num_parts(forest, shape);
-            device.alloc(Kind::Scratch, parts * tokens, 2 * k.cols(), DType::F32)?
+            device.alloc(MemoryKind::Scratch, parts * tokens, 2 * k.cols(), DType::F32)?
         }
         // `Σ out · d_out` per head.
-        Backend::Cuda => device.alloc(Kind::Scratch, tokens, shape.heads, DType::F32)?,
+        Backend::Cuda => device.alloc(MemoryKind::Scratch, tokens, shape.heads, DType::F32)?,
     };
     let bytes = check::bytes(&[q, k, v, out, log_sum_exp, d_out, dq, dk, dv]);
     let (q, forest, shape) = (*q, *forest, *shape);
@@ -261,7 +261,8 @@ pub fn attention_decode(device: &Device, call: AttentionDecode) -> Result<()> {
         // Result of each part of a query's keys, if some query has several parts.
         Backend::Cuda => {
             let parts = cuda::attention::decode_parts(visible, rows, shape);
-            let row = || device.alloc(Kind::Scratch, parts * shape.heads, shape.head_dim + 2, DType::F32);
+            let row =
+                || device.alloc(MemoryKind::Scratch, parts * shape.heads, shape.head_dim + 2, DType::F32);
             (parts > rows).then(row).transpose()?
         }
     };

@@ -4,7 +4,7 @@ use super::pack::length;
 use crate::device::on;
 use crate::memory::bytes::BytesMut;
 use crate::numerics::format::{NF4_BLOCK, NF4_BLOCKS};
-use crate::{DType, Device, Format, KernelError, Result, Work, cpu, cuda};
+use crate::{DType, Device, Format, KernelError, OpCost, Result, cpu, cuda};
 
 /// A 4-bit matrix: `W.weight` beside `W.weight.absmax`, `W.weight.nested_absmax` and so on.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +123,7 @@ pub fn pack_stored_nf4(
     stored.check(rows, cols).map_err(|reason| KernelError::invalid(OP, reason))?;
     let StoredNf4 { weight, absmax, nested_absmax, nested_offset: mean, .. } = *stored;
     let bytes = weight.len() + absmax.len() + packed.len();
-    let work = Work::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
+    let work = OpCost::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
     device.launch(
         work,
         on!(
@@ -150,7 +150,7 @@ pub fn pack_stored_int8(
         return Ok(());
     }
     let bytes = weight.len() + packed.len();
-    let work = Work::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
+    let work = OpCost::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
     device.launch(
         work,
         on!(

@@ -1,6 +1,6 @@
 //! Operand checks that operations share.
 
-use crate::{DType, KernelError, Result, View, ViewMut, Work};
+use crate::{DType, KernelError, OpCost, Result, View, ViewMut};
 
 /// An operand, borrowed either way.
 pub(super) trait Operand {
@@ -78,8 +78,8 @@ pub(super) fn contiguous(op: &'static str, operand: &'static str, is_contiguous:
 }
 
 /// Returns the cost of an operation on the operand.
-pub(super) fn work(op: &'static str, operand: &dyn Operand, flops: f64, bytes: f64) -> Work {
-    Work::new(op, operand.describe(), flops, bytes)
+pub(super) fn work(op: &'static str, operand: &dyn Operand, flops: f64, bytes: f64) -> OpCost {
+    OpCost::new(op, operand.describe(), flops, bytes)
 }
 
 /// Returns the bytes of all operands.

@@ -3,7 +3,7 @@
 use super::check;
 use crate::cpu::columns as kernel;
 use crate::device::on;
-use crate::{Backend, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, cuda};
+use crate::{Backend, DType, Device, Extent, MemoryKind, Result, Tensor, View, ViewMut, cuda};
 
 fn check_columns(op: &'static str, cols: usize, factors: &View, bias: Option<&View>) -> Result<()> {
     check::f32_shape(op, "factors", factors, 1, cols)?;
@@ -15,7 +15,9 @@ pub(super) fn partial_sums(device: &Device, rows: Extent, cols: usize) -> Result
     let blocks = |rows: usize| rows.div_ceil(cuda::columns::BLOCK_ROWS);
     let blocks = Extent::new(blocks(rows.len()), blocks(rows.room()));
     let are_needed = device.backend() == Backend::Cuda && blocks.room() > 1;
-    are_needed.then(|| device.alloc_in(Kind::Scratch, blocks, Extent::exact(cols), DType::F32)).transpose()
+    are_needed
+        .then(|| device.alloc_in(MemoryKind::Scratch, blocks, Extent::exact(cols), DType::F32))
+        .transpose()
 }
 
 /// Computes `y[T,N] ← y ⊙ factors[1,N] (+ bias[1,N])`. `y` is f32 or bf16, rounded once; `factors`

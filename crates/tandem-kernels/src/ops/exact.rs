@@ -2,18 +2,18 @@
 
 use super::check;
 use crate::device::on;
-use crate::numerics::exact::{ExactSum, ExactView};
-use crate::{DType, Device, KernelError, Result, View, Work, cuda};
+use crate::numerics::exact::{ExactView, FixedPointSum};
+use crate::{DType, Device, KernelError, OpCost, Result, View, cuda};
 
 /// Overwrites the sums with `other`, or adds `other` if `add`.
-pub fn exact_merge(device: &Device, other: ExactView, sums: &mut ExactSum, add: bool) -> Result<()> {
+pub fn exact_merge(device: &Device, other: ExactView, sums: &mut FixedPointSum, add: bool) -> Result<()> {
     const OP: &str = "exact_merge";
     if other.len() != sums.len() {
         return Err(KernelError::invalid(OP, format!("{} sums added to {}", other.len(), sums.len())));
     }
     let bytes = 8 * other.len() * if add { 3 } else { 2 };
     let shape = (1, other.len(), DType::F32);
-    let work = Work::new(OP, shape, other.len() as f64, bytes as f64);
+    let work = OpCost::new(OP, shape, other.len() as f64, bytes as f64);
     device.launch(
         work,
         on!(
@@ -29,7 +29,13 @@ pub fn exact_merge(device: &Device, other: ExactView, sums: &mut ExactSum, add: 
 /// If a term is not finite or not below `limit` (see
 /// [`exact::limit`](crate::numerics::exact::limit)), the sums are meaningless, and
 /// [`Device::take_in_range`] reports it.
-pub fn exact_sum(device: &Device, terms: View, sums: &mut ExactSum, add: bool, limit: f32) -> Result<()> {
+pub fn exact_sum(
+    device: &Device,
+    terms: View,
+    sums: &mut FixedPointSum,
+    add: bool,
+    limit: f32,
+) -> Result<()> {
     const OP: &str = "exact_sum";
     check::is_f32(OP, "terms", &terms)?;
     check::contiguous(OP, "terms", terms.is_contiguous())?;

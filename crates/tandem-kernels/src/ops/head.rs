@@ -10,7 +10,9 @@ use crate::device::on;
 use crate::ops::columns::partial_sums;
 use crate::ops::head_strips::LogitMemory;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
-use crate::{Backend, DType, Device, Extent, KernelError, Kind, Result, Tensor, View, ViewMut, Work, cuda};
+use crate::{
+    Backend, DType, Device, Extent, KernelError, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda,
+};
 
 /// Rows per chunk. Every chunk reads all weights and passes over their gradient.
 const CHUNK: usize = 1024;
@@ -37,7 +39,7 @@ pub(super) fn running_numbers(device: &Device, rows: Extent, predictions: usize)
     // Most rows have one prediction, those before a fork two or more.
     let numbers = Extent::new(numbers(rows.len(), predictions), numbers(rows.room(), 2 * rows.room()));
     let is_gpu = device.backend() == Backend::Cuda;
-    is_gpu.then(|| device.alloc_in(Kind::Head, Extent::exact(1), numbers, DType::F32)).transpose()
+    is_gpu.then(|| device.alloc_in(MemoryKind::Head, Extent::exact(1), numbers, DType::F32)).transpose()
 }
 
 fn check_operands(op: &'static str, head: &Head) -> Result<()> {
@@ -276,13 +278,17 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
     let room = kept_rows(hidden.extent().room(), fitting);
     let kept_rows = rows.min(room);
     let width = Extent::exact(vocabulary);
-    let mut kept = device.alloc_in(Kind::Head, Extent::new(kept_rows, room), width, DType::F32)?;
-    let mut spare =
-        device.alloc(Kind::Head, CHUNK.min(rows - kept_rows), strip_width(device, vocabulary), DType::F32)?;
+    let mut kept = device.alloc_in(MemoryKind::Head, Extent::new(kept_rows, room), width, DType::F32)?;
+    let mut spare = device.alloc(
+        MemoryKind::Head,
+        CHUNK.min(rows - kept_rows),
+        strip_width(device, vocabulary),
+        DType::F32,
+    )?;
     let (multiply_adds, bytes) = weights.low_rank_cost();
     let products = 2.0 * (rows as f64 * weights.weight.len() as f64 + multiply_adds);
     let shape_of = (rows, vocabulary, hidden.dtype());
-    let work = Work::new(OP, shape_of, products, bytes + check::bytes(&[&hidden, &weights.weight]));
+    let work = OpCost::new(OP, shape_of, products, bytes + check::bytes(&[&hidden, &weights.weight]));
     let mut numbers = running_numbers(device, hidden.extent(), targets.rows.len())?;
     let numbers = numbers.as_mut().map(Tensor::view_mut);
     let memory = LogitMemory { chunk: CHUNK, kept: kept.view_mut(), spare: spare.view_mut() };
@@ -328,7 +334,7 @@ pub fn head_backward(
     }
     let mut kept = match kept {
         Some(KeptLogits(kept)) => kept,
-        None => device.alloc(Kind::Head, 0, vocabulary, DType::F32)?,
+        None => device.alloc(MemoryKind::Head, 0, vocabulary, DType::F32)?,
     };
     let again = rows.checked_sub(kept.rows()).filter(|_| kept.cols() == vocabulary);
     let Some(again) = again else {
@@ -338,9 +344,9 @@ pub fn head_backward(
         ));
     };
     let mut spare =
-        device.alloc(Kind::Head, CHUNK.min(again), strip_width(device, vocabulary), DType::F32)?;
+        device.alloc(MemoryKind::Head, CHUNK.min(again), strip_width(device, vocabulary), DType::F32)?;
     let (flops, bytes) = backward_cost(&hidden, &weights, &gradients, again);
-    let work = Work::new(OP, (rows, vocabulary, hidden.dtype()), flops, bytes).with_depth(hidden.cols());
+    let work = OpCost::new(OP, (rows, vocabulary, hidden.dtype()), flops, bytes).with_depth(hidden.cols());
     let extent = hidden.extent();
     let summed = |rows: usize| if gradients.bias.is_some() { CHUNK.min(rows) } else { 0 };
     let summed = Extent::new(summed(extent.len()), summed(extent.room()));

@@ -8,7 +8,7 @@ use super::columns::partial_sums;
 use super::low_rank::LowRank;
 use crate::device::on;
 use crate::ops::gemm::{Operand, Product, Term};
-use crate::{Backend, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, Work, cuda};
+use crate::{Backend, DType, Device, Extent, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda};
 
 /// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
@@ -182,7 +182,9 @@ fn wide_sums(device: &Device, product: &Product) -> Result<Option<Tensor>> {
         [product.c.rows(), product.a.extent().room()].map(|m| cuda::gemm::wide_rows(product, m));
     let cols = Extent::exact(product.c.cols());
     let is_needed = room > 0;
-    is_needed.then(|| device.alloc_in(Kind::Scratch, Extent::new(len, room), cols, DType::F32)).transpose()
+    is_needed
+        .then(|| device.alloc_in(MemoryKind::Scratch, Extent::new(len, room), cols, DType::F32))
+        .transpose()
 }
 
 /// Runs or records a checked product of `m × k` by `k × n`.
@@ -197,7 +199,7 @@ fn run(
     let read = (m + n) * k * dtype.size() + extra_bytes;
     let written = m * n * product.c.dtype().size() * if product.accumulate { 2 } else { 1 };
     let flops = 2.0 * m as f64 * n as f64 * k as f64;
-    let work = Work::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
+    let work = OpCost::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
     let mut wide = wide_sums(device, &product)?;
     device.launch(
         work,

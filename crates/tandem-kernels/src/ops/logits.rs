@@ -4,7 +4,7 @@ use crate::cpu::head as kernel;
 use crate::device::on;
 use crate::ops::head::running_numbers;
 use crate::ops::{HeadParts, HeadScores, HeadShape, Targets, check};
-use crate::{Device, Extent, KernelError, Result, Tensor, ViewMut, Work, cuda};
+use crate::{Device, Extent, KernelError, OpCost, Result, Tensor, ViewMut, cuda};
 
 /// Scores existing `logits` `[R,V]` f32 as [`head`](crate::ops::head) does; on a CPU with the same
 /// bits, since the strips are the same. Overwrites `logits`.
@@ -31,7 +31,7 @@ pub fn score_logits(
     let mut parts = HeadParts::new(0, 1, rows, targets.rows.len());
     let mut numbers = running_numbers(device, Extent::exact(rows), targets.rows.len())?;
     let numbers = numbers.as_mut().map(Tensor::view_mut);
-    let work = Work::new(OP, (rows, vocabulary, logits.dtype()), 0.0, check::bytes(&[&logits]));
+    let work = OpCost::new(OP, (rows, vocabulary, logits.dtype()), 0.0, check::bytes(&[&logits]));
     let of_parts = &mut parts;
     device.launch(
         work,

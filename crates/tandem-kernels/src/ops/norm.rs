@@ -3,7 +3,7 @@
 use crate::cpu::norm as kernel;
 use crate::device::on;
 use crate::ops::check;
-use crate::{Backend, DType, Device, Extent, Kind, Result, Tensor, View, ViewMut, cuda};
+use crate::{Backend, DType, Device, Extent, MemoryKind, Result, Tensor, View, ViewMut, cuda};
 
 /// Rows per partial sum of the weight gradient on a CPU. A constant, so that the order of the sum
 /// does not depend on the number of threads.
@@ -17,7 +17,7 @@ fn partial_sums(device: &Device, x: &View, wanted: bool, width: usize) -> Result
         Backend::Cuda => cuda::norm::blocks(rows, x.cols()),
     };
     let blocks = Extent::new(blocks(x.rows()), blocks(x.extent().room()));
-    device.alloc_in(Kind::Scratch, blocks, Extent::exact(width), DType::F32)
+    device.alloc_in(MemoryKind::Scratch, blocks, Extent::exact(width), DType::F32)
 }
 
 /// Operands of [`rms_norm`].

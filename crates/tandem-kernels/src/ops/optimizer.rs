@@ -6,8 +6,8 @@ use crate::device::on;
 use crate::numerics::exact::ExactView;
 use crate::numerics::states::CodesMut;
 use crate::{
-    Backend, DType, Device, KernelError, Kind, Moment, Result, StatesMut, StatesView, Tensor, View, ViewMut,
-    Work, cuda,
+    AdamMoment, Backend, DType, Device, KernelError, MemoryKind, OpCost, Result, StatesMut, StatesView,
+    Tensor, View, ViewMut, cuda,
 };
 
 /// A gradient `[1,N]` in either representation.
@@ -128,7 +128,7 @@ impl<'a> Update<'a> {
     }
 
     /// Returns the cost of a step with `flops` operations per element and `state_bytes` of states.
-    fn work(&self, op: &'static str, flops: f64, state_bytes: usize) -> Work {
+    fn work(&self, op: &'static str, flops: f64, state_bytes: usize) -> OpCost {
         let Self { grad, master, copy, .. } = self;
         let moved = grad.num_bytes()
             + 2 * (master.num_bytes() + state_bytes)
@@ -148,7 +148,7 @@ pub fn adamw<'a>(
 ) -> Result<()> {
     const OP: &str = "adamw";
     let (m, v) = (m.into(), v.into());
-    let states = [("m", &m, Moment::First), ("v", &v, Moment::Second)];
+    let states = [("m", &m, AdamMoment::First), ("v", &v, AdamMoment::Second)];
     check_flat(OP, &update, &states)?;
     if config.step == 0 {
         return Err(KernelError::invalid(OP, "steps count from 1"));
@@ -171,7 +171,7 @@ pub fn rmsprop<'a>(
 ) -> Result<()> {
     const OP: &str = "rmsprop";
     let v = v.into();
-    check_flat(OP, &update, &[("v", &v, Moment::Second)])?;
+    check_flat(OP, &update, &[("v", &v, AdamMoment::Second)])?;
     let work = update.work(OP, 10.0, v.num_bytes());
     let run = on!(
         cpu => cpu.rmsprop(config, update, v),
@@ -206,11 +206,11 @@ pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) ->
     let mut sums = match device.backend() {
         Backend::Cpu => None,
         // One f64 per block, until the host reads them.
-        Backend::Cuda => Some(device.alloc(Kind::Scratch, 1, 2 * blocks.len(), DType::F32)?),
+        Backend::Cuda => Some(device.alloc(MemoryKind::Scratch, 1, 2 * blocks.len(), DType::F32)?),
     };
     let sums = sums.as_mut().map(Tensor::view_mut);
     let (len, bytes) = parts.iter().fold((0, 0), |(len, bytes), x| (len + x.len(), bytes + x.num_bytes()));
-    let work = Work::new(OP, (1, len, DType::F32), 2.0 * len as f64, bytes as f64);
+    let work = OpCost::new(OP, (1, len, DType::F32), 2.0 * len as f64, bytes as f64);
     device.launch(
         work,
         on!(
@@ -250,7 +250,7 @@ pub fn copy_states(device: &Device, src: StatesView, dst: StatesMut) -> Result<(
 fn check_flat(
     op: &'static str,
     update: &Update,
-    states: &[(&'static str, &StatesMut, Moment)],
+    states: &[(&'static str, &StatesMut, AdamMoment)],
 ) -> Result<()> {
     let Update { grad, master, copy, .. } = update;
     grad.check(op, "grad")?;
@@ -272,7 +272,7 @@ fn check_flat(
     copy.as_ref().map_or(Ok(()), |copy| flat("copy", copy, None))
 }
 
-fn check_codes(op: &'static str, name: &str, codes: &CodesMut, moment: Moment, len: usize) -> Result<()> {
+fn check_codes(op: &'static str, name: &str, codes: &CodesMut, moment: AdamMoment, len: usize) -> Result<()> {
     if codes.len() != len {
         return Err(KernelError::invalid(op, format!("{name} has {} elements, expected {len}", codes.len())));
     }

@@ -6,7 +6,7 @@ use super::{cast, check};
 use crate::device::on;
 use crate::memory::bytes::{ALIGNMENT, BytesMut, BytesView};
 use crate::numerics::format::NF4_BLOCK;
-use crate::{Backend, DType, Device, Format, KernelError, Kind, Result, Tensor, View, ViewMut, cuda};
+use crate::{Backend, DType, Device, Format, KernelError, MemoryKind, Result, Tensor, View, ViewMut, cuda};
 
 /// Packs `values` `[rows, cols]` (f32 or bf16) into a piece of [`Format::packed_len`] bytes; unused
 /// bytes are zero.
@@ -33,7 +33,7 @@ pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> 
     }
     let mut scales = match (format, device.backend()) {
         (Format::Nf4, Backend::Cpu) => {
-            Some(device.alloc(Kind::Scratch, 1, values.len().div_ceil(NF4_BLOCK), DType::F32)?)
+            Some(device.alloc(MemoryKind::Scratch, 1, values.len().div_ceil(NF4_BLOCK), DType::F32)?)
         }
         // For a GPU the host packs.
         _ => None,

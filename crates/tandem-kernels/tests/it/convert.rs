@@ -1,7 +1,7 @@
 //! Moving and converting: exact, so compared for equality.
 
 use crate::support::{Matrix, assert_close, devices, numbers};
-use tandem_kernels::{DType, Device, Kind, bf16, ops};
+use tandem_kernels::{DType, Device, MemoryKind, bf16, ops};
 
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
@@ -138,8 +138,8 @@ fn memories_of_one_device_exchange_matrices() {
 #[test]
 fn wrong_rows_are_refused() {
     let device = Device::meta();
-    let src = device.alloc(Kind::Scratch, 4, 2, DType::F32).unwrap();
-    let mut dst = device.alloc(Kind::Scratch, 3, 2, DType::F32).unwrap();
+    let src = device.alloc(MemoryKind::Scratch, 4, 2, DType::F32).unwrap();
+    let mut dst = device.alloc(MemoryKind::Scratch, 3, 2, DType::F32).unwrap();
     let outside = ops::gather_rows(&device, src.view(), &[0, 4, 1], dst.view_mut()).unwrap_err();
     assert_eq!(outside.to_string(), "gather_rows: rows[1] is 4 of a matrix of 4 rows");
     let twice = ops::spread_rows(&device, src.view(), &[2, 0, 2, 1], dst.view_mut()).unwrap_err();

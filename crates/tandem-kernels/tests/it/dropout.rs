@@ -1,7 +1,7 @@
 //! Dropout: the mask beside a plain computation of it, its rate, and that its elements do not depend on one another.
 
 use crate::support::{Matrix, devices};
-use tandem_kernels::{DType, Device, Element, Kind, bf16, ops};
+use tandem_kernels::{DType, Device, Element, MemoryKind, bf16, ops};
 
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -104,8 +104,8 @@ fn elements_are_kept_at_the_rate_and_independently() {
 #[test]
 fn a_rate_of_one_is_refused() {
     let device = Device::meta();
-    let x = device.alloc(Kind::Scratch, 3, 4, DType::F32).unwrap();
-    let mut y = device.alloc(Kind::Scratch, 3, 4, DType::F32).unwrap();
+    let x = device.alloc(MemoryKind::Scratch, 3, 4, DType::F32).unwrap();
+    let mut y = device.alloc(MemoryKind::Scratch, 3, 4, DType::F32).unwrap();
     for p in [1.0, -0.1, f32::NAN] {
         let found = ops::dropout(&device, x.view(), y.view_mut(), 1, p).unwrap_err().to_string();
         assert_eq!(found, format!("dropout: a rate of {p}, expected one from 0 to below 1"));

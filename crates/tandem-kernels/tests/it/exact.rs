@@ -2,16 +2,16 @@
 //! seen.
 
 use crate::support::{Matrix, Place, devices, numbers};
-use tandem_kernels::exact::{ExactSum, FRACTION_BITS, limit};
+use tandem_kernels::exact::{FRACTION_BITS, FixedPointSum, limit};
 use tandem_kernels::ops::{self, Gradient};
-use tandem_kernels::{Backend, DType, Device, Kind};
+use tandem_kernels::{Backend, DType, Device, MemoryKind};
 
 fn vector(device: &Device, values: &[f32]) -> Matrix {
     Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
 }
 
-fn sum_of(device: &Device, terms: &[Vec<f32>]) -> ExactSum {
-    let mut sums = ExactSum::new(device, Kind::Gradients, terms[0].len()).unwrap();
+fn sum_of(device: &Device, terms: &[Vec<f32>]) -> FixedPointSum {
+    let mut sums = FixedPointSum::new(device, MemoryKind::Gradients, terms[0].len()).unwrap();
     for (i, term) in terms.iter().enumerate() {
         ops::exact_sum(device, vector(device, term).view(), &mut sums, i > 0, limit(terms.len())).unwrap();
     }
@@ -69,7 +69,7 @@ fn what_is_out_of_range_is_told() {
         {
             let mut values = numbers(1, 40_000);
             values[39_998] = bad;
-            let mut sums = ExactSum::new(&device, Kind::Gradients, values.len()).unwrap();
+            let mut sums = FixedPointSum::new(&device, MemoryKind::Gradients, values.len()).unwrap();
             for add in [false, true] {
                 ops::exact_sum(&device, vector(&device, &values).view(), &mut sums, add, limit(2)).unwrap();
                 assert_eq!(device.take_in_range().unwrap(), good, "{bad} on {}", isa.name());
@@ -148,10 +148,10 @@ fn terms_and_sums_are_read_from_any_element_on() {
             let what = format!("from {start} on {}", isa.name());
             let range = start..start + len;
             let moved = vector(&device, &values[range.clone()]);
-            let mut expected = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            let mut expected = FixedPointSum::new(&device, MemoryKind::Gradients, len).unwrap();
             ops::exact_sum(&device, moved.view(), &mut expected, false, limit(3)).unwrap();
             let expected = expected.read(&device).unwrap();
-            let mut found = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            let mut found = FixedPointSum::new(&device, MemoryKind::Gradients, len).unwrap();
             let terms = x.view().col_range(range.clone());
             for (add, times) in [(false, 1), (true, 2)] {
                 ops::exact_sum(&device, terms, &mut found, add, limit(3)).unwrap();
@@ -161,7 +161,7 @@ fn terms_and_sums_are_read_from_any_element_on() {
             ops::exact_merge(&device, all.view().range(range.clone()), &mut found, true).unwrap();
             let sums: Vec<i64> = expected.iter().map(|sum| sum * 3).collect();
             assert!(found.read(&device).unwrap() == sums, "{what}, merged");
-            let mut copied = ExactSum::new(&device, Kind::Gradients, len).unwrap();
+            let mut copied = FixedPointSum::new(&device, MemoryKind::Gradients, len).unwrap();
             ops::exact_merge(&device, all.view().range(range.clone()), &mut copied, false).unwrap();
             assert!(copied.read(&device).unwrap() == expected, "{what}, copied");
             let squares = |x: Gradient| ops::sum_of_squares(&device, x).unwrap().to_bits();
@@ -181,7 +181,7 @@ fn a_dry_run_counts_what_sums_of_squares_take() {
         (Place::cuda().device(1, 1 << 24), Device::meta_of(Backend::Cuda)),
     ] {
         for device in [&device, &meta] {
-            let x = device.zeros(Kind::Scratch, 1, 10 * ops::SQUARES_BLOCK + 1, DType::F32).unwrap();
+            let x = device.zeros(MemoryKind::Scratch, 1, 10 * ops::SQUARES_BLOCK + 1, DType::F32).unwrap();
             assert_eq!(ops::sum_of_squares(device, x.view()).unwrap(), 0.0);
         }
         assert_eq!(device.memory(), meta.memory());

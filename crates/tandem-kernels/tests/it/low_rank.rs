@@ -2,7 +2,7 @@
 //! bits for every number of threads.
 
 use crate::support::{BF16_ROUNDOFF, F32_ROUNDOFF, Matrix, assert_close, devices};
-use tandem_kernels::{DType, Device, Kind, ops};
+use tandem_kernels::{DType, Device, MemoryKind, ops};
 
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
@@ -121,7 +121,7 @@ fn lengths_of_rows_with_a_low_rank_term() {
 #[test]
 fn what_does_not_fit_is_named() {
     let device = Device::meta();
-    let alloc = |rows, cols, dtype| device.alloc(Kind::Scratch, rows, cols, dtype).unwrap();
+    let alloc = |rows, cols, dtype| device.alloc(MemoryKind::Scratch, rows, cols, dtype).unwrap();
     let (x, row) = (alloc(3, 4, DType::Bf16), alloc(1, 5, DType::F32));
     let mut y = alloc(3, 4, DType::Bf16);
     let found = ops::scale_columns(&device, y.view_mut(), row.view(), None).unwrap_err().to_string();

@@ -2,7 +2,7 @@
 //! over thread counts.
 
 use crate::support::{F32_ROUNDOFF, Matrix, Place, assert_close, devices, numbers};
-use tandem_kernels::{DType, Device, Kind, bf16, ops};
+use tandem_kernels::{DType, Device, MemoryKind, bf16, ops};
 
 /// One element, a prime, more than a vector, more than a block and a bit.
 const LENGTHS: [usize; 4] = [1, 97, 1000, 16_384 + 1031];
@@ -173,7 +173,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
 #[test]
 fn what_does_not_fit_is_named() {
     let device = Device::meta();
-    let alloc = |cols, dtype| device.alloc(Kind::Scratch, 1, cols, dtype).unwrap();
+    let alloc = |cols, dtype| device.alloc(MemoryKind::Scratch, 1, cols, dtype).unwrap();
     let grad = alloc(8, DType::F32);
     let [mut w, mut m, mut v] = [(); 3].map(|()| alloc(8, DType::F32));
     let mut short = alloc(7, DType::F32);
@@ -185,7 +185,7 @@ fn what_does_not_fit_is_named() {
     let update = ops::Update::new(grad.view(), 1.0, w.view_mut(), None);
     let error = ops::adamw(&device, &zero, update, m.view_mut(), v.view_mut());
     assert_eq!(error.unwrap_err().to_string(), "adamw: steps count from 1");
-    let wide = device.alloc(Kind::Scratch, 2, 8, DType::F32).unwrap();
+    let wide = device.alloc(MemoryKind::Scratch, 2, 8, DType::F32).unwrap();
     let error = ops::sum_of_squares(&device, wide.view().col_range(0..4));
     assert_eq!(error.unwrap_err().to_string(), "block_squares: x must be contiguous");
 }

@@ -4,7 +4,7 @@ use crate::support::{Matrix, Place, devices, numbers};
 use safetensors::{Dtype, SafeTensors};
 use tandem_kernels::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
 use tandem_kernels::ops::{self, StoredInt8, StoredNf4};
-use tandem_kernels::{Backend, Bytes, DType, Device, Format, Kind, bf16};
+use tandem_kernels::{Backend, Bytes, DType, Device, Format, MemoryKind, bf16};
 
 /// Made by `packing.py` beside it.
 const GOLDEN: &[u8] = include_bytes!("../data/packing.safetensors");
@@ -50,7 +50,7 @@ fn spoil(device: &Device, packed: &mut Bytes) {
 }
 
 fn packed(device: &Device, values: &Matrix, (rows, cols): (usize, usize), format: Format) -> Bytes {
-    let mut packed = Bytes::new(device, Kind::Weights, format.packed_len(rows, cols)).unwrap();
+    let mut packed = Bytes::new(device, MemoryKind::Weights, format.packed_len(rows, cols)).unwrap();
     spoil(device, &mut packed);
     ops::pack(device, values.view(), format, packed.view_mut()).unwrap();
     packed
@@ -176,7 +176,7 @@ fn stored_weights_become_the_same_bytes() {
                 nested_blocksize: 256,
             };
             let expected = packed(&device, &values, (rows, cols), Format::Nf4);
-            let mut found = Bytes::new(&device, Kind::Weights, expected.len()).unwrap();
+            let mut found = Bytes::new(&device, MemoryKind::Weights, expected.len()).unwrap();
             spoil(&device, &mut found);
             ops::pack_stored_nf4(&device, &stored, rows, cols, found.view_mut()).unwrap();
             let [found, bytes] = [&found, &expected].map(|bytes| bytes.read(&device).unwrap());
@@ -190,7 +190,7 @@ fn stored_weights_become_the_same_bytes() {
             }
 
             let expected = packed(&device, &values, (rows, cols), Format::Int8);
-            let mut found = Bytes::new(&device, Kind::Weights, expected.len()).unwrap();
+            let mut found = Bytes::new(&device, MemoryKind::Weights, expected.len()).unwrap();
             spoil(&device, &mut found);
             let scb = golden.f32(&format!("{case}.scb"));
             let stored = StoredInt8 { weight: golden.bytes(&format!("{case}.int8")), scb: &scb };
@@ -229,7 +229,7 @@ fn stored_weights_that_do_not_fit_are_refused() {
         nested_blocksize: 256,
     };
     let refused = |stored: &StoredNf4, (rows, cols): (usize, usize)| {
-        let mut packed = Bytes::new(&device, Kind::Weights, NF4_UNIT_LEN).unwrap();
+        let mut packed = Bytes::new(&device, MemoryKind::Weights, NF4_UNIT_LEN).unwrap();
         packed.as_mut_slice().fill(0xa5);
         let error = ops::pack_stored_nf4(&device, stored, rows, cols, packed.view_mut()).unwrap_err();
         assert!(packed.as_slice().iter().all(|b| *b == 0xa5), "nothing is written");
@@ -261,7 +261,7 @@ fn stored_weights_that_do_not_fit_are_refused() {
         refused(&other, (64, 64)),
         "pack_stored_nf4: nested_quant_map[255] is NaN, expected 1: another quantisation than nf4's"
     );
-    let mut packed = Bytes::new(&device, Kind::Weights, Format::Int8.packed_len(2, 3)).unwrap();
+    let mut packed = Bytes::new(&device, MemoryKind::Weights, Format::Int8.packed_len(2, 3)).unwrap();
     let error = {
         let stored = StoredInt8 { weight: &[1; 6], scb: &[1.0; 3] };
         ops::pack_stored_int8(&device, &stored, 2, 3, packed.view_mut()).unwrap_err()
@@ -366,7 +366,7 @@ fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
     for format in [Format::Int8, Format::Nf4] {
         let expected = packed(&cpu, &on_cpu, shape, format).read(&cpu).unwrap();
         assert!(packed(&gpu, &on_gpu, shape, format).read(&gpu).unwrap() == expected, "{format}");
-        let mut stored = Bytes::new(&gpu, Kind::Weights, expected.len()).unwrap();
+        let mut stored = Bytes::new(&gpu, MemoryKind::Weights, expected.len()).unwrap();
         spoil(&gpu, &mut stored);
         if format == Format::Nf4 {
             let (weight, absmax, nested_absmax, offsets) = parts(&expected, weights.len());
@@ -394,7 +394,7 @@ fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
         let small = (129, 77);
         let values = Matrix::from_values(&cpu, &weights[..129 * 77], small, DType::F32, 0);
         let expected = packed(&cpu, &values, small, format);
-        let mut there = Bytes::new(&gpu, Kind::Weights, expected.len()).unwrap();
+        let mut there = Bytes::new(&gpu, MemoryKind::Weights, expected.len()).unwrap();
         gpu.write_bytes(&expected.read(&cpu).unwrap(), there.view_mut()).unwrap();
         for to in [DType::F32, DType::Bf16] {
             let mut out = Matrix::new(&gpu, 9, (130, 77), to, 0);
@@ -406,7 +406,7 @@ fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
     weights[15_001 * 279 + 5] = f32::NAN;
     let bad = Matrix::from_values(&gpu, &weights, shape, DType::F32, 0);
     for format in [Format::Int8, Format::Nf4] {
-        let mut packed = Bytes::new(&gpu, Kind::Weights, format.packed_len(shape.0, shape.1)).unwrap();
+        let mut packed = Bytes::new(&gpu, MemoryKind::Weights, format.packed_len(shape.0, shape.1)).unwrap();
         let error = ops::pack(&gpu, bad.view(), format, packed.view_mut()).unwrap_err().to_string();
         assert!(error.contains("..=279 is not finite"), "{error}");
     }
@@ -419,9 +419,10 @@ fn a_dry_run_counts_the_same_memory() {
     for format in Format::ALL {
         let shape = (300, 301);
         for device in [&cpu, &meta, &gpu.0, &gpu.1] {
-            let values = device.zeros(Kind::Scratch, shape.0, shape.1, DType::F32).unwrap();
-            let mut out = device.alloc(Kind::Weights, shape.0, shape.1, DType::Bf16).unwrap();
-            let mut packed = Bytes::new(device, Kind::Weights, format.packed_len(shape.0, shape.1)).unwrap();
+            let values = device.zeros(MemoryKind::Scratch, shape.0, shape.1, DType::F32).unwrap();
+            let mut out = device.alloc(MemoryKind::Weights, shape.0, shape.1, DType::Bf16).unwrap();
+            let mut packed =
+                Bytes::new(device, MemoryKind::Weights, format.packed_len(shape.0, shape.1)).unwrap();
             assert_eq!(packed.is_meta(), device.is_meta());
             ops::pack(device, values.view(), format, packed.view_mut()).unwrap();
             drop(values);
@@ -451,7 +452,7 @@ fn what_cannot_be_packed_is_refused() {
             // A block of nf4 goes over the end of a row.
             for (format, rows) in [(Format::Int8, 170..=170), (Format::Nf4, 169..=170)] {
                 let len = format.packed_len(shape.0, shape.1);
-                let mut packed = Bytes::new(&device, Kind::Weights, len).unwrap();
+                let mut packed = Bytes::new(&device, MemoryKind::Weights, len).unwrap();
                 let error = ops::pack(&device, values.view(), format, packed.view_mut()).unwrap_err();
                 let expected =
                     format!("pack: a weight in rows {rows:?} is not finite, which {format} cannot hold");
@@ -460,7 +461,7 @@ fn what_cannot_be_packed_is_refused() {
         }
     }
     let device = Device::cpu(2, 1 << 30).unwrap();
-    let mut packed = Bytes::new(&device, Kind::Weights, 64).unwrap();
+    let mut packed = Bytes::new(&device, MemoryKind::Weights, 64).unwrap();
     let mut values = Matrix::new(&device, 1, (4, 4), DType::F32, 3);
     let error = ops::pack(&device, values.view(), Format::F32, packed.view_mut()).unwrap_err();
     assert_eq!(error.to_string(), "pack: values must be contiguous");
@@ -478,7 +479,7 @@ fn plain_pieces_are_read_in_place() {
     let shape = (5, 7);
     let values = Matrix::new(&device, 1, shape, DType::F32, 0);
     let (wide, narrow) = (Format::F32.packed_len(5, 7), Format::Bf16.packed_len(5, 7));
-    let mut buffer = Bytes::new(&device, Kind::Weights, wide + narrow).unwrap();
+    let mut buffer = Bytes::new(&device, MemoryKind::Weights, wide + narrow).unwrap();
     ops::pack(&device, values.view(), Format::F32, buffer.range_mut(0..wide)).unwrap();
     ops::pack(&device, values.view(), Format::Bf16, buffer.range_mut(wide..wide + narrow)).unwrap();
     let first = buffer.view().as_tensor(0..140, 5, 7, DType::F32);

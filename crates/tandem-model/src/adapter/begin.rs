@@ -1,6 +1,6 @@
 //! Initial values of an adapter that come from the base.
 
-use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
 use crate::decoder::Decoder;
 use crate::layout::LayerId;
@@ -31,9 +31,9 @@ pub fn copy_base(
         let magnitude = adapted.part.low_rank().and_then(|parts| parts.magnitude);
         let Some(param) = magnitude.and_then(|part| layout.param(part)) else { continue };
         let w = base.require(adapted.part)?;
-        let a = device.zeros(Kind::Scratch, 1, w.cols(), w.dtype())?;
+        let a = device.zeros(MemoryKind::Scratch, 1, w.cols(), w.dtype())?;
         for site in &adapted.sites {
-            let b = device.zeros(Kind::Scratch, site.rows.len(), 1, w.dtype())?;
+            let b = device.zeros(MemoryKind::Scratch, site.rows.len(), 1, w.dtype())?;
             let place = param.offset + site.b_rows.start..param.offset + site.b_rows.end;
             let (w, norms) = (w.row_range(site.rows.clone()), flat.view_mut().col_range(place));
             ops::low_rank_row_norms(device, w, a.view(), b.view(), 0.0, norms)?;

@@ -6,11 +6,11 @@ use rayon::prelude::*;
 
 use super::pieces::{PREFIX, adapter_name, pieces, tied_copy};
 use crate::decoder::Decoder;
-use crate::families::{Family, Piece, family_named};
+use crate::families::{Family, HfTensor, family_named};
 use crate::io::{Source, WeightFiles, read_sources, widened};
 use crate::io::{StoredType, TensorArchive};
-use crate::layout::Part;
-use crate::lora::Site;
+use crate::layout::ParamKind;
+use crate::lora::LoraTarget;
 use crate::{ModelError, Result};
 
 /// Weights of an adapter on disk, checked against a decoder.
@@ -125,7 +125,7 @@ impl AdapterFiles {
 }
 
 /// Returns the name under which a tensor is stored, or the problem with it.
-fn locate(archive: &dyn TensorArchive, family: &Family, piece: &Piece) -> Result<String, String> {
+fn locate(archive: &dyn TensorArchive, family: &Family, piece: &HfTensor) -> Result<String, String> {
     let Some((name, stored)) =
         spellings(family, &piece.name).into_iter().find_map(|n| Some((n.clone(), archive.get(&n)?)))
     else {
@@ -170,11 +170,11 @@ fn copied(decoder: &Decoder, family: &Family, name: &str) -> Option<Vec<String>>
     let (module, kind) = name.rsplit_once(".base_layer.")?;
     let adapted = decoder.adapter()?.matrices();
     let adapted = adapted.iter().find(|adapted| {
-        let name = |site: &Site| adapter_name(family, site.module);
+        let name = |site: &LoraTarget| adapter_name(family, site.module);
         adapted.sites.iter().any(|site| spellings(family, &name(site)).iter().any(|known| known == module))
     })?;
-    let is_tied = adapted.part == Part::HeadWeight && decoder.spec().head.tied;
-    let own = family.modules(if is_tied { Part::TokenTable } else { adapted.part }).first()?;
+    let is_tied = adapted.part == ParamKind::HeadWeight && decoder.spec().head.tied;
+    let own = family.modules(if is_tied { ParamKind::TokenTable } else { adapted.part }).first()?;
     let own = format!("{own}.{kind}");
     // A folder saved from the bare model leaves the prefix off.
     let short = own.strip_prefix(family.base_prefix).map(str::to_owned);

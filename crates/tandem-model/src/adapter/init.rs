@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::decoder::Decoder;
 use crate::init::normal;
-use crate::layout::{LayerId, Part};
+use crate::layout::{LayerId, ParamKind};
 use crate::random::mix;
 
 /// Fills the flat buffer of a layer's trained parameters with fresh weights. Padding, magnitudes
@@ -24,10 +24,10 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
     assert_eq!(flat.len(), layout.len, "the {layer}'s buffer of what trains");
     flat.fill(0.0);
     let index = decoder.whole().index(layer) as u64;
-    let stream = |part: Part, site: u64| mix(mix(mix(seed) ^ (index << 32 | part as u64)) ^ site);
+    let stream = |part: ParamKind, site: u64| mix(mix(mix(seed) ^ (index << 32 | part as u64)) ^ site);
     for adapted in adapter.matrices() {
         let parts = adapted.part.low_rank().expect("it has terms");
-        if adapted.part == Part::TokenTable {
+        if adapted.part == ParamKind::TokenTable {
             if let Some(b) = layout.param(parts.b) {
                 normal(stream(parts.b, 0), 1.0, &mut flat[b.range()]);
             }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{DType, Device, MemoryKind};
 
 use super::PeftFolder;
 use super::files::AdapterFiles;
@@ -12,7 +12,7 @@ use crate::Result;
 use crate::decoder::Decoder;
 use crate::io::ModelFolder;
 use crate::io::WeightFiles;
-use crate::layout::{LayerId, LayerLayout, Part};
+use crate::layout::{LayerId, LayerLayout, ParamKind};
 use crate::lora::{Adapted, Adapter};
 use crate::weights::FlatWeights;
 
@@ -38,7 +38,9 @@ impl Merged {
         let spec = model.spec();
         let adapter = Adapter::new(folder.config().clone(), spec)?;
         let parted = spec.head.tied
-            && [Part::TokenTable, Part::HeadWeight].into_iter().any(|part| adapter.of(part).is_some());
+            && [ParamKind::TokenTable, ParamKind::HeadWeight]
+                .into_iter()
+                .any(|part| adapter.of(part).is_some());
         let mut merged = spec.clone();
         merged.head.tied &= !parted;
         let parts = Decoder::new(spec.clone(), positions)?.with_adapter(adapter);
@@ -69,7 +71,7 @@ impl Merged {
             let mut values = vec![0.0; base.len];
             self.base.read_layer(index, &mut values);
             copy(base, &values, layout, flat);
-            self.read_table(&mut flat[layout.param(Part::HeadWeight).expect("it is parted").range()]);
+            self.read_table(&mut flat[layout.param(ParamKind::HeadWeight).expect("it is parted").range()]);
         }
         let mut values = vec![0.0; trained.len];
         self.adapter.read_layer(index, &mut values);
@@ -100,11 +102,13 @@ impl Merged {
         let layout = self.parts.layout(LayerId::Embedding);
         let mut values = vec![0.0; layout.len];
         self.base.read_layer(self.parts.index(LayerId::Embedding), &mut values);
-        out.copy_from_slice(&values[layout.param(Part::TokenTable).expect("every model has one").range()]);
+        out.copy_from_slice(
+            &values[layout.param(ParamKind::TokenTable).expect("every model has one").range()],
+        );
     }
 
     /// Reads every layer into device memory of the given kind.
-    pub fn load(&self, device: &Device, kind: Kind) -> Result<FlatWeights> {
+    pub fn load(&self, device: &Device, kind: MemoryKind) -> Result<FlatWeights> {
         let mut layers = Vec::new();
         for layer in self.decoder.layers() {
             let mut flat = device.alloc(kind, 1, self.decoder.layout(layer).len, DType::F32)?;
@@ -135,9 +139,9 @@ fn merge(
 ) {
     let (rank, scale) = (adapter.config().rank, adapter.scale());
     let parts = adapted.part.low_rank().expect("it has terms");
-    let of = |part: Part| layout.param(part).map(|param| &values[param.range()]);
+    let of = |part: ParamKind| layout.param(part).map(|param| &values[param.range()]);
     let (a, b) = of(parts.a).zip(of(parts.b)).expect("every term has two factors");
-    if adapted.part == Part::TokenTable {
+    if adapted.part == ParamKind::TokenTable {
         // Row `t` of the table gets `s · B A[t]`.
         matrix.par_chunks_mut(cols).zip(a.par_chunks(rank)).for_each(|(row, a)| {
             for (value, b) in row.iter_mut().zip(b.chunks(rank)) {

@@ -166,7 +166,7 @@ pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Valu
     let transposed = adapter
         .matrices()
         .iter()
-        .any(|adapted| family.order(adapted.part) == crate::families::Order::Transposed);
+        .any(|adapted| family.order(adapted.part) == crate::families::HfLayout::Transposed);
     // peft holds it as an integer, and takes others.
     let alpha = if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
     let entries = [

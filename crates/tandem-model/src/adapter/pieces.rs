@@ -1,9 +1,9 @@
 //! Names of an adapter's tensors in the `peft` library, and their places in our buffers.
 
 use crate::decoder::Decoder;
-use crate::families::{self, Family, Order, Piece};
-use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
-use crate::lora::{Adapted, Adapter, Site};
+use crate::families::{self, Family, HfLayout, HfTensor};
+use crate::layout::{LayerId, LayerLayout, ParamKind, ParamSpec};
+use crate::lora::{Adapted, Adapter, LoraTarget};
 
 /// Prefix of every module's name.
 pub(super) const PREFIX: &str = "base_model.model.";
@@ -21,7 +21,7 @@ pub(super) fn adapter_name(family: &Family, name: &str) -> String {
 ///
 /// # Panics
 /// If the decoder has no adapter.
-pub(super) fn pieces(family: &Family, decoder: &Decoder, layer: LayerId) -> Vec<Piece> {
+pub(super) fn pieces(family: &Family, decoder: &Decoder, layer: LayerId) -> Vec<HfTensor> {
     let adapter = decoder.adapter().expect("a decoder with an adapter");
     let layout = decoder.trained(layer);
     let mut all = Vec::new();
@@ -45,12 +45,13 @@ pub(super) fn pieces(family: &Family, decoder: &Decoder, layer: LayerId) -> Vec<
 
 /// Returns the copy of a token table that trains whole, under the head's name, if the two are tied:
 /// `peft` stores both.
-pub(super) fn tied_copy(family: &Family, decoder: &Decoder) -> Option<Piece> {
+pub(super) fn tied_copy(family: &Family, decoder: &Decoder) -> Option<HfTensor> {
     let adapter = decoder.adapter()?;
-    let is_copied = decoder.spec().head.tied && adapter.saved().contains(&Part::TokenTable);
-    let table = pieces(family, decoder, LayerId::Embedding).into_iter().find(|p| p.part == Part::TokenTable);
+    let is_copied = decoder.spec().head.tied && adapter.saved().contains(&ParamKind::TokenTable);
+    let table =
+        pieces(family, decoder, LayerId::Embedding).into_iter().find(|p| p.part == ParamKind::TokenTable);
     let mut copy = table.filter(|_| is_copied)?;
-    copy.name = adapter_name(family, &family.names(Part::HeadWeight).next()?);
+    copy.name = adapter_name(family, &family.names(ParamKind::HeadWeight).next()?);
     Some(copy)
 }
 
@@ -62,7 +63,7 @@ enum Role {
     Magnitude,
 }
 
-fn term_of(adapter: &Adapter, part: Part) -> Option<(&Adapted, Role)> {
+fn term_of(adapter: &Adapter, part: ParamKind) -> Option<(&Adapted, Role)> {
     adapter.matrices().iter().find_map(|adapted| {
         let parts = adapted.part.low_rank()?;
         let role = match part {
@@ -83,14 +84,14 @@ fn factors(
     role: Role,
     param: &ParamSpec,
     layer: LayerId,
-) -> Vec<Piece> {
+) -> Vec<HfTensor> {
     // Outputs come in the order of the matrix's rows.
     let outputs = match family.order(adapted.part) {
-        Order::HeadInterleaved => Order::HeadInterleaved,
-        Order::Rows | Order::Transposed => Order::Rows,
+        HfLayout::HeadInterleaved => HfLayout::HeadInterleaved,
+        HfLayout::Rows | HfLayout::Transposed => HfLayout::Rows,
     };
-    let is_table = adapted.part == Part::TokenTable;
-    let piece = |(index, site): (usize, &Site)| {
+    let is_table = adapted.part == ParamKind::TokenTable;
+    let piece = |(index, site): (usize, &LoraTarget)| {
         let module = match layer {
             LayerId::Block(index) => site.module.replace("{}", &index.to_string()),
             _ => site.module.to_owned(),
@@ -98,21 +99,21 @@ fn factors(
         let (outs, cols) = (site.b_rows.clone(), param.cols);
         let (end, start, rows, cols, order) = match role {
             _ if is_table && matches!(role, Role::A) => {
-                ("lora_embedding_A", 0, param.rows, cols, Order::Transposed)
+                ("lora_embedding_A", 0, param.rows, cols, HfLayout::Transposed)
             }
-            _ if is_table => ("lora_embedding_B", 0, param.rows, cols, Order::Rows),
-            Role::A => ("lora_A.weight", index * rank * cols, rank, cols, Order::Rows),
+            _ if is_table => ("lora_embedding_B", 0, param.rows, cols, HfLayout::Rows),
+            Role::A => ("lora_A.weight", index * rank * cols, rank, cols, HfLayout::Rows),
             Role::B => ("lora_B.weight", outs.start * cols, outs.len(), cols, outputs),
             Role::Magnitude => ("lora_magnitude_vector", outs.start, 1, outs.len(), outputs),
         };
         let shape = match (role, order) {
             (Role::Magnitude, _) => vec![cols],
-            (_, Order::Transposed) => vec![cols, rows],
+            (_, HfLayout::Transposed) => vec![cols, rows],
             _ => vec![rows, cols],
         };
         let name = format!("{}.{end}", adapter_name(family, &module));
         let start = param.offset + start;
-        Piece { name, shape, part: param.part, range: start..start + rows * cols, rows, cols, order }
+        HfTensor { name, shape, part: param.part, range: start..start + rows * cols, rows, cols, order }
     };
     adapted.sites.iter().enumerate().map(piece).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::text::{CachedPrompt, Text};
 use super::{Generator, Request};
-use crate::layers::Streams;
+use crate::layers::PolicyAndReferenceScores;
 use crate::{ModelError, Result};
 
 impl Generator<'_> {
@@ -64,7 +64,7 @@ impl Generator<'_> {
             };
             if missing > 0 {
                 new_tokens += missing;
-                let cached = CachedPrompt { rows: prompt_rows, logits: Streams::default() };
+                let cached = CachedPrompt { rows: prompt_rows, logits: PolicyAndReferenceScores::default() };
                 self.requests.get_mut(&number).expect("found above").cached = Some(cached);
                 new_prompts.push(number);
             }

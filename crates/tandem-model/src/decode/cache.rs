@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use tandem_kernels::ops::AttentionShape;
-use tandem_kernels::{DType, Device, Kind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::batch::{NextTokens, Prompts};
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::layers::Attend;
+use crate::layers::AttentionKernel;
 
 /// Keys and values `[rows, K·d]` of every block.
 pub(super) struct Cache {
@@ -22,7 +22,7 @@ impl Cache {
         let spec = decoder.spec();
         let width = spec.attention.kv_width();
         let tensors = || -> Result<Vec<Tensor>> {
-            let one = |_| Ok(device.alloc(Kind::Cache, rows, width, dtype)?);
+            let one = |_| Ok(device.alloc(MemoryKind::Cache, rows, width, dtype)?);
             (0..spec.num_layers).map(one).collect()
         };
         Ok(Self { device: device.clone(), keys: tensors()?, values: tensors()? })
@@ -54,7 +54,7 @@ pub(super) struct Prefill<'a> {
     pub(super) prompts: &'a Prompts,
 }
 
-impl Attend for Prefill<'_> {
+impl AttentionKernel for Prefill<'_> {
     fn positions(&self) -> &[u32] {
         &self.prompts.forest.positions
     }
@@ -84,7 +84,7 @@ pub(super) struct Step<'a> {
     pub(super) next: &'a NextTokens,
 }
 
-impl Attend for Step<'_> {
+impl AttentionKernel for Step<'_> {
     fn positions(&self) -> &[u32] {
         &self.next.positions
     }

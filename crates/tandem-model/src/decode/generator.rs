@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 use tandem_kernels::ops::{HeadScores, Targets};
-use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
 use super::batch::{NextTokens, Prompts};
 use super::models::Models;
 use super::rows::Rows;
 use super::text::{Open, Text};
-use super::{Alone, Answer, Finish, Flow, Meet, NewToken, Request, Sources};
+use super::{Answer, Finish, Flow, Lockstep, NewToken, Request, SingleRank, Sources};
 use crate::decoder::Decoder;
-use crate::layers::{Checkpointing, Streams, Walk};
+use crate::layers::{Checkpointing, LayerExecutor, PolicyAndReferenceScores};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
@@ -61,16 +61,16 @@ impl<'a> Generator<'a> {
         dtype: DType,
         options: GeneratorOptions,
     ) -> Result<Self> {
-        Self::over(Walk::new(decoder, device, dtype, Checkpointing::None), options)
+        Self::over(LayerExecutor::new(decoder, device, dtype, Checkpointing::None), options)
     }
 
-    /// Generates with the decoder, device, compute type and tensor-parallel group of this [`Walk`].
+    /// Generates with the decoder, device, compute type and tensor-parallel group of this [`LayerExecutor`].
     /// All tensor-parallel ranks submit the same requests in the same order, and sample the same
     /// tokens.
     ///
     /// # Errors
     /// As [`Generator::new`]; if a shard has no tensor-parallel group.
-    pub fn over(walk: Walk<'a>, options: GeneratorOptions) -> Result<Self> {
+    pub fn over(walk: LayerExecutor<'a>, options: GeneratorOptions) -> Result<Self> {
         Self::of(walk, None, options)
     }
 
@@ -83,15 +83,19 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// As [`Generator::new`]; if `part` is not within 0 to 1, or the vocabularies differ.
     pub fn mixed(
-        policy: Walk<'a>,
-        reference: Walk<'a>,
+        policy: LayerExecutor<'a>,
+        reference: LayerExecutor<'a>,
         part: f32,
         options: GeneratorOptions,
     ) -> Result<Self> {
         Self::of(policy, Some((reference, part)), options)
     }
 
-    fn of(policy: Walk<'a>, reference: Option<(Walk<'a>, f32)>, options: GeneratorOptions) -> Result<Self> {
+    fn of(
+        policy: LayerExecutor<'a>,
+        reference: Option<(LayerExecutor<'a>, f32)>,
+        options: GeneratorOptions,
+    ) -> Result<Self> {
         let GeneratorOptions { max_batch, cache_tokens, prefill_tokens, .. } = options;
         if [max_batch, cache_tokens, prefill_tokens].contains(&0) {
             return Err(ModelError::Invalid(format!(
@@ -161,7 +165,7 @@ impl<'a> Generator<'a> {
         requests: Vec<Request>,
         on_token: OnToken,
     ) -> Result<Vec<Answer>> {
-        self.generate_with(&mut weights, &mut Alone, requests, on_token)
+        self.generate_with(&mut weights, &mut SingleRank, requests, on_token)
     }
 
     /// Completes requests in lockstep with other ranks, as [`Generator::generate`]. Each rank has
@@ -177,7 +181,7 @@ impl<'a> Generator<'a> {
     pub fn generate_with(
         &mut self,
         sources: &mut dyn Sources,
-        meet: &mut dyn Meet,
+        meet: &mut dyn Lockstep,
         requests: Vec<Request>,
         on_token: OnToken,
     ) -> Result<Vec<Answer>> {
@@ -214,7 +218,7 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// If weights cannot be fetched or memory runs out; everything is then cancelled.
     pub fn step(&mut self, mut weights: &mut dyn WeightSource, on_token: OnToken) -> Result<Vec<Answer>> {
-        self.step_with(&mut weights, &mut Alone, on_token)
+        self.step_with(&mut weights, &mut SingleRank, on_token)
     }
 
     /// Runs a [`Generator::step`] in lockstep with other ranks, which call it at the same time:
@@ -222,7 +226,7 @@ impl<'a> Generator<'a> {
     pub fn step_with(
         &mut self,
         sources: &mut dyn Sources,
-        meet: &mut dyn Meet,
+        meet: &mut dyn Lockstep,
         on_token: OnToken,
     ) -> Result<Vec<Answer>> {
         let mut ended = Vec::new();
@@ -242,7 +246,7 @@ impl<'a> Generator<'a> {
     fn advance(
         &mut self,
         sources: &mut dyn Sources,
-        meet: &mut dyn Meet,
+        meet: &mut dyn Lockstep,
         on_token: OnToken,
         ended: &mut Vec<Answer>,
     ) -> Result<()> {
@@ -298,7 +302,7 @@ impl<'a> Generator<'a> {
         for (index, number) in new_prompts.iter().enumerate() {
             let row = index * self.models.vocabulary()..(index + 1) * self.models.vocabulary();
             let cached = self.requests.get_mut(number).and_then(|open| open.cached.as_mut());
-            cached.expect("admitted").logits = Streams {
+            cached.expect("admitted").logits = PolicyAndReferenceScores {
                 policy: logits.policy[row.clone()].to_vec(),
                 reference: logits.reference.as_ref().map(|logits| logits[row].to_vec()),
             };
@@ -307,18 +311,18 @@ impl<'a> Generator<'a> {
     }
 
     /// Returns the logits after the prompts of the completions from `first` on.
-    fn first_logits(&self, first: usize) -> Result<Streams<Tensor>> {
+    fn first_logits(&self, first: usize) -> Result<PolicyAndReferenceScores<Tensor>> {
         let prompts = || self.texts[first..].iter().map(|text| &self.requests[&text.request].cached().logits);
         let policy = self.stack(prompts().map(|logits| &logits.policy[..]))?;
         let reference: Option<Vec<_>> = prompts().map(|logits| logits.reference.as_deref()).collect();
         let reference = reference.map(|rows| self.stack(rows.into_iter())).transpose()?;
-        Ok(Streams { policy, reference })
+        Ok(PolicyAndReferenceScores { policy, reference })
     }
 
     /// Copies rows of logits to the device, `[rows, V]`.
     fn stack<'r>(&self, rows: impl ExactSizeIterator<Item = &'r [f32]>) -> Result<Tensor> {
         let device = self.models.policy.walk.device;
-        let mut logits = device.alloc(Kind::Head, rows.len(), self.models.vocabulary(), DType::F32)?;
+        let mut logits = device.alloc(MemoryKind::Head, rows.len(), self.models.vocabulary(), DType::F32)?;
         for (index, row) in rows.enumerate() {
             ops::write_f32(device, row, logits.view_mut().row_range(index..index + 1))?;
         }
@@ -340,12 +344,12 @@ impl<'a> Generator<'a> {
     /// leave the batch.
     fn draw(
         &mut self,
-        mut logits: Streams<Tensor>,
+        mut logits: PolicyAndReferenceScores<Tensor>,
         first: usize,
         on_token: OnToken,
         ended: &mut Vec<Answer>,
     ) -> Result<()> {
-        let Walk { device, decoder, .. } = self.models.policy.walk;
+        let LayerExecutor { device, decoder, .. } = self.models.policy.walk;
         let shape = self.models.drawn_from(&logits, &mut self.logits)?;
         let rows = self.logits.chunks_exact_mut(self.models.vocabulary());
         let rows: Vec<_> = rows.map(|row| Mutex::new((row, Ok(0)))).collect();

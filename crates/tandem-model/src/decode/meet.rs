@@ -5,7 +5,7 @@ use crate::Result;
 /// Lockstep of ranks with sharded weights. Every rank must fetch the same layers at the same time,
 /// so before each pass the ranks vote on whether any of them needs it; a rank without tokens takes
 /// part without computing.
-pub trait Meet {
+pub trait Lockstep {
     /// Returns whether any rank has work; `mine` is this rank's vote. All ranks call it at the same
     /// time.
     fn any(&mut self, mine: bool) -> Result<bool>;
@@ -19,9 +19,9 @@ pub trait Meet {
 }
 
 /// Lockstep of one rank.
-pub struct Alone;
+pub struct SingleRank;
 
-impl Meet for Alone {
+impl Lockstep for SingleRank {
     fn any(&mut self, mine: bool) -> Result<bool> {
         Ok(mine)
     }

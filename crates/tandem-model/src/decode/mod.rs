@@ -9,7 +9,7 @@
 //! a device [`for_few_rows`](tandem_kernels::Device::for_few_rows), and on a GPU, products of few
 //! rows may differ from products of many in the last bit.
 //!
-//! Ranks with sharded weights generate in lockstep: each runs a pass when another does ([`Meet`]).
+//! Ranks with sharded weights generate in lockstep: each runs a pass when another does ([`Lockstep`]).
 //! Tensor-parallel ranks generate the same completions together ([`Generator::over`]);
 //! log-probabilities then differ from those of one rank by the order of f32 sums. A
 //! [mixture](Generator::mixed) samples from two models, whose weights come from [`Sources`].
@@ -28,7 +28,7 @@ mod sources;
 mod text;
 
 pub use generator::{Generator, GeneratorOptions, OnToken};
-pub use meet::{Alone, Meet};
+pub use meet::{Lockstep, SingleRank};
 pub use request::{Answer, Finish, Flow, NewToken, Request};
 pub use sample::Sampling;
 pub use sources::Sources;

@@ -4,20 +4,20 @@ use tandem_kernels::{Tensor, ops};
 
 use super::batch::{NextTokens, Prompts};
 use super::cache::{Cache, Prefill, Step};
-use crate::layers::{Keep, Room, Walk};
+use crate::layers::{BatchCapacity, LayerExecutor, SavePolicy};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
 /// Model with its cache; models of a mixture use the same cache rows for the same text.
 pub(super) struct Model<'a> {
-    pub(super) walk: Walk<'a>,
+    pub(super) walk: LayerExecutor<'a>,
     cache: Cache,
 }
 
 impl<'a> Model<'a> {
     /// Allocates a cache of `rows` rows.
-    pub(super) fn new(walk: Walk<'a>, rows: usize) -> Result<Self> {
-        let Walk { decoder, device, dtype, .. } = walk;
+    pub(super) fn new(walk: LayerExecutor<'a>, rows: usize) -> Result<Self> {
+        let LayerExecutor { decoder, device, dtype, .. } = walk;
         let refused = |problem: &str| Err(ModelError::Invalid(problem.to_owned()));
         walk.check_split()?;
         if decoder.stage().count > 1 {
@@ -26,7 +26,7 @@ impl<'a> Model<'a> {
         if decoder.spec().head.is_score() {
             return refused("a reward model gives scores and no text");
         }
-        let walk = Walk { dropout: None, host: None, room: Room::default(), ..walk };
+        let walk = LayerExecutor { dropout: None, host: None, room: BatchCapacity::default(), ..walk };
         Ok(Self { walk, cache: Cache::new(decoder, device, dtype, rows)? })
     }
 
@@ -39,15 +39,22 @@ impl<'a> Model<'a> {
     pub(super) fn prefill(&mut self, weights: &mut dyn WeightSource, prompts: &Prompts) -> Result<Tensor> {
         let Prompts { forest, last, .. } = prompts;
         let mut attend = Prefill { cache: &mut self.cache, prompts };
-        let (x, _) =
-            self.walk.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(last), false)?;
+        let (x, _) = self.walk.blocks_with(
+            weights,
+            &forest.tokens,
+            &mut attend,
+            SavePolicy::Nothing,
+            Some(last),
+            false,
+        )?;
         self.walk.head_logits(weights, x.policy.view(), forest.num_tokens(), Some(last))
     }
 
     /// Extends every completion by a token; returns the logits after each, `[completions, V]`.
     pub(super) fn step(&mut self, weights: &mut dyn WeightSource, next: &NextTokens) -> Result<Tensor> {
         let mut attend = Step { cache: &mut self.cache, next };
-        let (x, _) = self.walk.blocks_with(weights, &next.tokens, &mut attend, Keep::Nothing, None, false)?;
+        let (x, _) =
+            self.walk.blocks_with(weights, &next.tokens, &mut attend, SavePolicy::Nothing, None, false)?;
         self.walk.head_logits(weights, x.policy.view(), next.tokens.len(), None)
     }
 

@@ -5,7 +5,7 @@ use tandem_kernels::{Tensor, ops};
 
 use super::Sources;
 use super::model::Model;
-use crate::layers::{Streams, Walk};
+use crate::layers::{LayerExecutor, PolicyAndReferenceScores};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
@@ -24,7 +24,11 @@ struct Reference<'a> {
 
 impl<'a> Models<'a> {
     /// Allocates caches of `rows` rows.
-    pub(super) fn new(policy: Walk<'a>, reference: Option<(Walk<'a>, f32)>, rows: usize) -> Result<Self> {
+    pub(super) fn new(
+        policy: LayerExecutor<'a>,
+        reference: Option<(LayerExecutor<'a>, f32)>,
+        rows: usize,
+    ) -> Result<Self> {
         let policy = Model::new(policy, rows)?;
         let Some((walk, part)) = reference else { return Ok(Self { policy, reference: None }) };
         if !(0.0..=1.0).contains(&part) {
@@ -59,17 +63,23 @@ impl<'a> Models<'a> {
         &mut self,
         sources: &mut dyn Sources,
         mut walk: impl FnMut(&mut Model<'a>, &mut dyn WeightSource) -> Result<T>,
-    ) -> Result<Streams<T>> {
+    ) -> Result<PolicyAndReferenceScores<T>> {
         let policy = walk(&mut self.policy, sources.policy())?;
-        let Some(Reference { model, .. }) = &mut self.reference else { return Ok(Streams::one(policy)) };
+        let Some(Reference { model, .. }) = &mut self.reference else {
+            return Ok(PolicyAndReferenceScores::one(policy));
+        };
         let missing = || ModelError::Invalid("a mixture needs the reference's weights too".to_owned());
         let reference = walk(model, sources.reference().ok_or_else(missing)?)?;
-        Ok(Streams { policy, reference: Some(reference) })
+        Ok(PolicyAndReferenceScores { policy, reference: Some(reference) })
     }
 
     /// Reads the logits to sample from into `values`, and returns the scale and softcap still to be
     /// applied.
-    pub(super) fn drawn_from(&self, logits: &Streams<Tensor>, values: &mut Vec<f32>) -> Result<HeadShape> {
+    pub(super) fn drawn_from(
+        &self,
+        logits: &PolicyAndReferenceScores<Tensor>,
+        values: &mut Vec<f32>,
+    ) -> Result<HeadShape> {
         let mut raw = |model: &Model, logits| -> Result<HeadShape> {
             model.read_into(logits, values)?;
             Ok(model.walk.decoder.spec().head.shape)

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Answer, Finish, Request};
-use crate::layers::Streams;
+use crate::layers::PolicyAndReferenceScores;
 
 /// Request with completions to come.
 pub(super) struct Open {
@@ -18,7 +18,7 @@ pub(super) struct CachedPrompt {
     pub(super) rows: Range<u32>,
     /// Each model's logits `[V]` after the prompt, from which each completion's first token is
     /// sampled.
-    pub(super) logits: Streams<Vec<f32>>,
+    pub(super) logits: PolicyAndReferenceScores<Vec<f32>>,
 }
 
 /// Running completion.

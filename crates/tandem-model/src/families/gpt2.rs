@@ -1,8 +1,8 @@
 //! GPT-2: learned positions, LayerNorm, weights stored as `Conv1D` (`[in, out]`), tied head.
 
-use super::{Family, Order, Sizes, decoder};
+use super::{Family, HfLayout, Sizes, decoder};
 use crate::Result;
-use crate::layout::Part::*;
+use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec};
 
 pub(super) const FAMILY: Family = Family {
@@ -23,10 +23,10 @@ pub(super) const FAMILY: Family = Family {
         (HeadWeight, &["lm_head"]),
     ],
     order: &[
-        (QkvWeight, Order::Transposed),
-        (OutWeight, Order::Transposed),
-        (UpWeight, Order::Transposed),
-        (DownWeight, Order::Transposed),
+        (QkvWeight, HfLayout::Transposed),
+        (OutWeight, HfLayout::Transposed),
+        (UpWeight, HfLayout::Transposed),
+        (DownWeight, HfLayout::Transposed),
     ],
     renamed: None,
 };

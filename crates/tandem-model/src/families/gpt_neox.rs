@@ -1,9 +1,9 @@
 //! GPT-NeoX and Pythia: parallel residual with two LayerNorms, partial rotary embedding, q, k and v
 //! fused by head.
 
-use super::{Family, Order, Sizes, decoder};
+use super::{Family, HfLayout, Sizes, decoder};
 use crate::Result;
-use crate::layout::Part::*;
+use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual};
 
 pub(super) const FAMILY: Family = Family {
@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
         (FinalNormWeight, &["gpt_neox.final_layer_norm"]),
         (HeadWeight, &["embed_out"]),
     ],
-    order: &[(QkvWeight, Order::HeadInterleaved), (QkvBias, Order::HeadInterleaved)],
+    order: &[(QkvWeight, HfLayout::HeadInterleaved), (QkvBias, HfLayout::HeadInterleaved)],
     renamed: Some(("embed_out", "lm_head")),
 };
 

@@ -2,7 +2,7 @@
 
 use super::{Family, Sizes, decoder};
 use crate::Result;
-use crate::layout::Part::{self, *};
+use crate::layout::ParamKind::{self, *};
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec};
 
 pub(super) const FAMILY: Family = Family {
@@ -35,7 +35,7 @@ pub(super) fn descendant(config: &Config, default_head_dim: Option<usize>) -> Re
 }
 
 /// Llama's modules, which its descendants kept.
-pub(super) const MODULES: &[(Part, &[&str])] = &[
+pub(super) const MODULES: &[(ParamKind, &[&str])] = &[
     (TokenTable, &["model.embed_tokens"]),
     (Norm1Weight, &["model.layers.{}.input_layernorm"]),
     (

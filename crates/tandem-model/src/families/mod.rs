@@ -15,7 +15,7 @@ use serde_json::Value;
 use tandem_kernels::ops::{Activation, HeadShape};
 
 use crate::Result;
-use crate::layout::{LayerId, LayerLayout, Part};
+use crate::layout::{LayerId, LayerLayout, ParamKind};
 use crate::spec::{
     AttentionSpec, Config, DecoderSpec, EmbeddingSpec, HeadKind, HeadSpec, InitSpec, MlpSpec, NormSpec,
     Residual,
@@ -37,9 +37,9 @@ pub struct Family {
     read: fn(&Config) -> Result<DecoderSpec>,
     /// HF modules by the weight that they hold, in the order of its rows; `{}` stands for the
     /// block's index. A bias is held by the modules of its weight.
-    modules: &'static [(Part, &'static [&'static str])],
-    /// Parts whose elements HF does not order as [`Order::Rows`].
-    order: &'static [(Part, Order)],
+    modules: &'static [(ParamKind, &'static [&'static str])],
+    /// Parts whose elements HF does not order as [`HfLayout::Rows`].
+    order: &'static [(ParamKind, HfLayout)],
     /// Module that `transformers` 5 renames when it loads: its name in files, then in memory.
     pub renamed: Option<(&'static str, &'static str)>,
 }
@@ -54,24 +54,24 @@ impl Family {
     }
 
     /// Returns the HF modules that hold a part, in the order of its rows.
-    pub(crate) fn modules(&self, part: Part) -> &'static [&'static str] {
+    pub(crate) fn modules(&self, part: ParamKind) -> &'static [&'static str] {
         let weight = part.weight_of_bias().unwrap_or(part);
         match weight {
             // Every ForSequenceClassification of transformers calls it so.
-            Part::ScoreWeight => &["score"],
+            ParamKind::ScoreWeight => &["score"],
             _ => self.modules.iter().find(|(known, _)| *known == weight).map_or(&[], |(_, modules)| modules),
         }
     }
 
     /// Returns the HF tensors that make up a part, in the order of its rows.
-    pub(crate) fn names(&self, part: Part) -> impl Iterator<Item = String> {
+    pub(crate) fn names(&self, part: ParamKind) -> impl Iterator<Item = String> {
         let kind = if part.weight_of_bias().is_some() { "bias" } else { "weight" };
         self.modules(part).iter().map(move |module| format!("{module}.{kind}"))
     }
 
     /// Returns how HF orders the elements of a part's tensors.
-    pub(crate) fn order(&self, part: Part) -> Order {
-        self.order.iter().find(|(known, _)| *known == part).map_or(Order::Rows, |(_, order)| *order)
+    pub(crate) fn order(&self, part: ParamKind) -> HfLayout {
+        self.order.iter().find(|(known, _)| *known == part).map_or(HfLayout::Rows, |(_, order)| *order)
     }
 
     /// Returns the prefix of the names of the family's classes.
@@ -157,7 +157,7 @@ fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation
 
 /// Order of a tensor's elements in HF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum HfLayout {
     /// `[out, in]`, as ours.
     Rows,
     /// `[in, out]` (GPT-2's `Conv1D`).
@@ -168,13 +168,13 @@ pub enum Order {
 
 /// One HF tensor and the place of its elements in a layer's flat buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct HfTensor {
     /// HF name.
     pub name: String,
     /// HF shape.
     pub shape: Vec<usize>,
     /// Parameter that it belongs to.
-    pub part: Part,
+    pub part: ParamKind,
     /// Elements in the layer's flat buffer.
     pub range: std::ops::Range<usize>,
     /// Rows in our layout.
@@ -182,7 +182,7 @@ pub struct Piece {
     /// Columns in our layout.
     pub cols: usize,
     /// Order of the elements in HF files.
-    pub order: Order,
+    pub order: HfLayout,
 }
 
 /// Suffix of HF's classes with a score head.
@@ -241,7 +241,7 @@ pub fn family_named(model_type: &str) -> Option<&'static Family> {
 }
 
 /// Lists every HF tensor of a layer, by its place in the layer's flat buffer.
-pub fn pieces(family: &Family, spec: &DecoderSpec, layer: LayerId, layout: &LayerLayout) -> Vec<Piece> {
+pub fn pieces(family: &Family, spec: &DecoderSpec, layer: LayerId, layout: &LayerLayout) -> Vec<HfTensor> {
     let mut pieces = Vec::new();
     for param in &layout.params {
         let num_tensors = family.modules(param.part).len();
@@ -251,7 +251,7 @@ pub fn pieces(family: &Family, spec: &DecoderSpec, layer: LayerId, layout: &Laye
         for ((rows, cols), name) in sizes.into_iter().zip(family.names(param.part)) {
             let shape = match order {
                 _ if is_vector(param.part) => vec![rows * cols],
-                Order::Transposed => vec![cols, rows],
+                HfLayout::Transposed => vec![cols, rows],
                 _ => vec![rows, cols],
             };
             let name = match layer {
@@ -260,25 +260,31 @@ pub fn pieces(family: &Family, spec: &DecoderSpec, layer: LayerId, layout: &Laye
             };
             let range = start..start + rows * cols;
             start = range.end;
-            pieces.push(Piece { name, shape, part: param.part, range, rows, cols, order });
+            pieces.push(HfTensor { name, shape, part: param.part, range, rows, cols, order });
         }
     }
     pieces
 }
 
-fn is_vector(part: Part) -> bool {
-    !part.is_matrix() && !matches!(part, Part::PositionTable | Part::ScoreWeight)
+fn is_vector(part: ParamKind) -> bool {
+    !part.is_matrix() && !matches!(part, ParamKind::PositionTable | ParamKind::ScoreWeight)
 }
 
 /// Returns the sizes `(rows, cols)` of the tensors that make up a part of `rows × cols`.
-fn split(spec: &DecoderSpec, part: Part, rows: usize, cols: usize, tensors: usize) -> Vec<(usize, usize)> {
+fn split(
+    spec: &DecoderSpec,
+    part: ParamKind,
+    rows: usize,
+    cols: usize,
+    tensors: usize,
+) -> Vec<(usize, usize)> {
     let attention = &spec.attention;
     let outputs = match (part, tensors) {
         (_, 1) => return vec![(rows, cols)],
-        (Part::QkvWeight | Part::QkvBias, 3) => {
+        (ParamKind::QkvWeight | ParamKind::QkvBias, 3) => {
             vec![attention.query_width(), attention.kv_width(), attention.kv_width()]
         }
-        (Part::UpWeight | Part::UpBias, 2) => vec![spec.mlp.width; 2],
+        (ParamKind::UpWeight | ParamKind::UpBias, 2) => vec![spec.mlp.width; 2],
         _ => unreachable!("no family splits {part:?} into {tensors} tensors"),
     };
     outputs.into_iter().map(|n| if is_vector(part) { (1, n) } else { (n, cols) }).collect()

@@ -3,7 +3,7 @@
 
 use super::{Family, Sizes, decoder};
 use crate::Result;
-use crate::layout::Part::*;
+use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual};
 
 pub(super) const FAMILY: Family = Family {

@@ -5,16 +5,16 @@ use std::mem::take;
 use std::ops::Range;
 
 use rayon::prelude::*;
-use tandem_kernels::{BytesMut, DType, Device, Format, Kind};
+use tandem_kernels::{BytesMut, DType, Device, Format, MemoryKind};
 
 use super::archive::{StoredType, TensorArchive};
 use super::order;
 use super::quantised::{Quantised, companions};
 use crate::decoder::Decoder;
-use crate::families::{Family, Piece, pieces};
+use crate::families::{Family, HfTensor, pieces};
 use crate::init::init_score;
 use crate::layout::Block;
-use crate::layout::{LayerId, Part};
+use crate::layout::{LayerId, ParamKind};
 use crate::weights::FlatWeights;
 use crate::{ModelError, Result};
 
@@ -29,7 +29,7 @@ pub struct WeightFiles {
 
 /// Tensor in the files, and its place in a layer.
 pub(crate) struct Source {
-    piece: Piece,
+    piece: HfTensor,
     /// Part that is read; all, if absent.
     block: Option<Block>,
     /// Elements of the layer's flat buffer.
@@ -40,8 +40,8 @@ pub(crate) struct Source {
     drawn: Option<Vec<f32>>,
 }
 
-impl From<Piece> for Source {
-    fn from(piece: Piece) -> Self {
+impl From<HfTensor> for Source {
+    fn from(piece: HfTensor) -> Self {
         Self { block: None, range: piece.range.clone(), piece, quantised: None, drawn: None }
     }
 }
@@ -73,7 +73,7 @@ impl WeightFiles {
             let mut found = pieces(family, spec, layer, whole.layout(layer));
             for piece in &mut found {
                 let Some(name) = locate(&*archive, family, piece) else {
-                    if let Some(seed) = score_seed.filter(|_| piece.part == Part::ScoreWeight) {
+                    if let Some(seed) = score_seed.filter(|_| piece.part == ParamKind::ScoreWeight) {
                         drawn = Some(init_score(decoder, seed));
                         continue;
                     }
@@ -107,7 +107,7 @@ impl WeightFiles {
                 let mut held = sources(decoder, layer, take(&mut layers[whole.index(layer)]));
                 for source in &mut held {
                     source.quantised = quantised.get(&source.piece.name).copied();
-                    if source.piece.part == Part::ScoreWeight {
+                    if source.piece.part == ParamKind::ScoreWeight {
                         source.drawn = drawn.take();
                     }
                 }
@@ -165,13 +165,13 @@ impl WeightFiles {
         quantised.pack(device, &*self.archive, piece, packed)
     }
 
-    fn stored(&self, index: usize, range: &Range<usize>) -> Option<(&Piece, Quantised)> {
+    fn stored(&self, index: usize, range: &Range<usize>) -> Option<(&HfTensor, Quantised)> {
         let source = self.layers[index].iter().find(|source| source.range == *range)?;
         source.quantised.filter(|_| source.block.is_none()).map(|quantised| (&source.piece, quantised))
     }
 
     /// Reads every layer into device memory of the given kind. A dry run only counts the memory.
-    pub fn load(&self, decoder: &Decoder, device: &Device, kind: Kind) -> Result<FlatWeights> {
+    pub fn load(&self, decoder: &Decoder, device: &Device, kind: MemoryKind) -> Result<FlatWeights> {
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in decoder.layers().into_iter().enumerate() {
             let len = decoder.layout(layer).len;
@@ -225,7 +225,7 @@ pub(crate) fn read_sources(
 }
 
 /// Returns the parts of a layer's tensors that a decoder, or a tensor-parallel shard, reads.
-fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source> {
+fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<HfTensor>) -> Vec<Source> {
     let (whole, slice) = (decoder.whole(), decoder.slice());
     if slice.count == 1 {
         return pieces.into_iter().map(Source::from).collect();
@@ -258,7 +258,7 @@ fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<Piece>) -> Vec<Source>
 }
 
 /// Returns the name under which a tensor is stored.
-fn locate(archive: &dyn TensorArchive, family: &Family, piece: &Piece) -> Option<String> {
+fn locate(archive: &dyn TensorArchive, family: &Family, piece: &HfTensor) -> Option<String> {
     // A folder saved from the bare model leaves the prefix off.
     let short = piece.name.strip_prefix(family.base_prefix);
     let mut names = std::iter::once(piece.name.as_str()).chain(short);
@@ -266,7 +266,7 @@ fn locate(archive: &dyn TensorArchive, family: &Family, piece: &Piece) -> Option
 }
 
 /// Returns the quantisation of a stored tensor, if any, or the problem with it.
-fn check(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Option<Quantised>, String> {
+fn check(archive: &dyn TensorArchive, name: &str, piece: &HfTensor) -> Result<Option<Quantised>, String> {
     let quantised = Quantised::find(archive, name, piece)?;
     let Some(stored) = archive.get(name).filter(|_| quantised.is_none()) else { return Ok(quantised) };
     if let StoredType::Other(dtype) = &stored.dtype {
@@ -283,7 +283,7 @@ fn left_over(
     archive: &dyn TensorArchive,
     family: &Family,
     decoder: &Decoder,
-    layers: &[Vec<Piece>],
+    layers: &[Vec<HfTensor>],
     name: &str,
 ) -> Option<String> {
     let is_mask = name.ends_with(".attn.bias") && archive.get(name).is_some_and(|t| t.shape.len() == 4);
@@ -292,15 +292,15 @@ fn left_over(
     }
     let stored = archive.get(name)?;
     // A reward model read from a language model's folder does not use its head.
-    let of_head = [Part::HeadWeight, Part::HeadBias];
+    let of_head = [ParamKind::HeadWeight, ParamKind::HeadBias];
     if decoder.spec().head.is_score()
         && of_head.iter().any(|&part| family.names(part).any(|known| known == name))
     {
         return None;
     }
-    if decoder.spec().head.tied && family.names(Part::HeadWeight).any(|known| known == name) {
+    if decoder.spec().head.tied && family.names(ParamKind::HeadWeight).any(|known| known == name) {
         let embedding = &layers[decoder.index(LayerId::Embedding)];
-        let table = embedding.iter().find(|piece| piece.part == Part::TokenTable)?;
+        let table = embedding.iter().find(|piece| piece.part == ParamKind::TokenTable)?;
         let equal =
             archive.get(&table.name).is_some_and(|t| t.dtype == stored.dtype && t.bytes == stored.bytes);
         return (!equal).then(|| {

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::archive::StoredType;
-use crate::families::{Order, Piece};
+use crate::families::{HfLayout, HfTensor};
 use crate::layout::Block;
 
 /// Elements per parallel task.
@@ -15,7 +15,7 @@ const BLOCK: usize = 1 << 17;
 /// # Panics
 /// If sizes differ or the type is not one of weights: both are checked when a folder is opened.
 pub(crate) fn read(
-    piece: &Piece,
+    piece: &HfTensor,
     heads: usize,
     block: Option<&Block>,
     dtype: &StoredType,
@@ -54,7 +54,7 @@ pub(crate) fn widened(dtype: &StoredType, bytes: &[u8], range: std::ops::Range<u
 }
 
 fn read_as<const W: usize>(
-    piece: &Piece,
+    piece: &HfTensor,
     heads: usize,
     bytes: &[u8],
     out: &mut [f32],
@@ -68,10 +68,10 @@ fn read_as<const W: usize>(
         }
     };
     match piece.order {
-        Order::Rows => {
+        HfLayout::Rows => {
             out.par_chunks_mut(BLOCK).zip(elements.par_chunks(BLOCK)).for_each(|(to, from)| copy(from, to));
         }
-        Order::Transposed => {
+        HfLayout::Transposed => {
             let (rows, cols) = (piece.rows, piece.cols);
             // Sixteen of our rows are sixteen neighbours in each of theirs: each cache line is read
             // once.
@@ -84,7 +84,7 @@ fn read_as<const W: usize>(
                 }
             });
         }
-        Order::HeadInterleaved => {
+        HfLayout::HeadInterleaved => {
             let run = out.len() / (3 * heads);
             out.par_chunks_mut(run).enumerate().for_each(|(ours, to)| {
                 let theirs = interleaved(ours, heads);
@@ -97,7 +97,7 @@ fn read_as<const W: usize>(
 /// Reads a block of the tensor, as [`read_as`]. A contiguous run in ours is contiguous in theirs,
 /// or has one stride.
 fn read_block<const W: usize>(
-    piece: &Piece,
+    piece: &HfTensor,
     heads: usize,
     block: &Block,
     bytes: &[u8],
@@ -108,9 +108,9 @@ fn read_block<const W: usize>(
     let (elements, _) = bytes.as_chunks::<W>();
     let (rows, cols) = (piece.rows, piece.cols);
     let place = |ours: usize| match piece.order {
-        Order::Rows => ours,
-        Order::Transposed => (ours % cols) * rows + ours / cols,
-        Order::HeadInterleaved => {
+        HfLayout::Rows => ours,
+        HfLayout::Transposed => (ours % cols) * rows + ours / cols,
+        HfLayout::HeadInterleaved => {
             let run = rows * cols / (3 * heads);
             interleaved(ours / run, heads) * run + ours % run
         }
@@ -128,20 +128,20 @@ fn read_block<const W: usize>(
         }
     }
     jobs.into_par_iter().for_each(|(start, to)| match piece.order {
-        Order::Rows => to.iter_mut().zip(&elements[start..]).for_each(|(to, from)| *to = widen(*from)),
+        HfLayout::Rows => to.iter_mut().zip(&elements[start..]).for_each(|(to, from)| *to = widen(*from)),
         _ => to.iter_mut().zip(start..).for_each(|(to, ours)| *to = widen(elements[place(ours)])),
     });
 }
 
 /// Returns a tensor in HF's order, from its values in a layer's flat buffer.
-pub(crate) fn to_hf(piece: &Piece, heads: usize, values: &[f32]) -> Vec<f32> {
+pub(crate) fn to_hf(piece: &HfTensor, heads: usize, values: &[f32]) -> Vec<f32> {
     match piece.order {
-        Order::Rows => values.to_vec(),
-        Order::Transposed => {
+        HfLayout::Rows => values.to_vec(),
+        HfLayout::Transposed => {
             let (rows, cols) = (piece.rows, piece.cols);
             (0..rows * cols).map(|i| values[(i % rows) * cols + i / rows]).collect()
         }
-        Order::HeadInterleaved => {
+        HfLayout::HeadInterleaved => {
             let run = values.len() / (3 * heads);
             let mut out = vec![0.0; values.len()];
             for (ours, from) in values.chunks(run).enumerate() {
@@ -162,14 +162,22 @@ fn interleaved(ours: usize, heads: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Part;
+    use crate::layout::ParamKind;
 
-    fn piece(order: Order, rows: usize, cols: usize) -> Piece {
+    fn piece(order: HfLayout, rows: usize, cols: usize) -> HfTensor {
         let shape = vec![rows, cols];
-        Piece { name: "w".into(), shape, part: Part::QkvWeight, range: 0..rows * cols, rows, cols, order }
+        HfTensor {
+            name: "w".into(),
+            shape,
+            part: ParamKind::QkvWeight,
+            range: 0..rows * cols,
+            rows,
+            cols,
+            order,
+        }
     }
 
-    fn read_f32(piece: &Piece, heads: usize, stored: &[f32]) -> Vec<f32> {
+    fn read_f32(piece: &HfTensor, heads: usize, stored: &[f32]) -> Vec<f32> {
         let bytes: Vec<u8> = stored.iter().flat_map(|v| v.to_le_bytes()).collect();
         let mut out = vec![f32::NAN; stored.len()];
         read(piece, heads, None, &StoredType::F32, &bytes, &mut out);
@@ -180,7 +188,7 @@ mod tests {
     fn conv1d_is_transposed() {
         // HF holds [in = 2, out = 3].
         assert_eq!(
-            read_f32(&piece(Order::Transposed, 3, 2), 1, &[0., 1., 2., 10., 11., 12.]),
+            read_f32(&piece(HfLayout::Transposed, 3, 2), 1, &[0., 1., 2., 10., 11., 12.]),
             [0., 10., 1., 11., 2., 12.]
         );
     }
@@ -188,14 +196,14 @@ mod tests {
     #[test]
     fn neox_heads_are_gathered_into_queries_keys_values() {
         // Two heads of width 1, rows named by tens for the head and units for q, k, v.
-        let ours = read_f32(&piece(Order::HeadInterleaved, 6, 1), 2, &[0., 1., 2., 10., 11., 12.]);
+        let ours = read_f32(&piece(HfLayout::HeadInterleaved, 6, 1), 2, &[0., 1., 2., 10., 11., 12.]);
         assert_eq!(ours, [0., 10., 1., 11., 2., 12.]);
     }
 
     #[test]
     fn every_order_comes_back() {
         let stored: Vec<f32> = (0..36 * 35).map(|i| i as f32).collect();
-        for order in [Order::Rows, Order::Transposed, Order::HeadInterleaved] {
+        for order in [HfLayout::Rows, HfLayout::Transposed, HfLayout::HeadInterleaved] {
             let piece = piece(order, 36, 35);
             assert_eq!(to_hf(&piece, 4, &read_f32(&piece, 4, &stored)), stored, "{order:?}");
         }

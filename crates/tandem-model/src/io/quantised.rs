@@ -14,7 +14,7 @@ use tandem_kernels::{Device, Format};
 
 use super::archive::{StoredTensor, StoredType, TensorArchive};
 use crate::Result;
-use crate::families::{Order, Piece};
+use crate::families::{HfLayout, HfTensor};
 use crate::layout::Block;
 
 /// Elements per parallel task.
@@ -61,7 +61,7 @@ impl Quantised {
     pub(crate) fn find(
         archive: &dyn TensorArchive,
         name: &str,
-        piece: &Piece,
+        piece: &HfTensor,
     ) -> Result<Option<Self>, String> {
         let has = |name: &str| archive.get(name).is_some();
         let unsupported = |what: &str| Err(format!("unsupported: {name} {what}; {ADVICE}"));
@@ -72,7 +72,7 @@ impl Quantised {
         if !is_nf4 && !is_int8 {
             return Ok(None);
         }
-        if piece.order == Order::HeadInterleaved {
+        if piece.order == HfLayout::HeadInterleaved {
             return unsupported("is quantised with its heads in another order");
         }
         if is_int8 {
@@ -86,7 +86,7 @@ impl Quantised {
         Self::find_nf4(archive, name, piece).map(Some)
     }
 
-    fn find_nf4(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Self, String> {
+    fn find_nf4(archive: &dyn TensorArchive, name: &str, piece: &HfTensor) -> Result<Self, String> {
         for (end, dtype) in NF4_PARTS {
             require(archive, &format!("{name}{end}"), dtype)?;
         }
@@ -113,7 +113,7 @@ impl Quantised {
         Ok(found)
     }
 
-    fn find_int8(archive: &dyn TensorArchive, name: &str, piece: &Piece) -> Result<Self, String> {
+    fn find_int8(archive: &dyn TensorArchive, name: &str, piece: &HfTensor) -> Result<Self, String> {
         let (scb, layout) = (sibling(name, "SCB"), sibling(name, "weight_format"));
         require(archive, name, "i8")?;
         require(archive, &scb, "f32")?;
@@ -143,7 +143,7 @@ impl Quantised {
     pub(crate) fn read(
         self,
         archive: &dyn TensorArchive,
-        piece: &Piece,
+        piece: &HfTensor,
         block: Option<&Block>,
         out: &mut [f32],
     ) {
@@ -170,7 +170,7 @@ impl Quantised {
         self,
         device: &Device,
         archive: &dyn TensorArchive,
-        piece: &Piece,
+        piece: &HfTensor,
         packed: BytesMut,
     ) -> Result<()> {
         let (name, small) = (&piece.name, Small::of(archive, &piece.name, self));

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, Element, bf16};
 
 use super::order;
-use crate::families::Piece;
+use crate::families::HfTensor;
 use crate::layout::LayerId;
 use crate::{ModelError, Result};
 
@@ -43,7 +43,7 @@ impl<'a> LayerReader<'a> {
 pub(crate) struct Tensor {
     pub(crate) layer: LayerId,
     pub(crate) len: usize,
-    pub(crate) piece: Piece,
+    pub(crate) piece: HfTensor,
 }
 
 impl Tensor {

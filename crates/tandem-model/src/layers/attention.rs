@@ -1,18 +1,18 @@
 //! Attention of a block: project, normalise heads, rotate, attend, project back.
 
 use tandem_kernels::ops::AttentionShape;
-use tandem_kernels::{DType, Device, Forest, Kind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Device, Forest, MemoryKind, Tensor, View, ViewMut, ops};
 
-use super::Walk;
-use super::low_rank::Reduced;
+use super::LayerExecutor;
+use super::low_rank::LoraIntermediate;
 use super::rows::SomeRows;
 use crate::Result;
-use crate::layout::Part;
+use crate::layout::ParamKind;
 use crate::spec::{AttentionSpec, NormKind};
 use crate::weights::{LayerGradients, LayerWeights};
 
 /// Attention over the forest itself, or over a key/value cache.
-pub(crate) trait Attend {
+pub(crate) trait AttentionKernel {
     /// Returns the position of each row.
     fn positions(&self) -> &[u32];
 
@@ -36,7 +36,7 @@ pub(crate) struct ForestAttention<'a> {
     pub(crate) forest: &'a Forest,
 }
 
-impl Attend for ForestAttention<'_> {
+impl AttentionKernel for ForestAttention<'_> {
     fn positions(&self) -> &[u32] {
         &self.forest.positions
     }
@@ -102,14 +102,14 @@ fn query_key_value<'a>(
 /// Computes the heads' outputs from the normalised input `[T,D]`; also returns the hidden columns
 /// of the projection's low-rank terms.
 pub(super) fn forward(
-    walk: &Walk,
+    walk: &LayerExecutor,
     weights: &LayerWeights,
     layer: usize,
     input: View,
-    attend: &mut dyn Attend,
+    attend: &mut dyn AttentionKernel,
 ) -> Result<(Attended, Option<Tensor>)> {
     let spec = &walk.decoder.spec().attention;
-    let (mut qkv, reduced) = walk.linear(weights, Part::QkvWeight, Part::QkvBias, input)?;
+    let (mut qkv, reduced) = walk.linear(weights, ParamKind::QkvWeight, ParamKind::QkvBias, input)?;
     let mut normed = if spec.qk_norm { Some(norm_heads(walk, weights, qkv.view())?) } else { None };
     if let Some(table) = walk.decoder.rope() {
         let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
@@ -128,12 +128,12 @@ pub(super) fn forward(
 /// `picked` rows if only these went on. It is added to `d_input` if `accumulate`, else overwrites
 /// it.
 pub(super) fn backward(
-    walk: &Walk,
+    walk: &LayerExecutor,
     weights: &LayerWeights,
     layer: usize,
     input: View,
     attended: Attended,
-    reduced: Reduced,
+    reduced: LoraIntermediate,
     picked: Option<SomeRows>,
     forest: &Forest,
     dy: View,
@@ -148,7 +148,7 @@ pub(super) fn backward(
     };
     let Operands { qkv, normed, log_sum_exp } = operands;
     let heads = walk.pick(output.view(), picked)?;
-    let (weight, bias) = (Part::OutWeight, Part::OutBias);
+    let (weight, bias) = (ParamKind::OutWeight, ParamKind::OutBias);
     let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy)?;
     drop(heads);
     let mut d_heads = walk.alloc(dy.extent(), spec.query_width(), walk.dtype)?;
@@ -185,18 +185,18 @@ pub(super) fn backward(
         norm_heads_backward(walk, weights, qkv.view(), inverse_rms.view(), &mut d_qkv, gradients)?;
     }
     drop(qkv);
-    let (weight, bias) = (Part::QkvWeight, Part::QkvBias);
+    let (weight, bias) = (ParamKind::QkvWeight, ParamKind::QkvBias);
     let low_rank =
         walk.linear_gradients(weights, gradients, weight, bias, input, reduced.qkv, d_qkv.view())?;
     walk.linear_input(weights, weight, d_qkv.view(), low_rank, d_input, accumulate)
 }
 
 /// Returns the norm weight of head `head`: query heads first, then key heads.
-fn head_norm(spec: &AttentionSpec, head: usize) -> Part {
-    if head < spec.heads { Part::QNormWeight } else { Part::KNormWeight }
+fn head_norm(spec: &AttentionSpec, head: usize) -> ParamKind {
+    if head < spec.heads { ParamKind::QNormWeight } else { ParamKind::KNormWeight }
 }
 
-fn rms_offset(walk: &Walk) -> f32 {
+fn rms_offset(walk: &LayerExecutor) -> f32 {
     match walk.decoder.spec().norm.kind {
         NormKind::Rms { offset } => offset,
         NormKind::Layer => 0.0,
@@ -205,7 +205,7 @@ fn rms_offset(walk: &Walk) -> f32 {
 
 /// Normalises each query and key head of `qkv` by its own rms: `([T, (H+K)·d], inverse rms [H+K,
 /// T])`.
-fn norm_heads(walk: &Walk, weights: &LayerWeights, qkv: View) -> Result<(Tensor, Tensor)> {
+fn norm_heads(walk: &LayerExecutor, weights: &LayerWeights, qkv: View) -> Result<(Tensor, Tensor)> {
     let (spec, eps, offset) =
         (&walk.decoder.spec().attention, walk.decoder.spec().norm.eps, rms_offset(walk));
     let (heads, d) = (spec.heads + spec.kv_heads, spec.head_dim);
@@ -223,7 +223,7 @@ fn norm_heads(walk: &Walk, weights: &LayerWeights, qkv: View) -> Result<(Tensor,
 
 /// Turns the gradient of the normalised heads in `d_qkv` into that of the projected ones, in place.
 fn norm_heads_backward(
-    walk: &Walk,
+    walk: &LayerExecutor,
     weights: &LayerWeights,
     qkv: View,
     inverse: View,
@@ -235,7 +235,7 @@ fn norm_heads_backward(
     let mut d_head = walk.alloc(qkv.extent(), d, DType::F32)?;
     // One weight serves the heads of all ranks, so its gradient is summed over ranks.
     let mut d_weights = match walk.split {
-        Some(_) => Some(walk.device.zeros(Kind::Activations, 2, d, DType::F32)?),
+        Some(_) => Some(walk.device.zeros(MemoryKind::Activations, 2, d, DType::F32)?),
         None => None,
     };
     for head in 0..spec.heads + spec.kv_heads {
@@ -243,7 +243,7 @@ fn norm_heads_backward(
         let (weight, r) = (weights.require(part)?, inverse.row_range(head..head + 1));
         ops::fill_zero(walk.device, d_head.view_mut())?;
         let dy = d_qkv.view().col_range(cols.clone());
-        let row = usize::from(part == Part::KNormWeight);
+        let row = usize::from(part == ParamKind::KNormWeight);
         let (x, dw) = match &mut d_weights {
             Some(terms) => (qkv.col_range(cols.clone()), Some(terms.view_mut().row_range(row..row + 1))),
             None => (qkv.col_range(cols.clone()), gradients.get_mut(part)),
@@ -253,6 +253,7 @@ fn norm_heads_backward(
         ops::rms_norm_backward(walk.device, call)?;
         ops::cast(walk.device, d_head.view(), d_qkv.view_mut().col_range(cols))?;
     }
-    d_weights
-        .map_or(Ok(()), |terms| walk.add_terms(terms, &[Part::QNormWeight, Part::KNormWeight], gradients))
+    d_weights.map_or(Ok(()), |terms| {
+        walk.add_terms(terms, &[ParamKind::QNormWeight, ParamKind::KNormWeight], gradients)
+    })
 }

@@ -35,29 +35,29 @@
 //! summed first.
 //!
 //! Tensor parallelism: a rank holds some heads and channels, and its own rows of the residual
-//! stream. `norm` gathers the rows of all ranks, [`Walk::join`] sums the ranks' terms where a half
-//! ends (a parallel block once, at its end); backward, [`Walk::whole`] gathers and
-//! [`Walk::sum_rows`] sums. Low-rank terms are part of a product ([`super::low_rank`]).
+//! stream. `norm` gathers the rows of all ranks, [`LayerExecutor::join`] sums the ranks' terms where a half
+//! ends (a parallel block once, at its end); backward, [`LayerExecutor::whole`] gathers and
+//! [`LayerExecutor::sum_rows`] sums. Low-rank terms are part of a product ([`super::low_rank`]).
 //!
-//! Memory: [`Keep`] says which tensors stay for backward; the others are dropped as soon as nothing
+//! Memory: [`SavePolicy`] says which tensors stay for backward; the others are dropped as soon as nothing
 //! reads them.
 
 use tandem_kernels::{DType, Extent, Forest, Tensor, View};
 
-use super::attention::{self, Attend, Attended, ForestAttention};
-use super::away::AwayInput;
-use super::low_rank::Reduced;
+use super::attention::{self, Attended, AttentionKernel, ForestAttention};
+use super::away::OffloadedActivation;
+use super::low_rank::LoraIntermediate;
 use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
-use super::rows::{BlockRows, Shares, SomeRows};
-use super::{Picked, Walk, mlp};
+use super::rows::{BlockRows, SequenceParallelRows, SomeRows};
+use super::{LayerExecutor, SelectedRows, mlp};
 use crate::Result;
-use crate::layout::Part;
+use crate::layout::ParamKind;
 use crate::spec::Residual;
 use crate::weights::{LayerGradients, LayerWeights};
 
 /// Tensors that a block's forward keeps for backward; each level includes the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Keep {
+pub(crate) enum SavePolicy {
     /// Nothing: no backward follows.
     Nothing,
     /// The block's input.
@@ -75,7 +75,7 @@ pub(crate) struct SavedBlock {
     /// `[T,D]` f32, if it is on the device.
     pub(super) input: Option<Tensor>,
     /// The input, if it is offloaded.
-    pub(super) away: Option<AwayInput>,
+    pub(super) away: Option<OffloadedActivation>,
     rows: BlockRows,
     inner: Option<Inner>,
 }
@@ -94,24 +94,24 @@ struct Inner {
     up: Option<Tensor>,
     /// `h`.
     hidden: Option<Tensor>,
-    reduced: Reduced,
+    reduced: LoraIntermediate,
 }
 
 impl Inner {
     /// Drops tensors that nothing reads after attention, but backward would.
-    fn after_attention(&mut self, keep: Keep, residual: Residual) {
-        if keep < Keep::Selective {
+    fn after_attention(&mut self, keep: SavePolicy, residual: Residual) {
+        if keep < SavePolicy::Selective {
             self.attended.drop_operands();
             self.reduced.qkv = None;
         }
-        if keep < Keep::All && residual != (Residual::Parallel { shared_norm: true }) {
+        if keep < SavePolicy::All && residual != (Residual::Parallel { shared_norm: true }) {
             self.norm1.drop_output();
         }
     }
 
     /// Drops tensors that nothing reads after the heads' projection, but backward would.
-    fn after_projection(&mut self, keep: Keep) {
-        if keep < Keep::Selective {
+    fn after_projection(&mut self, keep: SavePolicy) {
+        if keep < SavePolicy::Selective {
             self.attended.drop_output();
             self.reduced.out = None;
         }
@@ -119,16 +119,16 @@ impl Inner {
 
     /// Drops tensors that nothing reads after the first product of the feed-forward, but backward
     /// would.
-    fn after_up(&mut self, keep: Keep) {
-        if keep < Keep::All {
+    fn after_up(&mut self, keep: SavePolicy) {
+        if keep < SavePolicy::All {
             self.norm1.drop_output();
             self.norm2.iter_mut().for_each(Normed::drop_output);
         }
     }
 
     /// Drops tensors that nothing reads after the activation, but backward would.
-    fn after_activation(&mut self, keep: Keep) {
-        if keep < Keep::Selective {
+    fn after_activation(&mut self, keep: SavePolicy) {
+        if keep < SavePolicy::Selective {
             self.up = None;
             self.reduced.up = None;
         }
@@ -137,7 +137,7 @@ impl Inner {
 
 /// Block with its weights.
 pub(crate) struct Block<'a> {
-    pub(crate) walk: &'a Walk<'a>,
+    pub(crate) walk: &'a LayerExecutor<'a>,
     pub(crate) weights: &'a LayerWeights<'a>,
     pub(crate) index: usize,
 }
@@ -148,27 +148,27 @@ impl Block<'_> {
     pub(crate) fn forward(
         &self,
         x: Tensor,
-        attend: &mut dyn Attend,
+        attend: &mut dyn AttentionKernel,
         rows: BlockRows,
-        keep: Keep,
+        keep: SavePolicy,
     ) -> Result<(Tensor, SavedBlock)> {
         let mut input = Some(x);
         let mut inner = self.inner(&mut input, attend, &rows, keep)?;
         let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
         // Beside a parallel feed-forward the middle is this rank's term: the block is summed over
         // ranks once, here.
-        let (walk, weight, bias) = (self.walk, Part::DownWeight, Part::DownBias);
+        let (walk, weight, bias) = (self.walk, ParamKind::DownWeight, ParamKind::DownBias);
         let (hidden, middle) = (hidden.view(), middle.view());
         let (y, reduced) = walk.linear_term(self.weights, weight, bias, hidden, middle, rows.after())?;
         let y = walk.join(y, rows.after())?;
-        if keep < Keep::AllButNorms {
+        if keep < SavePolicy::AllButNorms {
             inner.hidden = None;
         }
         inner.reduced.down = reduced;
         if self.residual() != Residual::Sequential {
             inner.middle = None;
         }
-        let inner = (keep >= Keep::Selective).then_some(inner);
+        let inner = (keep >= SavePolicy::Selective).then_some(inner);
         Ok((y, SavedBlock { input, away: None, rows, inner }))
     }
 
@@ -182,23 +182,23 @@ impl Block<'_> {
     fn inner(
         &self,
         input: &mut Option<Tensor>,
-        attend: &mut dyn Attend,
+        attend: &mut dyn AttentionKernel,
         rows: &BlockRows,
-        keep: Keep,
+        keep: SavePolicy,
     ) -> Result<Inner> {
         let (walk, weights, residual) = (self.walk, self.weights, self.residual());
         let x = input.as_ref().expect("a block starts with its input").view();
 
         let norm1 = norm(walk, weights, NORM1, x, &rows.tokens)?;
         let (attended, qkv) = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
-        let reduced = Reduced { qkv, ..Reduced::default() };
+        let reduced = LoraIntermediate { qkv, ..LoraIntermediate::default() };
         let mut inner = Inner { norm1, attended, middle: None, norm2: None, up: None, hidden: None, reduced };
         inner.after_attention(keep, residual);
 
         let x_picked = walk.pick(x, rows.own_picked())?;
         let (mut middle, out) = {
             let heads = walk.pick(inner.attended.output(), rows.picked())?;
-            let (weight, bias) = (Part::OutWeight, Part::OutBias);
+            let (weight, bias) = (ParamKind::OutWeight, ParamKind::OutBias);
             walk.linear_term(weights, weight, bias, heads.view(), x_picked.view(), rows.after())?
         };
         if residual == Residual::Sequential {
@@ -216,16 +216,16 @@ impl Block<'_> {
         };
         inner.middle = Some(middle);
         drop(x_picked);
-        if keep == Keep::Nothing {
+        if keep == SavePolicy::Nothing {
             *input = None;
         }
 
         let (up, reduced_up) = {
             let n2 = match &inner.norm2 {
-                Some(norm2) => Picked::All(norm2.output()),
+                Some(norm2) => SelectedRows::All(norm2.output()),
                 None => walk.pick(inner.norm1.output(), rows.picked())?,
             };
-            walk.linear(weights, Part::UpWeight, Part::UpBias, n2.view())?
+            walk.linear(weights, ParamKind::UpWeight, ParamKind::UpBias, n2.view())?
         };
         inner.after_up(keep);
         inner.hidden = Some(mlp::activate(walk, up.view())?);
@@ -248,7 +248,7 @@ impl Block<'_> {
             Some(inner) => inner,
             None => {
                 let mut attend = ForestAttention { device: self.walk.device, forest };
-                self.inner(&mut input, &mut attend, &rows, Keep::All)?
+                self.inner(&mut input, &mut attend, &rows, SavePolicy::All)?
             }
         };
         let x = input.expect("forward kept the block's input");
@@ -270,7 +270,7 @@ impl Block<'_> {
         &self,
         inner: &mut Inner,
         middle: View,
-        shares: &Shares,
+        shares: &SequenceParallelRows,
         dx: &mut Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
@@ -381,7 +381,7 @@ impl Block<'_> {
         &self,
         up: Option<Tensor>,
         hidden: Option<Tensor>,
-        reduced: &mut Reduced,
+        reduced: &mut LoraIntermediate,
         read: View,
         dy: View,
         dn: &mut Tensor,

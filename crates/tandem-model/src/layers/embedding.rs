@@ -3,12 +3,12 @@
 use tandem_kernels::{DType, Forest, Tensor, View, ops};
 
 use super::streams::StreamWeights;
-use super::{Streams, Walk};
-use crate::layout::{LayerId, Part};
+use super::{LayerExecutor, PolicyAndReferenceScores};
+use crate::layout::{LayerId, ParamKind};
 use crate::weights::{GradientSink, LayerGradients, LayerWeights, LowRank, WeightSource};
 use crate::{ModelError, Result};
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Computes `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, this
     /// rank's rows `[T,D]` f32. Each row comes from the rank that holds the token.
     pub(crate) fn embed(
@@ -17,11 +17,11 @@ impl Walk<'_> {
         tokens: &[u32],
         positions: &[u32],
         both: bool,
-    ) -> Result<Streams<Tensor>> {
+    ) -> Result<PolicyAndReferenceScores<Tensor>> {
         self.device.note(format_args!("forward {}", LayerId::Embedding));
         let layer = StreamWeights::fetch(weights, LayerId::Embedding, both)?;
         let tokens = self.own_tokens(tokens)?;
-        let streams = Streams { policy: (), reference: both.then_some(()) };
+        let streams = PolicyAndReferenceScores { policy: (), reference: both.then_some(()) };
         let x = streams.try_map(|(), is_reference| {
             let walk = self.of_stream(is_reference);
             let x = walk.look_up(layer.of(is_reference), &tokens, positions)?;
@@ -35,14 +35,14 @@ impl Walk<'_> {
     fn look_up(&self, layer: &LayerWeights, tokens: &[u32], positions: &[u32]) -> Result<Tensor> {
         let spec = self.decoder.spec();
         let missing = || ModelError::Invalid("the weight source gave no token table".into());
-        let table = layer.precise(Part::TokenTable).ok_or_else(missing)?;
+        let table = layer.precise(ParamKind::TokenTable).ok_or_else(missing)?;
         let mut x = self.alloc(self.shares(tokens.len()).all(), spec.hidden_size, DType::F32)?;
         ops::embedding(self.device, table, tokens, spec.embedding.scale, x.view_mut(), false)?;
-        if let Some(term) = layer.low_rank(Part::TokenTable) {
+        if let Some(term) = layer.low_rank(ParamKind::TokenTable) {
             let hidden = self.looked_up(&term, tokens)?;
             ops::linear_add(self.device, hidden.view(), term.b, x.view_mut())?;
         }
-        if let Some(table) = layer.get(Part::PositionTable).filter(|_| self.leads()) {
+        if let Some(table) = layer.get(ParamKind::PositionTable).filter(|_| self.leads()) {
             ops::embedding(self.device, table, positions, 1.0, x.view_mut(), true)?;
         }
         Ok(x)
@@ -76,16 +76,16 @@ impl Walk<'_> {
         let whole = self.whole(dx.view(), &shares, DType::F32)?;
         let dx = whole.unwrap_or(dx);
         let mut gradients = grads.open(LayerId::Embedding)?;
-        if let Some(table) = gradients.get_mut(Part::TokenTable) {
+        if let Some(table) = gradients.get_mut(ParamKind::TokenTable) {
             let tokens = self.own_tokens(&forest.tokens)?;
             ops::embedding_backward(self.device, &tokens, scale, dx.view(), table)?;
         }
-        if let Some(table) = gradients.get_mut(Part::PositionTable) {
+        if let Some(table) = gradients.get_mut(ParamKind::PositionTable) {
             ops::embedding_backward(self.device, &forest.positions, 1.0, dx.view(), table)?;
         }
         if self.looks_up_terms() {
             let layer = weights.fetch(LayerId::Embedding)?;
-            let term = layer.low_rank(Part::TokenTable).expect("the adapter has it");
+            let term = layer.low_rank(ParamKind::TokenTable).expect("the adapter has it");
             self.looked_up_backward(&term, &forest.tokens, dx.view(), &mut gradients)?;
             weights.release(LayerId::Embedding);
         }
@@ -95,7 +95,7 @@ impl Walk<'_> {
 
     /// Returns whether the look-up has low-rank terms, so that its backward needs weights.
     pub(super) fn looks_up_terms(&self) -> bool {
-        self.decoder.adapter().is_some_and(|adapter| adapter.of(Part::TokenTable).is_some())
+        self.decoder.adapter().is_some_and(|adapter| adapter.of(ParamKind::TokenTable).is_some())
     }
 
     /// Adds the gradients of the look-up's low-rank terms.
@@ -109,10 +109,10 @@ impl Walk<'_> {
         let own = self.whole(dx, &self.shares(dx.rows()), self.dtype)?;
         let dy = own.as_ref().map_or(dx, Tensor::view);
         let hidden = self.looked_up(term, tokens)?;
-        if let Some(db) = gradients.get_mut(Part::TokenLoraB) {
+        if let Some(db) = gradients.get_mut(ParamKind::TokenLoraB) {
             ops::linear_backward_weight(self.device, dy, hidden.view(), db, true)?;
         }
-        if let Some(da) = gradients.get_mut(Part::TokenLoraA) {
+        if let Some(da) = gradients.get_mut(ParamKind::TokenLoraA) {
             let mut dh = self.alloc(dy.extent(), term.rank, DType::F32)?;
             ops::linear_backward_input(self.device, dy, term.b, dh.view_mut(), false)?;
             let scale = self.decoder.spec().embedding.scale * term.scale;

@@ -5,12 +5,12 @@ use tandem_kernels::ops::{HeadGradients, HeadParts, HeadScores, HeadWeights, Kep
 use tandem_kernels::{DType, Extent, Forest, Tensor, View, ops};
 
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
-use super::rows::Shares;
+use super::rows::SequenceParallelRows;
 use super::streams::StreamWeights;
-use super::{Checkpointing, Streams, Walk};
+use super::{Checkpointing, LayerExecutor, PolicyAndReferenceScores};
 use crate::Result;
-use crate::layout::Slice;
-use crate::layout::{LayerId, Part};
+use crate::layout::TensorParallelShard;
+use crate::layout::{LayerId, ParamKind};
 use crate::weights::{GradientSink, LayerWeights, LowRank, WeightSource};
 
 /// Rows of the token axis with predictions, ascending, and each prediction's index among them.
@@ -38,7 +38,7 @@ pub(super) struct SavedHead {
     index: Vec<u32>,
     /// This rank's scored rows of the residual stream `[R,D]` f32, the norm of all of them, and
     /// their division over ranks. Absent if nothing is scored.
-    scored: Option<(Tensor, Normed, Shares)>,
+    scored: Option<(Tensor, Normed, SequenceParallelRows)>,
     /// Logits that backward need not recompute.
     logits: Option<KeptLogits>,
 }
@@ -47,13 +47,13 @@ pub(super) struct SavedHead {
 /// twice, so that memory does not grow with tokens × vocabulary.
 const LOGITS_BUDGET: usize = 512 << 20;
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Returns the layer and the part that hold the head's weight.
-    pub(super) fn head_weight(&self) -> (LayerId, Part) {
+    pub(super) fn head_weight(&self) -> (LayerId, ParamKind) {
         if self.decoder.spec().head.tied {
-            (LayerId::Embedding, Part::TokenTable)
+            (LayerId::Embedding, ParamKind::TokenTable)
         } else {
-            (LayerId::Head, Part::HeadWeight)
+            (LayerId::Head, ParamKind::HeadWeight)
         }
     }
 
@@ -66,11 +66,12 @@ impl Walk<'_> {
     fn final_norm(
         &self,
         weights: &mut dyn WeightSource,
-        hidden: &Streams<Tensor>,
-        shares: &Shares,
-    ) -> Result<Streams<Normed>> {
+        hidden: &PolicyAndReferenceScores<Tensor>,
+        shares: &SequenceParallelRows,
+    ) -> Result<PolicyAndReferenceScores<Normed>> {
         let layer = StreamWeights::fetch(weights, LayerId::Head, hidden.reference.is_some())?;
-        let hidden = Streams { policy: &hidden.policy, reference: hidden.reference.as_ref() };
+        let hidden =
+            PolicyAndReferenceScores { policy: &hidden.policy, reference: hidden.reference.as_ref() };
         let normed = hidden.try_map(|hidden, is_reference| {
             norm(self, layer.of(is_reference), FINAL_NORM, hidden.view(), shares)
         })?;
@@ -85,8 +86,8 @@ impl Walk<'_> {
         weights: &mut dyn WeightSource,
         forest: &Forest,
         scored_rows: ScoredRows,
-        hidden: Streams<Tensor>,
-        mut scores: Streams<&mut HeadScores>,
+        hidden: PolicyAndReferenceScores<Tensor>,
+        mut scores: PolicyAndReferenceScores<&mut HeadScores>,
         keep: bool,
     ) -> Result<SavedHead> {
         let ScoredRows { rows, index } = scored_rows;
@@ -99,9 +100,9 @@ impl Walk<'_> {
         }
         self.device.note(format_args!("forward {}", LayerId::Head));
         let shares = self.shares_of(&rows, forest.num_tokens());
-        let Streams { policy: mut normed, reference } =
+        let PolicyAndReferenceScores { policy: mut normed, reference } =
             self.of_head().final_norm(weights, &hidden, &shares)?;
-        let Streams { policy: hidden, reference: of_reference } = hidden;
+        let PolicyAndReferenceScores { policy: hidden, reference: of_reference } = hidden;
         drop(of_reference);
         let (layer, _) = self.head_weight();
         let head = StreamWeights::fetch(weights, layer, reference.is_some())?;
@@ -136,15 +137,15 @@ impl Walk<'_> {
         budget: usize,
     ) -> Result<KeptLogits> {
         let (_, part) = self.head_weight();
-        let Slice { index, count } = self.decoder.slice();
+        let TensorParallelShard { index, count } = self.decoder.slice();
         let mut parts = HeadParts::new(index, count, hidden.rows(), targets.targets.len());
-        let term = head.low_rank(Part::HeadWeight);
+        let term = head.low_rank(ParamKind::HeadWeight);
         let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
         let low_rank =
             h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
         let call = ops::Head::new(
             hidden,
-            HeadWeights { weight: head.require(part)?, bias: head.get(Part::HeadBias), low_rank },
+            HeadWeights { weight: head.require(part)?, bias: head.get(ParamKind::HeadBias), low_rank },
             targets,
             &self.decoder.spec().head.shape,
         );
@@ -193,7 +194,7 @@ impl Walk<'_> {
             let targets = self.targets(forest)?;
             let head = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
-            let term = head.low_rank(Part::HeadWeight);
+            let term = head.low_rank(ParamKind::HeadWeight);
             let hidden = normed.output();
             let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
             let low_rank =
@@ -206,19 +207,19 @@ impl Walk<'_> {
             let of_head = match &term {
                 // The adapter's own factor trains, or the head's weight and bias: never both.
                 Some(_) => {
-                    let b = gradients.get_mut(Part::HeadLoraB);
+                    let b = gradients.get_mut(ParamKind::HeadLoraB);
                     HeadGradients { b, h: d_low, ..HeadGradients::of_hidden(dn.view_mut()) }
                 }
                 None => {
                     let adds_to_weight = gradients.begin_product(part);
-                    let (weight, bias) = gradients.each_mut(part, Part::HeadBias);
+                    let (weight, bias) = gradients.each_mut(part, ParamKind::HeadBias);
                     let of_hidden = HeadGradients::of_hidden(dn.view_mut());
                     HeadGradients { weight, adds_to_weight, bias, ..of_hidden }
                 }
             };
             let call = ops::Head::new(
                 hidden,
-                HeadWeights { weight: head.require(part)?, bias: head.get(Part::HeadBias), low_rank },
+                HeadWeights { weight: head.require(part)?, bias: head.get(ParamKind::HeadBias), low_rank },
                 Targets { rows: &index, targets: &targets },
                 &self.decoder.spec().head.shape,
             );
@@ -228,7 +229,7 @@ impl Walk<'_> {
                 let mut in_dtype = self.alloc(dh.extent(), dh.cols(), self.dtype)?;
                 ops::cast(self.device, dh.view(), in_dtype.view_mut())?;
                 ops::scale(self.device, in_dtype.view_mut(), term.scale)?;
-                if let Some(da) = gradients.get_mut(Part::HeadLoraA) {
+                if let Some(da) = gradients.get_mut(ParamKind::HeadLoraA) {
                     ops::linear_backward_weight(self.device, in_dtype.view(), x, da, true)?;
                 }
                 self.low_rank_input(term, in_dtype.view(), dn.view_mut())?;

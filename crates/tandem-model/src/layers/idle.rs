@@ -3,13 +3,13 @@
 //! With sharded weights or reduced gradients, every rank must make the same calls in the same
 //! order: see [`crate::weights`].
 
-use super::Walk;
+use super::LayerExecutor;
 use crate::Result;
 use crate::layout::LayerId;
 use crate::weights::{GradientSink, WeightSource};
 
-impl Walk<'_> {
-    /// Makes the calls of [`Walk::stage_forward`] to the source.
+impl LayerExecutor<'_> {
+    /// Makes the calls of [`LayerExecutor::stage_forward`] to the source.
     pub fn idle_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
         let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
         if stage.is_first() {
@@ -26,7 +26,7 @@ impl Walk<'_> {
         if stage.is_last() { self.idle_head_forward(weights) } else { Ok(()) }
     }
 
-    /// Makes the calls of [`Walk::stage_backward`], with gradients of zero.
+    /// Makes the calls of [`LayerExecutor::stage_backward`], with gradients of zero.
     pub fn idle_backward(&self, weights: &mut dyn WeightSource, grads: &mut dyn GradientSink) -> Result<()> {
         let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
         if let Some(last) = own.clone().next_back() {

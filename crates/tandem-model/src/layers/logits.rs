@@ -1,17 +1,17 @@
 //! Logits over the whole vocabulary, for generation and tests: training and evaluation never hold
 //! them.
 
-use tandem_kernels::{DType, Forest, Kind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Forest, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::attention::ForestAttention;
 use super::norm::{FINAL_NORM, norm};
-use super::{Keep, Walk};
+use super::{LayerExecutor, SavePolicy};
 use crate::Result;
-use crate::layout::Slice;
-use crate::layout::{LayerId, Part};
+use crate::layout::TensorParallelShard;
+use crate::layout::{LayerId, ParamKind};
 use crate::weights::WeightSource;
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Computes the logits `[R, V]` f32 of the given rows of the token axis, before the head's
     /// scale and softcap. Under tensor parallelism rows ascend, and every rank gets the logits of
     /// all tokens.
@@ -19,7 +19,7 @@ impl Walk<'_> {
         self.check_stage()?;
         let mut attend = ForestAttention { device: self.device, forest };
         let (x, _) =
-            self.blocks_with(weights, &forest.tokens, &mut attend, Keep::Nothing, Some(rows), false)?;
+            self.blocks_with(weights, &forest.tokens, &mut attend, SavePolicy::Nothing, Some(rows), false)?;
         self.head_logits(weights, x.policy.view(), forest.num_tokens(), Some(rows))
     }
 
@@ -37,20 +37,21 @@ impl Walk<'_> {
         weights.release(LayerId::Head);
         let (x, vocabulary) = (normed.output(), self.decoder.whole().spec().vocab_size);
         let Some(split) = self.split else {
-            let mut logits = self.device.alloc(Kind::Head, x.rows(), vocabulary, DType::F32)?;
+            let mut logits = self.device.alloc(MemoryKind::Head, x.rows(), vocabulary, DType::F32)?;
             self.logits_into(weights, x, logits.view_mut())?;
             return Ok(logits);
         };
         // The logits of each rank's tokens, one rank's after another's.
-        let Slice { index, count } = self.decoder.slice();
-        let tokens: Vec<_> = (0..count).map(|index| Slice { index, count }.of(vocabulary)).collect();
+        let TensorParallelShard { index, count } = self.decoder.slice();
+        let tokens: Vec<_> =
+            (0..count).map(|index| TensorParallelShard { index, count }.of(vocabulary)).collect();
         let counts: Vec<usize> = tokens.iter().map(|tokens| x.rows() * tokens.len()).collect();
         let place = |index: usize| x.rows() * tokens[index].start..x.rows() * tokens[index].end;
-        let mut parts = self.device.alloc(Kind::Head, x.rows() * vocabulary, 1, DType::F32)?;
+        let mut parts = self.device.alloc(MemoryKind::Head, x.rows() * vocabulary, 1, DType::F32)?;
         let own = parts.view_mut().row_range(place(index)).reshape(x.rows(), tokens[index].len());
         self.logits_into(weights, x, own)?;
         split.gather_rows(self.device, &mut parts, &counts)?;
-        let mut logits = self.device.alloc(Kind::Head, x.rows(), vocabulary, DType::F32)?;
+        let mut logits = self.device.alloc(MemoryKind::Head, x.rows(), vocabulary, DType::F32)?;
         for (index, tokens) in tokens.iter().enumerate() {
             let part = parts.view().row_range(place(index)).reshape(x.rows(), tokens.len());
             ops::cast(self.device, part, logits.view_mut().col_range(tokens.clone()))?;
@@ -62,8 +63,8 @@ impl Walk<'_> {
     fn logits_into(&self, weights: &mut dyn WeightSource, x: View, logits: ViewMut) -> Result<()> {
         let (layer, part) = self.head_weight();
         let head = weights.fetch(layer)?;
-        let (weight, bias) = (head.require(part)?, head.get(Part::HeadBias));
-        match head.low_rank(Part::HeadWeight) {
+        let (weight, bias) = (head.require(part)?, head.get(ParamKind::HeadBias));
+        match head.low_rank(ParamKind::HeadWeight) {
             None => ops::linear(self.device, x, weight, bias, None, logits)?,
             Some(term) => {
                 let (_, hidden) = self.terms_hidden(&term, x)?;

@@ -5,24 +5,24 @@
 //! column: `y = g ⊙ z` with `g = m / ‖W + s B A‖` by row of the matrix. The norm is a constant in
 //! backward, as in `peft`.
 
-use tandem_kernels::{Kind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{MemoryKind, Tensor, View, ViewMut, ops};
 
-use super::Walk;
+use super::LayerExecutor;
 use crate::Result;
-use crate::layout::Part;
+use crate::layout::ParamKind;
 use crate::weights::{LayerGradients, LayerWeights, LowRank};
 
 /// Hidden columns `s · x̃ Aᵀ` `[T, S·r]` of a block's matrices with low-rank terms, kept for
 /// backward; missing ones are computed again.
 #[derive(Default)]
-pub(super) struct Reduced {
+pub(super) struct LoraIntermediate {
     pub(super) qkv: Option<Tensor>,
     pub(super) out: Option<Tensor>,
     pub(super) up: Option<Tensor>,
     pub(super) down: Option<Tensor>,
 }
 
-/// Results of [`Walk::linear_gradients`] that the gradient of the input needs.
+/// Results of [`LayerExecutor::linear_gradients`] that the gradient of the input needs.
 #[derive(Default)]
 pub(super) struct LowRankBackward {
     /// Gradient of `z`, if it differs from that of `y`.
@@ -41,13 +41,13 @@ impl LowRank<'_> {
     }
 }
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Computes `y = x · wᵀ` with terms and bias, scaled for DoRA. Returns `s · x̃ Aᵀ`, if there
     /// are terms.
     pub(super) fn linear_into(
         &self,
         weights: &LayerWeights,
-        (weight, bias): (Part, Option<View>),
+        (weight, bias): (ParamKind, Option<View>),
         x: View,
         residual: Option<View>,
         y: &mut Tensor,
@@ -100,7 +100,7 @@ impl Walk<'_> {
         {
             return Ok(None);
         }
-        let mut spread = self.device.zeros(Kind::Activations, rows, term.a.rows(), term.b.dtype())?;
+        let mut spread = self.device.zeros(MemoryKind::Activations, rows, term.a.rows(), term.b.dtype())?;
         for (columns, b, out) in term.each() {
             ops::cast(self.device, b, spread.view_mut().row_range(out).col_range(columns))?;
         }
@@ -156,8 +156,8 @@ impl Walk<'_> {
         &self,
         weights: &LayerWeights,
         gradients: &mut LayerGradients,
-        weight: Part,
-        bias: Part,
+        weight: ParamKind,
+        bias: ParamKind,
         x: View,
         reduced: Option<Tensor>,
         dy: View,
@@ -212,7 +212,7 @@ impl Walk<'_> {
     fn magnitude_backward(
         &self,
         weights: &LayerWeights,
-        weight: Part,
+        weight: ParamKind,
         term: &LowRank,
         x: View,
         hidden: View,
@@ -249,7 +249,7 @@ impl Walk<'_> {
     pub(super) fn linear_input(
         &self,
         weights: &LayerWeights,
-        weight: Part,
+        weight: ParamKind,
         dy: View,
         low_rank: LowRankBackward,
         mut dx: ViewMut,

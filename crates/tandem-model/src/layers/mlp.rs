@@ -2,14 +2,14 @@
 
 use tandem_kernels::{Tensor, View, ViewMut, ops};
 
-use super::Walk;
-use super::low_rank::Reduced;
+use super::LayerExecutor;
+use super::low_rank::LoraIntermediate;
 use crate::Result;
-use crate::layout::Part;
+use crate::layout::ParamKind;
 use crate::weights::{LayerGradients, LayerWeights};
 
 /// Computes `h = f(u)` `[T,F]` from `u` `[T,F]` or `[T,2F]`.
-pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
+pub(super) fn activate(walk: &LayerExecutor, up: View) -> Result<Tensor> {
     let mlp = walk.decoder.spec().mlp;
     let mut hidden = walk.alloc(up.extent(), mlp.width, walk.dtype)?;
     if mlp.gated {
@@ -22,12 +22,12 @@ pub(super) fn activate(walk: &Walk, up: View) -> Result<Tensor> {
 
 /// Computes the gradient of the half's input from `dy` in the compute type; overwrites `d_input`.
 pub(super) fn backward(
-    walk: &Walk,
+    walk: &LayerExecutor,
     weights: &LayerWeights,
     input: View,
     up: Tensor,
     hidden: Option<Tensor>,
-    reduced: &mut Reduced,
+    reduced: &mut LoraIntermediate,
     dy: View,
     d_input: ViewMut,
     gradients: &mut LayerGradients,
@@ -37,7 +37,7 @@ pub(super) fn backward(
         Some(hidden) => hidden,
         None => activate(walk, up.view())?,
     };
-    let (weight, bias) = (Part::DownWeight, Part::DownBias);
+    let (weight, bias) = (ParamKind::DownWeight, ParamKind::DownBias);
     let low_rank =
         walk.linear_gradients(weights, gradients, weight, bias, hidden.view(), reduced.down.take(), dy)?;
     // The activation's output becomes its gradient: same shape, same type.
@@ -50,7 +50,7 @@ pub(super) fn backward(
         ops::activate_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
     }
     drop((up, d_hidden));
-    let (weight, bias) = (Part::UpWeight, Part::UpBias);
+    let (weight, bias) = (ParamKind::UpWeight, ParamKind::UpBias);
     let low_rank =
         walk.linear_gradients(weights, gradients, weight, bias, input, reduced.up.take(), d_up.view())?;
     walk.linear_input(weights, weight, d_up.view(), low_rank, d_input, false)

@@ -5,7 +5,7 @@
 //! every layer adds into.
 //!
 //! Under tensor parallelism a layer computes this rank's share, and exchanges the rest through a
-//! [`Split`]; the residual stream and its gradient then hold this rank's rows. A pipeline stage
+//! [`TensorParallelOps`]; the residual stream and its gradient then hold this rank's rows. A pipeline stage
 //! begins with the stream of the stage before, and ends with the stream that the next one takes.
 //!
 //! Nothing here reads tensor memory: the same code runs on a dry-run device, and that run is the
@@ -28,25 +28,25 @@ mod split;
 mod stage;
 mod streams;
 
-pub(crate) use attention::Attend;
-pub(crate) use block::{Block, Keep};
-pub use rows::Room;
-pub use split::Split;
+pub(crate) use attention::AttentionKernel;
+pub(crate) use block::{Block, SavePolicy};
+pub use rows::BatchCapacity;
+pub use split::TensorParallelOps;
 pub use stage::Gradient;
-pub use streams::Streams;
+pub use streams::PolicyAndReferenceScores;
 
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor, View, ops};
+use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, ops};
 
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::layout::{LayerId, Part};
+use crate::layout::{LayerId, ParamKind};
 use crate::weights::{LayerWeights, WeightSource};
 
 use block::SavedBlock;
 use head::SavedHead;
-use picked::Picked;
-use rows::{Shares, SomeRows};
+use picked::SelectedRows;
+use rows::{SequenceParallelRows, SomeRows};
 use streams::StreamWeights;
 
 /// Activations that a block's forward keeps for backward. Gradients are the same bits in every
@@ -64,18 +64,18 @@ pub enum Checkpointing {
 }
 
 impl Checkpointing {
-    fn keep(self, is_split: bool) -> Keep {
+    fn keep(self, is_split: bool) -> SavePolicy {
         match self {
-            Self::None if is_split => Keep::AllButNorms,
-            Self::None => Keep::All,
-            Self::Selective => Keep::Selective,
-            Self::Block => Keep::Input,
+            Self::None if is_split => SavePolicy::AllButNorms,
+            Self::None => SavePolicy::All,
+            Self::Selective => SavePolicy::Selective,
+            Self::Block => SavePolicy::Input,
         }
     }
 }
 
 /// Activations that a forward pass kept. Dropping them returns the memory.
-pub struct SavedWalk {
+pub struct SavedActivations {
     blocks: Vec<SavedBlock>,
     /// Present on the last stage.
     head: Option<SavedHead>,
@@ -83,7 +83,7 @@ pub struct SavedWalk {
 
 /// A decoder on a device, with the options of its forward and backward passes.
 #[derive(Clone, Copy)]
-pub struct Walk<'a> {
+pub struct LayerExecutor<'a> {
     /// The decoder.
     pub decoder: &'a Decoder,
     /// Compute device.
@@ -93,7 +93,7 @@ pub struct Walk<'a> {
     /// Activations kept between forward and backward.
     pub checkpointing: Checkpointing,
     /// Exchange with the other tensor-parallel ranks, if `decoder` is a shard.
-    pub split: Option<&'a dyn Split>,
+    pub split: Option<&'a dyn TensorParallelOps>,
     /// Dropout key of adapters, another one for each micro-batch. `None` drops nothing.
     pub dropout: Option<u64>,
     /// Host memory to which the inputs of blocks are offloaded until backward; with
@@ -101,18 +101,18 @@ pub struct Walk<'a> {
     /// own, while blocks compute.
     pub host: Option<&'a Device>,
     /// Capacity that memory is allocated for, if a batch has less.
-    pub room: Room,
+    pub room: BatchCapacity,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> LayerExecutor<'a> {
     /// Makes passes over a whole decoder or a stage, without dropout, offload or spare capacity.
     pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
-        let room = Room::default();
+        let room = BatchCapacity::default();
         Self { decoder, device, dtype, checkpointing, split: None, dropout: None, host: None, room }
     }
 }
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Scores the forest's predictions. A [score head](crate::spec::HeadKind::Score) gives each
     /// prediction a score in place of a log-probability.
     ///
@@ -126,7 +126,7 @@ impl Walk<'_> {
         scores: &mut HeadScores,
     ) -> Result<()> {
         self.check_stage()?;
-        self.stage_forward(weights, forest, None, Streams::one(scores), false)?;
+        self.stage_forward(weights, forest, None, PolicyAndReferenceScores::one(scores), false)?;
         Ok(())
     }
 
@@ -138,11 +138,11 @@ impl Walk<'_> {
         &self,
         weights: &mut dyn WeightSource,
         tokens: &[u32],
-        attend: &mut dyn Attend,
-        keep: Keep,
+        attend: &mut dyn AttentionKernel,
+        keep: SavePolicy,
         rows: Option<&[u32]>,
         both: bool,
-    ) -> Result<(Streams<Tensor>, Vec<SavedBlock>)> {
+    ) -> Result<(PolicyAndReferenceScores<Tensor>, Vec<SavedBlock>)> {
         self.check_split()?;
         weights.prefetch(LayerId::Embedding)?;
         weights.prefetch(LayerId::Block(0))?;
@@ -154,14 +154,14 @@ impl Walk<'_> {
     fn blocks_from(
         &self,
         weights: &mut dyn WeightSource,
-        mut x: Streams<Tensor>,
+        mut x: PolicyAndReferenceScores<Tensor>,
         num_tokens: usize,
-        attend: &mut dyn Attend,
-        keep: Keep,
+        attend: &mut dyn AttentionKernel,
+        keep: SavePolicy,
         rows: Option<&[u32]>,
-    ) -> Result<(Streams<Tensor>, Vec<SavedBlock>)> {
+    ) -> Result<(PolicyAndReferenceScores<Tensor>, Vec<SavedBlock>)> {
         let (own, num_layers) = (self.decoder.blocks(), self.decoder.spec().num_layers);
-        let mut saved = Vec::with_capacity(if keep == Keep::Nothing { 0 } else { own.len() });
+        let mut saved = Vec::with_capacity(if keep == SavePolicy::Nothing { 0 } else { own.len() });
         for index in own.clone() {
             let layer = LayerId::Block(index);
             self.device.note(format_args!("forward {layer}"));
@@ -171,10 +171,10 @@ impl Walk<'_> {
                 let walk = self.of_stream(is_reference);
                 let block = Block { walk: &walk, weights: layer_weights.of(is_reference), index };
                 let rows = self.block_rows(num_tokens, rows.filter(|_| index + 1 == num_layers));
-                let keep = if is_reference { Keep::Nothing } else { keep };
-                let away = if keep == Keep::Nothing { None } else { self.send_away(&x)? };
+                let keep = if is_reference { SavePolicy::Nothing } else { keep };
+                let away = if keep == SavePolicy::Nothing { None } else { self.send_away(&x)? };
                 let (y, kept) = block.forward(x, attend, rows, keep)?;
-                if keep != Keep::Nothing {
+                if keep != SavePolicy::Nothing {
                     saved.push(kept.leave(self.device, away)?);
                 }
                 Ok(y)
@@ -201,12 +201,12 @@ impl Walk<'_> {
     }
 
     fn alloc(&self, rows: Extent, cols: usize, dtype: DType) -> Result<Tensor> {
-        Ok(self.device.alloc_in(Kind::Activations, rows, Extent::exact(cols), dtype)?)
+        Ok(self.device.alloc_in(MemoryKind::Activations, rows, Extent::exact(cols), dtype)?)
     }
 
     /// Allocates `[times, rows]` f32.
     fn alloc_turned(&self, times: usize, rows: Extent) -> Result<Tensor> {
-        Ok(self.device.alloc_in(Kind::Activations, Extent::exact(times), rows, DType::F32)?)
+        Ok(self.device.alloc_in(MemoryKind::Activations, Extent::exact(times), rows, DType::F32)?)
     }
 
     /// Allocates one row of f32, whose size depends on no batch.
@@ -215,12 +215,12 @@ impl Walk<'_> {
     }
 
     /// Computes `x · wᵀ (+ bias)` in the compute type, and returns it with the result of
-    /// [`Walk::linear_into`].
+    /// [`LayerExecutor::linear_into`].
     fn linear(
         &self,
         weights: &LayerWeights,
-        weight: Part,
-        bias: Part,
+        weight: ParamKind,
+        bias: ParamKind,
         x: View,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), self.dtype)?;
@@ -229,16 +229,16 @@ impl Walk<'_> {
     }
 
     /// Computes this rank's term of `x · wᵀ (+ bias) + residual`, f32, and returns it with the
-    /// result of [`Walk::linear_into`]. `residual` is a term of all rows, or this rank's rows of
+    /// result of [`LayerExecutor::linear_into`]. `residual` is a term of all rows, or this rank's rows of
     /// the stream.
     fn linear_term(
         &self,
         weights: &LayerWeights,
-        weight: Part,
-        bias: Part,
+        weight: ParamKind,
+        bias: ParamKind,
         x: View,
         residual: View,
-        shares: &Shares,
+        shares: &SequenceParallelRows,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let bias = weights.get(bias).filter(|_| self.leads());
         let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), DType::F32)?;
@@ -252,11 +252,11 @@ impl Walk<'_> {
     }
 
     /// Gathers the given rows of a matrix, or returns all of it.
-    fn pick<'x>(&self, x: View<'x>, rows: Option<SomeRows>) -> Result<Picked<'x>> {
-        let Some(SomeRows { rows, extent }) = rows else { return Ok(Picked::All(x)) };
+    fn pick<'x>(&self, x: View<'x>, rows: Option<SomeRows>) -> Result<SelectedRows<'x>> {
+        let Some(SomeRows { rows, extent }) = rows else { return Ok(SelectedRows::All(x)) };
         let mut picked = self.alloc(extent, x.cols(), x.dtype())?;
         ops::gather_rows(self.device, x, rows, picked.view_mut())?;
-        Ok(Picked::Some(picked))
+        Ok(SelectedRows::Some(picked))
     }
 
     /// Scatters the rows of `x` to their places among `all`, zero elsewhere; returns `x` itself

@@ -1,12 +1,12 @@
 //! Norm over the hidden dimension, forward and backward. A rank normalises its own rows and gathers
 //! the others'.
 
-use tandem_kernels::{DType, Kind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, MemoryKind, Tensor, View, ViewMut, ops};
 
-use super::Walk;
-use super::rows::Shares;
+use super::LayerExecutor;
+use super::rows::SequenceParallelRows;
 use crate::Result;
-use crate::layout::Part;
+use crate::layout::ParamKind;
 use crate::spec::NormKind;
 use crate::weights::{LayerGradients, LayerWeights};
 
@@ -30,18 +30,18 @@ impl Normed {
 }
 
 /// Weight and bias of a norm.
-pub(crate) type NormParts = (Part, Part);
-pub(crate) const NORM1: NormParts = (Part::Norm1Weight, Part::Norm1Bias);
-pub(crate) const NORM2: NormParts = (Part::Norm2Weight, Part::Norm2Bias);
-pub(crate) const FINAL_NORM: NormParts = (Part::FinalNormWeight, Part::FinalNormBias);
+pub(crate) type NormParts = (ParamKind, ParamKind);
+pub(crate) const NORM1: NormParts = (ParamKind::Norm1Weight, ParamKind::Norm1Bias);
+pub(crate) const NORM2: NormParts = (ParamKind::Norm2Weight, ParamKind::Norm2Bias);
+pub(crate) const FINAL_NORM: NormParts = (ParamKind::FinalNormWeight, ParamKind::FinalNormBias);
 
 /// Normalises `x` `[T,D]` f32, this rank's rows, into the compute type; gathers all rows.
 pub(crate) fn norm(
-    walk: &Walk,
+    walk: &LayerExecutor,
     weights: &LayerWeights,
     parts: NormParts,
     x: View,
-    shares: &Shares,
+    shares: &SequenceParallelRows,
 ) -> Result<Normed> {
     let spec = walk.decoder.spec().norm;
     let weight = weights.require(parts.0)?;
@@ -71,11 +71,11 @@ pub(crate) fn norm(
 /// Computes the output again if it was dropped: the same operation on the same input gives the same
 /// bits.
 pub(crate) fn restore(
-    walk: &Walk,
+    walk: &LayerExecutor,
     weights: &LayerWeights,
     parts: NormParts,
     x: View,
-    shares: &Shares,
+    shares: &SequenceParallelRows,
     normed: &mut Normed,
 ) -> Result<()> {
     if normed.output.is_none() {
@@ -87,7 +87,7 @@ pub(crate) fn restore(
 /// Adds into `dx` f32 and into the gradients of weight and bias; `x`, `dy` and `dx` are this rank's
 /// rows.
 pub(crate) fn norm_backward(
-    walk: &Walk,
+    walk: &LayerExecutor,
     weights: &LayerWeights,
     parts: NormParts,
     x: View,
@@ -102,7 +102,7 @@ pub(crate) fn norm_backward(
     let mut terms = match walk.split {
         Some(_) if gradients.trains(parts.0) => {
             let num_parts = 1 + usize::from(gradients.trains(parts.1));
-            Some(walk.device.zeros(Kind::Activations, num_parts, x.cols(), DType::F32)?)
+            Some(walk.device.zeros(MemoryKind::Activations, num_parts, x.cols(), DType::F32)?)
         }
         _ => None,
     };

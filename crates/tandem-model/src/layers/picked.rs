@@ -3,14 +3,14 @@
 use tandem_kernels::{Tensor, View};
 
 /// Rows that a block computes after attention.
-pub(super) enum Picked<'a> {
+pub(super) enum SelectedRows<'a> {
     /// The matrix itself.
     All(View<'a>),
     /// A copy of some rows.
     Some(Tensor),
 }
 
-impl Picked<'_> {
+impl SelectedRows<'_> {
     pub(super) fn view(&self) -> View<'_> {
         match self {
             Self::All(view) => *view,

@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use tandem_kernels::{Extent, View};
 
-use super::Walk;
-use crate::layout::Slice;
+use super::LayerExecutor;
+use crate::layout::TensorParallelShard;
 
 /// Batch capacity that memory is allocated for, so that batches of every size use the same memory
 /// at the same addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct BatchCapacity {
     /// Largest number of tokens.
     pub tokens: usize,
     /// Largest number of scored rows.
@@ -22,7 +22,7 @@ pub struct Room {
 }
 
 /// Rows of a matrix by rank, contiguous and in the order of ranks.
-pub(crate) struct Shares {
+pub(crate) struct SequenceParallelRows {
     all: Extent,
     own: Range<usize>,
     /// Capacity of this rank's rows.
@@ -31,7 +31,7 @@ pub(crate) struct Shares {
     counts: Vec<usize>,
 }
 
-impl Shares {
+impl SequenceParallelRows {
     /// Returns the rows of the whole matrix.
     pub(super) fn all(&self) -> Extent {
         self.all
@@ -61,7 +61,7 @@ impl Shares {
 /// Rows that a block computes.
 pub(crate) struct BlockRows {
     /// Tokens, which attention reads.
-    pub(super) tokens: Shares,
+    pub(super) tokens: SequenceParallelRows,
     picked: Option<Picks>,
 }
 
@@ -71,7 +71,7 @@ struct Picks {
     all: Vec<u32>,
     /// This rank's rows, counted from its first token; absent if it has all tokens.
     own: Option<Vec<u32>>,
-    shares: Shares,
+    shares: SequenceParallelRows,
 }
 
 /// Some rows of a matrix.
@@ -85,7 +85,7 @@ pub(super) struct SomeRows<'r> {
 
 impl BlockRows {
     /// Returns the division of the rows that go on after attention.
-    pub(super) fn after(&self) -> &Shares {
+    pub(super) fn after(&self) -> &SequenceParallelRows {
         self.picked.as_ref().map_or(&self.tokens, |picked| &picked.shares)
     }
 
@@ -103,15 +103,15 @@ impl BlockRows {
     }
 }
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Divides tokens over ranks.
-    pub(super) fn shares(&self, num_tokens: usize) -> Shares {
+    pub(super) fn shares(&self, num_tokens: usize) -> SequenceParallelRows {
         self.divide(num_tokens, self.room.tokens, |end| end)
     }
 
     /// Divides rows of the token axis over ranks as their tokens; under tensor parallelism they
     /// ascend.
-    pub(super) fn shares_of(&self, rows: &[u32], num_tokens: usize) -> Shares {
+    pub(super) fn shares_of(&self, rows: &[u32], num_tokens: usize) -> SequenceParallelRows {
         debug_assert!(self.split.is_none() || rows.is_sorted(), "rows of one rank follow one another");
         let room = self.room.scored;
         if self.split.is_none() {
@@ -122,9 +122,9 @@ impl Walk<'_> {
 
     /// Divides rows: a rank's end where `end` maps the end of its tokens. `room` is the capacity of
     /// all ranks together.
-    fn divide(&self, num_tokens: usize, room: usize, end: impl Fn(usize) -> usize) -> Shares {
-        let Slice { index, count } = self.decoder.slice();
-        let tokens = |index| Slice { index, count }.of(num_tokens);
+    fn divide(&self, num_tokens: usize, room: usize, end: impl Fn(usize) -> usize) -> SequenceParallelRows {
+        let TensorParallelShard { index, count } = self.decoder.slice();
+        let tokens = |index| TensorParallelShard { index, count }.of(num_tokens);
         let own = end(tokens(index).start)..end(tokens(index).end);
         let counts = if count == 1 {
             Vec::new()
@@ -133,7 +133,7 @@ impl Walk<'_> {
         };
         // All scored rows may be of one rank's tokens.
         let own_room = if count == 1 { room } else { room.min(self.room.tokens.div_ceil(count)) };
-        Shares { all: Extent::new(end(num_tokens), room), own, own_room, counts }
+        SequenceParallelRows { all: Extent::new(end(num_tokens), room), own, own_room, counts }
     }
 
     /// Returns the rows of a block over `num_tokens` tokens, of which `rows`, or all, go on after

@@ -5,12 +5,12 @@
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Extent, View, ViewMut, ops};
 
-use super::Walk;
+use super::LayerExecutor;
 use crate::Result;
-use crate::layout::Part;
+use crate::layout::ParamKind;
 use crate::weights::{LayerGradients, LayerWeights};
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Returns the passes in the compute type of the head.
     pub(super) fn of_head(&self) -> Self {
         let dtype = if self.decoder.spec().head.is_score() { DType::F32 } else { self.dtype };
@@ -27,7 +27,7 @@ impl Walk<'_> {
         scores: &mut HeadScores,
     ) -> Result<()> {
         let mut of_rows = self.alloc(hidden.extent(), 1, DType::F32)?;
-        let weight = head.require(Part::ScoreWeight)?;
+        let weight = head.require(ParamKind::ScoreWeight)?;
         ops::linear(self.device, hidden, weight, None, None, of_rows.view_mut())?;
         let of_rows = ops::read_f32(self.device, of_rows.view())?;
         scores.clear();
@@ -55,9 +55,9 @@ impl Walk<'_> {
                 of_rows[row as usize] += d_score;
             }
         })?;
-        let (dy, weight) = (of_rows.view(), head.require(Part::ScoreWeight)?);
+        let (dy, weight) = (of_rows.view(), head.require(ParamKind::ScoreWeight)?);
         ops::linear_backward_input(self.device, dy, weight, d_hidden, false)?;
-        if let Some(d_weight) = gradients.get_mut(Part::ScoreWeight) {
+        if let Some(d_weight) = gradients.get_mut(ParamKind::ScoreWeight) {
             ops::linear_backward_weight(self.device, dy, hidden, d_weight, true)?;
         }
         Ok(())

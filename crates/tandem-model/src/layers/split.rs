@@ -1,7 +1,7 @@
 //! Tensor parallelism: collectives of a layer over the ranks that hold its other shards.
 //!
 //! Each rank computes its heads, or its channels, from the same input: a sharded region. Between
-//! regions the rows of the residual stream are divided over the ranks ([`Shares`]), and each
+//! regions the rows of the residual stream are divided over the ranks ([`SequenceParallelRows`]), and each
 //! normalises its own (sequence parallelism). A region begins with an all-gather of the normalised
 //! rows, and ends with a reduce-scatter of the ranks' products. Backward is the reverse: the
 //! gradient of the region's output is gathered, that of its input reduced. So every rank computes
@@ -13,15 +13,15 @@ use std::borrow::Cow;
 use tandem_kernels::ops::ELSEWHERE;
 use tandem_kernels::{DType, Device, Tensor, View, ops};
 
-use super::Walk;
-use super::rows::Shares;
-use crate::layout::Part;
+use super::LayerExecutor;
+use super::rows::SequenceParallelRows;
+use crate::layout::ParamKind;
 use crate::weights::LayerGradients;
 use crate::{ModelError, Result};
 
 /// Collectives over the tensor-parallel ranks of a decoder. All ranks make the same calls in the
 /// same order.
-pub trait Split {
+pub trait TensorParallelOps {
     /// All-reduces `x`, f32: the same bits on each rank.
     fn sum(&self, device: &Device, x: &mut Tensor) -> Result<()>;
 
@@ -37,7 +37,7 @@ pub trait Split {
     fn gather(&self, numbers: &mut [f64]) -> Result<()>;
 }
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Checks that a shard has its collectives, and a whole decoder none.
     pub(crate) fn check_split(&self) -> Result<()> {
         let count = self.decoder.slice().count;
@@ -57,18 +57,18 @@ impl Walk<'_> {
     }
 
     /// Gathers the other ranks' rows into `x`, of which this rank has written its own.
-    pub(super) fn gather_rows(&self, x: &mut Tensor, shares: &Shares) -> Result<()> {
+    pub(super) fn gather_rows(&self, x: &mut Tensor, shares: &SequenceParallelRows) -> Result<()> {
         self.split.map_or(Ok(()), |split| split.gather_rows(self.device, x, shares.counts()))
     }
 
     /// Replaces this rank's rows of `x` by the sum of all ranks'.
-    pub(super) fn sum_rows(&self, x: &mut Tensor, shares: &Shares) -> Result<()> {
+    pub(super) fn sum_rows(&self, x: &mut Tensor, shares: &SequenceParallelRows) -> Result<()> {
         self.split.map_or(Ok(()), |split| split.sum_rows(self.device, x, shares.counts()))
     }
 
     /// Returns this rank's rows of the sum of all ranks' terms: `term` itself without tensor
     /// parallelism.
-    pub(super) fn join(&self, mut term: Tensor, shares: &Shares) -> Result<Tensor> {
+    pub(super) fn join(&self, mut term: Tensor, shares: &SequenceParallelRows) -> Result<Tensor> {
         if self.split.is_none() {
             return Ok(term);
         }
@@ -80,7 +80,12 @@ impl Walk<'_> {
 
     /// Gathers all rows of a matrix of which `own` are this rank's, in type `dtype`. `None` if
     /// `own` is that matrix.
-    pub(super) fn whole(&self, own: View, shares: &Shares, dtype: DType) -> Result<Option<Tensor>> {
+    pub(super) fn whole(
+        &self,
+        own: View,
+        shares: &SequenceParallelRows,
+        dtype: DType,
+    ) -> Result<Option<Tensor>> {
         if self.split.is_none() && own.dtype() == dtype {
             return Ok(None);
         }
@@ -96,7 +101,7 @@ impl Walk<'_> {
     pub(super) fn add_terms(
         &self,
         mut terms: Tensor,
-        parts: &[Part],
+        parts: &[ParamKind],
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         self.split.map_or(Ok(()), |split| split.sum(self.device, &mut terms))?;

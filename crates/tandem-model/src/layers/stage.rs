@@ -7,9 +7,9 @@ use tandem_kernels::{Backend, DType, Extent, Forest, Tensor};
 use super::attention::ForestAttention;
 use super::block::Block;
 use super::head::ScoredRows;
-use super::{Keep, SavedWalk, Streams, Walk};
+use super::{LayerExecutor, PolicyAndReferenceScores, SavePolicy, SavedActivations};
 use crate::layout::LayerId;
-use crate::layout::Stage;
+use crate::layout::PipelineStage;
 use crate::weights::{GradientSink, WeightSource};
 use crate::{ModelError, Result};
 
@@ -27,26 +27,26 @@ pub enum Gradient<'a> {
     OfStream(Tensor),
 }
 
-impl Walk<'_> {
+impl LayerExecutor<'_> {
     /// Runs the forward pass of a stage. `x` is the residual stream `[T,D]` f32 of the stage
     /// before, this rank's rows; the first stage has none. The last stage scores the forest's
     /// predictions, the others return the stream for the next one. With `keep`,
-    /// [`Walk::stage_backward`] follows. A reference that shares the base goes along if it has
+    /// [`LayerExecutor::stage_backward`] follows. A reference that shares the base goes along if it has
     /// `scores`.
     ///
     /// # Errors
-    /// As [`Walk::forward`]; if `x` is missing, superfluous or of another shape.
+    /// As [`LayerExecutor::forward`]; if `x` is missing, superfluous or of another shape.
     pub fn stage_forward(
         &self,
         weights: &mut dyn WeightSource,
         forest: &Forest,
-        x: Option<Streams<Tensor>>,
-        scores: Streams<&mut HeadScores>,
+        x: Option<PolicyAndReferenceScores<Tensor>>,
+        scores: PolicyAndReferenceScores<&mut HeadScores>,
         keep: bool,
-    ) -> Result<(Option<Streams<Tensor>>, SavedWalk)> {
+    ) -> Result<(Option<PolicyAndReferenceScores<Tensor>>, SavedActivations)> {
         let stage = self.decoder.stage();
         let rows = ScoredRows::of(forest);
-        let kept = if keep { self.checkpointing.keep(self.split.is_some()) } else { Keep::Nothing };
+        let kept = if keep { self.checkpointing.keep(self.split.is_some()) } else { SavePolicy::Nothing };
         let mut attend = ForestAttention { device: self.device, forest };
         let of_last_block = rows.of_last_block();
         let (x, blocks) = match x {
@@ -69,10 +69,10 @@ impl Walk<'_> {
             }
         };
         if !stage.is_last() {
-            return Ok((Some(x), SavedWalk { blocks, head: None }));
+            return Ok((Some(x), SavedActivations { blocks, head: None }));
         }
         let head = self.head_forward(weights, forest, rows, x, scores, keep)?;
-        Ok((None, SavedWalk { blocks, head: Some(head) }))
+        Ok((None, SavedActivations { blocks, head: Some(head) }))
     }
 
     /// Runs the backward pass of a stage: adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]`
@@ -80,17 +80,17 @@ impl Walk<'_> {
     /// forward took, `[T,D]` f32; the first stage took none.
     ///
     /// # Errors
-    /// As [`Walk::forward`]; if `end` is not this stage's, or has not one derivative per
+    /// As [`LayerExecutor::forward`]; if `end` is not this stage's, or has not one derivative per
     /// prediction.
     pub fn stage_backward(
         &self,
         weights: &mut dyn WeightSource,
         grads: &mut dyn GradientSink,
         forest: &Forest,
-        saved: SavedWalk,
+        saved: SavedActivations,
         end: Gradient<'_>,
     ) -> Result<Option<Tensor>> {
-        let SavedWalk { mut blocks, head } = saved;
+        let SavedActivations { mut blocks, head } = saved;
         let (first, is_first) = (self.decoder.blocks().start, self.decoder.stage().is_first());
         let last = first + blocks.len();
         let runs_ahead = self.device.backend() == Backend::Cuda;
@@ -152,7 +152,7 @@ impl Walk<'_> {
 
     /// Checks that the decoder is not one of several stages.
     pub(super) fn check_stage(&self) -> Result<()> {
-        let Stage { index, count } = self.decoder.stage();
+        let PipelineStage { index, count } = self.decoder.stage();
         if count == 1 {
             return Ok(());
         }

@@ -7,14 +7,14 @@ use crate::weights::{LayerWeights, WeightSource};
 /// A value of the policy, and of a reference that shares its base: both go through a layer that is
 /// fetched once.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Streams<T> {
+pub struct PolicyAndReferenceScores<T> {
     /// The policy's value.
     pub policy: T,
     /// The reference's value, if it goes along.
     pub reference: Option<T>,
 }
 
-impl<T> Streams<T> {
+impl<T> PolicyAndReferenceScores<T> {
     /// Holds the policy's value alone.
     pub fn one(policy: T) -> Self {
         Self { policy, reference: None }
@@ -22,9 +22,12 @@ impl<T> Streams<T> {
 
     /// Maps each value, the reference's first: it keeps nothing, and frees its memory before the
     /// policy's.
-    pub(super) fn try_map<U>(self, mut f: impl FnMut(T, bool) -> Result<U>) -> Result<Streams<U>> {
+    pub(super) fn try_map<U>(
+        self,
+        mut f: impl FnMut(T, bool) -> Result<U>,
+    ) -> Result<PolicyAndReferenceScores<U>> {
         let reference = self.reference.map(|reference| f(reference, true)).transpose()?;
-        Ok(Streams { policy: f(self.policy, false)?, reference })
+        Ok(PolicyAndReferenceScores { policy: f(self.policy, false)?, reference })
     }
 }
 

@@ -4,8 +4,8 @@ pub(crate) mod slice;
 mod stage;
 
 pub(crate) use slice::Block;
-pub use slice::{Run, Slice};
-pub use stage::Stage;
+pub use slice::{Run, TensorParallelShard};
+pub use stage::PipelineStage;
 
 use tandem_kernels::STATE_BLOCK;
 
@@ -36,7 +36,7 @@ impl std::fmt::Display for LayerId {
 /// several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Part {
+pub enum ParamKind {
     /// `[V, D]`.
     TokenTable,
     /// `[positions, D]`.
@@ -77,7 +77,7 @@ pub enum Part {
     HeadWeight,
     /// `[1, V]`.
     HeadBias,
-    /// `[S·r, D]`: first factor of the low-rank terms of [`Part::QkvWeight`]; S modules of it have
+    /// `[S·r, D]`: first factor of the low-rank terms of [`ParamKind::QkvWeight`]; S modules of it have
     /// a term.
     QkvLoraA,
     /// `[Σ rows of modules, r]`: second factor, one module's rows after another's.
@@ -118,26 +118,26 @@ pub enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LowRankParts {
     /// Factor that reads the input.
-    pub a: Part,
+    pub a: ParamKind,
     /// Factor that gives the output.
-    pub b: Part,
+    pub b: ParamKind,
     /// Magnitudes of DoRA, where they are possible.
-    pub magnitude: Option<Part>,
+    pub magnitude: Option<ParamKind>,
 }
 
 /// Weights and their biases.
-const BIASES: [(Part, Part); 8] = [
-    (Part::Norm1Weight, Part::Norm1Bias),
-    (Part::QkvWeight, Part::QkvBias),
-    (Part::OutWeight, Part::OutBias),
-    (Part::Norm2Weight, Part::Norm2Bias),
-    (Part::UpWeight, Part::UpBias),
-    (Part::DownWeight, Part::DownBias),
-    (Part::FinalNormWeight, Part::FinalNormBias),
-    (Part::HeadWeight, Part::HeadBias),
+const BIASES: [(ParamKind, ParamKind); 8] = [
+    (ParamKind::Norm1Weight, ParamKind::Norm1Bias),
+    (ParamKind::QkvWeight, ParamKind::QkvBias),
+    (ParamKind::OutWeight, ParamKind::OutBias),
+    (ParamKind::Norm2Weight, ParamKind::Norm2Bias),
+    (ParamKind::UpWeight, ParamKind::UpBias),
+    (ParamKind::DownWeight, ParamKind::DownBias),
+    (ParamKind::FinalNormWeight, ParamKind::FinalNormBias),
+    (ParamKind::HeadWeight, ParamKind::HeadBias),
 ];
 
-impl Part {
+impl ParamKind {
     /// Returns whether only products of whole matrices are added to this part's gradient, so that
     /// the first may write it.
     pub const fn is_written_by_product(self) -> bool {
@@ -279,7 +279,7 @@ const ALIGNMENT: usize = STATE_BLOCK;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
     /// The parameter.
-    pub part: Part,
+    pub part: ParamKind,
     /// Rows.
     pub rows: usize,
     /// Columns.
@@ -325,8 +325,8 @@ pub struct LayerLayout {
 impl LayerLayout {
     /// Lays out parts of the given sizes. `looked_up` names a matrix that needs no copy in the
     /// compute type.
-    pub fn new(parts: &[(Part, usize, usize)], looked_up: Option<Part>) -> Self {
-        let group = |part: Part| match part {
+    pub fn new(parts: &[(ParamKind, usize, usize)], looked_up: Option<ParamKind>) -> Self {
+        let group = |part: ParamKind| match part {
             _ if part.is_matrix() && Some(part) != looked_up => 0,
             _ if part.decays() => 1,
             _ => 2,
@@ -348,7 +348,7 @@ impl LayerLayout {
     }
 
     /// Returns the layer's parameter of this part, if it has one.
-    pub fn param(&self, part: Part) -> Option<&ParamSpec> {
+    pub fn param(&self, part: ParamKind) -> Option<&ParamSpec> {
         self.params.iter().find(|p| p.part == part)
     }
 
@@ -367,11 +367,11 @@ impl LayerLayout {
     }
 
     fn embedding(spec: &DecoderSpec) -> Self {
-        let mut parts = vec![(Part::TokenTable, spec.vocab_size, spec.hidden_size)];
+        let mut parts = vec![(ParamKind::TokenTable, spec.vocab_size, spec.hidden_size)];
         if let Some(positions) = spec.embedding.learned_positions {
-            parts.push((Part::PositionTable, positions, spec.hidden_size));
+            parts.push((ParamKind::PositionTable, positions, spec.hidden_size));
         }
-        Self::new(&parts, (!spec.head.tied).then_some(Part::TokenTable))
+        Self::new(&parts, (!spec.head.tied).then_some(ParamKind::TokenTable))
     }
 
     fn block(spec: &DecoderSpec) -> Self {
@@ -379,20 +379,20 @@ impl LayerLayout {
         let layer_norm = spec.norm.kind == NormKind::Layer;
         let second_norm = spec.residual != Residual::Parallel { shared_norm: true };
         let parts = [
-            (true, Part::Norm1Weight, 1, hidden),
-            (layer_norm, Part::Norm1Bias, 1, hidden),
-            (true, Part::QkvWeight, attention.qkv_width(), hidden),
-            (attention.qkv_bias, Part::QkvBias, 1, attention.qkv_width()),
-            (true, Part::OutWeight, hidden, attention.query_width()),
-            (attention.out_bias, Part::OutBias, 1, hidden),
-            (attention.qk_norm, Part::QNormWeight, 1, attention.head_dim),
-            (attention.qk_norm, Part::KNormWeight, 1, attention.head_dim),
-            (second_norm, Part::Norm2Weight, 1, hidden),
-            (second_norm && layer_norm, Part::Norm2Bias, 1, hidden),
-            (true, Part::UpWeight, mlp.up_width(), hidden),
-            (mlp.up_bias, Part::UpBias, 1, mlp.up_width()),
-            (true, Part::DownWeight, hidden, mlp.width),
-            (mlp.down_bias, Part::DownBias, 1, hidden),
+            (true, ParamKind::Norm1Weight, 1, hidden),
+            (layer_norm, ParamKind::Norm1Bias, 1, hidden),
+            (true, ParamKind::QkvWeight, attention.qkv_width(), hidden),
+            (attention.qkv_bias, ParamKind::QkvBias, 1, attention.qkv_width()),
+            (true, ParamKind::OutWeight, hidden, attention.query_width()),
+            (attention.out_bias, ParamKind::OutBias, 1, hidden),
+            (attention.qk_norm, ParamKind::QNormWeight, 1, attention.head_dim),
+            (attention.qk_norm, ParamKind::KNormWeight, 1, attention.head_dim),
+            (second_norm, ParamKind::Norm2Weight, 1, hidden),
+            (second_norm && layer_norm, ParamKind::Norm2Bias, 1, hidden),
+            (true, ParamKind::UpWeight, mlp.up_width(), hidden),
+            (mlp.up_bias, ParamKind::UpBias, 1, mlp.up_width()),
+            (true, ParamKind::DownWeight, hidden, mlp.width),
+            (mlp.down_bias, ParamKind::DownBias, 1, hidden),
         ];
         let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();
         Self::new(&present, None)
@@ -401,11 +401,11 @@ impl LayerLayout {
     fn head(spec: &DecoderSpec) -> Self {
         let (hidden, vocab, is_score) = (spec.hidden_size, spec.vocab_size, spec.head.is_score());
         let parts = [
-            (true, Part::FinalNormWeight, 1, hidden),
-            (spec.norm.kind == NormKind::Layer, Part::FinalNormBias, 1, hidden),
-            (!spec.head.tied && !is_score, Part::HeadWeight, vocab, hidden),
-            (is_score, Part::ScoreWeight, 1, hidden),
-            (spec.head.bias, Part::HeadBias, 1, vocab),
+            (true, ParamKind::FinalNormWeight, 1, hidden),
+            (spec.norm.kind == NormKind::Layer, ParamKind::FinalNormBias, 1, hidden),
+            (!spec.head.tied && !is_score, ParamKind::HeadWeight, vocab, hidden),
+            (is_score, ParamKind::ScoreWeight, 1, hidden),
+            (spec.head.bias, ParamKind::HeadBias, 1, vocab),
         ];
         let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();
         Self::new(&present, None)

@@ -8,20 +8,20 @@
 
 use std::ops::Range;
 
-use crate::layout::{LayerLayout, ParamSpec, Part};
+use crate::layout::{LayerLayout, ParamKind, ParamSpec};
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 
 /// Tensor-parallel shard of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slice {
+pub struct TensorParallelShard {
     /// Rank in the tensor-parallel group.
     pub index: usize,
     /// Size of the group.
     pub count: usize,
 }
 
-impl Slice {
+impl TensorParallelShard {
     /// The whole decoder.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
@@ -69,15 +69,17 @@ impl Slice {
     }
 
     /// Returns whether ranks hold different parts of a parameter, rather than all of it each.
-    pub fn splits(self, part: Part) -> bool {
-        self.count > 1 && (part.is_matrix() || matches!(part, Part::QkvBias | Part::UpBias | Part::HeadBias))
+    pub fn splits(self, part: ParamKind) -> bool {
+        self.count > 1
+            && (part.is_matrix()
+                || matches!(part, ParamKind::QkvBias | ParamKind::UpBias | ParamKind::HeadBias))
     }
 
     /// Returns the shard's columns of a whole parameter that is divided by columns; else all
     /// columns.
     pub(crate) fn columns(self, whole: &DecoderSpec, param: &ParamSpec) -> Range<usize> {
         match (param.part, &self.block(whole, param).cols[..]) {
-            (Part::OutWeight | Part::DownWeight, [columns]) => columns.clone(),
+            (ParamKind::OutWeight | ParamKind::DownWeight, [columns]) => columns.clone(),
             _ => 0..param.cols,
         }
     }
@@ -93,19 +95,21 @@ impl Slice {
         let (query, kv) = (attention.query_width(), attention.kv_width());
         let own = match param.part {
             _ if self.count == 1 => None,
-            Part::QkvWeight | Part::QkvBias => Some(vec![
+            ParamKind::QkvWeight | ParamKind::QkvBias => Some(vec![
                 heads(attention.heads),
                 after(query, heads(attention.kv_heads)),
                 after(query + kv, heads(attention.kv_heads)),
             ]),
-            Part::OutWeight => Some(vec![heads(attention.heads)]),
-            Part::UpWeight | Part::UpBias => {
+            ParamKind::OutWeight => Some(vec![heads(attention.heads)]),
+            ParamKind::UpWeight | ParamKind::UpBias => {
                 let width = whole.mlp.width;
                 let gates = if whole.mlp.gated { 2 } else { 1 };
                 Some((0..gates).map(|gate| after(gate * width, self.of(width))).collect())
             }
-            Part::DownWeight => Some(vec![self.of(whole.mlp.width)]),
-            Part::TokenTable | Part::HeadWeight | Part::HeadBias => Some(vec![self.of(whole.vocab_size)]),
+            ParamKind::DownWeight => Some(vec![self.of(whole.mlp.width)]),
+            ParamKind::TokenTable | ParamKind::HeadWeight | ParamKind::HeadBias => {
+                Some(vec![self.of(whole.vocab_size)])
+            }
             _ => None,
         };
         let (rows, cols) = (0..param.rows, 0..param.cols);
@@ -113,7 +117,7 @@ impl Slice {
         let Some(own) = own else { return whole };
         // A bias is one row; the projections back are divided by the columns that they read.
         match param.part {
-            Part::OutWeight | Part::DownWeight => Block { cols: own, ..whole },
+            ParamKind::OutWeight | ParamKind::DownWeight => Block { cols: own, ..whole },
             _ if param.rows == 1 => Block { cols: own, ..whole },
             _ => Block { rows: own, ..whole },
         }
@@ -168,7 +172,7 @@ pub struct Run {
 }
 
 /// Lists the runs of one shard's parameter, in order; `param` is the whole one.
-pub(crate) fn runs(slice: Slice, whole: &DecoderSpec, param: &ParamSpec) -> Vec<Run> {
+pub(crate) fn runs(slice: TensorParallelShard, whole: &DecoderSpec, param: &ParamSpec) -> Vec<Run> {
     let mut start = 0;
     let block = slice.block(whole, param);
     let runs = block.runs(param.cols).map(|whole| {
@@ -180,7 +184,7 @@ pub(crate) fn runs(slice: Slice, whole: &DecoderSpec, param: &ParamSpec) -> Vec<
 
 /// Copies one shard of a layer's flat buffer out of the whole one; padding becomes zero.
 pub(crate) fn copy_out(
-    slice: Slice,
+    slice: TensorParallelShard,
     spec: &DecoderSpec,
     (whole_layout, layout): (&LayerLayout, &LayerLayout),
     whole: &[f32],
@@ -198,7 +202,7 @@ pub(crate) fn copy_out(
 /// Copies a shard back into the whole buffer. Of parameters that every rank holds whole, the last
 /// copy stays.
 pub(crate) fn copy_in(
-    slice: Slice,
+    slice: TensorParallelShard,
     spec: &DecoderSpec,
     (whole_layout, layout): (&LayerLayout, &LayerLayout),
     part: &[f32],
@@ -232,7 +236,8 @@ mod tests {
     fn shares_cover_everything_and_differ_by_one_at_most() {
         for len in [2, 7, 50_257] {
             for count in [1, 2, 3, 7] {
-                let shares: Vec<_> = (0..count).map(|index| Slice { index, count }.of(len)).collect();
+                let shares: Vec<_> =
+                    (0..count).map(|index| TensorParallelShard { index, count }.of(len)).collect();
                 assert_eq!((shares[0].start, shares[count - 1].end), (0, len));
                 assert!(shares.windows(2).all(|w| w[0].end == w[1].start));
                 assert!(shares.iter().all(|s| s.len().abs_diff(len / count) <= 1), "{shares:?}");

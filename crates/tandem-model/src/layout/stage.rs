@@ -12,14 +12,14 @@ use crate::{ModelError, Result};
 
 /// Pipeline stage of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct PipelineStage {
     /// Rank in the pipeline.
     pub index: usize,
     /// Number of stages.
     pub count: usize,
 }
 
-impl Stage {
+impl PipelineStage {
     /// The only stage: all layers.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
@@ -100,7 +100,7 @@ mod tests {
 
     fn sizes(blocks: usize, vocab: usize, count: usize) -> Vec<usize> {
         let spec = llama(blocks, vocab, false);
-        (0..count).map(|index| Stage { index, count }.blocks(&spec).unwrap().len()).collect()
+        (0..count).map(|index| PipelineStage { index, count }.blocks(&spec).unwrap().len()).collect()
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         for (blocks, vocab) in [(2, 64), (5, 9000), (12, 700)] {
             for count in 1..=blocks {
                 let spec = llama(blocks, vocab, true);
-                let stages = (0..count).map(|index| Stage { index, count });
+                let stages = (0..count).map(|index| PipelineStage { index, count });
                 let layers = stages.flat_map(|stage| {
                     let layers = stage.layers(&spec).unwrap().into_iter();
                     layers.filter(move |&layer| stage.owns(layer))
@@ -132,10 +132,11 @@ mod tests {
                 assert!(layers.eq(all), "{blocks} blocks in {count} stages");
             }
         }
-        let last = Stage { index: 1, count: 2 };
+        let last = PipelineStage { index: 1, count: 2 };
         assert_eq!(last.layers(&llama(2, 64, true)).unwrap()[0], LayerId::Embedding);
         assert_eq!(last.layers(&llama(2, 64, false)).unwrap()[0], LayerId::Block(1));
-        let error = Stage { index: 0, count: 3 }.blocks(&llama(2, 64, false)).unwrap_err().to_string();
+        let error =
+            PipelineStage { index: 0, count: 3 }.blocks(&llama(2, 64, false)).unwrap_err().to_string();
         assert_eq!(error, "2 blocks cannot be divided among 3 stages, each of which needs one at least");
     }
 }

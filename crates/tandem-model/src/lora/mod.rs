@@ -7,7 +7,7 @@
 //! (<https://arxiv.org/abs/2402.09353>) also gives each row of `W + s · B A` a length of its own.
 //! Names, scales and trained modules are those of the `peft` library.
 //!
-//! One of our matrices may hold several HF modules (q, k and v; gate and up): each is a [`Site`]
+//! One of our matrices may hold several HF modules (q, k and v; gate and up): each is a [`LoraTarget`]
 //! with factors of its own. Their `A` are stacked in one parameter, so that one product computes
 //! all of them; so are their `B`.
 
@@ -18,7 +18,7 @@ use std::ops::Range;
 pub use targets::Targets;
 pub(crate) use targets::peft_names;
 
-use crate::layout::{LayerId, LayerLayout, Part};
+use crate::layout::{LayerId, LayerLayout, ParamKind};
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 use targets::{Module, modules};
@@ -61,21 +61,21 @@ impl AdapterKind {
 pub struct Adapter {
     config: AdapterConfig,
     matrices: Vec<Adapted>,
-    saved: Vec<Part>,
+    saved: Vec<ParamKind>,
 }
 
 /// Matrix with low-rank terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapted {
     /// The matrix.
-    pub part: Part,
+    pub part: ParamKind,
     /// Targeted modules of the matrix, in the order of its rows.
-    pub sites: Vec<Site>,
+    pub sites: Vec<LoraTarget>,
 }
 
 /// HF module with a low-rank term.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Site {
+pub struct LoraTarget {
     /// HF name of the module; `{}` stands for the block's index.
     pub module: &'static str,
     /// Rows of the matrix.
@@ -100,7 +100,8 @@ impl Adapter {
         let mut matrices: Vec<Adapted> = Vec::new();
         for module in targets {
             let Module { name, part, ref rows, .. } = *module;
-            let is_table = part == Part::HeadWeight && spec.head.tied && saved.contains(&Part::TokenTable);
+            let is_table =
+                part == ParamKind::HeadWeight && spec.head.tied && saved.contains(&ParamKind::TokenTable);
             if saved.contains(&part) || is_table {
                 return Err(ModelError::Invalid(format!(
                     "adapter.targets and adapter.modules_to_save both name {name}; it trains whole or by a low-rank term, not both"
@@ -115,7 +116,7 @@ impl Adapter {
             let add = |adapted: &mut Adapted| {
                 let start = adapted.b_rows();
                 let b_rows = start..start + rows.len();
-                adapted.sites.push(Site { module: name, rows: rows.clone(), b_rows });
+                adapted.sites.push(LoraTarget { module: name, rows: rows.clone(), b_rows });
             };
             match matrices.iter_mut().find(|adapted| adapted.part == part) {
                 Some(adapted) => add(adapted),
@@ -145,12 +146,12 @@ impl Adapter {
     }
 
     /// Returns the terms of a matrix, if it has any.
-    pub fn of(&self, part: Part) -> Option<&Adapted> {
+    pub fn of(&self, part: ParamKind) -> Option<&Adapted> {
         self.matrices.iter().find(|adapted| adapted.part == part)
     }
 
     /// Returns the parts of the base that train whole.
-    pub fn saved(&self) -> &[Part] {
+    pub fn saved(&self) -> &[ParamKind] {
         &self.saved
     }
 
@@ -159,7 +160,7 @@ impl Adapter {
         let mut parts = Vec::new();
         // A tied head multiplies by the embedding layer's table, so its term lies there.
         let tied_head = (layer == LayerId::Embedding && spec.head.tied).then_some((
-            Part::HeadWeight,
+            ParamKind::HeadWeight,
             spec.vocab_size,
             spec.hidden_size,
         ));
@@ -171,17 +172,18 @@ impl Adapter {
             let Some((adapted, names)) = self.of(part).zip(part.low_rank()) else { continue };
             let (rank, b_rows) = (self.config.rank, adapted.b_rows());
             // peft looks a table up by the columns of `A`; ours are rows.
-            let a = if part == Part::TokenTable {
+            let a = if part == ParamKind::TokenTable {
                 (names.a, rows, rank)
             } else {
                 (names.a, adapted.sites.len() * rank, cols)
             };
-            let b = if part == Part::TokenTable { (names.b, cols, rank) } else { (names.b, b_rows, rank) };
+            let b =
+                if part == ParamKind::TokenTable { (names.b, cols, rank) } else { (names.b, b_rows, rank) };
             parts.extend([a, b]);
             if let Some(magnitude) = names.magnitude.filter(|_| self.config.kind == AdapterKind::Dora) {
                 parts.push((magnitude, 1, b_rows));
             }
         }
-        LayerLayout::new(&parts, (!spec.head.tied).then_some(Part::TokenTable))
+        LayerLayout::new(&parts, (!spec.head.tied).then_some(ParamKind::TokenTable))
     }
 }

@@ -6,7 +6,7 @@ use regex::Regex;
 
 use super::Adapter;
 use crate::families::{family_named, pieces};
-use crate::layout::{LayerId, LayerLayout, Part};
+use crate::layout::{LayerId, LayerLayout, ParamKind};
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 
@@ -29,7 +29,7 @@ pub(super) struct Module {
     /// Name in memory, if `transformers` renames the module.
     other_name: Option<&'static str>,
     /// Parameter that holds its weight.
-    pub(super) part: Part,
+    pub(super) part: ParamKind,
     /// Rows of that parameter.
     pub(super) rows: Range<usize>,
     /// True if the parameter has no other rows.
@@ -43,7 +43,7 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
     for layer in [LayerId::Embedding, LayerId::Block(0), LayerId::Head] {
         let mut layout = LayerLayout::of(spec, layer);
         if layer == LayerId::Head && spec.head.tied {
-            let head = LayerLayout::new(&[(Part::HeadWeight, spec.vocab_size, spec.hidden_size)], None);
+            let head = LayerLayout::new(&[(ParamKind::HeadWeight, spec.vocab_size, spec.hidden_size)], None);
             layout.params.extend(head.params);
         }
         for param in layout.params.iter().filter(|param| param.part.weight_of_bias().is_none()) {
@@ -105,7 +105,8 @@ pub(crate) fn peft_names(adapter: &Adapter, spec: &DecoderSpec) -> (Vec<String>,
         }
     }
     let saved = adapter.saved();
-    let is_copied = |part| part == Part::HeadWeight && spec.head.tied && saved.contains(&Part::TokenTable);
+    let is_copied =
+        |part| part == ParamKind::HeadWeight && spec.head.tied && saved.contains(&ParamKind::TokenTable);
     let is_saved = |module: &&Module| saved.contains(&module.part) || is_copied(module.part);
     (targets, modules.iter().filter(is_saved).map(|module| end(module.known_name()).to_owned()).collect())
 }
@@ -191,7 +192,7 @@ fn matching(modules: &[Module], num_layers: usize, is_meant: impl Fn(&str) -> bo
 /// # Errors
 /// If a name is no module's or that of a module that shares a parameter, or a module matches in
 /// some blocks only.
-pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) -> Result<Vec<Part>> {
+pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) -> Result<Vec<ParamKind>> {
     let num_layers = spec.num_layers;
     for name in names {
         if modules.iter().all(|module| module.count(num_layers, |full| is_meant(full, name)) == 0) {
@@ -215,8 +216,8 @@ pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) ->
                 "is kept in one matrix with its neighbours, which cannot train apart; name it in adapter.targets",
             );
         }
-        if module.part == Part::HeadWeight && spec.head.tied {
-            if parts.contains(&Part::TokenTable) {
+        if module.part == ParamKind::HeadWeight && spec.head.tied {
+            if parts.contains(&ParamKind::TokenTable) {
                 continue;
             }
             return refused("is the token table of this model (tie_word_embeddings); name that one");
@@ -229,7 +230,7 @@ pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) ->
     Ok(parts)
 }
 
-fn has_part(spec: &DecoderSpec, part: Part) -> bool {
+fn has_part(spec: &DecoderSpec, part: ParamKind) -> bool {
     let layers = [LayerId::Embedding, LayerId::Block(0), LayerId::Head];
     layers.into_iter().any(|layer| LayerLayout::of(spec, layer).param(part).is_some())
 }
@@ -339,10 +340,10 @@ mod tests {
             let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
             saved(&names, &modules(&spec), &spec)
         };
-        assert_eq!(saved_of("phi", &["lm_head"]).unwrap(), [Part::HeadWeight, Part::HeadBias]);
+        assert_eq!(saved_of("phi", &["lm_head"]).unwrap(), [ParamKind::HeadWeight, ParamKind::HeadBias]);
         assert_eq!(saved_of("gpt2", &["wte", "ln_f"]).unwrap().len(), 3);
-        assert_eq!(saved_of("llama-tied", &["embed_tokens", "lm_head"]).unwrap(), [Part::TokenTable]);
-        assert_eq!(saved_of("gpt-neox", &["lm_head"]).unwrap(), [Part::HeadWeight]);
+        assert_eq!(saved_of("llama-tied", &["embed_tokens", "lm_head"]).unwrap(), [ParamKind::TokenTable]);
+        assert_eq!(saved_of("gpt-neox", &["lm_head"]).unwrap(), [ParamKind::HeadWeight]);
         let refused = |model, name: &str| saved_of(model, &[name]).unwrap_err().to_string();
         assert!(refused("llama-tied", "lm_head").contains("is the token table"));
         assert!(refused("llama", "q_proj").contains("cannot train apart"));

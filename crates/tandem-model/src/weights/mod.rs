@@ -3,8 +3,8 @@
 //!
 //! # The protocol
 //!
-//! [`Walk`](crate::Walk) makes these calls, and makes them in the same order on every rank whether
-//! it has a batch or not ([`Walk::idle_forward`](crate::Walk::idle_forward)). So a [`WeightSource`]
+//! [`LayerExecutor`](crate::Walk) makes these calls, and makes them in the same order on every rank whether
+//! it has a batch or not ([`LayerExecutor::idle_forward`](crate::Walk::idle_forward)). So a [`WeightSource`]
 //! may gather a layer from all ranks, and a [`GradientSink`] may reduce one, with no other
 //! agreement between ranks.
 //!
@@ -25,13 +25,13 @@
 mod packing;
 mod resident;
 
-pub use packing::{PackedLayer, Packing, Piece};
+pub use packing::{PackedLayer, PackedMatrix, Packing};
 pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 
 use tandem_kernels::{View, ViewMut};
 
-use crate::layout::{LayerId, LayerLayout, Part};
-use crate::lora::{Adapter, Site};
+use crate::layout::{LayerId, LayerLayout, ParamKind};
+use crate::lora::{Adapter, LoraTarget};
 use crate::{ModelError, Result};
 
 /// Weights of one layer, borrowed from a source while the layer runs.
@@ -80,7 +80,7 @@ impl<'a> FlatLayer<'a> {
         Self { layout, master: rest, master_start: layout.compute_len, compute: Some(compute) }
     }
 
-    fn get(&self, part: Part) -> Option<View<'a>> {
+    fn get(&self, part: ParamKind) -> Option<View<'a>> {
         let param = self.layout.param(part)?;
         let flat = match self.compute {
             Some(copy) if param.offset < self.layout.compute_len => copy.col_range(param.range()),
@@ -92,7 +92,7 @@ impl<'a> FlatLayer<'a> {
         Some(flat.reshape(param.rows, param.cols))
     }
 
-    fn precise(&self, part: Part) -> Option<View<'a>> {
+    fn precise(&self, part: ParamKind) -> Option<View<'a>> {
         let param = self.layout.param(part)?;
         if self.master_start > param.offset {
             return self.get(part);
@@ -117,7 +117,7 @@ pub struct AdapterWeights<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct LowRank<'a> {
     /// Modules of the matrix that have a term.
-    pub(crate) sites: &'a [Site],
+    pub(crate) sites: &'a [LoraTarget],
     /// The rank of each site's term.
     pub(crate) rank: usize,
     /// The factor on the terms.
@@ -153,7 +153,7 @@ impl<'a> LayerWeights<'a> {
 
     /// Returns a parameter in the compute type if it has a copy there, else in f32. `None` if the
     /// layer has no such part.
-    pub fn get(&self, part: Part) -> Option<View<'a>> {
+    pub fn get(&self, part: ParamKind) -> Option<View<'a>> {
         let own = self.adapter.and_then(|adapter| adapter.weights.get(part));
         own.or_else(|| match &self.base {
             Base::Flat(layer) => layer.get(part),
@@ -163,7 +163,7 @@ impl<'a> LayerWeights<'a> {
 
     /// Returns the f32 master of a parameter, or the compute copy if there is none. A look-up loses
     /// nothing by reading f32.
-    pub fn precise(&self, part: Part) -> Option<View<'a>> {
+    pub fn precise(&self, part: ParamKind) -> Option<View<'a>> {
         let own = self.adapter.and_then(|adapter| adapter.weights.precise(part));
         own.or_else(|| match &self.base {
             Base::Flat(layer) => layer.precise(part),
@@ -175,12 +175,12 @@ impl<'a> LayerWeights<'a> {
     ///
     /// # Errors
     /// If the layer has no such part: the source returned another layer's weights.
-    pub fn require(&self, part: Part) -> Result<View<'a>> {
+    pub fn require(&self, part: ParamKind) -> Result<View<'a>> {
         self.get(part).ok_or_else(|| ModelError::Invalid(format!("the weight source gave no {part:?}")))
     }
 
     /// Returns the low-rank terms of a matrix, if it has some.
-    pub(crate) fn low_rank(&self, part: Part) -> Option<LowRank<'a>> {
+    pub(crate) fn low_rank(&self, part: ParamKind) -> Option<LowRank<'a>> {
         let AdapterWeights { adapter, layer, weights } = self.adapter?;
         let sites = &adapter.of(part)?.sites[..];
         let parts = part.low_rank()?;
@@ -220,7 +220,7 @@ impl<'a> LayerGradients<'a> {
 
     /// Views a buffer in which some matrices are uninitialised. `holds` says of each parameter
     /// whether it is initialised, and is kept up to date. Only parts that
-    /// [`Part::is_written_by_product`] may be uninitialised.
+    /// [`ParamKind::is_written_by_product`] may be uninitialised.
     pub fn partly(layout: &'a LayerLayout, flat: ViewMut<'a>, holds: &'a mut [bool]) -> Self {
         debug_assert_eq!(holds.len(), layout.params.len(), "gradients of another layer");
         Self { holds: Some(holds), ..Self::new(layout, flat) }
@@ -228,20 +228,20 @@ impl<'a> LayerGradients<'a> {
 
     /// Marks a parameter as initialised, and returns whether it was: whether a product is to be
     /// added.
-    pub fn begin_product(&mut self, part: Part) -> bool {
+    pub fn begin_product(&mut self, part: ParamKind) -> bool {
         let index = self.layout.params.iter().position(|param| param.part == part);
         let holds = index.and_then(|index| self.holds.as_mut()?.get_mut(index));
         holds.is_none_or(|holds| std::mem::replace(holds, true))
     }
 
     /// Returns whether the layer has this part and it trains.
-    pub fn trains(&self, part: Part) -> bool {
+    pub fn trains(&self, part: ParamKind) -> bool {
         self.layout.param(part).is_some()
     }
 
     /// Returns the gradient of a matrix, and whether a product is to be added to it. `None` as in
     /// [`LayerGradients::get_mut`].
-    pub fn product_mut(&mut self, part: Part) -> Option<(ViewMut<'_>, bool)> {
+    pub fn product_mut(&mut self, part: ParamKind) -> Option<(ViewMut<'_>, bool)> {
         let adds = self.begin_product(part);
         self.view_mut(part).map(|gradient| (gradient, adds))
     }
@@ -251,12 +251,12 @@ impl<'a> LayerGradients<'a> {
     ///
     /// # Panics
     /// If the gradient is uninitialised.
-    pub fn get_mut(&mut self, part: Part) -> Option<ViewMut<'_>> {
+    pub fn get_mut(&mut self, part: ParamKind) -> Option<ViewMut<'_>> {
         assert!(self.begin_product(part), "the first product of {part:?} writes it");
         self.view_mut(part)
     }
 
-    fn view_mut(&mut self, part: Part) -> Option<ViewMut<'_>> {
+    fn view_mut(&mut self, part: ParamKind) -> Option<ViewMut<'_>> {
         let param = self.layout.param(part)?;
         Some(self.flat.reborrow().col_range(param.range()).reshape(param.rows, param.cols))
     }
@@ -264,7 +264,11 @@ impl<'a> LayerGradients<'a> {
     /// Returns two gradients at once, for kernels that add to both; each is `None` as in
     /// [`LayerGradients::get_mut`]. `first` lies before `second` in the layout, as weights do
     /// before their biases.
-    pub fn each_mut(&mut self, first: Part, second: Part) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
+    pub fn each_mut(
+        &mut self,
+        first: ParamKind,
+        second: ParamKind,
+    ) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
         if !self.trains(first) {
             return (None, self.get_mut(second));
         }

@@ -19,7 +19,7 @@ use tandem_kernels::{DType, Device, Format, View, ViewMut, ops};
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::families::{family_named, pieces};
-use crate::layout::{LayerId, LayerLayout, ParamSpec, Part};
+use crate::layout::{LayerId, LayerLayout, ParamKind, ParamSpec};
 
 /// Layout of a frozen layer's buffer.
 #[derive(Clone, Debug)]
@@ -34,14 +34,14 @@ pub struct Packing {
 #[derive(Clone, Debug)]
 struct Packed {
     param: ParamSpec,
-    pieces: Vec<Piece>,
+    pieces: Vec<PackedMatrix>,
     /// First element in the unpacked buffer, if the parameter is unpacked.
     unpacked: Option<usize>,
 }
 
 /// Rows of a parameter that are quantised together.
 #[derive(Clone, Debug)]
-pub struct Piece {
+pub struct PackedMatrix {
     /// Format of the rows.
     pub format: Format,
     /// Bytes of the buffer.
@@ -77,7 +77,7 @@ impl Packing {
                 let len = format.packed_len(rows, param.cols);
                 let bytes = packing.len..packing.len + len;
                 packing.len = bytes.end;
-                Piece { format, bytes, rows, cols: param.cols, flat }
+                PackedMatrix { format, bytes, rows, cols: param.cols, flat }
             };
             let pieces = if format.dtype().is_some() {
                 vec![add(&mut packing, param.rows, param.range())]
@@ -111,7 +111,7 @@ impl Packing {
     }
 
     /// Returns the pieces, in order.
-    pub fn pieces(&self) -> impl Iterator<Item = &Piece> {
+    pub fn pieces(&self) -> impl Iterator<Item = &PackedMatrix> {
         self.params.iter().flat_map(|param| &param.pieces)
     }
 
@@ -143,22 +143,22 @@ impl Packing {
         Ok(())
     }
 
-    fn find(&self, part: Part) -> Option<&Packed> {
+    fn find(&self, part: ParamKind) -> Option<&Packed> {
         self.params.iter().find(|packed| packed.param.part == part)
     }
 }
 
 /// Returns whether the part is a table that no product reads.
-fn looks_up(part: Part, layout: &LayerLayout) -> bool {
+fn looks_up(part: ParamKind, layout: &LayerLayout) -> bool {
     let is_multiplied = |param: &ParamSpec| param.offset < layout.compute_len;
-    part == Part::TokenTable && !layout.param(part).is_some_and(is_multiplied)
+    part == ParamKind::TokenTable && !layout.param(part).is_some_and(is_multiplied)
 }
 
 /// Returns the format of a parameter in a layer whose block matrices are in `format`.
-fn format_of(part: Part, format: Format) -> Format {
+fn format_of(part: ParamKind, format: Format) -> Format {
     match part {
-        Part::QkvWeight | Part::OutWeight | Part::UpWeight | Part::DownWeight => format,
-        Part::TokenTable | Part::HeadWeight if format != Format::F32 => Format::Bf16,
+        ParamKind::QkvWeight | ParamKind::OutWeight | ParamKind::UpWeight | ParamKind::DownWeight => format,
+        ParamKind::TokenTable | ParamKind::HeadWeight if format != Format::F32 => Format::Bf16,
         _ => Format::F32,
     }
 }
@@ -180,7 +180,7 @@ impl<'a> PackedLayer<'a> {
     }
 
     /// Returns a parameter, in the compute type if products read it.
-    pub(crate) fn get(&self, part: Part) -> Option<View<'a>> {
+    pub(crate) fn get(&self, part: ParamKind) -> Option<View<'a>> {
         let Packed { param, pieces, unpacked } = self.packing.find(part)?;
         Some(match unpacked {
             Some(start) => {

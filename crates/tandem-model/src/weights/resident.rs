@@ -1,6 +1,6 @@
 //! Weights and gradients that stay in device memory.
 
-use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
 use crate::decoder::Decoder;
 use crate::layout::LayerId;
@@ -16,13 +16,19 @@ pub struct FlatWeights {
 
 impl FlatWeights {
     /// Allocates f32 zeros for every layer.
-    pub fn zeros(decoder: &Decoder, device: &Device, kind: Kind) -> Result<Self> {
+    pub fn zeros(decoder: &Decoder, device: &Device, kind: MemoryKind) -> Result<Self> {
         let zeros = |&layer: &LayerId| device.zeros(kind, 1, decoder.trained(layer).len, DType::F32);
         Ok(Self { layers: decoder.layers().iter().map(zeros).collect::<Result<_, _>>()? })
     }
 
     /// Copies the operands of products in `dtype`: the first `compute_len` elements of each layer.
-    pub fn compute_copy(&self, decoder: &Decoder, device: &Device, kind: Kind, dtype: DType) -> Result<Self> {
+    pub fn compute_copy(
+        &self,
+        decoder: &Decoder,
+        device: &Device,
+        kind: MemoryKind,
+        dtype: DType,
+    ) -> Result<Self> {
         let mut layers = Vec::with_capacity(self.layers.len());
         for (layer, flat) in decoder.layers().into_iter().zip(&self.layers) {
             let len = decoder.trained(layer).compute_len;
@@ -77,7 +83,7 @@ pub struct ResidentGradients<'a> {
 impl<'a> ResidentGradients<'a> {
     /// Allocates sums of zero.
     pub fn zeros(decoder: &'a Decoder, device: &Device) -> Result<Self> {
-        Ok(Self { decoder, sums: FlatWeights::zeros(decoder, device, Kind::Gradients)? })
+        Ok(Self { decoder, sums: FlatWeights::zeros(decoder, device, MemoryKind::Gradients)? })
     }
 }
 

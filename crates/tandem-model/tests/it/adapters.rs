@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::support::adapted::{Adapted, RANK, adapter_weights, config};
 use crate::support::{ALL, GRADIENTS, Golden, SCORES, Train, cpu, relative_error, train};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind};
+use tandem_kernels::{DType, Device, Forest, MemoryKind};
 use tandem_model::{
-    Adapter, AdapterConfig, AdapterKind, Checkpointing, Decoder, FlatWeights, LayerId, Part,
-    ResidentGradients, ResidentWeights, Streams, Targets, Walk, WeightSource, adapter,
+    Adapter, AdapterConfig, AdapterKind, Checkpointing, Decoder, FlatWeights, LayerExecutor, LayerId,
+    ParamKind, PolicyAndReferenceScores, ResidentGradients, ResidentWeights, Targets, WeightSource, adapter,
 };
 
 /// One parameter in f64.
@@ -17,7 +17,7 @@ fn param(
     weights: &FlatWeights,
     decoder: &Decoder,
     layer: LayerId,
-    part: Part,
+    part: ParamKind,
     trained: bool,
 ) -> Option<Vec<f64>> {
     let layout = if trained { decoder.trained(layer) } else { decoder.layout(layer) };
@@ -78,7 +78,7 @@ fn check(name: &'static str, config: AdapterConfig) {
             let w = param(&base, &golden.decoder, layer, adapted.part, false).unwrap();
             for (index, site) in adapted.sites.iter().enumerate() {
                 let cols = own.cols;
-                let (w, a, b) = if adapted.part == Part::TokenTable {
+                let (w, a, b) = if adapted.part == ParamKind::TokenTable {
                     // The table's term is A's row times B transposed.
                     let vocab = own.rows;
                     let transposed: Vec<f64> =
@@ -130,7 +130,7 @@ fn check(name: &'static str, config: AdapterConfig) {
             let parts = part.low_rank().unwrap();
             let own = |part| param(&found, &decoder, *layer, part, true).unwrap();
             let (found_a, found_b) = (own(parts.a), own(parts.b));
-            let (found_a, found_b) = if *part == Part::TokenTable {
+            let (found_a, found_b) = if *part == ParamKind::TokenTable {
                 let transposed = (0..RANK * cols).map(|i| found_b[i % cols * RANK + i / cols]).collect();
                 (transposed, found_a)
             } else {
@@ -180,13 +180,14 @@ fn run(
 ) -> (HeadScores, FlatWeights) {
     let plain = Decoder::new(decoder.spec().clone(), decoder.positions()).unwrap();
     let copies = |weights: &FlatWeights, decoder: &Decoder| {
-        (dtype != DType::F32).then(|| weights.compute_copy(decoder, device, Kind::Weights, dtype).unwrap())
+        (dtype != DType::F32)
+            .then(|| weights.compute_copy(decoder, device, MemoryKind::Weights, dtype).unwrap())
     };
     let (base_copy, copy) = (copies(base, &plain), copies(weights, decoder));
     let base = ResidentWeights::new(&plain, base, base_copy.as_ref());
     let mut source = Adapted { decoder, base, weights, copy: copy.as_ref(), fetched: Vec::new() };
     let mut sink = ResidentGradients::zeros(decoder, device).unwrap();
-    let walk = Walk::new(decoder, device, dtype, mode);
+    let walk = LayerExecutor::new(decoder, device, dtype, mode);
     let mut scores = HeadScores::default();
     let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
     walk.backward(&mut source, &mut sink, forest, saved, &scores, d_log_prob).unwrap();
@@ -239,10 +240,10 @@ fn a_fresh_adapter_changes_nothing_and_the_base_goes_along() {
                 let decoder = Arc::new(golden.decoder.clone().with_adapter(adapter));
                 let copies = |weights: &FlatWeights, decoder: &Decoder| {
                     (dtype != DType::F32)
-                        .then(|| weights.compute_copy(decoder, &device, Kind::Weights, dtype).unwrap())
+                        .then(|| weights.compute_copy(decoder, &device, MemoryKind::Weights, dtype).unwrap())
                 };
                 let base_copy = copies(&base, &golden.decoder);
-                let mut weights = FlatWeights::zeros(&decoder, &device, Kind::Master).unwrap();
+                let mut weights = FlatWeights::zeros(&decoder, &device, MemoryKind::Master).unwrap();
                 let mut plain = ResidentWeights::new(&golden.decoder, &base, base_copy.as_ref());
                 for (index, layer) in decoder.layers().into_iter().enumerate() {
                     let flat = &mut weights.layers[index];
@@ -252,7 +253,7 @@ fn a_fresh_adapter_changes_nothing_and_the_base_goes_along() {
                 }
                 let copy = copies(&weights, &decoder);
                 let forest = golden.forest();
-                let walk = Walk::new(&golden.decoder, &device, dtype, Checkpointing::None);
+                let walk = LayerExecutor::new(&golden.decoder, &device, dtype, Checkpointing::None);
                 let mut expected = HeadScores::default();
                 walk.forward(&mut plain, &forest, &mut expected).unwrap();
                 let mut source = Adapted {
@@ -262,9 +263,10 @@ fn a_fresh_adapter_changes_nothing_and_the_base_goes_along() {
                     copy: copy.as_ref(),
                     fetched: Vec::new(),
                 };
-                let walk = Walk::new(&decoder, &device, dtype, Checkpointing::None);
+                let walk = LayerExecutor::new(&decoder, &device, dtype, Checkpointing::None);
                 let (mut scores, mut reference) = (HeadScores::default(), HeadScores::default());
-                let streams = Streams { policy: &mut scores, reference: Some(&mut reference) };
+                let streams =
+                    PolicyAndReferenceScores { policy: &mut scores, reference: Some(&mut reference) };
                 walk.stage_forward(&mut source, &forest, None, streams, false).unwrap();
                 assert_eq!(reference, expected, "{name} {dtype}: the base by itself");
                 match kind {

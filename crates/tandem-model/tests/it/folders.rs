@@ -5,9 +5,9 @@ use std::path::Path;
 
 use crate::support::{ALL, Golden, cpu, formula, goldens, tensor_shapes, tensors};
 use serde_json::{Map, Value, json};
-use tandem_kernels::{DType, Kind};
+use tandem_kernels::{DType, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
-use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ModelFolder, Part, Save, init};
+use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ModelFolder, ParamKind, Save, init};
 
 /// The error with its cause, as the command prints them.
 fn told(error: Option<ModelError>) -> String {
@@ -53,9 +53,9 @@ fn what_is_saved_is_what_was_loaded() {
             let again = ModelFolder::open(&destination).unwrap();
             assert_eq!(again.spec(), folder.spec());
             let files = again.weights(&golden.decoder).unwrap();
-            let loaded = files.load(&golden.decoder, &device, Kind::Master).unwrap();
+            let loaded = files.load(&golden.decoder, &device, MemoryKind::Master).unwrap();
             assert!(bits(&loaded) == bits(&weights), "{name}");
-            let once_more = files.load(&golden.decoder, &device, Kind::Master).unwrap();
+            let once_more = files.load(&golden.decoder, &device, MemoryKind::Master).unwrap();
             assert!(bits(&once_more) == bits(&weights), "{name}: pages that were given back are read again");
             assert_eq!(fs::read_to_string(destination.join("tokenizer.json")).unwrap(), "{}");
             assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing is left beside the folder");
@@ -77,7 +77,7 @@ fn bf16_is_saved_rounded_to_nearest_even() {
     let again = ModelFolder::open(&destination).unwrap();
     assert_eq!(again.config().word("dtype", "").unwrap(), "bfloat16");
     let loaded =
-        again.weights(&golden.decoder).unwrap().load(&golden.decoder, &device, Kind::Master).unwrap();
+        again.weights(&golden.decoder).unwrap().load(&golden.decoder, &device, MemoryKind::Master).unwrap();
     for ((name, was), (_, is)) in
         tensors(&golden.decoder, &weights).iter().zip(tensors(&golden.decoder, &loaded))
     {
@@ -357,24 +357,24 @@ fn fresh_weights_follow_the_config() {
     let device = cpu();
     let golden = Golden::new("gpt2");
     let decoder = &golden.decoder;
-    let weights = init::init(decoder, &device, Kind::Master, 3).unwrap();
-    assert!(bits(&weights) == bits(&init::init(decoder, &device, Kind::Master, 3).unwrap()));
-    assert!(bits(&weights) != bits(&init::init(decoder, &device, Kind::Master, 4).unwrap()));
+    let weights = init::init(decoder, &device, MemoryKind::Master, 3).unwrap();
+    assert!(bits(&weights) == bits(&init::init(decoder, &device, MemoryKind::Master, 3).unwrap()));
+    assert!(bits(&weights) != bits(&init::init(decoder, &device, MemoryKind::Master, 4).unwrap()));
     let block = decoder.index(LayerId::Block(0));
-    let param = |part: Part| {
+    let param = |part: ParamKind| {
         let place = decoder.layout(LayerId::Block(0)).param(part).unwrap().range();
         weights.layers[block].view().as_slice::<f32>()[place].to_vec()
     };
-    assert!(param(Part::Norm1Weight).iter().all(|&w| w == 1.0));
-    assert!(param(Part::QkvBias).iter().all(|&w| w == 0.0));
+    assert!(param(ParamKind::Norm1Weight).iter().all(|&w| w == 1.0));
+    assert!(param(ParamKind::QkvBias).iter().all(|&w| w == 0.0));
     let deviation = |w: Vec<f32>| (w.iter().map(|w| w * w).sum::<f32>() / w.len() as f32).sqrt();
     // 1,024 numbers: the deviation's standard error is 2.2 %. GPT-2 halves what writes to the residual stream of
     // two layers.
-    assert!((deviation(param(Part::UpWeight)) / 0.02 - 1.0).abs() < 0.1);
-    assert!((deviation(param(Part::DownWeight)) / 0.01 - 1.0).abs() < 0.1);
+    assert!((deviation(param(ParamKind::UpWeight)) / 0.02 - 1.0).abs() < 0.1);
+    assert!((deviation(param(ParamKind::DownWeight)) / 0.01 - 1.0).abs() < 0.1);
     let gemma = Golden::new("gemma");
-    let weights = init::init(&gemma.decoder, &device, Kind::Master, 3).unwrap();
-    let norms = gemma.decoder.layout(LayerId::Head).param(Part::FinalNormWeight).unwrap().range();
+    let weights = init::init(&gemma.decoder, &device, MemoryKind::Master, 3).unwrap();
+    let norms = gemma.decoder.layout(LayerId::Head).param(ParamKind::FinalNormWeight).unwrap().range();
     let head = &weights.layers[gemma.decoder.index(LayerId::Head)];
     assert!(head.view().as_slice::<f32>()[norms].iter().all(|&w| w == 0.0), "Gemma's norms are 1 + w");
 }
@@ -385,7 +385,7 @@ fn policy_pt_gives_the_weights_of_its_folder() {
     let device = cpu();
     let policy = golden.open().with_weights(&goldens().join("policy.pt"));
     let loaded =
-        policy.weights(&golden.decoder).unwrap().load(&golden.decoder, &device, Kind::Master).unwrap();
+        policy.weights(&golden.decoder).unwrap().load(&golden.decoder, &device, MemoryKind::Master).unwrap();
     assert!(bits(&loaded) == bits(&golden.load(&device)));
     // Without safetensors in the folder it is found by itself.
     fs::remove_file(golden.folder.path().join("model.safetensors")).unwrap();

@@ -3,8 +3,8 @@
 
 use crate::support::{ALL, GRADIENTS, Golden, SCORES, by_sequence, cpu, relative_error, tensors, train};
 
-use tandem_kernels::{DType, Kind};
-use tandem_model::{Checkpointing, ResidentWeights, Walk};
+use tandem_kernels::{DType, MemoryKind};
+use tandem_model::{Checkpointing, LayerExecutor, ResidentWeights};
 
 /// Runs `check` on every golden and reports all that fail at once.
 fn each(mut check: impl FnMut(&Golden) -> Vec<String>) {
@@ -23,7 +23,7 @@ fn logits_in_f32() {
         let weights = golden.load(&device);
         let decoder = &golden.decoder;
         let mut source = ResidentWeights::new(decoder, &weights, None);
-        let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
+        let walk = LayerExecutor::new(decoder, &device, DType::F32, Checkpointing::None);
         let mut failures = Vec::new();
         for (side, answer) in [("chosen", &golden.chosen), ("rejected", &golden.rejected)] {
             let forest = golden.sequence(answer);
@@ -108,8 +108,10 @@ fn entropy_and_mean_logit_agree_with_the_logits() {
 fn an_untied_token_table_needs_no_copy_in_the_compute_type() {
     let golden = Golden::new("llama");
     let device = cpu();
-    let copy =
-        golden.load(&device).compute_copy(&golden.decoder, &device, Kind::Weights, DType::Bf16).unwrap();
+    let copy = golden
+        .load(&device)
+        .compute_copy(&golden.decoder, &device, MemoryKind::Weights, DType::Bf16)
+        .unwrap();
     let embedding = golden.decoder.index(tandem_model::LayerId::Embedding);
     assert_eq!(copy.layers[embedding].cols(), 0);
 }

@@ -8,12 +8,12 @@ use std::process::Command;
 use crate::support::{self, Golden, SCORES, by_sequence, cpu, formula, relative_error};
 use serde_json::{Value, json};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::adapter::{init_layer, save_adapter};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{
-    Adapter, AdapterKind, AdapterWeights, Checkpointing, Decoder, FlatLayer, FlatWeights, LayerId,
-    LayerWeights, Merged, ModelFolder, PeftFolder, ResidentWeights, Save, Walk, WeightSource,
+    Adapter, AdapterKind, AdapterWeights, Checkpointing, Decoder, FlatLayer, FlatWeights, LayerExecutor,
+    LayerId, LayerWeights, Merged, ModelFolder, PeftFolder, ResidentWeights, Save, WeightSource,
 };
 use tempfile::TempDir;
 
@@ -107,7 +107,7 @@ impl Adapted {
     /// Log-probs of what `source` gives.
     fn log_probs(&self, decoder: &Decoder, device: &Device, source: &mut dyn WeightSource) -> Vec<f32> {
         let forest = self.base.forest();
-        let walk = Walk::new(decoder, device, DType::F32, Checkpointing::None);
+        let walk = LayerExecutor::new(decoder, device, DType::F32, Checkpointing::None);
         let mut scores = HeadScores::default();
         walk.forward(source, &forest, &mut scores).unwrap();
         by_sequence(&forest, &scores.log_prob)
@@ -115,7 +115,7 @@ impl Adapted {
 
     fn merged_log_probs(&self, merged: &Merged) -> Vec<f32> {
         let device = cpu();
-        let weights = merged.load(&device, Kind::Master).unwrap();
+        let weights = merged.load(&device, MemoryKind::Master).unwrap();
         self.log_probs(merged.decoder(), &device, &mut ResidentWeights::new(merged.decoder(), &weights, None))
     }
 
@@ -132,7 +132,7 @@ impl Adapted {
 /// What trains, read from an adapter's folder.
 fn load(folder: &PeftFolder, decoder: &Decoder, device: &Device) -> FlatWeights {
     let files = folder.weights(decoder).unwrap();
-    let mut weights = FlatWeights::zeros(decoder, device, Kind::Master).unwrap();
+    let mut weights = FlatWeights::zeros(decoder, device, MemoryKind::Master).unwrap();
     for (index, flat) in weights.layers.iter_mut().enumerate() {
         files.read_layer(index, flat.view_mut().into_slice());
     }
@@ -255,7 +255,7 @@ fn a_merged_folder_is_an_ordinary_model() {
         assert_eq!(model.spec().head.tied, template.spec().head.tied && !parted, "{name}");
         let decoder = Decoder::new(model.spec().clone(), 32).unwrap();
         let device = cpu();
-        let weights = model.weights(&decoder).unwrap().load(&decoder, &device, Kind::Master).unwrap();
+        let weights = model.weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
         let found = adapted.log_probs(&decoder, &device, &mut ResidentWeights::new(&decoder, &weights, None));
         assert_eq!(found, adapted.merged_log_probs(&merged), "{name}");
     }
@@ -409,14 +409,14 @@ fn fresh(decoder: &Decoder, seed: u64) -> Vec<Vec<f32>> {
 fn a_fresh_adapter_adds_nothing_and_is_the_same_in_every_stage() {
     use std::sync::Arc;
 
-    use tandem_model::Stage;
+    use tandem_model::PipelineStage;
     for name in ["llama-lora", "llama-tables", "neox-lora", "gpt2-table"] {
         let adapted = Adapted::new(name);
         let decoder = Arc::new(adapted.decoder());
         let all = fresh(&decoder, 7);
         assert_ne!(all, fresh(&decoder, 8), "{name}");
         for index in 0..2 {
-            let stage = Decoder::staged(&decoder, Stage { index, count: 2 }).unwrap();
+            let stage = Decoder::staged(&decoder, PipelineStage { index, count: 2 }).unwrap();
             for (layer, flat) in stage.layers().into_iter().zip(fresh(&stage, 7)) {
                 assert_eq!(flat, all[decoder.index(layer)], "{name}: {layer}");
             }
@@ -427,7 +427,8 @@ fn a_fresh_adapter_adds_nothing_and_is_the_same_in_every_stage() {
             for matrix in adapter.matrices() {
                 let parts = matrix.part.low_rank().unwrap();
                 let (Some(a), Some(b)) = (layout.param(parts.a), layout.param(parts.b)) else { continue };
-                let (zero, drawn) = if b.part == tandem_model::Part::TokenLoraB { (a, b) } else { (b, a) };
+                let (zero, drawn) =
+                    if b.part == tandem_model::ParamKind::TokenLoraB { (a, b) } else { (b, a) };
                 assert!(flat[zero.range()].iter().all(|&v| v == 0.0), "{name}: {:?}", zero.part);
                 let drawn = &flat[drawn.range()];
                 assert!(drawn.iter().all(|v| v.is_finite() && *v != 0.0), "{name}");
@@ -444,13 +445,13 @@ fn a_fresh_adapter_adds_nothing_and_is_the_same_in_every_stage() {
 fn a_stage_reads_its_own_layers() {
     use std::sync::Arc;
 
-    use tandem_model::Stage;
+    use tandem_model::PipelineStage;
     for name in ["llama-tables", "tied-whole"] {
         let adapted = Adapted::new(name);
         let (decoder, device) = (Arc::new(adapted.decoder()), cpu());
         let all = load(&adapted.open(), &decoder, &device);
         for index in 0..2 {
-            let stage = Decoder::staged(&decoder, Stage { index, count: 2 }).unwrap();
+            let stage = Decoder::staged(&decoder, PipelineStage { index, count: 2 }).unwrap();
             let own = load(&adapted.open(), &stage, &device);
             for (layer, flat) in stage.layers().into_iter().zip(&own.layers) {
                 let whole = &all.layers[decoder.index(layer)];

@@ -8,10 +8,11 @@ use crate::support::{Golden, SCORES, cpu, formula, goldens, relative_error, tens
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use serde_json::Value;
-use tandem_kernels::{Bytes, DType, Device, Forest, Format, Kind, ops};
+use tandem_kernels::{Bytes, DType, Device, Forest, Format, MemoryKind, ops};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{
-    Checkpointing, Decoder, FlatWeights, ModelFolder, Packing, ResidentWeights, Save, Slice, Walk,
+    Checkpointing, Decoder, FlatWeights, LayerExecutor, ModelFolder, Packing, ResidentWeights, Save,
+    TensorParallelShard,
 };
 use tempfile::TempDir;
 
@@ -27,7 +28,7 @@ fn decoder(folder: &ModelFolder) -> Decoder {
 
 fn load(folder: &ModelFolder, device: &Device) -> (Decoder, FlatWeights) {
     let decoder = decoder(folder);
-    let weights = folder.weights(&decoder).unwrap().load(&decoder, device, Kind::Master).unwrap();
+    let weights = folder.weights(&decoder).unwrap().load(&decoder, device, MemoryKind::Master).unwrap();
     (decoder, weights)
 }
 
@@ -90,7 +91,7 @@ fn logits_are_those_of_transformers() {
         let tokens: Vec<u32> =
             tokens.chunks_exact(8).map(|b| u32::from_le_bytes(b[..4].try_into().unwrap())).collect();
         let (decoder, weights) = load(&ModelFolder::open(&folder(name)).unwrap(), &device);
-        let walk = Walk::new(&decoder, &device, DType::F32, Checkpointing::None);
+        let walk = LayerExecutor::new(&decoder, &device, DType::F32, Checkpointing::None);
         let forest = Forest::sequence(tokens).unwrap();
         let rows: Vec<u32> = (0..forest.num_tokens() as u32).collect();
         let logits =
@@ -124,9 +125,10 @@ fn what_is_stored_is_packed_as_it_is() {
                     continue;
                 }
                 num_stored += 1;
-                let mut packed = Bytes::new(&device, Kind::Weights, piece.bytes.len()).unwrap();
+                let mut packed = Bytes::new(&device, MemoryKind::Weights, piece.bytes.len()).unwrap();
                 files.pack_stored(&device, index, &piece.flat, packed.view_mut()).unwrap();
-                let mut found = device.alloc(Kind::Weights, piece.rows, piece.cols, DType::F32).unwrap();
+                let mut found =
+                    device.alloc(MemoryKind::Weights, piece.rows, piece.cols, DType::F32).unwrap();
                 ops::unpack(&device, packed.view(), format, found.view_mut()).unwrap();
                 let mut expected = vec![f32::NAN; piece.flat.len()];
                 files.read_range(index, piece.flat.clone(), &mut expected);
@@ -148,15 +150,16 @@ fn slices_are_parts_of_the_whole() {
         let (whole, weights) = load(&folder, &device);
         let whole = Arc::new(whole);
         for index in 0..2 {
-            let slice = Decoder::sliced(&whole, Slice { index, count: 2 }).unwrap();
-            let part = folder.weights(&slice).unwrap().load(&slice, &device, Kind::Master).unwrap();
+            let slice = Decoder::sliced(&whole, TensorParallelShard { index, count: 2 }).unwrap();
+            let part = folder.weights(&slice).unwrap().load(&slice, &device, MemoryKind::Master).unwrap();
             let plain = TempDir::new().unwrap();
             let dequantised = plain.path().join("dequantised");
             let save =
                 Save { template: &folder, decoder: &whole, dtype: DType::F32, shard_bytes: SHARD_BYTES };
             save.write_resident(&dequantised, &device, &weights).unwrap();
             let dequantised = ModelFolder::open(&dequantised).unwrap();
-            let expected = dequantised.weights(&slice).unwrap().load(&slice, &device, Kind::Master).unwrap();
+            let expected =
+                dequantised.weights(&slice).unwrap().load(&slice, &device, MemoryKind::Master).unwrap();
             assert!(values(&part) == values(&expected), "{name}, slice {index}");
         }
     }

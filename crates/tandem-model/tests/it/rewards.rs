@@ -7,8 +7,11 @@ use crate::support::{GRADIENTS, SCORES, cpu, formula, relative_error, tensor_sha
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Forest, Kind, Prediction, Segment};
-use tandem_model::{Checkpointing, Decoder, FlatWeights, ModelFolder, ResidentWeights, Save, Slice, Walk};
+use tandem_kernels::{DType, Forest, MemoryKind, Prediction, Segment};
+use tandem_model::{
+    Checkpointing, Decoder, FlatWeights, LayerExecutor, ModelFolder, ResidentWeights, Save,
+    TensorParallelShard,
+};
 use tempfile::TempDir;
 
 const ALL: [&str; 6] = ["llama", "gpt2", "gpt-neox", "phi", "qwen3", "gemma"];
@@ -71,7 +74,7 @@ impl Golden {
 
     fn load(&self) -> FlatWeights {
         let folder = ModelFolder::open_reward(self.folder.path(), 0).unwrap();
-        folder.weights(&self.decoder).unwrap().load(&self.decoder, &cpu(), Kind::Master).unwrap()
+        folder.weights(&self.decoder).unwrap().load(&self.decoder, &cpu(), MemoryKind::Master).unwrap()
     }
 }
 
@@ -146,7 +149,7 @@ fn language_model(golden: &Golden) -> TempDir {
 fn score(decoder: &Decoder, weights: &FlatWeights, forest: &Forest) -> Vec<f32> {
     let device = cpu();
     let mut scores = HeadScores::default();
-    let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
+    let walk = LayerExecutor::new(decoder, &device, DType::F32, Checkpointing::None);
     walk.forward(&mut ResidentWeights::new(decoder, weights, None), forest, &mut scores).unwrap();
     scores.log_prob
 }
@@ -159,7 +162,7 @@ fn a_language_model_begins_a_score_head_and_is_written_as_a_classifier() {
         let folder = ModelFolder::open_reward(base.path(), seed).unwrap().with_pad(63);
         assert!(folder.begins_score_head());
         let decoder = Decoder::new(folder.spec().clone(), 32).unwrap();
-        let weights = folder.weights(&decoder).unwrap().load(&decoder, &device, Kind::Master).unwrap();
+        let weights = folder.weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
         (folder, decoder, weights)
     };
     let (folder, decoder, weights) = begin(1);
@@ -189,7 +192,7 @@ fn a_language_model_begins_a_score_head_and_is_written_as_a_classifier() {
     let again = ModelFolder::open_reward(&destination, 7).unwrap();
     assert!(!again.begins_score_head());
     assert_eq!(again.spec(), folder.spec());
-    let read = again.weights(&decoder).unwrap().load(&decoder, &device, Kind::Master).unwrap();
+    let read = again.weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
     let forest = golden.forest();
     assert_eq!(score(&decoder, &read, &forest), score(&decoder, &weights, &forest), "the same bits");
 }
@@ -213,7 +216,7 @@ fn what_is_no_reward_model_is_refused() {
     let text = error(ModelFolder::open_reward(path, 0));
     assert!(text.contains("known: LlamaForSequenceClassification, PhiFor"), "{text}");
 
-    let slice = Slice { index: 0, count: 2 };
+    let slice = TensorParallelShard { index: 0, count: 2 };
     let text = slice.spec(golden.decoder.spec()).unwrap_err().to_string();
     assert!(text.contains("leave compute.tensor out"), "{text}");
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::support::table::{Rank, Table};
 use crate::support::{self, ALL, GRADIENTS, Golden, SCORES, Train, relative_error, tensors, train};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, Tensor};
+use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, Tensor};
 use tandem_model::{
-    Checkpointing, Decoder, FlatWeights, LayerId, ModelError, ResidentGradients, ResidentWeights, Result,
-    Room, Slice, Split, Walk, init,
+    BatchCapacity, Checkpointing, Decoder, FlatWeights, LayerExecutor, LayerId, ModelError,
+    ResidentGradients, ResidentWeights, Result, TensorParallelOps, TensorParallelShard, init,
 };
 
 /// Scores, which are the same on all ranks, and the gradients put together; each rank reads its slice from the files.
@@ -31,14 +31,15 @@ fn split_over(
     let whole = Arc::new(golden.decoder.clone());
     let rank = |index: usize| {
         let device = Device::cpu(1, 64 << 20).unwrap();
-        let decoder = Decoder::sliced(&whole, Slice { index, count }).unwrap();
-        let weights = golden.open().weights(&decoder).unwrap().load(&decoder, &device, Kind::Master).unwrap();
+        let decoder = Decoder::sliced(&whole, TensorParallelShard { index, count }).unwrap();
+        let weights =
+            golden.open().weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
         let copy = (dtype != DType::F32)
-            .then(|| weights.compute_copy(&decoder, &device, Kind::Weights, dtype).unwrap());
+            .then(|| weights.compute_copy(&decoder, &device, MemoryKind::Weights, dtype).unwrap());
         let mut source = ResidentWeights::new(&decoder, &weights, copy.as_ref());
         let mut sink = ResidentGradients::zeros(&decoder, &device).unwrap();
         let this = Rank { index, table: &table };
-        let walk = Walk { split: Some(&this), ..Walk::new(&decoder, &device, dtype, mode) };
+        let walk = LayerExecutor { split: Some(&this), ..LayerExecutor::new(&decoder, &device, dtype, mode) };
         let mut scores = HeadScores::default();
         let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
         walk.backward(&mut source, &mut sink, forest, saved, &scores, d_log_prob).unwrap();
@@ -50,9 +51,9 @@ fn split_over(
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     assert!(found.iter().all(|(scores, _)| *scores == found[0].0), "{}: ranks differ", golden.name);
-    let decoder = Decoder::sliced(&whole, Slice { index: 0, count }).unwrap();
+    let decoder = Decoder::sliced(&whole, TensorParallelShard { index: 0, count }).unwrap();
     let device = Device::cpu(1, 64 << 20).unwrap();
-    let mut joined = FlatWeights::zeros(&whole, &device, Kind::Gradients).unwrap();
+    let mut joined = FlatWeights::zeros(&whole, &device, MemoryKind::Gradients).unwrap();
     for (layer, flat) in whole.layers().into_iter().zip(&mut joined.layers) {
         let index = whole.index(layer);
         let parts: Vec<f32> = found.iter().flat_map(|(_, layers)| layers[index].clone()).collect();
@@ -67,11 +68,11 @@ fn same_where_not_split(whole: &Arc<Decoder>, layer: LayerId, parts: &[&[f32]]) 
     let count = parts.len();
     for param in &whole.layout(layer).params {
         let elements = |index: usize| {
-            let decoder = Decoder::sliced(whole, Slice { index, count }).unwrap();
+            let decoder = Decoder::sliced(whole, TensorParallelShard { index, count }).unwrap();
             let own = decoder.layout(layer).param(param.part).unwrap();
             parts[index][own.range()].iter().map(|x| x.to_bits()).collect::<Vec<_>>()
         };
-        if !(Slice { index: 0, count }).splits(param.part) {
+        if !(TensorParallelShard { index: 0, count }).splits(param.part) {
             assert!((1..count).all(|rank| elements(rank) == elements(0)), "{layer} {:?}", param.part);
         }
     }
@@ -163,7 +164,7 @@ fn tokens_need_not_divide_evenly() {
 /// Ranks that hold nothing.
 struct Dry;
 
-impl Split for Dry {
+impl TensorParallelOps for Dry {
     fn sum(&self, _: &Device, _: &mut Tensor) -> Result<()> {
         Ok(())
     }
@@ -197,14 +198,15 @@ fn what_is_kept_for_backward_is_divided() {
         let device = Device::meta();
         let decoder = match count {
             1 => whole.clone(),
-            _ => Decoder::sliced(&whole, Slice { index: 1, count }).unwrap(),
+            _ => Decoder::sliced(&whole, TensorParallelShard { index: 1, count }).unwrap(),
         };
-        let weights = init::init(&decoder, &device, Kind::Master, 1).unwrap();
+        let weights = init::init(&decoder, &device, MemoryKind::Master, 1).unwrap();
         let mut source = ResidentWeights::new(&decoder, &weights, None);
-        let split = (count > 1).then_some(&Dry as &dyn Split);
-        let walk = Walk { split, ..Walk::new(&decoder, &device, DType::F32, checkpointing) };
+        let split = (count > 1).then_some(&Dry as &dyn TensorParallelOps);
+        let walk =
+            LayerExecutor { split, ..LayerExecutor::new(&decoder, &device, DType::F32, checkpointing) };
         let saved = walk.forward_keep(&mut source, &forest, &mut HeadScores::default()).unwrap();
-        let kept = device.memory().current[Kind::Activations as usize];
+        let kept = device.memory().current[MemoryKind::Activations as usize];
         drop(saved);
         kept
     };
@@ -223,15 +225,19 @@ fn a_slice_takes_the_same_memory_for_every_batch() {
         let golden = Golden::new(name);
         let whole = Arc::new(golden.decoder.clone());
         let large = golden.forest();
-        let room = Room { tokens: large.num_tokens(), scored: large.scored_rows().0.len() };
-        let taken = |slice: Slice, forest: &Forest, room: Room, checkpointing| {
+        let room = BatchCapacity { tokens: large.num_tokens(), scored: large.scored_rows().0.len() };
+        let taken = |slice: TensorParallelShard, forest: &Forest, room: BatchCapacity, checkpointing| {
             let device = Device::meta();
             let decoder = Decoder::sliced(&whole, slice).unwrap();
-            let weights = init::init(&decoder, &device, Kind::Master, 1).unwrap();
+            let weights = init::init(&decoder, &device, MemoryKind::Master, 1).unwrap();
             let mut source = ResidentWeights::new(&decoder, &weights, None);
             let mut sink = ResidentGradients::zeros(&decoder, &device).unwrap();
-            let split = Some(&Dry as &dyn Split);
-            let walk = Walk { split, room, ..Walk::new(&decoder, &device, DType::F32, checkpointing) };
+            let split = Some(&Dry as &dyn TensorParallelOps);
+            let walk = LayerExecutor {
+                split,
+                room,
+                ..LayerExecutor::new(&decoder, &device, DType::F32, checkpointing)
+            };
             let mut scores = HeadScores::default();
             let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
             let kept = device.memory().current;
@@ -241,7 +247,8 @@ fn a_slice_takes_the_same_memory_for_every_batch() {
         };
         for index in 0..2 {
             for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block] {
-                let taken = |forest: &Forest| taken(Slice { index, count: 2 }, forest, room, mode);
+                let taken =
+                    |forest: &Forest| taken(TensorParallelShard { index, count: 2 }, forest, room, mode);
                 let expected = taken(&large);
                 for len in 2..=large.num_tokens() {
                     let forest = Forest::sequence(large.tokens[..len].to_vec()).unwrap();
@@ -282,15 +289,16 @@ fn slices_are_read_from_files_and_drawn_as_the_whole_is() {
         let device = support::cpu();
         let whole = Arc::new(golden.decoder.clone());
         let stored = golden.load(&device);
-        let drawn = init::init(&whole, &device, Kind::Master, 3).unwrap();
+        let drawn = init::init(&whole, &device, MemoryKind::Master, 3).unwrap();
         for count in golden.counts() {
-            let slices: Vec<_> =
-                (0..count).map(|index| Decoder::sliced(&whole, Slice { index, count }).unwrap()).collect();
+            let slices: Vec<_> = (0..count)
+                .map(|index| Decoder::sliced(&whole, TensorParallelShard { index, count }).unwrap())
+                .collect();
             let read = |decoder: &Arc<Decoder>| {
                 let files = golden.open().weights(decoder).unwrap();
-                files.load(decoder, &device, Kind::Master).unwrap()
+                files.load(decoder, &device, MemoryKind::Master).unwrap()
             };
-            let draw = |decoder: &Arc<Decoder>| init::init(decoder, &device, Kind::Master, 3).unwrap();
+            let draw = |decoder: &Arc<Decoder>| init::init(decoder, &device, MemoryKind::Master, 3).unwrap();
             let (read, draw): (Vec<_>, Vec<_>) = slices.iter().map(|d| (read(d), draw(d))).unzip();
             for (index, layer) in whole.layers().into_iter().enumerate() {
                 for (expected, slices_of) in [(&stored, &read), (&drawn, &draw)] {
@@ -317,15 +325,16 @@ fn slices_are_read_from_files_and_drawn_as_the_whole_is() {
 fn what_cannot_be_divided_is_refused() {
     let golden = Golden::new("llama");
     let whole = Arc::new(golden.decoder.clone());
-    let refused = Decoder::sliced(&whole, Slice { index: 0, count: 4 }).unwrap_err().to_string();
+    let refused =
+        Decoder::sliced(&whole, TensorParallelShard { index: 0, count: 4 }).unwrap_err().to_string();
     assert_eq!(
         refused,
         "4 attention heads with 2 key/value heads cannot be divided evenly among 4 ranks; numbers that divide them: 1, 2"
     );
     let device = support::cpu();
-    let decoder = Decoder::sliced(&whole, Slice { index: 1, count: 2 }).unwrap();
-    let weights = init::init(&decoder, &device, Kind::Master, 1).unwrap();
-    let walk = Walk::new(&decoder, &device, DType::F32, Checkpointing::None);
+    let decoder = Decoder::sliced(&whole, TensorParallelShard { index: 1, count: 2 }).unwrap();
+    let weights = init::init(&decoder, &device, MemoryKind::Master, 1).unwrap();
+    let walk = LayerExecutor::new(&decoder, &device, DType::F32, Checkpointing::None);
     let mut source = ResidentWeights::new(&decoder, &weights, None);
     let alone = walk.forward(&mut source, &golden.forest(), &mut HeadScores::default()).unwrap_err();
     assert!(matches!(&alone, ModelError::Invalid(text) if text.contains("shards")), "{alone}");

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::support::{self, ALL, Golden, relative_error, train};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Kind, Tensor};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor};
 use tandem_model::{
-    Checkpointing, Decoder, FlatWeights, Gradient, LayerId, ModelError, ResidentGradients, ResidentWeights,
-    Stage, Streams, Walk, init,
+    Checkpointing, Decoder, FlatWeights, Gradient, LayerExecutor, LayerId, ModelError, PipelineStage,
+    PolicyAndReferenceScores, ResidentGradients, ResidentWeights, init,
 };
 
 /// One stage with its weights, as they come from the files.
@@ -21,11 +21,11 @@ impl Rank {
     fn all(golden: &Golden, count: usize, device: &Device, dtype: DType) -> Vec<Self> {
         let whole = Arc::new(golden.decoder.clone());
         let rank = |index| {
-            let decoder = Decoder::staged(&whole, Stage { index, count }).unwrap();
+            let decoder = Decoder::staged(&whole, PipelineStage { index, count }).unwrap();
             let weights =
-                golden.open().weights(&decoder).unwrap().load(&decoder, device, Kind::Master).unwrap();
+                golden.open().weights(&decoder).unwrap().load(&decoder, device, MemoryKind::Master).unwrap();
             let copy = (dtype != DType::F32)
-                .then(|| weights.compute_copy(&decoder, device, Kind::Weights, dtype).unwrap());
+                .then(|| weights.compute_copy(&decoder, device, MemoryKind::Weights, dtype).unwrap());
             Self { decoder, weights, copy }
         };
         (0..count).map(rank).collect()
@@ -35,8 +35,13 @@ impl Rank {
         ResidentWeights::new(&self.decoder, &self.weights, self.copy.as_ref())
     }
 
-    fn walk<'a>(&'a self, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Walk<'a> {
-        Walk::new(&self.decoder, device, dtype, checkpointing)
+    fn walk<'a>(
+        &'a self,
+        device: &'a Device,
+        dtype: DType,
+        checkpointing: Checkpointing,
+    ) -> LayerExecutor<'a> {
+        LayerExecutor::new(&self.decoder, device, dtype, checkpointing)
     }
 }
 
@@ -65,8 +70,8 @@ fn stages_score_and_differentiate_as_the_whole_does() {
                     .stage_forward(
                         &mut rank.source(),
                         &forest,
-                        x.map(Streams::one),
-                        Streams::one(&mut scores),
+                        x.map(PolicyAndReferenceScores::one),
+                        PolicyAndReferenceScores::one(&mut scores),
                         true,
                     )
                     .unwrap();
@@ -118,10 +123,10 @@ fn stages_of_random_weights_are_those_of_the_whole() {
     for name in ["llama", "llama-tied", "gpt2"] {
         let whole = Arc::new(Golden::new(name).decoder);
         let device = support::cpu();
-        let expected = init::init(&whole, &device, Kind::Master, 7).unwrap();
+        let expected = init::init(&whole, &device, MemoryKind::Master, 7).unwrap();
         for index in 0..2 {
-            let decoder = Decoder::staged(&whole, Stage { index, count: 2 }).unwrap();
-            let found = init::init(&decoder, &device, Kind::Master, 7).unwrap();
+            let decoder = Decoder::staged(&whole, PipelineStage { index, count: 2 }).unwrap();
+            let found = init::init(&decoder, &device, MemoryKind::Master, 7).unwrap();
             assert_eq!(found.layers.len(), decoder.layers().len());
             for (layer, flat) in decoder.layers().into_iter().zip(&found.layers) {
                 assert!(
@@ -145,27 +150,34 @@ fn a_stage_refuses_what_is_not_for_it() {
     };
     says(walks[0].forward(&mut ranks[0].source(), &forest, scores).unwrap_err(), "stage 0 of 2");
     says(walks[1].logits(&mut ranks[1].source(), &forest, &[0]).err().unwrap(), "stage 1 of 2");
-    let alone = walks[1].stage_forward(&mut ranks[1].source(), &forest, None, Streams::one(scores), true);
+    let alone = walks[1].stage_forward(
+        &mut ranks[1].source(),
+        &forest,
+        None,
+        PolicyAndReferenceScores::one(scores),
+        true,
+    );
     says(alone.err().unwrap(), "begins with the residual stream of the stage before");
-    let x = || device.zeros(Kind::Activations, forest.num_tokens(), 3, DType::F32).unwrap();
+    let x = || device.zeros(MemoryKind::Activations, forest.num_tokens(), 3, DType::F32).unwrap();
     let wide = walks[1].stage_forward(
         &mut ranks[1].source(),
         &forest,
-        Some(Streams::one(x())),
-        Streams::one(scores),
+        Some(PolicyAndReferenceScores::one(x())),
+        PolicyAndReferenceScores::one(scores),
         true,
     );
     says(wide.err().unwrap(), "a stage was given");
     let first = walks[0].stage_forward(
         &mut ranks[0].source(),
         &forest,
-        Some(Streams::one(x())),
-        Streams::one(scores),
+        Some(PolicyAndReferenceScores::one(x())),
+        PolicyAndReferenceScores::one(scores),
         true,
     );
     says(first.err().unwrap(), "nor the first with it");
-    let (_, saved) =
-        walks[0].stage_forward(&mut ranks[0].source(), &forest, None, Streams::one(scores), true).unwrap();
+    let (_, saved) = walks[0]
+        .stage_forward(&mut ranks[0].source(), &forest, None, PolicyAndReferenceScores::one(scores), true)
+        .unwrap();
     let mut sink = ResidentGradients::zeros(&ranks[0].decoder, &device).unwrap();
     let end = Gradient::OfScores { scores, d_log_prob: &golden.forest_weights(&forest) };
     let back = walks[0].stage_backward(&mut ranks[0].source(), &mut sink, &forest, saved, end);

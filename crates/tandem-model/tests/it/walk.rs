@@ -6,10 +6,10 @@ use crate::support::{
     ALL, GRADIENTS, Golden, SCORES, Train, by_sequence, cpu, relative_error, tensors, train,
 };
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind};
+use tandem_kernels::{DType, Device, Forest, MemoryKind};
 use tandem_model::{
-    Checkpointing, Decoder, FlatWeights, GradientSink, LayerGradients, LayerId, LayerWeights,
-    ResidentGradients, ResidentWeights, Result, Room, Walk, WeightSource, init,
+    BatchCapacity, Checkpointing, Decoder, FlatWeights, GradientSink, LayerExecutor, LayerGradients, LayerId,
+    LayerWeights, ResidentGradients, ResidentWeights, Result, WeightSource, init,
 };
 
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
@@ -86,7 +86,7 @@ fn evaluation_scores_as_training_does() {
         &forest,
         &golden.forest_weights(&forest),
     );
-    let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::Block);
+    let walk = LayerExecutor::new(decoder, &device, DType::F32, Checkpointing::Block);
     let mut scores = HeadScores::default();
     walk.forward(&mut ResidentWeights::new(decoder, &weights, None), &forest, &mut scores).unwrap();
     assert_eq!(scores, kept);
@@ -165,7 +165,7 @@ fn an_idle_walk_makes_the_calls_of_one_that_computes_and_every_announced_layer_i
         let (golden, device) = (Golden::new(name), cpu());
         let (weights, decoder) = (golden.load(&device), &golden.decoder);
         let (dtype, checkpointing) = (DType::F32, Checkpointing::None);
-        let walk = Walk::new(decoder, &device, dtype, checkpointing);
+        let walk = LayerExecutor::new(decoder, &device, dtype, checkpointing);
         let calls_of = |forest: Option<&Forest>| {
             let calls = RefCell::new(Vec::new());
             let source = ResidentWeights::new(decoder, &weights, None);
@@ -203,7 +203,7 @@ fn gradients_of_a_wrong_length_are_refused() {
     let device = cpu();
     let weights = golden.load(&device);
     let decoder = &golden.decoder;
-    let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
+    let walk = LayerExecutor::new(decoder, &device, DType::F32, Checkpointing::None);
     let mut source = ResidentWeights::new(decoder, &weights, None);
     let mut sink = ResidentGradients::zeros(decoder, &device).unwrap();
     let (forest, mut scores) = (golden.forest(), HeadScores::default());
@@ -225,11 +225,16 @@ fn a_dry_run_counts_the_memory_that_a_run_takes() {
         let forest = golden.forest();
         for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block] {
             let usage = |device: Device| {
-                let weights = init::init(&golden.decoder, &device, Kind::Master, 1).unwrap();
+                let weights = init::init(&golden.decoder, &device, MemoryKind::Master, 1).unwrap();
                 step(&device, &golden.decoder, &weights, mode, &forest);
                 let usage = device.memory();
-                let place = |kind: Kind| usage.at_peak[kind as usize];
-                (usage.current, place(Kind::Activations), place(Kind::Master), place(Kind::Gradients))
+                let place = |kind: MemoryKind| usage.at_peak[kind as usize];
+                (
+                    usage.current,
+                    place(MemoryKind::Activations),
+                    place(MemoryKind::Master),
+                    place(MemoryKind::Gradients),
+                )
             };
             assert_eq!(usage(Device::meta()), usage(cpu()), "{name} {mode:?}");
         }
@@ -246,10 +251,10 @@ fn checkpointing_takes_less_memory_and_steps_leave_none() {
         step(&device, &golden.decoder, &weights, mode, &forest);
         let (after_one, high_water) = (device.memory(), device.high_water());
         step(&device, &golden.decoder, &weights, mode, &forest);
-        assert_eq!(device.memory().current[Kind::Activations as usize], 0, "{mode:?}");
+        assert_eq!(device.memory().current[MemoryKind::Activations as usize], 0, "{mode:?}");
         assert_eq!(device.memory(), after_one, "{mode:?}");
         assert_eq!(device.high_water(), high_water, "{mode:?}");
-        after_one.at_peak[Kind::Activations as usize]
+        after_one.at_peak[MemoryKind::Activations as usize]
     };
     let peaks = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block].map(peak);
     assert!(peaks.is_sorted_by(|a, b| a > b), "{peaks:?}");
@@ -260,16 +265,16 @@ fn in_room(
     device: &Device,
     golden: &Golden,
     forest: &Forest,
-    room: Room,
+    room: BatchCapacity,
     (dtype, mode): (DType, Checkpointing),
-) -> (HeadScores, FlatWeights, [usize; Kind::ALL.len()], usize) {
+) -> (HeadScores, FlatWeights, [usize; MemoryKind::ALL.len()], usize) {
     let decoder = &golden.decoder;
-    let weights = init::init(decoder, device, Kind::Master, 1).unwrap();
-    let copy =
-        (dtype != DType::F32).then(|| weights.compute_copy(decoder, device, Kind::Weights, dtype).unwrap());
+    let weights = init::init(decoder, device, MemoryKind::Master, 1).unwrap();
+    let copy = (dtype != DType::F32)
+        .then(|| weights.compute_copy(decoder, device, MemoryKind::Weights, dtype).unwrap());
     let mut source = ResidentWeights::new(decoder, &weights, copy.as_ref());
     let mut sink = ResidentGradients::zeros(decoder, device).unwrap();
-    let walk = Walk { room, ..Walk::new(decoder, device, dtype, mode) };
+    let walk = LayerExecutor { room, ..LayerExecutor::new(decoder, device, dtype, mode) };
     let mut scores = HeadScores::default();
     let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
     let kept = device.memory().current;
@@ -284,7 +289,7 @@ fn a_forest_takes_the_memory_of_the_largest_and_gives_the_same_bits() {
         let golden = Golden::new(name);
         let large = golden.forest();
         let small = Forest::sequence(large.tokens[..3].to_vec()).unwrap();
-        let room = Room { tokens: large.num_tokens(), scored: large.scored_rows().0.len() };
+        let room = BatchCapacity { tokens: large.num_tokens(), scored: large.scored_rows().0.len() };
         for dtype in DTYPES {
             for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block] {
                 let run =
@@ -294,14 +299,18 @@ fn a_forest_takes_the_memory_of_the_largest_and_gives_the_same_bits() {
                     let (_, _, kept, high_water) = run(Device::meta(), forest, room);
                     (kept, high_water)
                 };
-                let (exact, own) = (taken(&large, Room::default()), taken(&small, Room::default()));
+                let (exact, own) =
+                    (taken(&large, BatchCapacity::default()), taken(&small, BatchCapacity::default()));
                 assert_eq!(taken(&large, room), exact, "{what}");
                 let (kept, high_water) = taken(&small, room);
                 // Less where an operation takes less while it runs.
                 assert!(kept == exact.0 && high_water <= exact.1, "{what}");
-                assert!(own.0[Kind::Activations as usize] < kept[Kind::Activations as usize], "{what}");
+                assert!(
+                    own.0[MemoryKind::Activations as usize] < kept[MemoryKind::Activations as usize],
+                    "{what}"
+                );
                 let [(scores, gradients, ..), (others, other, ..)] =
-                    [Room::default(), room].map(|room| run(cpu(), &small, room));
+                    [BatchCapacity::default(), room].map(|room| run(cpu(), &small, room));
                 assert_eq!(scores, others, "{what}");
                 assert!(bits(&gradients) == bits(&other), "{what}: gradients differ");
             }

@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use idle::{Counts, Machine};
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::estimate::Estimate;
 use tandem_train::plan::estimate::device::DeviceTable;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Event, Observer, Plan, Result, Trainer};
 
 /// Steps before those that count, which fill caches.
@@ -77,14 +77,14 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     (config.train.save_every, config.train.eval_every) = (None, None);
     let counts = Arc::new(Counts::default());
     tandem_kernels::cuda::stand_in(Machine { counts: counts.clone(), name: gpu.clone() });
-    let plan = Plan::make(&config, &Prepared::open(&config, &mut Silent)?, 0, 1)?;
+    let plan = Plan::make(&config, &RunInputs::open(&config, &mut Silent)?, 0, 1)?;
     let planned = Estimate::of(&plan, &DeviceTable::built_in().of_gpu(&gpu)).step_seconds;
     println!(
         "{:.1} micro-batches a step, {} tokens in the largest",
         plan.load.rounds, plan.data.max_micro_batch_tokens
     );
     let mut watch = Watch { counts, gpu, output, planned, steps: 0, ends: Vec::new() };
-    let mut trainer = Trainer::new(config, Start::Fresh, &mut watch)?;
+    let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut watch)?;
     trainer.run(&mut watch, &AtomicBool::new(false))?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::save::{Part, part_name, seal, write_part};
-use super::{Checkpoint, Cursor, Piece};
+use super::{Checkpoint, Cursor, TensorShard};
 use crate::disk::{Disk, RealDisk};
 use crate::error::{Result, TrainError};
 
@@ -70,7 +70,7 @@ impl Checkpoints {
         step: u64,
         rank: usize,
         num_ranks: usize,
-        pieces: &[Piece<'_>],
+        pieces: &[TensorShard<'_>],
         give_up: &AtomicBool,
     ) -> Result<Part> {
         let temporary = self.temporary(step);

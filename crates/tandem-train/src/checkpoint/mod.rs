@@ -36,7 +36,7 @@ pub mod state;
 pub use cursor::Cursor;
 pub use folder::{Checkpoints, Latest};
 pub use load::Checkpoint;
-pub use online::{Answer, Answered, Batch, OnlineState, Opinion};
+pub use online::{Answer, Batch, CompletedPrompt, JudgeScore, OnlineState};
 pub use save::Part;
 pub use saver::Saver;
 
@@ -78,7 +78,7 @@ impl TensorSpec {
 
 /// A run of a tensor's elements, or of the matrix that some of its columns make, in host memory.
 #[derive(Clone)]
-pub struct Piece<'a> {
+pub struct TensorShard<'a> {
     /// The whole tensor.
     pub tensor: TensorSpec,
     /// The columns, usually all.
@@ -89,7 +89,7 @@ pub struct Piece<'a> {
     pub data: StatesView<'a>,
 }
 
-impl<'a> Piece<'a> {
+impl<'a> TensorShard<'a> {
     /// A run of the tensor itself.
     pub fn of(tensor: TensorSpec, start: usize, data: &'a [f32]) -> Self {
         Self { columns: 0..tensor.columns(), tensor, start, data: data.into() }

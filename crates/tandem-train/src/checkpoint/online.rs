@@ -8,7 +8,7 @@ use serde_json::Value;
 /// What a judge said of an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Opinion {
+pub struct JudgeScore {
     /// Its score; `None` where it had none.
     pub score: Option<f64>,
     /// What it said, or why there is no score.
@@ -28,13 +28,13 @@ pub struct Answer {
     /// What the judges' scores add up to; `None` where one that counts had none.
     pub score: Option<f64>,
     /// What each judge said. Only the first rank, which asks them, knows.
-    pub opinions: Vec<Opinion>,
+    pub opinions: Vec<JudgeScore>,
 }
 
 /// A prompt and its answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Answered {
+pub struct CompletedPrompt {
     /// The data set's row.
     pub row: u32,
     /// In the order of their numbers.
@@ -50,7 +50,7 @@ pub struct Batch {
     /// Steps that the weights had taken which answered.
     pub answered_after: u64,
     /// The prompts.
-    pub prompts: Vec<Answered>,
+    pub prompts: Vec<CompletedPrompt>,
 }
 
 /// What the steps to come depend on besides the weights: a part of a checkpoint.
@@ -63,5 +63,5 @@ pub struct OnlineState {
     #[serde(default)]
     pub unjudged: Vec<Batch>,
     /// Prompts that were trained on and may be again, the oldest first.
-    pub replay: VecDeque<Answered>,
+    pub replay: VecDeque<CompletedPrompt>,
 }

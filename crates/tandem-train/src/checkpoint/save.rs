@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::manifest::{CURSOR, FORMAT, FileEntry, MANIFEST, Manifest};
-use super::{CHUNK, Cursor, Piece, shard};
+use super::{CHUNK, Cursor, TensorShard, shard};
 use crate::disk::{Disk, DiskFile};
 use crate::error::{Result, TrainError};
 
@@ -50,7 +50,7 @@ pub(super) fn write_part(
     disk: &dyn Disk,
     folder: &Path,
     name: String,
-    pieces: &[Piece<'_>],
+    pieces: &[TensorShard<'_>],
     give_up: &AtomicBool,
 ) -> Result<Part> {
     let mut out = Hashed::create(disk, folder, name.clone())?;

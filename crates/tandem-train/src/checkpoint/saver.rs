@@ -21,15 +21,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use tandem_comm::Group;
+use tandem_comm::ProcessGroup;
 use tandem_kernels::Device;
 use tandem_model::Decoder;
 
-use crate::checkpoint::snapshot::{Share, Snapshot};
-use crate::checkpoint::state::State;
+use crate::checkpoint::snapshot::{CheckpointShard, Snapshot};
+use crate::checkpoint::state::CheckpointState;
 use crate::checkpoint::{Checkpoints, Cursor, Part};
 use crate::config::Config;
-use crate::parallel::Mesh;
+use crate::parallel::DeviceMesh;
 use crate::{Result, TrainError};
 
 /// One rank's side of saving.
@@ -38,7 +38,7 @@ pub struct Saver {
     keep: Option<usize>,
     rank: usize,
     num_ranks: usize,
-    share: Share,
+    share: CheckpointShard,
     /// The copy, when it is not being written; `None` also where there is none.
     snapshot: Option<Snapshot>,
     stage: Stage,
@@ -64,8 +64,13 @@ enum Stage {
 
 impl Saver {
     /// For a run, with this rank's slice of the model and the copy that it has memory for.
-    pub fn new(config: &Config, decoder: &Arc<Decoder>, mesh: &mut Mesh, snapshot: Option<Snapshot>) -> Self {
-        let share = Share::new(decoder, mesh.share());
+    pub fn new(
+        config: &Config,
+        decoder: &Arc<Decoder>,
+        mesh: &mut DeviceMesh,
+        snapshot: Option<Snapshot>,
+    ) -> Self {
+        let share = CheckpointShard::new(decoder, mesh.share());
         let (rank, num_ranks) = (mesh.world().rank(), mesh.world().size());
         Self {
             checkpoints: Checkpoints::of_run(&config.output),
@@ -99,9 +104,9 @@ impl Saver {
     pub fn begin(
         &mut self,
         cursor: &Cursor,
-        group: &mut Group,
+        group: &mut ProcessGroup,
         device: &Device,
-        state: State<'_>,
+        state: CheckpointState<'_>,
     ) -> Result<()> {
         assert!(matches!(self.stage, Stage::Idle), "a checkpoint was begun before the last one was finished");
         let (step, rank, num_ranks) = (cursor.step, self.rank, self.num_ranks);
@@ -140,7 +145,7 @@ impl Saver {
     }
 
     /// Has the first rank complete the checkpoint, if there is one under way. All ranks call this, when no rank is writing.
-    pub fn seal(&mut self, group: &mut Group) -> Result<()> {
+    pub fn seal(&mut self, group: &mut ProcessGroup) -> Result<()> {
         let (cursor, part) = match std::mem::replace(&mut self.stage, Stage::Idle) {
             Stage::Written { cursor, part } => (cursor, part),
             other => {
@@ -177,7 +182,7 @@ impl Saver {
     }
 
     /// Waits for the checkpoint under way, if there is one. All ranks call this; the first returns the folder.
-    pub fn finish(&mut self, group: &mut Group) -> Result<Option<PathBuf>> {
+    pub fn finish(&mut self, group: &mut ProcessGroup) -> Result<Option<PathBuf>> {
         self.join()?;
         self.seal(group)?;
         self.join_publishing()

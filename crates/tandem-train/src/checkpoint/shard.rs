@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::manifest::broken;
-use super::{Piece, TensorSpec};
+use super::{TensorShard, TensorSpec};
 use crate::error::{Result, TrainError};
 
 /// Longest header read; longer means the file is not ours.
@@ -28,7 +28,7 @@ pub(super) struct Entry {
 }
 
 /// The bytes before the data, padded with spaces so that the data starts at a multiple of 8.
-pub(super) fn header(pieces: &[Piece<'_>]) -> Vec<u8> {
+pub(super) fn header(pieces: &[TensorShard<'_>]) -> Vec<u8> {
     let (mut shapes, mut entries) = (Map::new(), Map::new());
     let mut offset = 0;
     for piece in pieces {

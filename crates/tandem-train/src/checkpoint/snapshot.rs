@@ -12,15 +12,17 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use tandem_kernels::{Device, Dither, Kind, Moment, StateForm, States, StatesView, ops};
+use tandem_kernels::{
+    AdamMoment, Device, MemoryKind, StateForm, States, StatesView, StochasticRounding, ops,
+};
 use tandem_model::adapter::save_adapter;
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ParamSpec, Result as ModelResult};
 
-use crate::checkpoint::state::{Masters, State};
-use crate::checkpoint::{Checkpoint, Piece, TensorSpec};
-use crate::inputs::Prepared;
+use crate::checkpoint::state::{CheckpointState, MasterWeights};
+use crate::checkpoint::{Checkpoint, TensorShard, TensorSpec};
+use crate::inputs::RunInputs;
 use crate::optimizer::Optimizer;
-use crate::parallel::{Mesh, Partition};
+use crate::parallel::{DeviceMesh, Partition};
 use crate::weights::Policy;
 use crate::{Result, TrainError};
 
@@ -31,7 +33,12 @@ const POLICY: &str = "policy";
 const REFERENCE: &str = "reference";
 
 /// A whole layer's masters, on the first rank; the others [`hand_over`].
-pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
+pub fn read_whole(
+    mesh: &DeviceMesh,
+    decoder: &Decoder,
+    policy: &mut Policy,
+    layer: LayerId,
+) -> Result<Vec<f32>> {
     match mesh.stages().filter(|_| !decoder.owns(layer)) {
         Some(stages) => {
             let mut flat = vec![0.0; decoder.whole().trained(layer).len];
@@ -43,7 +50,7 @@ pub fn read_whole(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: La
 }
 
 /// Takes this rank's part in the first one's reading of every layer, in their order.
-pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
+pub fn hand_over(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
     // Of a layer of which nothing trains nothing is asked.
     let is_asked = |layer: &LayerId| decoder.owns(*layer) && decoder.trained(*layer).len > 0;
     for layer in decoder.layers().into_iter().filter(is_asked) {
@@ -62,19 +69,19 @@ pub fn hand_over(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy) -> Result<
 /// Writes the adapter that trains as a folder that the peft library loads, on the first rank; the others [`hand_over`].
 pub fn write_adapter(
     folder: &Path,
-    prepared: &Prepared,
-    mesh: &Mesh,
+    prepared: &RunInputs,
+    mesh: &DeviceMesh,
     part: &Decoder,
     policy: &mut Policy,
 ) -> Result<()> {
-    let Prepared { folder: base, decoder, .. } = prepared;
+    let RunInputs { folder: base, decoder, .. } = prepared;
     save_adapter(folder, base, decoder, &mut |layer, flat| copy_whole(mesh, part, policy, layer, flat))?;
     Ok(())
 }
 
 /// [`read_whole`] into the memory of who writes a model.
 pub fn copy_whole(
-    mesh: &Mesh,
+    mesh: &DeviceMesh,
     part: &Decoder,
     policy: &mut Policy,
     layer: LayerId,
@@ -86,7 +93,7 @@ pub fn copy_whole(
 }
 
 /// A whole layer of this stage, of all of its parts and slices.
-fn join(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
+fn join(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> Result<Vec<f32>> {
     let mut flat = vec![0.0; decoder.trained(layer).len];
     policy.read_layer(decoder.index(layer), &mut flat)?;
     mesh.join(decoder, layer, &mut flat)?;
@@ -95,14 +102,14 @@ fn join(mesh: &Mesh, decoder: &Decoder, policy: &mut Policy, layer: LayerId) -> 
 
 /// What a rank writes into a checkpoint.
 #[derive(Clone)]
-pub struct Share {
+pub struct CheckpointShard {
     decoder: Arc<Decoder>,
     /// By layer, the elements that this rank writes: its part; of a copy of another stage's, none.
     written: Vec<Range<usize>>,
 }
 
-impl Share {
-    /// The share of a part of the model of this place, among so many ([`Mesh::share`]).
+impl CheckpointShard {
+    /// The share of a part of the model of this place, among so many ([`DeviceMesh::share`]).
     pub fn new(decoder: &Arc<Decoder>, (rank, num_ranks): (usize, usize)) -> Self {
         let partition = Partition::new(decoder, rank, num_ranks);
         let written = |(index, layer): (usize, LayerId)| {
@@ -114,15 +121,15 @@ impl Share {
     }
 
     /// The state of a run where it lies, to be written before training goes on.
-    pub fn of_run<'a>(&self, state: State<'a>) -> Vec<Piece<'a>> {
+    pub fn of_run<'a>(&self, state: CheckpointState<'a>) -> Vec<TensorShard<'a>> {
         let groups = self.parts(state);
         groups.iter().flat_map(|Group { name, parts, .. }| self.pieces(name, parts)).collect()
     }
 
     /// By group and layer, the part that is to be written.
-    fn parts<'a>(&self, state: State<'a>) -> Vec<Group<'a>> {
-        let State { policy, optimizer, follower } = state;
-        let of_masters = |name, Masters { weights, partition, home }: Masters<'a>| {
+    fn parts<'a>(&self, state: CheckpointState<'a>) -> Vec<Group<'a>> {
+        let CheckpointState { policy, optimizer, follower } = state;
+        let of_masters = |name, MasterWeights { weights, partition, home }: MasterWeights<'a>| {
             let layers = weights.layers.iter().map(|flat| flat.view().into()).collect();
             (name, layers, partition, home)
         };
@@ -143,7 +150,7 @@ impl Share {
     }
 
     /// The parts of the layers of one group, by tensor.
-    fn pieces<'a>(&self, group: &str, parts: &[StatesView<'a>]) -> Vec<Piece<'a>> {
+    fn pieces<'a>(&self, group: &str, parts: &[StatesView<'a>]) -> Vec<TensorShard<'a>> {
         let (decoder, slice) = (&self.decoder, self.decoder.slice());
         let mut pieces = Vec::new();
         for ((layer, owned), part) in decoder.layers().into_iter().zip(&self.written).zip(parts) {
@@ -157,7 +164,12 @@ impl Share {
                     if start < end {
                         let data = part.range(start - owned.start..end - owned.start);
                         let tensor = spec(group, layer, whole);
-                        pieces.push(Piece { tensor, columns, start: first + start - place.start, data });
+                        pieces.push(TensorShard {
+                            tensor,
+                            columns,
+                            start: first + start - place.start,
+                            data,
+                        });
                     }
                 };
                 let columns = decoder.columns(whole);
@@ -189,19 +201,26 @@ struct Group<'a> {
 
 /// A copy of what a rank writes, made once and filled anew for each checkpoint, so that training can go on.
 pub struct Snapshot {
-    share: Share,
+    share: CheckpointShard,
     groups: Vec<(&'static str, Vec<States>)>,
 }
 
 impl Snapshot {
     /// Memory for a copy, in the form of what is copied; `follows` if a reference follows the policy.
-    pub fn new(device: &Device, share: Share, optimizer: &Optimizer, follows: bool) -> Result<Self> {
+    pub fn new(
+        device: &Device,
+        share: CheckpointShard,
+        optimizer: &Optimizer,
+        follows: bool,
+    ) -> Result<Self> {
         let lengths = || share.written.iter().map(Range::len);
         // Masters are f32, which has no moments.
-        let master = |len| States::zeros(device, Kind::Checkpoint, Moment::First, StateForm::F32, len);
+        let master =
+            |len| States::zeros(device, MemoryKind::Checkpoint, AdamMoment::First, StateForm::F32, len);
         let mut groups = vec![(POLICY, lengths().map(master).collect::<Result<_, _>>()?)];
         for (name, states) in optimizer.states() {
-            let copy = |(states, len): (&States, usize)| states.zeros_like(device, Kind::Checkpoint, len);
+            let copy =
+                |(states, len): (&States, usize)| states.zeros_like(device, MemoryKind::Checkpoint, len);
             groups.push((name, states.iter().zip(lengths()).map(copy).collect::<Result<_, _>>()?));
         }
         if follows {
@@ -214,13 +233,13 @@ impl Snapshot {
     ///
     /// # Errors
     /// If it is not the state of the run that this was made for.
-    pub fn fill(&mut self, device: &Device, state: State<'_>) -> Result<()> {
+    pub fn fill(&mut self, device: &Device, state: CheckpointState<'_>) -> Result<()> {
         // What lies in a file the processor copies, to where a GPU may have written.
         device.synchronize()?;
         for ((_, copies), Group { parts, home, .. }) in self.groups.iter_mut().zip(self.share.parts(state)) {
             for (copy, part) in copies.iter_mut().zip(parts) {
                 let all = 0..copy.len();
-                ops::copy_states(home, part, copy.range_mut(all, Dither::default()))?;
+                ops::copy_states(home, part, copy.range_mut(all, StochasticRounding::default()))?;
             }
         }
         // Another thread reads it next.
@@ -228,7 +247,7 @@ impl Snapshot {
     }
 
     /// What is to be written.
-    pub fn pieces(&self) -> Vec<Piece<'_>> {
+    pub fn pieces(&self) -> Vec<TensorShard<'_>> {
         let mut pieces = Vec::new();
         for (name, copies) in &self.groups {
             let views: Parts<'_> = copies.iter().map(States::view).collect();

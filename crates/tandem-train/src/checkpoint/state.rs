@@ -10,18 +10,18 @@ use crate::weights::{Policy, ReplicatedWeights};
 
 /// What a checkpoint holds of a run.
 #[derive(Clone, Copy)]
-pub struct State<'a> {
+pub struct CheckpointState<'a> {
     /// The weights that train.
-    pub policy: Masters<'a>,
+    pub policy: MasterWeights<'a>,
     /// The optimiser's states.
     pub optimizer: &'a Optimizer,
     /// The weights of a reference that follows the policy.
-    pub follower: Option<Masters<'a>>,
+    pub follower: Option<MasterWeights<'a>>,
 }
 
 /// Masters that a rank holds.
 #[derive(Clone, Copy)]
-pub struct Masters<'a> {
+pub struct MasterWeights<'a> {
     /// What it holds of each layer.
     pub weights: &'a FlatWeights,
     /// Whose part that is.
@@ -30,7 +30,7 @@ pub struct Masters<'a> {
     pub home: &'a Device,
 }
 
-impl<'a> Masters<'a> {
+impl<'a> MasterWeights<'a> {
     fn of(policy: &'a Policy) -> Self {
         let (weights, partition) = policy.masters();
         Self { weights, partition, home: policy.home() }
@@ -41,14 +41,14 @@ impl<'a> Masters<'a> {
     }
 }
 
-impl<'a> State<'a> {
+impl<'a> CheckpointState<'a> {
     /// Of a run.
     pub fn of(policy: &'a Policy, reference: &'a Reference, optimizer: &'a Optimizer) -> Self {
         let follower = match reference {
-            Reference::Followed(weights) => Some(Masters::of(weights)),
-            _ => policy.follower().map(Masters::of_adapter),
+            Reference::Followed(weights) => Some(MasterWeights::of(weights)),
+            _ => policy.follower().map(MasterWeights::of_adapter),
         };
-        Self { policy: Masters::of(policy), optimizer, follower }
+        Self { policy: MasterWeights::of(policy), optimizer, follower }
     }
 
     /// Tells that it is not needed for now: what lies in a file leaves this process's memory.

@@ -20,9 +20,9 @@ fn cursor(step: u64) -> Cursor {
         is_ended: true,
         log_prob: -1.0 / 3.0,
         score: Some(0.1 + 0.2),
-        opinions: vec![Opinion { score: None, said: "nothing".into() }],
+        opinions: vec![JudgeScore { score: None, said: "nothing".into() }],
     };
-    let answered = Answered { row: 3, answers: vec![answer, Answer::default()] };
+    let answered = CompletedPrompt { row: 3, answers: vec![answer, Answer::default()] };
     let batch = Batch { step: 9, answered_after: 8, prompts: vec![answered.clone()] };
     Cursor {
         online: Some(OnlineState {
@@ -49,9 +49,9 @@ fn values(step: u64) -> Vec<f32> {
     odd.into_iter().chain((0..16).map(|i| 1.0 / (step as f32 + i as f32))).collect()
 }
 
-fn tensors(values: &[f32]) -> Vec<Piece<'_>> {
+fn tensors(values: &[f32]) -> Vec<TensorShard<'_>> {
     let tensor = |name: &str, shape: &[usize], data| {
-        Piece::of(TensorSpec { name: name.into(), shape: shape.to_vec() }, 0, data)
+        TensorShard::of(TensorSpec { name: name.into(), shape: shape.to_vec() }, 0, data)
     };
     vec![
         tensor("model.embed.weight", &[3, 4], &values[..12]),
@@ -65,15 +65,15 @@ fn elements<'a>(data: &StatesView<'a>) -> &'a [f32] {
 }
 
 /// What a rank writes: its share of all elements, one after another, wherever that cuts a tensor.
-fn share<'a>(tensors: &[Piece<'a>], rank: usize, num_ranks: usize) -> Vec<Piece<'a>> {
+fn share<'a>(tensors: &[TensorShard<'a>], rank: usize, num_ranks: usize) -> Vec<TensorShard<'a>> {
     let total: usize = tensors.iter().map(|t| t.data.len()).sum();
     let mine = total * rank / num_ranks..total * (rank + 1) / num_ranks;
     let mut before = 0;
     let mut pieces = Vec::new();
-    for Piece { tensor, data, .. } in tensors {
+    for TensorShard { tensor, data, .. } in tensors {
         let [start, end] = [mine.start, mine.end].map(|at| at.clamp(before, before + data.len()) - before);
         if start < end {
-            pieces.push(Piece::of(tensor.clone(), start, &elements(data)[start..end]));
+            pieces.push(TensorShard::of(tensor.clone(), start, &elements(data)[start..end]));
         }
         before += data.len();
     }
@@ -148,7 +148,7 @@ fn tensors_longer_than_a_chunk_survive() {
     let cut = CHUNK + 7;
     checkpoints.begin(1).expect("a folder");
     let parts = [(0, 0, &data[..cut]), (1, cut, &data[cut..])].map(|(rank, start, data)| {
-        let piece = Piece::of(tensor.clone(), start, data);
+        let piece = TensorShard::of(tensor.clone(), start, data);
         checkpoints.write_part(1, rank, 2, &[piece], &AtomicBool::new(false)).expect("a part")
     });
     let path = checkpoints.publish(&cursor(1), &parts).expect("a save");
@@ -189,7 +189,7 @@ fn columns_of_several_writers_are_one_matrix() {
     let write = |step: u64, parts: &[(Range<usize>, usize, &[f32])]| {
         checkpoints.begin(step)?;
         let written = parts.iter().enumerate().map(|(rank, (columns, start, data))| {
-            let piece = Piece {
+            let piece = TensorShard {
                 tensor: tensor.clone(),
                 columns: columns.clone(),
                 start: *start,

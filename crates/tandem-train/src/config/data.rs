@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use tandem_data::record::Kind;
-use tandem_data::row::{LossOn, Truncation};
+use tandem_data::record::RowKind;
+use tandem_data::row::{LossMask, Truncation};
 use toml::{Table, Value};
 
 use super::Method;
@@ -50,11 +50,11 @@ keys! {
         share_prefix: bool = boolean().or(true),
         /// Tokens that enter the loss. `"answer"`: the completion or the assistant's turns; all of a
         /// `text`. `"all"`: every token.
-        loss_on: LossOn = choice([("answer", LossOn::Answer), ("all", LossOn::All)])
-            .or(LossOn::Answer)
+        loss_on: LossMask = choice([("answer", LossMask::Answer), ("all", LossMask::All)])
+            .or(LossMask::Answer)
             .methods_because(
                 method,
-                |method| method.rows() == Kind::Supervised,
+                |method| method.rows() == RowKind::Supervised,
                 "a preference loss is always on the completions; remove `loss_on`",
             ),
     }

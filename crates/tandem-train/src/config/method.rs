@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tandem_data::record::Kind;
+use tandem_data::record::RowKind;
 
 /// A training method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ struct Traits {
     /// Name in the config.
     name: &'static str,
     /// Rows that it reads.
-    rows: Kind,
+    rows: RowKind,
     /// Whether the loss compares the policy with a reference.
     has_reference: bool,
     /// Whether completions are generated and judged during training.
@@ -38,7 +38,7 @@ const TABLE: [(Method, Traits); 4] = [
         Method::Sft,
         Traits {
             name: "sft",
-            rows: Kind::Supervised,
+            rows: RowKind::Supervised,
             has_reference: false,
             generates: false,
             default_loss: Some("sft"),
@@ -49,7 +49,7 @@ const TABLE: [(Method, Traits); 4] = [
         Method::Dpo,
         Traits {
             name: "dpo",
-            rows: Kind::Preference,
+            rows: RowKind::Preference,
             has_reference: true,
             generates: false,
             default_loss: Some("sigmoid"),
@@ -60,7 +60,7 @@ const TABLE: [(Method, Traits); 4] = [
         Method::Reward,
         Traits {
             name: "reward",
-            rows: Kind::Reward,
+            rows: RowKind::Reward,
             has_reference: false,
             generates: false,
             default_loss: None,
@@ -71,7 +71,7 @@ const TABLE: [(Method, Traits); 4] = [
         Method::Online,
         Traits {
             name: "online",
-            rows: Kind::Prompt,
+            rows: RowKind::Prompt,
             has_reference: true,
             generates: true,
             default_loss: Some("sigmoid"),
@@ -96,7 +96,7 @@ impl Method {
     }
 
     /// Rows that the method reads.
-    pub fn rows(self) -> Kind {
+    pub fn rows(self) -> RowKind {
         self.traits().rows
     }
 

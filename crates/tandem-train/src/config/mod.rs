@@ -50,7 +50,7 @@ pub use page::reference_page;
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resolved::{Change, RESOLVED_HEADER};
 pub use server::{ServerConfig, ServerKind, unservable};
-pub use train::{Length, MicroBatch, Optimizer, TrainConfig, Warmup};
+pub use train::{Length, MicroBatchSize, Optimizer, TrainConfig, Warmup};
 pub use types::{Offload, Shape, ShardedState, Sharding, SumForm};
 
 pub use crate::objective::ObjectiveConfig;

@@ -1,6 +1,6 @@
 //! `[objective]`: losses and their strength.
 
-use tandem_data::record::Kind;
+use tandem_data::record::RowKind;
 use toml::{Table, Value};
 
 use super::error::Result;
@@ -109,7 +109,7 @@ pub(super) fn visit(
         /// Strength of the pull of the sum of a pair's two rewards towards zero.
         center_rewards_coefficient = number(POSITIVE).optional().methods_because(
             method,
-            |method| method.rows() == Kind::Reward,
+            |method| method.rows() == RowKind::Reward,
             "only method = \"reward\" has rewards to centre; remove it",
         ), now.center_rewards_coefficient;
     }
@@ -194,7 +194,7 @@ fn loss(entry: &Entry, name: &str, method: Method) -> Result<&'static PairLoss> 
         let hint = nearest(name, &names).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();
         return Err(entry.wrong(format!("one of {}{hint}", names.join(", "))));
     };
-    if method.rows() == Kind::Supervised && loss.name != "sft" {
+    if method.rows() == RowKind::Supervised && loss.name != "sft" {
         return Err(entry.conflict(format!(
             "{name:?} compares two completions; with method = \"{method}\" the only loss is \"sft\""
         )));

@@ -16,7 +16,7 @@ keys! {
         /// Pairs per optimiser step, over all ranks; rows for SFT, prompts for online runs.
         batch_size: usize = integer(1..=1 << 24).required("the pairs (rows, for SFT) of one optimiser step"),
         /// Division of a batch into micro-batches, also in evaluation.
-        micro_batch: MicroBatch = group(MicroBatch::visit),
+        micro_batch: MicroBatchSize = group(MicroBatchSize::visit),
         /// Length of the run.
         length: Length = group(Length::visit),
         /// Peak learning rate.
@@ -57,14 +57,14 @@ keys! {
 
 /// Division of a global batch into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MicroBatch {
+pub enum MicroBatchSize {
     /// As many rows as fit this many tokens of the forest, at least one.
     Tokens(usize),
     /// This many rows (pairs).
     Rows(usize),
 }
 
-impl MicroBatch {
+impl MicroBatchSize {
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
         let is_rows = keys.has_second("micro_batch_tokens", "micro_batch_size")?;
         keys! { let keys, now;
@@ -80,11 +80,11 @@ impl MicroBatch {
     }
 }
 
-impl From<MicroBatch> for tandem_data::order::MicroBatch {
-    fn from(size: MicroBatch) -> Self {
+impl From<MicroBatchSize> for tandem_data::order::MicroBatchSize {
+    fn from(size: MicroBatchSize) -> Self {
         match size {
-            MicroBatch::Tokens(tokens) => Self::Tokens(tokens),
-            MicroBatch::Rows(rows) => Self::Rows(rows),
+            MicroBatchSize::Tokens(tokens) => Self::Tokens(tokens),
+            MicroBatchSize::Rows(rows) => Self::Rows(rows),
         }
     }
 }

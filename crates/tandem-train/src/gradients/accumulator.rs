@@ -11,10 +11,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_comm::{Group, Numbers, Reduction};
-use tandem_kernels::exact::{ExactSum, limit};
+use tandem_comm::{CollectiveBuffer, ProcessGroup, Reduction};
+use tandem_kernels::exact::{FixedPointSum, limit};
 use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
-use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 use tandem_model::{
     Decoder, GradientSink, LayerGradients, LayerId, LayerLayout, ParamSpec, Result as ModelResult,
 };
@@ -22,8 +22,8 @@ use tandem_model::{
 use crate::Result;
 use crate::config::SumForm;
 use crate::gradients::reducer::{Buffer, Reducer, Terms};
-use crate::parallel::{Mesh, Partition, collective_buffer};
-use crate::placement::Homes;
+use crate::parallel::{DeviceMesh, Partition, collective_buffer};
+use crate::placement::MemoryPlacement;
 
 /// Gradient sums, laid out like the weights.
 pub struct Accumulator {
@@ -54,7 +54,7 @@ pub(super) enum Sums {
     Exact {
         /// A layer's gradient of one micro-batch `[1, longest layer]`.
         layer: Tensor,
-        sums: Vec<ExactSum>,
+        sums: Vec<FixedPointSum>,
     },
     Fast {
         /// As above; absent where gradients are added where they lie, in parts and elsewhere they are not.
@@ -65,7 +65,12 @@ pub(super) enum Sums {
 
 impl Sums {
     /// A range of what is held of a layer.
-    fn range<'a>(&'a mut self, device: &'a Device, index: usize, range: Range<usize>) -> Numbers<'a> {
+    fn range<'a>(
+        &'a mut self,
+        device: &'a Device,
+        index: usize,
+        range: Range<usize>,
+    ) -> CollectiveBuffer<'a> {
         match self {
             Self::Exact { sums, .. } => collective_buffer::fixed(device, &mut sums[index], range),
             Self::Fast { sums, .. } => collective_buffer::floats(device, &mut sums[index], range),
@@ -88,10 +93,10 @@ impl Accumulator {
     /// # Errors
     /// If memory runs out, or the system refuses a thread.
     pub fn new(
-        homes: &Homes,
+        homes: &MemoryPlacement,
         decoder: Arc<Decoder>,
         partition: Arc<Partition>,
-        sharded: Option<Group>,
+        sharded: Option<ProcessGroup>,
         form: SumForm,
     ) -> Result<Self> {
         let sharded = sharded.filter(|group| group.size() > 1);
@@ -103,8 +108,8 @@ impl Accumulator {
             None => partition.len(layer),
         });
         let (device, home) = (&homes.device, homes.sums());
-        let floats = |device: &Device, len| device.alloc(Kind::Gradients, 1, len, DType::F32);
-        let fixed = |device: &Device, len| ExactSum::new(device, Kind::Gradients, len);
+        let floats = |device: &Device, len| device.alloc(MemoryKind::Gradients, 1, len, DType::F32);
+        let fixed = |device: &Device, len| FixedPointSum::new(device, MemoryKind::Gradients, len);
         let forms_apart = sharded.is_some() || homes.is_offloaded();
         let sums = match form {
             SumForm::Fast => Sums::Fast {
@@ -174,7 +179,7 @@ impl Accumulator {
 
     /// Adds up the sums of all ranks: afterwards every rank holds those of its part, and the stages that share a tied table
     /// hold the same.
-    pub fn reduce(&mut self, mesh: &mut Mesh) -> Result<ReducedGradients<'_>> {
+    pub fn reduce(&mut self, mesh: &mut DeviceMesh) -> Result<ReducedGradients<'_>> {
         self.settle()?;
         let (shard, mut replicas) = mesh.in_sum();
         let Self { home, partition, sums, begun, sharded, .. } = self;
@@ -210,7 +215,7 @@ impl Accumulator {
         if self.sharded.is_some() { held } else { held.range(self.partition.owned(index)) }
     }
 
-    fn norm(&mut self, mesh: &mut Mesh) -> Result<f64> {
+    fn norm(&mut self, mesh: &mut DeviceMesh) -> Result<f64> {
         let mut squares = std::mem::take(&mut self.squares);
         squares.fill(0.0);
         let (mut parts, mut places, mut first) = (Vec::new(), Vec::new(), 0);
@@ -261,7 +266,7 @@ pub struct ReducedGradients<'a>(&'a mut Accumulator);
 impl ReducedGradients<'_> {
     /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, from
     /// stage to stage, then the slices.
-    pub fn norm(self, mesh: &mut Mesh) -> Result<f64> {
+    pub fn norm(self, mesh: &mut DeviceMesh) -> Result<f64> {
         self.0.norm(mesh)
     }
 }

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use tandem_comm::{Group, Reduction};
-use tandem_kernels::exact::ExactSum;
+use tandem_comm::{ProcessGroup, Reduction};
+use tandem_kernels::exact::FixedPointSum;
 use tandem_kernels::{Device, Tensor};
 use tandem_model::Result as ModelResult;
 
 use crate::Result;
 use crate::error::lost;
 use crate::parallel::{Partition, collective_buffer};
-use crate::placement::async_transfer::{Courier, Outcome};
+use crate::placement::async_transfer::{AsyncTransfer, Outcome};
 
 /// A group that reduces one layer at a time, and the room for it.
 pub(super) struct Reducer {
-    courier: Courier<Terms>,
+    courier: AsyncTransfer<Terms>,
     /// `None` while a layer is under way.
     room: Option<Buffer>,
 }
@@ -30,7 +30,7 @@ pub(super) struct Terms {
 
 /// Gradients as they travel.
 pub(super) enum Buffer {
-    Fixed(ExactSum),
+    Fixed(FixedPointSum),
     Floats(Tensor),
 }
 
@@ -38,14 +38,15 @@ impl Reducer {
     pub(super) fn new(
         device: &Device,
         partition: Arc<Partition>,
-        group: Group,
+        group: ProcessGroup,
         room: Buffer,
     ) -> Result<Self> {
         let name = format!("rank {} reduce", group.rank());
         let has_peers = group.size() > 1;
-        let courier = Courier::new(device, &name, group, has_peers, move |by, group, terms: &mut Terms| {
-            terms.reduce(by, group, partition.counts(terms.index))
-        })?;
+        let courier =
+            AsyncTransfer::new(device, &name, group, has_peers, move |by, group, terms: &mut Terms| {
+                terms.reduce(by, group, partition.counts(terms.index))
+            })?;
         Ok(Self { courier, room: Some(room) })
     }
 
@@ -81,7 +82,7 @@ impl Reducer {
 const UNDER_WAY: &str = "a layer begins when the one before it has been taken";
 
 impl Terms {
-    fn reduce(&mut self, device: &Device, group: &mut Group, counts: &[usize]) -> Outcome {
+    fn reduce(&mut self, device: &Device, group: &mut ProcessGroup, counts: &[usize]) -> Outcome {
         let all = 0..counts.iter().sum();
         let terms = match &mut self.buffer {
             Buffer::Fixed(terms) => collective_buffer::fixed(device, terms, all),

@@ -1,13 +1,13 @@
 //! The gradient of a table that two stages hold: the first looks tokens up in it, the last scores with it.
 
 use tandem_comm::ElementKind;
-use tandem_kernels::exact::ExactSum;
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::exact::FixedPointSum;
+use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::LayerId;
 
 use super::accumulator::{Accumulator, Sums};
 use crate::Result;
-use crate::parallel::Stages;
+use crate::parallel::PipelineGroup;
 
 /// Numbers that two stages exchange at once.
 const PIECE: usize = 1 << 17;
@@ -15,7 +15,7 @@ const PIECE: usize = 1 << 17;
 impl Accumulator {
     /// Where the head is tied to the token table, adds up what first and last stage have of the layer's gradient, so that both
     /// update it alike. All stages call this, after their ranks have reduced.
-    pub(super) fn join_tied(&mut self, stages: Option<&Stages>) -> Result<()> {
+    pub(super) fn join_tied(&mut self, stages: Option<&PipelineGroup>) -> Result<()> {
         let stage = self.decoder.stage();
         let Some(stages) = stages.filter(|_| self.decoder.spec().head.tied) else { return Ok(()) };
         let other = match (stage.is_first(), stage.is_last()) {
@@ -33,7 +33,7 @@ impl Accumulator {
         let is_dry = matches!(self.device, Device::Meta(_));
         match &mut self.sums {
             Sums::Exact { sums, .. } => {
-                let mut room = ExactSum::new(&self.home, Kind::Gradients, piece)?;
+                let mut room = FixedPointSum::new(&self.home, MemoryKind::Gradients, piece)?;
                 if is_dry {
                     return stages.dry_add_up(other, ElementKind::I64, held.len(), piece);
                 }
@@ -46,7 +46,7 @@ impl Accumulator {
                 Ok(sums[index].write(&self.home, &own)?)
             }
             Sums::Fast { sums, .. } => {
-                let mut room = self.home.alloc(Kind::Gradients, 1, piece, DType::F32)?;
+                let mut room = self.home.alloc(MemoryKind::Gradients, 1, piece, DType::F32)?;
                 if is_dry {
                     return stages.dry_add_up(other, ElementKind::F32, held.len(), piece);
                 }

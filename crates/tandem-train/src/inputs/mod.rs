@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tandem_data::order::{self, Batches};
+use tandem_data::order::{self, BatchSampler};
 use tandem_data::progress::Progress;
 use tandem_data::row::RowOptions;
 use tandem_data::source::{Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::adapter::PeftFolder;
-use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, Part};
+use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, ParamKind};
 
 use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Weights};
 use crate::events::{Event, Observer};
@@ -18,7 +18,7 @@ use crate::recipe::{self, MicroBatcher};
 use crate::{Result, TrainError};
 
 /// A config whose inputs have been opened and checked.
-pub struct Prepared {
+pub struct RunInputs {
     /// The policy's folder.
     pub folder: ModelFolder,
     /// The model, whole, with the adapter that trains, if one does.
@@ -38,14 +38,14 @@ const SCORE: &str = "score";
 
 /// The models of a run, described.
 #[derive(Clone)]
-pub struct Decoders {
+pub struct ModelSpecs {
     /// The policy's, with the adapter that trains, if one does.
     pub policy: Arc<Decoder>,
     /// The same with the reference's adapter, if it has one from elsewhere.
     pub reference: Option<Arc<Decoder>>,
 }
 
-impl Decoders {
+impl ModelSpecs {
     /// What the config makes of a model.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Decoders {
                 adapted(AdapterConfig { dropout: *dropout, ..PeftFolder::open(path)?.config().clone() })?
             }
         };
-        let trains_head = |adapter: &Adapter| adapter.saved().contains(&Part::ScoreWeight);
+        let trains_head = |adapter: &Adapter| adapter.saved().contains(&ParamKind::ScoreWeight);
         if plain.spec().head.is_score() && policy.adapter().is_some_and(|adapter| !trains_head(adapter)) {
             let reason = "the adapter that adapter.start names is not a reward model's: it has no head that scores texts; leave \
                           adapter.start out to begin another";
@@ -87,7 +87,7 @@ impl Decoders {
     }
 }
 
-impl Prepared {
+impl RunInputs {
     /// Opens the model folder, checks the reference's against it, and tokenises what is not in the cache yet.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Prepared {
             check_reference(config, &folder, &reference)?;
         }
         // An adapter that does not fit is found before any row is read.
-        Decoders::of(config, &Decoder::new(spec.clone(), 1)?)?;
+        ModelSpecs::of(config, &Decoder::new(spec.clone(), 1)?)?;
         let train = tokens(config, &tokenizer, &config.data.train, Split::Train, observer)?;
         let eval = match config.data.eval.as_slice() {
             [] => None,
@@ -135,13 +135,13 @@ impl Prepared {
         let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
         let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
         let decoder = Decoder::new(spec, (longest + answer).max(1))?;
-        let Decoders { policy: decoder, reference: reference_decoder } = Decoders::of(config, &decoder)?;
+        let ModelSpecs { policy: decoder, reference: reference_decoder } = ModelSpecs::of(config, &decoder)?;
         Ok(Self { folder, decoder, reference_decoder, tokenizer, train, eval })
     }
 
     /// The models, described.
-    pub fn decoders(&self) -> Decoders {
-        Decoders { policy: self.decoder.clone(), reference: self.reference_decoder.clone() }
+    pub fn decoders(&self) -> ModelSpecs {
+        ModelSpecs { policy: self.decoder.clone(), reference: self.reference_decoder.clone() }
     }
 
     /// What cuts this run's batches.
@@ -152,12 +152,12 @@ impl Prepared {
     }
 
     /// The rows of this run's steps.
-    pub fn batches(&self, config: &Config) -> Batches {
+    pub fn batches(&self, config: &Config) -> BatchSampler {
         let order = match config.data.order {
             config::Order::Shuffled => order::Order::Shuffled,
             config::Order::Sequential => order::Order::Sequential,
         };
-        Batches::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
+        BatchSampler::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
     }
 
     /// The tokens of a split that the run has.

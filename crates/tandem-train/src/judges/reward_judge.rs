@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use tandem_data::record::{Message, Text};
 use tandem_data::row;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_judge::{Counts, Group, Judge, JudgeError, Prompt, Verdict};
+use tandem_judge::{Counts, Judge, JudgeError, Prompt, PromptWithCompletions, Verdict};
 use tandem_kernels::{DType, Device};
 use tandem_model::ModelFolder;
 
@@ -60,7 +60,7 @@ impl RewardJudge {
     }
 
     /// The tokens of each answer of a group, after its prompt.
-    fn tokens(&self, group: &Group<'_>) -> Result<Vec<Vec<u32>>, JudgeError> {
+    fn tokens(&self, group: &PromptWithCompletions<'_>) -> Result<Vec<Vec<u32>>, JudgeError> {
         let at = |error: &dyn Display| {
             failed(&self.name, TrainError::Mismatch { reason: format!("{}: {error}", group.place) })
         };
@@ -110,7 +110,11 @@ impl Judge for RewardJudge {
         &self.name
     }
 
-    fn judge(&mut self, groups: &[Group<'_>], stop: &AtomicBool) -> Result<Vec<Vec<Verdict>>, JudgeError> {
+    fn judge(
+        &mut self,
+        groups: &[PromptWithCompletions<'_>],
+        stop: &AtomicBool,
+    ) -> Result<Vec<Vec<Verdict>>, JudgeError> {
         let tokens = groups.iter().map(|group| self.tokens(group)).collect::<Result<Vec<_>, _>>()?;
         let lengths = tokens.iter().map(|texts| texts.iter().map(Vec::len));
         let unscored: Vec<Vec<_>> =

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tandem_data::forest::ForestBuilder;
 use tandem_kernels::ops::{HeadScores, MANY_TREES};
 use tandem_kernels::{DType, Device, Format};
-use tandem_model::{Checkpointing, Decoder, ModelFolder, Walk};
+use tandem_model::{Checkpointing, Decoder, LayerExecutor, ModelFolder};
 
 use crate::weights::FrozenWeights;
-use crate::weights::initial_weights::Start;
+use crate::weights::initial_weights::InitialWeights;
 use crate::{Result, TrainError};
 
 /// Texts that begin alike: their common beginning is computed once.
@@ -55,8 +55,8 @@ impl RewardModel {
         }
         let decoder = Arc::new(Decoder::new(folder.spec().clone(), max_length)?);
         let start = match device.is_meta() {
-            true => Start::dry(folder.quantised()),
-            false => Start::of_folder(&folder, &decoder)?,
+            true => InitialWeights::dry(folder.quantised()),
+            false => InitialWeights::of_folder(&folder, &decoder)?,
         };
         let weights = start.resident(&decoder, device, format, dtype)?;
         let (builder, scores) = (ForestBuilder::default(), HeadScores::default());
@@ -100,7 +100,7 @@ impl RewardModel {
             return Ok(Vec::new());
         }
         let forest = self.builder.finish()?;
-        let walk = Walk::new(&self.decoder, &self.device, self.dtype, Checkpointing::None);
+        let walk = LayerExecutor::new(&self.decoder, &self.device, self.dtype, Checkpointing::None);
         walk.forward(&mut self.weights, &forest, &mut self.scores)?;
         let mut scores = vec![0.0; forest.num_sequences as usize];
         for (prediction, &score) in forest.predictions.iter().zip(&self.scores.log_prob) {

@@ -1,13 +1,17 @@
 //! Prompts with the answers that a policy gave to them.
 
-use super::generate::Asked;
-pub use crate::checkpoint::{Answer, Answered, Batch, OnlineState, Opinion};
+use super::generate::GenerationRequest;
+pub use crate::checkpoint::{Answer, Batch, CompletedPrompt, JudgeScore, OnlineState};
 
 /// What a round asks, in the order of its prompts.
-pub fn asked_of(round: &[Batch]) -> Vec<Asked> {
+pub fn asked_of(round: &[Batch]) -> Vec<GenerationRequest> {
     let asked = |batch: &Batch| {
         let step = batch.step;
-        batch.prompts.iter().map(move |&Answered { row, .. }| Asked { step, row }).collect::<Vec<_>>()
+        batch
+            .prompts
+            .iter()
+            .map(move |&CompletedPrompt { row, .. }| GenerationRequest { step, row })
+            .collect::<Vec<_>>()
     };
     round.iter().flat_map(asked).collect()
 }

@@ -4,29 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
-use tandem_comm::{Group, Phase, Progress};
+use tandem_comm::{Phase, ProcessGroup, Progress};
 
 use super::answers::{Batch, asked_of, fill};
-use super::background_generator::Borrower;
-use super::background_task::Work;
-use super::judging::Cases;
-use super::render::Shown;
+use super::background_generator::BackgroundGenerator;
+use super::background_task::BackgroundTask;
+use super::judging::JudgeRequest;
+use super::render::SampleRenderer;
 use super::server::Server;
 use crate::Result;
-use crate::inputs::Prepared;
-use crate::parallel::Mesh;
-use crate::step::Scorer;
+use crate::inputs::RunInputs;
+use crate::parallel::DeviceMesh;
+use crate::step::TrainStep;
 
 /// Who answers there.
-pub enum Answerer {
+pub enum GenerationBackend {
     /// This process.
-    Borrower(Box<Borrower>),
+    Borrower(Box<BackgroundGenerator>),
     /// A server; all ranks learn of its answers in a group that is used for nothing else.
-    Server(Box<Server>, Group),
+    Server(Box<Server>, ProcessGroup),
 }
 
 /// An answerer, and what it works on.
-pub struct Aside {
+pub struct AsyncRound {
     /// `None` after a failure.
     at: Option<At>,
     /// Strings that end an answer.
@@ -38,16 +38,16 @@ pub struct Aside {
 }
 
 enum At {
-    Rest(Answerer),
-    Work(Work<(Answerer, Answered)>),
+    Rest(GenerationBackend),
+    Work(BackgroundTask<(GenerationBackend, CompletedPrompt)>),
 }
 
 /// A round with its answers, unless it was stopped.
-type Answered = Result<Option<Vec<Batch>>>;
+type CompletedPrompt = Result<Option<Vec<Batch>>>;
 
-impl Aside {
+impl AsyncRound {
     /// Creates an idle round; `ends` lists the stop strings.
-    pub fn new(answerer: Answerer, ends: &[String]) -> Self {
+    pub fn new(answerer: GenerationBackend, ends: &[String]) -> Self {
         let at = Some(At::Rest(answerer));
         Self { at, ends: ends.into(), progress: Progress::default(), stop: Arc::default() }
     }
@@ -62,15 +62,17 @@ impl Aside {
     pub fn begin(
         &mut self,
         mut round: Vec<Batch>,
-        judges: Option<Sender<Cases>>,
-        scorer: &mut Scorer,
-        mesh: &mut Mesh,
-        prepared: &Arc<Prepared>,
+        judges: Option<Sender<JudgeRequest>>,
+        scorer: &mut TrainStep,
+        mesh: &mut DeviceMesh,
+        prepared: &Arc<RunInputs>,
     ) -> Result<()> {
         let Some(At::Rest(mut answerer)) = self.at.take() else { panic!("another round is under way") };
         match &mut answerer {
-            Answerer::Borrower(borrower) => borrower.borrow(scorer)?,
-            Answerer::Server(server, _) => server.publish(round[0].answered_after, scorer, mesh, prepared)?,
+            GenerationBackend::Borrower(borrower) => borrower.borrow(scorer)?,
+            GenerationBackend::Server(server, _) => {
+                server.publish(round[0].answered_after, scorer, mesh, prepared)?
+            }
         }
         self.stop.store(false, Ordering::Relaxed);
         let (prepared, ends) = (prepared.clone(), self.ends.clone());
@@ -78,8 +80,10 @@ impl Aside {
         let work = move || {
             let asked = asked_of(&round);
             let answers = match &mut answerer {
-                Answerer::Borrower(borrower) => borrower.answer(&asked, &prepared, &progress, &stop),
-                Answerer::Server(server, group) => server.answer(&asked, &prepared, group, &progress, &stop),
+                GenerationBackend::Borrower(borrower) => borrower.answer(&asked, &prepared, &progress, &stop),
+                GenerationBackend::Server(server, group) => {
+                    server.answer(&asked, &prepared, group, &progress, &stop)
+                }
             };
             let answered = answers.and_then(|answers| {
                 let Some(answers) = answers else { return Ok(None) };
@@ -87,13 +91,13 @@ impl Aside {
                 if let Some(judges) = judges {
                     let prompts = round.iter().flat_map(|batch| &batch.prompts);
                     // Who does not listen has failed, and says so.
-                    let _ = judges.send(Cases::of(prompts, &Shown::of(&prepared, &ends))?);
+                    let _ = judges.send(JudgeRequest::of(prompts, &SampleRenderer::of(&prepared, &ends))?);
                 }
                 Ok(Some(round))
             });
             (answerer, answered)
         };
-        self.at = Some(At::Work(Work::begin("answers", work)));
+        self.at = Some(At::Work(BackgroundTask::begin("answers", work)));
         Ok(())
     }
 
@@ -118,7 +122,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for AsyncRound {
     /// Does not wait: others may have failed that its thread waits for. It ends soon after they have.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);

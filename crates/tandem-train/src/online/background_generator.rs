@@ -9,21 +9,21 @@ use std::sync::atomic::AtomicBool;
 
 use tandem_comm::Progress;
 use tandem_kernels::{DType, Device};
-use tandem_model::{Checkpointing, Decoder, Walk};
+use tandem_model::{Checkpointing, Decoder, LayerExecutor};
 
 use super::Answer;
-use super::generate::{Asked, Generation, On, Together};
-use super::sources::Both;
+use super::generate::{Generation, GenerationContext, GenerationRequest, LockstepGroup};
+use super::sources::PolicyAndReference;
 use crate::Result;
 use crate::config::Config;
-use crate::inputs::Prepared;
-use crate::parallel::Mesh;
+use crate::inputs::RunInputs;
+use crate::parallel::DeviceMesh;
 use crate::reference::Reference;
-use crate::step::Scorer;
+use crate::step::TrainStep;
 use crate::weights::Policy;
 
 /// Generates this rank's answers with weights that it was lent.
-pub struct Borrower {
+pub struct BackgroundGenerator {
     generation: Generation,
     device: Device,
     decoder: Arc<Decoder>,
@@ -31,31 +31,31 @@ pub struct Borrower {
     checkpointing: Checkpointing,
     policy: Policy,
     reference: Reference,
-    mesh: Mesh,
-    together: Option<Together>,
+    mesh: DeviceMesh,
+    together: Option<LockstepGroup>,
 }
 
-impl Borrower {
+impl BackgroundGenerator {
     /// Reads what `scorer` has, on `device`, which is beside that one's. All ranks call this.
     pub fn new(
         generation: Generation,
         config: &Config,
-        scorer: &Scorer,
+        scorer: &TrainStep,
         device: Device,
-        mesh: &mut Mesh,
+        mesh: &mut DeviceMesh,
     ) -> Result<Self> {
         let mut mesh = mesh.beside(&config.compute)?;
         let shard = mesh.shard();
-        let Scorer { homes, decoder, dtype, checkpointing, policy, reference, .. } = scorer;
+        let TrainStep { homes, decoder, dtype, checkpointing, policy, reference, .. } = scorer;
         let (decoder, dtype, checkpointing) = (decoder.clone(), *dtype, *checkpointing);
         let policy = policy.reader(homes, &device, shard)?;
         let reference = reference.reader(homes, &device, shard)?;
-        let together = Together::of(config, shard)?;
+        let together = LockstepGroup::of(config, shard)?;
         Ok(Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together })
     }
 
     /// Is lent the weights as they are.
-    pub fn borrow(&mut self, scorer: &Scorer) -> Result<()> {
+    pub fn borrow(&mut self, scorer: &TrainStep) -> Result<()> {
         scorer.policy.lend(&mut self.policy);
         scorer.reference.lend(&mut self.reference);
         Ok(self.device.after(&scorer.homes.device.mark()?)?)
@@ -64,17 +64,17 @@ impl Borrower {
     /// Returns all ranks' responses, or `None` if a rank was stopped. The lent weights are given back before this returns.
     pub fn answer(
         &mut self,
-        asked: &[Asked],
-        prepared: &Prepared,
+        asked: &[GenerationRequest],
+        prepared: &RunInputs,
         progress: &Progress,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Vec<Answer>>>> {
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together } =
             self;
-        let walk = Walk::new(decoder, device, *dtype, *checkpointing);
-        let Prepared { train: prompts, tokenizer, .. } = prepared;
-        let on = On { walk, prompts, tokenizer, progress };
-        let mut sources = Both::of(policy, reference);
+        let walk = LayerExecutor::new(decoder, device, *dtype, *checkpointing);
+        let RunInputs { train: prompts, tokenizer, .. } = prepared;
+        let on = GenerationContext { walk, prompts, tokenizer, progress };
+        let mut sources = PolicyAndReference::of(policy, reference);
         let answers = generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked);
         // What a GPU still reads is not given back.
         let read = self.device.synchronize();
@@ -84,12 +84,15 @@ impl Borrower {
     }
 
     /// Takes the memory that answering takes, on a device that computes nothing, where no prompt has more than `longest` tokens.
-    pub fn rehearse(&mut self, scorer: &Scorer, longest: usize) -> Result<()> {
+    pub fn rehearse(&mut self, scorer: &TrainStep, longest: usize) -> Result<()> {
         self.borrow(scorer)?;
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, .. } = self;
-        let walk = Walk { split: mesh.split(), ..Walk::new(decoder, device, *dtype, *checkpointing) };
+        let walk = LayerExecutor {
+            split: mesh.split(),
+            ..LayerExecutor::new(decoder, device, *dtype, *checkpointing)
+        };
         device.note(format_args!("generation"));
-        generation.rehearse(&walk, &mut Both::of(policy, reference), longest)?;
+        generation.rehearse(&walk, &mut PolicyAndReference::of(policy, reference), longest)?;
         self.give_back();
         Ok(())
     }

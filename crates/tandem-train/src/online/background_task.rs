@@ -10,12 +10,12 @@ use crate::Result;
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// Work on a thread of its own.
-pub struct Work<T> {
+pub struct BackgroundTask<T> {
     thread: JoinHandle<()>,
     result: Receiver<T>,
 }
 
-impl<T: Send + 'static> Work<T> {
+impl<T: Send + 'static> BackgroundTask<T> {
     /// Begins it.
     ///
     /// # Panics
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn who_waits_looks_around_until_there_is_a_result() {
         let (go, told) = channel();
-        let work = Work::begin("slow", move || told.recv().map(|n: u32| n + 1));
+        let work = BackgroundTask::begin("slow", move || told.recv().map(|n: u32| n + 1));
         let mut go = Some(go);
         let meanwhile = || {
             go.take().iter().for_each(|go| go.send(41).unwrap());
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_panic_there_is_one_here() {
-        let work = Work::<()>::begin("panic", || panic!("in the thread"));
+        let work = BackgroundTask::<()>::begin("panic", || panic!("in the thread"));
         let caught = catch_unwind(AssertUnwindSafe(|| work.end(|| Ok(()))));
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>().copied(), Some("in the thread"));
     }

@@ -6,25 +6,27 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
-use tandem_comm::{Group, Phase, Progress, Reduction};
+use tandem_comm::{Phase, ProcessGroup, Progress, Reduction};
 use tandem_data::text_stream::TextStream;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::Backend;
-use tandem_model::decode::{Alone, Finish, Flow, Meet, OnToken, Sources};
-use tandem_model::{Generator, GeneratorOptions, ModelError, Request, Result as ModelResult, Sampling, Walk};
+use tandem_model::decode::{Finish, Flow, Lockstep, OnToken, SingleRank, Sources};
+use tandem_model::{
+    Generator, GeneratorOptions, LayerExecutor, ModelError, Request, Result as ModelResult, Sampling,
+};
 
 use super::answers::Answer;
-use super::keepalive::Company;
-use super::sources::OfReference;
+use super::keepalive::KeepAlive;
+use super::sources::ReferenceOnly;
 use crate::Result;
-use crate::config::{Algorithm, Config, MicroBatch, OnlineConfig};
+use crate::config::{Algorithm, Config, MicroBatchSize, OnlineConfig};
 use crate::draw::draw;
-use crate::parallel::Mesh;
+use crate::parallel::DeviceMesh;
 
 /// A prompt to answer, and the 0-based step that the answers are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct GenerationRequest {
     /// The step.
     pub step: u64,
     /// The data set's row.
@@ -54,8 +56,8 @@ impl Generation {
         let prompts_under_way = max_batch.div_ceil(at_once(&options)) + 1;
         let cache_tokens = max_batch * options.max_new_tokens + prompts_under_way * longest;
         let prefill_tokens = match config.train.micro_batch {
-            MicroBatch::Tokens(tokens) => tokens,
-            MicroBatch::Rows(rows) => rows * longest,
+            MicroBatchSize::Tokens(tokens) => tokens,
+            MicroBatchSize::Rows(rows) => rows * longest,
         };
         let within = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs: true };
         Self { options, seed: config.seed, within }
@@ -65,18 +67,18 @@ impl Generation {
     /// and gets all; `None` if any was stopped.
     pub fn answer(
         &self,
-        on: &On<'_>,
+        on: &GenerationContext<'_>,
         sources: &mut dyn Sources,
-        together: Option<&mut Together>,
-        mesh: &mut Mesh,
+        together: Option<&mut LockstepGroup>,
+        mesh: &mut DeviceMesh,
         stop: &AtomicBool,
-        asked: &[Asked],
+        asked: &[GenerationRequest],
     ) -> Result<Option<Vec<Vec<Answer>>>> {
         let data = mesh.data();
         let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
         let (world, split) = mesh.world_in_walk();
-        let on = On { walk: Walk { split, ..on.walk }, ..*on };
-        let mut company = Company::new(world, stop);
+        let on = GenerationContext { walk: LayerExecutor { split, ..on.walk }, ..*on };
+        let mut company = KeepAlive::new(world, stop);
         let mut groups = vec![Vec::with_capacity(self.options.num_answers); mine.len()];
         let mut ranks = Ranks { together, company: &mut company, steps: 0 };
         for author in self.authors() {
@@ -90,23 +92,23 @@ impl Generation {
     }
 
     /// Who answers, one after another.
-    fn authors(&self) -> impl Iterator<Item = Author> {
+    fn authors(&self) -> impl Iterator<Item = CompletionModel> {
         let second = match self.options.algorithm {
             Algorithm::Dpo => None,
-            Algorithm::Xpo { .. } => Some(Author::Reference),
-            Algorithm::NashMd { mixture } => Some(Author::Mixture(mixture as f32)),
+            Algorithm::Xpo { .. } => Some(CompletionModel::Reference),
+            Algorithm::NashMd { mixture } => Some(CompletionModel::Mixture(mixture as f32)),
         };
-        std::iter::once(Author::Policy).chain(second)
+        std::iter::once(CompletionModel::Policy).chain(second)
     }
 
     /// One author's answers, and the places of their prompts.
     fn ask(
         &self,
-        author: Author,
-        on: &On<'_>,
+        author: CompletionModel,
+        on: &GenerationContext<'_>,
         sources: &mut dyn Sources,
-        meet: &mut dyn Meet,
-        asked: &[Asked],
+        meet: &mut dyn Lockstep,
+        asked: &[GenerationRequest],
     ) -> Result<Vec<(usize, Answer)>> {
         let requests: Vec<Request> = asked.iter().map(|asked| self.request(author, asked, on)).collect();
         let mut watches: Vec<_> = (0..asked.len() * at_once(&self.options)).map(|_| None).collect();
@@ -136,7 +138,12 @@ impl Generation {
 
     /// Takes the memory that answering takes, on a device that computes nothing: as many answers under way as there may be, to
     /// prompts as long as they are, of which as many come at once as may.
-    pub fn rehearse(&self, walk: &Walk<'_>, sources: &mut dyn Sources, longest: usize) -> Result<()> {
+    pub fn rehearse(
+        &self,
+        walk: &LayerExecutor<'_>,
+        sources: &mut dyn Sources,
+        longest: usize,
+    ) -> Result<()> {
         let GeneratorOptions { max_batch, prefill_tokens, .. } = self.within;
         let num_answers = at_once(&self.options);
         let prompts = max_batch.div_ceil(num_answers);
@@ -164,12 +171,17 @@ impl Generation {
         for author in self.authors() {
             let requests = requests.clone();
             let on_token = &mut |_| Flow::Continue;
-            author.generate(*walk, &self.within, sources, &mut Alone, requests, on_token)?;
+            author.generate(*walk, &self.within, sources, &mut SingleRank, requests, on_token)?;
         }
         Ok(())
     }
 
-    fn request(&self, author: Author, asked: &Asked, on: &On<'_>) -> Request {
+    fn request(
+        &self,
+        author: CompletionModel,
+        asked: &GenerationRequest,
+        on: &GenerationContext<'_>,
+    ) -> Request {
         let OnlineConfig { temperature, top_k, top_p, min_p, repetition_penalty, .. } = self.options;
         Request {
             prompt: on.prompts.prompt(asked.row as usize).0.to_vec(),
@@ -181,7 +193,7 @@ impl Generation {
                 top_k,
                 top_p: top_p as f32,
                 min_p: min_p as f32,
-                seed: draw(&[self.seed, asked.step, u64::from(author != Author::Policy)]),
+                seed: draw(&[self.seed, asked.step, u64::from(author != CompletionModel::Policy)]),
             },
             max_new_tokens: self.options.max_new_tokens,
             stop: on.tokenizer.eos_ids().to_vec(),
@@ -196,7 +208,7 @@ fn at_once(options: &OnlineConfig) -> usize {
 
 /// Who answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Author {
+enum CompletionModel {
     /// What trains.
     Policy,
     /// What it is compared with.
@@ -205,13 +217,13 @@ enum Author {
     Mixture(f32),
 }
 
-impl Author {
+impl CompletionModel {
     fn generate(
         self,
-        walk: Walk<'_>,
+        walk: LayerExecutor<'_>,
         within: &GeneratorOptions,
         sources: &mut dyn Sources,
-        meet: &mut dyn Meet,
+        meet: &mut dyn Lockstep,
         requests: Vec<Request>,
         on_token: OnToken,
     ) -> Result<Vec<tandem_model::decode::Answer>> {
@@ -221,7 +233,7 @@ impl Author {
         };
         let answers = match self {
             Self::Reference => {
-                generator.generate_with(&mut OfReference(&mut *sources), meet, requests, on_token)
+                generator.generate_with(&mut ReferenceOnly(&mut *sources), meet, requests, on_token)
             }
             Self::Policy | Self::Mixture(_) => generator.generate_with(sources, meet, requests, on_token),
         }?;
@@ -234,9 +246,9 @@ impl Author {
 }
 
 /// Where answers are computed.
-pub struct On<'a> {
+pub struct GenerationContext<'a> {
     /// What is walked, and where; the slices are the mesh's.
-    pub walk: Walk<'a>,
+    pub walk: LayerExecutor<'a>,
     /// The prompts.
     pub prompts: &'a TokenCache,
     /// What tells the end of an answer.
@@ -250,12 +262,12 @@ const STEPS: usize = 64;
 
 /// Ranks that generate at the same time, as one of them sees them. Those that walk together take the same steps.
 struct Ranks<'r, 'c> {
-    together: Option<&'r mut Together>,
-    company: &'r mut Company<'c>,
+    together: Option<&'r mut LockstepGroup>,
+    company: &'r mut KeepAlive<'c>,
     steps: usize,
 }
 
-impl Meet for Ranks<'_, '_> {
+impl Lockstep for Ranks<'_, '_> {
     fn any(&mut self, mine: bool) -> ModelResult<bool> {
         self.together.as_mut().map_or(Ok(mine), |together| together.any(mine))
     }
@@ -270,17 +282,17 @@ impl Meet for Ranks<'_, '_> {
 }
 
 /// Ranks that hold a model's weights in parts and walk together.
-pub struct Together(pub Group);
+pub struct LockstepGroup(pub ProcessGroup);
 
-impl Together {
+impl LockstepGroup {
     /// Those of a shard group, of which all call this, if they do.
-    pub fn of(config: &Config, shard: &mut Group) -> Result<Option<Self>> {
+    pub fn of(config: &Config, shard: &mut ProcessGroup) -> Result<Option<Self>> {
         let meets = config.compute.sharded().meets_in_walk();
         Ok(meets.then(|| shard.split(0)).transpose()?.map(Self))
     }
 }
 
-impl Together {
+impl LockstepGroup {
     /// Whether any of them has something.
     fn any(&mut self, mine: bool) -> ModelResult<bool> {
         let mut votes = [u8::from(mine)];
@@ -301,7 +313,7 @@ fn exchange(
     own: Vec<Vec<Answer>>,
     num_prompts: usize,
     num_answers: usize,
-    group: &mut Group,
+    group: &mut ProcessGroup,
 ) -> Result<Vec<Vec<Answer>>> {
     let num_ranks = group.size();
     let counts: Vec<usize> =
@@ -314,7 +326,7 @@ pub fn from_first(
     own: Vec<Vec<Answer>>,
     num_prompts: usize,
     num_answers: usize,
-    group: &mut Group,
+    group: &mut ProcessGroup,
 ) -> Result<Vec<Vec<Answer>>> {
     let mut counts = vec![0; group.size()];
     counts[0] = num_prompts * num_answers;
@@ -326,7 +338,7 @@ fn gather(
     own: Vec<Vec<Answer>>,
     counts: &[usize],
     num_answers: usize,
-    group: &mut Group,
+    group: &mut ProcessGroup,
 ) -> Result<Vec<Vec<Answer>>> {
     if group.size() == 1 {
         return Ok(own);
@@ -372,7 +384,7 @@ mod tests {
             let all: Vec<Vec<Answer>> = (0..num_prompts)
                 .map(|prompt| (0..2).map(|number| answer(prompt, number)).collect())
                 .collect();
-            let rank = |mut group: Group| {
+            let rank = |mut group: ProcessGroup| {
                 let own = all[share_of(num_prompts, group.rank(), num_ranks)].to_vec();
                 let mine = if group.rank() == 0 { all.clone() } else { Vec::new() };
                 assert_eq!(exchange(own, num_prompts, 2, &mut group).unwrap(), all);

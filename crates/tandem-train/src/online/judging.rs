@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 
 use serde_json::{Map, Value};
-use tandem_comm::Group;
-use tandem_judge::{Assessment, Candidate, Group as Case, JudgeError, Panel, Prompt};
+use tandem_comm::ProcessGroup;
+use tandem_judge::{Assessment, Candidate, JudgeError, Panel, Prompt, PromptWithCompletions};
 
-use super::answers::{Answer, Answered, Opinion};
-use super::background_task::Work;
-use super::keepalive::Company;
-use super::render::Shown;
+use super::answers::{Answer, CompletedPrompt, JudgeScore};
+use super::background_task::BackgroundTask;
+use super::keepalive::KeepAlive;
+use super::render::SampleRenderer;
 use crate::Result;
 
 /// The judges.
@@ -30,7 +30,7 @@ enum At {
     /// They wait.
     Rest(Box<Panel>),
     /// They judge while this thread goes on, or wait for answers.
-    Work(Work<(Box<Panel>, Verdicts)>),
+    Work(BackgroundTask<(Box<Panel>, Verdicts)>),
 }
 
 /// For each answer of each prompt.
@@ -48,19 +48,19 @@ impl Judging {
     ///
     /// # Panics
     /// If others are being judged.
-    pub fn begin(&mut self) -> Option<Sender<Cases>> {
+    pub fn begin(&mut self) -> Option<Sender<JudgeRequest>> {
         let At::Rest(mut panel) = self.panel.take()? else { panic!("other answers are being judged") };
         let (send, receive) = mpsc::channel();
         self.stop.store(false, Ordering::Relaxed);
         let stop = self.stop.clone();
         let judge = move || {
             // Nobody sends any where answering has failed.
-            let Ok(Cases(cases)) = receive.recv() else { return (panel, Ok(Vec::new())) };
-            let views: Vec<Case> = cases.iter().map(Owned::view).collect();
+            let Ok(JudgeRequest(cases)) = receive.recv() else { return (panel, Ok(Vec::new())) };
+            let views: Vec<PromptWithCompletions> = cases.iter().map(Owned::view).collect();
             let verdicts = panel.judge(&views, &stop);
             (panel, verdicts)
         };
-        self.panel = Some(At::Work(Work::begin("judges", judge)));
+        self.panel = Some(At::Work(BackgroundTask::begin("judges", judge)));
         Some(send)
     }
 
@@ -70,12 +70,12 @@ impl Judging {
     /// If nothing is being judged.
     pub fn end<'a>(
         &mut self,
-        prompts: impl Iterator<Item = &'a mut Answered>,
-        group: &mut Group,
+        prompts: impl Iterator<Item = &'a mut CompletedPrompt>,
+        group: &mut ProcessGroup,
         stop: &AtomicBool,
     ) -> Result<bool> {
         let mut answers: Vec<&mut Answer> = prompts.flat_map(|prompt| &mut prompt.answers).collect();
-        let mut company = Company::new(group, stop);
+        let mut company = KeepAlive::new(group, stop);
         if let Some(at) = self.panel.take() {
             let At::Work(work) = at else { panic!("nothing is being judged") };
             let (panel, verdicts) = work.end(|| {
@@ -124,17 +124,21 @@ impl Drop for Judging {
 fn note(answers: &mut [&mut Answer], verdicts: Vec<Vec<Assessment>>) {
     for (answer, assessment) in answers.iter_mut().zip(verdicts.into_iter().flatten()) {
         answer.score = assessment.total;
-        let opinion = |verdict: tandem_judge::Verdict| Opinion { score: verdict.score, said: verdict.said };
+        let opinion =
+            |verdict: tandem_judge::Verdict| JudgeScore { score: verdict.score, said: verdict.said };
         answer.opinions = assessment.verdicts.into_iter().map(opinion).collect();
     }
 }
 
 /// Prompts and their answers as judges see them.
-pub struct Cases(Vec<Owned>);
+pub struct JudgeRequest(Vec<Owned>);
 
-impl Cases {
+impl JudgeRequest {
     /// Of some prompts.
-    pub fn of<'a>(prompts: impl Iterator<Item = &'a Answered>, shown: &Shown<'_>) -> Result<Self> {
+    pub fn of<'a>(
+        prompts: impl Iterator<Item = &'a CompletedPrompt>,
+        shown: &SampleRenderer<'_>,
+    ) -> Result<Self> {
         Ok(Self(prompts.map(|answered| Owned::of(answered, shown)).collect::<Result<_>>()?))
     }
 }
@@ -149,7 +153,7 @@ struct Owned {
 }
 
 impl Owned {
-    fn of(answered: &Answered, shown: &Shown<'_>) -> Result<Self> {
+    fn of(answered: &CompletedPrompt, shown: &SampleRenderer<'_>) -> Result<Self> {
         let mut row = shown.row(answered);
         let prompt = row.remove("prompt").unwrap_or_default();
         let answer = |answer: &Answer| Ok((shown.text(answer)?, shown.length(answer), answer.is_ended));
@@ -157,7 +161,7 @@ impl Owned {
         Ok(Self { place: shown.prompts.origin(answered.row as usize).to_string(), prompt, row, answers })
     }
 
-    fn view(&self) -> Case<'_> {
+    fn view(&self) -> PromptWithCompletions<'_> {
         let prompt = match &self.prompt {
             Value::String(text) => Prompt::Text(text),
             Value::Array(messages) => Prompt::Messages(messages),
@@ -166,6 +170,6 @@ impl Owned {
         let candidates =
             self.answers.iter().map(|&(ref text, tokens, is_ended)| Candidate { text, tokens, is_ended });
         let answers = candidates.collect();
-        Case { place: &self.place, prompt, row: &self.row, answers }
+        PromptWithCompletions { place: &self.place, prompt, row: &self.row, answers }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::scope;
 
-use tandem_comm::{Group, Reduction};
+use tandem_comm::{ProcessGroup, Reduction};
 
 use super::background_task::wait;
 use crate::Result;
@@ -19,15 +19,15 @@ const GOES_ON: u8 = 1;
 const STOPS: u8 = 2;
 
 /// Ranks of which each has a part to do.
-pub struct Company<'a> {
-    group: &'a mut Group,
+pub struct KeepAlive<'a> {
+    group: &'a mut ProcessGroup,
     stop: &'a AtomicBool,
     is_stopped: bool,
 }
 
-impl<'a> Company<'a> {
+impl<'a> KeepAlive<'a> {
     /// All of `group`; `stop` has all of them stop.
-    pub fn new(group: &'a mut Group, stop: &'a AtomicBool) -> Self {
+    pub fn new(group: &'a mut ProcessGroup, stop: &'a AtomicBool) -> Self {
         Self { group, stop, is_stopped: false }
     }
 
@@ -97,10 +97,10 @@ mod tests {
     use super::*;
 
     /// Each of three ranks does `part`; whether all came to their ends.
-    fn ends(deadline: Duration, part: impl Fn(usize, &mut Company<'_>, &AtomicBool) + Sync) -> Vec<bool> {
-        let rank = |mut group: Group| {
+    fn ends(deadline: Duration, part: impl Fn(usize, &mut KeepAlive<'_>, &AtomicBool) + Sync) -> Vec<bool> {
+        let rank = |mut group: ProcessGroup| {
             let (rank, stop) = (group.rank(), AtomicBool::new(false));
-            let mut company = Company::new(&mut group, &stop);
+            let mut company = KeepAlive::new(&mut group, &stop);
             part(rank, &mut company, &stop);
             company.end().unwrap()
         };
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn who_takes_long_is_waited_for() {
         let deadline = Duration::from_secs(3);
-        let slow = |rank: usize, company: &mut Company<'_>, _: &AtomicBool| match rank {
+        let slow = |rank: usize, company: &mut KeepAlive<'_>, _: &AtomicBool| match rank {
             0 => {
                 let found = company.working(|_| {
                     sleep(2 * deadline);
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn one_that_stops_stops_all() {
-        let asked = |rank: usize, company: &mut Company<'_>, stop: &AtomicBool| match rank {
+        let asked = |rank: usize, company: &mut KeepAlive<'_>, stop: &AtomicBool| match rank {
             // Until it is told.
             0 => company
                 .working(|stop| {
@@ -151,8 +151,8 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_work_is_the_callers() {
-        let (mut group, stop) = (Group::alone(), AtomicBool::new(false));
-        let mut company = Company::new(&mut group, &stop);
+        let (mut group, stop) = (ProcessGroup::alone(), AtomicBool::new(false));
+        let mut company = KeepAlive::new(&mut group, &stop);
         let work = std::panic::AssertUnwindSafe(|| company.working(|_| panic!("at work")));
         let caught = std::panic::catch_unwind(work).map(|result: Result<()>| result.is_ok());
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>().copied(), Some("at work"));

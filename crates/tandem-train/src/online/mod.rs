@@ -28,12 +28,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use tandem_comm::Phase;
-use tandem_data::order::Batches;
-use tandem_model::Walk;
+use tandem_data::order::BatchSampler;
+use tandem_model::LayerExecutor;
 
-pub use answers::{Answer, Answered, Batch, OnlineState};
-pub use async_round::{Answerer, Aside};
-pub use background_generator::Borrower;
+pub use answers::{Answer, Batch, CompletedPrompt, OnlineState};
+pub use async_round::{AsyncRound, GenerationBackend};
+pub use background_generator::BackgroundGenerator;
 pub use generate::Generation;
 pub use pairs::Paired;
 pub use server::Server;
@@ -42,51 +42,51 @@ pub use summary::Summary;
 use crate::Result;
 use crate::config::{Algorithm, Config, OnlineConfig};
 use crate::draw::draw;
-use crate::inputs::Prepared;
+use crate::inputs::RunInputs;
 use crate::metrics::MetricsFile;
-use crate::parallel::Mesh;
-use crate::recipe::Ranked;
-use crate::step::Scorer;
+use crate::parallel::DeviceMesh;
+use crate::recipe::ScoredPrompt;
+use crate::step::TrainStep;
 use answers::{asked_of, fill};
-use generate::{On, Together};
-use judging::{Cases, Judging};
-use render::Shown;
-use sources::Both;
+use generate::{GenerationContext, LockstepGroup};
+use judging::{JudgeRequest, Judging};
+use render::SampleRenderer;
+use sources::PolicyAndReference;
 
 /// Where an online run's pairs come from.
 pub struct Online {
     config: OnlineConfig,
     seed: u64,
     total_steps: u64,
-    prepared: Arc<Prepared>,
-    answering: Answering,
+    prepared: Arc<RunInputs>,
+    answering: GenerationMode,
     judging: Judging,
     /// A round that is not judged yet.
-    round: Option<Round>,
+    round: Option<RoundState>,
     /// What the step that was begun last trains on.
     current: Option<Batch>,
     state: OnlineState,
     samples: Option<MetricsFile>,
     /// Prompts that were trained on since this began.
     num_trained: usize,
-    took: Took,
+    took: RoundTimings,
 }
 
 /// Who answers, and when.
-pub enum Answering {
+pub enum GenerationMode {
     /// This process, before it trains; each rank its share of the prompts.
     Before {
         /// How.
         generation: Box<Generation>,
         /// Those whose weights are gathered from all of them, so that they generate in step.
-        together: Option<Together>,
+        together: Option<LockstepGroup>,
     },
     /// Whoever works on a thread of its own.
-    Aside(Aside),
+    Aside(AsyncRound),
 }
 
 /// A round on its way.
-enum Round {
+enum RoundState {
     /// It is being answered.
     Asked,
     /// It is being judged.
@@ -95,7 +95,7 @@ enum Round {
 
 /// What the answers of a step held it up for, and how many tokens of answers came in it, on all ranks.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Took {
+pub struct RoundTimings {
     /// Seconds of generating, or of waiting for answers.
     pub generate: f64,
     /// Seconds of waiting for judges.
@@ -105,9 +105,9 @@ pub struct Took {
 }
 
 /// What a step trains on.
-pub struct Ready {
+pub struct TrainingBatch {
     /// Its prompts, and those that join from earlier steps.
-    pub ranked: Vec<Ranked>,
+    pub ranked: Vec<ScoredPrompt>,
     /// What its own answers come to.
     pub summary: Summary,
 }
@@ -119,8 +119,8 @@ impl Online {
     /// If the config is no online run's.
     pub fn new(
         config: &Config,
-        prepared: Arc<Prepared>,
-        answering: Answering,
+        prepared: Arc<RunInputs>,
+        answering: GenerationMode,
         judging: Judging,
         samples: Option<MetricsFile>,
         state: OnlineState,
@@ -138,7 +138,7 @@ impl Online {
             state,
             samples,
             num_trained: 0,
-            took: Took::default(),
+            took: RoundTimings::default(),
         }
     }
 
@@ -164,13 +164,13 @@ impl Online {
     pub fn next(
         &mut self,
         step: u64,
-        scorer: &mut Scorer,
-        mesh: &mut Mesh,
-        batches: &mut Batches,
+        scorer: &mut TrainStep,
+        mesh: &mut DeviceMesh,
+        batches: &mut BatchSampler,
         stop: &AtomicBool,
-    ) -> Result<Option<Ready>> {
+    ) -> Result<Option<TrainingBatch>> {
         self.commit();
-        self.took = Took::default();
+        self.took = RoundTimings::default();
         if self.state.pending.is_empty() {
             let is_begun = self.round.is_some() || self.begin(step, step, scorer, mesh, batches, stop)?;
             if !is_begun || !self.answered(mesh, stop)? || !self.settle(mesh, stop)? {
@@ -193,16 +193,16 @@ impl Online {
         &mut self,
         first: u64,
         after: u64,
-        scorer: &mut Scorer,
-        mesh: &mut Mesh,
-        batches: &mut Batches,
+        scorer: &mut TrainStep,
+        mesh: &mut DeviceMesh,
+        batches: &mut BatchSampler,
         stop: &AtomicBool,
     ) -> Result<bool> {
         let mut round = std::mem::take(&mut self.state.unjudged);
         if round.is_empty() {
             let steps = first..(first + self.config.steps_per_round).min(self.total_steps);
             let mut batch = |step| {
-                let prompt = |&row: &u32| Answered { row, answers: Vec::new() };
+                let prompt = |&row: &u32| CompletedPrompt { row, answers: Vec::new() };
                 Batch {
                     step,
                     answered_after: after,
@@ -210,9 +210,9 @@ impl Online {
                 }
             };
             round = steps.map(&mut batch).collect();
-            if let Answering::Aside(aside) = &mut self.answering {
+            if let GenerationMode::Aside(aside) = &mut self.answering {
                 aside.begin(round, self.judging.begin(), scorer, mesh, &self.prepared)?;
-                self.round = Some(Round::Asked);
+                self.round = Some(RoundState::Asked);
                 return Ok(true);
             }
             let began = Instant::now();
@@ -225,9 +225,10 @@ impl Online {
         if let Some(judges) = self.judging.begin() {
             let prompts = round.iter().flat_map(|batch| &batch.prompts);
             // Who does not listen has failed, and says so.
-            let _ = judges.send(Cases::of(prompts, &Shown::of(&self.prepared, &self.config.stop))?);
+            let _ = judges
+                .send(JudgeRequest::of(prompts, &SampleRenderer::of(&self.prepared, &self.config.stop))?);
         }
-        self.round = Some(Round::Answered(round));
+        self.round = Some(RoundState::Answered(round));
         Ok(true)
     }
 
@@ -235,34 +236,37 @@ impl Online {
     fn answer(
         &mut self,
         round: &[Batch],
-        scorer: &mut Scorer,
-        mesh: &mut Mesh,
+        scorer: &mut TrainStep,
+        mesh: &mut DeviceMesh,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Vec<Answer>>>> {
-        let Answering::Before { generation, together } = &mut self.answering else {
+        let GenerationMode::Before { generation, together } = &mut self.answering else {
             unreachable!("others answer aside")
         };
         scorer.progress.enter(Phase::Generate);
         scorer.homes.device.enter("generate");
         scorer.homes.device.note(format_args!("generation"));
-        let Scorer { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
-        let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
-        let Prepared { train: prompts, tokenizer, .. } = &*self.prepared;
-        let (on, mut sources) = (On { walk, prompts, tokenizer, progress }, Both::of(policy, reference));
+        let TrainStep { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
+        let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
+        let RunInputs { train: prompts, tokenizer, .. } = &*self.prepared;
+        let (on, mut sources) = (
+            GenerationContext { walk, prompts, tokenizer, progress },
+            PolicyAndReference::of(policy, reference),
+        );
         generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, &asked_of(round))
     }
 
     /// Waits for the answers of a round that is on its way, if there is one: from then on nobody else reads the weights. `false` if any
     /// rank was to stop: then the step that was begun is to be left out, and there is what there was before it.
-    pub fn answered(&mut self, mesh: &mut Mesh, stop: &AtomicBool) -> Result<bool> {
-        if let (Some(Round::Asked), Answering::Aside(aside)) = (&self.round, &mut self.answering) {
+    pub fn answered(&mut self, mesh: &mut DeviceMesh, stop: &AtomicBool) -> Result<bool> {
+        if let (Some(RoundState::Asked), GenerationMode::Aside(aside)) = (&self.round, &mut self.answering) {
             let began = Instant::now();
             let progress = mesh.world().progress();
             progress.enter(Phase::Generate);
             let answered = aside.end(progress, stop)?;
             self.took.generate += began.elapsed().as_secs_f64();
             self.took.tokens += answered.as_deref().map_or(0, num_tokens);
-            self.round = answered.map(Round::Answered);
+            self.round = answered.map(RoundState::Answered);
             if self.round.is_none() {
                 self.state.pending.extend(self.current.take());
                 return Ok(false);
@@ -273,9 +277,9 @@ impl Online {
 
     /// Waits until what is being judged is judged; then nothing is on its way. `false` if any rank was to stop before that: what is not
     /// judged is kept as it is.
-    pub fn settle(&mut self, mesh: &mut Mesh, stop: &AtomicBool) -> Result<bool> {
+    pub fn settle(&mut self, mesh: &mut DeviceMesh, stop: &AtomicBool) -> Result<bool> {
         self.commit();
-        let Some(Round::Answered(mut round)) = self.round.take() else { return Ok(true) };
+        let Some(RoundState::Answered(mut round)) = self.round.take() else { return Ok(true) };
         let began = Instant::now();
         mesh.world().progress().enter(Phase::Judge);
         let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
@@ -289,7 +293,7 @@ impl Online {
     }
 
     /// What the answers of the step that was begun last took.
-    pub fn took(&self) -> Took {
+    pub fn took(&self) -> RoundTimings {
         self.took
     }
 
@@ -309,7 +313,7 @@ impl Online {
     }
 
     /// The pairs of a prompt that a step trains on.
-    fn pair(&self, step: u64, answered: &Answered) -> Paired {
+    fn pair(&self, step: u64, answered: &CompletedPrompt) -> Paired {
         Paired::of(answered, self.config.pairs, draw(&[self.seed, step, u64::from(answered.row)]))
     }
 
@@ -329,22 +333,22 @@ impl Online {
     }
 
     /// The pairs of a batch, with earlier prompts that join; writes samples.
-    fn rank(&mut self, batch: &Batch) -> Result<Ready> {
+    fn rank(&mut self, batch: &Batch) -> Result<TrainingBatch> {
         let OnlineConfig { replay_per_step, samples_every, .. } = self.config;
         let prepared = &*self.prepared;
-        let make = |answered: &Answered| self.pair(batch.step, answered);
-        let rank = |answered: &Answered, paired: &Paired| {
+        let make = |answered: &CompletedPrompt| self.pair(batch.step, answered);
+        let rank = |answered: &CompletedPrompt, paired: &Paired| {
             let prompt = prepared.train.prompt(answered.row as usize).0;
             match self.config.algorithm {
                 Algorithm::Dpo => paired.rank(answered, prompt, answered.answers.len()),
                 Algorithm::Xpo { .. } => paired.rank(answered, prompt, 1),
-                Algorithm::NashMd { .. } => Ranked::of_nash(answered, prompt),
+                Algorithm::NashMd { .. } => ScoredPrompt::of_nash(answered, prompt),
             }
         };
         let paired: Vec<Paired> = batch.prompts.iter().map(make).collect();
         let names = self.judging.names();
         let mut summary = Summary::of(batch, &paired, names);
-        let mut ranked: Vec<Ranked> =
+        let mut ranked: Vec<ScoredPrompt> =
             batch.prompts.iter().zip(&paired).map(|(answered, paired)| rank(answered, paired)).collect();
         for index in drawn(self.state.replay.len(), replay_per_step, draw(&[self.seed, batch.step])) {
             let earlier = &self.state.replay[index];
@@ -357,12 +361,13 @@ impl Online {
         if let Some(file) = &mut self.samples
             && samples_every.is_some_and(|every| step.is_multiple_of(every) || step == 1)
         {
-            for line in samples::lines(step, batch, &paired, names, &Shown::of(prepared, &self.config.stop))?
+            for line in
+                samples::lines(step, batch, &paired, names, &SampleRenderer::of(prepared, &self.config.stop))?
             {
                 file.write_line(&line)?;
             }
         }
-        Ok(Ready { ranked, summary })
+        Ok(TrainingBatch { ranked, summary })
     }
 }
 

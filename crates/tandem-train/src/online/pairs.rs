@@ -1,14 +1,14 @@
 //! From scores to pairs.
 
-use super::answers::Answered;
+use super::answers::CompletedPrompt;
 use crate::config::Pairs;
 use crate::draw::draw;
-use crate::recipe::Ranked;
+use crate::recipe::ScoredPrompt;
 
-impl Ranked {
+impl ScoredPrompt {
     /// The policy's answer, by how likely its score says that it is preferred to the mixture's, which stands behind it. Nothing,
     /// where one has no score.
-    pub fn of_nash(answered: &Answered, prompt: &[u32]) -> Self {
+    pub fn of_nash(answered: &CompletedPrompt, prompt: &[u32]) -> Self {
         let ranked = Self { row: answered.row, prompt: prompt.to_vec(), ..Self::default() };
         let [own, other] = &answered.answers[..] else { panic!("two answers to a prompt") };
         let (Some(score), Some(others)) = (own.score, other.score) else { return ranked };
@@ -28,7 +28,7 @@ pub struct Paired {
 
 impl Paired {
     /// Makes pairs of the answers that have a score. `seed` is what is drawn with.
-    pub fn of(answered: &Answered, how: Pairs, seed: u64) -> Self {
+    pub fn of(answered: &CompletedPrompt, how: Pairs, seed: u64) -> Self {
         let scores: Vec<(usize, f64)> =
             answered.answers.iter().enumerate().filter_map(|(i, answer)| Some((i, answer.score?))).collect();
         let mut found = Self::default();
@@ -68,12 +68,12 @@ impl Paired {
     }
 
     /// The answers that are in pairs, each once, with the prompt's tokens. From the answer `own` on they are the reference's.
-    pub fn rank(&self, answered: &Answered, prompt: &[u32], own: usize) -> Ranked {
+    pub fn rank(&self, answered: &CompletedPrompt, prompt: &[u32], own: usize) -> ScoredPrompt {
         let mut used: Vec<usize> = self.pairs.iter().flatten().copied().collect();
         used.sort_unstable();
         used.dedup();
         let place = |answer: usize| used.binary_search(&answer).expect("it is in a pair") as u32;
-        Ranked {
+        ScoredPrompt {
             row: answered.row,
             prompt: prompt.to_vec(),
             answers: used.iter().map(|&i| answered.answers[i].tokens.clone()).collect(),
@@ -89,13 +89,13 @@ mod tests {
     use super::*;
     use crate::online::answers::Answer;
 
-    fn answered(scores: &[Option<f64>]) -> Answered {
+    fn answered(scores: &[Option<f64>]) -> CompletedPrompt {
         let answer = |(i, &score): (usize, &Option<f64>)| Answer {
             tokens: vec![i as u32; i + 1],
             score,
             ..Answer::default()
         };
-        Answered { row: 7, answers: scores.iter().enumerate().map(answer).collect() }
+        CompletedPrompt { row: 7, answers: scores.iter().enumerate().map(answer).collect() }
     }
 
     fn paired(how: Pairs, scores: &[Option<f64>]) -> (Vec<[usize; 2]>, usize) {
@@ -140,7 +140,7 @@ mod tests {
     fn answers_outside_pairs_are_left_out() {
         let scores = answered(&[Some(1.0), Some(2.0), Some(0.0)]);
         let ranked = Paired::of(&scores, Pairs::BestWorst, 0).rank(&scores, &[9, 9], 1);
-        let expected = Ranked {
+        let expected = ScoredPrompt {
             row: 7,
             prompt: vec![9, 9],
             answers: vec![vec![1, 1], vec![2, 2, 2]],

@@ -4,13 +4,13 @@ use serde_json::{Map, Value};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 
-use super::answers::{Answer, Answered};
+use super::answers::{Answer, CompletedPrompt};
 use crate::Result;
-use crate::inputs::Prepared;
+use crate::inputs::RunInputs;
 
 /// What turns tokens into text.
 #[derive(Clone, Copy)]
-pub struct Shown<'a> {
+pub struct SampleRenderer<'a> {
     /// The prompts' rows.
     pub prompts: &'a TokenCache,
     /// The tokenizer.
@@ -19,14 +19,14 @@ pub struct Shown<'a> {
     pub stop: &'a [String],
 }
 
-impl<'a> Shown<'a> {
+impl<'a> SampleRenderer<'a> {
     /// The prompts of a run.
-    pub fn of(prepared: &'a Prepared, stop: &'a [String]) -> Self {
+    pub fn of(prepared: &'a RunInputs, stop: &'a [String]) -> Self {
         Self { prompts: &prepared.train, tokenizer: &prepared.tokenizer, stop }
     }
 
     /// The row of the data that a prompt came in.
-    pub fn row(&self, answered: &Answered) -> Map<String, Value> {
+    pub fn row(&self, answered: &CompletedPrompt) -> Map<String, Value> {
         serde_json::from_slice(self.prompts.prompt(answered.row as usize).1).expect("it was written as JSON")
     }
 

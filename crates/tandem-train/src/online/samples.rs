@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::answers::{Answer, Answered, Batch};
+use super::answers::{Answer, Batch, CompletedPrompt};
 use super::pairs::Paired;
-use super::render::Shown;
+use super::render::SampleRenderer;
 use crate::Result;
 
 /// The lines of a batch that the 1-based `step` trains on. `names` are the judges'.
@@ -13,9 +13,9 @@ pub fn lines(
     batch: &Batch,
     paired: &[Paired],
     names: &[String],
-    shown: &Shown<'_>,
+    shown: &SampleRenderer<'_>,
 ) -> Result<Vec<Value>> {
-    let line = |(answered, paired): (&Answered, &Paired)| -> Result<Value> {
+    let line = |(answered, paired): (&CompletedPrompt, &Paired)| -> Result<Value> {
         let answers = answered.answers.iter().map(|answer| of_answer(answer, names, shown));
         Ok(json!({
             "step": step,
@@ -30,7 +30,7 @@ pub fn lines(
     batch.prompts.iter().zip(paired).map(line).collect()
 }
 
-fn of_answer(answer: &Answer, names: &[String], shown: &Shown<'_>) -> Result<Value> {
+fn of_answer(answer: &Answer, names: &[String], shown: &SampleRenderer<'_>) -> Result<Value> {
     let judges: Map<String, Value> = names
         .iter()
         .zip(&answer.opinions)

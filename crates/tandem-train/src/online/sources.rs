@@ -7,14 +7,14 @@ use crate::reference::Reference;
 use crate::weights::{Policy, SharedReference};
 
 /// A policy and what it is compared with.
-pub enum Both<'a> {
+pub enum PolicyAndReference<'a> {
     /// Each with weights of its own; the second may be missing.
     Apart(&'a mut Policy, Option<&'a mut dyn WeightSource>),
     /// On one base.
     Shared(SharedReference<'a>),
 }
 
-impl<'a> Both<'a> {
+impl<'a> PolicyAndReference<'a> {
     /// Those of a run.
     pub fn of(policy: &'a mut Policy, reference: &'a mut Reference) -> Self {
         match reference {
@@ -26,7 +26,7 @@ impl<'a> Both<'a> {
     }
 }
 
-impl Sources for Both<'_> {
+impl Sources for PolicyAndReference<'_> {
     fn policy(&mut self) -> &mut dyn WeightSource {
         match self {
             Self::Apart(policy, _) => *policy,
@@ -44,9 +44,9 @@ impl Sources for Both<'_> {
 }
 
 /// The reference alone.
-pub struct OfReference<'a>(pub &'a mut dyn Sources);
+pub struct ReferenceOnly<'a>(pub &'a mut dyn Sources);
 
-impl Sources for OfReference<'_> {
+impl Sources for ReferenceOnly<'_> {
     fn policy(&mut self) -> &mut dyn WeightSource {
         self.0.reference().expect("who asks the reference has one")
     }

@@ -56,7 +56,7 @@ impl Summary {
         summary
     }
 
-    fn add_pairs(&mut self, answered: &super::Answered, paired: &Paired) {
+    fn add_pairs(&mut self, answered: &super::CompletedPrompt, paired: &Paired) {
         let score = |answer: usize| answered.answers[answer].score.expect("what is in a pair has a score");
         self.ties += paired.ties;
         self.pairs += paired.pairs.len();

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_kernels::ops::{self, AdamW, RmsProp};
-use tandem_kernels::{Device, Dither, Kind, Moment, States};
-use tandem_model::{Decoder, LayerId, LayerLayout, ParamSpec, Part};
+use tandem_kernels::{AdamMoment, Device, MemoryKind, States, StochasticRounding};
+use tandem_model::{Decoder, LayerId, LayerLayout, ParamKind, ParamSpec};
 
 use crate::Result;
 use crate::config::{self, TrainConfig};
@@ -39,7 +39,7 @@ struct Run {
     /// Elements of the layer's flat buffer.
     range: Range<usize>,
     layer: LayerId,
-    part: Part,
+    part: ParamKind,
     /// The first one's place in the parameter.
     first: usize,
     decays: bool,
@@ -47,13 +47,13 @@ struct Run {
 
 impl Run {
     /// What an update draws to round one of the states.
-    fn dither(&self, update: u64, moment: Moment) -> Dither {
+    fn dither(&self, update: u64, moment: AdamMoment) -> StochasticRounding {
         let layer = match self.layer {
             LayerId::Embedding => 0,
             LayerId::Head => 1,
             LayerId::Block(index) => 2 + index as u64,
         };
-        Dither::new(&[update, layer, self.part as u64, moment as u64], self.first)
+        StochasticRounding::new(&[update, layer, self.part as u64, moment as u64], self.first)
     }
 }
 
@@ -67,7 +67,7 @@ impl Optimizer {
     ) -> Result<Self> {
         let zeros = |moment| -> Result<Vec<States>> {
             let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
-            let of = |len| States::zeros(home, Kind::Optimizer, moment, config.optimizer_state, len);
+            let of = |len| States::zeros(home, MemoryKind::Optimizer, moment, config.optimizer_state, len);
             let layers = owned.map(of).inspect(|layer| layer.iter().for_each(States::let_go));
             Ok(layers.collect::<Result<_, _>>()?)
         };
@@ -77,10 +77,10 @@ impl Optimizer {
             rule: config.optimizer,
             weight_decay: config.weight_decay,
             first: match config.optimizer {
-                config::Optimizer::AdamW { .. } => Some(zeros(Moment::First)?),
+                config::Optimizer::AdamW { .. } => Some(zeros(AdamMoment::First)?),
                 config::Optimizer::RmsProp { .. } => None,
             },
-            second: zeros(Moment::Second)?,
+            second: zeros(AdamMoment::Second)?,
             runs: layers
                 .map(|(index, layer)| runs(layer, decoder.trained(layer), &partition.owned(index)))
                 .collect(),
@@ -137,7 +137,8 @@ impl Optimizer {
                 let weight_decay = if run.decays { self.weight_decay } else { 0.0 };
                 let own = range.start - start..range.end - start;
                 let grad = gradients.owned(index).range(own.clone());
-                let second = self.second[index].range_mut(own.clone(), run.dither(update, Moment::Second));
+                let second =
+                    self.second[index].range_mut(own.clone(), run.dither(update, AdamMoment::Second));
                 let copy = copy
                     .as_mut()
                     .filter(|copy| range.end <= copy.cols())
@@ -147,7 +148,7 @@ impl Optimizer {
                 match (self.rule, &mut self.first) {
                     (config::Optimizer::AdamW { beta1, beta2, eps }, Some(first)) => {
                         let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step: update };
-                        let first = first[index].range_mut(own, run.dither(update, Moment::First));
+                        let first = first[index].range_mut(own, run.dither(update, AdamMoment::First));
                         let update = ops::Update::new(grad, grad_scale, master, copy);
                         ops::adamw(&self.home, &rule, update, first, second)?;
                     }

@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use tandem_comm::{DeviceNumbers, ElementKind, Numbers};
+use tandem_comm::{CollectiveBuffer, DeviceNumbers, ElementKind};
 use tandem_kernels::bytes::Bytes;
-use tandem_kernels::exact::ExactSum;
+use tandem_kernels::exact::FixedPointSum;
 use tandem_kernels::{DType, Device, Remote, Tensor, bf16};
 
 /// A whole tensor of `device`'s.
-pub fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> Numbers<'a> {
+pub fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> CollectiveBuffer<'a> {
     let (len, dtype) = (x.view().len(), x.dtype());
     let kind = match dtype {
         DType::F32 => ElementKind::F32,
@@ -23,7 +23,7 @@ pub fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> Numbers<'a> {
 }
 
 /// A range of a row of f32.
-pub(crate) fn floats<'a>(device: &'a Device, x: &'a mut Tensor, range: Range<usize>) -> Numbers<'a> {
+pub(crate) fn floats<'a>(device: &'a Device, x: &'a mut Tensor, range: Range<usize>) -> CollectiveBuffer<'a> {
     let (len, view) = (range.len(), x.view_mut().col_range(range));
     match device {
         Device::Cpu(_) => view.into_slice::<f32>().into(),
@@ -32,7 +32,11 @@ pub(crate) fn floats<'a>(device: &'a Device, x: &'a mut Tensor, range: Range<usi
 }
 
 /// A range of sums in fixed point.
-pub(crate) fn fixed<'a>(device: &'a Device, sums: &'a mut ExactSum, range: Range<usize>) -> Numbers<'a> {
+pub(crate) fn fixed<'a>(
+    device: &'a Device,
+    sums: &'a mut FixedPointSum,
+    range: Range<usize>,
+) -> CollectiveBuffer<'a> {
     match device {
         Device::Cpu(_) => (&mut sums.as_mut_slice()[range]).into(),
         _ => elsewhere(ElementKind::I64, range.len(), Remote::of_sums(device, sums, range)),
@@ -40,7 +44,7 @@ pub(crate) fn fixed<'a>(device: &'a Device, sums: &'a mut ExactSum, range: Range
 }
 
 /// Bytes, all of them.
-pub(crate) fn bytes<'a>(device: &'a Device, bytes: &'a mut Bytes) -> Numbers<'a> {
+pub(crate) fn bytes<'a>(device: &'a Device, bytes: &'a mut Bytes) -> CollectiveBuffer<'a> {
     match device {
         Device::Cpu(_) => bytes.as_mut_slice().into(),
         _ => elsewhere(ElementKind::U8, bytes.len(), Remote::of_bytes(device, bytes.view_mut())),
@@ -48,10 +52,10 @@ pub(crate) fn bytes<'a>(device: &'a Device, bytes: &'a mut Bytes) -> Numbers<'a>
 }
 
 /// On a GPU, or nowhere in a dry run.
-fn elsewhere<'a>(kind: ElementKind, len: usize, remote: Option<Remote<'a>>) -> Numbers<'a> {
+fn elsewhere<'a>(kind: ElementKind, len: usize, remote: Option<Remote<'a>>) -> CollectiveBuffer<'a> {
     match remote {
-        Some(remote) => Numbers::on_device(kind, len, OnGpu(remote)),
-        None => Numbers::dry(kind, len),
+        Some(remote) => CollectiveBuffer::on_device(kind, len, OnGpu(remote)),
+        None => CollectiveBuffer::dry(kind, len),
     }
 }
 

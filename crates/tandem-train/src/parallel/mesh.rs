@@ -10,48 +10,51 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use tandem_comm::{Group, Reduction};
+use tandem_comm::{ProcessGroup, Reduction};
 use tandem_kernels::{Device, Tensor};
-use tandem_model::{Decoder, LayerId, ModelFolder, Result as ModelResult, Slice, Split, Stage};
+use tandem_model::{
+    Decoder, LayerId, ModelFolder, PipelineStage, Result as ModelResult, TensorParallelOps,
+    TensorParallelShard,
+};
 
 use crate::config::{ComputeConfig, Config};
 use crate::error::lost;
-use crate::parallel::{Stages, collective_buffer};
+use crate::parallel::{PipelineGroup, collective_buffer};
 use crate::{Result, TrainError, recipe};
 
 /// All ranks, and this one's groups among them.
-pub struct Mesh {
-    world: Group,
+pub struct DeviceMesh {
+    world: ProcessGroup,
     axes: Option<Axes>,
     hybrid: Option<Hybrid>,
 }
 
 struct Axes {
-    data: Group,
+    data: ProcessGroup,
     /// If there is more than one slice.
     tensor: Option<TensorGroup>,
     /// If there is more than one stage.
-    stages: Option<Stages>,
+    stages: Option<PipelineGroup>,
 }
 
 /// How a data group is divided.
 struct Hybrid {
     /// Its ranks that hold the slice together.
-    shard: Group,
+    shard: ProcessGroup,
     /// Its ranks that hold the same part.
-    replicas: Group,
+    replicas: ProcessGroup,
 }
 
 /// The ranks that hold the slices of one stage of a model.
-struct TensorGroup(RefCell<Group>);
+struct TensorGroup(RefCell<ProcessGroup>);
 
-impl Mesh {
+impl DeviceMesh {
     /// Divides the ranks as `compute` says: `tensor` neighbours hold the slices of a stage, `pipeline` times as many a model,
     /// and there are `replicate` times as many models in parts.
     ///
     /// # Errors
     /// If their number cannot be divided so, or a rank is lost.
-    pub fn new(mut world: Group, compute: &ComputeConfig) -> Result<Self> {
+    pub fn new(mut world: ProcessGroup, compute: &ComputeConfig) -> Result<Self> {
         check_ranks(compute, world.size())?;
         let ComputeConfig { tensor: slices, pipeline: stages, replicate, .. } = *compute;
         let of_model = slices * stages;
@@ -61,7 +64,7 @@ impl Mesh {
             let data = world.split_by(|rank| rank % of_model)?;
             let tensor = if slices > 1 { Some(world.split_by(|rank| rank / slices)?) } else { None };
             let pipeline = |rank: usize| rank / of_model * slices + rank % slices;
-            let stages = if stages > 1 { Some(Stages::new(world.split_by(pipeline)?)) } else { None };
+            let stages = if stages > 1 { Some(PipelineGroup::new(world.split_by(pipeline)?)) } else { None };
             let tensor = tensor.map(|group| TensorGroup(RefCell::new(group)));
             Some(Axes { data, tensor, stages })
         };
@@ -83,27 +86,27 @@ impl Mesh {
 
     /// One rank.
     pub fn alone() -> Self {
-        Self { world: Group::alone(), axes: None, hybrid: None }
+        Self { world: ProcessGroup::alone(), axes: None, hybrid: None }
     }
 
     /// All ranks.
-    pub fn world(&mut self) -> &mut Group {
+    pub fn world(&mut self) -> &mut ProcessGroup {
         &mut self.world
     }
 
     /// The ranks that hold the same slice of the same stage as this one.
-    pub fn data(&mut self) -> &mut Group {
+    pub fn data(&mut self) -> &mut ProcessGroup {
         self.in_walk().0
     }
 
     /// The ranks among which this rank's slice is divided: all that hold it, or some.
-    pub fn shard(&mut self) -> &mut Group {
+    pub fn shard(&mut self) -> &mut ProcessGroup {
         self.in_sum().0
     }
 
     /// The ranks among which this rank's slice is divided, and, if they are not all that hold it, those of the others that hold
     /// the same part: a sum over the data group is one over the first, then one over the second.
-    pub fn in_sum(&mut self) -> (&mut Group, Option<&mut Group>) {
+    pub fn in_sum(&mut self) -> (&mut ProcessGroup, Option<&mut ProcessGroup>) {
         match (&mut self.hybrid, &mut self.axes) {
             (Some(Hybrid { shard, replicas }), _) => (shard, Some(replicas)),
             (None, Some(Axes { data, .. })) => (data, None),
@@ -124,19 +127,19 @@ impl Mesh {
 
     /// The ranks that hold the same, those that hold the other slices, and those that hold the other stages: who meets in a
     /// walk.
-    pub fn in_walk(&mut self) -> (&mut Group, Option<&dyn Split>, Option<&Stages>) {
+    pub fn in_walk(&mut self) -> (&mut ProcessGroup, Option<&dyn TensorParallelOps>, Option<&PipelineGroup>) {
         match &mut self.axes {
             Some(Axes { data, tensor, stages }) => {
-                (data, tensor.as_ref().map(|tensor| tensor as &dyn Split), stages.as_ref())
+                (data, tensor.as_ref().map(|tensor| tensor as &dyn TensorParallelOps), stages.as_ref())
             }
             None => (&mut self.world, None, None),
         }
     }
 
     /// All ranks, and those that hold the other slices of this rank's stage: who meets where this one generates.
-    pub fn world_in_walk(&mut self) -> (&mut Group, Option<&dyn Split>) {
+    pub fn world_in_walk(&mut self) -> (&mut ProcessGroup, Option<&dyn TensorParallelOps>) {
         let tensor = self.axes.as_ref().and_then(|axes| axes.tensor.as_ref());
-        (&mut self.world, tensor.map(|tensor| tensor as &dyn Split))
+        (&mut self.world, tensor.map(|tensor| tensor as &dyn TensorParallelOps))
     }
 
     fn tensor(&self) -> Option<&TensorGroup> {
@@ -144,26 +147,26 @@ impl Mesh {
     }
 
     /// Those who hold the other slices of this rank's stage.
-    pub fn split(&self) -> Option<&dyn Split> {
-        self.tensor().map(|tensor| tensor as &dyn Split)
+    pub fn split(&self) -> Option<&dyn TensorParallelOps> {
+        self.tensor().map(|tensor| tensor as &dyn TensorParallelOps)
     }
 
     /// Those who hold the other stages of this rank's model.
-    pub fn stages(&self) -> Option<&Stages> {
+    pub fn stages(&self) -> Option<&PipelineGroup> {
         self.axes.as_ref()?.stages.as_ref()
     }
 
     /// Which slice this rank holds.
-    pub fn slice(&self) -> Slice {
-        self.tensor().map_or(Slice::WHOLE, |tensor| {
+    pub fn slice(&self) -> TensorParallelShard {
+        self.tensor().map_or(TensorParallelShard::WHOLE, |tensor| {
             let tensor = tensor.0.borrow();
-            Slice { index: tensor.rank(), count: tensor.size() }
+            TensorParallelShard { index: tensor.rank(), count: tensor.size() }
         })
     }
 
     /// Which stage this rank holds.
-    pub fn stage(&self) -> Stage {
-        self.stages().map_or(Stage::WHOLE, Stages::own)
+    pub fn stage(&self) -> PipelineStage {
+        self.stages().map_or(PipelineStage::WHOLE, PipelineGroup::own)
     }
 
     /// What this rank holds of a decoder.
@@ -183,7 +186,7 @@ impl Mesh {
     /// What each rank of the tensor group says, added in the order of slices: the same bits on all of them.
     pub fn sum_of_slices(&self, own: f64) -> Result<f64> {
         let Some(split) = self.split() else { return Ok(own) };
-        let Slice { index, count } = self.slice();
+        let TensorParallelShard { index, count } = self.slice();
         let mut each = vec![0.0; count];
         each[index] = own;
         split.gather(&mut each)?;
@@ -221,7 +224,7 @@ impl Mesh {
     }
 }
 
-impl Split for TensorGroup {
+impl TensorParallelOps for TensorGroup {
     fn sum(&self, device: &Device, x: &mut Tensor) -> ModelResult<()> {
         self.0
             .borrow_mut()
@@ -276,8 +279,10 @@ fn check_model(folder: &ModelFolder, compute: &ComputeConfig) -> Result<()> {
         }
     };
     let ComputeConfig { tensor, pipeline, .. } = *compute;
-    Slice { index: 0, count: tensor }.spec(folder.spec()).map_err(refused("tensor", tensor))?;
-    Stage { index: 0, count: pipeline }.blocks(folder.spec()).map_err(refused("pipeline", pipeline))?;
+    TensorParallelShard { index: 0, count: tensor }.spec(folder.spec()).map_err(refused("tensor", tensor))?;
+    PipelineStage { index: 0, count: pipeline }
+        .blocks(folder.spec())
+        .map_err(refused("pipeline", pipeline))?;
     Ok(())
 }
 

@@ -10,6 +10,6 @@ mod partition;
 pub mod pipeline;
 pub mod stages;
 
-pub use mesh::Mesh;
+pub use mesh::DeviceMesh;
 pub use partition::Partition;
-pub use stages::{StagedWalk, Stages};
+pub use stages::{PipelineGroup, StagedExecutor};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tandem_comm::Group;
+use tandem_comm::ProcessGroup;
 use tandem_kernels::ops::SQUARES_BLOCK;
 use tandem_model::Decoder;
 
@@ -27,7 +27,7 @@ impl Partition {
     }
 
     /// Creates the partition of a run among the ranks of a shard group: everything, where nothing is divided.
-    pub fn of_run(sharded: ShardedState, decoder: &Decoder, shard: &Group) -> Self {
+    pub fn of_run(sharded: ShardedState, decoder: &Decoder, shard: &ProcessGroup) -> Self {
         if sharded.is_none() { Self::whole(decoder) } else { Self::new(decoder, shard.rank(), shard.size()) }
     }
 

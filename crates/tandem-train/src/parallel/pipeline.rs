@@ -5,11 +5,11 @@
 //! that of micro-batches, and the last stage goes backward at once. With `m` micro-batches and `p` stages, a stage waits for
 //! `(p − 1) / (m + p − 1)` of the time.
 
-use tandem_model::Stage;
+use tandem_model::PipelineStage;
 
 /// What a stage does next, with which of its micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum PipelineAction {
     /// Takes the stream from the stage before, if there is one, and gives the next one its own.
     Forward(usize),
     /// Takes the gradient from the stage after, if there is one, and gives the one before its own.
@@ -17,23 +17,23 @@ pub enum Turn {
 }
 
 /// What a stage does in a step of so many micro-batches. One stage computes them one after another.
-pub fn turns(stage: Stage, num_micro_batches: usize) -> impl Iterator<Item = Turn> {
+pub fn turns(stage: PipelineStage, num_micro_batches: usize) -> impl Iterator<Item = PipelineAction> {
     let ahead = most_under_way(stage, num_micro_batches);
     (0..2 * num_micro_batches).map(move |turn| {
         // The first `ahead` turns go forward, the last `ahead` back; between them back and forth, beginning with back.
-        let Some(after) = turn.checked_sub(ahead) else { return Turn::Forward(turn) };
+        let Some(after) = turn.checked_sub(ahead) else { return PipelineAction::Forward(turn) };
         if after >= 2 * (num_micro_batches - ahead) {
-            Turn::Backward(turn - num_micro_batches)
+            PipelineAction::Backward(turn - num_micro_batches)
         } else if after.is_multiple_of(2) {
-            Turn::Backward(after / 2)
+            PipelineAction::Backward(after / 2)
         } else {
-            Turn::Forward(ahead + after / 2)
+            PipelineAction::Forward(ahead + after / 2)
         }
     })
 }
 
 /// The most micro-batches of which a stage keeps something at a time.
-pub fn most_under_way(stage: Stage, num_micro_batches: usize) -> usize {
+pub fn most_under_way(stage: PipelineStage, num_micro_batches: usize) -> usize {
     (stage.count - stage.index).min(num_micro_batches)
 }
 
@@ -45,10 +45,18 @@ mod tests {
 
     #[test]
     fn one_stage_goes_back_with_each_micro_batch_at_once() {
-        let found: Vec<_> = turns(Stage::WHOLE, 2).collect();
-        assert_eq!(found, [Turn::Forward(0), Turn::Backward(0), Turn::Forward(1), Turn::Backward(1)]);
-        let found: Vec<_> = turns(Stage { index: 1, count: 3 }, 3).collect();
-        let (f, b) = (Turn::Forward, Turn::Backward);
+        let found: Vec<_> = turns(PipelineStage::WHOLE, 2).collect();
+        assert_eq!(
+            found,
+            [
+                PipelineAction::Forward(0),
+                PipelineAction::Backward(0),
+                PipelineAction::Forward(1),
+                PipelineAction::Backward(1)
+            ]
+        );
+        let found: Vec<_> = turns(PipelineStage { index: 1, count: 3 }, 3).collect();
+        let (f, b) = (PipelineAction::Forward, PipelineAction::Backward);
         assert_eq!(found, [f(0), f(1), b(0), f(2), b(1), b(2)]);
     }
 
@@ -57,12 +65,12 @@ mod tests {
         for count in 1..=6 {
             for index in 0..count {
                 for num in 0..=9 {
-                    let stage = Stage { index, count };
+                    let stage = PipelineStage { index, count };
                     let (mut forward, mut backward, mut most) = (0, 0, 0);
                     for turn in turns(stage, num) {
                         let (found, expected) = match turn {
-                            Turn::Forward(n) => (n, &mut forward),
-                            Turn::Backward(n) => (n, &mut backward),
+                            PipelineAction::Forward(n) => (n, &mut forward),
+                            PipelineAction::Backward(n) => (n, &mut backward),
                         };
                         assert_eq!(found, *expected, "{turn:?} is out of order");
                         *expected += 1;
@@ -79,7 +87,12 @@ mod tests {
     /// The time that a schedule takes where a message waits until the sender's last one has been received, the least that
     /// engines allow; `None` if it gets stuck. To compute takes one unit of time, and what it gives can be received in the
     /// next. A turn forward computes `models` times, of which each sends.
-    fn simulate(count: usize, num: usize, models: usize, computes: impl Fn(Turn) -> bool) -> Option<usize> {
+    fn simulate(
+        count: usize,
+        num: usize,
+        models: usize,
+        computes: impl Fn(PipelineAction) -> bool,
+    ) -> Option<usize> {
         #[derive(Clone, Copy, PartialEq)]
         enum Do {
             Recv(usize),
@@ -88,11 +101,11 @@ mod tests {
         }
         let program = |index: usize| {
             let mut program = VecDeque::new();
-            for turn in turns(Stage { index, count }, num).filter(|&turn| computes(turn)) {
+            for turn in turns(PipelineStage { index, count }, num).filter(|&turn| computes(turn)) {
                 let (below, above) = (index.checked_sub(1), Some(index + 1).filter(|&n| n < count));
                 let (from, to, times) = match turn {
-                    Turn::Forward(_) => (below, above, models),
-                    Turn::Backward(_) => (above, below, 1),
+                    PipelineAction::Forward(_) => (below, above, models),
+                    PipelineAction::Backward(_) => (above, below, 1),
                 };
                 for _ in 0..times {
                     program.extend(from.map(Do::Recv));
@@ -146,7 +159,7 @@ mod tests {
             for num in 1..=12 {
                 // The policy alone, or after a reference model; evaluation goes forward alone.
                 for models in [1, 2] {
-                    let is_forward = |turn| matches!(turn, Turn::Forward(_));
+                    let is_forward = |turn| matches!(turn, PipelineAction::Forward(_));
                     for time in
                         [simulate(count, num, models, |_| true), simulate(count, num, models, is_forward)]
                     {

@@ -4,26 +4,29 @@
 use std::cell::RefCell;
 use std::ops::AddAssign;
 
-use tandem_comm::{Element, ElementKind, Group};
+use tandem_comm::{Element, ElementKind, ProcessGroup};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Extent, Forest, Kind, Tensor};
-use tandem_model::{Gradient, GradientSink, SavedWalk, Stage, Streams, Walk, WeightSource};
+use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor};
+use tandem_model::{
+    Gradient, GradientSink, LayerExecutor, PipelineStage, PolicyAndReferenceScores, SavedActivations,
+    WeightSource,
+};
 
 use crate::Result;
 
 /// One stage's end of a pipeline.
-pub struct Stages(RefCell<Group>);
+pub struct PipelineGroup(RefCell<ProcessGroup>);
 
-impl Stages {
+impl PipelineGroup {
     /// Of a group with one rank for each stage, in their order.
-    pub fn new(group: Group) -> Self {
+    pub fn new(group: ProcessGroup) -> Self {
         Self(RefCell::new(group))
     }
 
     /// Which stage this is.
-    pub fn own(&self) -> Stage {
+    pub fn own(&self) -> PipelineStage {
         let group = self.0.borrow();
-        Stage { index: group.rank(), count: group.size() }
+        PipelineStage { index: group.rank(), count: group.size() }
     }
 
     /// Hands a tensor of f32 to another stage.
@@ -36,9 +39,9 @@ impl Stages {
     }
 
     /// What another stage sends: this slice's rows of the residual stream of a forest, or of its gradient, `[T,D]` f32.
-    pub fn recv(&self, from: usize, walk: &Walk<'_>, forest: &Forest) -> Result<Tensor> {
+    pub fn recv(&self, from: usize, walk: &LayerExecutor<'_>, forest: &Forest) -> Result<Tensor> {
         let (rows, width) = (walk.stream_rows(forest), Extent::exact(walk.decoder.spec().hidden_size));
-        let mut x = walk.device.alloc_in(Kind::Activations, rows, width, DType::F32)?;
+        let mut x = walk.device.alloc_in(MemoryKind::Activations, rows, width, DType::F32)?;
         let mut group = self.0.borrow_mut();
         match walk.device.host_write(x.view_mut(), |x: &mut [f32]| group.recv(from, x))? {
             Some(received) => received?,
@@ -63,7 +66,7 @@ impl Stages {
         Ok(())
     }
 
-    /// What [`Stages::add_up`] calls in a dry run, for `len` numbers with room for `piece`.
+    /// What [`PipelineGroup::add_up`] calls in a dry run, for `len` numbers with room for `piece`.
     pub fn dry_add_up(&self, with: usize, kind: ElementKind, len: usize, piece: usize) -> Result<()> {
         let mut group = self.0.borrow_mut();
         for start in (0..len).step_by(piece) {
@@ -77,7 +80,7 @@ impl Stages {
     /// The sum of numbers that the stages hold, added one by one in the order of stages: the same bits as if one rank held
     /// them all, on every stage.
     pub fn sum_in_order(&self, numbers: impl Iterator<Item = f64>) -> Result<f64> {
-        let Stage { index, count } = self.own();
+        let PipelineStage { index, count } = self.own();
         let mut group = self.0.borrow_mut();
         let mut sum = [0.0];
         if index > 0 {
@@ -103,7 +106,7 @@ impl Stages {
         Ok(self.0.borrow_mut().gather(own, counts)?)
     }
 
-    /// Asks another stage for numbers that it is about to [`Stages::answer`].
+    /// Asks another stage for numbers that it is about to [`PipelineGroup::answer`].
     pub fn ask(&self, stage: usize, numbers: &mut [f32]) -> Result<()> {
         let mut group = self.0.borrow_mut();
         // It sends no more than is asked for: what is under way takes memory.
@@ -121,20 +124,20 @@ impl Stages {
 
 /// A walk over one stage, between what the one before sends and the one after takes.
 #[derive(Clone, Copy)]
-pub struct StagedWalk<'a> {
+pub struct StagedExecutor<'a> {
     /// The walk over this stage's layers.
-    pub walk: Walk<'a>,
+    pub walk: LayerExecutor<'a>,
     /// Who holds the other stages, if the decoder is one of several.
-    pub stages: Option<&'a Stages>,
+    pub stages: Option<&'a PipelineGroup>,
 }
 
-impl StagedWalk<'_> {
+impl StagedExecutor<'_> {
     /// Whether scores come out here.
     pub fn is_last(&self) -> bool {
         self.walk.decoder.stage().is_last()
     }
 
-    /// Forward; the last stage scores the forest's predictions. With `keep`, [`StagedWalk::backward`] will follow. A reference
+    /// Forward; the last stage scores the forest's predictions. With `keep`, [`StagedExecutor::backward`] will follow. A reference
     /// that shares the base goes along where there is room for its scores.
     ///
     /// # Errors
@@ -143,14 +146,14 @@ impl StagedWalk<'_> {
         &self,
         weights: &mut dyn WeightSource,
         forest: &Forest,
-        scores: Streams<&mut HeadScores>,
+        scores: PolicyAndReferenceScores<&mut HeadScores>,
         keep: bool,
-    ) -> Result<SavedWalk> {
+    ) -> Result<SavedActivations> {
         let own = self.walk.decoder.stage().index;
-        let recv = |stages: &Stages| -> Result<_> {
+        let recv = |stages: &PipelineGroup| -> Result<_> {
             let reference =
                 scores.reference.as_ref().map(|_| stages.recv(own - 1, &self.walk, forest)).transpose()?;
-            Ok(Streams { policy: stages.recv(own - 1, &self.walk, forest)?, reference })
+            Ok(PolicyAndReferenceScores { policy: stages.recv(own - 1, &self.walk, forest)?, reference })
         };
         let x = self.stages.filter(|_| own > 0).map(recv).transpose()?;
         let (x, saved) = self.walk.stage_forward(weights, forest, x, scores, keep)?;
@@ -167,7 +170,7 @@ impl StagedWalk<'_> {
         weights: &mut dyn WeightSource,
         grads: &mut dyn GradientSink,
         forest: &Forest,
-        saved: SavedWalk,
+        saved: SavedActivations,
         scores: &HeadScores,
         d_log_prob: &[f32],
     ) -> Result<()> {

@@ -9,40 +9,40 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use tandem_comm::{CommError, Group};
-use tandem_kernels::cuda::Mark;
+use tandem_comm::{CommError, ProcessGroup};
+use tandem_kernels::cuda::StreamEvent;
 use tandem_kernels::{Device, KernelError};
 
 use crate::Result;
 
 /// What is done with a group and a cargo.
-type Call<C> = Box<dyn FnMut(&Device, &mut Group, &mut C) -> Outcome + Send>;
+type Call<C> = Box<dyn FnMut(&Device, &mut ProcessGroup, &mut C) -> Outcome + Send>;
 
 /// What became of a call.
 pub(crate) type Outcome = std::result::Result<(), CommError>;
 
 /// A group, and who makes its calls.
-pub(crate) struct Courier<C> {
+pub(crate) struct AsyncTransfer<C> {
     device: Device,
     /// `None` while a call is under way.
-    group: Option<Group>,
-    carrier: Carrier<C>,
+    group: Option<ProcessGroup>,
+    carrier: Executor<C>,
 }
 
-enum Carrier<C> {
+enum Executor<C> {
     /// Whoever begins the call, at once: where there is nothing to wait for.
     Here { call: Call<C>, done: Option<(C, Outcome)> },
     /// Another thread.
-    There(Option<There<C>>),
+    There(Option<Worker<C>>),
 }
 
-struct There<C> {
-    to: SyncSender<(Group, C, Mark)>,
-    from: Receiver<(Group, C, Outcome, Mark)>,
+struct Worker<C> {
+    to: SyncSender<(ProcessGroup, C, StreamEvent)>,
+    from: Receiver<(ProcessGroup, C, Outcome, StreamEvent)>,
     thread: JoinHandle<()>,
 }
 
-impl<C: Send + 'static> Courier<C> {
+impl<C: Send + 'static> AsyncTransfer<C> {
     /// Starts a thread of that name which makes `call` with the group, on a device that does not wait for the walk's, if a call may
     /// take a while: else whoever begins it makes it. So it is on a device that computes nothing.
     ///
@@ -51,19 +51,19 @@ impl<C: Send + 'static> Courier<C> {
     pub(crate) fn new(
         device: &Device,
         name: &str,
-        group: Group,
+        group: ProcessGroup,
         takes_a_while: bool,
-        mut call: impl FnMut(&Device, &mut Group, &mut C) -> Outcome + Send + 'static,
+        mut call: impl FnMut(&Device, &mut ProcessGroup, &mut C) -> Outcome + Send + 'static,
     ) -> Result<Self> {
         if !takes_a_while || device.is_meta() {
             return Ok(Self {
                 device: device.clone(),
                 group: Some(group),
-                carrier: Carrier::Here { call: Box::new(call), done: None },
+                carrier: Executor::Here { call: Box::new(call), done: None },
             });
         }
         // Both channels hold the one call that there can be, and are allocated here.
-        let (to, calls) = sync_channel::<(Group, C, Mark)>(1);
+        let (to, calls) = sync_channel::<(ProcessGroup, C, StreamEvent)>(1);
         let (results, from) = sync_channel(1);
         let by = device.on_one_thread()?;
         let work = move || {
@@ -72,7 +72,7 @@ impl<C: Send + 'static> Courier<C> {
                     by.after(&begun).map_err(not_made).and_then(|()| call(&by, &mut group, &mut cargo));
                 let (outcome, done) = match by.mark() {
                     Ok(done) => (made, done),
-                    Err(error) => (made.and(Err(not_made(error))), Mark::default()),
+                    Err(error) => (made.and(Err(not_made(error))), StreamEvent::default()),
                 };
                 if let Err(unsent) = results.send((group, cargo, outcome, done)) {
                     // Nobody waits for it: its memory is given back when nothing uses it any more.
@@ -85,7 +85,7 @@ impl<C: Send + 'static> Courier<C> {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(work);
         let thread =
             thread.map_err(|source| KernelError::System { what: "starting a thread for a group", source })?;
-        let carrier = Carrier::There(Some(There { to, from, thread }));
+        let carrier = Executor::There(Some(Worker { to, from, thread }));
         Ok(Self { device: device.clone(), group: Some(group), carrier })
     }
 
@@ -95,18 +95,18 @@ impl<C: Send + 'static> Courier<C> {
     /// If one is under way.
     pub(crate) fn begin(&mut self, mut cargo: C) {
         match &mut self.carrier {
-            Carrier::Here { call, done } => {
+            Executor::Here { call, done } => {
                 assert!(done.is_none(), "{TWO}");
                 let group = self.group.as_mut().expect("the group stays here");
                 let outcome = call(&self.device, group, &mut cargo);
                 *done = Some((cargo, outcome));
             }
-            Carrier::There(there) => {
+            Executor::There(there) => {
                 let group = self.group.take().expect(TWO);
                 let there = there.as_ref().expect(ALIVE);
                 // A mark that a GPU refuses is no mark; what is put into its streams next fails as well.
                 let begun = self.device.mark().unwrap_or_default();
-                // If the thread is gone, [`Courier::end`] finds out why.
+                // If the thread is gone, [`AsyncTransfer::end`] finds out why.
                 let _ = there.to.send((group, cargo, begun));
             }
         }
@@ -118,8 +118,8 @@ impl<C: Send + 'static> Courier<C> {
     /// With the thread's panic.
     pub(crate) fn end(&mut self) -> Option<(C, Outcome)> {
         match &mut self.carrier {
-            Carrier::Here { done, .. } => done.take(),
-            Carrier::There(there) => {
+            Executor::Here { done, .. } => done.take(),
+            Executor::There(there) => {
                 if self.group.is_some() {
                     return None;
                 }
@@ -139,8 +139,8 @@ impl<C: Send + 'static> Courier<C> {
     /// Whether a call was begun and not ended.
     pub(crate) fn is_under_way(&self) -> bool {
         match &self.carrier {
-            Carrier::Here { done, .. } => done.is_some(),
-            Carrier::There(_) => self.group.is_none(),
+            Executor::Here { done, .. } => done.is_some(),
+            Executor::There(_) => self.group.is_none(),
         }
     }
 
@@ -148,7 +148,7 @@ impl<C: Send + 'static> Courier<C> {
     ///
     /// # Panics
     /// If a call is under way.
-    pub(crate) fn group(&mut self) -> &mut Group {
+    pub(crate) fn group(&mut self) -> &mut ProcessGroup {
         self.group.as_mut().expect(TWO)
     }
 }
@@ -161,12 +161,12 @@ pub(crate) fn not_made(error: KernelError) -> CommError {
 const TWO: &str = "a call was begun before the last one was ended";
 const ALIVE: &str = "the thread lives until it panics";
 
-impl<C> Drop for Courier<C> {
+impl<C> Drop for AsyncTransfer<C> {
     /// Does not wait for a call that is under way, as there is when a walk was cut short: the others may never come to it, and
     /// may be waiting for this rank in another group. The thread ends with the call, and then the group does.
     fn drop(&mut self) {
-        if let Carrier::There(there) = &mut self.carrier
-            && let Some(There { to, from, thread }) = there.take()
+        if let Executor::There(there) = &mut self.carrier
+            && let Some(Worker { to, from, thread }) = there.take()
             && self.group.is_some()
         {
             drop((to, from));
@@ -189,11 +189,11 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(600);
 
     /// Each of two ranks with a courier that sums over both.
-    fn pair() -> [Courier<[f32; 2]>; 2] {
+    fn pair() -> [AsyncTransfer<[f32; 2]>; 2] {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let groups = threads::groups(2, PATIENCE).into_iter();
         let couriers = groups.map(|group| {
-            Courier::new(&device, "sum", group, true, |_, group, cargo: &mut [f32; 2]| {
+            AsyncTransfer::new(&device, "sum", group, true, |_, group, cargo: &mut [f32; 2]| {
                 group.all_reduce(cargo, Reduction::Sum)
             })
         });
@@ -242,11 +242,11 @@ mod tests {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let (told, hears) = channel();
         let mut groups = threads::groups(2, PATIENCE).into_iter();
-        let call = move |_: &Device, _: &mut Group, (): &mut ()| {
+        let call = move |_: &Device, _: &mut ProcessGroup, (): &mut ()| {
             told.send(thread::current().name().map(str::to_owned)).unwrap();
             panic!("in the thread")
         };
-        let mut courier = Courier::new(&device, "panic", groups.next().unwrap(), true, call).unwrap();
+        let mut courier = AsyncTransfer::new(&device, "panic", groups.next().unwrap(), true, call).unwrap();
         courier.begin(());
         assert_eq!(hears.recv().unwrap().as_deref(), Some("panic"));
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| courier.end()));
@@ -257,12 +257,13 @@ mod tests {
     fn a_call_that_takes_no_time_is_made_at_once() {
         let here = thread::current().id();
         for (device, takes_a_while) in [(Device::meta(), true), (Device::cpu(1, 1 << 21).unwrap(), false)] {
-            let call = move |_: &Device, _: &mut Group, cargo: &mut u8| {
+            let call = move |_: &Device, _: &mut ProcessGroup, cargo: &mut u8| {
                 assert_eq!(thread::current().id(), here);
                 *cargo += 1;
                 Ok(())
             };
-            let mut courier = Courier::new(&device, "none", Group::alone(), takes_a_while, call).unwrap();
+            let mut courier =
+                AsyncTransfer::new(&device, "none", ProcessGroup::alone(), takes_a_while, call).unwrap();
             courier.begin(1);
             assert_eq!(courier.end().map(|(cargo, outcome)| (cargo, outcome.is_ok())), Some((2, true)));
             assert!(courier.end().is_none());

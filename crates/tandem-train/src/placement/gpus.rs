@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tandem_comm::Group;
+use tandem_comm::ProcessGroup;
 use tandem_comm::nccl::Libraries;
 use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{Backend, Device, KernelError};
@@ -88,7 +88,7 @@ pub(crate) fn ordinals(devices: Devices) -> Vec<usize> {
 ///
 /// # Errors
 /// If NCCL is asked for and is not there, or does not come to life.
-pub fn carried(compute: &ComputeConfig, group: Group, deadline: Duration) -> Result<Group> {
+pub fn carried(compute: &ComputeConfig, group: ProcessGroup, deadline: Duration) -> Result<ProcessGroup> {
     let ordinals = ordinals(compute.devices);
     if ordinals.len() < 2 {
         return Ok(group);
@@ -98,7 +98,12 @@ pub fn carried(compute: &ComputeConfig, group: Group, deadline: Duration) -> Res
 }
 
 /// [`carried`], of a rank on this GPU, beside others on others.
-pub(crate) fn carried_on(engine: Engine, ordinal: usize, group: Group, deadline: Duration) -> Result<Group> {
+pub(crate) fn carried_on(
+    engine: Engine,
+    ordinal: usize,
+    group: ProcessGroup,
+    deadline: Duration,
+) -> Result<ProcessGroup> {
     if engine == Engine::Threads || cuda::is_stand_in() {
         return Ok(group);
     }

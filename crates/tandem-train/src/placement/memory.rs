@@ -9,7 +9,7 @@
 //! With `offload_activations` the inputs of blocks wait in host memory for backward.
 //!
 //! A GPU reads and writes host memory, but no file. The CPU updates tensors in a rank's file there, and the transfer thread
-//! copies layers through host memory ([`crate::placement::Away`]). So the states of an adapter, which the GPU updates, lie in
+//! copies layers through host memory ([`crate::placement::OffloadedStorage`]). So the states of an adapter, which the GPU updates, lie in
 //! host memory, as does the copy that a GPU's checkpoint is written from.
 
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use tandem_kernels::file::FileSystem;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{Backend, Device, KernelError, Profile};
-use tandem_model::Room;
+use tandem_model::BatchCapacity;
 
 use crate::config::{ComputeConfig, Config, Offload};
 use crate::placement::gpus;
@@ -28,18 +28,18 @@ use crate::{Result, TrainError};
 
 /// What every micro-batch of a pass takes memory for: the most tokens and the most scored rows of any of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rooms {
+pub struct PassCapacities {
     /// Of steps.
-    pub train: Room,
+    pub train: BatchCapacity,
     /// Of evaluations.
-    pub evaluation: Room,
+    pub evaluation: BatchCapacity,
     /// Of the pass that precomputes the reference.
-    pub reference: Room,
+    pub reference: BatchCapacity,
 }
 
 /// Bytes that a rank will touch of each of its memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
+pub struct MemoryRequirements {
     /// Of the device's arenas.
     pub arena: usize,
     /// How much of that is of the one where answers are generated while a step trains.
@@ -52,7 +52,7 @@ pub struct Needs {
     pub file: usize,
 }
 
-impl Needs {
+impl MemoryRequirements {
     /// Bytes of host memory where the device is the CPU: the arena and offloaded tensors.
     pub fn ram(self) -> usize {
         self.arena + self.host
@@ -61,7 +61,7 @@ impl Needs {
 
 /// The memories of a rank.
 #[derive(Clone)]
-pub struct Homes {
+pub struct MemoryPlacement {
     /// Where layers are computed.
     pub device: Device,
     /// Host memory beside the device's, if something is kept there.
@@ -75,17 +75,22 @@ pub struct Homes {
     /// Where reward models judge, if there are any on this rank: with a memory of its own.
     judges: Option<Device>,
     /// What every micro-batch takes memory for.
-    pub rooms: Rooms,
+    pub rooms: PassCapacities,
     offload: Offload,
 }
 
-impl Homes {
+impl MemoryPlacement {
     /// The memories that a plan asks for, and no more where `compute.memory` is the cap; `rank` and the run's folder name the file, which has no name any more when this
     /// returns.
     ///
     /// # Errors
     /// If the operating system refuses threads, address space or the file, or the disk has no room.
-    pub fn open(config: &Config, needs: Needs, rooms: Rooms, rank: usize) -> Result<Self> {
+    pub fn open(
+        config: &Config,
+        needs: MemoryRequirements,
+        rooms: PassCapacities,
+        rank: usize,
+    ) -> Result<Self> {
         let compute = &config.compute;
         // What is touched is what the plan says; the rest of the address space is room for what it does not foresee. With a cap
         // there is none, wherever it lies.
@@ -138,7 +143,7 @@ impl Homes {
     }
 
     /// Memories of a dry run.
-    pub fn meta(compute: &ComputeConfig, rooms: Rooms) -> Self {
+    pub fn meta(compute: &ComputeConfig, rooms: PassCapacities) -> Self {
         let dry = || Device::meta_of(compute.devices.backend());
         let mut homes = Self::new(dry(), compute, rooms);
         homes.host = uses_host(compute).then(dry);
@@ -157,12 +162,12 @@ impl Homes {
             activations: None,
             beside: None,
             judges: None,
-            rooms: Rooms::default(),
+            rooms: PassCapacities::default(),
             offload: Offload::None,
         }
     }
 
-    fn new(device: Device, compute: &ComputeConfig, rooms: Rooms) -> Self {
+    fn new(device: Device, compute: &ComputeConfig, rooms: PassCapacities) -> Self {
         Self { rooms, offload: compute.offload, ..Self::all_in(device) }
     }
 

@@ -1,6 +1,6 @@
 //! Placement of tensors: which device a rank computes on, and which memory holds what.
 //!
-//! [`gpus`] resolves the devices. [`Homes`] has the memories of a rank. `prefetch` and `async_transfer` bring layers to the
+//! [`gpus`] resolves the devices. [`MemoryPlacement`] has the memories of a rank. `prefetch` and `async_transfer` bring layers to the
 //! device while others compute; `offload` copies from host memory or a file.
 
 pub(crate) mod async_transfer;
@@ -9,5 +9,5 @@ mod memory;
 pub(crate) mod offload;
 pub(crate) mod prefetch;
 
-pub use memory::{Homes, Needs, Rooms, check, check_room};
-pub use offload::Away;
+pub use memory::{MemoryPlacement, MemoryRequirements, PassCapacities, check, check_room};
+pub use offload::OffloadedStorage;

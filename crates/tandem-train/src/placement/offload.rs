@@ -6,17 +6,17 @@
 use std::ops::Range;
 
 use tandem_kernels::bytes::{Bytes, BytesMut, BytesView};
-use tandem_kernels::cuda::Mark;
-use tandem_kernels::{DType, Device, Kind, Result as KernelResult, View, ViewMut, ops};
+use tandem_kernels::cuda::StreamEvent;
+use tandem_kernels::{DType, Device, MemoryKind, Result as KernelResult, View, ViewMut, ops};
 
 use crate::Result;
-use crate::placement::Homes;
+use crate::placement::MemoryPlacement;
 
 /// Bytes of a slot: large enough that a bus is busy with it, small beside a layer.
 const SLOT: usize = 4 << 20;
 
 /// The memory that a store keeps its layers in, which is not the device's.
-pub struct Away {
+pub struct OffloadedStorage {
     home: Device,
     staging: Option<Staging>,
 }
@@ -35,7 +35,7 @@ struct Staging {
 struct Slot {
     room: Bytes,
     /// When the GPU has read what was put there last.
-    read: Mark,
+    read: StreamEvent,
 }
 
 impl Drop for Slot {
@@ -45,14 +45,14 @@ impl Drop for Slot {
     }
 }
 
-impl Away {
+impl OffloadedStorage {
     /// Memory that the device reads.
     pub fn new(home: Device) -> Self {
         Self { home, staging: None }
     }
 
     /// Where masters and frozen weights lie, if not on the device; with slots between, if it cannot read them there.
-    pub fn of(homes: &Homes) -> Result<Option<Self>> {
+    pub fn of(homes: &MemoryPlacement) -> Result<Option<Self>> {
         if !homes.is_offloaded() {
             return Ok(None);
         }
@@ -68,7 +68,8 @@ impl Away {
 
 impl Staging {
     fn new(file: &Device, host: &Device, len: usize) -> KernelResult<Self> {
-        let slot = || Ok(Slot { room: Bytes::new(host, Kind::Gathered, len)?, read: Mark::default() });
+        let slot =
+            || Ok(Slot { room: Bytes::new(host, MemoryKind::Gathered, len)?, read: StreamEvent::default() });
         Ok(Self { reader: file.on_one_thread()?, slots: [slot()?, slot()?], len, turn: 0 })
     }
 
@@ -91,8 +92,13 @@ impl Staging {
 }
 
 /// Brings f32 `[1,N]` to `[1,N]` of the device's, converted to its type: from `away`, or from the device itself.
-pub(crate) fn bring(away: &mut Option<Away>, by: &Device, from: View, mut to: ViewMut) -> KernelResult<()> {
-    let Some(Away { staging: Some(staging), .. }) = away else { return ops::cast(by, from, to) };
+pub(crate) fn bring(
+    away: &mut Option<OffloadedStorage>,
+    by: &Device,
+    from: View,
+    mut to: ViewMut,
+) -> KernelResult<()> {
+    let Some(OffloadedStorage { staging: Some(staging), .. }) = away else { return ops::cast(by, from, to) };
     staging.in_parts(by, from.num_bytes(), |reader, bytes, room| {
         let columns = bytes.start / size_of::<f32>()..bytes.end / size_of::<f32>();
         let (part, len) = (0..bytes.len(), columns.len());
@@ -105,12 +111,12 @@ pub(crate) fn bring(away: &mut Option<Away>, by: &Device, from: View, mut to: Vi
 
 /// The same of bytes.
 pub(crate) fn bring_bytes(
-    away: &mut Option<Away>,
+    away: &mut Option<OffloadedStorage>,
     by: &Device,
     from: BytesView,
     mut to: BytesMut,
 ) -> KernelResult<()> {
-    let Some(Away { staging: Some(staging), .. }) = away else { return by.copy_bytes(from, to) };
+    let Some(OffloadedStorage { staging: Some(staging), .. }) = away else { return by.copy_bytes(from, to) };
     staging.in_parts(by, from.len(), |reader, bytes, room| {
         let part = 0..bytes.len();
         reader.copy_bytes(from.range(bytes.clone()), room.range_mut(part.clone()))?;
@@ -127,8 +133,8 @@ mod tests {
     const LEN: usize = 5000;
     const SLOT: usize = 4096;
 
-    fn from_a_file(file: &Device, host: &Device) -> Option<Away> {
-        Some(Away { home: file.clone(), staging: Some(Staging::new(file, host, SLOT).unwrap()) })
+    fn from_a_file(file: &Device, host: &Device) -> Option<OffloadedStorage> {
+        Some(OffloadedStorage { home: file.clone(), staging: Some(Staging::new(file, host, SLOT).unwrap()) })
     }
 
     fn file() -> Device {
@@ -140,12 +146,12 @@ mod tests {
     fn numbers_come_from_a_file_to_a_gpu_in_parts() {
         let (file, gpu) = (file(), tandem_emulated::device(1 << 20).unwrap());
         let mut away = from_a_file(&file, &gpu.with_memory(1 << 20).unwrap());
-        let mut masters = file.alloc(Kind::Master, 1, LEN, DType::F32).unwrap();
+        let mut masters = file.alloc(MemoryKind::Master, 1, LEN, DType::F32).unwrap();
         let numbers: Vec<f32> = (0..LEN).map(|i| i as f32 / 7.0).collect();
         masters.view_mut().into_slice::<f32>().copy_from_slice(&numbers);
         for dtype in [DType::F32, DType::Bf16] {
             // Twice at once, as two pieces of a layer are.
-            let mut layers = [0; 2].map(|_| gpu.alloc(Kind::Gathered, 1, LEN, dtype).unwrap());
+            let mut layers = [0; 2].map(|_| gpu.alloc(MemoryKind::Gathered, 1, LEN, dtype).unwrap());
             for layer in &mut layers {
                 bring(&mut away, &gpu, masters.view(), layer.view_mut()).unwrap();
             }
@@ -165,14 +171,14 @@ mod tests {
         let (file, gpu) = (file(), tandem_emulated::device(1 << 20).unwrap());
         let host = gpu.with_memory(1 << 20).unwrap();
         let mut away = from_a_file(&file, &host);
-        let mut kept = Bytes::new(&file, Kind::Weights, 4 * LEN).unwrap();
+        let mut kept = Bytes::new(&file, MemoryKind::Weights, 4 * LEN).unwrap();
         let numbers: Vec<u8> = (0..4 * LEN).map(|i| (i % 251) as u8).collect();
         kept.as_mut_slice().copy_from_slice(&numbers);
-        let mut layer = Bytes::new(&gpu, Kind::Gathered, 4 * LEN).unwrap();
+        let mut layer = Bytes::new(&gpu, MemoryKind::Gathered, 4 * LEN).unwrap();
         bring_bytes(&mut away, &gpu, kept.view(), layer.view_mut()).unwrap();
         // The slots are somebody else's before anybody has waited for what is read from them.
         drop(away);
-        let mut other = host.alloc(Kind::Scratch, 1, 2 * SLOT / size_of::<f32>(), DType::F32).unwrap();
+        let mut other = host.alloc(MemoryKind::Scratch, 1, 2 * SLOT / size_of::<f32>(), DType::F32).unwrap();
         other.view_mut().into_slice::<f32>().fill(f32::NAN);
         assert!(layer.read(&gpu).unwrap() == numbers);
     }

@@ -5,14 +5,14 @@
 //! is brought when depends on the walk's calls alone, so it is the same on every rank. Where nothing travels there is one
 //! layer at a time.
 
-use tandem_comm::Group;
+use tandem_comm::ProcessGroup;
 use tandem_model::{LayerId, Result as ModelResult};
 
 use crate::error::lost;
-use crate::placement::async_transfer::Courier;
+use crate::placement::async_transfer::AsyncTransfer;
 
 /// Who knows what a layer is made of.
-pub(crate) trait Bring<C> {
+pub(crate) trait LayerLoader<C> {
     /// Tells where this rank keeps its part of a layer that it will be read.
     fn announce(&self, layer: LayerId);
 
@@ -24,8 +24,8 @@ pub(crate) trait Bring<C> {
 }
 
 /// The layers that are here, and the one on its way.
-pub(crate) struct Slots<C> {
-    courier: Courier<C>,
+pub(crate) struct LayerPrefetcher<C> {
+    courier: AsyncTransfer<C>,
     /// Whether a layer is brought before it is asked for.
     runs_ahead: bool,
     /// The layer that was fetched last.
@@ -38,13 +38,13 @@ pub(crate) struct Slots<C> {
     announced: Option<LayerId>,
 }
 
-impl<C: Send + 'static> Slots<C> {
-    pub(crate) fn new(courier: Courier<C>, runs_ahead: bool) -> Self {
+impl<C: Send + 'static> LayerPrefetcher<C> {
+    pub(crate) fn new(courier: AsyncTransfer<C>, runs_ahead: bool) -> Self {
         Self { courier, runs_ahead, current: None, ahead: None, under_way: None, announced: None }
     }
 
     /// The group, for calls on this thread; what is under way arrives before.
-    pub(crate) fn group(&mut self, bring: &impl Bring<C>) -> ModelResult<&mut Group> {
+    pub(crate) fn group(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<&mut ProcessGroup> {
         self.arrive(bring)?;
         Ok(self.courier.group())
     }
@@ -59,7 +59,7 @@ impl<C: Send + 'static> Slots<C> {
     }
 
     /// Announces a layer.
-    pub(crate) fn prefetch(&mut self, layer: LayerId, bring: &impl Bring<C>) -> ModelResult<()> {
+    pub(crate) fn prefetch(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         if !self.runs_ahead {
             return Ok(());
         }
@@ -69,7 +69,7 @@ impl<C: Send + 'static> Slots<C> {
     }
 
     /// A layer.
-    pub(crate) fn fetch(&mut self, layer: LayerId, bring: &impl Bring<C>) -> ModelResult<&C> {
+    pub(crate) fn fetch(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<&C> {
         if !self.is_here(layer) {
             self.bring(layer, bring)?;
         }
@@ -82,7 +82,7 @@ impl<C: Send + 'static> Slots<C> {
         self.current.as_ref().is_some_and(|(current, _)| *current == layer)
     }
 
-    fn begin(&mut self, layer: LayerId, bring: &impl Bring<C>) -> ModelResult<()> {
+    fn begin(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         let cargo = bring.begin(layer)?;
         self.under_way = Some(layer);
         self.courier.begin(cargo);
@@ -90,7 +90,7 @@ impl<C: Send + 'static> Slots<C> {
     }
 
     /// Waits for the layer that is under way, if there is one.
-    fn arrive(&mut self, bring: &impl Bring<C>) -> ModelResult<()> {
+    fn arrive(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         let Some((mut cargo, outcome)) = self.courier.end() else { return Ok(()) };
         let layer = self.under_way.take().expect("something was under way");
         outcome.map_err(lost)?;
@@ -100,7 +100,7 @@ impl<C: Send + 'static> Slots<C> {
     }
 
     /// Makes this layer the current one.
-    fn bring(&mut self, layer: LayerId, bring: &impl Bring<C>) -> ModelResult<()> {
+    fn bring(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         // The old one is freed before there is a new one.
         self.current = None;
         self.arrive(bring)?;
@@ -116,7 +116,7 @@ impl<C: Send + 'static> Slots<C> {
     }
 
     /// Begins to bring what was announced, if there is room for it.
-    fn go_ahead(&mut self, bring: &impl Bring<C>) -> ModelResult<()> {
+    fn go_ahead(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         if self.ahead.is_some() || self.courier.is_under_way() {
             return Ok(());
         }

@@ -3,31 +3,31 @@
 use std::sync::Arc;
 
 use tandem_comm::{Call, recorder};
-use tandem_kernels::Kind;
-use tandem_model::{ModelFolder, Streams, WeightSource};
+use tandem_kernels::MemoryKind;
+use tandem_model::{ModelFolder, PolicyAndReferenceScores, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
-use crate::inputs::{Decoders, Prepared};
-use crate::parallel::{Mesh, Partition, StagedWalk};
-use crate::placement::{Homes, Rooms};
-use crate::plan::Outline;
+use crate::inputs::{ModelSpecs, RunInputs};
+use crate::parallel::{DeviceMesh, Partition, StagedExecutor};
+use crate::placement::{MemoryPlacement, PassCapacities};
+use crate::plan::PlanInputs;
 use crate::recipe::MicroBatch;
 use crate::reference::{Reference, RowScores, kept, share_base, to_walk};
-use crate::step::{Learner, Scorer, StepOptions};
+use crate::step::{StepOptions, TrainState, TrainStep};
 use crate::weights::SharedReference;
-use crate::weights::initial_weights::Start;
+use crate::weights::initial_weights::InitialWeights;
 
 /// The pass that precomputes the reference, over some micro-batches, and with `idles` over none while others have one.
 pub fn reference_pass(
     config: &Config,
-    outline: &Outline,
-    homes: &Homes,
-    mesh: &mut Mesh,
+    outline: &PlanInputs,
+    homes: &MemoryPlacement,
+    mesh: &mut DeviceMesh,
     batches: &mut dyn Iterator<Item = Result<MicroBatch>>,
     idles: bool,
 ) -> Result<()> {
-    let decoders = Decoders::of(config, &outline.decoder)?;
+    let decoders = ModelSpecs::of(config, &outline.decoder)?;
     let decoder = mesh.part(&decoders.policy)?;
     homes.device.note(format_args!("loading of the reference"));
     let mut frozen;
@@ -35,15 +35,15 @@ pub fn reference_pass(
     let mut shared;
     let weights: &mut dyn WeightSource = if config.reference.model.is_some() {
         let start = reference_start(config, outline)?;
-        frozen = start.frozen(config, &decoder, homes, mesh.shard(), Kind::Reference, None)?;
+        frozen = start.frozen(config, &decoder, homes, mesh.shard(), MemoryKind::Reference, None)?;
         frozen.as_mut()
     } else {
         let shard = mesh.shard();
         let partition = Arc::new(Partition::of_run(config.compute.sharded(), &decoder, shard));
-        let start = Start::dry(outline.quantised);
+        let start = InitialWeights::dry(outline.quantised);
         policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
         if decoders.reference.is_some() {
-            let start = &|_: &_| Ok(Start::dry(outline.quantised));
+            let start = &|_: &_| Ok(InitialWeights::dry(outline.quantised));
             share_base(config, &decoders, &homes.device, mesh, &mut policy, start)?;
             shared = SharedReference(&mut policy);
             &mut shared
@@ -52,9 +52,9 @@ pub fn reference_pass(
         }
     };
     let walk = to_walk(config, &decoder, homes, mesh.split());
-    let walk = StagedWalk { walk, stages: mesh.stages() };
+    let walk = StagedExecutor { walk, stages: mesh.stages() };
     for batch in batches {
-        walk.forward(weights, &batch?.forest, Streams::one(&mut Default::default()), false)?;
+        walk.forward(weights, &batch?.forest, PolicyAndReferenceScores::one(&mut Default::default()), false)?;
         weights.rest();
     }
     if idles {
@@ -73,40 +73,54 @@ pub fn reference_pass(
 /// If the model does not fit its config, or the data does not fit the model.
 pub fn calls(
     config: &Config,
-    prepared: &Prepared,
+    prepared: &RunInputs,
     rank: usize,
     num_ranks: usize,
 ) -> Result<Vec<(usize, Call)>> {
     let (group, log) = recorder::group(rank, num_ranks);
-    let mut mesh = Mesh::new(group, &config.compute)?;
+    let mut mesh = DeviceMesh::new(group, &config.compute)?;
     let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
     let mut batcher = prepared.batcher(config);
     let mut batches = prepared.batches(config);
     let share = batcher.share(&prepared.train, batches.rows(0), data_rank, data_size);
     let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
-    let (mut scorer, mut learner) =
-        load(config, &Outline::of(prepared), &Homes::meta(&config.compute, Rooms::default()), &mut mesh)?;
+    let (mut scorer, mut learner) = load(
+        config,
+        &PlanInputs::of(prepared),
+        &MemoryPlacement::meta(&config.compute, PassCapacities::default()),
+        &mut mesh,
+    )?;
     scorer.step(&mut learner, &mut mesh, &share, build, &StepOptions::dry())?;
     Ok(log.take())
 }
 
 /// Everything that training needs in memory.
-pub fn load(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<(Scorer, Learner)> {
+pub fn load(
+    config: &Config,
+    outline: &PlanInputs,
+    homes: &MemoryPlacement,
+    mesh: &mut DeviceMesh,
+) -> Result<(TrainStep, TrainState)> {
     let scorer = scorer(config, outline, homes, mesh)?;
     let shard = mesh.shard();
     let partition = Arc::new(Partition::of_run(config.compute.sharded(), &scorer.decoder, shard));
-    let learner = Learner::new(config, &scorer.decoder, homes, mesh, partition)?;
+    let learner = TrainState::new(config, &scorer.decoder, homes, mesh, partition)?;
     Ok((scorer, learner))
 }
 
 /// What of it an evaluation needs.
-pub fn scorer(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh) -> Result<Scorer> {
+pub fn scorer(
+    config: &Config,
+    outline: &PlanInputs,
+    homes: &MemoryPlacement,
+    mesh: &mut DeviceMesh,
+) -> Result<TrainStep> {
     homes.device.note(format_args!("loading"));
-    let decoders = Decoders::of(config, &outline.decoder)?;
+    let decoders = ModelSpecs::of(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();
     let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
-    let start = Start::dry(outline.quantised);
+    let start = InitialWeights::dry(outline.quantised);
     let mut policy = start.policy(config, decoder, homes, shard, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {
         let rows = outline.train_rows.max(outline.eval_rows.unwrap_or(0));
@@ -115,12 +129,12 @@ pub fn scorer(config: &Config, outline: &Outline, homes: &Homes, mesh: &mut Mesh
     } else {
         kept(config, &decoders, homes, mesh, &mut policy, &|_| reference_start(config, outline))?
     };
-    Ok(Scorer::new(config, homes.clone(), decoder.clone(), policy, reference))
+    Ok(TrainStep::new(config, homes.clone(), decoder.clone(), policy, reference))
 }
 
 /// Where a reference with weights of its own starts.
-fn reference_start(config: &Config, outline: &Outline) -> Result<Start> {
-    Ok(Start::dry(match &config.reference.model {
+fn reference_start(config: &Config, outline: &PlanInputs) -> Result<InitialWeights> {
+    Ok(InitialWeights::dry(match &config.reference.model {
         Some(path) => ModelFolder::open(path)?.quantised(),
         None => outline.quantised,
     }))

@@ -1,10 +1,10 @@
 //! What an evaluation by itself takes: a policy, a reference and forward passes over the held-out rows; no gradients, no optimiser.
 
-use super::{Outline, Phase};
+use super::{PhasePlan, PlanInputs};
 use crate::config::{Config, ReferenceKind};
-use crate::inputs::Prepared;
-use crate::parallel::Mesh;
-use crate::placement::{Homes, Needs, Rooms};
+use crate::inputs::RunInputs;
+use crate::parallel::DeviceMesh;
+use crate::placement::{MemoryPlacement, MemoryRequirements, PassCapacities};
 use crate::plan::dry_run;
 use crate::step::evaluation_record;
 use crate::{Result, TrainError, size};
@@ -17,27 +17,28 @@ use crate::{Result, TrainError, size};
 ///
 /// # Panics
 /// If there are no held-out rows.
-pub fn needs(config: &Config, prepared: &Prepared) -> Result<Needs> {
+pub fn needs(config: &Config, prepared: &RunInputs) -> Result<MemoryRequirements> {
     let cache = prepared.eval.as_ref().expect("held-out rows");
-    let (outline, mut batcher) = (Outline::of(prepared), prepared.batcher(config));
+    let (outline, mut batcher) = (PlanInputs::of(prepared), prepared.batcher(config));
     let mut phases = Vec::new();
     if config.reference.kind == ReferenceKind::Precompute {
-        let homes = Homes::meta(&config.compute, Rooms::default());
+        let homes = MemoryPlacement::meta(&config.compute, PassCapacities::default());
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, 0, 1);
         let mut batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
-        dry_run::reference_pass(config, &outline, &homes, &mut Mesh::alone(), &mut batches, false)?;
-        phases.push(Phase::of("reference", &homes, 0.0));
+        dry_run::reference_pass(config, &outline, &homes, &mut DeviceMesh::alone(), &mut batches, false)?;
+        phases.push(PhasePlan::of("reference", &homes, 0.0));
     }
-    let (homes, mut mesh) = (Homes::meta(&config.compute, Rooms::default()), Mesh::alone());
+    let (homes, mut mesh) =
+        (MemoryPlacement::meta(&config.compute, PassCapacities::default()), DeviceMesh::alone());
     let mut scorer = dry_run::scorer(config, &outline, &homes, &mut mesh)?;
     evaluation_record(&mut scorer, &mut mesh, &mut batcher, cache, 0)?;
-    phases.push(Phase::of("evaluate", &homes, 0.0));
-    Ok(Needs::of(&phases))
+    phases.push(PhasePlan::of("evaluate", &homes, 0.0));
+    Ok(MemoryRequirements::of(&phases))
 }
 
 /// Refuses an evaluation that needs more than `compute.memory`, before anything is loaded.
-pub fn refuse_too_large(config: &Config, needs: Needs) -> Result<()> {
+pub fn refuse_too_large(config: &Config, needs: MemoryRequirements) -> Result<()> {
     match config.compute.memory {
         Some(cap) if needs.ram() as u64 > cap => Err(TrainError::TooLarge {
             story: format!(

@@ -3,9 +3,9 @@
 use tandem_data::forest::RowCounts;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::MANY_TREES;
-use tandem_model::Room;
+use tandem_model::BatchCapacity;
 
-use super::survey::Pass;
+use super::survey::PassShape;
 use crate::Result;
 use crate::recipe::MicroBatcher;
 
@@ -15,7 +15,7 @@ type Found<'a> = Option<(RowCounts, &'a TokenCache, Vec<u32>)>;
 /// The largest micro-batches so far.
 #[derive(Default)]
 pub(super) struct Largest<'a> {
-    room: Room,
+    room: BatchCapacity,
     /// By the number of trees, up to [`MANY_TREES`]: with fewer, attention's backward divides the work of each, and takes memory
     /// for each part.
     of_trees: [Found<'a>; MANY_TREES + 1],
@@ -25,8 +25,9 @@ pub(super) struct Largest<'a> {
 
 impl<'a> Largest<'a> {
     pub(super) fn consider(&mut self, counts: RowCounts, cache: &'a TokenCache, rows: &[u32]) {
-        let Room { tokens, scored } = self.room;
-        self.room = Room { tokens: tokens.max(counts.tokens), scored: scored.max(counts.scored_rows) };
+        let BatchCapacity { tokens, scored } = self.room;
+        self.room =
+            BatchCapacity { tokens: tokens.max(counts.tokens), scored: scored.max(counts.scored_rows) };
         let keep = |best: &mut Found<'a>, size: fn(&RowCounts) -> usize| {
             if best.as_ref().is_none_or(|(other, ..)| size(&counts) > size(other)) {
                 *best = Some((counts, cache, rows.to_vec()));
@@ -52,7 +53,7 @@ impl<'a> Largest<'a> {
         }
     }
 
-    pub(super) fn build(self, batcher: &mut MicroBatcher) -> Result<Pass> {
+    pub(super) fn build(self, batcher: &mut MicroBatcher) -> Result<PassShape> {
         let Self { room, of_trees, scored, unscored } = self;
         let mut most = 0;
         // One with more tokens and fewer trees takes more than this.
@@ -65,6 +66,6 @@ impl<'a> Largest<'a> {
         all.reverse();
         all.extend(scored.into_iter().chain(unscored));
         let build = |(_, cache, rows): (RowCounts, &'a TokenCache, Vec<u32>)| batcher.build(cache, &rows);
-        Ok(Pass { room, largest: all.into_iter().map(build).collect::<Result<_>>()? })
+        Ok(PassShape { room, largest: all.into_iter().map(build).collect::<Result<_>>()? })
     }
 }

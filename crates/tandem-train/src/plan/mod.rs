@@ -27,26 +27,26 @@ use std::ops::Range;
 use tandem_comm::recorder;
 use tandem_kernels::DType;
 use tandem_kernels::meta::Ledger;
-use tandem_model::{Stage, Walk};
+use tandem_model::{LayerExecutor, PipelineStage};
 
-pub use phase::{Offloaded, Phase};
-pub use run::{Fit, RunPlan};
-pub use survey::{Assumed, Outline};
+pub use phase::{Offloaded, PhasePlan};
+pub use run::{FitResult, RunPlan};
+pub use survey::{PlanInputs, SyntheticBatch};
 
 use crate::config::{ComputeConfig, Config, ReferenceKind};
 use crate::events::Planned;
-use crate::inputs::{Decoders, Prepared};
-use crate::online::sources::Both;
-use crate::online::{Borrower, Generation};
+use crate::inputs::{ModelSpecs, RunInputs};
+use crate::online::sources::PolicyAndReference;
+use crate::online::{BackgroundGenerator, Generation};
 use crate::parallel::pipeline::most_under_way;
-use crate::parallel::{Mesh, mesh};
-use crate::placement::{Homes, Needs, Rooms};
-use crate::recipe::{self, MicroBatch, Share};
-use crate::step::{Learner, Scorer, StepOptions};
+use crate::parallel::{DeviceMesh, mesh};
+use crate::placement::{MemoryPlacement, MemoryRequirements, PassCapacities};
+use crate::recipe::{self, MicroBatch, RankBatch};
+use crate::step::{StepOptions, TrainState, TrainStep};
 use crate::{Result, judges};
 use estimate::device::DeviceKind;
-use survey::{Load, Survey, Turns};
-use work::{Peers, Work};
+use survey::{BatchStatistics, MicroBatchCounts, RankLoad};
+use work::{StepCost, Topology};
 
 /// What is known of one rank before a run.
 #[derive(Clone, Debug)]
@@ -66,11 +66,11 @@ pub struct Plan {
     /// How many of them hold the slices of one stage of a model.
     pub tensor: usize,
     /// Which stage this rank holds, of how many.
-    pub stage: Stage,
+    pub stage: PipelineStage,
     /// The blocks of that stage.
     pub blocks: Range<usize>,
     /// What every micro-batch takes memory for.
-    pub rooms: Rooms,
+    pub rooms: PassCapacities,
     /// Micro-batches of which something is kept at a time.
     pub under_way: usize,
     /// Threads.
@@ -84,13 +84,13 @@ pub struct Plan {
     /// What is known of the data.
     pub data: DataShape,
     /// The phases in order.
-    pub phases: Vec<Phase>,
+    pub phases: Vec<PhasePlan>,
     /// A step in which each rank has one typical micro-batch.
-    pub work: Work,
+    pub work: StepCost,
     /// The same with two of them.
-    pub work_of_two: Work,
+    pub work_of_two: StepCost,
     /// What this rank has to do in a step.
-    pub load: Load,
+    pub load: RankLoad,
     /// Bytes that a process takes beside the arena, about.
     pub outside: usize,
 }
@@ -99,7 +99,7 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub struct DataShape {
     /// What was assumed, where there is no data yet.
-    pub assumed: Option<Assumed>,
+    pub assumed: Option<SyntheticBatch>,
     /// Training rows.
     pub train_rows: usize,
     /// Evaluation rows.
@@ -122,30 +122,29 @@ impl Plan {
     /// # Errors
     /// If the model does not fit its config, the data does not fit the model, or the ranks cannot be divided as the config
     /// asks.
-    pub fn make(config: &Config, prepared: &Prepared, rank: usize, num_ranks: usize) -> Result<Self> {
-        Self::of(config, &Outline::of(prepared), rank, num_ranks)
+    pub fn make(config: &Config, prepared: &RunInputs, rank: usize, num_ranks: usize) -> Result<Self> {
+        Self::of(config, &PlanInputs::of(prepared), rank, num_ranks)
     }
 
     /// The same, of what may be no more than assumed.
-    pub fn of(config: &Config, outline: &Outline, rank: usize, num_ranks: usize) -> Result<Self> {
+    pub fn of(config: &Config, outline: &PlanInputs, rank: usize, num_ranks: usize) -> Result<Self> {
         mesh::check(config, num_ranks)?;
         let ComputeConfig { tensor, pipeline, .. } = config.compute;
         let in_rounds = config.compute.sharded().meets_in_walk();
         let survey = outline.survey(config)?;
         let load = survey.load(num_ranks / (tensor * pipeline), in_rounds);
-        let mut rehearsal =
-            Rehearsal { config, outline, survey: &survey, rank, num_ranks, phases: Vec::new() };
+        let mut rehearsal = DryRun { config, outline, survey: &survey, rank, num_ranks, phases: Vec::new() };
         if config.reference.kind == ReferenceKind::Precompute {
             rehearsal.reference()?;
         }
-        let mut mesh = Mesh::new(recorder::group(rank, num_ranks).0, &config.compute)?;
+        let mut mesh = DeviceMesh::new(recorder::group(rank, num_ranks).0, &config.compute)?;
         let data = (mesh.data().rank(), mesh.data().size());
         let stage = mesh.stage();
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
         let turns = survey.turns(stage, data, in_rounds);
         let (work, work_of_two) = rehearsal.run(&turns)?;
-        let Rehearsal { phases, .. } = rehearsal;
+        let DryRun { phases, .. } = rehearsal;
         let data = DataShape {
             assumed: outline.assumed(),
             train_rows: outline.train_rows,
@@ -156,7 +155,7 @@ impl Plan {
             sequence_tokens: survey.sequence_tokens,
             rows: survey.rows,
         };
-        let policy = Decoders::of(config, &outline.decoder)?.policy;
+        let policy = ModelSpecs::of(config, &outline.decoder)?.policy;
         Ok(Self {
             model: config.model.display().to_string(),
             num_parameters: outline.decoder.num_parameters(),
@@ -186,8 +185,8 @@ impl Plan {
     }
 
     /// What the run will touch of each memory.
-    pub fn needs(&self) -> Needs {
-        Needs::of(&self.phases)
+    pub fn needs(&self) -> MemoryRequirements {
+        MemoryRequirements::of(&self.phases)
     }
 
     /// Bytes of the device's arenas that the run will touch.
@@ -211,12 +210,12 @@ impl Plan {
     }
 
     /// The phase that needs most.
-    pub fn fullest(&self) -> &Phase {
+    pub fn fullest(&self) -> &PhasePlan {
         self.phases.iter().max_by_key(|phase| phase.memory.peak).expect("every run has a phase")
     }
 
     /// Bytes that this rank sends in a step in which each rank has one micro-batch.
-    pub fn bytes_sent(&self, to: Option<Peers>) -> u64 {
+    pub fn bytes_sent(&self, to: Option<Topology>) -> u64 {
         self.work.bytes_sent(to)
     }
 }
@@ -236,45 +235,45 @@ impl Planned for Plan {
 }
 
 /// The picture of a run that does not fit, and what to change, in words that go on after a sentence.
-pub fn story(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<String> {
+pub fn story(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &DeviceKind) -> Result<String> {
     let plan = RunPlan::make(config, outline, num_ranks, device)?;
     let advice = advise::advice::in_words(config, outline, num_ranks, device);
     Ok(format!("\n\n{}\n\n{}\n{advice}", plan.picture(false), plan.verdict()))
 }
 
 /// A run's code, on devices that compute nothing.
-struct Rehearsal<'a> {
+struct DryRun<'a> {
     config: &'a Config,
-    outline: &'a Outline<'a>,
-    survey: &'a Survey,
+    outline: &'a PlanInputs<'a>,
+    survey: &'a BatchStatistics,
     rank: usize,
     num_ranks: usize,
-    phases: Vec<Phase>,
+    phases: Vec<PhasePlan>,
 }
 
-impl Rehearsal<'_> {
+impl DryRun<'_> {
     /// The pass that precomputes the reference. What it had in memory is gone when the run loads its weights.
     fn reference(&mut self) -> Result<()> {
-        let homes = Homes::meta(&self.config.compute, self.survey.rooms());
+        let homes = MemoryPlacement::meta(&self.config.compute, self.survey.rooms());
         let batches = &self.survey.reference.largest;
-        let mut mesh = Mesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
+        let mut mesh = DeviceMesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
         let idles = self.config.compute.sharded().weights && mesh.data().size() > 1;
         let mut all = batches.iter().map(|batch| Ok(batch.clone()));
         dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, &mut all, idles)?;
         let flops = total_flops(&homes) / batches.len() as f64;
-        self.phases.push(Phase::of("reference", &homes, flops));
+        self.phases.push(PhasePlan::of("reference", &homes, flops));
         Ok(())
     }
 
     /// Loading, steps, a checkpoint and an evaluation, all in one arena; then what a step of one and of two micro-batches
     /// costs.
-    fn run(&mut self, turns: &[Turns]) -> Result<(Work, Work)> {
+    fn run(&mut self, turns: &[MicroBatchCounts]) -> Result<(StepCost, StepCost)> {
         let Self { config, outline, survey, .. } = *self;
-        let homes = Homes::meta(&config.compute, survey.rooms());
+        let homes = MemoryPlacement::meta(&config.compute, survey.rooms());
         let (group, log) = recorder::group(self.rank, self.num_ranks);
-        let mut mesh = Mesh::new(group, &config.compute)?;
+        let mut mesh = DeviceMesh::new(group, &config.compute)?;
         let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
-        self.phases.push(Phase::of("load", &homes, 0.0));
+        self.phases.push(PhasePlan::of("load", &homes, 0.0));
 
         let mut beside = None;
         if let Some(online) = config.online.as_ref().filter(|online| online.server.is_none()) {
@@ -282,17 +281,17 @@ impl Rehearsal<'_> {
             let generation = Generation::of(config, longest, mesh.data().size());
             if online.overlap {
                 let device = homes.device.beside(0)?;
-                Borrower::new(generation, config, &scorer, device.clone(), &mut mesh)?
+                BackgroundGenerator::new(generation, config, &scorer, device.clone(), &mut mesh)?
                     .rehearse(&scorer, longest)?;
                 beside = Some(device);
             } else {
                 begin(&homes);
                 homes.device.note(format_args!("generation"));
-                let Scorer { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
-                let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
-                let walk = Walk { split: mesh.split(), ..walk };
-                generation.rehearse(&walk, &mut Both::of(policy, reference), longest)?;
-                self.phases.push(Phase::of("generate", &homes, 0.0));
+                let TrainStep { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
+                let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
+                let walk = LayerExecutor { split: mesh.split(), ..walk };
+                generation.rehearse(&walk, &mut PolicyAndReference::of(policy, reference), longest)?;
+                self.phases.push(PhasePlan::of("generate", &homes, 0.0));
             }
         }
 
@@ -306,23 +305,23 @@ impl Rehearsal<'_> {
                 flops = flops.max((total_flops(&homes) - before) / turns.own.max(1) as f64);
             }
         }
-        self.phases.push(Phase::of("train", &homes, flops));
+        self.phases.push(PhasePlan::of("train", &homes, flops));
 
         homes.device.note(format_args!("between steps"));
         begin(&homes);
-        self.phases.push(Phase::of("save", &homes, 0.0));
+        self.phases.push(PhasePlan::of("save", &homes, 0.0));
 
         if self.outline.eval_rows.is_some() {
             for batch in &survey.evaluation.largest {
                 homes.device.note(format_args!("evaluation"));
-                scorer.evaluate(&mut mesh, &Share::of(batch, 1), &mut |_| Ok(batch.clone()))?;
+                scorer.evaluate(&mut mesh, &RankBatch::of(batch, 1), &mut |_| Ok(batch.clone()))?;
             }
             let flops = total_flops(&homes) / survey.evaluation.largest.len() as f64;
             if turns.iter().any(|turns| turns.own < turns.all) {
-                let share = Share { mine: Vec::new(), ..Share::of(&survey.typical, 1) };
+                let share = RankBatch { mine: Vec::new(), ..RankBatch::of(&survey.typical, 1) };
                 scorer.evaluate(&mut mesh, &share, &mut |_| Ok(survey.typical.clone()))?;
             }
-            self.phases.push(Phase::of("evaluate", &homes, flops));
+            self.phases.push(PhasePlan::of("evaluate", &homes, flops));
         }
 
         if let Some(device) = beside {
@@ -344,11 +343,17 @@ impl Rehearsal<'_> {
                 .for_each(|phase| phase.with_judges(&device));
         }
 
-        let mut cost = |count: usize| -> Result<Work> {
+        let mut cost = |count: usize| -> Result<StepCost> {
             log.take();
             begin(&homes);
-            step(&mut scorer, &mut learner, &mut mesh, &survey.typical, Turns { own: count, all: count })?;
-            Ok(Work::of(&homes, &log, self.rank, config.compute.tensor > 1))
+            step(
+                &mut scorer,
+                &mut learner,
+                &mut mesh,
+                &survey.typical,
+                MicroBatchCounts { own: count, all: count },
+            )?;
+            Ok(StepCost::of(&homes, &log, self.rank, config.compute.tensor > 1))
         };
         Ok((cost(1)?, cost(2)?))
     }
@@ -356,23 +361,23 @@ impl Rehearsal<'_> {
 
 /// A step of one micro-batch again and again.
 fn step(
-    scorer: &mut Scorer,
-    learner: &mut Learner,
-    mesh: &mut Mesh,
+    scorer: &mut TrainStep,
+    learner: &mut TrainState,
+    mesh: &mut DeviceMesh,
     batch: &MicroBatch,
-    turns: Turns,
+    turns: MicroBatchCounts,
 ) -> Result<()> {
-    let share = Share { mine: (0..turns.own).collect(), ..Share::of(batch, turns.all.max(1)) };
+    let share = RankBatch { mine: (0..turns.own).collect(), ..RankBatch::of(batch, turns.all.max(1)) };
     scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), &StepOptions::dry())?;
     Ok(())
 }
 
 /// Begins the records of a dry run anew.
-fn begin(homes: &Homes) {
+fn begin(homes: &MemoryPlacement) {
     homes.ledgers().into_iter().flatten().for_each(Ledger::begin);
 }
 
-fn total_flops(homes: &Homes) -> f64 {
+fn total_flops(homes: &MemoryPlacement) -> f64 {
     let calls = homes.ledgers().into_iter().flatten().flat_map(Ledger::calls);
     calls.map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
 }
@@ -380,7 +385,7 @@ fn total_flops(homes: &Homes) -> f64 {
 /// What a process takes beside the arena, in bytes, about. Measured: the program and its heap, and for each thread of a rank the
 /// buffers that products pack their factors into. Counted: the longest layer in f32, which passes through host memory when it is
 /// read or written.
-fn outside_arena(outline: &Outline, threads: usize) -> usize {
+fn outside_arena(outline: &PlanInputs, threads: usize) -> usize {
     let decoder = &outline.decoder;
     let longest = decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).max().unwrap_or(0);
     PROGRAM_BYTES + threads * THREAD_BYTES + longest * DType::F32.size()

@@ -2,17 +2,17 @@
 
 use tandem_data::order;
 use tandem_kernels::ops::MANY_TREES;
-use tandem_model::Room;
+use tandem_model::BatchCapacity;
 
-use super::survey::{Pass, Survey};
+use super::survey::{BatchStatistics, PassShape};
 use crate::Result;
-use crate::config::{Algorithm, Config, MicroBatch as Size, Order};
-use crate::inputs::Prepared;
-use crate::recipe::{self, MicroBatch, MicroBatcher, Ranked, Rows};
+use crate::config::{Algorithm, Config, MicroBatchSize, Order};
+use crate::inputs::RunInputs;
+use crate::recipe::{self, MicroBatch, MicroBatcher, Rows, ScoredPrompt};
 
 /// What no micro-batch exceeds, whatever is answered: prompts of the data, with as many answers as may be in pairs, none longer than
 /// it may be. As many tokens as a micro-batch may have are there in as few trees as can be, and in more.
-pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
+pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     let online = config.online.as_ref().expect("an online run");
     let cache = &prepared.train;
     let answers = recipe::for_method(config.method).num_responses(config);
@@ -25,17 +25,18 @@ pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
     let share_prefix = config.data.share_prefix;
     let in_step = config.train.batch_size + online.replay_per_step;
     // The longest prompts; fewer rows than a step has stand in it more than once.
-    let longest: Vec<Ranked> =
+    let longest: Vec<ScoredPrompt> =
         prompts.iter().cycle().take(in_step).map(|&prompt| largest_of(prompt)).collect();
-    let tokens = |rows: &[Ranked]| rows.iter().map(|row| row.counts(share_prefix).tokens).sum::<usize>();
+    let tokens =
+        |rows: &[ScoredPrompt]| rows.iter().map(|row| row.counts(share_prefix).tokens).sum::<usize>();
     let most = match config.train.micro_batch {
-        Size::Tokens(most) => tokens(&longest).min(most).max(tokens(&longest[..1])),
-        Size::Rows(rows) => tokens(&longest[..rows.min(in_step)]),
+        MicroBatchSize::Tokens(most) => tokens(&longest).min(most).max(tokens(&longest[..1])),
+        MicroBatchSize::Rows(rows) => tokens(&longest[..rows.min(in_step)]),
     };
     let mut batcher = prepared.batcher(config);
     let mut largest = Vec::new();
     for trees in (1..=in_step.min(MANY_TREES)).rev() {
-        if let Size::Rows(rows) = config.train.micro_batch
+        if let MicroBatchSize::Rows(rows) = config.train.micro_batch
             && trees > rows
         {
             continue;
@@ -43,16 +44,16 @@ pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
         let rows = if trees == MANY_TREES { &longest[..] } else { &longest[..trees] };
         largest.push(build(&mut batcher, &cut_to(rows, most, share_prefix))?);
     }
-    let shortest: Vec<Ranked> =
+    let shortest: Vec<ScoredPrompt> =
         prompts.iter().rev().take(in_step).map(|&prompt| largest_of(prompt)).collect();
     largest.push(build(&mut batcher, &cut_to(&shortest, most, share_prefix))?);
     let scored = largest.iter().map(|batch| batch.forest.scored_rows().0.len()).max().unwrap_or(0);
-    let train = Pass { room: Room { tokens: most, scored }, largest };
+    let train = PassShape { room: BatchCapacity { tokens: most, scored }, largest };
     // Time is told for answers as long as they may get.
     let mut batches = prepared.batches(config);
     let rows =
         |rows: &[u32]| rows.iter().map(|&row| largest_of(cache.prompt(row as usize).0.len())).collect();
-    let cuts = |rows: &[Ranked]| {
+    let cuts = |rows: &[ScoredPrompt]| {
         let lengths: Vec<usize> = rows.iter().map(|row| row.counts(share_prefix).tokens).collect();
         order::cut(&lengths, config.train.micro_batch.into())
     };
@@ -61,16 +62,16 @@ pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
     };
     let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
     for step in 0..measured {
-        let ranked: Vec<Ranked> = rows(batches.rows(step));
+        let ranked: Vec<ScoredPrompt> = rows(batches.rows(step));
         sequence_tokens += ranked.iter().map(|row| row.counts(share_prefix).sequence_tokens).sum::<u64>();
         num_rows += ranked.len();
         steps.push(cuts(&ranked).into_iter().map(|cut| tokens(&ranked[cut])).collect());
     }
-    let first: Vec<Ranked> = rows(batches.rows(0));
+    let first: Vec<ScoredPrompt> = rows(batches.rows(0));
     let typical = build(&mut batcher, &first[cuts(&first)[0].clone()])?;
     let per_step = |count: f64| count / measured as f64;
-    let none = Pass { room: Room::default(), largest: Vec::new() };
-    Ok(Survey {
+    let none = PassShape { room: BatchCapacity::default(), largest: Vec::new() };
+    Ok(BatchStatistics {
         train,
         evaluation: none.clone(),
         reference: none,
@@ -83,8 +84,8 @@ pub(super) fn survey(config: &Config, prepared: &Prepared) -> Result<Survey> {
 }
 
 /// A prompt with answers of the same length, all in one chain of pairs.
-fn longest_row(prompt: usize, answers: usize, tokens: usize, is_nash: bool) -> Ranked {
-    Ranked {
+fn longest_row(prompt: usize, answers: usize, tokens: usize, is_nash: bool) -> ScoredPrompt {
+    ScoredPrompt {
         row: 0,
         prompt: vec![0; prompt],
         answers: vec![vec![0; tokens]; answers],
@@ -95,9 +96,9 @@ fn longest_row(prompt: usize, answers: usize, tokens: usize, is_nash: bool) -> R
 }
 
 /// Rows from the first on, the last of them with shorter answers, of so many tokens at most; the first is whole.
-fn cut_to(rows: &[Ranked], most: usize, share_prefix: bool) -> Vec<Ranked> {
+fn cut_to(rows: &[ScoredPrompt], most: usize, share_prefix: bool) -> Vec<ScoredPrompt> {
     let mut left = most;
-    let mut kept: Vec<Ranked> = Vec::new();
+    let mut kept: Vec<ScoredPrompt> = Vec::new();
     for row in rows {
         let tokens = row.counts(share_prefix).tokens;
         if tokens <= left || kept.is_empty() {
@@ -118,7 +119,7 @@ fn cut_to(rows: &[Ranked], most: usize, share_prefix: bool) -> Vec<Ranked> {
     kept
 }
 
-fn build(batcher: &mut MicroBatcher, rows: &[Ranked]) -> Result<MicroBatch> {
+fn build(batcher: &mut MicroBatcher, rows: &[ScoredPrompt]) -> Result<MicroBatch> {
     let numbers: Vec<u32> = (0..rows.len() as u32).collect();
     batcher.build(Rows::Ranked(rows), &numbers)
 }

@@ -1,19 +1,19 @@
 //! What a part of a run holds in memory, and what a rank needs of each of its memories.
 
-use tandem_kernels::meta::{Ledger, Moment};
+use tandem_kernels::meta::{Ledger, PeakLocation};
 use tandem_kernels::{Device, MemoryUse};
 
-use crate::placement::{Homes, Needs};
+use crate::placement::{MemoryPlacement, MemoryRequirements};
 
 /// A part of a run during which one set of things is in memory.
 #[derive(Clone, Debug)]
-pub struct Phase {
+pub struct PhasePlan {
     /// Its name.
     pub name: &'static str,
     /// Bytes by kind at its peak.
     pub memory: MemoryUse,
     /// When that is.
-    pub moment: Moment,
+    pub moment: PeakLocation,
     /// One past the highest address used until its end: what is resident by then, in all of the device's arenas.
     pub high_water: usize,
     /// How much of that is of the one where answers are generated while a step trains.
@@ -37,10 +37,10 @@ pub struct Offloaded {
     pub high_water: usize,
 }
 
-impl Needs {
+impl MemoryRequirements {
     /// The most of any phase.
-    pub(super) fn of(phases: &[Phase]) -> Self {
-        let most = |bytes: &dyn Fn(&Phase) -> usize| phases.iter().map(bytes).max().unwrap_or(0);
+    pub(super) fn of(phases: &[PhasePlan]) -> Self {
+        let most = |bytes: &dyn Fn(&PhasePlan) -> usize| phases.iter().map(bytes).max().unwrap_or(0);
         Self {
             arena: most(&|phase| phase.high_water),
             beside: most(&|phase| phase.beside),
@@ -51,9 +51,9 @@ impl Needs {
     }
 }
 
-impl Phase {
+impl PhasePlan {
     /// What `homes`, of a dry run, held since its records were begun.
-    pub(super) fn of(name: &'static str, homes: &Homes, flops: f64) -> Self {
+    pub(super) fn of(name: &'static str, homes: &MemoryPlacement, flops: f64) -> Self {
         let [device, host, file] = homes.ledgers();
         let device = device.expect("there is a device");
         let (memory, moment, high_water) = (device.usage(), device.moment(), device.high_water());

@@ -2,7 +2,7 @@
 
 use super::estimate::Estimate;
 use super::estimate::device::DeviceKind;
-use super::{Outline, Plan};
+use super::{Plan, PlanInputs};
 use crate::Result;
 use crate::config::Config;
 
@@ -21,14 +21,14 @@ pub struct RunPlan {
 
 /// Whether a rank's arena fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fit {
+pub struct FitResult {
     /// What it needs at most, in bytes.
     pub needed: u64,
     /// What there is; `None` if that is not known.
     pub limit: Option<u64>,
 }
 
-impl Fit {
+impl FitResult {
     /// Whether it does.
     pub fn fits(&self) -> bool {
         self.limit.is_none_or(|limit| self.needed <= limit)
@@ -37,13 +37,23 @@ impl Fit {
 
 impl RunPlan {
     /// Plans every rank.
-    pub fn make(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<Self> {
+    pub fn make(
+        config: &Config,
+        outline: &PlanInputs,
+        num_ranks: usize,
+        device: &DeviceKind,
+    ) -> Result<Self> {
         let all: Vec<usize> = (0..num_ranks).collect();
         Self::of(config, outline, num_ranks, device, &all)
     }
 
     /// Plans one rank of each stage, the first, which holds as much as any other of it, up to a few cache lines.
-    pub fn sketch(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Result<Self> {
+    pub fn sketch(
+        config: &Config,
+        outline: &PlanInputs,
+        num_ranks: usize,
+        device: &DeviceKind,
+    ) -> Result<Self> {
         let first: Vec<usize> =
             (0..config.compute.pipeline).map(|stage| stage * config.compute.tensor).collect();
         Self::of(config, outline, num_ranks, device, &first)
@@ -51,7 +61,7 @@ impl RunPlan {
 
     fn of(
         config: &Config,
-        outline: &Outline,
+        outline: &PlanInputs,
         num_ranks: usize,
         device: &DeviceKind,
         ranks: &[usize],
@@ -88,7 +98,7 @@ impl RunPlan {
     }
 
     /// Whether it fits the cap, if there is one, and the device.
-    pub fn fit(&self) -> Fit {
+    pub fn fit(&self) -> FitResult {
         let plan = self.fullest();
         // What is offloaded to host memory is of the same memory where the device is the host's processor.
         let (needed, outside) = match self.device.is_processor() {
@@ -97,7 +107,7 @@ impl RunPlan {
         };
         // What lies beside the arena needs memory too, but is not what is capped.
         let memory = self.device.memory(plan.ranks).map(|memory| memory.saturating_sub(outside));
-        Fit { needed, limit: self.cap.into_iter().chain(memory).min() }
+        FitResult { needed, limit: self.cap.into_iter().chain(memory).min() }
     }
 }
 

@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tandem_data::forest::{ForestBuilder, RowCounts};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
-use tandem_model::{Decoder, Room, Stage};
+use tandem_model::{BatchCapacity, Decoder, PipelineStage};
 
 use super::largest::Largest;
-use crate::config::{Config, MicroBatch as Size, Order, ReferenceKind};
-use crate::inputs::Prepared;
-use crate::placement::Rooms;
+use crate::config::{Config, MicroBatchSize, Order, ReferenceKind};
+use crate::inputs::RunInputs;
+use crate::placement::PassCapacities;
 use crate::recipe::{self, AssumedRow, MicroBatch, deal};
 use crate::{Result, TrainError};
 
 /// What a plan has to know of the model and of the data.
-pub struct Outline<'a> {
+pub struct PlanInputs<'a> {
     /// The model, whole, without any adapter.
     pub decoder: Decoder,
     /// The format that its files are quantised in already, if they are.
@@ -27,19 +27,19 @@ pub struct Outline<'a> {
     pub eval_rows: Option<usize>,
     rows: Rows<'a>,
     /// By what the cut of a batch depends on.
-    surveys: Mutex<HashMap<String, Arc<Survey>>>,
+    surveys: Mutex<HashMap<String, Arc<BatchStatistics>>>,
 }
 
 enum Rows<'a> {
-    Known(&'a Prepared),
-    Assumed(Assumed),
+    Known(&'a RunInputs),
+    Assumed(SyntheticBatch),
 }
 
 /// Micro-batches that are all alike, where there is no data yet. A row has the longest sequences that `data.max_length` allows
 /// or, if that is less, all of the micro-batch: a pair is a prompt and two answers of the same length, its prompt computed
 /// once; a row of SFT a prompt and an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Assumed {
+pub struct SyntheticBatch {
     /// Tokens of a micro-batch; fewer if `train.micro_batch_tokens` or `micro_batch_size` says so.
     pub tokens: usize,
     /// How many of them the answers have; by default two thirds of a pair, half of another row.
@@ -48,9 +48,9 @@ pub struct Assumed {
 
 /// What is known of the micro-batches of a pass over rows.
 #[derive(Clone, Debug)]
-pub struct Pass {
+pub struct PassShape {
     /// The most tokens, and the most scored rows, of any of them.
-    pub room: Room,
+    pub room: BatchCapacity,
     /// Worst-case micro-batches: most tokens; most tokens with few trees, for each small number of trees; most scored rows; the
     /// largest without scored rows.
     pub largest: Vec<MicroBatch>,
@@ -58,13 +58,13 @@ pub struct Pass {
 
 /// What was found.
 #[derive(Debug)]
-pub struct Survey {
+pub struct BatchStatistics {
     /// Of all steps.
-    pub train: Pass,
+    pub train: PassShape,
     /// Of an evaluation; empty without held-out rows.
-    pub evaluation: Pass,
+    pub evaluation: PassShape,
     /// Of the pass that precomputes the reference; empty without it.
-    pub reference: Pass,
+    pub reference: PassShape,
     /// One of the steps' with the mean number of tokens.
     pub typical: MicroBatch,
     /// Tokens of each micro-batch of every step; of an epoch, if all are alike.
@@ -79,7 +79,7 @@ pub struct Survey {
 
 /// What a data rank has to do in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Load {
+pub struct RankLoad {
     /// Micro-batches of the rank that has most of them, in the step where that is most.
     pub most_rounds: usize,
     /// The same, the mean over steps.
@@ -90,7 +90,7 @@ pub struct Load {
 
 /// Micro-batches that a rank computes in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Turns {
+pub struct MicroBatchCounts {
     /// Its own.
     pub own: usize,
     /// With those that it walks along with.
@@ -100,9 +100,9 @@ pub struct Turns {
 /// Steps by which a step's work is measured, at least.
 pub(super) const LOOK_AHEAD: u64 = 1000;
 
-impl<'a> Outline<'a> {
+impl<'a> PlanInputs<'a> {
     /// Of inputs that have been opened.
-    pub fn of(prepared: &'a Prepared) -> Self {
+    pub fn of(prepared: &'a RunInputs) -> Self {
         Self {
             decoder: prepared.decoder.without_adapter(),
             quantised: prepared.folder.quantised(),
@@ -117,7 +117,7 @@ impl<'a> Outline<'a> {
     ///
     /// # Errors
     /// If there is no such config, or the assumption makes no sense.
-    pub fn assume(config: &Config, assumed: Assumed) -> Result<Self> {
+    pub fn assume(config: &Config, assumed: SyntheticBatch) -> Result<Self> {
         let refused = |reason: String| Err(TrainError::Mismatch { reason });
         if assumed.tokens < 4 {
             return refused(format!(
@@ -145,7 +145,7 @@ impl<'a> Outline<'a> {
     }
 
     /// What was assumed, if there is no data.
-    pub fn assumed(&self) -> Option<Assumed> {
+    pub fn assumed(&self) -> Option<SyntheticBatch> {
         match self.rows {
             Rows::Known(_) => None,
             Rows::Assumed(assumed) => Some(assumed),
@@ -161,7 +161,7 @@ impl<'a> Outline<'a> {
     }
 
     /// The batches of a run. The same cut is looked at once.
-    pub fn survey(&self, config: &Config) -> Result<Arc<Survey>> {
+    pub fn survey(&self, config: &Config) -> Result<Arc<BatchStatistics>> {
         let precomputes = config.reference.kind == ReferenceKind::Precompute;
         let key = format!("{:?} {} {precomputes}", config.train.micro_batch, config.data.share_prefix);
         let mut surveys = self.surveys.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +179,7 @@ impl<'a> Outline<'a> {
 }
 
 /// Counts what the micro-batches of a run hold, one step after another, and builds some.
-fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
+fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     let mut batcher = prepared.batcher(config);
     let [mut of_train, mut of_evaluation, mut of_reference] = [(); 3].map(|()| Largest::default());
     let mut batches = prepared.batches(config);
@@ -226,7 +226,7 @@ fn look(config: &Config, prepared: &Prepared) -> Result<Survey> {
         batcher.build(&prepared.train, &rows[cut])?
     };
     let per_step = |count: f64| count / measured as f64;
-    Ok(Survey {
+    Ok(BatchStatistics {
         train: of_train.build(&mut batcher)?,
         evaluation: of_evaluation.build(&mut batcher)?,
         reference: of_reference.build(&mut batcher)?,
@@ -248,13 +248,13 @@ fn typical(steps: &[Vec<usize>]) -> (usize, usize) {
     all().min_by_key(|(_, _, n)| n.abs_diff(mean)).map_or((0, 0), |(step, cut, _)| (step, cut))
 }
 
-impl Assumed {
+impl SyntheticBatch {
     /// Tokens of the prompt and of an answer of each row, and how many rows there are.
     fn shape(self, config: &Config) -> (usize, usize, usize) {
         let answers = recipe::for_method(config.method).num_responses(config);
         let tokens = match config.train.micro_batch {
-            Size::Tokens(most) => self.tokens.min(most),
-            Size::Rows(_) => self.tokens,
+            MicroBatchSize::Tokens(most) => self.tokens.min(most),
+            MicroBatchSize::Rows(_) => self.tokens,
         };
         // Of a pair one part of three, of another row one part of two.
         let answer = |tokens: usize| match self.scored {
@@ -267,13 +267,13 @@ impl Assumed {
         let row = tokens / rows;
         let answer = answer(row).max(1);
         let rows = match config.train.micro_batch {
-            Size::Tokens(_) => rows,
-            Size::Rows(most) => rows.min(most),
+            MicroBatchSize::Tokens(_) => rows,
+            MicroBatchSize::Rows(most) => rows.min(most),
         };
         (row.saturating_sub(answers * answer), answer, rows.min(config.train.batch_size))
     }
 
-    fn survey(self, config: &Config) -> Result<Survey> {
+    fn survey(self, config: &Config) -> Result<BatchStatistics> {
         let (prompt, answer, rows) = self.shape(config);
         let (recipe, mut builder) =
             (recipe::for_method(config.method), ForestBuilder::new(config.data.share_prefix));
@@ -299,11 +299,11 @@ impl Assumed {
         };
         recipe.label_assumed(config, rows, sequences, &mut batch);
         let in_step = config.train.batch_size.div_ceil(rows);
-        let pass = Pass {
-            room: Room { tokens: num_tokens, scored: batch.forest.scored_rows().0.len() },
+        let pass = PassShape {
+            room: BatchCapacity { tokens: num_tokens, scored: batch.forest.scored_rows().0.len() },
             largest: vec![batch.clone()],
         };
-        Ok(Survey {
+        Ok(BatchStatistics {
             train: pass.clone(),
             evaluation: pass.clone(),
             reference: pass,
@@ -316,32 +316,40 @@ impl Assumed {
     }
 }
 
-impl Survey {
+impl BatchStatistics {
     /// What every micro-batch takes memory for.
-    pub fn rooms(&self) -> Rooms {
+    pub fn rooms(&self) -> PassCapacities {
         let Self { train, evaluation, reference, .. } = self;
-        Rooms { train: train.room, evaluation: evaluation.room, reference: reference.room }
+        PassCapacities { train: train.room, evaluation: evaluation.room, reference: reference.room }
     }
 
     /// What a stage does in the steps of the run, as rank `data.0` of `data.1` of its data group: what leads to other
     /// places in memory. `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
-    pub fn turns(&self, stage: Stage, data: (usize, usize), in_rounds: bool) -> Vec<Turns> {
+    pub fn turns(
+        &self,
+        stage: PipelineStage,
+        data: (usize, usize),
+        in_rounds: bool,
+    ) -> Vec<MicroBatchCounts> {
         if stage.count == 1 {
             // Nothing is left of a micro-batch when the next one begins.
-            let idle = (in_rounds && data.1 > 1).then_some(Turns { own: 0, all: 1 });
-            return std::iter::once(Turns { own: 1, all: 1 }).chain(idle).collect();
+            let idle = (in_rounds && data.1 > 1).then_some(MicroBatchCounts { own: 0, all: 1 });
+            return std::iter::once(MicroBatchCounts { own: 1, all: 1 }).chain(idle).collect();
         }
         let of = |cuts: &Vec<usize>| {
             let dealt = deal(cuts, data.1, in_rounds);
             let own = dealt[data.0].len();
-            Turns { own, all: if in_rounds { dealt.iter().map(Vec::len).max().unwrap_or(0) } else { own } }
+            MicroBatchCounts {
+                own,
+                all: if in_rounds { dealt.iter().map(Vec::len).max().unwrap_or(0) } else { own },
+            }
         };
         self.steps.iter().map(of).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
-    pub fn load(&self, num_data: usize, in_rounds: bool) -> Load {
-        let mut load = Load { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
+    pub fn load(&self, num_data: usize, in_rounds: bool) -> RankLoad {
+        let mut load = RankLoad { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
         let steps = &self.steps[..self.measured];
         for cuts in steps {
             let dealt = deal(cuts, num_data, in_rounds);

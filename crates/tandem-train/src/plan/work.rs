@@ -4,12 +4,12 @@ use tandem_comm::recorder::Log;
 use tandem_comm::{Call, Operation};
 use tandem_kernels::meta::{Cost, Ledger};
 
-use crate::placement::Homes;
+use crate::placement::MemoryPlacement;
 use crate::plan::dry_run::TENSOR_GROUP;
 
 /// Operations and messages.
 #[derive(Clone, Debug, Default)]
-pub struct Work {
+pub struct StepCost {
     /// Every operation with the cost of one call; calls that cost the same are counted together.
     pub operations: Vec<(&'static str, Cost)>,
     /// What goes to other ranks.
@@ -26,12 +26,12 @@ pub struct Sent {
     /// Whether it goes while the rank computes.
     pub beside: bool,
     /// To whom.
-    pub to: Peers,
+    pub to: Topology,
 }
 
 /// With whom a rank speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peers {
+pub enum Topology {
     /// Those that compute other micro-batches.
     Data,
     /// Those that hold the other slices.
@@ -40,16 +40,16 @@ pub enum Peers {
     Stages,
 }
 
-impl Work {
+impl StepCost {
     /// What was written down; `rank` is this one, `has_slices` whether there is a tensor axis.
-    pub fn of(homes: &Homes, log: &Log, rank: usize, has_slices: bool) -> Self {
+    pub fn of(homes: &MemoryPlacement, log: &Log, rank: usize, has_slices: bool) -> Self {
         let sent = |(group, call): (usize, Call)| {
             let members = log.members(group);
             let (first, last) = (members[0], members[members.len() - 1]);
             let (span, to) = match call.operation {
-                Operation::Send { to } => ((rank.min(members[to]), rank.max(members[to])), Peers::Stages),
-                _ if has_slices && group == TENSOR_GROUP => ((first, last), Peers::Slices),
-                _ => ((first, last), Peers::Data),
+                Operation::Send { to } => ((rank.min(members[to]), rank.max(members[to])), Topology::Stages),
+                _ if has_slices && group == TENSOR_GROUP => ((first, last), Topology::Slices),
+                _ => ((first, last), Topology::Data),
             };
             Sent { bytes: call.bytes_sent(members.len()), span, beside: log.is_apart(group), to }
         };
@@ -63,7 +63,7 @@ impl Work {
     }
 
     /// Bytes sent to some ranks, or to all.
-    pub fn bytes_sent(&self, to: Option<Peers>) -> u64 {
+    pub fn bytes_sent(&self, to: Option<Topology>) -> u64 {
         self.sent.iter().filter(|sent| to.is_none_or(|to| sent.to == to)).map(|sent| sent.bytes).sum()
     }
 }

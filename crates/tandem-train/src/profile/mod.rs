@@ -1,7 +1,7 @@
 //! A profile of some steps of a run: where their time went, how fast each operation was beside what the machine can do, and what
 //! was taken from the arena. One for each rank, in the run's folder.
 //!
-//! The devices' recorder ([`tandem_kernels::profile`]) and the groups of ranks ([`tandem_comm::Watch`]) write down what took time;
+//! The devices' recorder ([`tandem_kernels::profile`]) and the groups of ranks ([`tandem_comm::CollectiveObserver`]) write down what took time;
 //! [`Report`] adds it up, [`trace`] shows it on a line of time. Only a few steps are recorded, so that a long run is profiled as
 //! a short one is: after them the recorder is off.
 
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use tandem_comm::{Call, Group, Operation, Reduction, Watch};
+use tandem_comm::{Call, CollectiveObserver, Operation, ProcessGroup, Reduction};
 use tandem_kernels::{Device, Profile};
 
 pub use report::{Beside, Memory, Phase, Report, Row};
@@ -53,7 +53,7 @@ pub struct Profiler {
 /// Tells the recorder of calls between ranks.
 struct Calls(Arc<Profile>);
 
-impl Watch for Calls {
+impl CollectiveObserver for Calls {
     fn called(&self, call: &Call, num_ranks: usize, began: Instant) {
         let bytes = match call.operation {
             Operation::Recv { .. } => (call.len * call.kind.size()) as u64,
@@ -68,7 +68,7 @@ impl Profiler {
     ///
     /// # Errors
     /// If some ranks want one and others do not; if a rank is lost.
-    pub fn recorder(wanted: bool, group: &mut Group) -> Result<Option<Arc<Profile>>> {
+    pub fn recorder(wanted: bool, group: &mut ProcessGroup) -> Result<Option<Arc<Profile>>> {
         let mut votes = [u8::from(wanted), u8::from(!wanted)];
         if group.size() > 1 {
             group.all_reduce(&mut votes, Reduction::Max)?;
@@ -86,7 +86,7 @@ impl Profiler {
     }
 
     /// Measures what this rank's threads can do, all ranks at a time, as they will compute. Of a GPU the table of devices is believed.
-    pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut Group) -> Result<Self> {
+    pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut ProcessGroup) -> Result<Self> {
         let (threads, rank, num_ranks) = (config.compute.num_threads(), group.rank(), group.size());
         group.barrier()?;
         let machine = match Gpu::of_rank(&config.compute, rank)? {
@@ -108,7 +108,7 @@ impl Profiler {
     ///
     /// # Errors
     /// If what has been recorded cannot be written; if a rank is lost.
-    pub fn step(&mut self, step: u64, total: u64, group: &mut Group, device: &Device) -> Result<()> {
+    pub fn step(&mut self, step: u64, total: u64, group: &mut ProcessGroup, device: &Device) -> Result<()> {
         let steps = self.steps.get_or_insert_with(|| {
             // How much there is to record is seen in the steps before.
             self.recorder.begin(0);

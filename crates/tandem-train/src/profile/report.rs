@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 use tandem_kernels::Device;
-use tandem_kernels::profile::{Event, Recording, What};
+use tandem_kernels::profile::{Event, EventKind, Recording};
 
 use crate::plan::estimate::Machine;
 
@@ -163,7 +163,7 @@ impl Report {
 /// When each of the steps ran.
 pub(super) fn step_times(recording: &Recording, steps: &Range<u64>) -> Vec<(u64, Range<u64>)> {
     let time = |event: &Event| match event.what {
-        What::Step(step) if steps.contains(&step) => Some((step, event.start..event.end)),
+        EventKind::Step(step) if steps.contains(&step) => Some((step, event.start..event.end)),
         _ => None,
     };
     recording.events.iter().filter_map(time).collect()
@@ -223,7 +223,7 @@ impl Sums<'_> {
         for event in self.events(|thread| thread == TRAINING) {
             let time = event.start..event.end;
             match event.what {
-                What::Phase(name) => {
+                EventKind::Phase(name) => {
                     // What lies in a phase has ended before it.
                     let mut start = time.start;
                     for head in heads.drain(..) {
@@ -238,7 +238,7 @@ impl Sums<'_> {
                     }
                     spans.push(Span { name: name.to_owned(), time: start..time.end });
                 }
-                What::Place(index) => {
+                EventKind::Place(index) => {
                     let name = &self.recording.places[index as usize];
                     if name.ends_with(" head") {
                         heads.push(Span { name: name.clone(), time });
@@ -272,7 +272,7 @@ impl Sums<'_> {
     fn add<'r>(&self, event: &Event, rows: impl FnOnce() -> &'r mut Vec<Row>) {
         let time = ms(&(event.start..event.end));
         let row = match event.what {
-            What::Operation(work) => {
+            EventKind::Operation(work) => {
                 let bounds = self.machine.best(&work);
                 Row {
                     name: work.op,
@@ -285,10 +285,10 @@ impl Sums<'_> {
                     bounds: (1e3 * bounds.0, 1e3 * bounds.1),
                 }
             }
-            What::Other { name, bytes } => {
+            EventKind::Other { name, bytes } => {
                 Row { name, calls: 1.0, ms: time, bytes: bytes as f64, ..Row::default() }
             }
-            What::Step(_) | What::Phase(_) | What::Place(_) => return,
+            EventKind::Step(_) | EventKind::Phase(_) | EventKind::Place(_) => return,
         };
         row_of(rows(), row.name).add(&row);
     }

@@ -1,8 +1,8 @@
 //! Recordings that were made by hand, so that every sum is known.
 
 use serde_json::Value;
-use tandem_kernels::profile::{Event, Recording, What};
-use tandem_kernels::{DType, Work};
+use tandem_kernels::profile::{Event, EventKind, Recording};
+use tandem_kernels::{DType, OpCost};
 
 use super::*;
 
@@ -12,8 +12,8 @@ const MACHINE: Machine =
 
 const MEMORY: Memory = Memory { allocations: 3, bytes: 2048, high_water: 1 << 20, rise: 0 };
 
-fn operation(op: &'static str, dtype: DType, flops: f64, bytes: f64) -> What {
-    What::Operation(Work { op, flops, bytes, dtype, shape: [4, 8, 0] })
+fn operation(op: &'static str, dtype: DType, flops: f64, bytes: f64) -> EventKind {
+    EventKind::Operation(OpCost { op, flops, bytes, dtype, shape: [4, 8, 0] })
 }
 
 /// Two steps of 1 and 2 ms, and the beginning of a third. Times are in microseconds.
@@ -21,31 +21,31 @@ fn recording() -> Recording {
     let linear = operation("linear", DType::F32, 2e5, 1e5);
     let scale = operation("scale", DType::F32, 1e3, 1e5);
     let head = operation("head", DType::Bf16, 8e5, 1e3);
-    let all_reduce = What::Other { name: "all_reduce", bytes: 5000 };
-    let all_gather = What::Other { name: "all_gather", bytes: 300 };
+    let all_reduce = EventKind::Other { name: "all_reduce", bytes: 5000 };
+    let all_gather = EventKind::Other { name: "all_gather", bytes: 300 };
     let events = [
-        (What::Phase("data"), 0, 0, 100),
+        (EventKind::Phase("data"), 0, 0, 100),
         (all_gather, 1, 200, 400),
         (linear, 0, 150, 450),
         (scale, 0, 450, 490),
-        (What::Place(0), 0, 100, 500),
+        (EventKind::Place(0), 0, 100, 500),
         (head, 0, 500, 800),
-        (What::Place(1), 0, 500, 900),
-        (What::Phase("forward"), 0, 100, 900),
+        (EventKind::Place(1), 0, 500, 900),
+        (EventKind::Phase("forward"), 0, 100, 900),
         (all_reduce, 0, 900, 960),
-        (What::Phase("reduction"), 0, 900, 1000),
-        (What::Step(3), 0, 0, 1000),
+        (EventKind::Phase("reduction"), 0, 900, 1000),
+        (EventKind::Step(3), 0, 0, 1000),
         (linear, 0, 1100, 1600),
-        (What::Place(0), 0, 1000, 3000),
-        (What::Phase("forward"), 0, 1000, 3000),
-        (What::Step(4), 0, 1000, 3000),
+        (EventKind::Place(0), 0, 1000, 3000),
+        (EventKind::Phase("forward"), 0, 1000, 3000),
+        (EventKind::Step(4), 0, 1000, 3000),
         // Of a step that was not taken to its end.
         (linear, 0, 3000, 3900),
         (all_gather, 1, 3000, 3900),
-        (What::Phase("forward"), 0, 3000, 4000),
-        (What::Step(5), 0, 3000, 4000),
+        (EventKind::Phase("forward"), 0, 3000, 4000),
+        (EventKind::Step(5), 0, 3000, 4000),
     ];
-    let event = |(what, thread, start, end): (What, u32, u64, u64)| Event {
+    let event = |(what, thread, start, end): (EventKind, u32, u64, u64)| Event {
         what,
         thread,
         start: 1000 * start,
@@ -111,7 +111,9 @@ fn times_and_work_are_means_over_whole_steps_by_phase_and_operation() {
 #[test]
 fn time_in_no_phase_is_told() {
     let mut recording = recording();
-    recording.events.retain(|event| event.what != What::Phase("data") && event.what != What::Place(1));
+    recording
+        .events
+        .retain(|event| event.what != EventKind::Phase("data") && event.what != EventKind::Place(1));
     let report = Report::of(&recording, 3..4, 1, MACHINE, MEMORY);
     let phases: Vec<_> = report.phases.iter().map(|phase| (&phase.name[..], phase.ms)).collect();
     let [("forward", forward), ("reduction", reduction), ("other", other)] = phases[..] else {

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use serde_json::{Value, json};
-use tandem_kernels::profile::{Event, Recording, What};
+use tandem_kernels::profile::{Event, EventKind, Recording};
 
 use super::report::step_times;
 
@@ -35,26 +35,26 @@ pub fn bytes(recording: &Recording, steps: Range<u64>, rank: usize) -> Vec<u8> {
     bytes
 }
 
-fn depth(what: &What) -> u8 {
+fn depth(what: &EventKind) -> u8 {
     match what {
-        What::Step(_) => 0,
-        What::Phase(_) => 1,
-        What::Place(_) => 2,
-        What::Operation(_) | What::Other { .. } => 3,
+        EventKind::Step(_) => 0,
+        EventKind::Phase(_) => 1,
+        EventKind::Place(_) => 2,
+        EventKind::Operation(_) | EventKind::Other { .. } => 3,
     }
 }
 
 fn line(recording: &Recording, rank: usize, event: &Event) -> Value {
     let (kind, name, more) = match event.what {
-        What::Step(step) => ("step", format!("step {step}"), Value::Null),
-        What::Phase(name) => ("phase", name.to_owned(), Value::Null),
-        What::Place(index) => ("place", recording.places[index as usize].clone(), Value::Null),
-        What::Operation(work) => {
+        EventKind::Step(step) => ("step", format!("step {step}"), Value::Null),
+        EventKind::Phase(name) => ("phase", name.to_owned(), Value::Null),
+        EventKind::Place(index) => ("place", recording.places[index as usize].clone(), Value::Null),
+        EventKind::Operation(work) => {
             let shape = work.shape.iter().filter(|&&size| size > 0).collect::<Vec<_>>();
             let more = json!({"flops": work.flops, "bytes": work.bytes, "shape": shape, "dtype": work.dtype.to_string()});
             ("operation", work.op.to_owned(), more)
         }
-        What::Other { name, bytes } => ("other", name.to_owned(), json!({"bytes": bytes})),
+        EventKind::Other { name, bytes } => ("other", name.to_owned(), json!({"bytes": bytes})),
     };
     let microseconds = |ns: u64| ns as f64 / 1e3;
     let mut line = json!({

@@ -1,7 +1,7 @@
 //! Direct preference optimisation and its family of losses, on pairs of a data set.
 
 use tandem_data::forest::{ForestBuilder, PairTokens};
-use tandem_data::record::Kind as RecordKind;
+use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 
 use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch, chain};
@@ -12,8 +12,8 @@ use crate::objective::{BatchTotals, Loss, ObjectiveConfig, add_exploration, pref
 pub(super) struct Dpo;
 
 impl Recipe for Dpo {
-    fn record_kind(&self) -> RecordKind {
-        RecordKind::Preference
+    fn record_kind(&self) -> RowKind {
+        RowKind::Preference
     }
 
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {

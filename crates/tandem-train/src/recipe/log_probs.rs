@@ -4,7 +4,7 @@ use crate::objective::PairLogProbs;
 use crate::recipe::MicroBatch;
 
 /// Each sequence's log-probability (or its reward), under the policy and under what it is compared with.
-pub(crate) struct Compared {
+pub(crate) struct SequenceLogProbs {
     pub(crate) policy: Vec<f64>,
     pub(crate) reference: Option<Vec<f64>>,
     /// The same of the sequences of pairs, pair by pair, where there are pairs.
@@ -20,7 +20,7 @@ struct Paired {
     scored_tokens: Vec<u32>,
 }
 
-impl Compared {
+impl SequenceLogProbs {
     /// Of a micro-batch's sequences.
     pub(crate) fn new(policy: Vec<f64>, reference: Option<Vec<f64>>, micro: &MicroBatch) -> Self {
         fn of<T: Copy>(values: &[T], micro: &MicroBatch) -> Vec<T> {

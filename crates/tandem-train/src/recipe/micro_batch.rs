@@ -5,9 +5,9 @@ use tandem_data::order::cut;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Forest;
 
-use super::{Ranked, Recipe};
+use super::{Recipe, ScoredPrompt};
 use crate::Result;
-use crate::config::MicroBatch as Size;
+use crate::config::MicroBatchSize;
 use crate::objective::BatchTotals;
 
 /// What a batch's rows are numbers of.
@@ -16,7 +16,7 @@ pub enum Rows<'a> {
     /// Rows of a data set.
     Cached(&'a TokenCache),
     /// Prompts with answers that were generated for this batch.
-    Ranked(&'a [Ranked]),
+    Ranked(&'a [ScoredPrompt]),
 }
 
 impl<'a> From<&'a TokenCache> for Rows<'a> {
@@ -60,7 +60,7 @@ pub struct MicroBatch {
 
 /// One rank's share of a batch, and what it needs to know of the rest.
 #[derive(Clone, Debug)]
-pub struct Share {
+pub struct RankBatch {
     /// The batch's rows.
     pub rows: Vec<u32>,
     /// All micro-batches, as ranges of the rows.
@@ -75,7 +75,7 @@ pub struct Share {
     pub rounds: usize,
 }
 
-impl Share {
+impl RankBatch {
     /// A batch of so many micro-batches that are all the same.
     pub fn of(batch: &MicroBatch, count: usize) -> Self {
         let chosen: u64 = batch.scored_tokens.iter().map(|&n| u64::from(n)).sum();
@@ -99,7 +99,7 @@ impl Share {
 /// Cuts rows into micro-batches. A function of rows and config alone: ranks and threads never enter.
 pub struct MicroBatcher {
     recipe: &'static dyn Recipe,
-    size: Size,
+    size: MicroBatchSize,
     share_prefix: bool,
     in_rounds: bool,
     pad: Option<u32>,
@@ -111,7 +111,7 @@ impl MicroBatcher {
     /// every micro-batch. `pad` is the token that the ends of a reward model's texts stand before.
     pub fn new(
         recipe: &'static dyn Recipe,
-        size: Size,
+        size: MicroBatchSize,
         share_prefix: bool,
         in_rounds: bool,
         pad: Option<u32>,
@@ -157,7 +157,13 @@ impl MicroBatcher {
     }
 
     /// What rank `rank` of `num_ranks` computes of a batch. The cut is that of one rank; only who computes what differs.
-    pub fn share<'a>(&self, of: impl Into<Rows<'a>>, rows: &[u32], rank: usize, num_ranks: usize) -> Share {
+    pub fn share<'a>(
+        &self,
+        of: impl Into<Rows<'a>>,
+        rows: &[u32],
+        rank: usize,
+        num_ranks: usize,
+    ) -> RankBatch {
         let of = of.into();
         let cuts = self.cut(of, rows);
         let (totals, sequence_tokens) = self.count(of, rows);
@@ -168,7 +174,7 @@ impl MicroBatcher {
         let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
         let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
         let mine = std::mem::take(&mut dealt[rank]);
-        Share { rows: rows.to_vec(), cuts, totals, sequence_tokens, mine, rounds }
+        RankBatch { rows: rows.to_vec(), cuts, totals, sequence_tokens, mine, rounds }
     }
 
     /// Counts over rows, without building their forests.

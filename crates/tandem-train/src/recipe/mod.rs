@@ -11,7 +11,7 @@ mod reward;
 mod sft;
 
 use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
-use tandem_data::record::Kind as RecordKind;
+use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::ops::HeadScores;
@@ -22,15 +22,15 @@ use crate::config::{Config, Method};
 use crate::metrics::{MetricSums, Sides};
 use crate::objective::{BatchTotals, Loss, ObjectiveConfig};
 
-pub(crate) use log_probs::Compared;
+pub(crate) use log_probs::SequenceLogProbs;
 pub(crate) use micro_batch::deal;
-pub use micro_batch::{MicroBatch, MicroBatcher, Rows, Share};
-pub use online::Ranked;
+pub use micro_batch::{MicroBatch, MicroBatcher, RankBatch, Rows};
+pub use online::ScoredPrompt;
 
 /// A kind of training.
 pub trait Recipe: Send + Sync {
     /// Kind of the records in its data sets.
-    fn record_kind(&self) -> RecordKind;
+    fn record_kind(&self) -> RowKind;
 
     /// Reads a row of its data sets.
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a>;
@@ -147,7 +147,7 @@ pub struct ScoredBatch<'a> {
     /// The micro-batch.
     pub micro: &'a MicroBatch,
     /// Log-probabilities (or rewards) of its sequences.
-    pub(crate) log_probs: &'a Compared,
+    pub(crate) log_probs: &'a SequenceLogProbs,
     /// The head's scores under the policy.
     pub scores: &'a HeadScores,
     /// The same under a reference that shares the policy's base.

@@ -4,9 +4,9 @@ use std::sync::atomic::AtomicBool;
 
 use serde_json::{Map, Value};
 use tandem_data::forest::{ForestBuilder, RowCounts};
-use tandem_data::record::Kind as RecordKind;
+use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
-use tandem_judge::{Candidate, Group, Judge, JudgeError, Prompt, Rule, RuleJudge};
+use tandem_judge::{Candidate, Judge, JudgeError, Prompt, PromptWithCompletions, Rule, RuleJudge};
 
 use super::dpo::pair_loss;
 use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch, chain};
@@ -18,8 +18,8 @@ use crate::objective::{BatchTotals, Loss, ObjectiveConfig, TokenLogProbs, nash_m
 pub(super) struct Online;
 
 impl Recipe for Online {
-    fn record_kind(&self) -> RecordKind {
-        RecordKind::Prompt
+    fn record_kind(&self) -> RowKind {
+        RowKind::Prompt
     }
 
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
@@ -42,8 +42,12 @@ impl Recipe for Online {
             let place = rows.origin(row).to_string();
             // The row is what is asked about: any response will do.
             let answer = Candidate { text: "", tokens: 0, is_ended: true };
-            let group =
-                Group { place: &place, prompt: Prompt::Text(""), row: &fields, answers: vec![answer] };
+            let group = PromptWithCompletions {
+                place: &place,
+                prompt: Prompt::Text(""),
+                row: &fields,
+                answers: vec![answer],
+            };
             for judge in &mut judges {
                 judge.judge(std::slice::from_ref(&group), &AtomicBool::new(false))?;
             }
@@ -115,7 +119,7 @@ impl Recipe for Online {
 
 /// A prompt with its responses that are in pairs.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ranked {
+pub struct ScoredPrompt {
     /// The data set's row.
     pub row: u32,
     /// The prompt's tokens.
@@ -130,7 +134,7 @@ pub struct Ranked {
     pub advantages: Vec<f64>,
 }
 
-impl Ranked {
+impl ScoredPrompt {
     /// Weight in a mean: the number of pairs, or of answers where there are none.
     pub fn weight(&self) -> usize {
         if self.advantages.is_empty() { self.pairs.len() } else { self.answers.len() }

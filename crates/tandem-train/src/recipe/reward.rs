@@ -1,7 +1,7 @@
 //! Reward models, from preferences.
 
 use tandem_data::forest::ForestBuilder;
-use tandem_data::record::Kind as RecordKind;
+use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::{ModelFolder, Result as ModelResult};
@@ -14,8 +14,8 @@ use crate::objective::{BatchTotals, Loss, ObjectiveConfig, reward_loss};
 pub(super) struct Reward;
 
 impl Recipe for Reward {
-    fn record_kind(&self) -> RecordKind {
-        RecordKind::Reward
+    fn record_kind(&self) -> RowKind {
+        RowKind::Reward
     }
 
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {

@@ -1,7 +1,7 @@
 //! Supervised fine-tuning: the likelihood of responses.
 
 use tandem_data::forest::{ForestBuilder, ScoredTokens};
-use tandem_data::record::Kind as RecordKind;
+use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 
 use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch};
@@ -12,8 +12,8 @@ use crate::objective::{BatchTotals, Loss, ObjectiveConfig, likelihood_loss};
 pub(super) struct Sft;
 
 impl Recipe for Sft {
-    fn record_kind(&self) -> RecordKind {
-        RecordKind::Supervised
+    fn record_kind(&self) -> RowKind {
+        RowKind::Supervised
     }
 
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {

@@ -8,20 +8,20 @@ mod row_scores;
 
 use std::sync::Arc;
 
-use tandem_comm::Group;
+use tandem_comm::ProcessGroup;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, ops};
-use tandem_model::{Decoder, FlatWeights, Streams, Walk, WeightSource};
+use tandem_kernels::{DType, Device, Forest, MemoryKind, ops};
+use tandem_model::{Decoder, FlatWeights, LayerExecutor, PolicyAndReferenceScores, WeightSource};
 
 use crate::Result;
 use crate::config::{Config, ReferenceKind};
 use crate::events::Observer;
-use crate::inputs::{Decoders, Prepared};
+use crate::inputs::{ModelSpecs, RunInputs};
 use crate::metrics::Split;
-use crate::parallel::{Mesh, Partition, StagedWalk};
-use crate::placement::{Away, Homes};
+use crate::parallel::{DeviceMesh, Partition, StagedExecutor};
+use crate::placement::{MemoryPlacement, OffloadedStorage};
 use crate::recipe::MicroBatch;
-use crate::weights::initial_weights::{See, Start, adapter_masters};
+use crate::weights::initial_weights::{InitialWeights, LoadObserver, adapter_masters};
 use crate::weights::{FrozenWeights, Policy, ReplicatedWeights, SharedReference};
 
 pub use row_scores::RowScores;
@@ -75,7 +75,7 @@ impl Reference {
     /// another stage, or where they come with the policy's.
     pub fn log_probs(
         &mut self,
-        walk: &StagedWalk<'_>,
+        walk: &StagedExecutor<'_>,
         split: Split,
         batch: &MicroBatch,
         scores: &mut HeadScores,
@@ -95,7 +95,7 @@ impl Reference {
                     walk.walk.device.enter("reference pass");
                 }
                 let weights = self.weights().expect("it has some");
-                walk.forward(weights, &batch.forest, Streams::one(scores), false)?;
+                walk.forward(weights, &batch.forest, PolicyAndReferenceScores::one(scores), false)?;
                 weights.rest();
                 Ok(walk.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
             }
@@ -106,11 +106,13 @@ impl Reference {
 impl Reference {
     /// What somebody else reads a reference's weights through, while they are lent: as [`Policy::reader`]. Where they are the
     /// policy's base, its reader does; numbers that were computed once are not asked for.
-    pub fn reader(&self, homes: &Homes, device: &Device, shard: &mut Group) -> Result<Self> {
+    pub fn reader(&self, homes: &MemoryPlacement, device: &Device, shard: &mut ProcessGroup) -> Result<Self> {
         Ok(match self {
             Self::None | Self::Precomputed { .. } => Self::None,
             Self::Shared => Self::Shared,
-            Self::Model(weights) => Self::Model(Box::new(weights.reader(device, Away::of(homes)?, shard)?)),
+            Self::Model(weights) => {
+                Self::Model(Box::new(weights.reader(device, OffloadedStorage::of(homes)?, shard)?))
+            }
             Self::Followed(weights) => Self::Followed(Box::new(weights.reader(homes, device, shard)?)),
         })
     }
@@ -130,7 +132,7 @@ impl Reference {
     }
 
     /// What [`Reference::log_probs`] does for a rank that has no batch while others have one.
-    pub fn idle(&mut self, walk: &Walk<'_>) -> Result<()> {
+    pub fn idle(&mut self, walk: &LayerExecutor<'_>) -> Result<()> {
         let Some(weights) = self.weights() else { return Ok(()) };
         walk.idle_forward(weights)?;
         weights.rest();
@@ -154,9 +156,9 @@ pub fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
 /// If weights cannot be read, a forward pass fails, scores cannot be written, or a rank is lost.
 pub fn load(
     config: &Config,
-    prepared: &Prepared,
-    homes: &Homes,
-    mesh: &mut Mesh,
+    prepared: &RunInputs,
+    homes: &MemoryPlacement,
+    mesh: &mut DeviceMesh,
     splits: &[Split],
     observer: &mut dyn Observer,
 ) -> Result<(Policy, Reference)> {
@@ -168,20 +170,20 @@ pub fn load(
     let mut precomputed = match &wanted.model {
         Some(_) if precomputes => {
             let mut print = Fingerprint::new(decoder);
-            let start = Start::of_reference(config, &prepared.folder, decoder)?;
-            let see: See = &mut |layer, flat| print.see(layer, flat);
+            let start = InitialWeights::of_reference(config, &prepared.folder, decoder)?;
+            let see: LoadObserver = &mut |layer, flat| print.see(layer, flat);
             let mut weights =
-                start.frozen(config, decoder, homes, mesh.shard(), Kind::Reference, Some(see))?;
+                start.frozen(config, decoder, homes, mesh.shard(), MemoryKind::Reference, Some(see))?;
             Some(pass.run(mesh, weights.as_mut(), &print, start.frozen_format(config))?)
         }
         _ => None,
     };
     let mut print = Fingerprint::new(decoder);
     let (mut policy, format) = {
-        let start = Start::of_policy(config, &prepared.folder, decoder)?;
+        let start = InitialWeights::of_policy(config, &prepared.folder, decoder)?;
         let shard = mesh.shard();
         let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
-        let see: See = &mut |layer, flat| print.see(layer, flat);
+        let see: LoadObserver = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
         let policy = start.policy(config, decoder, homes, shard, &partition, see)?;
         (policy, start.frozen_format(config))
@@ -189,7 +191,7 @@ pub fn load(
     if precomputes && precomputed.is_none() {
         precomputed = Some(match prepared.reference_decoder {
             Some(_) => {
-                let start = &|decoder: &Decoder| Start::of_policy(config, &prepared.folder, decoder);
+                let start = &|decoder: &Decoder| InitialWeights::of_policy(config, &prepared.folder, decoder);
                 share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy, start)?;
                 let adapter = policy.reference().expect("just put there").masters();
                 for (layer, flat) in decoder.layers().into_iter().zip(&adapter.layers) {
@@ -205,7 +207,7 @@ pub fn load(
     let reference = match precomputed {
         Some(precomputed) => precomputed,
         None => {
-            let start = &|decoder: &Decoder| Start::of_reference(config, &prepared.folder, decoder);
+            let start = &|decoder: &Decoder| InitialWeights::of_reference(config, &prepared.folder, decoder);
             kept(config, &prepared.decoders(), homes, mesh, &mut policy, start)?
         }
     };
@@ -216,11 +218,11 @@ pub fn load(
 /// it shares that.
 pub fn kept(
     config: &Config,
-    decoders: &Decoders,
-    homes: &Homes,
-    mesh: &mut Mesh,
+    decoders: &ModelSpecs,
+    homes: &MemoryPlacement,
+    mesh: &mut DeviceMesh,
     policy: &mut Policy,
-    start: &dyn Fn(&Decoder) -> Result<Start>,
+    start: &dyn Fn(&Decoder) -> Result<InitialWeights>,
 ) -> Result<Reference> {
     let decoder = &mesh.part(&decoders.policy)?;
     Ok(match config.reference.kind {
@@ -230,14 +232,15 @@ pub fn kept(
             decoder,
             homes,
             mesh.shard(),
-            Kind::Reference,
+            MemoryKind::Reference,
             None,
         )?),
         ReferenceKind::Sync if decoder.adapter().is_none() => {
             let shard = mesh.shard();
             let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
             let start = start(decoder)?;
-            let weights = start.trained(config, decoder, homes, shard, &partition, Kind::Reference, None)?;
+            let weights =
+                start.trained(config, decoder, homes, shard, &partition, MemoryKind::Reference, None)?;
             Reference::Followed(Box::new(Policy::full(weights)))
         }
         ReferenceKind::Base | ReferenceKind::Adapter | ReferenceKind::Sync => {
@@ -253,11 +256,11 @@ pub fn kept(
 /// If the adapter cannot be read, or memory runs out.
 pub fn share_base(
     config: &Config,
-    decoders: &Decoders,
+    decoders: &ModelSpecs,
     device: &Device,
-    mesh: &mut Mesh,
+    mesh: &mut DeviceMesh,
     policy: &mut Policy,
-    start: &dyn Fn(&Decoder) -> Result<Start>,
+    start: &dyn Fn(&Decoder) -> Result<InitialWeights>,
 ) -> Result<()> {
     if config.reference.kind == ReferenceKind::Base {
         policy.share_base(None);
@@ -268,13 +271,13 @@ pub fn share_base(
     let masters = match &config.reference.adapter {
         Some(folder) => {
             let from = start(&decoder)?.adapter(Some(folder), &decoder, device)?;
-            adapter_masters(config, &decoder, device, Kind::Reference, &from, policy)?
+            adapter_masters(config, &decoder, device, MemoryKind::Reference, &from, policy)?
         }
         // A copy of what the policy starts from.
         None => {
             let mut layers = Vec::new();
             for master in &policy.masters().0.layers {
-                let mut copy = device.alloc(Kind::Reference, 1, master.cols(), DType::F32)?;
+                let mut copy = device.alloc(MemoryKind::Reference, 1, master.cols(), DType::F32)?;
                 ops::cast(device, master.view(), copy.view_mut())?;
                 layers.push(copy);
             }

@@ -4,27 +4,28 @@ use std::collections::BTreeMap;
 
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
-use tandem_model::{Decoder, LayerId, Split as TensorSplit, Walk, WeightSource};
+use tandem_model::{Decoder, LayerExecutor, LayerId, TensorParallelOps, WeightSource};
 
 use crate::Result;
 use crate::config::Config;
 use crate::events::{Event, Observer};
-use crate::inputs::Prepared;
+use crate::inputs::RunInputs;
 use crate::metrics::Split;
-use crate::parallel::{Mesh, StagedWalk};
-use crate::placement::Homes;
+use crate::parallel::{DeviceMesh, StagedExecutor};
+use crate::placement::MemoryPlacement;
 use crate::reference::{Reference, RowScores};
 
-/// Builds the walk of the pass that precomputes the reference; `split` as in [`Walk`].
+/// Builds the walk of the pass that precomputes the reference; `split` as in [`LayerExecutor`].
 pub(crate) fn to_walk<'a>(
     config: &Config,
     decoder: &'a Decoder,
-    homes: &'a Homes,
-    split: Option<&'a dyn TensorSplit>,
-) -> Walk<'a> {
+    homes: &'a MemoryPlacement,
+    split: Option<&'a dyn TensorParallelOps>,
+) -> LayerExecutor<'a> {
     let compute = &config.compute;
-    let walk = Walk::new(decoder, &homes.device, compute.compute_type(), compute.checkpointing.into());
-    Walk { split, room: homes.rooms.reference, ..walk }
+    let walk =
+        LayerExecutor::new(decoder, &homes.device, compute.compute_type(), compute.checkpointing.into());
+    LayerExecutor { split, room: homes.rooms.reference, ..walk }
 }
 
 /// Hashes of what weights were loaded.
@@ -53,8 +54,8 @@ impl<'a> Fingerprint<'a> {
 /// The pass that computes the reference's log-probabilities once.
 pub(super) struct Precompute<'a> {
     pub(super) config: &'a Config,
-    pub(super) prepared: &'a Prepared,
-    pub(super) homes: &'a Homes,
+    pub(super) prepared: &'a RunInputs,
+    pub(super) homes: &'a MemoryPlacement,
     pub(super) decoder: &'a Decoder,
     pub(super) splits: &'a [Split],
     pub(super) observer: &'a mut dyn Observer,
@@ -63,7 +64,7 @@ pub(super) struct Precompute<'a> {
 impl Precompute<'_> {
     pub(super) fn run(
         &mut self,
-        mesh: &mut Mesh,
+        mesh: &mut DeviceMesh,
         weights: &mut dyn WeightSource,
         print: &Fingerprint,
         format: Format,
@@ -88,7 +89,7 @@ impl Precompute<'_> {
 
     fn of_split(
         &mut self,
-        mesh: &mut Mesh,
+        mesh: &mut DeviceMesh,
         weights: &mut dyn WeightSource,
         split: Split,
         cache: &TokenCache,
@@ -107,7 +108,7 @@ impl Precompute<'_> {
             return Ok(found.expect("just put there"));
         }
         let (data, split_over, stages) = mesh.in_walk();
-        let walk = StagedWalk { walk: to_walk(config, decoder, homes, split_over), stages };
+        let walk = StagedExecutor { walk: to_walk(config, decoder, homes, split_over), stages };
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, data.rank(), data.size());

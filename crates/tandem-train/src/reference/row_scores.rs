@@ -4,12 +4,12 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use tandem_comm::{Group, Reduction};
+use tandem_comm::{ProcessGroup, Reduction};
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
-use tandem_model::{Streams, WeightSource};
+use tandem_model::{PolicyAndReferenceScores, WeightSource};
 
-use crate::parallel::StagedWalk;
+use crate::parallel::StagedExecutor;
 use crate::recipe::MicroBatch;
 use crate::reference::sequence_log_probs;
 use crate::{Result, TrainError};
@@ -65,10 +65,10 @@ impl RowScores {
     /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
     /// of the data group computed is added, and every stage gets what the last one has. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
     pub fn compute(
-        walk: &StagedWalk<'_>,
+        walk: &StagedExecutor<'_>,
         weights: &mut dyn WeightSource,
         cache: &TokenCache,
-        group: &mut Group,
+        group: &mut ProcessGroup,
         batches: impl Iterator<Item = Result<MicroBatch>>,
         idle_rounds: usize,
         mut progress: impl FnMut(u64),
@@ -78,7 +78,7 @@ impl RowScores {
         let mut done = 0;
         for batch in batches {
             let batch = batch?;
-            walk.forward(weights, &batch.forest, Streams::one(&mut scores), false)?;
+            walk.forward(weights, &batch.forest, PolicyAndReferenceScores::one(&mut scores), false)?;
             weights.rest();
             if walk.is_last() {
                 let sums = sequence_log_probs(&batch.forest, &scores);

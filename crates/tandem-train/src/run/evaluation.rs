@@ -5,11 +5,11 @@ use std::path::Path;
 use crate::checkpoint::{Checkpoint, snapshot};
 use crate::config::{ComputeConfig, Config};
 use crate::events::{Event, Observer};
-use crate::inputs::Prepared;
+use crate::inputs::RunInputs;
 use crate::metrics::{Record, Split};
-use crate::parallel::Mesh;
-use crate::placement::{Homes, Rooms, gpus};
-use crate::step::{Scorer, evaluation_record};
+use crate::parallel::DeviceMesh;
+use crate::placement::{MemoryPlacement, PassCapacities, gpus};
+use crate::step::{TrainStep, evaluation_record};
 use crate::{Result, TrainError, plan, recipe, reference};
 
 /// Evaluates a config's model, or a checkpoint of its run, on `data.eval`, in the memory that a dry run of it takes and no more than
@@ -33,11 +33,11 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         ..compute
     };
     let config = &Config { compute, ..config.clone() };
-    let prepared = Prepared::open(config, observer)?;
+    let prepared = RunInputs::open(config, observer)?;
     let needs = plan::evaluation::needs(config, &prepared)?;
     plan::evaluation::refuse_too_large(config, needs)?;
-    let homes = Homes::open(config, needs, Rooms::default(), 0)?;
-    let mut mesh = Mesh::alone();
+    let homes = MemoryPlacement::open(config, needs, PassCapacities::default(), 0)?;
+    let mut mesh = DeviceMesh::alone();
     let (mut policy, mut reference) =
         reference::load(config, &prepared, &homes, &mut mesh, &[Split::Eval], observer)?;
     let mut step = 0;
@@ -49,7 +49,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
         step = checkpoint.cursor().step;
     }
-    let mut scorer = Scorer::new(config, homes, prepared.decoder.clone(), policy, reference);
+    let mut scorer = TrainStep::new(config, homes, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
     let mut record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
     record.set_count("arena", scorer.homes.device.high_water() as u64);

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use tandem_comm::Group;
+use tandem_comm::ProcessGroup;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::events::{Event, Observer};
-use crate::run::run_dir::{RunDir, Start};
+use crate::run::run_dir::{RunDir, RunDirPolicy};
 use crate::{Result, TrainError};
 
 /// The config that the run in this folder was started with.
@@ -19,10 +19,10 @@ pub fn saved_config(run_dir: &RunDir) -> Result<Option<Config>> {
 /// The checkpoint to resume from, if resuming was asked for and there is one. Damaged ones are passed over aloud.
 pub fn newest_checkpoint(
     run_dir: &RunDir,
-    start: Start,
+    start: RunDirPolicy,
     observer: &mut dyn Observer,
 ) -> Result<Option<Checkpoint>> {
-    if start != Start::Resume {
+    if start != RunDirPolicy::Resume {
         return Ok(None);
     }
     let latest = run_dir.checkpoints().latest()?;
@@ -36,7 +36,7 @@ pub fn newest_checkpoint(
 }
 
 /// The first rank's checkpoint, opened on every rank; the first has checked it.
-pub fn agree_on(newest: Option<Checkpoint>, group: &mut Group) -> Result<Option<Checkpoint>> {
+pub fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> Result<Option<Checkpoint>> {
     if group.size() == 1 {
         return Ok(newest);
     }

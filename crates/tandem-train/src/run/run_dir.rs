@@ -26,7 +26,7 @@ const CONFIG_HEADER: &str = crate::config::RESOLVED_HEADER;
 
 /// What to do with a folder that already holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum RunDirPolicy {
     /// Refuse it.
     Fresh,
     /// Continue the run.
@@ -40,7 +40,7 @@ pub enum Start {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    start: Start,
+    start: RunDirPolicy,
     _lock: File,
 }
 
@@ -53,15 +53,15 @@ impl RunDir {
     /// Creates or takes over the folder and locks it. Nothing of an earlier run is touched before [`RunDir::begin`].
     ///
     /// # Errors
-    /// If it holds a run and `start` is [`Start::Fresh`], another process holds its lock, its `config.toml` is not ours, or a
+    /// If it holds a run and `start` is [`RunDirPolicy::Fresh`], another process holds its lock, its `config.toml` is not ours, or a
     /// file operation fails.
-    pub fn open(path: &Path, start: Start) -> Result<Self> {
+    pub fn open(path: &Path, start: RunDirPolicy) -> Result<Self> {
         fs::create_dir_all(path).map_err(TrainError::io("create", path))?;
         let lock = lock(path)?;
         let dir = Self { path: path.to_path_buf(), start, _lock: lock };
         dir.refuse_foreign_config()?;
         let found = dir.leftovers();
-        if start == Start::Fresh && !found.is_empty() {
+        if start == RunDirPolicy::Fresh && !found.is_empty() {
             return Err(TrainError::UsedRunDir { path: dir.path, found });
         }
         Ok(dir)
@@ -70,7 +70,7 @@ impl RunDir {
     /// Starts the run, once all input is known to be good: deletes what an overwritten run wrote, and writes the resolved
     /// config and the plan.
     pub fn begin(&self, config: &Config, plan: &str) -> Result<()> {
-        if self.start == Start::Overwrite {
+        if self.start == RunDirPolicy::Overwrite {
             self.clear()?;
         }
         replace(&self.config_path(), format!("{CONFIG_HEADER}{}", config.to_toml()).as_bytes())?;
@@ -240,7 +240,7 @@ mod tests {
     fn used(folder: &Path) -> PathBuf {
         let config = config(folder);
         let path = folder.join("runs/first");
-        let run = RunDir::open(&path, Start::Fresh).expect("a new folder");
+        let run = RunDir::open(&path, RunDirPolicy::Fresh).expect("a new folder");
         run.begin(&config, "{}").expect("begun");
         fs::write(run.metrics_path(), "{}\n").expect("written");
         fs::write(run.rows_path(), "{}\n").expect("written");
@@ -279,7 +279,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = used(folder.path());
         let before = files(&path);
-        let error = RunDir::open(&path, Start::Fresh).expect_err("a used folder");
+        let error = RunDir::open(&path, RunDirPolicy::Fresh).expect_err("a used folder");
         let text = error.to_string();
         assert!(
             text.contains("--resume") && text.contains("--overwrite") && text.contains("runs/first"),
@@ -293,7 +293,8 @@ mod tests {
         for name in ["plan.json", "metrics.jsonl", "rows.jsonl", "samples.jsonl", "checkpoints", "final"] {
             let folder = tempfile::tempdir().expect("a temporary folder");
             fs::write(folder.path().join(name), "").expect("written");
-            let error = RunDir::open(folder.path(), Start::Fresh).expect_err("a used folder").to_string();
+            let error =
+                RunDir::open(folder.path(), RunDirPolicy::Fresh).expect_err("a used folder").to_string();
             assert!(error.contains(name), "{error}");
         }
     }
@@ -302,7 +303,7 @@ mod tests {
     fn a_folder_with_foreign_files_only_is_not_used() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         fs::write(folder.path().join("notes.txt"), "mine").expect("written");
-        RunDir::open(folder.path(), Start::Fresh).expect("a folder without a run");
+        RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("a folder without a run");
     }
 
     #[test]
@@ -310,7 +311,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = used(folder.path());
         let before = files(&path);
-        let run = RunDir::open(&path, Start::Overwrite).expect("taken over");
+        let run = RunDir::open(&path, RunDirPolicy::Overwrite).expect("taken over");
         assert_eq!(files(&path), before, "nothing may be deleted before the input is known to be good");
         run.begin(&config(folder.path()), "{}").expect("begun");
         let left = [".lock", "config.toml", "final/", "final/README.md", "notes.txt", "plan.json"];
@@ -322,7 +323,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = used(folder.path());
         let before = files(&path);
-        let run = RunDir::open(&path, Start::Resume).expect("taken over");
+        let run = RunDir::open(&path, RunDirPolicy::Resume).expect("taken over");
         run.begin(&config(folder.path()), "{}").expect("begun");
         assert_eq!(files(&path), before);
     }
@@ -330,20 +331,20 @@ mod tests {
     #[test]
     fn a_second_run_in_the_folder_is_refused_while_the_first_goes_on() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let first = RunDir::open(folder.path(), Start::Fresh).expect("a new folder");
-        for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
+        let first = RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("a new folder");
+        for start in [RunDirPolicy::Fresh, RunDirPolicy::Resume, RunDirPolicy::Overwrite] {
             let error = RunDir::open(folder.path(), start).expect_err("a locked folder").to_string();
             assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         }
         drop(first);
-        RunDir::open(folder.path(), Start::Fresh).expect("the lock went with its holder");
+        RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("the lock went with its holder");
     }
 
     #[test]
     fn a_config_that_a_person_wrote_is_never_replaced() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         fs::write(folder.path().join("config.toml"), CONFIG).expect("written");
-        for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
+        for start in [RunDirPolicy::Fresh, RunDirPolicy::Resume, RunDirPolicy::Overwrite] {
             let error = RunDir::open(folder.path(), start).expect_err("a foreign file");
             assert!(matches!(error, TrainError::ForeignFile { .. }), "{error}");
         }
@@ -362,7 +363,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("file");
         fs::write(&file, "").expect("written");
-        let error = RunDir::open(&file.join("run"), Start::Fresh).expect_err("below a file");
+        let error = RunDir::open(&file.join("run"), RunDirPolicy::Fresh).expect_err("below a file");
         assert!(error.to_string().contains("file/run") && error.exit_code() == 2, "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tandem_comm::{Group, threads};
+use tandem_comm::{ProcessGroup, threads};
 
 use crate::config::Config;
 use crate::events::{Event, Observer, Silent};
@@ -40,7 +40,7 @@ pub fn train(
     if groups.len() == 0 {
         return train_as(config, options, first, observer, stop);
     }
-    let on_thread = |group: Group, observer: &mut dyn Observer| {
+    let on_thread = |group: ProcessGroup, observer: &mut dyn Observer| {
         let (rank, progress) = (group.rank(), group.progress().clone());
         let place = |error| TrainError::OnRank { rank, place: progress.place(), error: Box::new(error) };
         let carried = gpus::carried(&config.compute, group, DEADLINE);
@@ -48,7 +48,7 @@ pub fn train(
         trained.map_err(place)
     };
     std::thread::scope(|scope| {
-        let start = |group: Group| {
+        let start = |group: ProcessGroup| {
             // The name is in the message of a panic.
             let thread = std::thread::Builder::new().name(format!("rank {}", group.rank()));
             let started = thread.spawn_scoped(scope, move || on_thread(group, &mut Silent));
@@ -74,7 +74,7 @@ pub fn train(
 pub fn train_as(
     config: &Config,
     options: impl Into<Options>,
-    group: Group,
+    group: ProcessGroup,
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<Outcome> {

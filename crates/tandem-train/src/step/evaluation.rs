@@ -6,14 +6,14 @@ use tandem_data::token_cache::TokenCache;
 
 use crate::Result;
 use crate::metrics::{Record, Split};
-use crate::parallel::Mesh;
+use crate::parallel::DeviceMesh;
 use crate::recipe::MicroBatcher;
-use crate::step::Scorer;
+use crate::step::TrainStep;
 
 /// One evaluation as a line of the log.
 pub fn evaluation_record(
-    scorer: &mut Scorer,
-    mesh: &mut Mesh,
+    scorer: &mut TrainStep,
+    mesh: &mut DeviceMesh,
     batcher: &mut MicroBatcher,
     cache: &TokenCache,
     step: u64,

@@ -10,11 +10,11 @@ use crate::checkpoint::snapshot::{self, Snapshot};
 use crate::config::{Config, ReferenceKind};
 use crate::gradients::Accumulator;
 use crate::optimizer::Optimizer;
-use crate::parallel::{Mesh, Partition};
-use crate::placement::Homes;
+use crate::parallel::{DeviceMesh, Partition};
+use crate::placement::MemoryPlacement;
 
 /// Gradients, optimiser states, and the copy that a checkpoint is written from.
-pub struct Learner {
+pub struct TrainState {
     /// Gradient sums.
     pub gradients: Accumulator,
     /// Optimiser states.
@@ -25,13 +25,13 @@ pub struct Learner {
     pub(super) d_log_prob: Vec<f32>,
 }
 
-impl Learner {
+impl TrainState {
     /// Allocates this rank's gradient sums and optimiser states.
     pub fn new(
         config: &Config,
         decoder: &Arc<Decoder>,
-        homes: &Homes,
-        mesh: &mut Mesh,
+        homes: &MemoryPlacement,
+        mesh: &mut DeviceMesh,
         partition: Arc<Partition>,
     ) -> Result<Self> {
         let own = if config.compute.sharded().gradients { Some(mesh.shard().split(0)?) } else { None };
@@ -43,7 +43,7 @@ impl Learner {
         // reads.
         let copies = config.train.async_checkpoints && config.train.save_every.is_some();
         let snapshot = if copies || homes.device.backend() == Backend::Cuda {
-            let share = snapshot::Share::new(decoder, mesh.share());
+            let share = snapshot::CheckpointShard::new(decoder, mesh.share());
             let follows = config.reference.kind == ReferenceKind::Sync;
             Some(Snapshot::new(homes.copies(), share, &optimizer, follows)?)
         } else {

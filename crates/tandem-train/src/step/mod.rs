@@ -8,7 +8,7 @@
 //! optimiser step
 //! ```
 //!
-//! [`Scorer::differentiate`] is all of it but the optimiser step, [`Scorer::update`] the rest. Between them no weight has changed.
+//! [`TrainStep::differentiate`] is all of it but the optimiser step, [`TrainStep::update`] the rest. Between them no weight has changed.
 //! A recipe ([`crate::recipe`]) differs in the forest that comes in and in the loss; the order of passes is here alone.
 
 mod evaluation;
@@ -31,22 +31,22 @@ use crate::draw::draw;
 use crate::metrics::{MetricSums, Split};
 use crate::objective::{Loss, ObjectiveConfig};
 use crate::optimizer::clip_coefficient;
-use crate::parallel::Mesh;
-use crate::parallel::pipeline::{Turn, turns};
-use crate::placement::Homes;
-use crate::recipe::{self, MicroBatch, Recipe, Share};
+use crate::parallel::DeviceMesh;
+use crate::parallel::pipeline::{PipelineAction, turns};
+use crate::placement::MemoryPlacement;
+use crate::recipe::{self, MicroBatch, RankBatch, Recipe};
 use crate::reference::Reference;
 use crate::weights::Policy;
 use phase::StepPhase;
-use stats::Reports;
+use stats::StepStats;
 
 pub use evaluation::evaluation_record;
-pub use learner::Learner;
+pub use learner::TrainState;
 
 /// What is needed to score a batch: a policy, what it is compared with, and the loss.
-pub struct Scorer {
+pub struct TrainStep {
     /// Where to compute, and where what is not computed with lies.
-    pub homes: Homes,
+    pub homes: MemoryPlacement,
     /// The model both policy and reference are.
     pub decoder: Arc<Decoder>,
     /// Compute type.
@@ -110,11 +110,11 @@ pub struct StepOutcome {
 /// Builds the micro-batch of some rows.
 pub type Build<'a> = &'a mut dyn FnMut(&[u32]) -> Result<MicroBatch>;
 
-impl Scorer {
+impl TrainStep {
     /// Creates a scorer from the config; buffers grow with the first batch.
     pub fn new(
         config: &Config,
-        homes: Homes,
+        homes: MemoryPlacement,
         decoder: Arc<Decoder>,
         policy: Policy,
         reference: Reference,
@@ -143,9 +143,9 @@ impl Scorer {
     /// If a pass fails, or a rank is lost. A loss or gradient that is not finite is no error: the step is left out.
     pub fn step(
         &mut self,
-        learner: &mut Learner,
-        mesh: &mut Mesh,
-        share: &Share,
+        learner: &mut TrainState,
+        mesh: &mut DeviceMesh,
+        share: &RankBatch,
         build: Build<'_>,
         options: &StepOptions,
     ) -> Result<StepOutcome> {
@@ -157,9 +157,9 @@ impl Scorer {
     /// Computes loss and gradients of a batch, reduced over all ranks. No weight changes.
     pub fn differentiate(
         &mut self,
-        learner: &mut Learner,
-        mesh: &mut Mesh,
-        share: &Share,
+        learner: &mut TrainState,
+        mesh: &mut DeviceMesh,
+        share: &RankBatch,
         build: Build<'_>,
         options: &StepOptions,
     ) -> Result<StepOutcome> {
@@ -176,20 +176,20 @@ impl Scorer {
     /// Goes forward and backward with this rank's micro-batches, in the order of its pipeline stage.
     fn micro_batches(
         &mut self,
-        learner: &mut Learner,
-        mesh: &mut Mesh,
-        share: &Share,
+        learner: &mut TrainState,
+        mesh: &mut DeviceMesh,
+        share: &RankBatch,
         build: Build<'_>,
         options: &StepOptions,
-    ) -> Result<Reports> {
+    ) -> Result<StepStats> {
         let StepOptions { beta, update, .. } = *options;
         let seed = self.seed;
         let key = |index: usize| draw(&[seed, update, index as u64]);
-        let mut stats = Reports::new(share.cuts.len());
+        let mut stats = StepStats::new(share.cuts.len());
         let (mut under_way, mut last) = (VecDeque::new(), None);
         for turn in turns(mesh.stage(), self.rounds(share)) {
             match turn {
-                Turn::Forward(round) => match share.mine.get(round) {
+                PipelineAction::Forward(round) => match share.mine.get(round) {
                     Some(&index) => {
                         self.enter(StepPhase::Data);
                         let micro = build(share.rows_of(index))?;
@@ -212,7 +212,7 @@ impl Scorer {
                     }
                 },
                 // The ranks of one model have as many micro-batches, and idle together when they are through.
-                Turn::Backward(_) => match under_way.pop_front() {
+                PipelineAction::Backward(_) => match under_way.pop_front() {
                     Some((index, micro, (saved, compared))) => {
                         self.enter(StepPhase::Backward);
                         self.backward(learner, &micro, saved, mesh, key(index))?;
@@ -241,8 +241,8 @@ impl Scorer {
     /// Clips the gradient and changes the weights, if loss and gradient are finite.
     pub fn update(
         &mut self,
-        learner: &mut Learner,
-        mesh: &mut Mesh,
+        learner: &mut TrainState,
+        mesh: &mut DeviceMesh,
         outcome: &StepOutcome,
         options: &StepOptions,
     ) -> Result<()> {
@@ -255,15 +255,20 @@ impl Scorer {
         if self.homes.staged().is_some() {
             self.homes.device.synchronize()?;
         }
-        let Learner { gradients, optimizer, .. } = learner;
+        let TrainState { gradients, optimizer, .. } = learner;
         optimizer.update(options.learning_rate, scale, options.update, gradients, &mut self.policy)?;
         self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())
     }
 
     /// Computes loss and metrics of a batch without gradients. The means do not depend on the cut into micro-batches.
-    pub fn evaluate(&mut self, mesh: &mut Mesh, share: &Share, build: Build<'_>) -> Result<MetricSums> {
+    pub fn evaluate(
+        &mut self,
+        mesh: &mut DeviceMesh,
+        share: &RankBatch,
+        build: Build<'_>,
+    ) -> Result<MetricSums> {
         let beta = self.objective.beta;
-        let mut stats = Reports::new(share.cuts.len());
+        let mut stats = StepStats::new(share.cuts.len());
         for round in 0..self.rounds(share) {
             let Some(&index) = share.mine.get(round) else {
                 self.idle_forward()?;
@@ -290,7 +295,7 @@ impl Scorer {
     }
 
     /// How often this rank walks: also with nothing to compute, if other ranks need it in their walk.
-    fn rounds(&self, share: &Share) -> usize {
+    fn rounds(&self, share: &RankBatch) -> usize {
         if self.sharded.meets_in_walk() { share.rounds } else { share.mine.len() }
     }
 

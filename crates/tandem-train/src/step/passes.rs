@@ -1,32 +1,32 @@
 //! Forward and backward pass of one micro-batch, and of a rank that has none.
 
 use tandem_kernels::Forest;
-use tandem_model::{SavedWalk, Streams, Walk};
+use tandem_model::{LayerExecutor, PolicyAndReferenceScores, SavedActivations};
 
 use super::phase::StepPhase;
-use super::stats::Report;
-use super::{Learner, Scorer};
+use super::stats::MicroBatchStats;
+use super::{TrainState, TrainStep};
 use crate::Result;
 use crate::metrics::Split;
 use crate::objective::{BatchTotals, Loss};
-use crate::parallel::{Mesh, StagedWalk};
-use crate::recipe::{Compared, MicroBatch, ScoredBatch};
+use crate::parallel::{DeviceMesh, StagedExecutor};
+use crate::recipe::{MicroBatch, ScoredBatch, SequenceLogProbs};
 use crate::reference::sequence_log_probs;
 
-impl Scorer {
+impl TrainStep {
     /// Goes forward with the ranks that have more micro-batches than this one, where ranks meet in the walk. The ranks of one
     /// model do so together, and have nothing to sum or to send.
     pub(super) fn idle_forward(&mut self) -> Result<()> {
         let Self { homes, decoder, dtype, checkpointing, policy, reference, .. } = self;
-        let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
+        let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
         reference.idle(&walk)?;
         Ok(walk.idle_forward(policy)?)
     }
 
     /// Goes backward with them.
-    pub(super) fn idle_backward(&mut self, learner: &mut Learner) -> Result<()> {
+    pub(super) fn idle_backward(&mut self, learner: &mut TrainState) -> Result<()> {
         let Self { homes, decoder, dtype, checkpointing, policy, .. } = self;
-        let walk = Walk::new(decoder, &homes.device, *dtype, *checkpointing);
+        let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
         Ok(walk.idle_backward(policy, &mut learner.gradients)?)
     }
 
@@ -37,21 +37,21 @@ impl Scorer {
         split: Split,
         micro: &MicroBatch,
         totals: &BatchTotals,
-        mesh: &Mesh,
+        mesh: &DeviceMesh,
         beta: f64,
         derivative: Option<&mut Vec<f32>>,
         dropout: Option<u64>,
-    ) -> Result<(SavedWalk, Option<Compared>)> {
+    ) -> Result<(SavedActivations, Option<SequenceLogProbs>)> {
         let Self { homes, decoder, dtype, checkpointing, policy, reference, scores, loss, progress, .. } =
             self;
         let of_reference = &mut self.reference_scores;
-        let walk = Walk {
+        let walk = LayerExecutor {
             split: mesh.split(),
             host: homes.activations(),
             room: if derivative.is_some() { homes.rooms.train } else { homes.rooms.evaluation },
-            ..Walk::new(decoder, &homes.device, *dtype, *checkpointing)
+            ..LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing)
         };
-        let walk = StagedWalk { walk, stages: mesh.stages() };
+        let walk = StagedExecutor { walk, stages: mesh.stages() };
         let forest = &micro.forest;
         let is_shared = reference.is_shared();
         let reference = reference.log_probs(&walk, split, micro, of_reference)?;
@@ -61,15 +61,18 @@ impl Scorer {
             }
         };
         enter(StepPhase::Forward);
-        let walk = StagedWalk { walk: Walk { dropout, ..walk.walk }, ..walk };
-        let streams = Streams { policy: &mut *scores, reference: is_shared.then_some(&mut *of_reference) };
+        let walk = StagedExecutor { walk: LayerExecutor { dropout, ..walk.walk }, ..walk };
+        let streams = PolicyAndReferenceScores {
+            policy: &mut *scores,
+            reference: is_shared.then_some(&mut *of_reference),
+        };
         let saved = walk.forward(policy, forest, streams, derivative.is_some())?;
         if !walk.is_last() {
             return Ok((saved, None));
         }
         enter(StepPhase::Loss);
         let reference = if is_shared { Some(sequence_log_probs(forest, of_reference)) } else { reference };
-        let compared = Compared::new(sequence_log_probs(forest, scores), reference, micro);
+        let compared = SequenceLogProbs::new(sequence_log_probs(forest, scores), reference, micro);
         let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores: of_reference };
         let weight = self.recipe.loss(&batch, totals, &self.objective, beta, loss);
         if let Some(derivative) = derivative {
@@ -81,35 +84,40 @@ impl Scorer {
     /// Computes the gradients of a micro-batch that went forward.
     pub(super) fn backward(
         &mut self,
-        learner: &mut Learner,
+        learner: &mut TrainState,
         micro: &MicroBatch,
-        saved: SavedWalk,
-        mesh: &Mesh,
+        saved: SavedActivations,
+        mesh: &DeviceMesh,
         dropout: u64,
     ) -> Result<()> {
         let Self { homes, decoder, dtype, checkpointing, policy, scores, .. } = self;
-        let walk = Walk {
+        let walk = LayerExecutor {
             split: mesh.split(),
             host: homes.activations(),
             room: homes.rooms.train,
             dropout: Some(dropout),
-            ..Walk::new(decoder, &homes.device, *dtype, *checkpointing)
+            ..LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing)
         };
-        let walk = StagedWalk { walk, stages: mesh.stages() };
+        let walk = StagedExecutor { walk, stages: mesh.stages() };
         // The last stage goes back before it goes forward again: scores and derivative are this micro-batch's.
-        let Learner { gradients, d_log_prob, .. } = learner;
+        let TrainState { gradients, d_log_prob, .. } = learner;
         walk.backward(policy, gradients, &micro.forest, saved, scores, d_log_prob)
     }
 
     /// Sums up the micro-batch that went forward last.
-    pub(super) fn report(&self, micro: &MicroBatch, compared: Option<Compared>, beta: f64) -> Report {
-        let mut report = Report { in_range: true, ..Report::default() };
+    pub(super) fn report(
+        &self,
+        micro: &MicroBatch,
+        compared: Option<SequenceLogProbs>,
+        beta: f64,
+    ) -> MicroBatchStats {
+        let mut report = MicroBatchStats { in_range: true, ..MicroBatchStats::default() };
         let Some(compared) = compared else { return report };
         report.sums.add_loss(&self.loss);
         let (scores, reference_scores) = (&self.scores, &self.reference_scores);
         let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores };
         self.recipe.add_metrics(&batch, beta, &mut report.sums);
-        let Compared { policy, reference, .. } = compared;
+        let SequenceLogProbs { policy, reference, .. } = compared;
         report.log_ratio = reference.map_or(0.0, |r| policy.iter().zip(r).map(|(p, r)| p - r).sum());
         report.scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();
         report

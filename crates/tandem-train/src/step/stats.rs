@@ -1,15 +1,15 @@
 //! Statistics of the micro-batches of a batch, and how every rank learns them.
 
-use tandem_comm::{Group, Reduction};
+use tandem_comm::{ProcessGroup, Reduction};
 
 use super::StepOutcome;
 use crate::Result;
 use crate::metrics::MetricSums;
-use crate::recipe::Share;
+use crate::recipe::RankBatch;
 
 /// Statistics of a micro-batch.
 #[derive(Default)]
-pub(super) struct Report {
+pub(super) struct MicroBatchStats {
     pub(super) sums: MetricSums,
     /// Σ over sequences of log π − log π_ref.
     pub(super) log_ratio: f64,
@@ -21,14 +21,14 @@ pub(super) struct Report {
 /// The reports of all micro-batches of a batch. They are added up in their order, whoever made them, so that metrics are the
 /// same bits on any number of ranks. Of the ranks that compute a micro-batch together one reports, and each whether its own
 /// part of the gradient is in range.
-pub(super) struct Reports(Vec<[f64; MetricSums::WIDTH + 3]>);
+pub(super) struct StepStats(Vec<[f64; MetricSums::WIDTH + 3]>);
 
-impl Reports {
+impl StepStats {
     pub(super) fn new(num_micro_batches: usize) -> Self {
         Self(vec![[0.0; MetricSums::WIDTH + 3]; num_micro_batches])
     }
 
-    pub(super) fn set(&mut self, index: usize, report: &Report, leads: bool) {
+    pub(super) fn set(&mut self, index: usize, report: &MicroBatchStats, leads: bool) {
         let [sums @ .., log_ratio, scored_tokens, out_of_range] = &mut self.0[index];
         if leads {
             sums.copy_from_slice(&report.sums.to_numbers());
@@ -38,14 +38,19 @@ impl Reports {
         *out_of_range = f64::from(u8::from(!report.in_range));
     }
 
-    fn get(&self, index: usize) -> Report {
+    fn get(&self, index: usize) -> MicroBatchStats {
         let [sums @ .., log_ratio, scored_tokens, out_of_range] = &self.0[index];
         let sums = MetricSums::from_numbers(sums);
-        Report { sums, log_ratio: *log_ratio, scored_tokens: *scored_tokens, in_range: *out_of_range == 0.0 }
+        MicroBatchStats {
+            sums,
+            log_ratio: *log_ratio,
+            scored_tokens: *scored_tokens,
+            in_range: *out_of_range == 0.0,
+        }
     }
 
     /// Every rank gets what the others reported: sums are of one rank, the others hold zeros; any may be out of range.
-    pub(super) fn exchange(&mut self, group: &mut Group) -> Result<()> {
+    pub(super) fn exchange(&mut self, group: &mut ProcessGroup) -> Result<()> {
         if group.size() > 1 {
             group.all_reduce(self.0.as_flattened_mut(), Reduction::Sum)?;
         }
@@ -57,9 +62,13 @@ impl Reports {
         self.together().in_range
     }
 
-    pub(super) fn together(&self) -> Report {
-        let mut whole =
-            Report { sums: MetricSums::default(), log_ratio: 0.0, scored_tokens: 0.0, in_range: true };
+    pub(super) fn together(&self) -> MicroBatchStats {
+        let mut whole = MicroBatchStats {
+            sums: MetricSums::default(),
+            log_ratio: 0.0,
+            scored_tokens: 0.0,
+            in_range: true,
+        };
         for report in (0..self.0.len()).map(|index| self.get(index)) {
             whole.sums.merge(&report.sums);
             whole.log_ratio += report.log_ratio;
@@ -70,7 +79,7 @@ impl Reports {
     }
 
     /// Returns what the step did, of which all gradients are reduced. A dry run has no numbers, and counts as a good step.
-    pub(super) fn outcome(&self, share: &Share, grad_norm: f64, is_dry: bool) -> StepOutcome {
+    pub(super) fn outcome(&self, share: &RankBatch, grad_norm: f64, is_dry: bool) -> StepOutcome {
         let whole = self.together();
         let is_broken = |index: &usize| !self.get(*index).sums.loss().is_finite();
         let broken = (0..share.cuts.len()).filter(is_broken);
@@ -94,13 +103,13 @@ mod tests {
     #[test]
     fn a_slice_that_is_out_of_range_speaks_for_all() {
         let groups = tandem_comm::threads::groups(2, Duration::from_secs(600)).into_iter();
-        let rank = |mut group: Group| {
+        let rank = |mut group: ProcessGroup| {
             let slice = group.rank();
-            let mut reports = Reports::new(2);
+            let mut reports = StepStats::new(2);
             for index in 0..2 {
                 let in_range = (index, slice) != (1, 1);
                 let sums = MetricSums::default();
-                let report = Report { sums, log_ratio: 2.0, scored_tokens: 3.0, in_range };
+                let report = MicroBatchStats { sums, log_ratio: 2.0, scored_tokens: 3.0, in_range };
                 reports.set(index, &report, slice == 0);
             }
             reports.exchange(&mut group).unwrap();

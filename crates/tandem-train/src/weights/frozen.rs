@@ -4,24 +4,24 @@
 
 use std::sync::Arc;
 
-use tandem_comm::Group;
+use tandem_comm::ProcessGroup;
 use tandem_kernels::bytes::Bytes;
-use tandem_kernels::{DType, Device, Format, Kind, Tensor};
+use tandem_kernels::{DType, Device, Format, MemoryKind, Tensor};
 use tandem_model::{
     Decoder, LayerId, LayerWeights, PackedLayer, Packing, Result as ModelResult, WeightSource,
 };
 
 use crate::Result;
 use crate::parallel::collective_buffer;
-use crate::placement::Away;
-use crate::placement::async_transfer::{Courier, not_made};
+use crate::placement::OffloadedStorage;
+use crate::placement::async_transfer::{AsyncTransfer, not_made};
 use crate::placement::offload::bring_bytes;
-use crate::placement::prefetch::{Bring, Slots};
+use crate::placement::prefetch::{LayerLoader, LayerPrefetcher};
 
 /// Frozen weights.
 pub struct FrozenWeights {
     parts: Parts,
-    slots: Slots<Layer>,
+    slots: LayerPrefetcher<Layer>,
 }
 
 /// What this rank keeps of every layer, and how.
@@ -80,8 +80,8 @@ impl FrozenWeights {
         decoder: Arc<Decoder>,
         packings: Packings,
         bytes: Vec<Bytes>,
-        group: Option<Group>,
-        away: Option<Away>,
+        group: Option<ProcessGroup>,
+        away: Option<OffloadedStorage>,
         dtype: DType,
     ) -> Result<Self> {
         let (travels, is_divided) = (away.is_some() || group.is_some(), group.is_some());
@@ -90,38 +90,48 @@ impl FrozenWeights {
     }
 
     /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
-    pub fn reader(&self, device: &Device, away: Option<Away>, shard: &mut Group) -> Result<Self> {
+    pub fn reader(
+        &self,
+        device: &Device,
+        away: Option<OffloadedStorage>,
+        shard: &mut ProcessGroup,
+    ) -> Result<Self> {
         let group = if self.parts.is_divided { Some(shard.split(0)?) } else { None };
         Self::bringing(Parts { device: device.clone(), ..self.parts.clone() }, group, away)
     }
 
-    fn bringing(parts: Parts, group: Option<Group>, mut away: Option<Away>) -> Result<Self> {
-        let group = group.unwrap_or_else(Group::alone);
+    fn bringing(
+        parts: Parts,
+        group: Option<ProcessGroup>,
+        mut away: Option<OffloadedStorage>,
+    ) -> Result<Self> {
+        let group = group.unwrap_or_else(ProcessGroup::alone);
         let (name, rank, size) = (format!("rank {} frozen", group.rank()), group.rank(), group.size());
         let Parts { device, decoder, packings, bytes, travels, .. } = &parts;
         let (all, kept, of) = (packings.clone(), bytes.clone(), decoder.clone());
-        let courier = Courier::new(device, &name, group, *travels, move |by, group, layer: &mut Layer| {
-            let Some(bytes) = &mut layer.bytes else { return Ok(()) };
-            let counts = all.of(layer.id).counts(size);
-            let own = &kept[of.index(layer.id)];
-            let start: usize = counts[..rank].iter().sum();
-            let place = bytes.range_mut(start..start + counts[rank]);
-            bring_bytes(&mut away, by, own.view(), place).map_err(not_made)?;
-            own.let_go();
-            group.all_gather_numbers(collective_buffer::bytes(by, bytes), &counts)
-        })?;
-        let slots = Slots::new(courier, *travels);
+        let courier =
+            AsyncTransfer::new(device, &name, group, *travels, move |by, group, layer: &mut Layer| {
+                let Some(bytes) = &mut layer.bytes else { return Ok(()) };
+                let counts = all.of(layer.id).counts(size);
+                let own = &kept[of.index(layer.id)];
+                let start: usize = counts[..rank].iter().sum();
+                let place = bytes.range_mut(start..start + counts[rank]);
+                bring_bytes(&mut away, by, own.view(), place).map_err(not_made)?;
+                own.let_go();
+                group.all_gather_numbers(collective_buffer::bytes(by, bytes), &counts)
+            })?;
+        let slots = LayerPrefetcher::new(courier, *travels);
         Ok(Self { parts, slots })
     }
 }
 
-impl Bring<Layer> for Parts {
+impl LayerLoader<Layer> for Parts {
     fn announce(&self, id: LayerId) {
         self.bytes[self.decoder.index(id)].announce();
     }
 
     fn begin(&self, id: LayerId) -> ModelResult<Layer> {
-        let room = || Bytes::new(&self.device, Kind::Gathered, self.packings.of(id).len());
+        let room = || Bytes::new(&self.device, MemoryKind::Gathered, self.packings.of(id).len());
         let bytes = if self.travels { Some(room()?) } else { None };
         Ok(Layer { id, bytes, unpacked: None })
     }
@@ -131,7 +141,7 @@ impl Bring<Layer> for Parts {
         if packing.unpacked_len() == 0 {
             return Ok(());
         }
-        let mut unpacked = self.device.alloc(Kind::Gathered, 1, packing.unpacked_len(), self.dtype)?;
+        let mut unpacked = self.device.alloc(MemoryKind::Gathered, 1, packing.unpacked_len(), self.dtype)?;
         let bytes = layer.bytes.as_ref().unwrap_or(&self.bytes[self.decoder.index(id)]);
         packing.unpack(&self.device, bytes.view(), unpacked.view_mut())?;
         layer.unpacked = Some(unpacked);

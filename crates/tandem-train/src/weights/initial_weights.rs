@@ -3,19 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tandem_comm::Group;
-use tandem_kernels::{Bytes, BytesMut, DType, Device, Format, Kind, ops};
+use tandem_comm::ProcessGroup;
+use tandem_kernels::{Bytes, BytesMut, DType, Device, Format, MemoryKind, ops};
 use tandem_model::adapter::{self, AdapterFiles, PeftFolder};
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
 
 use crate::Result;
 use crate::config::{Config, Weights};
 use crate::parallel::Partition;
-use crate::placement::{Away, Homes};
+use crate::placement::{MemoryPlacement, OffloadedStorage};
 use crate::weights::{FrozenWeights, Packings, Policy, ReplicatedWeights, ShardedWeights, Trained};
 
 /// Where weights come from, before a layer of them is in memory.
-pub struct Start {
+pub struct InitialWeights {
     source: Source,
     /// The format that they are quantised in already, if they are.
     quantised: Option<Format>,
@@ -29,9 +29,9 @@ enum Source {
 }
 
 /// Is shown the weights of every layer as they are loaded, whole but for the slice, in the order of their places.
-pub type See<'a> = &'a mut dyn FnMut(LayerId, &[f32]);
+pub type LoadObserver<'a> = &'a mut dyn FnMut(LayerId, &[f32]);
 
-impl Start {
+impl InitialWeights {
     /// For a device that computes nothing: of no content, but `quantised` as the files are.
     pub fn dry(quantised: Option<Format>) -> Self {
         Self { source: Source::Random(0), quantised }
@@ -67,7 +67,7 @@ impl Start {
         Ok(Self { source: Source::Files(folder.weights(decoder)?), quantised: folder.quantised() })
     }
 
-    /// The format that [`Start::frozen`] keeps matrices in.
+    /// The format that [`InitialWeights::frozen`] keeps matrices in.
     pub fn frozen_format(&self, config: &Config) -> Format {
         config.frozen_format(self.quantised)
     }
@@ -81,13 +81,13 @@ impl Start {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        homes: &Homes,
-        shard: &mut Group,
+        homes: &MemoryPlacement,
+        shard: &mut ProcessGroup,
         partition: &Arc<Partition>,
-        see: Option<See<'_>>,
+        see: Option<LoadObserver<'_>>,
     ) -> Result<Policy> {
         if decoder.adapter().is_none() {
-            let kind = Kind::Master;
+            let kind = MemoryKind::Master;
             return Ok(Policy::full(self.trained(config, decoder, homes, shard, partition, kind, see)?));
         }
         let device = &homes.device;
@@ -95,8 +95,8 @@ impl Start {
         let see = see.unwrap_or(nothing);
         let folder = config.adapter.as_ref().and_then(|adapter| adapter.folder());
         let from = self.adapter(folder.map(PathBuf::as_path), decoder, device)?;
-        let mut base = self.frozen(config, decoder, homes, shard, Kind::Weights, Some(&mut *see))?;
-        let masters = adapter_masters(config, decoder, device, Kind::Master, &from, base.as_mut())?;
+        let mut base = self.frozen(config, decoder, homes, shard, MemoryKind::Weights, Some(&mut *see))?;
+        let masters = adapter_masters(config, decoder, device, MemoryKind::Master, &from, base.as_mut())?;
         for (layer, flat) in decoder.layers().into_iter().zip(&masters.layers) {
             device.host_read(flat.view(), |flat| see(layer, flat))?;
         }
@@ -127,17 +127,17 @@ impl Start {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        homes: &Homes,
-        shard: &mut Group,
+        homes: &MemoryPlacement,
+        shard: &mut ProcessGroup,
         partition: &Arc<Partition>,
-        kind: Kind,
-        see: Option<See<'_>>,
+        kind: MemoryKind,
+        see: Option<LoadObserver<'_>>,
     ) -> Result<Trained> {
         let dtype = config.compute.compute_type();
-        let in_parts = |partition: Arc<Partition>, group, see: Option<See<'_>>| {
+        let in_parts = |partition: Arc<Partition>, group, see: Option<LoadObserver<'_>>| {
             let (device, decoder) = (&homes.device, decoder.clone());
             let parts = self.load_parts(&decoder, homes.state(), kind, &partition, see)?;
-            let away = Away::of(homes)?;
+            let away = OffloadedStorage::of(homes)?;
             let weights = ShardedWeights::new(device, decoder, partition, group, parts, away, dtype)?;
             Ok(Trained::Sharded(Box::new(weights)))
         };
@@ -145,7 +145,7 @@ impl Start {
             return in_parts(partition.clone(), shard.split(0)?, see);
         }
         if homes.is_offloaded() {
-            return in_parts(Arc::new(Partition::whole(decoder)), Group::alone(), see);
+            return in_parts(Arc::new(Partition::whole(decoder)), ProcessGroup::alone(), see);
         }
         let masters = self.load(decoder, &homes.device, kind, see)?;
         Ok(Trained::Replicated(ReplicatedWeights::new(&homes.device, decoder.clone(), masters, dtype)?))
@@ -156,10 +156,10 @@ impl Start {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        homes: &Homes,
-        shard: &mut Group,
-        kind: Kind,
-        see: Option<See<'_>>,
+        homes: &MemoryPlacement,
+        shard: &mut ProcessGroup,
+        kind: MemoryKind,
+        see: Option<LoadObserver<'_>>,
     ) -> Result<Box<FrozenWeights>> {
         let dtype = config.compute.compute_type();
         let packings = Packings::new(decoder, self.frozen_format(config), dtype);
@@ -167,7 +167,7 @@ impl Start {
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
         let bytes = self.pack(decoder, homes, kind, &packings, place, see)?;
-        let (device, decoder, away) = (&homes.device, decoder.clone(), Away::of(homes)?);
+        let (device, decoder, away) = (&homes.device, decoder.clone(), OffloadedStorage::of(homes)?);
         Ok(Box::new(FrozenWeights::new(device, decoder, packings, bytes, group, away, dtype)?))
     }
 
@@ -179,9 +179,9 @@ impl Start {
         format: Format,
         dtype: DType,
     ) -> Result<FrozenWeights> {
-        let homes = Homes::all_in(device.clone());
+        let homes = MemoryPlacement::all_in(device.clone());
         let packings = Packings::new(decoder, format, dtype);
-        let bytes = self.pack(decoder, &homes, Kind::Weights, &packings, (0, 1), None)?;
+        let bytes = self.pack(decoder, &homes, MemoryKind::Weights, &packings, (0, 1), None)?;
         FrozenWeights::new(device, decoder.clone(), packings, bytes, None, None, dtype)
     }
 
@@ -189,17 +189,17 @@ impl Start {
     fn pack(
         &self,
         decoder: &Decoder,
-        homes: &Homes,
-        kind: Kind,
+        homes: &MemoryPlacement,
+        kind: MemoryKind,
         packings: &Packings,
         (rank, num_ranks): (usize, usize),
-        mut see: Option<See<'_>>,
+        mut see: Option<LoadObserver<'_>>,
     ) -> Result<Vec<Bytes>> {
         let layers = decoder.layers();
         let lengths =
             layers.iter().flat_map(|&layer| packings.of(layer).pieces().map(|piece| piece.flat.len()));
         let (scratch, packer, home) = (homes.sums(), homes.packer(), homes.state());
-        let mut values = scratch.alloc(Kind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
+        let mut values = scratch.alloc(MemoryKind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
         let mut drawn = Vec::new();
         let mut packed = Vec::with_capacity(layers.len());
         for (index, layer) in layers.into_iter().enumerate() {
@@ -242,7 +242,7 @@ impl Start {
                 if part == piece.bytes {
                     pack(bytes.range_mut(part.start - own.start..part.end - own.start))?;
                 } else if !part.is_empty() {
-                    let mut whole = Bytes::new(scratch, Kind::Scratch, piece.bytes.len())?;
+                    let mut whole = Bytes::new(scratch, MemoryKind::Scratch, piece.bytes.len())?;
                     pack(whole.view_mut())?;
                     let of_piece = part.start - piece.bytes.start..part.end - piece.bytes.start;
                     let place = part.start - own.start..part.end - own.start;
@@ -260,8 +260,8 @@ impl Start {
         &self,
         decoder: &Decoder,
         device: &Device,
-        kind: Kind,
-        see: Option<See<'_>>,
+        kind: MemoryKind,
+        see: Option<LoadObserver<'_>>,
     ) -> Result<FlatWeights> {
         let whole = match &self.source {
             Source::Files(files) => files.load(decoder, device, kind)?,
@@ -280,9 +280,9 @@ impl Start {
         &self,
         decoder: &Decoder,
         device: &Device,
-        kind: Kind,
+        kind: MemoryKind,
         partition: &Partition,
-        mut see: Option<See<'_>>,
+        mut see: Option<LoadObserver<'_>>,
     ) -> Result<FlatWeights> {
         let (mut layers, mut flat) = (Vec::new(), Vec::new());
         for (index, layer) in decoder.layers().into_iter().enumerate() {
@@ -323,7 +323,7 @@ pub fn adapter_masters(
     config: &Config,
     decoder: &Decoder,
     device: &Device,
-    kind: Kind,
+    kind: MemoryKind,
     from: &AdapterStart,
     base: &mut dyn WeightSource,
 ) -> Result<FlatWeights> {

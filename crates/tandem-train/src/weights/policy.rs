@@ -1,6 +1,6 @@
 //! The policy's weights: those that train, and the frozen base under an adapter.
 
-use tandem_comm::Group;
+use tandem_comm::ProcessGroup;
 use tandem_kernels::{Device, Tensor, ops};
 use tandem_model::{
     AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
@@ -8,13 +8,13 @@ use tandem_model::{
 
 use crate::Result;
 use crate::parallel::Partition;
-use crate::placement::{Away, Homes};
+use crate::placement::{MemoryPlacement, OffloadedStorage};
 use crate::weights::{FrozenWeights, ReplicatedWeights, ShardedWeights};
 
 /// The policy's weights.
 pub struct Policy {
     trained: Trained,
-    frozen: Option<Frozen>,
+    frozen: Option<BaseAndReferenceAdapter>,
 }
 
 /// What trains.
@@ -26,7 +26,7 @@ pub enum Trained {
 }
 
 /// What an adapter stands on, and who else does.
-struct Frozen {
+struct BaseAndReferenceAdapter {
     base: Box<FrozenWeights>,
     /// The reference's adapter on the same base.
     reference: Option<ReplicatedWeights>,
@@ -44,22 +44,22 @@ impl Policy {
     pub fn adapted(adapter: ReplicatedWeights, base: Box<FrozenWeights>) -> Self {
         Self {
             trained: Trained::Replicated(adapter),
-            frozen: Some(Frozen { base, reference: None, follows: false }),
+            frozen: Some(BaseAndReferenceAdapter { base, reference: None, follows: false }),
         }
     }
 
     /// Creates a read-only view of the weights for another thread. Layers are gathered onto `device` over `shard`. Collective:
     /// every rank of `shard` calls it.
-    pub fn reader(&self, homes: &Homes, device: &Device, shard: &mut Group) -> Result<Self> {
+    pub fn reader(&self, homes: &MemoryPlacement, device: &Device, shard: &mut ProcessGroup) -> Result<Self> {
         let trained = match &self.trained {
             Trained::Replicated(weights) => Trained::Replicated(weights.reader()),
             Trained::Sharded(weights) => {
-                Trained::Sharded(Box::new(weights.reader(device, Away::of(homes)?, shard)?))
+                Trained::Sharded(Box::new(weights.reader(device, OffloadedStorage::of(homes)?, shard)?))
             }
         };
-        let frozen = |Frozen { base, reference, follows }: &Frozen| -> Result<Frozen> {
-            Ok(Frozen {
-                base: Box::new(base.reader(device, Away::of(homes)?, shard)?),
+        let frozen = |BaseAndReferenceAdapter { base, reference, follows }: &BaseAndReferenceAdapter| -> Result<BaseAndReferenceAdapter> {
+            Ok(BaseAndReferenceAdapter {
+                base: Box::new(base.reader(device, OffloadedStorage::of(homes)?, shard)?),
                 reference: reference.as_ref().map(ReplicatedWeights::reader),
                 follows: *follows,
             })
@@ -77,7 +77,7 @@ impl Policy {
             (Trained::Sharded(own), Trained::Sharded(reader)) => own.lend(reader),
             _ => panic!("weights are lent to a reader of them"),
         }
-        if let (Some(own), Some(Frozen { reference: Some(reader), .. })) =
+        if let (Some(own), Some(BaseAndReferenceAdapter { reference: Some(reader), .. })) =
             (self.reference(), &mut reader.frozen)
         {
             own.lend(reader);
@@ -125,8 +125,10 @@ impl Policy {
 
     /// Pulls a reference that shares the base towards the policy: `weight · policy + (1 − weight) · reference`.
     pub fn pull_follower(&mut self, device: &Device, weight: f32) -> Result<()> {
-        let Self { trained: Trained::Replicated(own), frozen: Some(Frozen { reference: Some(theirs), .. }) } =
-            self
+        let Self {
+            trained: Trained::Replicated(own),
+            frozen: Some(BaseAndReferenceAdapter { reference: Some(theirs), .. }),
+        } = self
         else {
             return Ok(());
         };
@@ -174,7 +176,7 @@ impl Policy {
     }
 
     /// After this rank has updated what `updated` says is its own: brings the others' parts, if they are held here.
-    pub fn gather(&mut self, device: &Device, updated: &Partition, group: &mut Group) -> Result<()> {
+    pub fn gather(&mut self, device: &Device, updated: &Partition, group: &mut ProcessGroup) -> Result<()> {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.gather(device, updated, group),
             Trained::Sharded(weights) => weights.gather(updated, group),
@@ -255,7 +257,7 @@ impl WeightSource for Policy {
         match (&mut self.frozen, &mut self.trained) {
             (None, Trained::Replicated(weights)) => weights.fetch(layer),
             (None, Trained::Sharded(weights)) => weights.fetch(layer),
-            (Some(Frozen { base, .. }), Trained::Replicated(weights)) => {
+            (Some(BaseAndReferenceAdapter { base, .. }), Trained::Replicated(weights)) => {
                 Ok(base.fetch(layer)?.with_adapter(adapter_layer(weights, layer)))
             }
             (Some(_), Trained::Sharded(_)) => unreachable!("an adapter is whole on every rank"),
@@ -263,7 +265,7 @@ impl WeightSource for Policy {
     }
 
     fn fetch_both(&mut self, layer: LayerId) -> ModelResult<(LayerWeights<'_>, LayerWeights<'_>)> {
-        let (Some(Frozen { base, reference, .. }), Trained::Replicated(weights)) =
+        let (Some(BaseAndReferenceAdapter { base, reference, .. }), Trained::Replicated(weights)) =
             (&mut self.frozen, &self.trained)
         else {
             return Err(ModelError::Invalid(SHARES.to_owned()));

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use tandem_comm::Group;
-use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_comm::ProcessGroup;
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 use tandem_model::{
     Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource,
 };
@@ -31,7 +31,7 @@ impl ReplicatedWeights {
     pub fn new(device: &Device, decoder: Arc<Decoder>, masters: FlatWeights, dtype: DType) -> Result<Self> {
         let compute = match dtype {
             DType::F32 => None,
-            _ => Some(Arc::new(masters.compute_copy(&decoder, device, Kind::Weights, dtype)?)),
+            _ => Some(Arc::new(masters.compute_copy(&decoder, device, MemoryKind::Weights, dtype)?)),
         };
         let (partition, masters) = (Partition::whole(&decoder), Arc::new(masters));
         Ok(Self { device: device.clone(), decoder, masters, compute, partition })
@@ -96,7 +96,7 @@ impl ReplicatedWeights {
     }
 
     /// Brings every rank the parts that the others have updated.
-    pub fn gather(&mut self, device: &Device, partition: &Partition, group: &mut Group) -> Result<()> {
+    pub fn gather(&mut self, device: &Device, partition: &Partition, group: &mut ProcessGroup) -> Result<()> {
         if !partition.is_divided() || group.size() == 1 {
             return Ok(());
         }

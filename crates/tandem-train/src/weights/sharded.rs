@@ -4,24 +4,24 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_comm::Group;
-use tandem_kernels::{DType, Device, Kind, Tensor, ops};
+use tandem_comm::ProcessGroup;
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 use tandem_model::{
     Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights, Result as ModelResult, WeightSource,
 };
 
 use crate::Result;
 use crate::parallel::{Partition, collective_buffer};
-use crate::placement::Away;
-use crate::placement::async_transfer::{Courier, Outcome, not_made};
+use crate::placement::OffloadedStorage;
+use crate::placement::async_transfer::{AsyncTransfer, Outcome, not_made};
 use crate::placement::offload::bring;
-use crate::placement::prefetch::{Bring, Slots};
+use crate::placement::prefetch::{LayerLoader, LayerPrefetcher};
 use crate::weights::replicated::unshared;
 
 /// Masters that are divided, offloaded, or both.
 pub struct ShardedWeights {
     parts: Parts,
-    slots: Slots<Gathered>,
+    slots: LayerPrefetcher<Gathered>,
 }
 
 /// This rank's part of every layer, and what becomes of it.
@@ -77,12 +77,12 @@ impl ShardedWeights {
         device: &Device,
         decoder: Arc<Decoder>,
         partition: Arc<Partition>,
-        group: Group,
+        group: ProcessGroup,
         masters: FlatWeights,
-        away: Option<Away>,
+        away: Option<OffloadedStorage>,
         dtype: DType,
     ) -> Result<Self> {
-        let home = away.as_ref().map_or(device, Away::home).clone();
+        let home = away.as_ref().map_or(device, OffloadedStorage::home).clone();
         let layers = decoder.layers().into_iter();
         let pieces = layers.map(|layer| Pieces::new(&decoder, &partition, layer, dtype));
         let pieces: Arc<Vec<_>> = Arc::new(pieces.collect());
@@ -90,20 +90,25 @@ impl ShardedWeights {
         Self::bringing(Parts { device, home, decoder, partition, dtype, masters, pieces }, group, away)
     }
 
-    fn bringing(parts: Parts, group: Group, mut away: Option<Away>) -> Result<Self> {
+    fn bringing(parts: Parts, group: ProcessGroup, mut away: Option<OffloadedStorage>) -> Result<Self> {
         let travels = away.is_some() || parts.partition.is_divided();
         let (name, all) = (format!("rank {} gather", group.rank()), parts.pieces.clone());
         let takes_a_while = away.is_some() || group.size() > 1;
-        let gather = move |by: &Device, group: &mut Group, gathered: &mut Gathered| {
+        let gather = move |by: &Device, group: &mut ProcessGroup, gathered: &mut Gathered| {
             gathered.put_own(by, &mut away, &all[gathered.index])?;
             gathered.gather(by, group, &all[gathered.index])
         };
-        let courier = Courier::new(&parts.device, &name, group, takes_a_while, gather)?;
-        Ok(Self { parts, slots: Slots::new(courier, travels) })
+        let courier = AsyncTransfer::new(&parts.device, &name, group, takes_a_while, gather)?;
+        Ok(Self { parts, slots: LayerPrefetcher::new(courier, travels) })
     }
 
     /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
-    pub fn reader(&self, device: &Device, away: Option<Away>, shard: &mut Group) -> Result<Self> {
+    pub fn reader(
+        &self,
+        device: &Device,
+        away: Option<OffloadedStorage>,
+        shard: &mut ProcessGroup,
+    ) -> Result<Self> {
         let Parts { home, decoder, partition, dtype, pieces, .. } = &self.parts;
         let parts = Parts {
             device: device.clone(),
@@ -114,7 +119,7 @@ impl ShardedWeights {
             masters: Arc::default(),
             pieces: pieces.clone(),
         };
-        let group = if partition.is_divided() { shard.split(0)? } else { Group::alone() };
+        let group = if partition.is_divided() { shard.split(0)? } else { ProcessGroup::alone() };
         Self::bringing(parts, group, away)
     }
 
@@ -151,7 +156,7 @@ impl ShardedWeights {
     }
 
     /// After this rank has updated what `updated` says is its own: where it holds masters whole, brings the others' parts.
-    pub fn gather(&mut self, updated: &Partition, group: &mut Group) -> Result<()> {
+    pub fn gather(&mut self, updated: &Partition, group: &mut ProcessGroup) -> Result<()> {
         if self.partition().is_divided() || !updated.is_divided() || group.size() == 1 {
             return Ok(());
         }
@@ -179,7 +184,7 @@ impl Gathered {
     fn put_own(
         &mut self,
         by: &Device,
-        away: &mut Option<Away>,
+        away: &mut Option<OffloadedStorage>,
         Pieces { flat, matrices, .. }: &Pieces,
     ) -> Outcome {
         let masters = self.masters.take().expect("it sets out with them");
@@ -197,7 +202,12 @@ impl Gathered {
     }
 
     /// Brings the others' parts.
-    fn gather(&mut self, by: &Device, group: &mut Group, Pieces { flat, matrices, .. }: &Pieces) -> Outcome {
+    fn gather(
+        &mut self,
+        by: &Device,
+        group: &mut ProcessGroup,
+        Pieces { flat, matrices, .. }: &Pieces,
+    ) -> Outcome {
         group.all_gather_numbers(collective_buffer::tensor(by, &mut self.flat), &flat.counts)?;
         match (&mut self.matrices, matrices) {
             (Some(whole), Some(piece)) => {
@@ -208,7 +218,7 @@ impl Gathered {
     }
 }
 
-impl Bring<Gathered> for Parts {
+impl LayerLoader<Gathered> for Parts {
     fn announce(&self, layer: LayerId) {
         self.masters.layers[self.decoder.index(layer)].announce();
     }
@@ -217,8 +227,8 @@ impl Bring<Gathered> for Parts {
         let Self { device, decoder, dtype, masters, pieces, .. } = self;
         let index = decoder.index(layer);
         let Pieces { flat, compute_len, .. } = &pieces[index];
-        let flat = device.alloc(Kind::Gathered, 1, flat.range.len(), DType::F32)?;
-        let in_dtype = |len: &usize| device.alloc(Kind::Gathered, 1, *len, *dtype);
+        let flat = device.alloc(MemoryKind::Gathered, 1, flat.range.len(), DType::F32)?;
+        let in_dtype = |len: &usize| device.alloc(MemoryKind::Gathered, 1, *len, *dtype);
         let matrices = compute_len.as_ref().map(in_dtype).transpose()?;
         Ok(Gathered { index, masters: Some(masters.clone()), matrices, flat })
     }

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tandem_comm::{CommError, Group, threads};
-use tandem_kernels::{DType, Device, Kind};
+use tandem_comm::{CommError, ProcessGroup, threads};
+use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::LayerId::{Block, Embedding, Head};
 use tandem_model::{
     Decoder, FlatWeights, GradientSink, LayerId, LayerWeights, ModelError, ModelFolder, WeightSource, init,
@@ -15,10 +15,10 @@ use super::*;
 use crate::TrainError;
 use crate::config::SumForm;
 use crate::gradients::Accumulator;
-use crate::parallel::Mesh;
+use crate::parallel::DeviceMesh;
 use crate::parallel::Partition;
-use crate::placement::Away;
-use crate::placement::Homes;
+use crate::placement::MemoryPlacement;
+use crate::placement::OffloadedStorage;
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -34,7 +34,7 @@ fn decoder() -> Arc<Decoder> {
 }
 
 /// One rank's source.
-fn sharded(device: &Device, decoder: &Arc<Decoder>, group: Group, dtype: DType) -> ShardedWeights {
+fn sharded(device: &Device, decoder: &Arc<Decoder>, group: ProcessGroup, dtype: DType) -> ShardedWeights {
     placed(device, device, decoder, group, dtype)
 }
 
@@ -43,21 +43,21 @@ fn placed(
     device: &Device,
     home: &Device,
     decoder: &Arc<Decoder>,
-    group: Group,
+    group: ProcessGroup,
     dtype: DType,
 ) -> ShardedWeights {
     let partition = Arc::new(Partition::new(decoder, group.rank(), group.size()));
-    let whole = init::init(decoder, device, Kind::Master, 7).unwrap().layers;
+    let whole = init::init(decoder, device, MemoryKind::Master, 7).unwrap().layers;
     let part = |(index, whole): (usize, tandem_kernels::Tensor)| {
         let owned = partition.owned(index);
-        let mut part = home.alloc(Kind::Master, 1, owned.len(), DType::F32).unwrap();
+        let mut part = home.alloc(MemoryKind::Master, 1, owned.len(), DType::F32).unwrap();
         if !device.is_meta() {
             part.view_mut().into_slice::<f32>().copy_from_slice(&whole.view().as_slice()[owned]);
         }
         part
     };
     let parts = FlatWeights { layers: whole.into_iter().enumerate().map(part).collect() };
-    let away = (device.memory() != home.memory()).then(|| Away::new(home.clone()));
+    let away = (device.memory() != home.memory()).then(|| OffloadedStorage::new(home.clone()));
     ShardedWeights::new(device, decoder.clone(), partition, group, parts, away, dtype).unwrap()
 }
 
@@ -76,7 +76,7 @@ fn content(decoder: &Decoder, layer: LayerId, weights: &LayerWeights<'_>) -> Vec
 /// What [`content`] is on one rank that holds everything.
 fn expected(decoder: &Arc<Decoder>, layer: LayerId, dtype: DType) -> Vec<u8> {
     let device = cpu();
-    let masters = init::init(decoder, &device, Kind::Master, 7).unwrap();
+    let masters = init::init(decoder, &device, MemoryKind::Master, 7).unwrap();
     let mut whole = ReplicatedWeights::new(&device, decoder.clone(), masters, dtype).unwrap();
     content(decoder, layer, &whole.fetch(layer).unwrap())
 }
@@ -165,11 +165,11 @@ fn a_layer_is_whole_whatever_was_announced() {
 #[test]
 fn one_rank_brings_layers_from_where_they_are_offloaded_to() {
     let decoder = decoder();
-    let gathered = |device: &Device| device.memory().current[Kind::Gathered as usize];
+    let gathered = |device: &Device| device.memory().current[MemoryKind::Gathered as usize];
     for dtype in DTYPES {
         let (device, file) = (cpu(), tempfile::tempfile().unwrap());
         let home = device.in_file(&file, 16 << 20).unwrap();
-        let mut source = placed(&device, &home, &decoder, Group::alone(), dtype);
+        let mut source = placed(&device, &home, &decoder, ProcessGroup::alone(), dtype);
         assert_eq!((device.memory().total(), gathered(&home)), (0, 0));
         for (announced, layer) in WALK {
             announced.iter().for_each(|layer| source.prefetch(*layer).unwrap());
@@ -198,11 +198,11 @@ fn one_rank_brings_layers_from_where_they_are_offloaded_to() {
 #[test]
 fn two_gathered_layers_are_in_memory_and_one_on_one_rank() {
     let decoder = decoder();
-    let gathered = |device: &Device| device.memory().current[Kind::Gathered as usize];
+    let gathered = |device: &Device| device.memory().current[MemoryKind::Gathered as usize];
     for dtype in DTYPES {
         let alone = |layer| {
             let device = cpu();
-            let mut source = sharded(&device, &decoder, Group::alone(), dtype);
+            let mut source = sharded(&device, &decoder, ProcessGroup::alone(), dtype);
             source.prefetch(Head).unwrap();
             source.fetch(layer).unwrap();
             gathered(&device)
@@ -258,7 +258,7 @@ fn a_rank_that_is_lost_while_a_layer_is_on_its_way_is_missed_when_it_is_fetched(
 #[test]
 fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there() {
     let (decoder, device) = (decoder(), cpu());
-    let homes = Homes::all_in(device.clone());
+    let homes = MemoryPlacement::all_in(device.clone());
     for form in [SumForm::Exact, SumForm::Fast] {
         let pair = || {
             let both = threads::groups(2, PATIENCE).into_iter().map(|group| {
@@ -287,7 +287,7 @@ fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there
         let layers = decoder.layers();
         let mut found = vec![0.0; layers.len()];
         for sums in &mut both {
-            assert!(sums.reduce(&mut Mesh::alone()).is_ok());
+            assert!(sums.reduce(&mut DeviceMesh::alone()).is_ok());
             for (index, found) in found.iter_mut().enumerate() {
                 let mut squares = vec![0.0; decoder.layout(layers[index]).len];
                 let blocks =
@@ -308,7 +308,7 @@ fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there
         let [mut a, b] = pair();
         emit(&mut a, Embedding, 1.0).unwrap();
         drop(b);
-        let error = a.reduce(&mut Mesh::alone()).err().unwrap();
+        let error = a.reduce(&mut DeviceMesh::alone()).err().unwrap();
         assert_eq!(error.comm(), Some(&CommError::PeerLost { rank: 1 }), "{form:?}");
         // And one with a reduction under way does not wait for it.
         let [mut a, _b] = pair();

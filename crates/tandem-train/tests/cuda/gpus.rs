@@ -1,6 +1,6 @@
 //! Several GPUs, and runs that were stopped: the same bits as one that went through.
 
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 use crate::{all_gpus, has_gpus};
@@ -13,8 +13,9 @@ fn the_same_bits_on_any_number_of_gpus() {
     }
     let small = Small::new("dpo");
     let settings = ["train.micro_batch_size=2", "reference.kind=model", "train.steps=3"];
-    let run =
-        |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).steps;
+    let run = |name: &str, place: &[&str]| {
+        small.finish(name, RunDirPolicy::Fresh, &[&settings, place].concat()).steps
+    };
     let one = run("one", &["compute.devices=cuda:0"]);
     for (name, devices, sharding) in [
         ("ddp", "cuda:0,1", "ddp"),
@@ -38,8 +39,9 @@ fn frozen_weights_are_divided_too() {
     }
     let small = Small::new("dpo");
     let settings = ["adapter.rank=4", "reference.kind=base", "compute.format=nf4", "train.steps=3"];
-    let run =
-        |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).steps;
+    let run = |name: &str, place: &[&str]| {
+        small.finish(name, RunDirPolicy::Fresh, &[&settings, place].concat()).steps
+    };
     let one = run("one", &["compute.devices=cuda:0"]);
     assert_eq!(run("two", &["compute.devices=cuda:0,1", "compute.sharding=zero3"]), one);
 }
@@ -52,8 +54,9 @@ fn slices_and_stages_are_near() {
     }
     let small = Small::new("dpo");
     let settings = ["train.learning_rate=1e-3", "reference.kind=model", "train.steps=3"];
-    let run =
-        |name: &str, place: &[&str]| small.finish(name, Start::Fresh, &[&settings, place].concat()).losses;
+    let run = |name: &str, place: &[&str]| {
+        small.finish(name, RunDirPolicy::Fresh, &[&settings, place].concat()).losses
+    };
     let one = run("one", &["compute.devices=cuda:0"]);
     for (name, division) in [("slices", "compute.tensor=2"), ("stages", "compute.pipeline=2")] {
         let losses = run(name, &["compute.devices=cuda:0,1", division]);
@@ -71,12 +74,12 @@ fn a_run_that_was_stopped_goes_on_with_the_same_bits() {
     }
     let small = Small::new("dpo");
     let settings = ["compute.devices=cuda:0", "compute.dtype=bf16"];
-    let whole = small.finish("whole", Start::Fresh, &settings);
-    let (first, outcome) = small.run("parts", Start::Fresh, Some(3), &settings);
+    let whole = small.finish("whole", RunDirPolicy::Fresh, &settings);
+    let (first, outcome) = small.run("parts", RunDirPolicy::Fresh, Some(3), &settings);
     outcome.unwrap();
     // On another number of them.
     let settings = ["compute.devices=cuda:1,2", "compute.dtype=bf16"];
-    let rest = small.finish("parts", Start::Resume, &settings);
+    let rest = small.finish("parts", RunDirPolicy::Resume, &settings);
     assert_eq!([first.steps, rest.steps].concat(), whole.steps);
     assert!(small.weights("parts") == small.weights("whole"));
 }

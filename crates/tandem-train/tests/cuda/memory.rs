@@ -6,7 +6,7 @@ use serde_json::Value;
 use tandem_kernels::cuda;
 use tandem_kernels::cuda::driver::Region;
 use tandem_train::events::{Event, Observer, Silent};
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 
 use crate::small::Small;
@@ -25,7 +25,11 @@ fn a_run_takes_what_its_plan_says_and_never_more() {
     machine();
     for settings in [&[][..], &["compute.dtype=bf16"], &["adapter.rank=4", "compute.format=nf4"]] {
         let small = Small::new("dpo");
-        small.finish("run", Start::Fresh, &[&["compute.devices=cuda:0", "train.steps=3"], settings].concat());
+        small.finish(
+            "run",
+            RunDirPolicy::Fresh,
+            &[&["compute.devices=cuda:0", "train.steps=3"], settings].concat(),
+        );
         let plan = std::fs::read_to_string(small.path("run").join("plan.json")).unwrap();
         let plan: Value = serde_json::from_str(&plan).unwrap();
         let planned = plan["arena_bytes"].as_u64().unwrap();
@@ -40,13 +44,15 @@ fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
     let small = Small::new("dpo");
     let settings = ["compute.devices=cuda:0", "compute.memory=1MiB"];
     let config = small.config("run", &settings);
-    let error =
-        spawn::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+    let error = spawn::train(&config, RunDirPolicy::Fresh, &mut Silent, &AtomicBool::new(false))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("compute.memory allows 1"), "{error}");
     assert!(error.contains("nothing was loaded"), "{error}");
     let config = small.config("run", &[&format!("compute.devices=cuda:{count}")]);
-    let error =
-        spawn::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err().to_string();
+    let error = spawn::train(&config, RunDirPolicy::Fresh, &mut Silent, &AtomicBool::new(false))
+        .unwrap_err()
+        .to_string();
     let named = format!("compute.devices = \"cuda:{count}\" names GPU {count}");
     assert_eq!(error, format!("{named}, and this process may use {count}, counted from 0"));
 }
@@ -78,7 +84,7 @@ fn a_gpu_that_fills_up_is_told_with_the_plan_and_what_to_change() {
     let small = Small::new("dpo");
     let config = small.config("run", &["compute.devices=cuda:4", "reference.kind=model"]);
     let mut hog = Hog(4, None);
-    let error = spawn::train(&config, Start::Fresh, &mut hog, &AtomicBool::new(false)).unwrap_err();
+    let error = spawn::train(&config, RunDirPolicy::Fresh, &mut hog, &AtomicBool::new(false)).unwrap_err();
     assert_eq!(error.exit_code(), 1);
     let text = error.to_string();
     for part in ["out of memory: ", " 0 of the ", " are free", "optimizer", "--set "] {

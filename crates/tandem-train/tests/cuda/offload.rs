@@ -6,7 +6,7 @@ use std::path::Path;
 use tandem_kernels::Device;
 use tandem_train::events::Silent;
 use tandem_train::run::evaluation::evaluate;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Event, Observer, Trainer};
 
 use crate::machine;
@@ -24,8 +24,9 @@ fn same_from_a_file(method: &'static str, settings: &[&str], places: &[&[&str]])
     machine();
     let small = Small::new(method);
     let run = |name: &str, place: &[&str]| {
-        let steps =
-            small.finish(name, Start::Overwrite, &[settings, place, &["train.steps=3"]].concat()).steps;
+        let steps = small
+            .finish(name, RunDirPolicy::Overwrite, &[settings, place, &["train.steps=3"]].concat())
+            .steps;
         (steps, small.weights(name))
     };
     let (expected, weights) = run("here", &["compute.devices=cuda:0"]);
@@ -86,10 +87,11 @@ fn a_run_stopped_under_one_offload_goes_on_under_another() {
     machine();
     let small = Small::new("dpo");
     let settings = ["reference.kind=model", "compute.dtype=bf16"];
-    let whole = small.finish("whole", Start::Fresh, &[&settings[..], &["compute.devices=cuda:0"]].concat());
+    let whole =
+        small.finish("whole", RunDirPolicy::Fresh, &[&settings[..], &["compute.devices=cuda:0"]].concat());
     let folder = scratch(&small);
     let file = ["compute.offload=nvme", folder.as_str()];
-    let (mut start, mut steps) = (Start::Fresh, Vec::new());
+    let (mut start, mut steps) = (RunDirPolicy::Fresh, Vec::new());
     for (place, until) in [
         ([&file[..], ONE].concat(), Some(1)),
         ([&file[..], ZERO3].concat(), Some(3)),
@@ -99,7 +101,7 @@ fn a_run_stopped_under_one_offload_goes_on_under_another() {
         let (heard, outcome) = small.run("parts", start, until, &[&settings, &place[..]].concat());
         outcome.unwrap_or_else(|e| panic!("{place:?}: {e}"));
         steps.extend(heard.steps);
-        start = Start::Resume;
+        start = RunDirPolicy::Resume;
     }
     assert_eq!(steps, whole.steps);
     assert!(small.weights("parts") == small.weights("whole"));
@@ -119,7 +121,8 @@ fn inputs_of_blocks_that_wait_in_host_memory_change_nothing() {
         let small = Small::new("dpo");
         let run = |name: &str, more: &[&str]| {
             let few = ["train.steps=3"];
-            let steps = small.finish(name, Start::Fresh, &[settings, place, more, &few].concat()).steps;
+            let steps =
+                small.finish(name, RunDirPolicy::Fresh, &[settings, place, more, &few].concat()).steps;
             (steps, small.weights(name))
         };
         assert!(run("here", &[]) == run("away", &activations), "{settings:?} on {place:?}");
@@ -135,7 +138,7 @@ fn an_evaluation_reads_weights_in_a_file() {
     let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
     fs::copy(goldens.join("pref_conv.jsonl"), small.path("held_out.jsonl")).unwrap();
     let settings = ["reference.kind=model", "compute.devices=cuda:0", "train.steps=2", &eval];
-    small.finish("run", Start::Fresh, &settings);
+    small.finish("run", RunDirPolicy::Fresh, &settings);
     let checkpoint = small.path("run/checkpoints/step-000002");
     let folder = scratch(&small);
     let [here, file] = [&[][..], &["compute.offload=nvme", &folder]].map(|offload: &[&str]| {
@@ -167,7 +170,7 @@ fn a_run_takes_of_every_memory_what_its_plan_says() {
         let mut planned = Planned::default();
         let common = ["compute.devices=cuda:0", "train.steps=2"];
         let config = small.config("run", &[&common, settings].concat());
-        let mut trainer = Trainer::new(config, Start::Overwrite, &mut planned).unwrap();
+        let mut trainer = Trainer::new(config, RunDirPolicy::Overwrite, &mut planned).unwrap();
         trainer.run(&mut planned, &false.into()).unwrap();
         let homes = trainer.homes();
         let memories = [Some(&homes.device), homes.host(), homes.file()];

@@ -10,12 +10,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use tandem_comm::nccl::Libraries;
-use tandem_comm::{Group, Reduction, threads};
+use tandem_comm::{ProcessGroup, Reduction, threads};
 use tandem_kernels::cuda::Options;
-use tandem_kernels::{DType, Device, Kind, Tensor};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor};
 use tandem_train::events::Silent;
 use tandem_train::parallel::collective_buffer::tensor;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 
 use crate::small::Small;
@@ -77,11 +77,11 @@ fn a_process_that_hangs_fails_or_does_nothing_is_told() {
     assert_eq!(outcome("sleep", "0", PATIENCE), "the process did nothing");
 }
 
-fn carried(nccl: &Libraries, control: Group) -> Group {
+fn carried(nccl: &Libraries, control: ProcessGroup) -> ProcessGroup {
     nccl.group(control, Some(0), DEADLINE).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn on_two_ranks(rank: impl Fn(Group) + Sync) {
+fn on_two_ranks(rank: impl Fn(ProcessGroup) + Sync) {
     let rank = &rank;
     std::thread::scope(|scope| {
         for group in threads::groups(2, DEADLINE) {
@@ -96,11 +96,11 @@ fn numbers(rank: usize, len: usize) -> Vec<f32> {
 }
 
 /// Collectives of numbers in the GPU's memory, in parts that are alike and in parts that are not.
-fn exchange(mut group: Group) {
+fn exchange(mut group: ProcessGroup) {
     const LEN: usize = 1 << 20;
     let device = Device::open_cuda(0, 64 << 20, Options::default()).unwrap();
     let (rank, both) = (group.rank(), [0, 1].map(|rank| numbers(rank, LEN)));
-    let mut x = device.zeros(Kind::Scratch, 1, LEN, DType::F32).unwrap();
+    let mut x = device.zeros(MemoryKind::Scratch, 1, LEN, DType::F32).unwrap();
     let fill =
         |x: &mut Tensor| device.host_write(x.view_mut(), |x: &mut [f32]| x.copy_from_slice(&both[rank]));
     let read = |x: &Tensor| device.host_read(x.view(), |x: &[f32]| x.to_vec()).unwrap().unwrap();
@@ -125,17 +125,17 @@ fn exchange(mut group: Group) {
 }
 
 /// A run of two ranks on the first GPU beside a run of one.
-fn train(shardings: &[&str], carried: impl Fn(Group) -> Group + Sync) {
+fn train(shardings: &[&str], carried: impl Fn(ProcessGroup) -> ProcessGroup + Sync) {
     let small = Small::new("dpo");
     let settings =
         ["compute.devices=cuda:0", "train.micro_batch_size=2", "reference.kind=model", "train.steps=3"];
-    small.finish("one", Start::Fresh, &settings);
+    small.finish("one", RunDirPolicy::Fresh, &settings);
     for sharding in shardings {
         let sharding_key = format!("compute.sharding={sharding}");
         let config = small.config(sharding, &[&settings[..], &[sharding_key.as_str()]].concat());
         on_two_ranks(|control| {
             let stop = AtomicBool::new(false);
-            let trained = spawn::train_as(&config, Start::Fresh, carried(control), &mut Silent, &stop);
+            let trained = spawn::train_as(&config, RunDirPolicy::Fresh, carried(control), &mut Silent, &stop);
             trained.unwrap_or_else(|error| panic!("{sharding}: {error}"));
         });
         assert!(small.weights(sharding) == small.weights("one"), "{sharding}");

@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::machine;
 use crate::small::Small;
@@ -20,7 +20,7 @@ fn same_on(own: &[&str], places: &[&[&str]]) {
     machine();
     let small = Small::new("online");
     let run = |name: &str, place: &[&str]| {
-        let steps = small.finish(name, Start::Overwrite, &[&COMMON, own, place].concat()).steps;
+        let steps = small.finish(name, RunDirPolicy::Overwrite, &[&COMMON, own, place].concat()).steps;
         let samples = fs::read_to_string(small.path(name).join("samples.jsonl")).unwrap();
         (steps, samples, small.weights(name))
     };

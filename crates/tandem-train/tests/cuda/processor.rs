@@ -1,6 +1,6 @@
 //! A run on a GPU beside the same on the processor.
 
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::machine;
 use crate::small::Small;
@@ -11,7 +11,7 @@ fn near(method: &'static str, settings: &[&str], tolerance: f64) {
     let small = Small::new(method);
     let run = |name: &str, place: &[&str]| {
         let slow = ["train.learning_rate=1e-3", "train.steps=4", "train.warmup_steps=0"];
-        small.finish(name, Start::Fresh, &[&slow, settings, place].concat()).losses
+        small.finish(name, RunDirPolicy::Fresh, &[&slow, settings, place].concat()).losses
     };
     let cpu = run("cpu", &["compute.devices=cpu", "compute.dtype=f32"]);
     let cuda = run("cuda", &["compute.devices=cuda:0"]);

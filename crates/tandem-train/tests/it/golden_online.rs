@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 use crate::formula;
 use serde_json::Value;
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
-use tandem_train::online::{Answer, Answered, Batch};
-use tandem_train::run::run_dir::Start;
+use tandem_train::inputs::RunInputs;
+use tandem_train::online::{Answer, Batch, CompletedPrompt};
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Trainer};
 
 /// Two correct f32 implementations; relative to the larger of 1 and the value.
@@ -82,7 +82,7 @@ fn batches(golden: &Value) -> Vec<Batch> {
     let answered = |row: u32| {
         let Value::Object(of_row) = &golden["rows"][row as usize] else { panic!("no row {row}") };
         let [tokens, scores] = ["completions", "scores"].map(|key| of_row[key].as_array().unwrap());
-        Answered { row, answers: tokens.iter().zip(scores).map(answer).collect() }
+        CompletedPrompt { row, answers: tokens.iter().zip(scores).map(answer).collect() }
     };
     let all = golden["batches"].as_array().unwrap().iter().zip(0..);
     let batch = |(batch, step): (&Value, u64)| Batch {
@@ -100,11 +100,11 @@ fn is_trl(name: &str) {
     model(&golden, &folder.path().join("model"), formula::weight);
     model(&golden, &folder.path().join("other"), formula::perturbed);
     let config = as_trl(&golden, folder.path());
-    let prepared = Prepared::open(&config, &mut Silent).unwrap();
+    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
     for (row, theirs) in golden["rows"].as_array().unwrap().iter().enumerate() {
         assert_eq!(prepared.train.prompt(row).0, ids(&theirs["prompt"]), "{name}: row {row}");
     }
-    let mut trainer = Trainer::new(config, Start::Fresh, &mut Silent).unwrap();
+    let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent).unwrap();
     trainer.answered(batches(&golden));
     trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
     let found = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();

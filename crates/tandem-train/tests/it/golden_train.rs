@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use crate::formula;
 use serde_json::Value;
 use tandem_train::events::Silent;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Trainer};
 
 /// Two correct f32 implementations differ by 4e-7 in loss here (TRL's batch 8 × 1 against its 2 × 4); over twenty
@@ -66,7 +66,7 @@ impl Run {
         let config = folder.path().join("run.toml");
         fs::write(&config, toml(golden, run, eval)).unwrap();
         let config = Config::load::<&str>(&config, &[]).unwrap();
-        let mut trainer = Trainer::new(config, Start::Fresh, &mut Silent).unwrap();
+        let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent).unwrap();
         trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
         let lines = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
         let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

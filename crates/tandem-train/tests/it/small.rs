@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tandem_train::metrics::Split;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 use tandem_train::{Config, Event, Observer, Outcome, Result};
 use tempfile::TempDir;
@@ -110,7 +110,7 @@ impl Small {
     pub fn run(
         &self,
         name: &str,
-        start: Start,
+        start: RunDirPolicy,
         stop_after: Option<u64>,
         overrides: &[&str],
     ) -> (Heard, Result<Outcome>) {
@@ -121,7 +121,7 @@ impl Small {
     }
 
     /// Runs to the end, which must be reached.
-    pub fn finish(&self, name: &str, start: Start, overrides: &[&str]) -> Heard {
+    pub fn finish(&self, name: &str, start: RunDirPolicy, overrides: &[&str]) -> Heard {
         let (heard, outcome) = self.run(name, start, None, overrides);
         assert_eq!(
             outcome.unwrap_or_else(|e| panic!("{e}")),

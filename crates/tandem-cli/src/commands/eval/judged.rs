@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use tandem_data::prompts::{self, PromptRow};
 use tandem_data::record::Text;
-use tandem_judge::{Assessment, Candidate, Group, JudgeError, Panel, Prompt};
+use tandem_judge::{Assessment, Candidate, JudgeError, Panel, Prompt, PromptWithCompletions};
 use tandem_kernels::DType;
 use tandem_model::decode::Flow;
 use tandem_model::{Decoder, ModelFolder};
@@ -25,7 +25,7 @@ use super::tally::Tally;
 use crate::args::{ComputeArguments, ComputeType, JudgedArguments, SamplingArguments, WeightArguments};
 use crate::exit::{Exit, mistake};
 use crate::generation::loaded::{address_space, open};
-use crate::generation::{Answered, Wanted};
+use crate::generation::{CompletionText, Wanted};
 use crate::output::print_lines;
 use crate::signals::stop_flag;
 
@@ -113,7 +113,7 @@ fn answers_of(
     name: &str,
     arguments: &JudgedArguments,
     stop: &AtomicBool,
-) -> anyhow::Result<Option<Vec<Answered>>> {
+) -> anyhow::Result<Option<Vec<CompletionText>>> {
     let SamplingArguments { max_new_tokens, stop: ref ends, seed, .. } = arguments.sampling;
     let sampling = arguments.sampling.sampling(0.0, seed.unwrap_or_default());
     let wanted = Wanted { sampling, max_new_tokens, stop: ends };
@@ -159,7 +159,7 @@ fn memory_of(section: &JudgeSection) -> usize {
 /// Pairs of completions per prompt, the model's first.
 struct Comparison<'a> {
     rows: &'a [PromptRow],
-    answers: [&'a [Answered]; 2],
+    answers: [&'a [CompletionText]; 2],
     tally: Tally,
     /// Reason why the latest unscored completion has no score.
     reason: Option<String>,
@@ -212,9 +212,9 @@ impl Comparison<'_> {
                 Text::Chat(messages) => messages.iter().cloned().map(Value::Object).collect(),
             })
             .collect();
-        let groups: Vec<Group> = range
+        let groups: Vec<PromptWithCompletions> = range
             .enumerate()
-            .map(|(at, index)| Group {
+            .map(|(at, index)| PromptWithCompletions {
                 place: &places[at],
                 prompt: match rows[at].prompt() {
                     Text::Plain(text) => Prompt::Text(text),
@@ -228,7 +228,7 @@ impl Comparison<'_> {
     }
 }
 
-fn candidate(Answered { text, tokens, is_ended }: &Answered) -> Candidate<'_> {
+fn candidate(CompletionText { text, tokens, is_ended }: &CompletionText) -> Candidate<'_> {
     Candidate { text, tokens: *tokens, is_ended: *is_ended }
 }
 

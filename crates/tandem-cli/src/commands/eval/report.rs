@@ -12,7 +12,7 @@ use tandem_judge::{Assessment, Counts, Panel};
 
 use super::tally::{Outcome, Tally};
 use crate::exit::mistake;
-use crate::generation::Answered;
+use crate::generation::CompletionText;
 
 /// The model and its opponent.
 pub struct Report {
@@ -34,9 +34,10 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    pub fn of(answers: &[Answered]) -> Self {
-        let mean =
-            |number: fn(&Answered) -> f64| answers.iter().map(number).sum::<f64>() / answers.len() as f64;
+    pub fn of(answers: &[CompletionText]) -> Self {
+        let mean = |number: fn(&CompletionText) -> f64| {
+            answers.iter().map(number).sum::<f64>() / answers.len() as f64
+        };
         Self {
             tokens: mean(|answer| answer.tokens as f64),
             characters: mean(|answer| answer.text.chars().count() as f64),
@@ -140,13 +141,13 @@ impl Samples {
     pub fn write(
         &mut self,
         row: &PromptRow,
-        answers: [&Answered; 2],
+        answers: [&CompletionText; 2],
         said: &[Assessment],
         outcome: Outcome,
         names: &[String],
     ) -> anyhow::Result<()> {
-        let answer = |(answered, Assessment { total, verdicts }): (&Answered, &Assessment)| {
-            let Answered { text, tokens, is_ended } = answered;
+        let answer = |(answered, Assessment { total, verdicts }): (&CompletionText, &Assessment)| {
+            let CompletionText { text, tokens, is_ended } = answered;
             let judges: Map<_, _> = names
                 .iter()
                 .zip(verdicts)

@@ -10,14 +10,14 @@ use tandem_model::decode::Flow;
 use crate::args::{ComputeArguments, WeightArguments};
 use crate::exit::mistake;
 use crate::generation::loaded::positions_of;
-use crate::generation::{Answered, Wanted, answers};
+use crate::generation::{CompletionText, Wanted, answers};
 
 /// A checked side.
 pub enum Side {
     /// A model, its tokenizer and the tokenised prompts.
     Model { weights: WeightArguments, tokenizer: Box<Tokenizer>, prompts: Vec<Vec<u32>> },
     /// Given completions.
-    Given(Vec<Answered>),
+    Given(Vec<CompletionText>),
 }
 
 impl Side {
@@ -65,7 +65,7 @@ impl Side {
                 at(row, &format!("`{name}` should be a text or a list of one message, and {found}"))
             })?;
             let tokens = tokenizer.encode_rendered(text).map_err(|error| at(row, &error))?.len();
-            Ok(Answered { text: text.to_owned(), tokens, is_ended: true })
+            Ok(CompletionText { text: text.to_owned(), tokens, is_ended: true })
         };
         rows.iter().map(answer).collect::<anyhow::Result<_>>().map(Self::Given)
     }
@@ -87,7 +87,7 @@ impl Side {
         wanted: &Wanted<'_>,
         compute: &ComputeArguments,
         watch: &mut dyn FnMut(usize) -> Flow,
-    ) -> tandem_train::Result<Option<Vec<Answered>>> {
+    ) -> tandem_train::Result<Option<Vec<CompletionText>>> {
         match self {
             Self::Given(answers) => Ok(Some(answers)),
             Self::Model { weights, tokenizer, prompts } => {

@@ -11,7 +11,7 @@ use crate::generation::{Loaded, new_seed};
 const MOST_ANSWERS: u64 = 128;
 
 /// Sampling and stream options of a request.
-pub struct Asked {
+pub struct CompletionRequest {
     /// Completions per prompt.
     pub num_answers: usize,
     /// Whether the response is streamed.
@@ -24,7 +24,7 @@ pub struct Asked {
     max_new_tokens: Option<usize>,
 }
 
-impl Asked {
+impl CompletionRequest {
     /// Parses the fields.
     ///
     /// # Errors

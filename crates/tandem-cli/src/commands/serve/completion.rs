@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use super::asked::Asked;
+use super::asked::CompletionRequest;
 use super::error::ApiError;
 use super::kind::Heading;
 use super::state::State;
@@ -21,7 +21,7 @@ use crate::generation::engine::{Ended, Job, Message, Piece};
 pub struct Completion {
     state: Arc<State>,
     heading: Heading,
-    asked: Asked,
+    asked: CompletionRequest,
     log_probs: bool,
     /// Number of tokens per prompt.
     prompts: Vec<usize>,
@@ -37,7 +37,7 @@ impl Completion {
     pub fn begin(
         state: Arc<State>,
         heading: Heading,
-        asked: Asked,
+        asked: CompletionRequest,
         log_probs: bool,
         prompts: Vec<Vec<u32>>,
     ) -> Result<Self, ApiError> {

@@ -26,7 +26,7 @@ use tandem_data::tokenizer::Tokenizer;
 use tandem_train::chain;
 use tokio::sync::oneshot;
 
-use self::asked::Asked;
+use self::asked::CompletionRequest;
 use self::completion::Completion;
 use self::error::ApiError;
 use self::kind::Kind;
@@ -34,7 +34,7 @@ use self::state::State;
 use crate::args::ServeArguments;
 use crate::exit::{Exit, mistake};
 use crate::generation::loaded::{encode_chat, positions_of};
-use crate::generation::{Loaded, Room, engine};
+use crate::generation::{GenerationLimits, Loaded, engine};
 use crate::signals;
 
 /// Most bytes of a request.
@@ -64,7 +64,7 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
              the other"
         )));
     }
-    let room = Room { positions, cache_tokens, max_batch: arguments.max_batch, log_probs: true };
+    let room = GenerationLimits { positions, cache_tokens, max_batch: arguments.max_batch, log_probs: true };
     let model = Arc::new(Loaded::open(weights, tokenizer, room, &arguments.compute)?);
     let name = arguments.name.clone().unwrap_or_else(|| name_of(&weights.model));
     let (jobs, waiting) = channel();
@@ -151,7 +151,7 @@ async fn chat_completions(
 ) -> Result<Response, ApiError> {
     let (heading, mut fields) = state.open(Kind::Chat, &headers, &body)?;
     let messages = fields.messages()?;
-    let asked = Asked::take(&mut fields)?;
+    let asked = CompletionRequest::take(&mut fields)?;
     let log_probs = fields.switch("logprobs")?;
     fields.end()?;
     let prompt = encode_chat(state.model().tokenizer(), &messages)
@@ -166,7 +166,7 @@ async fn completions(
 ) -> Result<Response, ApiError> {
     let (heading, mut fields) = state.open(Kind::Text, &headers, &body)?;
     let prompts = prompts(state.model().tokenizer(), fields.take("prompt"))?;
-    let asked = Asked::take(&mut fields)?;
+    let asked = CompletionRequest::take(&mut fields)?;
     // Log-probability of the sampled token; those of other tokens are not computed.
     let log_probs = fields.count("logprobs", 0, 1)?.is_some();
     fields.end()?;

@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::mesh::{Fault, Mesh, Slot, Transfer};
+use super::mesh::{Fault, FullMesh, Slot, Transfer};
 
 /// Time for each rank to show at a deadline that it has arrived.
 const LOOK: Duration = Duration::from_millis(10);
@@ -34,29 +34,29 @@ pub(super) enum Answer {
 }
 
 /// A word in flight, which must stay in place.
-struct Telling<'a> {
+struct PendingBroadcast<'a> {
     transfer: Transfer,
     _word: PhantomData<&'a u64>,
 }
 
-impl Telling<'_> {
+impl PendingBroadcast<'_> {
     fn wait(self, limit: Duration) -> Result<(), Fault> {
         self.transfer.wait(limit)
     }
 }
 
 /// One rank's side of the call checks of a group.
-pub(super) struct RollCall {
+pub(super) struct CallCheck {
     // Declared before the words that transfers write to: fields are dropped in this order.
     receiving: Vec<Transfer>,
     /// On rank 0 every rank's fingerprint; on the others the first word is the reply.
     words: Vec<u64>,
-    mesh: Arc<Mesh>,
+    mesh: Arc<FullMesh>,
     rank: usize,
 }
 
-impl RollCall {
-    pub(super) fn new(mesh: &Arc<Mesh>, rank: usize, size: usize) -> Result<Self, Fault> {
+impl CallCheck {
+    pub(super) fn new(mesh: &Arc<FullMesh>, rank: usize, size: usize) -> Result<Self, Fault> {
         let mut this = Self { receiving: Vec::new(), words: vec![0; size], mesh: mesh.clone(), rank };
         this.offer()?;
         Ok(this)
@@ -128,10 +128,10 @@ impl RollCall {
     }
 
     /// Starts sending a word.
-    fn tell<'a>(&self, peer: usize, word: &'a u64) -> Result<Telling<'a>, Fault> {
+    fn tell<'a>(&self, peer: usize, word: &'a u64) -> Result<PendingBroadcast<'a>, Fault> {
         // SAFETY: the word is borrowed for the lifetime of the transfer.
         let transfer = unsafe { self.mesh.send(peer, Slot::Call, std::ptr::from_ref(word).cast(), WIDTH)? };
-        Ok(Telling { transfer, _word: PhantomData })
+        Ok(PendingBroadcast { transfer, _word: PhantomData })
     }
 
     /// Posts receives of the next words.

@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call_check::{Answer, RollCall};
-use super::mesh::{Fault, Mesh, Slot, Transfer};
+use super::call_check::{Answer, CallCheck};
+use super::mesh::{Fault, FullMesh, Slot, Transfer};
 use super::rendezvous;
 use super::ring::Ring;
 use crate::collective::call::Call;
 use crate::collective::element::Reduction;
 use crate::collective::engine::{Engine, MAX_MESSAGE_BYTES, MAX_MESSAGES};
-use crate::engines::buffer_pool::Spare;
+use crate::engines::buffer_pool::BufferPool;
 use crate::error::{CommError, Result};
-use crate::health::abort_flag::Lifeline;
+use crate::health::abort_flag::AbortFlag;
 use crate::health::failure;
 use crate::store::{Store, StoreError};
 
@@ -26,16 +26,16 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Gloo {
     // Transfers come before their data: fields are dropped in this order.
     messages: VecDeque<Message>,
-    spare: Spare,
-    roll_call: RollCall,
-    mesh: Arc<Mesh>,
+    spare: BufferPool,
+    roll_call: CallCheck,
+    mesh: Arc<FullMesh>,
     /// Store with the job's prefix, on this group's connection.
     job: Store,
     /// This group's prefix behind the job's; empty for the job's own group.
     path: String,
     /// Store with both prefixes.
     store: Store,
-    lifeline: Lifeline,
+    lifeline: AbortFlag,
     rank: usize,
     size: usize,
     /// Ranks of this group as ranks of the job.
@@ -63,7 +63,7 @@ impl Gloo {
         rank: usize,
         members: Vec<usize>,
         deadline: Duration,
-        lifeline: Lifeline,
+        lifeline: AbortFlag,
     ) -> Result<Self> {
         let (size, store) = (members.len(), job.prefixed(&path));
         let mesh = rendezvous::connect(&store, rank, size, deadline, &lifeline);
@@ -72,11 +72,11 @@ impl Gloo {
             CommError::Invalid { .. } => error,
             error => failure::report(&store, rank, error),
         })?;
-        let roll_call = RollCall::new(&mesh, rank, size)
+        let roll_call = CallCheck::new(&mesh, rank, size)
             .map_err(|fault| failure::report(&store, rank, CommError::PeerLost { rank: fault.peer }))?;
         Ok(Self {
             messages: VecDeque::new(),
-            spare: Spare::default(),
+            spare: BufferPool::default(),
             roll_call,
             mesh,
             job,

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::health::abort_flag::Lifeline;
+use crate::health::abort_flag::AbortFlag;
 
 /// Interval at which a wait checks whether the job is over.
 const LOOK: Duration = Duration::from_millis(250);
@@ -95,18 +95,18 @@ pub(super) struct Fault {
 }
 
 /// Connections of this rank.
-pub(super) struct Mesh {
+pub(super) struct FullMesh {
     raw: NonNull<RawMesh>,
-    lifeline: Lifeline,
+    lifeline: AbortFlag,
 }
 
 // SAFETY: Gloo's transport locks all state shared with its thread, and the shim lets one thread
 // wait at a time.
-unsafe impl Send for Mesh {}
+unsafe impl Send for FullMesh {}
 // SAFETY: as above.
-unsafe impl Sync for Mesh {}
+unsafe impl Sync for FullMesh {}
 
-impl Mesh {
+impl FullMesh {
     /// Listens at the address `host`, or if that is empty at the network interface `interface`. The
     /// error is the reason.
     pub(super) fn listen(
@@ -115,11 +115,11 @@ impl Mesh {
         host: &str,
         interface: &str,
         deadline: Duration,
-        lifeline: Lifeline,
+        lifeline: AbortFlag,
     ) -> Result<Self, String> {
         let text = |s: &str| CString::new(s).map_err(|_| format!("{s:?} has a zero byte"));
         let (host, interface) = (text(host)?, text(interface)?);
-        let mut why = Why::new();
+        let mut why = ErrorBuffer::new();
         // SAFETY: the texts are zero-terminated and live during the call; `why` has the shim's
         // size.
         let mesh = unsafe {
@@ -137,7 +137,7 @@ impl Mesh {
 
     /// Returns the address at which `peer` can reach this rank.
     pub(super) fn address(&self, peer: usize) -> Result<Vec<u8>, String> {
-        let (mut bytes, mut why) = (vec![0; ADDRESS_SIZE], Why::new());
+        let (mut bytes, mut why) = (vec![0; ADDRESS_SIZE], ErrorBuffer::new());
         // SAFETY: the buffer has the given length, the peer has a pair, and the mesh lives.
         let len = unsafe {
             tandem_mesh_address(self.raw.as_ptr(), peer as c_int, bytes.as_mut_ptr(), bytes.len(), why.room())
@@ -151,7 +151,7 @@ impl Mesh {
 
     /// Connects to `peer`, which must do the same. The error is the reason.
     pub(super) fn connect(&self, peer: usize, address: &[u8]) -> Result<(), String> {
-        let mut why = Why::new();
+        let mut why = ErrorBuffer::new();
         // SAFETY: the address has the given length, and the mesh lives.
         let outcome = unsafe {
             tandem_mesh_connect(self.raw.as_ptr(), peer as c_int, address.as_ptr(), address.len(), why.room())
@@ -198,7 +198,7 @@ impl Mesh {
     }
 
     /// # Safety
-    /// As [`Mesh::send`] or [`Mesh::recv`].
+    /// As [`FullMesh::send`] or [`FullMesh::recv`].
     unsafe fn begin(
         self: &Arc<Self>,
         receiving: bool,
@@ -207,7 +207,7 @@ impl Mesh {
         data: *mut u8,
         len: usize,
     ) -> Result<Transfer, Fault> {
-        let mut why = Why::new();
+        let mut why = ErrorBuffer::new();
         // SAFETY: the mesh lives, `why` has the shim's size, and the caller keeps the bytes.
         let raw = unsafe {
             tandem_transfer_new(
@@ -225,7 +225,7 @@ impl Mesh {
     }
 }
 
-impl Drop for Mesh {
+impl Drop for FullMesh {
     fn drop(&mut self) {
         // SAFETY: the shim made it, and no transfer is left: transfers keep the mesh alive.
         unsafe { tandem_mesh_free(self.raw.as_ptr()) }
@@ -234,7 +234,7 @@ impl Drop for Mesh {
 
 /// A transfer in flight. Dropping it aborts it; Gloo then no longer accesses its bytes.
 pub(super) struct Transfer {
-    mesh: Arc<Mesh>,
+    mesh: Arc<FullMesh>,
     raw: NonNull<RawTransfer>,
     peer: usize,
     /// Gloo reports completion once.
@@ -265,7 +265,7 @@ impl Transfer {
         if self.is_done.get() {
             return Ok(());
         }
-        let mut why = Why::new();
+        let mut why = ErrorBuffer::new();
         // SAFETY: both live.
         let outcome = unsafe {
             tandem_transfer_wait(self.mesh.raw.as_ptr(), self.raw.as_ptr(), milliseconds(limit), why.room())
@@ -292,9 +292,9 @@ impl Drop for Transfer {
 }
 
 /// Buffer for the shim's error messages.
-struct Why([c_char; WHY_SIZE]);
+struct ErrorBuffer([c_char; WHY_SIZE]);
 
-impl Why {
+impl ErrorBuffer {
     fn new() -> Self {
         Self([0; WHY_SIZE])
     }

@@ -15,7 +15,7 @@
 //! its connections without a record: its peers notice at once. A process that hangs, or a vanished
 //! machine, is noticed at the deadline or some seconds later; if it is rank 0, at twice the
 //! deadline. If the store itself is lost, each rank reports a closed connection. A group and its
-//! splits fail independently, unless the rank's [`Lifeline`] is cut, which ends the waits in all of
+//! splits fail independently, unless the rank's [`AbortFlag`] is cut, which ends the waits in all of
 //! them.
 //!
 //! *Network.* A rank listens at the address from which it reaches the store. If the others cannot
@@ -27,12 +27,12 @@ mod mesh;
 mod rendezvous;
 mod ring;
 
-pub use crate::health::abort_flag::Lifeline;
+pub use crate::health::abort_flag::AbortFlag;
 
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::ProcessGroup;
 use crate::store::Store;
 
 /// Creates the group of `size` processes that meet in `store`, as rank `rank`. Returns when all
@@ -57,9 +57,16 @@ pub fn group(
     rank: usize,
     size: usize,
     deadline: Duration,
-    lifeline: Lifeline,
-) -> Result<Group> {
+    lifeline: AbortFlag,
+) -> Result<ProcessGroup> {
     assert!(rank < size, "there is no rank {rank} in a group of {size}");
     let members = (0..size).collect();
-    Ok(Group::new(Box::new(engine::Gloo::meet(store, String::new(), rank, members, deadline, lifeline)?)))
+    Ok(ProcessGroup::new(Box::new(engine::Gloo::meet(
+        store,
+        String::new(),
+        rank,
+        members,
+        deadline,
+        lifeline,
+    )?)))
 }

@@ -4,16 +4,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::mesh::Mesh;
+use super::mesh::FullMesh;
 use crate::error::{CommError, Result};
-use crate::health::abort_flag::Lifeline;
+use crate::health::abort_flag::AbortFlag;
 use crate::store::{Store, StoreError};
 
 /// Variable that names the network interface to listen at.
 const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 
 /// Addresses of one rank.
-struct Card {
+struct PeerAddress {
     /// The machine's address; `None` if an interface was selected by name.
     ip: Option<IpAddr>,
     /// Gloo's connection address for each peer; empty for the rank itself.
@@ -26,8 +26,8 @@ pub(super) fn connect(
     rank: usize,
     size: usize,
     deadline: Duration,
-    lifeline: &Lifeline,
-) -> Result<Arc<Mesh>> {
+    lifeline: &AbortFlag,
+) -> Result<Arc<FullMesh>> {
     let until = Instant::now() + deadline;
     let call = format!("meeting of {size} ranks");
     if store.add(&format!("arrivals/{rank}"), 1)? != 1 {
@@ -45,15 +45,15 @@ pub(super) fn connect(
             "rank {rank} cannot listen at {place}: {reason}; {INTERFACE} chooses the network interface"
         ),
     };
-    let mesh = Mesh::listen(rank, size, &host, &interface, deadline, lifeline.clone());
+    let mesh = FullMesh::listen(rank, size, &host, &interface, deadline, lifeline.clone());
     let mesh = mesh.map_err(failed)?;
     let address = |peer| if peer == rank { Ok(Vec::new()) } else { mesh.address(peer).map_err(failed) };
-    let card = Card { ip, addresses: (0..size).map(address).collect::<Result<_>>()? };
+    let card = PeerAddress { ip, addresses: (0..size).map(address).collect::<Result<_>>()? };
     store.set(&key(rank), &card.encode())?;
     await_all(store, &call, size, deadline)?;
     for peer in (0..size).filter(|&peer| peer != rank) {
         let bytes = store.get(&key(peer), until.saturating_duration_since(Instant::now()))?;
-        let theirs = Card::decode(&bytes).filter(|card| card.addresses.len() == size);
+        let theirs = PeerAddress::decode(&bytes).filter(|card| card.addresses.len() == size);
         let theirs = theirs.ok_or_else(|| CommError::Engine {
             reason: format!(
                 "rank {rank} cannot read the address of rank {peer}: all ranks must run the same program with {size} ranks"
@@ -110,7 +110,7 @@ fn key(rank: usize) -> String {
     format!("addresses/{rank}")
 }
 
-impl Card {
+impl PeerAddress {
     /// Encodes the machine's address and Gloo's addresses, each behind its length.
     fn encode(&self) -> Vec<u8> {
         let ip = self.ip.map(|ip| ip.to_string()).unwrap_or_default().into_bytes();
@@ -137,15 +137,15 @@ mod tests {
 
     #[test]
     fn a_card_is_read_as_it_was_written_and_not_when_it_was_cut() {
-        let card = Card {
+        let card = PeerAddress {
             ip: Some("10.0.0.7".parse().unwrap()),
             addresses: vec![vec![1, 2, 3], vec![], vec![4; 300]],
         };
         let bytes = card.encode();
-        let read = Card::decode(&bytes).unwrap();
+        let read = PeerAddress::decode(&bytes).unwrap();
         assert_eq!((read.ip, read.addresses), (card.ip, card.addresses));
         for cut in [0, 1, 5, bytes.len() - 1] {
-            assert!(Card::decode(&bytes[..cut]).is_none(), "cut at {cut}");
+            assert!(PeerAddress::decode(&bytes[..cut]).is_none(), "cut at {cut}");
         }
     }
 

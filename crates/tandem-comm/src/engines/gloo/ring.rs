@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::mesh::{Fault, Mesh, Slot};
+use super::mesh::{Fault, FullMesh, Slot};
 use crate::collective::element::{ElementKind, Reduction, reduce};
 
 /// Bytes of a segment: small enough for the cache, large for a TCP connection, and a multiple of
@@ -22,7 +22,7 @@ const WINDOW: usize = 3;
 
 /// One rank's position in the ring.
 pub(super) struct Ring<'a> {
-    pub(super) mesh: &'a Arc<Mesh>,
+    pub(super) mesh: &'a Arc<FullMesh>,
     pub(super) rank: usize,
     pub(super) size: usize,
     /// Deadline of one segment.

@@ -36,7 +36,7 @@ pub use libraries::Libraries;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::ProcessGroup;
 
 impl Libraries {
     /// Creates a group of the ranks of `control`, each on a GPU, with collectives over NCCL. All
@@ -47,7 +47,12 @@ impl Libraries {
     ///
     /// If a machine has fewer GPUs than ranks, NCCL does not start within `deadline`, or another
     /// rank fails.
-    pub fn group(&self, control: Group, ordinal: Option<usize>, deadline: Duration) -> Result<Group> {
+    pub fn group(
+        &self,
+        control: ProcessGroup,
+        ordinal: Option<usize>,
+        deadline: Duration,
+    ) -> Result<ProcessGroup> {
         control.carried_by(|control| Ok(Box::new(engine::Nccl::meet(control, self, ordinal, deadline)?)))
     }
 

@@ -13,14 +13,18 @@ use crate::collective::element::Reduction;
 use crate::collective::engine::Engine;
 use crate::engines::threads;
 use crate::error::{CommError, Result};
-use crate::group::Group;
+use crate::group::ProcessGroup;
 
 const DEADLINE: Duration = Duration::from_secs(300);
 /// A deadline that is missed on purpose, long enough for the other ranks on a busy machine.
 const MISSED: Duration = Duration::from_secs(3);
 
 /// Runs `rank` on every rank of these groups over the fakes, and returns each result.
-fn on<T: Send>(controls: Vec<Group>, deadline: Duration, rank: impl Fn(Result<Group>) -> T + Sync) -> Vec<T> {
+fn on<T: Send>(
+    controls: Vec<ProcessGroup>,
+    deadline: Duration,
+    rank: impl Fn(Result<ProcessGroup>) -> T + Sync,
+) -> Vec<T> {
     let rank = &rank;
     std::thread::scope(|scope| {
         let start = |control| scope.spawn(move || rank(fake::libraries().group(control, None, deadline)));
@@ -29,7 +33,7 @@ fn on<T: Send>(controls: Vec<Group>, deadline: Duration, rank: impl Fn(Result<Gr
     })
 }
 
-fn on_ranks<T: Send>(size: usize, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
+fn on_ranks<T: Send>(size: usize, rank: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
     on(threads::groups(size, DEADLINE), DEADLINE, |group| rank(group.unwrap()))
 }
 
@@ -47,8 +51,8 @@ fn a_hundred_megabytes_are_reduced() {
 
 /// Controls over Gloo, whose ranks could be processes.
 #[cfg(feature = "gloo")]
-fn gloo_groups(size: usize) -> Vec<Group> {
-    use crate::engines::gloo::{self, Lifeline};
+fn gloo_groups(size: usize) -> Vec<ProcessGroup> {
+    use crate::engines::gloo::{self, AbortFlag};
     use crate::store::{Store, StoreServer};
 
     let server = StoreServer::bind(0).unwrap();
@@ -57,7 +61,7 @@ fn gloo_groups(size: usize) -> Vec<Group> {
     std::thread::scope(|scope| {
         let meet = |rank| {
             let store = Store::connect("127.0.0.1", port, DEADLINE).unwrap();
-            scope.spawn(move || gloo::group(store, rank, size, DEADLINE, Lifeline::default()).unwrap())
+            scope.spawn(move || gloo::group(store, rank, size, DEADLINE, AbortFlag::default()).unwrap())
         };
         let handles: Vec<_> = (0..size).map(meet).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
@@ -71,7 +75,7 @@ fn the_conformance_suite_passes_where_gloo_compares_the_calls() {
 }
 
 /// Returns each rank's calls of NCCL and CUDA during one collective.
-fn asked(size: usize, collective: impl Fn(&mut Group) -> Result<()> + Sync) -> Vec<String> {
+fn asked(size: usize, collective: impl Fn(&mut ProcessGroup) -> Result<()> + Sync) -> Vec<String> {
     on_ranks(size, |mut group| {
         fake::calls();
         collective(&mut group).unwrap();
@@ -132,7 +136,7 @@ fn even_parts_are_one_operation_in_place_and_uneven_ones_a_group() {
             "upload 5; broadcast of 5 type 1 root 1 from 0 to 0"
         ]
     );
-    assert_eq!(asked(2, Group::barrier), ["", ""]);
+    assert_eq!(asked(2, ProcessGroup::barrier), ["", ""]);
     assert_eq!(asked(2, |g| g.all_gather(&mut [0u8; 0], &[0, 0])), ["", ""]);
 }
 
@@ -255,9 +259,9 @@ impl Engine for Deserter {
 }
 
 /// NCCL hangs, or notices the loss before the control.
-fn a_deserter_is_named(groups: fn(usize) -> Vec<Group>) {
+fn a_deserter_is_named(groups: fn(usize) -> Vec<ProcessGroup>) {
     for (deserter, trouble) in [(1, Trouble::Nothing), (1, Trouble::RemoteError), (0, Trouble::RemoteError)] {
-        let make = |control: Group| {
+        let make = |control: ProcessGroup| {
             if control.rank() == deserter { control.carried_by(Deserter::of).unwrap() } else { control }
         };
         let results = on(groups(3).into_iter().map(make).collect(), DEADLINE, |group| {

@@ -3,10 +3,10 @@
 //! Values are small integers, so sums are exact in every type and order.
 
 use half::bf16;
-use tandem_comm::{CommError, Element, Group, Reduction};
+use tandem_comm::{CommError, Element, ProcessGroup, Reduction};
 
 /// All checks that leave the group usable.
-pub fn everything(group: &mut Group) {
+pub fn everything(group: &mut ProcessGroup) {
     group.barrier().unwrap();
     for len in [0, 1, 7, 64, 1000, 4097] {
         all_reduce::<f32>(group, len, f32::from);
@@ -56,7 +56,11 @@ fn largest(size: usize, i: usize) -> u8 {
     (0..size).map(|rank| value(rank, i)).max().unwrap()
 }
 
-fn all_reduce<T: Element + PartialEq + std::fmt::Debug>(group: &mut Group, len: usize, number: fn(u8) -> T) {
+fn all_reduce<T: Element + PartialEq + std::fmt::Debug>(
+    group: &mut ProcessGroup,
+    len: usize,
+    number: fn(u8) -> T,
+) {
     let (rank, size) = (group.rank(), group.size());
     for (reduction, expected) in [(Reduction::Sum, sum as fn(usize, usize) -> u8), (Reduction::Max, largest)]
     {
@@ -68,7 +72,7 @@ fn all_reduce<T: Element + PartialEq + std::fmt::Debug>(group: &mut Group, len: 
 }
 
 fn reduce_scatter<T: Element + PartialEq + std::fmt::Debug>(
-    group: &mut Group,
+    group: &mut ProcessGroup,
     counts: &[usize],
     number: fn(u8) -> T,
 ) {
@@ -82,7 +86,7 @@ fn reduce_scatter<T: Element + PartialEq + std::fmt::Debug>(
 }
 
 fn all_gather<T: Element + PartialEq + std::fmt::Debug>(
-    group: &mut Group,
+    group: &mut ProcessGroup,
     counts: &[usize],
     number: fn(u8) -> T,
 ) {
@@ -94,7 +98,7 @@ fn all_gather<T: Element + PartialEq + std::fmt::Debug>(
     assert_eq!(data, expected, "{counts:?} {} on rank {}", T::KIND, group.rank());
 }
 
-fn broadcast(group: &mut Group, len: usize) {
+fn broadcast(group: &mut ProcessGroup, len: usize) {
     for root in 0..group.size() {
         let mut data: Vec<f32> = (0..len).map(|i| f32::from(value(group.rank(), i))).collect();
         group.broadcast(&mut data, root).unwrap();
@@ -103,7 +107,7 @@ fn broadcast(group: &mut Group, len: usize) {
     }
 }
 
-fn integers_wrap_and_do_not_round(group: &mut Group) {
+fn integers_wrap_and_do_not_round(group: &mut ProcessGroup) {
     let big = i64::MAX - 3;
     let mut data = [if group.rank() == 0 { big } else { 5 }, (1 << 53) + 1];
     let others = group.size() as i64 - 1;
@@ -112,7 +116,7 @@ fn integers_wrap_and_do_not_round(group: &mut Group) {
     assert_eq!(data, expected);
 }
 
-fn messages_arrive_in_order(group: &mut Group) {
+fn messages_arrive_in_order(group: &mut ProcessGroup) {
     let (rank, size) = (group.rank(), group.size());
     if size == 1 {
         return;
@@ -132,7 +136,7 @@ fn messages_arrive_in_order(group: &mut Group) {
     }
 }
 
-fn splits_are_groups(group: &mut Group) {
+fn splits_are_groups(group: &mut ProcessGroup) {
     let (rank, size) = (group.rank(), group.size());
     let mut half = group.split(rank % 2).unwrap();
     assert_eq!((half.rank(), half.size()), (rank / 2, (size + 1 - rank % 2) / 2));
@@ -146,7 +150,7 @@ fn splits_are_groups(group: &mut Group) {
     half.barrier().unwrap();
 }
 
-fn nonsense_is_refused_before_anything_is_sent(group: &mut Group) {
+fn nonsense_is_refused_before_anything_is_sent(group: &mut ProcessGroup) {
     let (rank, size) = (group.rank(), group.size());
     let invalid = |result: tandem_comm::Result<()>, word: &str| match result {
         Err(CommError::Invalid { reason, .. }) if reason.contains(word) => {}
@@ -161,7 +165,7 @@ fn nonsense_is_refused_before_anything_is_sent(group: &mut Group) {
 }
 
 /// A large buffer, which engines move in pieces.
-pub fn hundred_megabytes(group: &mut Group) {
+pub fn hundred_megabytes(group: &mut ProcessGroup) {
     let (rank, size) = (group.rank(), group.size());
     let len = 25_000_000;
     let mut data: Vec<f32> = (0..len).map(|i| f32::from(value(rank, i))).collect();

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use tandem_comm::gloo::{self, Lifeline};
+use tandem_comm::gloo::{self, AbortFlag};
 use tandem_comm::store::{Store, StoreServer};
-use tandem_comm::{Group, Result};
+use tandem_comm::{ProcessGroup, Result};
 
 /// Deadline of ranks that succeed; only a bug waits for it.
 pub const DEADLINE: Duration = Duration::from_secs(300);
@@ -43,12 +43,12 @@ impl Role {
     }
 
     #[allow(dead_code, reason = "the watch's tests have lifelines")]
-    pub fn meet(&self) -> Result<Group> {
-        self.meet_with(Lifeline::default())
+    pub fn meet(&self) -> Result<ProcessGroup> {
+        self.meet_with(AbortFlag::default())
     }
 
     /// The deadline counts from when all processes are there, however long the machine takes to start them.
-    pub fn meet_with(&self, lifeline: Lifeline) -> Result<Group> {
+    pub fn meet_with(&self, lifeline: AbortFlag) -> Result<ProcessGroup> {
         self.store.add("started", 1).unwrap();
         while self.store.add("started", 0).unwrap() < self.num_started {
             std::thread::sleep(Duration::from_millis(1));

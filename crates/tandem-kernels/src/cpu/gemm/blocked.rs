@@ -170,7 +170,7 @@ impl Part<'_> {
         let (panels, columns) = (m.div_ceil(height), self.columns.len().div_ceil(width));
         // Panels of rows whose block of k stays in the second-level cache beside streamed data.
         let most = (BLOCK_WORDS / (height * self.depth.block * L::Kernel::WORDS).max(1)).max(2);
-        let deal = Deal { panels, columns, most, threads: cpu.threads() };
+        let deal = WorkQueue { panels, columns, most, threads: cpu.threads() };
         cpu.parallel_for(deal.map(|hand| deal.tasks(hand)).sum(), |task| {
             let (panels, columns) = deal.task(task);
             let task = Task {
@@ -190,7 +190,7 @@ impl Part<'_> {
 /// Distribution of tiles to threads: large tasks first, since a panel of the second factor then
 /// meets many rows, and smaller ones towards the end, to balance the threads.
 #[derive(Clone, Copy)]
-struct Deal {
+struct WorkQueue {
     /// Panels of rows not yet distributed.
     panels: usize,
     /// Panels of columns.
@@ -203,15 +203,15 @@ struct Deal {
 /// Consecutive panels of rows, distributed with this many panels of columns per task (the last may
 /// have fewer).
 #[derive(Clone, Copy)]
-struct Hand {
+struct WorkItem {
     panels: usize,
     columns: usize,
 }
 
-impl Iterator for Deal {
-    type Item = Hand;
+impl Iterator for WorkQueue {
+    type Item = WorkItem;
 
-    fn next(&mut self) -> Option<Hand> {
+    fn next(&mut self) -> Option<WorkItem> {
         /// Fewest panels of rows per task: fewer would fetch a panel of columns for too little
         /// work.
         const PANELS: usize = 2;
@@ -228,12 +228,12 @@ impl Iterator for Deal {
         let panels = (tiles / self.columns).clamp(PANELS, self.most).min(self.panels);
         let splits = (panels * self.columns / tiles).clamp(1, self.columns.div_ceil(COLUMNS));
         self.panels -= panels;
-        Some(Hand { panels, columns: self.columns.div_ceil(splits) })
+        Some(WorkItem { panels, columns: self.columns.div_ceil(splits) })
     }
 }
 
-impl Deal {
-    fn tasks(&self, hand: Hand) -> usize {
+impl WorkQueue {
+    fn tasks(&self, hand: WorkItem) -> usize {
         self.columns.div_ceil(hand.columns)
     }
 

@@ -31,7 +31,7 @@ const DEPTH: usize = 256;
 
 /// Short dimension of a GEMM.
 #[derive(Clone, Copy)]
-enum Short {
+enum SkinnyAxis {
     /// k: each row of the result combines a few rows of the second factor.
     Depth,
     /// Columns of the result: a few dot products per row.
@@ -40,7 +40,7 @@ enum Short {
     Rows { is_turned: bool },
 }
 
-impl Short {
+impl SkinnyAxis {
     fn of(isa: Isa, product: &Product) -> Option<Self> {
         let (m, n) = product.c.shape();
         let k = product.a.depth();
@@ -75,13 +75,13 @@ impl Short {
 /// Computes `product` if one of its dimensions is short, and returns whether it did. A second pair
 /// of factors runs as a GEMM of its own; if it is zero, it leaves the bits.
 pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
-    let Some(short) = Short::of(cpu.isa(), product) else { return false };
+    let Some(short) = SkinnyAxis::of(cpu.isa(), product) else { return false };
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
-        Short::Depth => expand::<E, C>(cpu, product),
+        SkinnyAxis::Depth => expand::<E, C>(cpu, product),
         #[cfg(target_arch = "x86_64")]
-        Short::Columns if cpu.isa().has_tiles_of(product.a.dtype()) => skinny_tiles::project::<C>(cpu, product),
-        Short::Columns => project::<E, C>(cpu, product),
-        Short::Rows { is_turned } => reduce::<E, C>(cpu, product, is_turned),
+        SkinnyAxis::Columns if cpu.isa().has_tiles_of(product.a.dtype()) => skinny_tiles::project::<C>(cpu, product),
+        SkinnyAxis::Columns => project::<E, C>(cpu, product),
+        SkinnyAxis::Rows { is_turned } => reduce::<E, C>(cpu, product, is_turned),
     }));
     if let Some(Term { a, b }) = product.term {
         let c = product.c.reborrow();

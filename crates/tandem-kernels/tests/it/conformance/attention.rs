@@ -401,7 +401,8 @@ fn not_a_number_stays_one() {
 #[test]
 fn operands_that_do_not_fit_are_named() {
     let device = Device::meta();
-    let alloc = |rows, cols| device.alloc(tandem_kernels::Kind::Scratch, rows, cols, DType::F32).unwrap();
+    let alloc =
+        |rows, cols| device.alloc(tandem_kernels::MemoryKind::Scratch, rows, cols, DType::F32).unwrap();
     let (q, k, mut out, mut lse) = (alloc(5, 64), alloc(5, 16), alloc(5, 64), alloc(5, 4));
     let forest = forest(&[(5, None)]);
     let shape = plain(4, 2, 16);

@@ -1,6 +1,6 @@
 //! f64 matrices for references, and the comparison with what a device computed.
 
-use tandem_kernels::{DType, Device, Element, Kind, Tensor, View, ops, with_element};
+use tandem_kernels::{DType, Device, Element, MemoryKind, Tensor, View, ops, with_element};
 
 use crate::places::Place;
 
@@ -102,7 +102,7 @@ impl Matrix {
 
     /// A tensor with these numbers.
     pub fn tensor(&self, device: &Device, dtype: DType) -> Tensor {
-        let mut tensor = device.alloc(Kind::Scratch, self.rows, self.cols, dtype).expect("memory");
+        let mut tensor = device.alloc(MemoryKind::Scratch, self.rows, self.cols, dtype).expect("memory");
         let values: Vec<f32> = self.data.iter().map(|&x| x as f32).collect();
         ops::write_f32(device, &values, tensor.view_mut()).expect("a copy");
         tensor
@@ -140,7 +140,7 @@ impl Matrix {
 
 /// A tensor that no kernel may rely on the content of: not-a-number everywhere.
 pub fn poison(device: &Device, rows: usize, cols: usize, dtype: DType) -> Tensor {
-    let mut tensor = device.alloc(Kind::Scratch, rows, cols, dtype).expect("memory");
+    let mut tensor = device.alloc(MemoryKind::Scratch, rows, cols, dtype).expect("memory");
     ops::write_f32(device, &vec![f32::NAN; rows * cols], tensor.view_mut()).expect("a copy");
     tensor
 }

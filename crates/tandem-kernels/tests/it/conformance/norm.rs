@@ -302,10 +302,10 @@ fn parts(device: &Device, dtype: DType, tolerance: f64, start: usize) {
 #[test]
 fn wrong_shapes_are_named() {
     for device in [super::matrix::device(1), Device::meta()] {
-        let x = device.alloc(tandem_kernels::Kind::Scratch, 3, 8, DType::F32).unwrap();
-        let w = device.alloc(tandem_kernels::Kind::Scratch, 1, 7, DType::F32).unwrap();
-        let mut y = device.alloc(tandem_kernels::Kind::Scratch, 3, 8, DType::F32).unwrap();
-        let mut inverse = device.alloc(tandem_kernels::Kind::Scratch, 1, 3, DType::F32).unwrap();
+        let x = device.alloc(tandem_kernels::MemoryKind::Scratch, 3, 8, DType::F32).unwrap();
+        let w = device.alloc(tandem_kernels::MemoryKind::Scratch, 1, 7, DType::F32).unwrap();
+        let mut y = device.alloc(tandem_kernels::MemoryKind::Scratch, 3, 8, DType::F32).unwrap();
+        let mut inverse = device.alloc(tandem_kernels::MemoryKind::Scratch, 1, 3, DType::F32).unwrap();
         let call = ops::RmsNorm {
             x: x.view(),
             w: w.view(),

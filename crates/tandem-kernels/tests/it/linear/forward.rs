@@ -1,7 +1,7 @@
 //! `y = x wᵀ`, and what is added to it.
 
 use tandem_kernels::ops::LowRank;
-use tandem_kernels::{DType, Kind, ops};
+use tandem_kernels::{DType, MemoryKind, ops};
 
 use super::{Case, check, check_with_term, for_all, reference};
 use crate::support::{Matrix, Place, assert_close, devices};
@@ -121,7 +121,7 @@ fn a_term_of_zeros_leaves_the_bits() {
             for out in [DType::F32, DType::Bf16] {
                 let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, 0);
                 let (x, w, h) = (matrix(1, t, k), matrix(2, n, k), matrix(3, t, rank));
-                let zeros = device.zeros(Kind::Activations, n, rank, dtype).unwrap();
+                let zeros = device.zeros(MemoryKind::Activations, n, rank, dtype).unwrap();
                 let [mut with, mut without] = [4, 5].map(|seed| Matrix::new(device, seed, (t, n), out, 0));
                 let low_rank = LowRank { h: h.view(), b: zeros.view() };
                 ops::linear_low_rank(device, x.view(), w.view(), low_rank, None, None, with.view_mut())

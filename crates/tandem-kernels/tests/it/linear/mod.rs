@@ -6,7 +6,7 @@ mod forward;
 mod short;
 
 use crate::support::{BF16_ROUNDOFF, F32_ROUNDOFF, Place, assert_close, devices};
-use tandem_kernels::{Backend, DType, Device, KernelError, Kind, ops};
+use tandem_kernels::{Backend, DType, Device, KernelError, MemoryKind, ops};
 
 /// Tokens, inputs, outputs: one of each, primes, around the kernels' tile and block sizes.
 const SHAPES: [(usize, usize, usize); 17] = [
@@ -112,7 +112,7 @@ fn for_all(mut run: impl FnMut(&Case)) {
 #[test]
 fn what_does_not_fit_is_named() {
     let device = Device::meta();
-    let alloc = |rows, cols, dtype| device.alloc(Kind::Scratch, rows, cols, dtype).unwrap();
+    let alloc = |rows, cols, dtype| device.alloc(MemoryKind::Scratch, rows, cols, dtype).unwrap();
     let (x, w, wrong) = (alloc(3, 4, DType::F32), alloc(5, 4, DType::F32), alloc(5, 6, DType::F32));
     let mut y = alloc(3, 5, DType::F32);
     let message = |r: Result<(), KernelError>| r.unwrap_err().to_string();
@@ -135,12 +135,12 @@ fn what_does_not_fit_is_named() {
 #[test]
 fn a_dry_run_sees_sums_beside_the_result() {
     let device = Device::meta_of(Backend::Cuda);
-    let alloc = |rows, cols, dtype| device.alloc(Kind::Activations, rows, cols, dtype).unwrap();
+    let alloc = |rows, cols, dtype| device.alloc(MemoryKind::Activations, rows, cols, dtype).unwrap();
     let (x, w, bias) =
         (alloc(4000, 40, DType::Bf16), alloc(5000, 40, DType::Bf16), alloc(1, 5000, DType::F32));
     let mut y = alloc(4000, 5000, DType::Bf16);
     let scratch = || {
-        let kind = Kind::ALL.iter().position(|kind| *kind == Kind::Scratch).unwrap();
+        let kind = MemoryKind::ALL.iter().position(|kind| *kind == MemoryKind::Scratch).unwrap();
         device.memory().at_peak[kind]
     };
     ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
@@ -153,7 +153,7 @@ fn a_dry_run_sees_sums_beside_the_result() {
 fn a_dry_run_counts_operations_and_bytes() {
     let device = Device::meta();
     let Device::Meta(ledger) = &device else { unreachable!() };
-    let alloc = |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::Bf16).unwrap();
+    let alloc = |rows, cols| device.alloc(MemoryKind::Scratch, rows, cols, DType::Bf16).unwrap();
     let (x, w, mut y) = (alloc(30, 40), alloc(50, 40), alloc(30, 50));
     ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
     let cost = ledger.costs()["linear"];

@@ -1,20 +1,22 @@
 //! What is kept of a state: codes of 8 bits, the nearest ones, and copies of them.
 
-use tandem_kernels::{Device, Dither, Kind, Moment, STATE_BLOCK, StateForm, States, ops};
+use tandem_kernels::{
+    AdamMoment, Device, MemoryKind, STATE_BLOCK, StateForm, States, StochasticRounding, ops,
+};
 
 use super::{LENGTHS, MOMENTS, bits, read, states, wide};
 use crate::support::devices;
 
 /// The map as bitsandbytes describes it: of each decade the middles of so many equal steps, zero and one.
-fn map(moment: Moment) -> Vec<f64> {
+fn map(moment: AdamMoment) -> Vec<f64> {
     let mut map = vec![0.0, 1.0];
     for decade in 0..7 {
-        let steps = if moment == Moment::First { 1 } else { 2 } << decade;
+        let steps = if moment == AdamMoment::First { 1 } else { 2 } << decade;
         for step in 0..steps {
             let middle = 0.1 + 0.9 * (f64::from(step) + 0.5) / f64::from(steps);
             let value = middle * 10f64.powi(decade - 6);
             map.push(value);
-            if moment == Moment::First {
+            if moment == AdamMoment::First {
                 map.push(-value);
             }
         }
@@ -33,8 +35,8 @@ fn map(moment: Moment) -> Vec<f64> {
 fn the_codes_are_those_of_bitsandbytes() {
     let device = Device::cpu(1, 1 << 24).unwrap();
     for (moment, sum, places) in [
-        (Moment::First, 75.105_263_172_000_26, [-0.950_781_226_158_142_1, 0.992_968_738_079_071]),
-        (Moment::Second, 75.105_263_243_386_9, [2.124_999_809_893_779_5e-6, 0.996_484_398_841_857_9]),
+        (AdamMoment::First, 75.105_263_172_000_26, [-0.950_781_226_158_142_1, 0.992_968_738_079_071]),
+        (AdamMoment::Second, 75.105_263_243_386_9, [2.124_999_809_893_779_5e-6, 0.996_484_398_841_857_9]),
     ] {
         // Every code's value is in a block that holds 1.
         let wanted: Vec<f32> = map(moment).iter().map(|x| *x as f32).collect();
@@ -58,7 +60,7 @@ fn the_codes_are_those_of_bitsandbytes() {
 
 /// Of each block the largest is kept exactly; others go to the nearest code but for f32's rounding of their place, and a second
 /// moment never to zero.
-pub fn assert_nearest(what: &str, moment: Moment, values: &[f32], found: &[f32]) {
+pub fn assert_nearest(what: &str, moment: AdamMoment, values: &[f32], found: &[f32]) {
     let map = map(moment);
     for (block, found) in values.chunks(STATE_BLOCK).zip(found.chunks(STATE_BLOCK)) {
         let scale = f64::from(*block.iter().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap());
@@ -74,7 +76,7 @@ pub fn assert_nearest(what: &str, moment: Moment, values: &[f32], found: &[f32])
             }
             let place = f64::from(x) / scale;
             let distance = |c: &f64| (c - place).abs();
-            let is_allowed = |c: &&f64| moment == Moment::First || **c > 0.0;
+            let is_allowed = |c: &&f64| moment == AdamMoment::First || **c > 0.0;
             let nearest = map.iter().filter(is_allowed).map(distance).fold(f64::INFINITY, f64::min);
             let off = distance(&(f64::from(y) / scale));
             assert!(
@@ -106,10 +108,10 @@ fn blocks_of_next_to_nothing_are_zero_and_signs_and_ties_are_kept() {
             assert_eq!(keep(moment, &[tiny, 0.0, tiny]), [0.0; 3], "{tiny} {moment:?}");
         }
     }
-    assert_eq!(keep(Moment::First, &[-2.0, 1.0, 0.0]), [-2.0, 2.0 * 0.500_781_25, 0.0]);
+    assert_eq!(keep(AdamMoment::First, &[-2.0, 1.0, 0.0]), [-2.0, 2.0 * 0.500_781_25, 0.0]);
     // The map reaches 1 on one side only.
-    assert_eq!(keep(Moment::First, &[-2.0, 2.0]), [-2.0 * 0.992_968_74, 2.0]);
-    assert_eq!(keep(Moment::Second, &[1e-30, 1.0, 0.0]), [3.25e-7, 1.0, 0.0]);
+    assert_eq!(keep(AdamMoment::First, &[-2.0, 2.0]), [-2.0 * 0.992_968_74, 2.0]);
+    assert_eq!(keep(AdamMoment::Second, &[1e-30, 1.0, 0.0]), [3.25e-7, 1.0, 0.0]);
 }
 
 #[test]
@@ -120,8 +122,8 @@ fn copies_are_what_was_copied_and_others_are_refused() {
             for (_, form) in StateForm::NAMES {
                 let from = states(&device, moment, form, &wide(1, len, moment));
                 let part = STATE_BLOCK..len;
-                let mut to = from.zeros_like(&device, Kind::Checkpoint, part.len()).unwrap();
-                let room = to.range_mut(0..part.len(), Dither::default());
+                let mut to = from.zeros_like(&device, MemoryKind::Checkpoint, part.len()).unwrap();
+                let room = to.range_mut(0..part.len(), StochasticRounding::default());
                 ops::copy_states(&device, from.view().range(part.clone()), room).unwrap();
                 let what = format!("{} {moment:?} {form:?}", isa.name());
                 assert_eq!(bits(&read(&device, &to)), bits(&read(&device, &from)[part]), "{what}");
@@ -129,18 +131,18 @@ fn copies_are_what_was_copied_and_others_are_refused() {
         }
     }
     let device = Device::cpu(1, 1 << 28).unwrap();
-    let of = |moment, form, len| States::zeros(&device, Kind::Optimizer, moment, form, len).unwrap();
-    let from = of(Moment::First, StateForm::EightBit, len);
+    let of = |moment, form, len| States::zeros(&device, MemoryKind::Optimizer, moment, form, len).unwrap();
+    let from = of(AdamMoment::First, StateForm::EightBit, len);
     for (mut to, start, expected) in [
-        (of(Moment::First, StateForm::EightBit, 999), 0, "copy_states: 1000 states into room for 999"),
-        (of(Moment::First, StateForm::F32, len), 0, "copy_states: states of one form into another"),
+        (of(AdamMoment::First, StateForm::EightBit, 999), 0, "copy_states: 1000 states into room for 999"),
+        (of(AdamMoment::First, StateForm::F32, len), 0, "copy_states: states of one form into another"),
         (
-            of(Moment::Second, StateForm::EightBit, len),
+            of(AdamMoment::Second, StateForm::EightBit, len),
             0,
             "copy_states: blocks begin elsewhere, or are of another moment",
         ),
         (
-            of(Moment::First, StateForm::EightBit, 999),
+            of(AdamMoment::First, StateForm::EightBit, 999),
             1,
             "copy_states: blocks begin elsewhere, or are of another moment",
         ),
@@ -149,7 +151,7 @@ fn copies_are_what_was_copied_and_others_are_refused() {
         let error = ops::copy_states(
             &device,
             from.view().range(start..len),
-            to.range_mut(0..room, Dither::default()),
+            to.range_mut(0..room, StochasticRounding::default()),
         );
         assert_eq!(error.unwrap_err().to_string(), expected);
     }

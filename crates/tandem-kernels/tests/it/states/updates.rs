@@ -1,8 +1,10 @@
 //! Updates of weights whose states are kept in fewer bits.
 
 use tandem_kernels::cpu::Isa;
-use tandem_kernels::exact::ExactSum;
-use tandem_kernels::{DType, Device, Dither, Kind, Moment, STATE_BLOCK, StateForm, States, bf16, ops};
+use tandem_kernels::exact::FixedPointSum;
+use tandem_kernels::{
+    AdamMoment, DType, Device, MemoryKind, STATE_BLOCK, StateForm, States, StochasticRounding, bf16, ops,
+};
 
 use super::codes::assert_nearest;
 use super::{LENGTHS, MOMENTS, bits, read, states, vector, wide};
@@ -25,7 +27,7 @@ fn what_was_read_is_written_as_it_was_kept() {
                 }
                 for (moment, kept) in MOMENTS.into_iter().zip([&run.m, &run.v]) {
                     let values = read(&device, kept);
-                    let mut again = States::zeros(&device, Kind::Optimizer, moment, form, len).unwrap();
+                    let mut again = States::zeros(&device, MemoryKind::Optimizer, moment, form, len).unwrap();
                     // In parts, as they are read from a file.
                     for start in (0..len).step_by(3 * STATE_BLOCK) {
                         let part = &values[start..len.min(start + 3 * STATE_BLOCK)];
@@ -63,16 +65,20 @@ struct Run {
 
 impl Run {
     fn new(device: &Device, form: StateForm, len: usize) -> Self {
-        let zeros = |moment| States::zeros(device, Kind::Optimizer, moment, form, len).unwrap();
-        Self { w: vector(device, &numbers(1, len)), m: zeros(Moment::First), v: zeros(Moment::Second) }
+        let zeros = |moment| States::zeros(device, MemoryKind::Optimizer, moment, form, len).unwrap();
+        Self {
+            w: vector(device, &numbers(1, len)),
+            m: zeros(AdamMoment::First),
+            v: zeros(AdamMoment::Second),
+        }
     }
 
     fn adamw(&mut self, device: &Device, step: u64) {
         let len = self.m.len();
-        let grad = vector(device, &wide(10 + step, len, Moment::First));
+        let grad = vector(device, &wide(10 + step, len, AdamMoment::First));
         let config = ops::AdamW { step, ..ADAMW };
-        let m = self.m.range_mut(0..len, Dither::new(&[step, 1], 0));
-        let v = self.v.range_mut(0..len, Dither::new(&[step, 2], 0));
+        let m = self.m.range_mut(0..len, StochasticRounding::new(&[step, 1], 0));
+        let v = self.v.range_mut(0..len, StochasticRounding::new(&[step, 2], 0));
         ops::adamw(device, &config, ops::Update::new(grad.view(), 0.5, self.w.view_mut(), None), m, v)
             .unwrap();
     }
@@ -103,7 +109,7 @@ fn an_update_is_that_of_f32_with_its_states_rounded() {
                     wide.adamw(&device, step);
                     assert_eq!(bits(&run.w.read(&device)), bits(&wide.w.read(&device)), "{what}: weights");
                     for (moment, kept, exact) in
-                        [(Moment::First, &run.m, &wide.m), (Moment::Second, &run.v, &wide.v)]
+                        [(AdamMoment::First, &run.m, &wide.m), (AdamMoment::Second, &run.v, &wide.v)]
                     {
                         let (kept, exact) = (read(&device, kept), read(&device, exact));
                         if form == StateForm::EightBit {
@@ -131,12 +137,12 @@ fn step_of(
 ) -> Vec<u32> {
     let range = start..start + len;
     // 8 bits begin with a block, whatever the others do.
-    let [mut m, mut v] = [(Moment::First, forms[0]), (Moment::Second, forms[1])]
+    let [mut m, mut v] = [(AdamMoment::First, forms[0]), (AdamMoment::Second, forms[1])]
         .map(|(moment, form)| states(device, moment, form, &wide(3, start + len, moment)));
-    let all = wide(4, start + len, Moment::First);
+    let all = wide(4, start + len, AdamMoment::First);
     let (grad, mut w) = (vector(device, &all), vector(device, &numbers(5, start + len)));
     let mut copy = copied.map(|dtype| Matrix::new(device, 6, (1, start + len), dtype, 0));
-    let mut sums = ExactSum::new(device, Kind::Gradients, start + len).unwrap();
+    let mut sums = FixedPointSum::new(device, MemoryKind::Gradients, start + len).unwrap();
     ops::exact_sum(device, grad.view(), &mut sums, false, f32::INFINITY).unwrap();
     for step in 1..=2 {
         let grad = || match is_exact {
@@ -144,14 +150,15 @@ fn step_of(
             false => grad.view().into(),
         };
         let config = ops::AdamW { step, ..ADAMW };
-        let [m, v] = [(&mut m, 1), (&mut v, 2)]
-            .map(|(states, what)| states.range_mut(range.clone(), Dither::new(&[step, what], start)));
+        let [m, v] = [(&mut m, 1), (&mut v, 2)].map(|(states, what)| {
+            states.range_mut(range.clone(), StochasticRounding::new(&[step, what], start))
+        });
         let master = w.view_mut().col_range(range.clone());
         let copy_view = copy.as_mut().map(|copy| copy.view_mut().col_range(range.clone()));
         let update = ops::Update::new(grad().range(range.clone()), 0.5, master, copy_view);
         ops::adamw(device, &config, update, m, v).unwrap();
     }
-    let of_v = v.range_mut(range.clone(), Dither::new(&[3], start));
+    let of_v = v.range_mut(range.clone(), StochasticRounding::new(&[3], start));
     let master = w.view_mut().col_range(range.clone());
     let grad = grad.view().col_range(range.clone());
     ops::rmsprop(device, &RMSPROP, ops::Update::new(grad, 2.0, master, None), of_v).unwrap();
@@ -190,13 +197,13 @@ fn rmsprop_with_kept_states_is_that_of_f32_with_them_rounded() {
     let len = 1000;
     for (isa, device) in devices(2) {
         for form in [StateForm::Bf16, StateForm::EightBit] {
-            let start = wide(3, len, Moment::Second);
-            let mut kept = states(&device, Moment::Second, form, &start);
-            let mut exact = states(&device, Moment::Second, StateForm::F32, &read(&device, &kept));
-            let grad = vector(&device, &wide(4, len, Moment::First));
+            let start = wide(3, len, AdamMoment::Second);
+            let mut kept = states(&device, AdamMoment::Second, form, &start);
+            let mut exact = states(&device, AdamMoment::Second, StateForm::F32, &read(&device, &kept));
+            let grad = vector(&device, &wide(4, len, AdamMoment::First));
             let [first, second] = [&mut kept, &mut exact].map(|states| {
                 let mut w = vector(&device, &numbers(1, len));
-                let v = states.range_mut(0..len, Dither::default());
+                let v = states.range_mut(0..len, StochasticRounding::default());
                 ops::rmsprop(&device, &RMSPROP, ops::Update::new(grad.view(), 1.0, w.view_mut(), None), v)
                     .unwrap();
                 w.read(&device)
@@ -218,7 +225,8 @@ fn what_is_drawn_depends_on_update_and_place_alone() {
     let len = 40_000;
     let values = numbers(5, len);
     let run = |device: &Device, cuts: &[usize], key: u64| {
-        let mut v = States::zeros(device, Kind::Optimizer, Moment::Second, StateForm::Bf16, len).unwrap();
+        let mut v =
+            States::zeros(device, MemoryKind::Optimizer, AdamMoment::Second, StateForm::Bf16, len).unwrap();
         let mut w = vector(device, &vec![0.0; len]);
         let grad = vector(device, &values);
         // Squares of f32, exact in no level's arithmetic but rounded once in each.
@@ -226,7 +234,7 @@ fn what_is_drawn_depends_on_update_and_place_alone() {
         for part in cuts.windows(2) {
             let range = part[0]..part[1];
             let (grad, w) = (grad.view().col_range(range.clone()), w.view_mut().col_range(range.clone()));
-            let v = v.range_mut(range.clone(), Dither::new(&[key], range.start));
+            let v = v.range_mut(range.clone(), StochasticRounding::new(&[key], range.start));
             ops::rmsprop(device, &config, ops::Update::new(grad, 1.0, w, None), v).unwrap();
         }
         bits(&read(device, &v))
@@ -254,10 +262,11 @@ fn rounding_is_right_in_the_mean() {
     for part in [1.0 / 64.0, 0.25, 0.5, 0.9] {
         // `part` of the way from 1 to the next bf16; AdamW with a beta of 0 keeps the gradient.
         let x = 1.0 + part / 128.0;
-        let mut m = States::zeros(&device, Kind::Optimizer, Moment::First, StateForm::Bf16, len).unwrap();
+        let mut m =
+            States::zeros(&device, MemoryKind::Optimizer, AdamMoment::First, StateForm::Bf16, len).unwrap();
         let [mut w, grad, mut v] = [0.0, x, 0.0].map(|x| vector(&device, &vec![x; len]));
         let config = ops::AdamW { beta1: 0.0, ..ADAMW };
-        let all = m.range_mut(0..len, Dither::new(&[1, 2, 3], 0));
+        let all = m.range_mut(0..len, StochasticRounding::new(&[1, 2, 3], 0));
         let update = ops::Update::new(grad.view(), 1.0, w.view_mut(), None);
         ops::adamw(&device, &config, update, all, v.view_mut()).unwrap();
         let up = read(&device, &m).iter().filter(|&&m| m > 1.0).count() as f64 / len as f64;
@@ -274,7 +283,7 @@ fn second_moments_in_bf16_follow_those_of_f32_where_rounding_to_nearest_would_st
     let (len, steps) = (4096, 1500);
     let start = vec![1.0; len];
     let [mut kept, mut exact] =
-        [StateForm::Bf16, StateForm::F32].map(|form| states(&device, Moment::Second, form, &start));
+        [StateForm::Bf16, StateForm::F32].map(|form| states(&device, AdamMoment::Second, form, &start));
     let mut nearest = vec![bf16::from_f32(1.0); len];
     let mut w = vector(&device, &vec![0.0; len]);
     let config = ops::RmsProp { alpha: 0.999, weight_decay: 0.0, ..RMSPROP };
@@ -282,7 +291,7 @@ fn second_moments_in_bf16_follow_those_of_f32_where_rounding_to_nearest_would_st
         let grad: Vec<f32> = numbers(step, len).iter().map(|x| 0.5 * x).collect();
         let flat = vector(&device, &grad);
         for states in [&mut kept, &mut exact] {
-            let v = states.range_mut(0..len, Dither::new(&[step], 0));
+            let v = states.range_mut(0..len, StochasticRounding::new(&[step], 0));
             ops::rmsprop(&device, &config, ops::Update::new(flat.view(), 1.0, w.view_mut(), None), v)
                 .unwrap();
         }
@@ -313,7 +322,7 @@ fn logistic(device: &Device, form: StateForm) -> (f64, f64) {
         x.chunks(features).map(|row| if dot(row, &truth) > 0.0 { 1.0 } else { -1.0 }).collect();
     let mut w = vector(device, &vec![0.0; features]);
     let [mut m, mut v] =
-        MOMENTS.map(|moment| States::zeros(device, Kind::Optimizer, moment, form, features).unwrap());
+        MOMENTS.map(|moment| States::zeros(device, MemoryKind::Optimizer, moment, form, features).unwrap());
     let mut losses = Vec::new();
     for step in 1..=200 {
         let now = w.read(device);
@@ -326,8 +335,8 @@ fn logistic(device: &Device, form: StateForm) -> (f64, f64) {
         }
         losses.push(loss);
         let config = ops::AdamW { learning_rate: 3e-2, weight_decay: 0.0, step, ..ADAMW };
-        let m = m.range_mut(0..features, Dither::new(&[step, 1], 0));
-        let v = v.range_mut(0..features, Dither::new(&[step, 2], 0));
+        let m = m.range_mut(0..features, StochasticRounding::new(&[step, 1], 0));
+        let v = v.range_mut(0..features, StochasticRounding::new(&[step, 2], 0));
         let grad = vector(device, &grad);
         ops::adamw(device, &config, ops::Update::new(grad.view(), 1.0, w.view_mut(), None), m, v).unwrap();
     }
@@ -349,16 +358,21 @@ fn adamw_learns_as_well_with_fewer_bits() {
 #[test]
 fn states_that_do_not_fit_are_named() {
     let device = Device::meta();
-    let flat = || device.alloc(Kind::Scratch, 1, 512, DType::F32).unwrap();
+    let flat = || device.alloc(MemoryKind::Scratch, 1, 512, DType::F32).unwrap();
     let (grad, mut w) = (flat(), flat());
-    let of = |moment, len| States::zeros(&device, Kind::Optimizer, moment, StateForm::EightBit, len).unwrap();
+    let of = |moment, len| {
+        States::zeros(&device, MemoryKind::Optimizer, moment, StateForm::EightBit, len).unwrap()
+    };
     for (m, v, expected) in [
-        (of(Moment::First, 511), of(Moment::Second, 512), "adamw: m has 511 elements, expected 512"),
-        (of(Moment::First, 512), of(Moment::First, 512), "adamw: v is kept as another moment"),
+        (of(AdamMoment::First, 511), of(AdamMoment::Second, 512), "adamw: m has 511 elements, expected 512"),
+        (of(AdamMoment::First, 512), of(AdamMoment::First, 512), "adamw: v is kept as another moment"),
     ] {
         let (mut m, mut v) = (m, v);
         let (m_len, v_len) = (m.len(), v.len());
-        let (m, v) = (m.range_mut(0..m_len, Dither::default()), v.range_mut(0..v_len, Dither::default()));
+        let (m, v) = (
+            m.range_mut(0..m_len, StochasticRounding::default()),
+            v.range_mut(0..v_len, StochasticRounding::default()),
+        );
         let error = ops::adamw(&device, &ADAMW, ops::Update::new(grad.view(), 1.0, w.view_mut(), None), m, v);
         assert_eq!(error.unwrap_err().to_string(), expected);
     }

@@ -1,6 +1,6 @@
 //! What the conformance tests share: devices, numbers from a formula, and comparison with f64.
 
-use tandem_kernels::{DType, Device, Kind, Tensor, View, bf16, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, View, bf16, ops};
 
 pub use crate::places::Place;
 
@@ -56,7 +56,7 @@ impl Matrix {
         dtype: DType,
         pad: usize,
     ) -> Self {
-        let mut tensor = device.alloc(Kind::Scratch, rows, cols + pad, dtype).unwrap();
+        let mut tensor = device.alloc(MemoryKind::Scratch, rows, cols + pad, dtype).unwrap();
         // The padding holds NaN: whoever reads it shows.
         ops::write_f32(device, &vec![f32::NAN; rows * (cols + pad)], tensor.view_mut()).unwrap();
         ops::write_f32(device, values, tensor.view_mut().col_range(pad..cols + pad)).unwrap();

@@ -1,10 +1,10 @@
 //! Text that is drawn from two models at once.
 
 use tandem_kernels::{DType, Device, Forest, ops};
-use tandem_model::decode::{Alone, Answer, Flow, Sources};
+use tandem_model::decode::{Answer, Flow, SingleRank, Sources};
 use tandem_model::{
-    Adapter, AdapterKind, Checkpointing, Decoder, FlatWeights, Generator, GeneratorOptions, Request,
-    ResidentWeights, Result, Sampling, Targets, Walk, WeightSource,
+    Adapter, AdapterKind, Checkpointing, Decoder, FlatWeights, Generator, GeneratorOptions, LayerExecutor,
+    Request, ResidentWeights, Result, Sampling, Targets, WeightSource,
 };
 
 use super::ranks::{Gathered, Meeting, Rank};
@@ -55,7 +55,7 @@ impl Models {
         Two(policy, reference)
     }
 
-    fn walks(&self) -> [Walk<'_>; 2] {
+    fn walks(&self) -> [LayerExecutor<'_>; 2] {
         [&self.policy, &self.reference].map(|(golden, _)| walk(&golden.decoder, &self.device))
     }
 
@@ -87,12 +87,12 @@ impl Models {
     }
 }
 
-fn walk<'a>(decoder: &'a Decoder, device: &'a Device) -> Walk<'a> {
-    Walk::new(decoder, device, DType::F32, Checkpointing::None)
+fn walk<'a>(decoder: &'a Decoder, device: &'a Device) -> LayerExecutor<'a> {
+    LayerExecutor::new(decoder, device, DType::F32, Checkpointing::None)
 }
 
 fn run(generator: &mut Generator, sources: &mut dyn Sources, requests: Vec<Request>) -> Result<Vec<Answer>> {
-    generator.generate_with(sources, &mut Alone, requests, &mut |_| Flow::Continue)
+    generator.generate_with(sources, &mut SingleRank, requests, &mut |_| Flow::Continue)
 }
 
 /// Three answers to each prompt.

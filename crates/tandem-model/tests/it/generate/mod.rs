@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 use crate::support::{ALL, Golden, cpu};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, ops};
+use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, ops};
 use tandem_model::decode::{Answer, Finish, Flow, NewToken};
 use tandem_model::{
-    Checkpointing, Decoder, FlatWeights, Generator, GeneratorOptions, Request, ResidentWeights, Sampling,
-    Walk, WeightSource,
+    Checkpointing, Decoder, FlatWeights, Generator, GeneratorOptions, LayerExecutor, Request,
+    ResidentWeights, Sampling, WeightSource,
 };
 
 const OPTIONS: GeneratorOptions =
@@ -70,7 +70,7 @@ fn check_greedy(name: &'static str, device: &Device) {
     let golden = Golden::new(name);
     let weights = golden.load(device);
     let decoder = &golden.decoder;
-    let walk = Walk::new(decoder, device, DType::F32, Checkpointing::None);
+    let walk = LayerExecutor::new(decoder, device, DType::F32, Checkpointing::None);
     let answers = generate(&golden, device, &weights, OPTIONS, |r| r.sampling = Sampling::GREEDY);
     assert_eq!(answers.len(), 3);
     for (prompt, answer) in prompts(&golden).into_iter().zip(answers) {
@@ -210,7 +210,7 @@ fn log_probs_are_those_of_a_training_pass() {
         let golden = Golden::new(name);
         let device = cpu();
         let weights = golden.load(&device);
-        let copy = weights.compute_copy(&golden.decoder, &device, Kind::Weights, DType::Bf16).unwrap();
+        let copy = weights.compute_copy(&golden.decoder, &device, MemoryKind::Weights, DType::Bf16).unwrap();
         let (decoder, device) = (&golden.decoder, &device);
         let mut source = ResidentWeights::new(decoder, &weights, None);
         check_log_probs(&golden, decoder, device, DType::F32, &mut source);
@@ -291,7 +291,7 @@ fn training_log_probs(
     let sorted = order.iter().map(|&i| predictions[i]).collect();
     let num_sequences = segments.len() as u32;
     let forest = Forest::new(tokens, segments, sorted, num_sequences).unwrap();
-    let walk = Walk::new(decoder, device, dtype, Checkpointing::None);
+    let walk = LayerExecutor::new(decoder, device, dtype, Checkpointing::None);
     let mut scores = HeadScores::default();
     walk.forward(source, &forest, &mut scores).unwrap();
     let mut trained = vec![f32::NAN; order.len()];
@@ -347,7 +347,7 @@ fn bf16_generates_too_and_leaves_no_activation_behind() {
     let device = cpu();
     let weights = golden.load(&device);
     let decoder = &golden.decoder;
-    let copy = weights.compute_copy(decoder, &device, Kind::Weights, DType::Bf16).unwrap();
+    let copy = weights.compute_copy(decoder, &device, MemoryKind::Weights, DType::Bf16).unwrap();
     let mut source = ResidentWeights::new(decoder, &weights, Some(&copy));
     let mut generator = Generator::new(decoder, &device, DType::Bf16, OPTIONS).unwrap();
     let mut run = || {
@@ -357,6 +357,6 @@ fn bf16_generates_too_and_leaves_no_activation_behind() {
     };
     let first = run();
     assert_eq!(run(), first);
-    assert_eq!(device.memory().current[Kind::Activations as usize], 0);
-    assert_eq!(device.memory().current[Kind::Head as usize], 0);
+    assert_eq!(device.memory().current[MemoryKind::Activations as usize], 0);
+    assert_eq!(device.memory().current[MemoryKind::Head as usize], 0);
 }

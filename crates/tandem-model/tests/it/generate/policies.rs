@@ -1,6 +1,6 @@
 //! Policies as they train: an adapter beside a base, whole or packed.
 
-use tandem_kernels::{DType, Device, Format, Kind};
+use tandem_kernels::{DType, Device, Format, MemoryKind};
 use tandem_model::{Adapter, AdapterConfig, AdapterKind, Decoder, FlatWeights, ResidentWeights, Targets};
 
 use super::check_log_probs;
@@ -60,7 +60,7 @@ fn a_packed_bases_log_probs_are_those_of_a_training_pass() {
                 let base = golden.load(&device);
                 let (decoder, weights) = policy(&golden, &device, &base, lora.clone());
                 let copy = (dtype != DType::F32)
-                    .then(|| weights.compute_copy(&decoder, &device, Kind::Weights, dtype).unwrap());
+                    .then(|| weights.compute_copy(&decoder, &device, MemoryKind::Weights, dtype).unwrap());
                 let mut policy = Adapted {
                     decoder: &decoder,
                     base: Packed::new(&decoder, &device, &base, format, dtype),

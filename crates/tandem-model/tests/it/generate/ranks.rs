@@ -4,10 +4,10 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use tandem_kernels::{DType, Device};
-use tandem_model::decode::{Answer, Flow, Meet};
+use tandem_model::decode::{Answer, Flow, Lockstep};
 use tandem_model::{
-    Checkpointing, Generator, GeneratorOptions, LayerId, LayerWeights, ModelError, Request, ResidentWeights,
-    Result, Sampling, Walk, WeightSource,
+    Checkpointing, Generator, GeneratorOptions, LayerExecutor, LayerId, LayerWeights, ModelError, Request,
+    ResidentWeights, Result, Sampling, WeightSource,
 };
 
 use super::{OPTIONS, requests, sampling};
@@ -84,7 +84,7 @@ impl WeightSource for Gathered<'_> {
 
 pub struct Rank<'a>(pub &'a Meeting);
 
-impl Meet for Rank<'_> {
+impl Lockstep for Rank<'_> {
     fn any(&mut self, mine: bool) -> Result<bool> {
         let all = self.0.put(mine.to_string())?;
         assert!(all.iter().all(|one| ["true", "false"].contains(&&one[..])), "ranks are elsewhere: {all:?}");
@@ -198,7 +198,7 @@ fn a_walk_of_generation_asks_for_what_an_idle_one_does() {
             run(&mut recorder);
             recorder.calls
         };
-        let walk = Walk::new(decoder, &device, DType::F32, Checkpointing::None);
+        let walk = LayerExecutor::new(decoder, &device, DType::F32, Checkpointing::None);
         let idle = record(&mut |recorder| walk.idle_forward(recorder).unwrap());
         for tokens in [1, 2] {
             let found = record(&mut |recorder| {
@@ -217,7 +217,7 @@ struct Lost {
     left: usize,
 }
 
-impl Meet for Lost {
+impl Lockstep for Lost {
     fn any(&mut self, mine: bool) -> Result<bool> {
         self.left = self.left.checked_sub(1).ok_or_else(|| ModelError::store("a rank is lost"))?;
         Ok(mine)

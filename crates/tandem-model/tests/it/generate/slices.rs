@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use tandem_kernels::{DType, Device, Kind};
-use tandem_model::decode::{Alone, Answer, Flow};
+use tandem_kernels::{DType, Device, MemoryKind};
+use tandem_model::decode::{Answer, Flow, SingleRank};
 use tandem_model::{
-    Checkpointing, Decoder, Generator, GeneratorOptions, ResidentWeights, Sampling, Slice, Walk,
+    Checkpointing, Decoder, Generator, GeneratorOptions, LayerExecutor, ResidentWeights, Sampling,
+    TensorParallelShard,
 };
 
 use super::mixture::{Two, three};
@@ -27,18 +28,21 @@ fn split(
     let whole = Arc::new(golden.decoder.clone());
     let rank = |index: usize| {
         let device = Device::cpu(1, 64 << 20).unwrap();
-        let decoder = Decoder::sliced(&whole, Slice { index, count }).unwrap();
-        let weights = golden.open().weights(&decoder).unwrap().load(&decoder, &device, Kind::Master).unwrap();
+        let decoder = Decoder::sliced(&whole, TensorParallelShard { index, count }).unwrap();
+        let weights =
+            golden.open().weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
         let source = || ResidentWeights::new(&decoder, &weights, None);
         let this = Rank { index, table: &table };
-        let walk =
-            Walk { split: Some(&this), ..Walk::new(&decoder, &device, DType::F32, Checkpointing::None) };
+        let walk = LayerExecutor {
+            split: Some(&this),
+            ..LayerExecutor::new(&decoder, &device, DType::F32, Checkpointing::None)
+        };
         let mut generator = match part {
             None => Generator::over(walk, options.clone()).unwrap(),
             Some(part) => Generator::mixed(walk, walk, part, options.clone()).unwrap(),
         };
         let (mut both, requests) = (Two(source(), source()), three(prompts(golden), sampling));
-        generator.generate_with(&mut both, &mut Alone, requests, &mut |_| Flow::Continue).unwrap()
+        generator.generate_with(&mut both, &mut SingleRank, requests, &mut |_| Flow::Continue).unwrap()
     };
     let found: Vec<_> = std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..count).map(|index| scope.spawn(move || rank(index))).collect();
@@ -113,7 +117,7 @@ fn slices_of_two_models_are_mixed() {
 fn a_slice_alone_is_refused() {
     let (golden, device) = (Golden::new("llama"), cpu());
     let whole = Arc::new(golden.decoder);
-    let slice = Decoder::sliced(&whole, Slice { index: 1, count: 2 }).unwrap();
+    let slice = Decoder::sliced(&whole, TensorParallelShard { index: 1, count: 2 }).unwrap();
     let error = Generator::new(&slice, &device, DType::F32, OPTIONS).err().unwrap().to_string();
     assert_eq!(error, "one of 2 tensor-parallel shards of a decoder cannot run alone");
 }

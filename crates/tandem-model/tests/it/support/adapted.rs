@@ -1,6 +1,6 @@
 //! A base with an adapter beside it, as a policy has them.
 
-use tandem_kernels::{DType, Device, Kind};
+use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::{
     AdapterConfig, AdapterKind, AdapterWeights, Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights,
     ResidentWeights, Result, Targets, WeightSource, adapter,
@@ -74,7 +74,7 @@ pub fn adapter_weights(decoder: &Decoder, device: &Device, base: &FlatWeights) -
     let mut source = ResidentWeights::new(&plain, base, None);
     let mut layers = Vec::new();
     for layer in decoder.layers() {
-        let mut flat = device.zeros(Kind::Master, 1, decoder.trained(layer).len, DType::F32).unwrap();
+        let mut flat = device.zeros(MemoryKind::Master, 1, decoder.trained(layer).len, DType::F32).unwrap();
         adapter::copy_base(decoder, device, &source.fetch(layer).unwrap(), layer, &mut flat).unwrap();
         let salt = decoder.index(layer) as f32;
         for param in &decoder.trained(layer).params {

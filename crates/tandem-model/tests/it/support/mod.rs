@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, Kind, Prediction, Segment, ops};
-use tandem_model::families::{self, Order, Piece, family_named, pieces};
+use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, ops};
+use tandem_model::families::{self, HfLayout, HfTensor, family_named, pieces};
 use tandem_model::{
-    Checkpointing, Config, Decoder, FlatWeights, Gradient, GradientSink, LayerId, ModelFolder,
-    ResidentGradients, ResidentWeights, Result, SavedWalk, Streams, Walk, WeightSource,
+    Checkpointing, Config, Decoder, FlatWeights, Gradient, GradientSink, LayerExecutor, LayerId, ModelFolder,
+    PolicyAndReferenceScores, ResidentGradients, ResidentWeights, Result, SavedActivations, WeightSource,
 };
 use tempfile::TempDir;
 
@@ -68,7 +68,7 @@ pub fn cpu() -> Device {
 }
 
 /// HF tensors of a decoder, each with its layer, in the order of the layers.
-fn hf_pieces(decoder: &Decoder) -> Vec<(LayerId, Piece)> {
+fn hf_pieces(decoder: &Decoder) -> Vec<(LayerId, HfTensor)> {
     let spec = decoder.spec();
     let family = family_named(spec.family).unwrap();
     let of_layer = |layer| {
@@ -85,14 +85,14 @@ pub fn tensor_shapes(decoder: &Decoder) -> Vec<(String, Vec<usize>)> {
 /// Every tensor of weights in the memory of a CPU device, in HF's names and order of elements.
 pub fn tensors(decoder: &Decoder, weights: &FlatWeights) -> Vec<(String, Vec<f32>)> {
     let heads = decoder.spec().attention.heads;
-    let tensor = |(layer, piece): (LayerId, Piece)| {
+    let tensor = |(layer, piece): (LayerId, HfTensor)| {
         let flat = weights.layers[decoder.index(layer)].view().col_range(piece.range.clone());
         let ours = ops::read_f32(&cpu(), flat).unwrap();
         let (rows, cols) = (piece.rows, piece.cols);
         let theirs = match piece.order {
-            Order::Rows => ours,
-            Order::Transposed => (0..rows * cols).map(|i| ours[(i % rows) * cols + i / rows]).collect(),
-            Order::HeadInterleaved => {
+            HfLayout::Rows => ours,
+            HfLayout::Transposed => (0..rows * cols).map(|i| ours[(i % rows) * cols + i / rows]).collect(),
+            HfLayout::HeadInterleaved => {
                 // Theirs is [head, (q, k, v), …], ours [(q, k, v), head, …].
                 let run = ours.len() / (3 * heads);
                 let of_run = |i: usize| &ours[(i % 3 * heads + i / 3) * run..][..run];
@@ -112,7 +112,7 @@ pub trait Train {
         weights: &mut dyn WeightSource,
         forest: &Forest,
         scores: &mut HeadScores,
-    ) -> Result<SavedWalk>;
+    ) -> Result<SavedActivations>;
 
     /// Adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]` into the sink.
     fn backward(
@@ -120,20 +120,20 @@ pub trait Train {
         weights: &mut dyn WeightSource,
         gradients: &mut dyn GradientSink,
         forest: &Forest,
-        saved: SavedWalk,
+        saved: SavedActivations,
         scores: &HeadScores,
         d_log_prob: &[f32],
     ) -> Result<()>;
 }
 
-impl Train for Walk<'_> {
+impl Train for LayerExecutor<'_> {
     fn forward_keep(
         &self,
         weights: &mut dyn WeightSource,
         forest: &Forest,
         scores: &mut HeadScores,
-    ) -> Result<SavedWalk> {
-        Ok(self.stage_forward(weights, forest, None, Streams::one(scores), true)?.1)
+    ) -> Result<SavedActivations> {
+        Ok(self.stage_forward(weights, forest, None, PolicyAndReferenceScores::one(scores), true)?.1)
     }
 
     fn backward(
@@ -141,7 +141,7 @@ impl Train for Walk<'_> {
         weights: &mut dyn WeightSource,
         gradients: &mut dyn GradientSink,
         forest: &Forest,
-        saved: SavedWalk,
+        saved: SavedActivations,
         scores: &HeadScores,
         d_log_prob: &[f32],
     ) -> Result<()> {
@@ -180,7 +180,7 @@ impl Golden {
     }
 
     pub fn load(&self, device: &Device) -> FlatWeights {
-        self.open().weights(&self.decoder).unwrap().load(&self.decoder, device, Kind::Master).unwrap()
+        self.open().weights(&self.decoder).unwrap().load(&self.decoder, device, MemoryKind::Master).unwrap()
     }
 
     /// What transformers says.
@@ -261,11 +261,11 @@ pub fn train(
     forest: &Forest,
     d_log_prob: &[f32],
 ) -> (HeadScores, FlatWeights) {
-    let copy =
-        (dtype != DType::F32).then(|| weights.compute_copy(decoder, device, Kind::Weights, dtype).unwrap());
+    let copy = (dtype != DType::F32)
+        .then(|| weights.compute_copy(decoder, device, MemoryKind::Weights, dtype).unwrap());
     let mut source = ResidentWeights::new(decoder, weights, copy.as_ref());
     let mut sink = ResidentGradients::zeros(decoder, device).unwrap();
-    let walk = Walk::new(decoder, device, dtype, checkpointing);
+    let walk = LayerExecutor::new(decoder, device, dtype, checkpointing);
     let mut scores = HeadScores::default();
     let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
     walk.backward(&mut source, &mut sink, forest, saved, &scores, d_log_prob).unwrap();

@@ -1,6 +1,6 @@
 //! Weights that are kept in fewer bits, and unpacked when they are fetched.
 
-use tandem_kernels::{Bytes, DType, Device, Format, Kind, Tensor, ops};
+use tandem_kernels::{Bytes, DType, Device, Format, MemoryKind, Tensor, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, LayerWeights, PackedLayer, Packing, Result, WeightSource};
 
 /// Every layer in bytes, and the one that was fetched last.
@@ -23,7 +23,7 @@ impl<'a> Packed<'a> {
     ) -> Self {
         let pack = |(layer, flat): (LayerId, &Tensor)| {
             let packing = Packing::new(decoder, layer, format, dtype);
-            let mut bytes = Bytes::new(device, Kind::Weights, packing.len()).unwrap();
+            let mut bytes = Bytes::new(device, MemoryKind::Weights, packing.len()).unwrap();
             for piece in packing.pieces() {
                 let values = flat.view().col_range(piece.flat.clone()).reshape(piece.rows, piece.cols);
                 ops::pack(device, values, piece.format, bytes.range_mut(piece.bytes.clone())).unwrap();
@@ -44,7 +44,8 @@ impl WeightSource for Packed<'_> {
         let (packing, bytes) = &self.layers[self.decoder.index(layer)];
         self.unpacked = None;
         if packing.unpacked_len() > 0 {
-            let mut unpacked = self.device.alloc(Kind::Gathered, 1, packing.unpacked_len(), self.dtype)?;
+            let mut unpacked =
+                self.device.alloc(MemoryKind::Gathered, 1, packing.unpacked_len(), self.dtype)?;
             packing.unpack(self.device, bytes.view(), unpacked.view_mut())?;
             self.unpacked = Some(unpacked);
         }

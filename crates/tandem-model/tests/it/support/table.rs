@@ -3,7 +3,7 @@
 use std::sync::{Barrier, Mutex};
 
 use tandem_kernels::{Device, Tensor};
-use tandem_model::{Result, Split};
+use tandem_model::{Result, TensorParallelOps};
 
 /// Ranks as threads that put what they have on one table.
 pub struct Table {
@@ -30,7 +30,7 @@ pub struct Rank<'a> {
     pub table: &'a Table,
 }
 
-impl Split for Rank<'_> {
+impl TensorParallelOps for Rank<'_> {
     fn sum(&self, _: &Device, x: &mut Tensor) -> Result<()> {
         let x = x.view_mut().into_slice::<f32>();
         self.table.sums.lock().unwrap()[self.index] = x.to_vec();

@@ -34,7 +34,7 @@ fn the_example_arrives_whole() {
             order: Order::Shuffled,
             cache: None,
             share_prefix: true,
-            loss_on: tandem_data::row::LossOn::Answer,
+            loss_on: tandem_data::row::LossMask::Answer,
         },
         online: None,
         objective: ObjectiveConfig {
@@ -54,7 +54,7 @@ fn the_example_arrives_whole() {
         },
         train: TrainConfig {
             batch_size: 8,
-            micro_batch: MicroBatch::Tokens(4096),
+            micro_batch: MicroBatchSize::Tokens(4096),
             length: Length::Steps(20),
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
             optimizer_state: StateForm::F32,
@@ -151,7 +151,10 @@ fn a_config_takes_overrides_after_it_was_read() {
     let config = set(&["train.micro_batch_size=4"]);
     assert_eq!(config.with::<&str>(&[]).expect("valid"), config);
     let changed = config.with(&["train.micro_batch_tokens=99", "compute.memory=2GiB"]).expect("valid");
-    assert_eq!((changed.train.micro_batch, changed.compute.memory), (MicroBatch::Tokens(99), Some(2 << 30)));
+    assert_eq!(
+        (changed.train.micro_batch, changed.compute.memory),
+        (MicroBatchSize::Tokens(99), Some(2 << 30))
+    );
     assert!(matches!(
         config.with(&["compute.nothing=1"]).expect_err("unknown").problem,
         Problem::UnknownKey { .. }
@@ -165,7 +168,10 @@ fn defaults_are_those_of_the_documentation() {
     assert_eq!(config.objective.terms[0].loss.name, "sft");
     assert_eq!((config.reference.kind, &config.reference.model), (ReferenceKind::None, &None));
     assert_eq!((config.data.max_length, config.data.order), (1024, Order::Shuffled));
-    assert_eq!((config.train.micro_batch, config.train.warmup), (MicroBatch::Tokens(4096), Warmup::Steps(0)));
+    assert_eq!(
+        (config.train.micro_batch, config.train.warmup),
+        (MicroBatchSize::Tokens(4096), Warmup::Steps(0))
+    );
     assert_eq!((config.train.max_grad_norm, config.train.save_every), (Some(1.0), None));
     assert_eq!(
         (config.compute.devices, config.compute.dtype, config.compute.threads),
@@ -199,7 +205,7 @@ fn overrides_take_toml_and_bare_words_and_the_last_one_wins() {
 fn an_override_replaces_the_alternative_that_the_file_chose() {
     let config = set(&["train.epochs=3", "train.micro_batch_size=2", "train.warmup_ratio=0.25"]);
     assert_eq!(config.train.length, Length::Epochs(3.0));
-    assert_eq!(config.train.micro_batch, MicroBatch::Rows(2));
+    assert_eq!(config.train.micro_batch, MicroBatchSize::Rows(2));
     assert_eq!(config.train.warmup, Warmup::Ratio(0.25));
 }
 

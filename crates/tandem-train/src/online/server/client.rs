@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tandem_judge::http::{Backoff, Http, Key, Reply};
 
-use super::protocol::{self, Protocol, Words};
+use super::protocol::{self, Protocol, ServerMessages};
 use crate::config::ServerConfig;
 use crate::{Result, TrainError};
 
@@ -62,7 +62,7 @@ impl Client {
         }
         self.refuse_unproven(name)?;
         let body = json!({ "lora_name": name, "lora_path": folder }).to_string();
-        let Words { needs, switches, already, .. } = self.protocol.words();
+        let ServerMessages { needs, switches, already, .. } = self.protocol.words();
         let refused = |why: String| {
             self.error(format!("it does not load the adapter {}: {why}. {needs}", folder.display()))
         };
@@ -94,7 +94,7 @@ impl Client {
     /// Refuses a server that does not say which adapter answers, and answers for one that does not exist.
     fn refuse_unproven(&self, name: &str) -> Result<()> {
         let Some((name, body)) = self.protocol.impossible(name) else { return Ok(()) };
-        let Words { answers, switches, .. } = self.protocol.words();
+        let ServerMessages { answers, switches, .. } = self.protocol.words();
         let reply = self.send(answers, Some(&body.to_string())).map_err(|reason| self.error(reason))?;
         if is_good(&reply) {
             return Err(self.error(format!(

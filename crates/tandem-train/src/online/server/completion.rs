@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::super::Answer;
-use super::super::generate::Asked;
-use super::protocol::{self, End, Protocol, Told};
+use super::super::generate::GenerationRequest;
+use super::protocol::{self, End, Protocol, ServerReply};
 use crate::config::OnlineConfig;
 use crate::draw::draw;
-use crate::inputs::Prepared;
+use crate::inputs::RunInputs;
 
 /// What requests are made with, and replies compared.
-pub struct Form<'a> {
+pub struct CompletionRequest<'a> {
     /// The adapter's name.
     pub name: &'a str,
     /// How answers are drawn.
@@ -18,10 +18,10 @@ pub struct Form<'a> {
     /// The run's seed.
     pub seed: u64,
     /// The prompts, and what ends an answer.
-    pub prepared: &'a Prepared,
+    pub prepared: &'a RunInputs,
 }
 
-impl Form<'_> {
+impl CompletionRequest<'_> {
     /// An object with the options of drawing, which all servers call alike.
     pub fn with_sampling(&self, mut object: Value) -> Value {
         let OnlineConfig { temperature, top_k, top_p, min_p, repetition_penalty, stop, .. } = self.options;
@@ -36,14 +36,14 @@ impl Form<'_> {
     }
 
     /// What is asked.
-    pub fn body(&self, asked: &Asked) -> String {
+    pub fn body(&self, asked: &GenerationRequest) -> String {
         // Servers read 64 bits with a sign, and each answer has a seed of its own, one after the other.
         let seed = draw(&[self.seed, asked.step, 0, u64::from(asked.row)]) >> 2;
         self.protocol().body(self, asked, seed).to_string()
     }
 
     /// The answers in a reply, or what is wrong with it.
-    pub fn answers(&self, asked: &Asked, reply: &Value) -> Result<Vec<Answer>, String> {
+    pub fn answers(&self, asked: &GenerationRequest, reply: &Value) -> Result<Vec<Answer>, String> {
         let told = self.protocol().told(self, reply)?;
         if told.len() != self.options.num_answers {
             let (found, wanted) = (told.len(), self.options.num_answers);
@@ -53,12 +53,12 @@ impl Form<'_> {
     }
 
     /// The tokens of a prompt.
-    pub fn prompt(&self, asked: &Asked) -> &[u32] {
+    pub fn prompt(&self, asked: &GenerationRequest) -> &[u32] {
         self.prepared.train.prompt(asked.row as usize).0
     }
 
-    fn answer(&self, asked: &Asked, told: Told) -> Result<Answer, String> {
-        let Told { mut tokens, end, log_probs, prompt, prompt_length } = told;
+    fn answer(&self, asked: &GenerationRequest, told: ServerReply) -> Result<Answer, String> {
+        let ServerReply { mut tokens, end, log_probs, prompt, prompt_length } = told;
         let sent = self.prompt(asked);
         if prompt.is_some_and(|found| found != sent) || prompt_length.is_some_and(|found| found != sent.len())
         {

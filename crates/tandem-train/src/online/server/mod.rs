@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use tandem_comm::{Group, Phase, Progress};
+use tandem_comm::{Phase, ProcessGroup, Progress};
 
 use super::Answer;
-use super::generate::{Asked, from_first};
-use super::keepalive::Company;
+use super::generate::{GenerationRequest, from_first};
+use super::keepalive::KeepAlive;
 use crate::checkpoint::snapshot;
 use crate::config::{Config, OnlineConfig};
-use crate::inputs::Prepared;
-use crate::parallel::Mesh;
-use crate::step::Scorer;
+use crate::inputs::RunInputs;
+use crate::parallel::DeviceMesh;
+use crate::step::TrainStep;
 use crate::{Result, TrainError};
 use client::Client;
-use completion::Form;
+use completion::CompletionRequest;
 
 /// What asks a server.
 pub struct Server {
@@ -72,11 +72,11 @@ impl Server {
     pub fn publish(
         &mut self,
         after: u64,
-        scorer: &mut Scorer,
-        mesh: &mut Mesh,
-        prepared: &Prepared,
+        scorer: &mut TrainStep,
+        mesh: &mut DeviceMesh,
+        prepared: &RunInputs,
     ) -> Result<()> {
-        let Scorer { policy, decoder: part, .. } = scorer;
+        let TrainStep { policy, decoder: part, .. } = scorer;
         let Some(First { adapters, published, .. }) = &mut self.first else {
             return snapshot::hand_over(mesh, part, policy);
         };
@@ -98,14 +98,14 @@ impl Server {
     /// If none was published.
     pub fn answer(
         &mut self,
-        asked: &[Asked],
-        prepared: &Prepared,
-        group: &mut Group,
+        asked: &[GenerationRequest],
+        prepared: &RunInputs,
+        group: &mut ProcessGroup,
         progress: &Progress,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Vec<Answer>>>> {
         let Self { options, seed, first } = self;
-        let mut company = Company::new(group, stop);
+        let mut company = KeepAlive::new(group, stop);
         let mut answers = None;
         if let Some(first) = first {
             let asking = |stop: &AtomicBool| first.answer(asked, prepared, options, *seed, progress, stop);
@@ -122,8 +122,8 @@ impl First {
     /// The server's answers, `None` if they were stopped.
     fn answer(
         &mut self,
-        asked: &[Asked],
-        prepared: &Prepared,
+        asked: &[GenerationRequest],
+        prepared: &RunInputs,
         options: &OnlineConfig,
         seed: u64,
         progress: &Progress,
@@ -132,7 +132,7 @@ impl First {
         let Self { client, published, before, .. } = self;
         let folder = published.take().expect("an adapter is published before it answers");
         let name = name_of(&folder)?;
-        let form = Form { name: &name, options, seed, prepared };
+        let form = CompletionRequest { name: &name, options, seed, prepared };
         client.load(&name, &folder)?;
         let answers = ask(client, &form, asked, progress, stop)?;
         client.unload(&name)?;
@@ -164,8 +164,8 @@ fn name_of(folder: &Path) -> Result<String> {
 /// that are under way have ended; so does `stop`, and then there are none.
 fn ask(
     client: &Client,
-    form: &Form<'_>,
-    asked: &[Asked],
+    form: &CompletionRequest<'_>,
+    asked: &[GenerationRequest],
     progress: &Progress,
     stop: &AtomicBool,
 ) -> Result<Option<Vec<Vec<Answer>>>> {

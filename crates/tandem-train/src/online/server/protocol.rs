@@ -3,8 +3,8 @@
 use serde_json::Value;
 use tandem_judge::http::Reply;
 
-use super::super::generate::Asked;
-use super::completion::Form;
+use super::super::generate::GenerationRequest;
+use super::completion::CompletionRequest;
 use super::sglang::Sglang;
 use super::vllm::Vllm;
 use crate::config::ServerKind;
@@ -12,13 +12,13 @@ use crate::config::ServerKind;
 /// One kind of server.
 pub trait Protocol: Sync {
     /// What it calls things.
-    fn words(&self) -> &'static Words;
+    fn words(&self) -> &'static ServerMessages;
 
     /// A request for the answers to a prompt, whose first has the `seed`, the second the next, and so on.
-    fn body(&self, form: &Form<'_>, asked: &Asked, seed: u64) -> Value;
+    fn body(&self, form: &CompletionRequest<'_>, asked: &GenerationRequest, seed: u64) -> Value;
 
     /// The answers in a reply, in their order, or what is wrong with it.
-    fn told(&self, form: &Form<'_>, reply: &Value) -> Result<Vec<Told>, String>;
+    fn told(&self, form: &CompletionRequest<'_>, reply: &Value) -> Result<Vec<ServerReply>, String>;
 
     /// A request for one token that a server must refuse, and the adapter that it names: a server that does not say which adapter
     /// answered must be seen to refuse one that it does not have.
@@ -32,7 +32,7 @@ pub trait Protocol: Sync {
 }
 
 /// Names, paths and advice.
-pub struct Words {
+pub struct ServerMessages {
     /// The server's name.
     pub name: &'static str,
     /// The path that lists what it serves.
@@ -50,7 +50,7 @@ pub struct Words {
 }
 
 /// An answer, as a server tells it.
-pub struct Told {
+pub struct ServerReply {
     /// Its tokens; the last may be left out.
     pub tokens: Vec<u32>,
     /// What ended it.

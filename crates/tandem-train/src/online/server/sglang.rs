@@ -10,15 +10,15 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tandem_judge::http::Reply;
 
-use super::super::generate::Asked;
-use super::completion::Form;
-use super::protocol::{End, Protocol, Told, Words};
+use super::super::generate::GenerationRequest;
+use super::completion::CompletionRequest;
+use super::protocol::{End, Protocol, ServerMessages, ServerReply};
 use crate::config::OnlineConfig;
 
 /// The server.
 pub struct Sglang;
 
-const WORDS: Words = Words {
+const WORDS: ServerMessages = ServerMessages {
     name: "SGLang",
     models: "v1/models",
     answers: "generate",
@@ -63,11 +63,11 @@ struct Update {
 }
 
 impl Protocol for Sglang {
-    fn words(&self) -> &'static Words {
+    fn words(&self) -> &'static ServerMessages {
         &WORDS
     }
 
-    fn body(&self, form: &Form<'_>, asked: &Asked, seed: u64) -> Value {
+    fn body(&self, form: &CompletionRequest<'_>, asked: &GenerationRequest, seed: u64) -> Value {
         let OnlineConfig { num_answers, max_new_tokens, .. } = form.options;
         let params = |answer: usize| {
             let seed = seed + answer as u64;
@@ -83,7 +83,7 @@ impl Protocol for Sglang {
         })
     }
 
-    fn told(&self, form: &Form<'_>, reply: &Value) -> Result<Vec<Told>, String> {
+    fn told(&self, form: &CompletionRequest<'_>, reply: &Value) -> Result<Vec<ServerReply>, String> {
         let outputs = Vec::<Output>::deserialize(reply)
             .map_err(|error| format!("its reply is not what SGLang says to /generate: {error}"))?;
         outputs.into_iter().map(|output| told(form, output)).collect()
@@ -112,7 +112,7 @@ impl Protocol for Sglang {
     }
 }
 
-fn told(form: &Form<'_>, output: Output) -> Result<Told, String> {
+fn told(form: &CompletionRequest<'_>, output: Output) -> Result<ServerReply, String> {
     let Output { output_ids, prompt_token_ids, meta_info } = output;
     let Meta { finish_reason: Finish { kind, matched, message }, prompt_tokens, output_token_logprobs } =
         meta_info;
@@ -145,5 +145,5 @@ fn told(form: &Form<'_>, output: Output) -> Result<Told, String> {
     };
     let log_probs =
         output_token_logprobs.map(|all| all.into_iter().map(|(log_prob, ..)| log_prob).collect::<Vec<_>>());
-    Ok(Told { tokens, end, log_probs, prompt: prompt_token_ids, prompt_length: Some(prompt_tokens) })
+    Ok(ServerReply { tokens, end, log_probs, prompt: prompt_token_ids, prompt_length: Some(prompt_tokens) })
 }

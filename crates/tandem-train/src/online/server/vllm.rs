@@ -4,15 +4,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tandem_judge::http::Reply;
 
-use super::super::generate::Asked;
-use super::completion::Form;
-use super::protocol::{End, Protocol, Told, Words};
+use super::super::generate::GenerationRequest;
+use super::completion::CompletionRequest;
+use super::protocol::{End, Protocol, ServerMessages, ServerReply};
 use crate::config::OnlineConfig;
 
 /// The server.
 pub struct Vllm;
 
-const WORDS: Words = Words {
+const WORDS: ServerMessages = ServerMessages {
     name: "vLLM",
     models: "models",
     answers: "completions",
@@ -49,11 +49,11 @@ struct LogProbs {
 }
 
 impl Protocol for Vllm {
-    fn words(&self) -> &'static Words {
+    fn words(&self) -> &'static ServerMessages {
         &WORDS
     }
 
-    fn body(&self, form: &Form<'_>, asked: &Asked, seed: u64) -> Value {
+    fn body(&self, form: &CompletionRequest<'_>, asked: &GenerationRequest, seed: u64) -> Value {
         let OnlineConfig { num_answers, max_new_tokens, .. } = form.options;
         form.with_sampling(json!({
             "model": form.name,
@@ -67,7 +67,7 @@ impl Protocol for Vllm {
         }))
     }
 
-    fn told(&self, form: &Form<'_>, reply: &Value) -> Result<Vec<Told>, String> {
+    fn told(&self, form: &CompletionRequest<'_>, reply: &Value) -> Result<Vec<ServerReply>, String> {
         let Completion { model, mut choices } = Completion::deserialize(reply)
             .map_err(|error| format!("its reply is not what vLLM says to /completions: {error}"))?;
         if model != form.name {
@@ -100,7 +100,7 @@ impl Protocol for Vllm {
     }
 }
 
-fn told(choice: Choice) -> Result<Told, String> {
+fn told(choice: Choice) -> Result<ServerReply, String> {
     let Choice { prompt_token_ids, token_ids, finish_reason, stop_reason, logprobs, .. } = choice;
     let Some(tokens) = token_ids else {
         return Err("its answers have no `token_ids`, and text is not made into tokens again, which may be others than those \
@@ -114,7 +114,7 @@ fn told(choice: Choice) -> Result<Told, String> {
         (Some("stop"), _) => End::Text,
         (other, _) => return Err(format!("an answer ended by {other:?}, not by \"stop\" or \"length\"")),
     };
-    Ok(Told {
+    Ok(ServerReply {
         tokens,
         end,
         log_probs: logprobs.map(|log_probs| log_probs.token_logprobs),

@@ -7,7 +7,7 @@
 use crate::config::Config;
 use crate::plan::advise::change::{CHANGES, Change, overrides_of};
 use crate::plan::estimate::device::DeviceKind;
-use crate::plan::{Outline, RunPlan};
+use crate::plan::{PlanInputs, RunPlan};
 use crate::size;
 
 /// What to change.
@@ -32,8 +32,8 @@ pub fn possible(config: &Config, may_divide: bool) -> Vec<&'static Change> {
 fn is_step_back(config: &Config, change: &Change) -> bool {
     let Ok(changed) = config.with(change.overrides) else { return false };
     let size = |config: &Config| match config.train.micro_batch {
-        crate::config::MicroBatch::Tokens(tokens) => tokens,
-        crate::config::MicroBatch::Rows(_) => 0,
+        crate::config::MicroBatchSize::Tokens(tokens) => tokens,
+        crate::config::MicroBatchSize::Rows(_) => 0,
     };
     let kept = |config: &Config| {
         let checkpointing = crate::config::Checkpointing::NAMES;
@@ -47,7 +47,7 @@ fn is_step_back(config: &Config, change: &Change) -> bool {
 /// The cheapest of these changes, or heap of them, with which every rank fits; `None` if there is none.
 pub fn advise(
     config: &Config,
-    outline: &Outline,
+    outline: &PlanInputs,
     num_ranks: usize,
     device: &DeviceKind,
     possible: &[&'static Change],
@@ -90,7 +90,7 @@ pub fn advise(
 /// The plan with all of these changes.
 pub fn with_all(
     config: &Config,
-    outline: &Outline,
+    outline: &PlanInputs,
     num_ranks: usize,
     device: &DeviceKind,
     changes: &[&'static Change],
@@ -100,7 +100,7 @@ pub fn with_all(
 }
 
 /// What to change for a run that does not fit, or what is missing with every change there is.
-pub fn in_words(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> String {
+pub fn in_words(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &DeviceKind) -> String {
     let possible = possible(config, num_ranks > 1);
     if let Some(advice) = advise(config, outline, num_ranks, device, &possible) {
         return advice.to_string();

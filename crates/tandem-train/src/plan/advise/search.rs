@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use crate::config::{Config, ShardedState, Sharding};
 use crate::plan::advise::advice::{advise, possible, with_all};
 use crate::plan::estimate::device::DeviceKind;
-use crate::plan::{Outline, RunPlan};
+use crate::plan::{PlanInputs, RunPlan};
 
 /// A plan that fits.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub struct Found {
 }
 
 /// Plans that fit, the fastest first.
-pub fn search(config: &Config, outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Vec<Found> {
+pub fn search(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &DeviceKind) -> Vec<Found> {
     let divided = |mesh: &Vec<String>| {
         let divided = config.with(mesh).ok()?;
         let plan = RunPlan::sketch(&divided, outline, num_ranks, device).ok()?;
@@ -48,7 +48,7 @@ fn differing(config: &Config, overrides: &[String]) -> Vec<String> {
 
 /// Every way to divide the ranks that may make sense: slices within a box, stages of one block at least, and what is divided once
 /// or once in each box.
-fn meshes(outline: &Outline, num_ranks: usize, device: &DeviceKind) -> Vec<Vec<String>> {
+fn meshes(outline: &PlanInputs, num_ranks: usize, device: &DeviceKind) -> Vec<Vec<String>> {
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     let most_slices = if device.is_processor() { num_ranks } else { device.devices_per_box };
     let mut meshes = Vec::new();

@@ -1,7 +1,7 @@
 //! Peak rates of the machine that a profile compares operations with.
 
 use serde::Serialize;
-use tandem_kernels::{DType, Work};
+use tandem_kernels::{DType, OpCost};
 
 use crate::plan::estimate::device::DeviceKind;
 
@@ -37,7 +37,7 @@ impl Machine {
 
     /// Seconds that a call takes at best: its arithmetic at the peak of its type or its bytes at the rate of a copy, whichever
     /// is longer.
-    pub(crate) fn best(&self, work: &Work) -> (f64, f64) {
+    pub(crate) fn best(&self, work: &OpCost) -> (f64, f64) {
         let peak = match work.dtype {
             DType::F32 => self.f32_peak,
             DType::Bf16 => self.bf16_peak,

@@ -15,7 +15,7 @@ use tandem_kernels::meta::TRANSFER;
 
 use crate::plan::Plan;
 use crate::plan::estimate::device::DeviceKind;
-use crate::plan::work::Work;
+use crate::plan::work::StepCost;
 
 pub use gpu::Gpu;
 pub use machine::Machine;
@@ -64,9 +64,9 @@ impl Estimate {
         let exchange = once.waited_for.max(0.0) + rounds * each.waited_for + beside;
         let bubble = (plan.stage.count - 1) as f64 * (alike / rounds) * each.compute;
         let step_seconds = compute + exchange + bubble;
-        let sent = |work: &Work| work.bytes_sent(None) as f64;
-        let flops = |work: &Work| work.flops();
-        let per_round = |count: &dyn Fn(&Work) -> f64, rounds: f64| {
+        let sent = |work: &StepCost| work.bytes_sent(None) as f64;
+        let flops = |work: &StepCost| work.flops();
+        let per_round = |count: &dyn Fn(&StepCost) -> f64, rounds: f64| {
             count(&plan.work) + (rounds - 1.0) * (count(&plan.work_of_two) - count(&plan.work))
         };
         let rate = device.product_rate(plan.dtype, plan.ranks, plan.threads);
@@ -84,7 +84,7 @@ impl Estimate {
 }
 
 impl Seconds {
-    fn of(work: &Work, plan: &Plan, device: &DeviceKind) -> Self {
+    fn of(work: &StepCost, plan: &Plan, device: &DeviceKind) -> Self {
         let rate = |dtype: DType| device.product_rate(dtype, plan.ranks, plan.threads);
         let (products, memory) = (rate(plan.dtype), device.memory_rate(plan.ranks, plan.threads));
         let attention = device.attention_rate(plan.dtype, plan.ranks, plan.threads);

@@ -1,9 +1,9 @@
 //! A plan for programs: `plan.json`.
 
 use serde_json::{Value, json};
-use tandem_kernels::{Kind, MemoryUse};
+use tandem_kernels::{MemoryKind, MemoryUse};
 
-use crate::plan::work::Peers;
+use crate::plan::work::Topology;
 use crate::plan::{Plan, RunPlan};
 
 impl Plan {
@@ -34,8 +34,8 @@ impl Plan {
             "blocks_of_stage": [self.blocks.start, self.blocks.end],
             "micro_batches_under_way": self.under_way,
             "bytes_sent_in_a_step": self.bytes_sent(None),
-            "bytes_sent_between_slices_in_a_step": self.bytes_sent(Some(Peers::Slices)),
-            "bytes_sent_between_stages_in_a_step": self.bytes_sent(Some(Peers::Stages)),
+            "bytes_sent_between_slices_in_a_step": self.bytes_sent(Some(Topology::Slices)),
+            "bytes_sent_between_stages_in_a_step": self.bytes_sent(Some(Topology::Stages)),
             "threads": self.threads,
             "steps": self.steps,
             "batch_size": self.batch_size,
@@ -54,7 +54,8 @@ impl Plan {
 }
 
 fn by_kind(memory: &MemoryUse) -> Value {
-    let kinds = Kind::ALL.iter().map(|&kind| (kind.name().to_owned(), json!(memory.at_peak[kind as usize])));
+    let kinds =
+        MemoryKind::ALL.iter().map(|&kind| (kind.name().to_owned(), json!(memory.at_peak[kind as usize])));
     Value::Object(kinds.collect())
 }
 

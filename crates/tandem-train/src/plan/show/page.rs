@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use tandem_kernels::Kind;
+use tandem_kernels::MemoryKind;
 
 use crate::plan::show::picture::fill;
 use crate::plan::show::text::rank_names;
-use crate::plan::{Phase, Plan, RunPlan};
+use crate::plan::{PhasePlan, Plan, RunPlan};
 use crate::size::in_words;
 
 /// Pixels of the longest bar, and of a row.
@@ -59,7 +59,7 @@ fn bars(text: &mut String, plan: &Plan, scale: f64, limit: Option<usize>) {
         let y = index * ROW;
         let _ = writeln!(text, "<text x=\"0\" y=\"{}\">{}</text>", y + 18, escaped(phase.name));
         let mut x = 80.0;
-        for kind in Kind::ALL {
+        for kind in MemoryKind::ALL {
             let bytes = phase.memory.at_peak[kind as usize];
             if bytes > 0 {
                 let width = bytes as f64 * scale;
@@ -103,7 +103,7 @@ fn bars(text: &mut String, plan: &Plan, scale: f64, limit: Option<usize>) {
 }
 
 fn table(text: &mut String, plan: &Plan) {
-    let mut row = |tag: &str, name: &str, value: &dyn Fn(&Phase) -> String| {
+    let mut row = |tag: &str, name: &str, value: &dyn Fn(&PhasePlan) -> String| {
         let cells: String =
             plan.phases.iter().map(|phase| format!("<{tag}>{}</{tag}>", escaped(&value(phase)))).collect();
         let _ = writeln!(text, "<tr><{tag}>{}</{tag}>{cells}</tr>", escaped(name));
@@ -121,7 +121,7 @@ fn table(text: &mut String, plan: &Plan) {
 }
 
 /// The colour of a kind: that of the terminal's picture.
-fn colour(kind: Kind) -> String {
+fn colour(kind: MemoryKind) -> String {
     let number = fill(kind).1;
     let [red, green, blue] = match number {
         232.. => [8 + 10 * (number - 232); 3],

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tandem_kernels::Kind;
+use tandem_kernels::MemoryKind;
 
 use crate::plan::show::text::rank_names;
 use crate::plan::{Plan, RunPlan};
@@ -11,7 +11,7 @@ use crate::size::in_words;
 /// Columns of the longest bar.
 const WIDTH: usize = 60;
 
-/// How a kind is filled where there are no colours, and its colour among a terminal's 256; in the order of [`Kind::ALL`], and from
+/// How a kind is filled where there are no colours, and its colour among a terminal's 256; in the order of [`MemoryKind::ALL`], and from
 /// the beginning again if there are more.
 const FILLS: [(char, u8); 11] = [
     ('█', 25),
@@ -28,7 +28,7 @@ const FILLS: [(char, u8); 11] = [
 ];
 
 /// The fill of a kind, and its colour.
-pub fn fill(kind: Kind) -> (char, u8) {
+pub fn fill(kind: MemoryKind) -> (char, u8) {
     FILLS[kind as usize % FILLS.len()]
 }
 
@@ -68,7 +68,7 @@ fn bars(plan: &Plan, scale: usize, limit: Option<usize>, colour: bool) -> String
     for phase in &plan.phases {
         let _ = write!(text, "{:<10}", phase.name);
         let (mut sum, mut drawn) = (0, 0);
-        for kind in Kind::ALL {
+        for kind in MemoryKind::ALL {
             sum += phase.memory.at_peak[kind as usize];
             // The limit takes a column of its own.
             let end = place(sum);
@@ -97,7 +97,7 @@ fn bars(plan: &Plan, scale: usize, limit: Option<usize>, colour: bool) -> String
     text
 }
 
-fn painted(kind: Kind, columns: usize, colour: bool) -> String {
+fn painted(kind: MemoryKind, columns: usize, colour: bool) -> String {
     let (character, number) = fill(kind);
     if columns == 0 {
         String::new()

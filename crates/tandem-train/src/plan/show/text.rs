@@ -2,12 +2,12 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 
-use tandem_kernels::Kind;
+use tandem_kernels::MemoryKind;
 
 use crate::plan::advise::advice::Advice;
 use crate::plan::advise::change::{as_flags, as_toml};
 use crate::plan::advise::search::Found;
-use crate::plan::work::Peers;
+use crate::plan::work::Topology;
 use crate::plan::{Plan, RunPlan};
 use crate::size::in_words;
 
@@ -55,7 +55,7 @@ impl Plan {
                 "\n(each {} ranks hold {} in slices; {} of that go between them)",
                 self.tensor,
                 if self.stage.count > 1 { "one stage" } else { "one model" },
-                in_words(self.bytes_sent(Some(Peers::Slices)))
+                in_words(self.bytes_sent(Some(Topology::Slices)))
             );
         }
         if self.stage.count > 1 {
@@ -66,7 +66,7 @@ impl Plan {
                 self.stage.count,
                 self.blocks.start,
                 self.blocks.end - 1,
-                in_words(self.bytes_sent(Some(Peers::Stages))),
+                in_words(self.bytes_sent(Some(Topology::Stages))),
                 match self.under_way {
                     1 => "1 micro-batch is".to_owned(),
                     n => format!("{n} micro-batches are"),
@@ -80,7 +80,7 @@ impl Plan {
     pub fn table(&self) -> String {
         let unit = Unit::of(self.arena_bytes());
         let mut text = String::new();
-        let mut row = |name: &str, value: &dyn Fn(&crate::plan::Phase) -> String| {
+        let mut row = |name: &str, value: &dyn Fn(&crate::plan::PhasePlan) -> String| {
             let cells = self.phases.iter().map(|phase| format!("{:>12}", value(phase))).collect::<String>();
             let _ = write!(text, "\n{}", format!("{name:<17}{cells}").trim_end());
         };
@@ -95,10 +95,10 @@ impl Plan {
                 continue;
             }
             row(place, &|_| String::new());
-            let is_used = |kind: &Kind| {
+            let is_used = |kind: &MemoryKind| {
                 self.phases.iter().any(|phase| offloaded(phase).memory.at_peak[*kind as usize] > 0)
             };
-            for kind in Kind::ALL.into_iter().filter(is_used) {
+            for kind in MemoryKind::ALL.into_iter().filter(is_used) {
                 row(kind.name(), &|phase| unit.show(offloaded(phase).memory.at_peak[kind as usize]));
             }
             row("together", &|phase| unit.show(offloaded(phase).high_water));
@@ -112,20 +112,20 @@ impl Plan {
     }
 
     /// The kinds of which something is there at a peak.
-    pub fn kinds(&self) -> Vec<Kind> {
-        let is_used = |&kind: &Kind| self.phases.iter().any(|p| p.memory.at_peak[kind as usize] > 0);
-        Kind::ALL.into_iter().filter(is_used).collect()
+    pub fn kinds(&self) -> Vec<MemoryKind> {
+        let is_used = |&kind: &MemoryKind| self.phases.iter().any(|p| p.memory.at_peak[kind as usize] > 0);
+        MemoryKind::ALL.into_iter().filter(is_used).collect()
     }
 }
 
 /// Of a phase, what one memory beside the device's holds.
-type At = fn(&crate::plan::Phase) -> &crate::plan::Offloaded;
+type At = fn(&crate::plan::PhasePlan) -> &crate::plan::Offloaded;
 
 /// These memories, as a table calls them.
 const PLACES: [(&str, At); 2] =
     [("in host memory:", |phase| &phase.host), ("in the file:", |phase| &phase.file)];
 
-impl crate::plan::Phase {
+impl crate::plan::PhasePlan {
     /// When it is fullest.
     pub fn in_words(&self) -> String {
         match (&self.moment.place[..], self.moment.operation) {

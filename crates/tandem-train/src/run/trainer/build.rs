@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use tandem_comm::{Group, Phase};
+use tandem_comm::{Phase, ProcessGroup};
 use tandem_judge::Panel;
 use tandem_kernels::Profile;
 
@@ -13,25 +13,27 @@ use super::{Files, Options, Trainer};
 use crate::checkpoint::{Cursor, Saver, snapshot};
 use crate::config::Config;
 use crate::events::{Event, Observer};
-use crate::inputs::Prepared;
+use crate::inputs::RunInputs;
 use crate::judges::{self, JudgeLine};
 use crate::metrics::{MetricsFile, Split};
-use crate::online::generate::Together;
+use crate::online::generate::LockstepGroup;
 use crate::online::judging::Judging;
-use crate::online::{Answerer, Answering, Aside, Borrower, Generation, Online, Server};
-use crate::parallel::{Mesh, Partition};
-use crate::placement::Homes;
+use crate::online::{
+    AsyncRound, BackgroundGenerator, Generation, GenerationBackend, GenerationMode, Online, Server,
+};
+use crate::parallel::{DeviceMesh, Partition};
+use crate::placement::MemoryPlacement;
 use crate::plan::Plan;
 use crate::profile::Profiler;
 use crate::run::resume;
-use crate::run::run_dir::{RunDir, Start};
-use crate::step::{Learner, Scorer};
+use crate::run::run_dir::{RunDir, RunDirPolicy};
+use crate::step::{TrainState, TrainStep};
 use crate::{Result, reference};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
     pub fn new(config: Config, options: impl Into<Options>, observer: &mut dyn Observer) -> Result<Self> {
-        Self::on_rank(config, options, Group::alone(), observer)
+        Self::on_rank(config, options, ProcessGroup::alone(), observer)
     }
 
     /// Opens everything, checks it, plans, and loads weights: from the model, or from the newest checkpoint.
@@ -43,13 +45,13 @@ impl Trainer {
     pub fn on_rank(
         config: Config,
         options: impl Into<Options>,
-        mut group: Group,
+        mut group: ProcessGroup,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
         let Options { start, profile } = options.into();
         let recorder = Profiler::recorder(profile, &mut group)?;
         let progress = group.progress().clone();
-        let mut mesh = Mesh::new(group, &config.compute)?;
+        let mut mesh = DeviceMesh::new(group, &config.compute)?;
         let group = mesh.world();
         let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
         // The first rank tokenises; the others find the tokens in the cache.
@@ -58,20 +60,20 @@ impl Trainer {
             group.barrier()?;
         }
         progress.enter(Phase::Tokenize);
-        let prepared = Arc::new(Prepared::open(&config, observer)?);
+        let prepared = Arc::new(RunInputs::open(&config, observer)?);
         if run_dir.is_some() {
             group.barrier()?;
         }
         let plan = Plan::make(&config, &prepared, group.rank(), group.size())?;
         observer.event(&Event::Plan(&plan));
         let earlier = match &run_dir {
-            Some(run_dir) if start == Start::Resume => resume::saved_config(run_dir)?,
+            Some(run_dir) if start == RunDirPolicy::Resume => resume::saved_config(run_dir)?,
             _ => None,
         };
 
         refuse_too_large(&config, &prepared, &plan, group)?;
         let place = (group.rank(), group.size());
-        let opening = Opening { config: &config, prepared: &prepared, plan: &plan, start, earlier };
+        let opening = TrainerBuilder { config: &config, prepared: &prepared, plan: &plan, start, earlier };
         let loaded = opening.load(&mut mesh, run_dir, recorder, observer);
         let Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from } =
             loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
@@ -99,11 +101,11 @@ impl Trainer {
 }
 
 /// A run that was planned, and is to be loaded.
-struct Opening<'a> {
+struct TrainerBuilder<'a> {
     config: &'a Config,
-    prepared: &'a Prepared,
+    prepared: &'a RunInputs,
     plan: &'a Plan,
-    start: Start,
+    start: RunDirPolicy,
     /// What the folder's last run was asked for, if it is continued.
     earlier: Option<Config>,
 }
@@ -111,8 +113,8 @@ struct Opening<'a> {
 /// What was loaded.
 struct Loaded {
     profiler: Option<Profiler>,
-    scorer: Scorer,
-    learner: Learner,
+    scorer: TrainStep,
+    learner: TrainState,
     saver: Saver,
     files: Option<Files>,
     /// The file of what is generated, on the first rank.
@@ -121,10 +123,10 @@ struct Loaded {
     resumed_from: Option<PathBuf>,
 }
 
-impl Opening<'_> {
+impl TrainerBuilder<'_> {
     fn load(
         self,
-        mesh: &mut Mesh,
+        mesh: &mut DeviceMesh,
         run_dir: Option<RunDir>,
         recorder: Option<Arc<Profile>>,
         observer: &mut dyn Observer,
@@ -134,7 +136,7 @@ impl Opening<'_> {
         let make = |recorder| Profiler::new(recorder, config, mesh.world());
         let profiler = recorder.map(make).transpose()?;
         progress.enter(Phase::Reference);
-        let mut homes = Homes::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        let mut homes = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
         if let Some(profiler) = &profiler {
             homes = homes.profiled(profiler.recording());
         }
@@ -144,8 +146,8 @@ impl Opening<'_> {
         let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
         let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
-        let mut learner = Learner::new(config, decoder, &homes, mesh, partition)?;
-        let mut scorer = Scorer::new(config, homes, decoder.clone(), policy, reference);
+        let mut learner = TrainState::new(config, decoder, &homes, mesh, partition)?;
+        let mut scorer = TrainStep::new(config, homes, decoder.clone(), policy, reference);
         scorer.progress = progress;
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
@@ -155,7 +157,7 @@ impl Opening<'_> {
         };
         if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
-            let Scorer { policy, reference, homes, .. } = &mut scorer;
+            let TrainStep { policy, reference, homes, .. } = &mut scorer;
             let mut follower = reference.follower();
             let optimizer = &mut learner.optimizer;
             snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
@@ -191,34 +193,35 @@ impl Opening<'_> {
 /// Where the pairs of an online run come from.
 fn online(
     config: &Config,
-    prepared: &Arc<Prepared>,
-    scorer: &Scorer,
+    prepared: &Arc<RunInputs>,
+    scorer: &TrainStep,
     cursor: &Cursor,
     samples: Option<MetricsFile>,
     total_steps: u64,
-    mesh: &mut Mesh,
+    mesh: &mut DeviceMesh,
 ) -> Result<Option<Online>> {
     let Some(options) = &config.online else { return Ok(None) };
     let (on_line, lines) = mpsc::channel();
     let panel = if mesh.world().rank() == 0 { Some(panel(config, &scorer.homes, on_line)?) } else { None };
     let state = cursor.online.clone().unwrap_or_default();
     let longest = prepared.train.report().longest as usize;
-    let generation = |mesh: &mut Mesh| Generation::of(config, longest, mesh.data().size());
+    let generation = |mesh: &mut DeviceMesh| Generation::of(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {
         let server = Server::of(config, mesh.world().rank() == 0)?;
-        Some(Answerer::Server(Box::new(server), mesh.world().split(0)?))
+        Some(GenerationBackend::Server(Box::new(server), mesh.world().split(0)?))
     } else if let Some(device) = scorer.homes.beside() {
         let device = device.clone();
-        let borrower = Borrower::new(generation(mesh), config, scorer, device, mesh)?;
-        Some(Answerer::Borrower(Box::new(borrower)))
+        let borrower = BackgroundGenerator::new(generation(mesh), config, scorer, device, mesh)?;
+        Some(GenerationBackend::Borrower(Box::new(borrower)))
     } else {
         None
     };
     let answering = match answerer {
-        Some(answerer) => Answering::Aside(Aside::new(answerer, &options.stop)),
+        Some(answerer) => GenerationMode::Aside(AsyncRound::new(answerer, &options.stop)),
         None => {
-            let (generation, together) = (Box::new(generation(mesh)), Together::of(config, mesh.shard())?);
-            Answering::Before { generation, together }
+            let (generation, together) =
+                (Box::new(generation(mesh)), LockstepGroup::of(config, mesh.shard())?);
+            GenerationMode::Before { generation, together }
         }
     };
     let (judging, prepared) = (Judging::new(panel, lines), prepared.clone());
@@ -226,7 +229,7 @@ fn online(
 }
 
 /// The judges, who tell `lines` of what their commands write to stderr.
-fn panel(config: &Config, homes: &Homes, lines: mpsc::Sender<String>) -> Result<Panel> {
+fn panel(config: &Config, homes: &MemoryPlacement, lines: mpsc::Sender<String>) -> Result<Panel> {
     let on_line: JudgeLine = Arc::new(move |judge, line| {
         // Nobody listens when the run is over.
         let _ = lines.send(format!("judge `{judge}`: {line}"));

@@ -1,21 +1,21 @@
 //! A run that finds too little memory: refused before anything is loaded, or told what it was about when it happens.
 
-use tandem_comm::{Group, Reduction};
+use tandem_comm::{ProcessGroup, Reduction};
 use tandem_kernels::KernelError;
 
 use crate::config::Config;
-use crate::inputs::Prepared;
+use crate::inputs::RunInputs;
 use crate::plan::estimate::Gpu;
 use crate::plan::estimate::device::{DeviceKind, DeviceTable};
-use crate::plan::{self, Outline, Plan};
+use crate::plan::{self, Plan, PlanInputs};
 use crate::{Result, TrainError, size};
 
 /// Refuses a run of which a rank needs more than `compute.memory` or its GPU has: all ranks alike, before anything is loaded.
 pub(super) fn refuse_too_large(
     config: &Config,
-    prepared: &Prepared,
+    prepared: &RunInputs,
     plan: &Plan,
-    group: &mut Group,
+    group: &mut ProcessGroup,
 ) -> Result<()> {
     let gpu = Gpu::of_rank(&config.compute, group.rank())?;
     let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
@@ -43,7 +43,7 @@ pub(super) fn refuse_too_large(
     };
     if group.rank() == 0 {
         let kind = kind_of(gpu)?;
-        story += &*plan::story(config, &Outline::of(prepared), group.size(), &kind)?;
+        story += &*plan::story(config, &PlanInputs::of(prepared), group.size(), &kind)?;
     }
     Err(TrainError::TooLarge { story })
 }
@@ -53,7 +53,7 @@ pub(super) fn refuse_too_large(
 pub(super) fn explained(
     error: TrainError,
     config: &Config,
-    prepared: &Prepared,
+    prepared: &RunInputs,
     (rank, num_ranks): (usize, usize),
     held: usize,
 ) -> TrainError {
@@ -73,7 +73,7 @@ pub(super) fn explained(
         let room = free.min(plan.arena_bytes().saturating_sub(missing) as u64);
         let kind = kind_of(gpu)?;
         let kind = DeviceKind { memory_gib: Some(room as f64 / (1u64 << 30) as f64), ..kind };
-        plan::story(config, &Outline::of(prepared), num_ranks, &kind)
+        plan::story(config, &PlanInputs::of(prepared), num_ranks, &kind)
     };
     match story() {
         Ok(story) => TrainError::OutOfMemory { error: Box::new(error), story },

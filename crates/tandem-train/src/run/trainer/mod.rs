@@ -12,38 +12,38 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tandem_comm::{Phase, Reduction};
-use tandem_data::order::Batches;
+use tandem_data::order::BatchSampler;
 use tandem_kernels::Device;
 use tandem_model::save::{SHARD_BYTES, Save};
 
-use crate::checkpoint::state::State;
+use crate::checkpoint::state::CheckpointState;
 use crate::checkpoint::{Cursor, Saver, snapshot};
 use crate::config::Config;
 use crate::events::{Event, Observer};
-use crate::inputs::Prepared;
+use crate::inputs::RunInputs;
 use crate::metrics::{MetricsFile, Record};
 use crate::online::{Batch, Online};
 use crate::optimizer::Schedule;
-use crate::parallel::Mesh;
-use crate::placement::Homes;
+use crate::parallel::DeviceMesh;
+use crate::placement::MemoryPlacement;
 use crate::profile::Profiler;
 use crate::recipe::MicroBatcher;
-use crate::run::run_dir::{self, RunDir, Start};
-use crate::step::{Learner, Scorer, evaluation_record};
+use crate::run::run_dir::{self, RunDir, RunDirPolicy};
+use crate::step::{TrainState, TrainStep, evaluation_record};
 use crate::{Result, TrainError};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
 pub struct Trainer {
     config: Config,
-    mesh: Mesh,
-    prepared: Arc<Prepared>,
+    mesh: DeviceMesh,
+    prepared: Arc<RunInputs>,
     /// Before the run's folder, whose lock is held until nothing is written any more.
     saver: Saver,
     /// The run's folder and its log, on the first rank alone.
     files: Option<Files>,
-    scorer: Scorer,
-    learner: Learner,
-    batches: Batches,
+    scorer: TrainStep,
+    learner: TrainState,
+    batches: BatchSampler,
     batcher: MicroBatcher,
     /// Where pairs come from, if rows are prompts alone.
     online: Option<Online>,
@@ -62,13 +62,13 @@ pub struct Trainer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// What to do with a folder that already holds a run.
-    pub start: Start,
+    pub start: RunDirPolicy,
     /// Whether to profile some steps.
     pub profile: bool,
 }
 
-impl From<Start> for Options {
-    fn from(start: Start) -> Self {
+impl From<RunDirPolicy> for Options {
+    fn from(start: RunDirPolicy) -> Self {
         Self { start, profile: false }
     }
 }
@@ -180,8 +180,8 @@ impl Trainer {
     fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         self.mesh.world().progress().enter(Phase::Finish);
         let folder = run_dir::final_path(&self.config.output);
-        let Prepared { folder: template, decoder, .. } = &*self.prepared;
-        let Scorer { policy, decoder: part, .. } = &mut self.scorer;
+        let RunInputs { folder: template, decoder, .. } = &*self.prepared;
+        let TrainStep { policy, decoder: part, .. } = &mut self.scorer;
         if self.files.is_some() && decoder.adapter().is_some() {
             snapshot::write_adapter(&folder, &self.prepared, &self.mesh, part, policy)?;
             observer.event(&Event::Finished(&folder));
@@ -253,7 +253,7 @@ impl Trainer {
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let scorer = &self.scorer;
-        let state = State::of(&scorer.policy, &scorer.reference, &self.learner.optimizer);
+        let state = CheckpointState::of(&scorer.policy, &scorer.reference, &self.learner.optimizer);
         self.saver.begin(&self.cursor, self.mesh.world(), &scorer.homes.device, state)?;
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));
@@ -289,7 +289,7 @@ impl Trainer {
     }
 
     /// All of its memories.
-    pub fn homes(&self) -> &Homes {
+    pub fn homes(&self) -> &MemoryPlacement {
         &self.scorer.homes
     }
 

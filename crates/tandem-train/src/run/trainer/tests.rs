@@ -15,7 +15,7 @@ use crate::checkpoint::Checkpoint;
 use crate::disk::failing::Failing;
 use crate::disk::{Disk, DiskFile, RealDisk};
 use crate::events::Silent;
-use crate::run::run_dir::Start;
+use crate::run::run_dir::RunDirPolicy;
 use crate::{Fault, Observer};
 
 /// Longer than anything here takes: a test that hangs fails instead.
@@ -56,7 +56,7 @@ fn run(
                         Some(observer) => observer,
                         None => &mut Silent,
                     };
-                    let mut trainer = Trainer::on_rank(config.clone(), Start::Fresh, group, observer)?;
+                    let mut trainer = Trainer::on_rank(config.clone(), RunDirPolicy::Fresh, group, observer)?;
                     trainer.saver.write_on(disk);
                     trainer.run(observer, stop)
                 })

@@ -8,8 +8,8 @@ use crate::config::{ReferenceKind, Sync};
 use crate::events::{Event, Observer};
 use crate::metrics::{Record, Split};
 use crate::objective::exact_at_start;
-use crate::online::{Online, Ready, Took};
-use crate::recipe::{Ranked, Rows};
+use crate::online::{Online, RoundTimings, TrainingBatch};
+use crate::recipe::{Rows, ScoredPrompt};
 use crate::step::{StepOptions, StepOutcome};
 use crate::{Result, TrainError};
 
@@ -90,12 +90,17 @@ impl Trainer {
     }
 
     /// What there is to tell of a step.
-    fn record(&mut self, outcome: &StepOutcome, ready: Option<&Ready>, options: &StepOptions) -> Record {
+    fn record(
+        &mut self,
+        outcome: &StepOutcome,
+        ready: Option<&TrainingBatch>,
+        options: &StepOptions,
+    ) -> Record {
         self.cursor.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
         let mut record = Record::new(self.cursor.step, Split::Train);
         outcome.sums.report(&mut record);
-        if let (Some(Ready { summary, .. }), Some(online)) = (ready, &self.online) {
-            let Took { generate, judge, tokens } = online.took();
+        if let (Some(TrainingBatch { summary, .. }), Some(online)) = (ready, &self.online) {
+            let RoundTimings { generate, judge, tokens } = online.took();
             summary.report(&mut record, options.beta, outcome.sums.kl());
             record.set("time_generate", generate);
             record.set("time_judge", judge);
@@ -115,7 +120,7 @@ impl Trainer {
     fn skipped(
         &mut self,
         outcome: &StepOutcome,
-        ranked: Option<&[Ranked]>,
+        ranked: Option<&[ScoredPrompt]>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         self.cursor.skipped += 1;

@@ -4,10 +4,10 @@ use std::sync::atomic::AtomicBool;
 
 use crate::small::Small;
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::{Plan, evaluation};
 use tandem_train::run::evaluation::evaluate;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 use tandem_train::{Fault, TrainError, Trainer};
 
@@ -16,7 +16,7 @@ const SETTINGS: [&str; 4] =
 
 fn arena_bytes(small: &Small, settings: &[&str], ranks: usize) -> usize {
     let config = small.config("run", settings);
-    let prepared = Prepared::open(&config, &mut Silent).unwrap();
+    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
     (0..ranks).map(|rank| Plan::make(&config, &prepared, rank, ranks).unwrap().arena_bytes()).max().unwrap()
 }
 
@@ -27,7 +27,8 @@ fn a_run_whose_plan_exceeds_the_cap_is_refused_with_the_picture_and_nothing_is_w
         let settings = [&SETTINGS[..], &[devices]].concat();
         let cap = format!("compute.memory={}B", arena_bytes(&small, &settings, count) - 1);
         let config = small.config("refused", &[&settings[..], &[&cap]].concat());
-        let error = spawn::train(&config, Start::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err();
+        let error =
+            spawn::train(&config, RunDirPolicy::Fresh, &mut Silent, &AtomicBool::new(false)).unwrap_err();
         assert_eq!(error.fault(), Fault::User);
         let text = error.to_string();
         for part in [
@@ -59,7 +60,7 @@ fn a_run_that_its_plan_says_fits_ends_under_the_cap() {
         let cap = arena_bytes(&small, &settings, 1);
         let text = format!("compute.memory={cap}B");
         let config = small.config(name, &[&settings[..], &[&text]].concat());
-        let mut trainer = Trainer::new(config, Start::Fresh, &mut Silent).unwrap();
+        let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent).unwrap();
         trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
         assert_eq!(trainer.device().high_water(), cap, "{name}");
     }
@@ -73,7 +74,7 @@ fn ranks_train_under_the_cap_of_what_they_need() {
         let settings = [&SETTINGS[..], &["compute.devices=cpu:2", &sharding]].concat();
         let cap = format!("compute.memory={}B", arena_bytes(&small, &settings, 2));
         let config = small.config("capped", &[&settings[..], &[&cap]].concat());
-        spawn::train(&config, Start::Overwrite, &mut Silent, &AtomicBool::new(false))
+        spawn::train(&config, RunDirPolicy::Overwrite, &mut Silent, &AtomicBool::new(false))
             .unwrap_or_else(|error: TrainError| panic!("{sharding}: {error}"));
     }
 }
@@ -82,7 +83,7 @@ fn ranks_train_under_the_cap_of_what_they_need() {
 #[test]
 fn an_evaluation_is_planned_and_capped_too() {
     let small = Small::new("dpo");
-    small.finish("base", Start::Fresh, &["train.steps=2"]);
+    small.finish("base", RunDirPolicy::Fresh, &["train.steps=2"]);
     let other = format!("reference.model={:?}", small.path("base/final").to_str().unwrap());
     let eval = format!("data.eval={}", small.config("any", &[]).data.train[0].path.display());
     let folder = format!("compute.offload_dir={}", small.path("").display());
@@ -100,7 +101,7 @@ fn an_evaluation_is_planned_and_capped_too() {
         let cache = format!("data.cache={}", small.path(&format!("cache-{name}")).display());
         let settings = [&["train.micro_batch_size=3", &eval, &cache], settings].concat();
         let config = small.config("evaluated", &settings);
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let needs = evaluation::needs(&config, &prepared).unwrap();
         let training = Plan::make(&config, &prepared, 0, 1).unwrap().ram_bytes();
         assert!(needs.ram() * 10 < training * 9, "{name}: {needs:?}, to train {training}");

@@ -11,9 +11,9 @@ use tandem_comm::threads::groups;
 use tandem_kernels::Device;
 use tandem_train::config::Method;
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::Plan;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Trainer};
 
 use crate::small::Small;
@@ -109,17 +109,17 @@ fn write_pairs(small: &Small, name: &str, mut seed: u64, rows: usize) -> String 
 type Memories = [usize; 3];
 
 fn planned(config: &Config, ranks: usize) -> Vec<Plan> {
-    let prepared = Prepared::open(config, &mut Silent).unwrap();
+    let prepared = RunInputs::open(config, &mut Silent).unwrap();
     (0..ranks).map(|rank| Plan::make(config, &prepared, rank, ranks).unwrap()).collect()
 }
 
 /// What each rank took when it had come to its end.
 fn taken(config: &Config, ranks: usize) -> Vec<Memories> {
     std::thread::scope(|scope| {
-        let rank = |group: tandem_comm::Group| {
+        let rank = |group: tandem_comm::ProcessGroup| {
             scope.spawn(move || {
                 let mut trainer =
-                    Trainer::on_rank(config.clone(), Start::Overwrite, group, &mut Silent).unwrap();
+                    Trainer::on_rank(config.clone(), RunDirPolicy::Overwrite, group, &mut Silent).unwrap();
                 trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
                 let homes = trainer.homes();
                 let [host, file] =
@@ -138,7 +138,7 @@ fn other_passes_do_not_make_steps_larger() {
     let small = Small::new("dpo");
     let train = |settings: &[&str]| {
         let config = small.config("run", &[&["train.batch_size=1", "train.steps=3"], settings].concat());
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let plan = Plan::make(&config, &prepared, 0, 1).unwrap();
         let phase = |name: &str| plan.phases.iter().find(|phase| phase.name == name).unwrap().memory.peak;
         (phase("train"), phase("evaluate"))
@@ -154,7 +154,7 @@ fn other_passes_do_not_make_steps_larger() {
 #[test]
 fn a_run_of_each_kind_takes_what_was_planned() {
     let small = Small::new("dpo");
-    small.finish("start", Start::Fresh, &["adapter.rank=4", "reference.kind=base"]);
+    small.finish("start", RunDirPolicy::Fresh, &["adapter.rank=4", "reference.kind=base"]);
     let in_turn = |small: &Small, kinds: &[&'static [&'static str]], num_places: usize| {
         for ((index, kind), place) in (0..).zip(kinds).zip(PLACES[..num_places].iter().cycle()) {
             let seed = index % SEEDS;
@@ -172,7 +172,7 @@ fn a_run_of_each_kind_takes_what_was_planned() {
 #[ignore = "long: runs in .ci/nightly"]
 fn no_run_takes_more_than_was_planned() {
     let small = Small::new("dpo");
-    small.finish("start", Start::Fresh, &["adapter.rank=4", "reference.kind=base"]);
+    small.finish("start", RunDirPolicy::Fresh, &["adapter.rank=4", "reference.kind=base"]);
     takes_what_is_planned(&small, &KINDS, &PLACES);
 }
 

@@ -1,6 +1,6 @@
 //! A model that no machine here could hold, from its config.json alone.
 
-use tandem_kernels::Kind;
+use tandem_kernels::MemoryKind;
 
 use super::sketch::{Sketch, device};
 
@@ -21,14 +21,14 @@ fn seventy_billion_parameters_on_64_devices_are_planned_without_weights() {
     // A sixty-fourth of f32 masters, of two moments, and of the reference: in bf16 but for its table of tokens.
     let table = LARGE[0] * LARGE[5];
     for (kind, bytes, more) in
-        [(Kind::Master, 4, 0), (Kind::Optimizer, 8, 0), (Kind::Reference, 2, 2 * table)]
+        [(MemoryKind::Master, 4, 0), (MemoryKind::Optimizer, 8, 0), (MemoryKind::Reference, 2, 2 * table)]
     {
         let expected = ((PARAMETERS * bytes + more) / 64) as f64;
         let found = load.memory.at_peak[kind as usize] as f64;
         assert!((found / expected - 1.0).abs() < 0.01, "{}: {found}, {expected} expected", kind.name());
     }
     // Two gathered layers of the policy and two of the reference at most; the head's matrix in bf16 is the largest.
-    let gathered = rank.phases[1].memory.at_peak[Kind::Gathered as usize];
+    let gathered = rank.phases[1].memory.at_peak[MemoryKind::Gathered as usize];
     assert!(gathered > 0 && gathered < 4 * 2 * 128_256 * 8192, "{gathered}");
     assert!(plan.fit().fits(), "{}", plan.verdict());
     // Six operations a parameter and token, two for the reference, and almost two to compute blocks again, but for their last

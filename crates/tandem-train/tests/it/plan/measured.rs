@@ -8,9 +8,9 @@ use tandem_comm::threads::groups;
 use tandem_kernels::Device;
 use tandem_train::Trainer;
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::Plan;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 
@@ -70,14 +70,14 @@ fn planned_and_taken(small: &Small, ranks: usize, settings: &[&str]) -> Vec<[(us
     let settings = [&["compute.threads=1", &devices], settings].concat();
     let config = small.config("run", &settings);
     std::thread::scope(|scope| {
-        let rank = |group: tandem_comm::Group| {
+        let rank = |group: tandem_comm::ProcessGroup| {
             let config = &config;
             scope.spawn(move || {
                 let (rank, ranks) = (group.rank(), group.size());
                 let mut trainer =
-                    Trainer::on_rank(config.clone(), Start::Overwrite, group, &mut Silent).unwrap();
+                    Trainer::on_rank(config.clone(), RunDirPolicy::Overwrite, group, &mut Silent).unwrap();
                 trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
-                let prepared = Prepared::open(config, &mut Silent).unwrap();
+                let prepared = RunInputs::open(config, &mut Silent).unwrap();
                 let plan = Plan::make(config, &prepared, rank, ranks).unwrap();
                 let homes = trainer.homes();
                 let taken = |memory: Option<&Device>| memory.map_or(0, Device::high_water);
@@ -96,7 +96,7 @@ fn planned_and_taken(small: &Small, ranks: usize, settings: &[&str]) -> Vec<[(us
 #[test]
 fn the_arena_takes_what_was_planned() {
     let small = Small::new("dpo");
-    small.finish("start", Start::Fresh, &["adapter.rank=4", "reference.kind=base"]);
+    small.finish("start", RunDirPolicy::Fresh, &["adapter.rank=4", "reference.kind=base"]);
     let start = format!("adapter.start={}", small.path("start/final").display());
     let folder = format!("compute.offload_dir={}", small.path("").display());
     let mut wrong = String::new();

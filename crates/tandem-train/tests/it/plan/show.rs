@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use tandem_kernels::Kind;
+use tandem_kernels::MemoryKind;
 use tandem_train::plan::show::text::grouped;
 
 use super::sketch::{Sketch, device};
@@ -72,7 +72,7 @@ fn the_page_is_well_formed_stands_alone_and_has_the_numbers_of_the_plan() {
     let rank = plan.fullest();
     assert!(page.contains(&grouped(rank.num_parameters)));
     for phase in &rank.phases {
-        let bytes = phase.memory.at_peak[Kind::Gradients as usize];
+        let bytes = phase.memory.at_peak[MemoryKind::Gradients as usize];
         assert!(
             page.contains(&format!("<td>{} KiB</td>", (bytes as f64 / 1024.0).round())),
             "{}",

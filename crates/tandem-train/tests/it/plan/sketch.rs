@@ -6,12 +6,12 @@ use std::path::Path;
 use serde_json::json;
 use tandem_train::Config;
 use tandem_train::plan::estimate::device::{DeviceKind, DeviceTable};
-use tandem_train::plan::{Assumed, Outline, RunPlan};
+use tandem_train::plan::{PlanInputs, RunPlan, SyntheticBatch};
 
 /// A folder with `config.json` of a Llama and `run.toml`.
 pub struct Sketch {
     folder: tempfile::TempDir,
-    assumed: Assumed,
+    assumed: SyntheticBatch,
 }
 
 impl Sketch {
@@ -49,7 +49,7 @@ impl Sketch {
              [compute]\ndtype = \"f32\"\nthreads = 1\n"
         );
         fs::write(folder.path().join("run.toml"), toml).unwrap();
-        Self { folder, assumed: Assumed { tokens, scored: None } }
+        Self { folder, assumed: SyntheticBatch { tokens, scored: None } }
     }
 
     pub fn path(&self) -> &Path {
@@ -60,8 +60,8 @@ impl Sketch {
         Config::load(&self.path().join("run.toml"), overrides).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    pub fn outline(&self, config: &Config) -> Outline<'static> {
-        Outline::assume(config, self.assumed).unwrap()
+    pub fn outline(&self, config: &Config) -> PlanInputs<'static> {
+        PlanInputs::assume(config, self.assumed).unwrap()
     }
 
     pub fn plan(&self, overrides: &[&str], ranks: usize, device: &DeviceKind) -> RunPlan {

@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use tandem_train::Config;
 use tandem_train::config::Weights;
 use tandem_train::events::Silent;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::{evaluation, spawn};
 
 use crate::small::Small;
@@ -30,10 +30,10 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     ] {
         let small = Small::new(method);
         let settings = with(own);
-        let whole = small.finish("whole", Start::Fresh, &settings);
+        let whole = small.finish("whole", RunDirPolicy::Fresh, &settings);
         let divided = [&settings[..], &["compute.devices=cpu:2", "compute.sharding=zero3"]].concat();
-        let (first, _) = small.run("stopped", Start::Fresh, Some(3), &divided);
-        let rest = small.finish("stopped", Start::Resume, &settings);
+        let (first, _) = small.run("stopped", RunDirPolicy::Fresh, Some(3), &divided);
+        let rest = small.finish("stopped", RunDirPolicy::Resume, &settings);
         assert_eq!([first.steps, rest.steps].concat(), whole.steps, "{own:?}");
         assert!(small.weights("stopped") == small.weights("whole"), "{own:?}");
     }
@@ -43,13 +43,13 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
 fn a_model_that_follows_the_policy_is_resumed_too() {
     let small = Small::new("dpo");
     let settings = ["reference.kind=sync", "reference.sync_steps=2", "reference.sync_alpha=0.5"];
-    let whole = small.finish("whole", Start::Fresh, &settings);
+    let whole = small.finish("whole", RunDirPolicy::Fresh, &settings);
     let divided = [&settings[..], &["compute.devices=cpu:2", "compute.sharding=zero3"]].concat();
-    let (first, _) = small.run("stopped", Start::Fresh, Some(3), &divided);
-    let rest = small.finish("stopped", Start::Resume, &settings);
+    let (first, _) = small.run("stopped", RunDirPolicy::Fresh, Some(3), &divided);
+    let rest = small.finish("stopped", RunDirPolicy::Resume, &settings);
     assert_eq!([first.steps, rest.steps].concat(), whole.steps);
     assert!(small.weights("stopped") == small.weights("whole"));
-    let still = small.finish("still", Start::Fresh, &["reference.kind=model"]);
+    let still = small.finish("still", RunDirPolicy::Fresh, &["reference.kind=model"]);
     assert_eq!(still.losses[..2], whole.losses[..2], "nothing was pulled yet");
     assert!(still.losses[2..] != whole.losses[2..], "the reference has moved");
 }
@@ -58,19 +58,26 @@ fn a_model_that_follows_the_policy_is_resumed_too() {
 fn dropped_inputs_are_the_same_on_any_number_of_ranks_and_not_twice() {
     let small = Small::new("dpo");
     let settings = with(&["reference.kind=base", "adapter.dropout=0.3"]);
-    let one = small.finish("one", Start::Fresh, &settings);
+    let one = small.finish("one", RunDirPolicy::Fresh, &settings);
     for ranks in ["cpu:2", "cpu:4"] {
         let devices = format!("compute.devices={ranks}");
-        let several = small.finish("several", Start::Overwrite, &[&settings[..], &[&devices]].concat());
+        let several =
+            small.finish("several", RunDirPolicy::Overwrite, &[&settings[..], &[&devices]].concat());
         assert_eq!(several.steps, one.steps, "{ranks}");
         assert!(small.weights("several") == small.weights("one"), "{ranks}");
     }
-    let kept = small.finish("kept", Start::Fresh, &with(&["reference.kind=base"]));
+    let kept = small.finish("kept", RunDirPolicy::Fresh, &with(&["reference.kind=base"]));
     assert!(kept.losses[1..] != one.losses[1..], "something is dropped");
-    let other =
-        small.finish("other", Start::Fresh, &[&settings[..], &["seed=43", "data.order=sequential"]].concat());
-    let same =
-        small.finish("same", Start::Fresh, &[&settings[..], &["seed=44", "data.order=sequential"]].concat());
+    let other = small.finish(
+        "other",
+        RunDirPolicy::Fresh,
+        &[&settings[..], &["seed=43", "data.order=sequential"]].concat(),
+    );
+    let same = small.finish(
+        "same",
+        RunDirPolicy::Fresh,
+        &[&settings[..], &["seed=44", "data.order=sequential"]].concat(),
+    );
     assert!(other.losses[1..] != same.losses[1..], "the seed decides what");
 }
 
@@ -83,10 +90,10 @@ fn stages_of_an_adapted_model_give_the_bits_of_one() {
     ] {
         let small = Small::new("dpo");
         let settings = with(own);
-        let one = small.finish("one", Start::Fresh, &settings);
+        let one = small.finish("one", RunDirPolicy::Fresh, &settings);
         for mesh in [&["compute.devices=cpu:2"][..], &["compute.devices=cpu:4", "compute.sharding=zero3"]] {
             let staged = [&settings[..], mesh, &["compute.pipeline=2"]].concat();
-            let found = small.finish("staged", Start::Overwrite, &staged);
+            let found = small.finish("staged", RunDirPolicy::Overwrite, &staged);
             assert_eq!(found.steps, one.steps, "{own:?} {mesh:?}");
             assert!(small.weights("staged") == small.weights("one"), "{own:?} {mesh:?}");
         }
@@ -98,7 +105,7 @@ fn formats_are_near_one_another_and_not_the_same() {
     let small = Small::new("dpo");
     let losses = ["f32", "bf16", "int8", "nf4"].map(|format| {
         let format = format!("compute.format={format}");
-        small.finish("run", Start::Overwrite, &with(&["reference.kind=base", &format])).losses
+        small.finish("run", RunDirPolicy::Overwrite, &with(&["reference.kind=base", &format])).losses
     });
     for (index, one) in losses.iter().enumerate() {
         for other in &losses[index + 1..] {
@@ -114,10 +121,10 @@ fn formats_are_near_one_another_and_not_the_same() {
 fn checkpointing_changes_no_bit() {
     let small = Small::new("dpo");
     let settings = with(&["reference.kind=base", "adapter.kind=dora", "adapter.dropout=0.1"]);
-    let all = small.finish("all", Start::Fresh, &settings);
+    let all = small.finish("all", RunDirPolicy::Fresh, &settings);
     for mode in ["selective", "block"] {
         let mode = format!("compute.checkpointing={mode}");
-        let less = small.finish("less", Start::Overwrite, &[&settings[..], &[&mode]].concat());
+        let less = small.finish("less", RunDirPolicy::Overwrite, &[&settings[..], &[&mode]].concat());
         assert_eq!(less.steps, all.steps, "{mode}");
     }
 }
@@ -125,11 +132,12 @@ fn checkpointing_changes_no_bit() {
 #[test]
 fn a_trained_adapter_starts_the_next_run_where_it_ended() {
     let small = Small::new("sft");
-    small.finish("first", Start::Fresh, &with(&["train.eval_every=6", &eval(&small)]));
+    small.finish("first", RunDirPolicy::Fresh, &with(&["train.eval_every=6", &eval(&small)]));
     let start = format!("adapter.start={}", small.path("first/final").display());
     let own = ["train.learning_rate=0", "train.steps=1", "train.micro_batch_size=2", &start, &eval(&small)];
-    let again = small.finish("again", Start::Fresh, &own);
-    let first = small.run("first", Start::Resume, None, &with(&["train.eval_every=6", &eval(&small)])).0;
+    let again = small.finish("again", RunDirPolicy::Fresh, &own);
+    let first =
+        small.run("first", RunDirPolicy::Resume, None, &with(&["train.eval_every=6", &eval(&small)])).0;
     assert!(first.steps.is_empty(), "it is finished");
     assert_eq!(small.weights("again"), small.weights("first"));
     assert_eq!(again.eval_losses.len(), 1);
@@ -155,7 +163,7 @@ fn a_checkpoint_is_evaluated_with_the_reference_that_it_holds() {
         }
         let held_out = eval(&small);
         own.push(&held_out);
-        let heard = small.finish(kind, Start::Fresh, &own);
+        let heard = small.finish(kind, RunDirPolicy::Fresh, &own);
         let checkpoint = small.path(kind).join("checkpoints/step-000006");
         let record = evaluation::evaluate(&small.config(kind, &own), Some(&checkpoint), &mut Silent).unwrap();
         assert_eq!(record.get("loss"), heard.eval_losses.last().copied(), "{kind}");
@@ -186,14 +194,14 @@ fn put_copy(adapter: &Path, shape: Vec<usize>, table: &[u8]) {
 fn an_adapter_of_another_base_is_refused_by_file_and_tensor() {
     let small = Small::new("dpo");
     let own = ["train.steps=1", "train.warmup_steps=0", "compute.threads=1"];
-    small.finish("base", Start::Fresh, &own);
+    small.finish("base", RunDirPolicy::Fresh, &own);
     let model = format!("model={:?}", small.path("base/final").to_str().unwrap());
     let config = |name: &str, more: &[&str]| Config {
         weights: Weights::Folder,
         ..small.config(name, &[&own[..], &[&model], more].concat())
     };
     let train =
-        |config: &Config| spawn::train(config, Start::Overwrite, &mut Silent, &AtomicBool::new(false));
+        |config: &Config| spawn::train(config, RunDirPolicy::Overwrite, &mut Silent, &AtomicBool::new(false));
     // It has learned nothing: a run that starts from it has the loss that it must begin with.
     let table = ["adapter.rank=2", "adapter.targets=[\"embed_tokens\"]", "train.learning_rate=0"];
     train(&config("adapter", &table)).unwrap();

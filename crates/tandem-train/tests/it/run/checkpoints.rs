@@ -6,9 +6,9 @@ use std::path::Path;
 
 use tandem_train::checkpoint::Checkpoint;
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::Plan;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 
@@ -63,7 +63,7 @@ fn every_number_of_ranks_and_sharding_saves_the_same_tensors_and_each_rank_its_s
     let (mut first, mut by_ranks) = (None, BTreeMap::new());
     for place in PLACES {
         let name = format!("{}{}", place.0, place.1);
-        small.finish(&name, Start::Fresh, &with(&settings(place), &[]));
+        small.finish(&name, RunDirPolicy::Fresh, &with(&settings(place), &[]));
         let path = small.path(&name).join("checkpoints/step-000006");
         let found = tensors(&path);
         assert!(found.len() > 20 && found.keys().any(|name| name.starts_with("second_moment/")));
@@ -82,7 +82,7 @@ fn every_number_of_ranks_and_sharding_saves_the_same_tensors_and_each_rank_its_s
 #[test]
 fn a_checkpoint_is_resumed_by_any_number_of_ranks_under_any_sharding() {
     let small = Small::new("dpo");
-    small.finish("whole", Start::Fresh, &with(&settings((1, "ddp")), &[]));
+    small.finish("whole", RunDirPolicy::Fresh, &with(&settings((1, "ddp")), &[]));
     let whole = (small.weights("whole"), tensors(&small.path("whole/checkpoints/step-000006")));
     for (before, after) in [
         ((1, "ddp"), (4, "zero3")),
@@ -95,9 +95,10 @@ fn a_checkpoint_is_resumed_by_any_number_of_ranks_under_any_sharding() {
         let name = format!("{}{}to{}{}", before.0, before.1, after.0, after.1);
         // Half of them are written where they lie.
         let writing = format!("train.async_checkpoints={}", before.0 % 2 == 0);
-        let (_, outcome) = small.run(&name, Start::Fresh, Some(3), &with(&settings(before), &[&writing]));
+        let (_, outcome) =
+            small.run(&name, RunDirPolicy::Fresh, Some(3), &with(&settings(before), &[&writing]));
         outcome.unwrap_or_else(|e| panic!("{name}: {e}"));
-        small.finish(&name, Start::Resume, &with(&settings(after), &[]));
+        small.finish(&name, RunDirPolicy::Resume, &with(&settings(after), &[]));
         let found = (small.weights(&name), tensors(&small.path(&name).join("checkpoints/step-000006")));
         assert!(found == whole, "{name}");
     }
@@ -111,7 +112,8 @@ fn writing_beside_training_changes_no_number_and_no_file() {
             let name = format!("{}{}{value}", place.0, place.1);
             let writing = format!("train.async_checkpoints={value}");
             let settings = settings(place);
-            let heard = small.finish(&name, Start::Fresh, &with(&settings, &[&writing, "train.keep=0"]));
+            let heard =
+                small.finish(&name, RunDirPolicy::Fresh, &with(&settings, &[&writing, "train.keep=0"]));
             let saved =
                 [2, 4, 6].map(|step| parts(&small.path(&name).join(format!("checkpoints/step-00000{step}"))));
             (heard.steps, small.weights(&name), saved)
@@ -127,7 +129,7 @@ fn the_plan_counts_the_copy_that_checkpoints_are_written_from() {
     let planned = |place: (usize, &str), more: &[&str]| {
         let settings = settings(place);
         let config = small.config("run", &with(&settings, more));
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let bytes = (0..place.0).map(|rank| {
             let plan = Plan::make(&config, &prepared, rank, place.0).unwrap().to_json();
             let phases = plan["phases"].as_array().unwrap();

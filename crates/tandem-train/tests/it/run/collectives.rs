@@ -4,7 +4,7 @@ use tandem_comm::{Call, Operation};
 use tandem_kernels::{DType, Format};
 use tandem_model::{Decoder, LayerId, Packing};
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::dry_run;
 
 use crate::small::Small;
@@ -24,7 +24,7 @@ fn every_rank_of_up_to_1024_makes_the_same_calls_in_the_same_order() {
             [format!("compute.sharding={sharding}"), format!("compute.replicate={replicate}")];
         for (dtype, most) in [("compute.dtype=f32", 1024), ("compute.dtype=bf16", 64)] {
             let config = small.config("run", &["reference.kind=model", &sharding, &replicas_of, dtype]);
-            let prepared = Prepared::open(&config, &mut Silent).unwrap();
+            let prepared = RunInputs::open(&config, &mut Silent).unwrap();
             for num_ranks in [2, 3, 8, 64, 1024] {
                 if num_ranks % replicate != 0 || num_ranks > most {
                     continue;
@@ -79,7 +79,7 @@ fn ranks_send_what_the_documentation_says() {
         // One micro-batch on each of two ranks; where there are four, two walk along.
         let one_round = ["reference.kind=model", "train.micro_batch_size=4"];
         let config = small.config("run", &[&one_round[..], &[&sharding, &replicas, &reduction]].concat());
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let calls = (0..2 * replicate)
             .flat_map(|rank| dry_run::calls(&config, &prepared, rank, 2 * replicate).unwrap());
         let decoder = &prepared.decoder;
@@ -112,7 +112,7 @@ fn a_sharded_layer_is_gathered_once_on_the_way_there_and_once_on_the_way_back() 
     let small = Small::new("dpo");
     let overrides = ["reference.kind=model", "train.micro_batch_size=4", "compute.sharding=zero3"];
     let config = small.config("run", &overrides);
-    let prepared = Prepared::open(&config, &mut Silent).unwrap();
+    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
     let calls = dry_run::calls(&config, &prepared, 1, 2).unwrap();
     let gathers = calls.iter().filter(|(_, call)| call.operation == Operation::AllGather).count();
     // Embedding, two blocks and the head for the reference; the same for the policy, which then goes back through the
@@ -128,7 +128,7 @@ fn gathers_run_ahead_and_reductions_behind() {
     let small = Small::new("dpo");
     let overrides = ["reference.kind=model", "train.micro_batch_size=4", "compute.sharding=zero3"];
     let config = small.config("run", &overrides);
-    let prepared = Prepared::open(&config, &mut Silent).unwrap();
+    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
     let calls = dry_run::calls(&config, &prepared, 0, 2).unwrap();
     let decoder = &prepared.decoder;
     let lengths: Vec<usize> = decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).collect();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use tandem_train::Config;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 
@@ -77,7 +77,7 @@ fn trained_before(small: &Small, kind: &str) -> PathBuf {
     let name = format!("start-{kind}");
     let kind = format!("adapter.kind={kind}");
     let own = ["reference.kind=base", "adapter.rank=4", "train.learning_rate=1e-2", &kind];
-    small.finish(&name, Start::Overwrite, &[&BATCH[..], &own].concat());
+    small.finish(&name, RunDirPolicy::Overwrite, &[&BATCH[..], &own].concat());
     small.path(&name).join("final")
 }
 
@@ -85,7 +85,7 @@ type Run = (Vec<String>, Vec<u8>);
 
 fn run(small: &Small, settings: &[String]) -> Run {
     let settings: Vec<&str> = BATCH.into_iter().chain(settings.iter().map(String::as_str)).collect();
-    let heard = small.finish("run", Start::Overwrite, &settings);
+    let heard = small.finish("run", RunDirPolicy::Overwrite, &settings);
     (heard.steps, small.weights("run"))
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use super::ranks::log;
 use crate::small::Small;
@@ -23,7 +23,7 @@ const BATCH: [&str; 7] = [
 type Run = (Vec<Map<String, Value>>, Vec<u8>);
 
 fn run(small: &Small, settings: &[&str]) -> Run {
-    small.finish("run", Start::Overwrite, &[&BATCH, settings].concat());
+    small.finish("run", RunDirPolicy::Overwrite, &[&BATCH, settings].concat());
     (log(small, "run"), small.weights("run"))
 }
 
@@ -120,7 +120,7 @@ fn one_micro_batch_of_everything_is_near() {
     let (parts, _) = run(&small, &["reference.kind=model"]);
     small.finish(
         "whole",
-        Start::Fresh,
+        RunDirPolicy::Fresh,
         &[&BATCH[..], &["reference.kind=model", "train.micro_batch_size=32"]].concat(),
     );
     for (parts, whole) in parts.iter().zip(log(&small, "whole")) {

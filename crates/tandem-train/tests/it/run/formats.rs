@@ -7,19 +7,19 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tandem_comm::{Group, threads};
-use tandem_kernels::{DType, Device, Format, Kind, MemoryUse};
+use tandem_comm::{ProcessGroup, threads};
+use tandem_kernels::{DType, Device, Format, MemoryKind, MemoryUse};
 use tandem_model::WeightSource;
 use tandem_model::save::SHARD_BYTES;
-use tandem_model::{Decoder, LayerId, ModelFolder, Part, Save, init};
+use tandem_model::{Decoder, LayerId, ModelFolder, ParamKind, Save, init};
 use tandem_train::config::{Config, Weights};
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
-use tandem_train::placement::Homes;
+use tandem_train::inputs::RunInputs;
+use tandem_train::placement::MemoryPlacement;
 use tandem_train::plan::Plan;
 use tandem_train::run::run_dir;
 use tandem_train::weights::Packings;
-use tandem_train::weights::initial_weights::Start;
+use tandem_train::weights::initial_weights::InitialWeights;
 use tandem_train::{Event, Observer, Outcome, Trainer};
 
 use crate::small::Small;
@@ -54,7 +54,7 @@ fn larger_model(small: &Small) -> PathBuf {
     fs::write(&path, Value::Object(config).to_string()).unwrap();
     let template = ModelFolder::open(&folder).unwrap();
     let decoder = Decoder::new(template.spec().clone(), 96).unwrap();
-    let weights = init::init(&decoder, &device(), Kind::Master, 3).unwrap();
+    let weights = init::init(&decoder, &device(), MemoryKind::Master, 3).unwrap();
     let whole = small.path("larger-whole");
     let save = Save { template: &template, decoder: &decoder, dtype: DType::Bf16, shard_bytes: SHARD_BYTES };
     save.write_resident(&whole, &device(), &weights).unwrap();
@@ -76,14 +76,20 @@ fn largest_piece(packings: &Packings, decoder: &Decoder) -> [usize; 3] {
 }
 
 /// What loading frozen weights takes at its peak, and what stays.
-fn load(config: &Config, prepared: &Prepared, device: &Device, group: &mut Group) -> (MemoryUse, usize) {
+fn load(
+    config: &Config,
+    prepared: &RunInputs,
+    device: &Device,
+    group: &mut ProcessGroup,
+) -> (MemoryUse, usize) {
     let decoder = &prepared.decoder;
-    let start = Start::of_policy(config, &prepared.folder, decoder).unwrap();
-    let weights =
-        start.frozen(config, decoder, &Homes::all_in(device.clone()), group, Kind::Weights, None).unwrap();
+    let start = InitialWeights::of_policy(config, &prepared.folder, decoder).unwrap();
+    let weights = start
+        .frozen(config, decoder, &MemoryPlacement::all_in(device.clone()), group, MemoryKind::Weights, None)
+        .unwrap();
     let memory = device.memory();
     drop(weights);
-    let stays = memory.current[Kind::Weights as usize];
+    let stays = memory.current[MemoryKind::Weights as usize];
     (memory, stays)
 }
 
@@ -103,7 +109,7 @@ fn loading_takes_what_stays_and_one_piece() {
                 .collect();
             let config = small.config("run", &settings);
             let config = Config { weights: Weights::Folder, ..config };
-            let prepared = Prepared::open(&config, &mut Silent).unwrap();
+            let prepared = RunInputs::open(&config, &mut Silent).unwrap();
             let packings = Packings::new(&prepared.decoder, format, DType::F32);
             let [values, packed, scales] = largest_piece(&packings, &prepared.decoder);
             let layers = prepared.decoder.layers();
@@ -157,10 +163,10 @@ fn a_run_takes_what_its_plan_says() {
             let name = format!("{format}-{reference}");
             let config = small.config(&name, &settings);
             let config = Config { weights: Weights::Folder, ..config };
-            let prepared = Prepared::open(&config, &mut Silent).unwrap();
+            let prepared = RunInputs::open(&config, &mut Silent).unwrap();
             let plan = Plan::make(&config, &prepared, 0, 1).unwrap();
             let planned = plan.phases.iter().map(|phase| phase.memory.peak).max().unwrap();
-            let mut trainer = Trainer::new(config, run_dir::Start::Fresh, &mut Silent).unwrap();
+            let mut trainer = Trainer::new(config, run_dir::RunDirPolicy::Fresh, &mut Silent).unwrap();
             let outcome = trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
             assert!(matches!(outcome, Outcome::Finished(_)));
             let measured = trainer.device().memory().peak;
@@ -171,24 +177,32 @@ fn a_run_takes_what_its_plan_says() {
 }
 
 /// The golden folders have no tokens: those of the small model stand in, as nothing here looks at them.
-fn quantised(small: &Small, name: &str, settings: &[&str]) -> (Config, Prepared) {
+fn quantised(small: &Small, name: &str, settings: &[&str]) -> (Config, RunInputs) {
     let config = small.config(name, settings);
     let config = Config { weights: Weights::Folder, ..config };
-    let prepared = Prepared::open(&small.config(name, &["compute.threads=1"]), &mut Silent).unwrap();
+    let prepared = RunInputs::open(&small.config(name, &["compute.threads=1"]), &mut Silent).unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/quantised").join(name);
     let folder = ModelFolder::open(&path).unwrap();
     let decoder = Arc::new(Decoder::new(folder.spec().clone(), 32).unwrap());
-    (config, Prepared { folder, decoder, ..prepared })
+    (config, RunInputs { folder, decoder, ..prepared })
 }
 
-const MATRICES: [Part; 4] = [Part::QkvWeight, Part::OutWeight, Part::UpWeight, Part::DownWeight];
+const MATRICES: [ParamKind; 4] =
+    [ParamKind::QkvWeight, ParamKind::OutWeight, ParamKind::UpWeight, ParamKind::DownWeight];
 
 /// Every matrix of the blocks, as a fetch brings it, and its bits as f32.
-fn fetched(config: &Config, prepared: &Prepared) -> Vec<u32> {
+fn fetched(config: &Config, prepared: &RunInputs) -> Vec<u32> {
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = Start::of_policy(config, &prepared.folder, decoder).unwrap();
+    let start = InitialWeights::of_policy(config, &prepared.folder, decoder).unwrap();
     let mut source = start
-        .frozen(config, decoder, &Homes::all_in(device), &mut Group::alone(), Kind::Weights, None)
+        .frozen(
+            config,
+            decoder,
+            &MemoryPlacement::all_in(device),
+            &mut ProcessGroup::alone(),
+            MemoryKind::Weights,
+            None,
+        )
         .unwrap();
     let blocks = decoder.layers().into_iter().filter(|layer| matches!(layer, LayerId::Block(_)));
     let mut bits = Vec::new();
@@ -204,7 +218,7 @@ fn fetched(config: &Config, prepared: &Prepared) -> Vec<u32> {
 }
 
 /// What the files stand for.
-fn read(prepared: &Prepared) -> Vec<u32> {
+fn read(prepared: &RunInputs) -> Vec<u32> {
     let decoder = &prepared.decoder;
     let files = prepared.folder.weights(decoder).unwrap();
     let mut bits = Vec::new();
@@ -229,7 +243,9 @@ fn a_quantised_base_keeps_its_format() {
         let (config, prepared) = quantised(&small, name, &ADAPTER);
         let expected = read(&prepared);
         let start = |config: &Config| {
-            Start::of_policy(config, &prepared.folder, &prepared.decoder).unwrap().frozen_format(config)
+            InitialWeights::of_policy(config, &prepared.folder, &prepared.decoder)
+                .unwrap()
+                .frozen_format(config)
         };
         assert_eq!(start(&config), format, "{name}");
         assert!(fetched(&config, &prepared) == expected, "{name}");
@@ -242,7 +258,7 @@ fn a_quantised_base_keeps_its_format() {
         // Another format is made of the values: those of an ordinary folder that holds them.
         let device = device();
         let (decoder, folder) = (&prepared.decoder, &prepared.folder);
-        let weights = folder.weights(decoder).unwrap().load(decoder, &device, Kind::Master).unwrap();
+        let weights = folder.weights(decoder).unwrap().load(decoder, &device, MemoryKind::Master).unwrap();
         let path = small.path(&format!("{name}-dequantised"));
         let save = Save { template: folder, decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
         save.write_resident(&path, &device, &weights).unwrap();
@@ -250,7 +266,7 @@ fn a_quantised_base_keeps_its_format() {
         let other = format!("compute.format={other}");
         let (config, _) = quantised(&small, name, &["adapter.rank=4", "compute.threads=1", &other]);
         let found = fetched(&config, &prepared);
-        let dequantised = Prepared { folder: ModelFolder::open(&path).unwrap(), ..prepared };
+        let dequantised = RunInputs { folder: ModelFolder::open(&path).unwrap(), ..prepared };
         assert!(found == fetched(&config, &dequantised), "{name}, {other}");
         assert!(found != expected, "{name}, {other}");
     }
@@ -262,12 +278,19 @@ fn what_is_seen_is_what_stored_weights_stand_for() {
     let small = Small::new("dpo");
     let (config, prepared) = quantised(&small, "llama-nf4", &ADAPTER);
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = Start::of_policy(&config, &prepared.folder, decoder).unwrap();
+    let start = InitialWeights::of_policy(&config, &prepared.folder, decoder).unwrap();
     let mut seen = 0.0;
     let see =
         &mut |_: LayerId, values: &[f32]| seen += values.iter().map(|x| f64::from(x.abs())).sum::<f64>();
     start
-        .frozen(&config, decoder, &Homes::all_in(device), &mut Group::alone(), Kind::Weights, Some(see))
+        .frozen(
+            &config,
+            decoder,
+            &MemoryPlacement::all_in(device),
+            &mut ProcessGroup::alone(),
+            MemoryKind::Weights,
+            Some(see),
+        )
         .unwrap();
     let files = prepared.folder.weights(decoder).unwrap();
     let mut expected = 0.0;
@@ -305,7 +328,7 @@ fn training_every_weight_of_a_quantised_folder_warns() {
         let config = small.config("run", &settings);
         let config = Config { weights: Weights::Folder, ..config };
         let mut warnings = Warnings(Vec::new());
-        Prepared::open(&config, &mut warnings).unwrap();
+        RunInputs::open(&config, &mut warnings).unwrap();
         let found: Vec<_> = warnings.0.iter().filter(|text| text.contains("holds int8 weights")).collect();
         assert_eq!(found.len(), expected, "{:?}", warnings.0);
     }

@@ -8,13 +8,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Map, Value};
-use tandem_judge::{Assessment, Candidate, Group, JudgeError, Panel, Prompt};
+use tandem_judge::{Assessment, Candidate, JudgeError, Panel, Prompt, PromptWithCompletions};
 use tandem_kernels::{DType, Device};
 use tandem_train::config::load_judges;
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::Plan;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 use tandem_train::{Config, Outcome, Result, judges};
 use tempfile::TempDir;
@@ -62,7 +62,7 @@ fn judge(panel: &mut Panel, rows: &[Map<String, Value>]) -> Vec<Vec<Assessment>>
     let groups: Vec<_> = rows
         .iter()
         .zip(&texts)
-        .map(|(row, texts)| Group {
+        .map(|(row, texts)| PromptWithCompletions {
             place: "rows.jsonl:1",
             prompt: match &row["prompt"] {
                 Value::String(text) => Prompt::Text(text),
@@ -173,7 +173,8 @@ fn a_reward_model_stops_when_it_is_asked_to() {
     let mut panel = panel(folder.path(), REWARD).0.unwrap();
     let row = Map::new();
     let answers = vec![Candidate { text: "yes", tokens: 1, is_ended: true }];
-    let group = Group { place: "rows.jsonl:1", prompt: Prompt::Text("so?"), row: &row, answers };
+    let group =
+        PromptWithCompletions { place: "rows.jsonl:1", prompt: Prompt::Text("so?"), row: &row, answers };
     let error = panel.judge(&[group], &AtomicBool::new(true)).unwrap_err();
     assert!(matches!(error, JudgeError::Stopped), "{error}");
 }
@@ -192,7 +193,7 @@ fn the_plan_counts_the_reward_models_of_an_online_run() {
             Config::load(&path, &[&settings, more].concat()).unwrap_or_else(|e| panic!("{e}"))
         };
         let config = load(&[]);
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let plans = [0, 1].map(|rank| Plan::make(&config, &prepared, rank, 2).unwrap());
         let [first, second] = plans.each_ref().map(Plan::needs);
         assert!(first.judges > 0 && second.judges == 0, "{first:?} {second:?}");
@@ -200,7 +201,8 @@ fn the_plan_counts_the_reward_models_of_an_online_run() {
         let own = first.arena - first.judges;
         assert!(own.abs_diff(second.arena) < own / 50, "{first:?} {second:?}");
         let cap = format!("compute.memory={}B", first.ram());
-        let outcome = spawn::train(&load(&[&cap]), Start::Overwrite, &mut Silent, &AtomicBool::new(false));
+        let outcome =
+            spawn::train(&load(&[&cap]), RunDirPolicy::Overwrite, &mut Silent, &AtomicBool::new(false));
         assert!(matches!(outcome, Ok(Outcome::Finished(_))), "{ahead}: {outcome:?}");
         let scored = log(&small, "run").iter().all(|line| line["unscored"] == 0);
         assert!(scored, "{ahead}");

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Map, Value};
 use tandem_train::events::Silent;
 use tandem_train::run::evaluation::evaluate;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Event, Observer, Outcome};
 
 use super::ranks::{held_out, log};
@@ -29,7 +29,11 @@ fn kinds(small: &Small) -> [Vec<String>; 2] {
 }
 
 fn run(small: &Small, name: &str, settings: &[&str]) -> Run {
-    small.finish(name, Start::Overwrite, &[&["compute.threads=1", "train.eval_every=3"], settings].concat());
+    small.finish(
+        name,
+        RunDirPolicy::Overwrite,
+        &[&["compute.threads=1", "train.eval_every=3"], settings].concat(),
+    );
     let folder = small.path(name).join("final");
     let weights = ["model.safetensors", "adapter_model.safetensors"].map(|file| fs::read(folder.join(file)));
     (log(small, name), weights.into_iter().find_map(Result::ok).expect("the run finished"))
@@ -130,10 +134,10 @@ fn inputs_of_blocks_that_wait_in_host_memory_change_nothing() {
 fn a_run_stopped_under_one_offload_goes_on_under_another() {
     let small = Small::new("dpo");
     let model = ["reference.kind=model", "compute.threads=1"];
-    let whole = small.finish("whole", Start::Fresh, &model);
+    let whole = small.finish("whole", RunDirPolicy::Fresh, &model);
     let scratch = scratch(&small);
     let nvme = ["compute.offload=nvme", scratch.as_str()];
-    let mut start = Start::Fresh;
+    let mut start = RunDirPolicy::Fresh;
     let mut steps = Vec::new();
     for (settings, until) in [
         (&nvme[..], Some(1)),
@@ -146,7 +150,7 @@ fn a_run_stopped_under_one_offload_goes_on_under_another() {
         assert_eq!(matches!(outcome, Outcome::Finished(_)), until.is_none());
         assert_eq!(heard.warnings, [""; 0], "none of the keys alters the run");
         steps.extend(heard.steps);
-        start = Start::Resume;
+        start = RunDirPolicy::Resume;
     }
     assert_eq!(steps, whole.steps);
     assert!(small.weights("parts") == small.weights("whole"));
@@ -156,7 +160,7 @@ fn a_run_stopped_under_one_offload_goes_on_under_another() {
 fn evaluation_reads_offloaded_weights() {
     let small = Small::new("dpo");
     let eval = held_out(&small, "pref_conv.jsonl");
-    small.finish("run", Start::Fresh, &["reference.kind=model", &eval]);
+    small.finish("run", RunDirPolicy::Fresh, &["reference.kind=model", &eval]);
     let checkpoint = small.path("run/checkpoints/step-000006");
     let loss = |settings: &[&str]| {
         let config = small.config("run", &[&["reference.kind=model", &eval], settings].concat());
@@ -200,7 +204,7 @@ fn a_plan_tells_device_host_and_file_apart_and_a_run_needs_what_it_says() {
         let mut planned = Planned::default();
         let common = ["reference.kind=model", "train.save_every=0", "compute.threads=1"];
         let config = small.config("run", &[&common, settings].concat());
-        let mut trainer = tandem_train::Trainer::new(config, Start::Overwrite, &mut planned).unwrap();
+        let mut trainer = tandem_train::Trainer::new(config, RunDirPolicy::Overwrite, &mut planned).unwrap();
         trainer.run(&mut planned, &false.into()).unwrap();
         let homes = trainer.homes();
         let marks = [Some(&homes.device), homes.host(), homes.file()];
@@ -230,7 +234,7 @@ fn a_folder_that_will_not_do_is_refused_before_any_rank_starts() {
         let folder = small.path(name);
         let setting = format!("compute.offload_dir={}", folder.display());
         let settings = ["compute.offload=nvme", &setting, "compute.devices=cpu:2"];
-        let (_, outcome) = small.run("run", Start::Fresh, None, &settings);
+        let (_, outcome) = small.run("run", RunDirPolicy::Fresh, None, &settings);
         let error = outcome.unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
         assert!(

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use tandem_train::Outcome;
 use tandem_train::events::Silent;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 
 use super::ranks::log;
@@ -30,7 +30,7 @@ const COMMON: [&str; 4] =
     ["compute.threads=1", "online.samples_every=1", "train.learning_rate=3e-3", "train.batch_size=5"];
 
 fn run(small: &Small, name: &str, settings: &[&str]) -> Run {
-    small.finish(name, Start::Overwrite, &[&COMMON[..], settings].concat());
+    small.finish(name, RunDirPolicy::Overwrite, &[&COMMON[..], settings].concat());
     left(small, name)
 }
 
@@ -192,14 +192,14 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     ] {
         let small = Small::new("online");
         let whole = run(&small, "whole", own);
-        let mut start = Start::Fresh;
+        let mut start = RunDirPolicy::Fresh;
         for (ranks, until) in [(1, Some(1)), (2, Some(3)), (3, Some(4)), (1, None)] {
             let devices = format!("compute.devices=cpu:{ranks}");
             let settings = [&COMMON[..], own, &[devices.as_str()]].concat();
             let (_, outcome) = small.run("parts", start, until, &settings);
             let outcome = outcome.unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(matches!(outcome, Outcome::Finished(_)), until.is_none());
-            start = Start::Resume;
+            start = RunDirPolicy::Resume;
         }
         let parts = left(&small, "parts");
         assert_eq!(parts.1, whole.1, "{own:?}: samples");
@@ -215,7 +215,7 @@ fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
         let small = Small::new("online");
         let own = [own, &["online.max_new_tokens=40", "online.answers=4"]].concat();
         let whole = run(&small, "whole", &own);
-        let mut start = Start::Overwrite;
+        let mut start = RunDirPolicy::Overwrite;
         for turn in 0..8 {
             let devices = format!("compute.devices=cpu:{}", 1 + turn % 3);
             let settings = [&COMMON[..], &own, &[devices.as_str()]].concat();
@@ -230,7 +230,7 @@ fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
             if let Outcome::Stopped(Some(_)) | Outcome::Finished(_) =
                 outcome.unwrap_or_else(|e| panic!("{e}"))
             {
-                start = Start::Resume;
+                start = RunDirPolicy::Resume;
             }
         }
         small.finish("parts", start, &[&COMMON[..], &own].concat());
@@ -278,7 +278,7 @@ fn what_generated_an_answer_is_what_trains_on_it() {
 fn answers_that_are_all_alike_leave_nothing_to_learn_and_the_run_goes_on() {
     let small = Small::new("online");
     let settings = [&COMMON[..], &["online.temperature=0", "train.steps=2"]].concat();
-    let heard = small.finish("run", Start::Overwrite, &settings);
+    let heard = small.finish("run", RunDirPolicy::Overwrite, &settings);
     assert!(
         heard.warnings.iter().any(|text| text.starts_with("nothing was learned")),
         "{:?}",

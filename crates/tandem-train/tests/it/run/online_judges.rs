@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tandem_train::events::Silent;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 use tandem_train::{Config, Outcome, Result};
 
@@ -28,7 +28,7 @@ fn config(small: &Small, name: &str, judges: &str, ranks: usize, more: &[&str]) 
 
 fn train(small: &Small, judges: &str, ranks: usize) -> Result<Outcome> {
     let config = config(small, "run", judges, ranks, &[]);
-    spawn::train(&config, Start::Overwrite, &mut Silent, &AtomicBool::new(false))
+    spawn::train(&config, RunDirPolicy::Overwrite, &mut Silent, &AtomicBool::new(false))
 }
 
 /// A judge that is this shell program, which finds the item's id in `$id`.
@@ -147,7 +147,7 @@ fn a_run_does_not_wait_for_its_judges_when_it_is_to_stop() {
                 }
                 stop.store(true, Ordering::Relaxed);
             });
-            let outcome = spawn::train(&parts, Start::Fresh, &mut Silent, &stop);
+            let outcome = spawn::train(&parts, RunDirPolicy::Fresh, &mut Silent, &stop);
             is_over.store(true, Ordering::Relaxed);
             outcome
         });
@@ -155,8 +155,8 @@ fn a_run_does_not_wait_for_its_judges_when_it_is_to_stop() {
         fs::write(&gate, "").unwrap();
         let rest = config(&small, "parts", &judge, 1, more);
         let go = |config: &Config, start| spawn::train(config, start, &mut Silent, &AtomicBool::new(false));
-        assert!(matches!(go(&rest, Start::Resume), Ok(Outcome::Finished(_))));
-        go(&config(&small, "whole", &judge, 1, more), Start::Fresh).unwrap_or_else(|e| panic!("{e}"));
+        assert!(matches!(go(&rest, RunDirPolicy::Resume), Ok(Outcome::Finished(_))));
+        go(&config(&small, "whole", &judge, 1, more), RunDirPolicy::Fresh).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(log(&small, "parts"), log(&small, "whole"), "{more:?}");
         assert!(small.weights("parts") == small.weights("whole"), "{more:?}");
     }

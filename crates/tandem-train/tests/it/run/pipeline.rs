@@ -8,9 +8,9 @@ use serde_json::{Map, Value};
 use tandem_comm::{Call, ElementKind, Operation, threads};
 use tandem_model::LayerId;
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::{Plan, dry_run};
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Trainer};
 
 use super::ranks::{held_out, log};
@@ -42,7 +42,7 @@ fn strings(settings: &[&str]) -> Vec<String> {
 
 fn finish(small: &Small, name: &str, settings: &[&[String]]) -> (Vec<Map<String, Value>>, Vec<u8>) {
     let settings = settings.concat();
-    small.finish(name, Start::Overwrite, &settings.iter().map(String::as_str).collect::<Vec<_>>());
+    small.finish(name, RunDirPolicy::Overwrite, &settings.iter().map(String::as_str).collect::<Vec<_>>());
     (log(small, name), small.weights(name))
 }
 
@@ -138,7 +138,7 @@ fn a_run_goes_on_with_another_number_of_stages() {
     for family in ["llama", "gpt2"] {
         let common = [model(&small, family, 4), "reference.kind=model".to_owned()];
         let whole = finish(&small, "whole", &[&common, &on(1, 1, 1, "ddp")]);
-        let mut start = Start::Overwrite;
+        let mut start = RunDirPolicy::Overwrite;
         for (ranks, stages, sharding, until) in [
             (2, 2, "ddp", Some(1)),
             (1, 1, "ddp", Some(2)),
@@ -152,7 +152,7 @@ fn a_run_goes_on_with_another_number_of_stages() {
             let (heard, outcome) = small.run("parts", start, until, &settings);
             outcome.unwrap_or_else(|e| panic!("{e}"));
             assert!(heard.warnings.is_empty(), "{:?}", heard.warnings);
-            start = Start::Resume;
+            start = RunDirPolicy::Resume;
         }
         assert_eq!(log(&small, "parts"), whole.0, "{family}");
         assert!(small.weights("parts") == whole.1, "{family}");
@@ -200,7 +200,7 @@ fn a_step_that_one_stage_cannot_take_is_taken_by_none() {
     let outcome = |ways: &[String]| {
         let settings = [&common[..], ways].concat();
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-        let (heard, outcome) = small.run("run", Start::Overwrite, None, &settings);
+        let (heard, outcome) = small.run("run", RunDirPolicy::Overwrite, None, &settings);
         (heard.steps.len(), heard.skipped, outcome.unwrap_err().to_string())
     };
     let expected = outcome(&on(1, 1, 1, "ddp"));
@@ -219,7 +219,7 @@ fn each_stage_plans_the_memory_that_it_takes_and_needs_no_more_later() {
     for (family, sharding) in [("llama", "ddp"), ("gpt2", "zero3")] {
         let common = [&settings[..], &[model(&small, family, 6)]].concat();
         let config = config(&small, "run", &[&common, &on(3, 3, 1, sharding)]);
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let plan = |rank: usize| Plan::make(&config, &prepared, rank, 3).unwrap();
         assert_eq!([0, 1, 2].map(|rank| plan(rank).under_way), [3, 2, 1]);
         let run = |steps: u64| -> Vec<usize> {
@@ -230,7 +230,7 @@ fn each_stage_plans_the_memory_that_it_takes_and_needs_no_more_later() {
                     config.train.length = tandem_train::config::Length::Steps(steps);
                     scope.spawn(move || {
                         let mut trainer =
-                            Trainer::on_rank(config, Start::Overwrite, group, &mut Silent).unwrap();
+                            Trainer::on_rank(config, RunDirPolicy::Overwrite, group, &mut Silent).unwrap();
                         trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
                         trainer.device().high_water()
                     })
@@ -271,12 +271,12 @@ fn ranks_or_models_that_cannot_be_divided_are_refused_before_any_starts() {
         let settings = [&on(ranks, stages, slices, "ddp")[..], std::slice::from_ref(&model)];
         let overrides = settings.concat();
         let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
-        let (_, outcome) = small.run("run", Start::Fresh, None, &overrides);
+        let (_, outcome) = small.run("run", RunDirPolicy::Fresh, None, &overrides);
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert!(!small.path("run").exists(), "nothing is written");
         let config = config(&small, "run", &settings);
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let error = Plan::make(&config, &prepared, 0, ranks).unwrap_err().to_string();
         assert!(error.contains(expected), "plan: {error}");
     }
@@ -294,7 +294,7 @@ fn every_rank_of_up_to_1024_makes_the_same_calls_and_receives_what_is_sent() {
             let settings =
                 [&on(1, stages, slices, sharding)[..], &[model.clone(), "reference.kind=model".into()]];
             let config = config(&small, "run", &settings);
-            let prepared = Prepared::open(&config, &mut Silent).unwrap();
+            let prepared = RunInputs::open(&config, &mut Silent).unwrap();
             let all: Vec<Vec<(usize, Call)>> =
                 (0..ranks).map(|rank| dry_run::calls(&config, &prepared, rank, ranks).unwrap()).collect();
             let pipeline = if slices > 1 { 3 } else { 2 };
@@ -353,7 +353,7 @@ fn stages_send_what_the_documentation_says() {
             [model(&small, family, 3), "reference.kind=model".into(), "train.micro_batch_size=2".into()];
         for slices in [1, 2] {
             let config = config(&small, "run", &[&common, &on(3 * slices, 3, slices, "ddp")]);
-            let prepared = Prepared::open(&config, &mut Silent).unwrap();
+            let prepared = RunInputs::open(&config, &mut Silent).unwrap();
             let rows = prepared.batches(&config).rows(0).to_vec();
             let mut batcher = prepared.batcher(&config);
             let cuts = batcher.cut(&prepared.train, &rows).into_iter();

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use tandem_comm::threads;
 use tandem_train::events::Silent;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 use tandem_train::{Config, Event, Observer, Options, Outcome, Trainer};
 
@@ -32,7 +32,7 @@ impl Observer for Shown {
 
 fn profiled(config: &Config) -> Shown {
     let mut shown = Shown::default();
-    let options = Options { start: Start::Overwrite, profile: true };
+    let options = Options { start: RunDirPolicy::Overwrite, profile: true };
     let outcome = spawn::train(config, options, &mut shown, &AtomicBool::new(false)).unwrap();
     assert!(matches!(outcome, Outcome::Finished(_)));
     shown
@@ -103,7 +103,7 @@ fn assert_gapless(spans: &[(String, String, u64, u64, u64)]) {
 fn every_rank_writes_what_ran_and_the_bits_are_those_of_a_run_without_it() {
     let small = Small::new("dpo");
     let settings = ["reference.kind=model", "compute.devices=cpu:2", "train.steps=9", "compute.threads=1"];
-    small.finish("run", Start::Fresh, &settings);
+    small.finish("run", RunDirPolicy::Fresh, &settings);
     let expected = (log(&small, "run"), small.weights("run"));
     let shown = profiled(&small.config("run", &settings));
     assert!((log(&small, "run"), small.weights("run")) == expected, "a profile changed the run");
@@ -162,7 +162,7 @@ fn every_rank_writes_what_ran_and_the_bits_are_those_of_a_run_without_it() {
         assert!((row["calls"].as_f64().unwrap() * 5.0 - linears as f64).abs() < 1e-6, "{linears} and {row}");
     }
     // The next run without a profile leaves none of this one's.
-    small.finish("run", Start::Overwrite, &settings);
+    small.finish("run", RunDirPolicy::Overwrite, &settings);
     assert!(!small.path("run").join("profile").exists());
 }
 
@@ -230,7 +230,7 @@ fn a_run_that_is_stopped_tells_of_the_whole_steps_that_it_took() {
         }
         let stop = AtomicBool::new(false);
         let mut stopping = Stopping(Shown::default(), &stop, steps);
-        let outcome = spawn::train(&config, options(Start::Overwrite), &mut stopping, &stop).unwrap();
+        let outcome = spawn::train(&config, options(RunDirPolicy::Overwrite), &mut stopping, &stop).unwrap();
         assert!(matches!(outcome, Outcome::Stopped(_)));
         assert_eq!((stopping.0.tables.len(), stopping.0.warnings.len()), (tables, warnings));
         if tables > 0 {
@@ -253,7 +253,7 @@ fn ranks_that_do_not_all_profile_are_refused() {
             .map(|group| {
                 let config = config.clone();
                 scope.spawn(move || {
-                    let options = Options { start: Start::Fresh, profile: group.rank() == 0 };
+                    let options = Options { start: RunDirPolicy::Fresh, profile: group.rank() == 0 };
                     Trainer::on_rank(config, options, group, &mut Silent).err().map(|error| error.to_string())
                 })
             })

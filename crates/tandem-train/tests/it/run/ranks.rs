@@ -1,7 +1,7 @@
 //! The same bits on any number of ranks.
 
 use serde_json::{Map, Value};
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 
@@ -38,7 +38,7 @@ fn same_on_every_number_of_ranks(small: &Small, overrides: &[&str]) {
         let name = format!("on{ranks}");
         let devices = on(ranks);
         let all = [overrides, &common, &[devices.as_str()]].concat();
-        small.finish(&name, Start::Overwrite, &all);
+        small.finish(&name, RunDirPolicy::Overwrite, &all);
         let found = (log(small, &name), small.weights(&name));
         assert_eq!(found.0.len(), 8, "six steps and two evaluations");
         let expected = first.get_or_insert_with(|| found.clone());
@@ -79,7 +79,7 @@ fn every_sharding_gives_the_same_as_none() {
                 &dtype,
                 &format!("compute.sharding={sharding}"),
             ];
-            small.finish(sharding, Start::Overwrite, &all);
+            small.finish(sharding, RunDirPolicy::Overwrite, &all);
             let found = (log(&small, sharding), small.weights(sharding));
             assert!(*first.get_or_insert_with(|| found.clone()) == found, "{sharding} in {dtype}");
         }
@@ -128,9 +128,9 @@ fn a_precomputed_reference_is_computed_once_and_then_shared() {
         names.filter(|name| name.to_string_lossy().starts_with("reference-")).count()
     };
     let precompute = ["reference.kind=precompute", "compute.threads=1"];
-    small.finish("three", Start::Fresh, &[&precompute[..], &["compute.devices=cpu:3"]].concat());
+    small.finish("three", RunDirPolicy::Fresh, &[&precompute[..], &["compute.devices=cpu:3"]].concat());
     assert_eq!(files(), 1);
-    small.finish("two", Start::Fresh, &[&precompute[..], &["compute.devices=cpu:2"]].concat());
+    small.finish("two", RunDirPolicy::Fresh, &[&precompute[..], &["compute.devices=cpu:2"]].concat());
     assert_eq!(files(), 1, "found by its key, not computed anew");
     assert!(small.weights("two") == small.weights("three"));
 }
@@ -139,8 +139,8 @@ fn a_precomputed_reference_is_computed_once_and_then_shared() {
 fn a_run_stopped_on_one_number_of_ranks_goes_on_with_another() {
     let small = Small::new("dpo");
     let model = ["reference.kind=model", "compute.threads=1"];
-    small.finish("whole", Start::Fresh, &model);
-    let mut start = Start::Fresh;
+    small.finish("whole", RunDirPolicy::Fresh, &model);
+    let mut start = RunDirPolicy::Fresh;
     for (ranks, sharding, replicate, until) in [
         (2, "zero1", 1, Some(2)),
         (3, "ddp", 1, Some(3)),
@@ -153,7 +153,7 @@ fn a_run_stopped_on_one_number_of_ranks_goes_on_with_another() {
         let mesh = mesh.each_ref().map(String::as_str);
         let (_, outcome) = small.run("parts", start, until, &[&model[..], &mesh].concat());
         outcome.unwrap_or_else(|e| panic!("{e}"));
-        start = Start::Resume;
+        start = RunDirPolicy::Resume;
     }
     assert_eq!(log(&small, "parts"), log(&small, "whole"));
     assert!(small.weights("parts") == small.weights("whole"));
@@ -163,7 +163,7 @@ fn a_run_stopped_on_one_number_of_ranks_goes_on_with_another() {
 fn the_fast_sum_differs_in_the_last_bits_only() {
     let small = Small::new("sft");
     let run = |name: &str, overrides: &[&str]| {
-        small.finish(name, Start::Fresh, &[overrides, &["compute.threads=1"]].concat());
+        small.finish(name, RunDirPolicy::Fresh, &[overrides, &["compute.threads=1"]].concat());
         log(&small, name)
     };
     let exact = run("exact", &[]);
@@ -193,7 +193,7 @@ fn replicas_that_cannot_be_are_refused_before_any_rank_starts() {
             "compute.tensor = 2 and compute.replicate = 2, but there is 1 rank: their number must be a multiple of 4",
         ),
     ] {
-        let (_, outcome) = small.run("run", Start::Fresh, None, &settings);
+        let (_, outcome) = small.run("run", RunDirPolicy::Fresh, None, &settings);
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert!(!small.path("run").exists(), "nothing is written");
@@ -205,7 +205,7 @@ fn an_error_on_every_rank_is_told_once_and_nobody_hangs() {
     let small = Small::new("dpo");
     let missing = small.path("missing.jsonl");
     let train = format!("data.train={}", missing.display());
-    let (_, outcome) = small.run("run", Start::Fresh, None, &["compute.devices=cpu:3", &train]);
+    let (_, outcome) = small.run("run", RunDirPolicy::Fresh, None, &["compute.devices=cpu:3", &train]);
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("missing.jsonl"), "{error}");
 }

@@ -1,19 +1,19 @@
 //! Stopped and resumed equals never stopped, bit for bit.
 
 use tandem_train::Outcome;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 
 fn resumed_equals_unstopped(method: &'static str, overrides: &[&str]) {
     let small = Small::new(method);
-    let whole = small.finish("whole", Start::Fresh, overrides);
+    let whole = small.finish("whole", RunDirPolicy::Fresh, overrides);
     // Odd steps are not checkpoints of their own: stopping makes one.
     for stop_after in [1, 3] {
         let name = format!("stopped-{stop_after}");
-        let (before, outcome) = small.run(&name, Start::Fresh, Some(stop_after), overrides);
+        let (before, outcome) = small.run(&name, RunDirPolicy::Fresh, Some(stop_after), overrides);
         assert!(matches!(outcome, Ok(Outcome::Stopped(Some(_)))), "{outcome:?}");
-        let after = small.finish(&name, Start::Resume, overrides);
+        let after = small.finish(&name, RunDirPolicy::Resume, overrides);
         assert_eq!([before.steps, after.steps].concat(), whole.steps);
         assert!(
             small.weights(&name) == small.weights("whole"),
@@ -43,12 +43,12 @@ fn sft_resumes_bit_for_bit() {
 #[test]
 fn a_torn_newest_checkpoint_is_passed_over_and_the_run_ends_the_same() {
     let small = Small::new("dpo");
-    small.finish("whole", Start::Fresh, &[]);
-    small.run("torn", Start::Fresh, Some(4), &[]).1.unwrap_or_else(|e| panic!("{e}"));
+    small.finish("whole", RunDirPolicy::Fresh, &[]);
+    small.run("torn", RunDirPolicy::Fresh, Some(4), &[]).1.unwrap_or_else(|e| panic!("{e}"));
     let newest = small.path("torn/checkpoints/step-000004/state-00001-of-00001.safetensors");
     let bytes = std::fs::read(&newest).expect("a checkpoint was saved");
     std::fs::write(&newest, &bytes[..bytes.len() / 2]).expect("writable");
-    let after = small.finish("torn", Start::Resume, &[]);
+    let after = small.finish("torn", RunDirPolicy::Resume, &[]);
     assert!(after.warnings.iter().any(|w| w.contains("step-000004")), "{:?}", after.warnings);
     assert_eq!(after.steps.len(), 4, "steps 3 to 6 are run again");
     assert!(small.weights("torn") == small.weights("whole"));
@@ -57,13 +57,13 @@ fn a_torn_newest_checkpoint_is_passed_over_and_the_run_ends_the_same() {
 #[test]
 fn metrics_have_each_step_once_after_a_resume() {
     let small = Small::new("dpo");
-    small.run("run", Start::Fresh, Some(3), &[]).1.unwrap_or_else(|e| panic!("{e}"));
+    small.run("run", RunDirPolicy::Fresh, Some(3), &[]).1.unwrap_or_else(|e| panic!("{e}"));
     // What a killed process wrote after its last checkpoint is run, and written, again.
     let path = small.path("run/metrics.jsonl");
     let mut text = std::fs::read_to_string(&path).expect("written");
     text.push_str("{\"step\":4,\"split\":\"train\",\"loss\":0.5}\n{\"step\":5,\"spl");
     std::fs::write(&path, text).expect("writable");
-    small.finish("run", Start::Resume, &[]);
+    small.finish("run", RunDirPolicy::Resume, &[]);
     let text = std::fs::read_to_string(&path).expect("written");
     let steps: Vec<u64> = text
         .lines()
@@ -79,8 +79,8 @@ fn metrics_have_each_step_once_after_a_resume() {
 #[test]
 fn other_data_is_refused_on_resume() {
     let small = Small::new("dpo");
-    small.run("run", Start::Fresh, Some(2), &[]).1.unwrap_or_else(|e| panic!("{e}"));
-    let (_, outcome) = small.run("run", Start::Resume, None, &["data.max_length=80"]);
+    small.run("run", RunDirPolicy::Fresh, Some(2), &[]).1.unwrap_or_else(|e| panic!("{e}"));
+    let (_, outcome) = small.run("run", RunDirPolicy::Resume, None, &["data.max_length=80"]);
     let error = outcome.expect_err("rows are not the ones the run was started with").to_string();
     assert!(error.contains("training data") && error.contains("--overwrite"), "{error}");
 }

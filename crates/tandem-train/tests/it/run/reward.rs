@@ -9,8 +9,8 @@ use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, Device, Format};
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
-use tandem_train::run::run_dir::Start;
+use tandem_train::inputs::RunInputs;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::{evaluation, spawn};
 use tandem_train::{Answers, Config, RewardModel};
 
@@ -74,7 +74,7 @@ fn is_trl(name: &str) {
     let small = Small::new("reward");
     classifier(&golden, &small.path("model"));
     let config = as_trl(&golden, run, &small.path(""));
-    spawn::train(&config, Start::Fresh, &mut Silent, &false.into()).unwrap_or_else(|e| panic!("{e}"));
+    spawn::train(&config, RunDirPolicy::Fresh, &mut Silent, &false.into()).unwrap_or_else(|e| panic!("{e}"));
     let (found, expected) = (log(&small, "run"), run["steps"].as_array().unwrap());
     assert_eq!(found.len(), expected.len());
     let is_cut = run["args"].get("gradient_accumulation_steps").is_some();
@@ -129,7 +129,7 @@ fn same_bits(own: &[&str], places: &[&[&str]]) {
     let held_out = held_out(&small, "pref_conv.jsonl");
     let run = |place: &[&str]| {
         let all = [&BATCH[..], own, &["train.eval_every=3", &held_out], place].concat();
-        small.finish("run", Start::Overwrite, &all);
+        small.finish("run", RunDirPolicy::Overwrite, &all);
         (log(&small, "run"), small.weights("run"))
     };
     let expected = run(&["compute.devices=cpu:1"]);
@@ -173,7 +173,7 @@ fn an_adapter_has_the_same_bits_too() {
 fn an_adapter_is_written_with_its_head_and_read_again() {
     let small = Small::new("reward");
     let settings = ["adapter.rank=4", "compute.threads=1", "train.save_every=0"];
-    small.finish("first", Start::Fresh, &settings);
+    small.finish("first", RunDirPolicy::Fresh, &settings);
     let bytes = small.weights("first");
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert!(file.tensor("base_model.model.score.weight").is_ok(), "{:?}", file.names());
@@ -182,23 +182,23 @@ fn an_adapter_is_written_with_its_head_and_read_again() {
     assert_eq!((&config["task_type"], &config["modules_to_save"]), (&json!("SEQ_CLS"), &json!(["score"])));
     // Without a step nothing changes: what is read is what was written.
     let start = format!("adapter.start={}", small.path("first/final").display());
-    small.finish("again", Start::Fresh, &[&start, "train.learning_rate=0", "train.save_every=0"]);
+    small.finish("again", RunDirPolicy::Fresh, &[&start, "train.learning_rate=0", "train.save_every=0"]);
     assert!(small.weights("again") == bytes);
 
     let language = Small::new("sft");
-    language.finish("language", Start::Fresh, &settings);
+    language.finish("language", RunDirPolicy::Fresh, &settings);
     let start = format!("adapter.start={}", language.path("language/final").display());
-    let error = small.run("other", Start::Fresh, None, &[&start]).1.unwrap_err().to_string();
+    let error = small.run("other", RunDirPolicy::Fresh, None, &[&start]).1.unwrap_err().to_string();
     assert!(error.contains("is not a reward model's"), "{error}");
 }
 
 #[test]
 fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     let small = Small::new("reward");
-    let whole = small.finish("whole", Start::Fresh, &BATCH);
+    let whole = small.finish("whole", RunDirPolicy::Fresh, &BATCH);
     let divided = [&BATCH[..], &["compute.devices=cpu:2", "compute.sharding=zero3"]].concat();
-    let (first, _) = small.run("stopped", Start::Fresh, Some(3), &divided);
-    let rest = small.finish("stopped", Start::Resume, &BATCH);
+    let (first, _) = small.run("stopped", RunDirPolicy::Fresh, Some(3), &divided);
+    let rest = small.finish("stopped", RunDirPolicy::Resume, &BATCH);
     assert_eq!([first.steps, rest.steps].concat(), whole.steps);
     assert!(small.weights("stopped") == small.weights("whole"));
 }
@@ -210,7 +210,7 @@ fn the_final_folder_scores_texts() {
     let small = Small::new("reward");
     classifier(&golden, &small.path("model"));
     let config = as_trl(&golden, &golden["runs"]["reward"], &small.path(""));
-    spawn::train(&config, Start::Fresh, &mut Silent, &false.into()).unwrap_or_else(|e| panic!("{e}"));
+    spawn::train(&config, RunDirPolicy::Fresh, &mut Silent, &false.into()).unwrap_or_else(|e| panic!("{e}"));
     let folder = small.path("run/final");
     let sets = [
         format!("model={}", folder.display()),
@@ -219,7 +219,7 @@ fn the_final_folder_scores_texts() {
     ];
     let config = config.with(&sets).unwrap();
     let record = evaluation::evaluate(&config, None, &mut Silent).unwrap();
-    let prepared = Prepared::open(&config, &mut Silent).unwrap();
+    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
     assert!(!prepared.folder.begins_score_head());
 
     let device = Device::cpu(2, 256 << 20).unwrap();
@@ -260,11 +260,11 @@ fn a_language_model_scores_nothing_and_a_reward_model_predicts_nothing() {
     let small = Small::new("dpo");
     classifier(&golden(), &small.path("model"));
     let model = format!("model={}", small.path("model").display());
-    let error = small.run("run", Start::Fresh, None, &[&model]).1.unwrap_err().to_string();
+    let error = small.run("run", RunDirPolicy::Fresh, None, &[&model]).1.unwrap_err().to_string();
     assert!(error.contains("this is a reward model"), "{error}");
     let small = Small::new("reward");
     let tensor = ["compute.devices=cpu:2", "compute.tensor=2"];
-    let error = small.run("run", Start::Fresh, None, &tensor).1.unwrap_err().to_string();
+    let error = small.run("run", RunDirPolicy::Fresh, None, &tensor).1.unwrap_err().to_string();
     assert!(error.contains("compute.tensor = 2 does not fit"), "{error}");
     assert!(error.contains("leave compute.tensor out"), "{error}");
 }
@@ -288,7 +288,7 @@ fn a_language_model_begins_a_head_and_the_run_tells_of_it() {
         let seed = format!("seed={seed}");
         let still =
             ["train.learning_rate=0", "train.steps=1", "train.warmup_steps=0", &model, &weights, &seed];
-        let heard = small.finish("run", Start::Overwrite, &still);
+        let heard = small.finish("run", RunDirPolicy::Overwrite, &still);
         assert!(
             heard.warnings[0].contains("the head that scores texts starts at random"),
             "{:?}",

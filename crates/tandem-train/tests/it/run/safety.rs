@@ -1,6 +1,6 @@
 //! What must stop a run, and what it must say.
 
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Outcome, TrainError};
 
 use crate::small::Small;
@@ -8,10 +8,10 @@ use crate::small::Small;
 #[test]
 fn equal_policy_and_reference_start_at_ln_2() {
     let small = Small::new("dpo");
-    let heard = small.finish("run", Start::Fresh, &[]);
+    let heard = small.finish("run", RunDirPolicy::Fresh, &[]);
     assert!(heard.computed_reference);
     assert!((heard.losses[0] - std::f64::consts::LN_2).abs() < 1e-6, "{:?}", heard.losses);
-    let again = small.finish("again", Start::Fresh, &[]);
+    let again = small.finish("again", RunDirPolicy::Fresh, &[]);
     assert!(!again.computed_reference, "the second run reads the first one's numbers");
     assert_eq!(again.steps, heard.steps);
 }
@@ -19,7 +19,7 @@ fn equal_policy_and_reference_start_at_ln_2() {
 #[test]
 fn a_wrong_reference_stops_the_run_at_its_first_step() {
     let small = Small::new("dpo");
-    small.finish("run", Start::Fresh, &[]);
+    small.finish("run", RunDirPolicy::Fresh, &[]);
     // A file of the right shape and checksum, but of another model.
     let file = std::fs::read_dir(small.path("cache"))
         .expect("the cache folder")
@@ -34,7 +34,7 @@ fn a_wrong_reference_stops_the_run_at_its_first_step() {
     }
     let forged = [magic, &body, blake3::hash(&body).as_bytes()].concat();
     std::fs::write(&file, forged).expect("writable");
-    let (_, outcome) = small.run("wrong", Start::Fresh, None, &[]);
+    let (_, outcome) = small.run("wrong", RunDirPolicy::Fresh, None, &[]);
     assert!(matches!(outcome, Err(TrainError::WrongStart { .. })), "{outcome:?}");
     assert!(!small.path("wrong/final").exists());
 }
@@ -42,7 +42,7 @@ fn a_wrong_reference_stops_the_run_at_its_first_step() {
 #[test]
 fn a_damaged_file_of_reference_scores_is_computed_again() {
     let small = Small::new("dpo");
-    let first = small.finish("run", Start::Fresh, &[]);
+    let first = small.finish("run", RunDirPolicy::Fresh, &[]);
     for entry in std::fs::read_dir(small.path("cache")).expect("the cache folder") {
         let path = entry.expect("readable").path();
         if path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("reference-")) {
@@ -51,7 +51,7 @@ fn a_damaged_file_of_reference_scores_is_computed_again() {
             std::fs::write(&path, bytes).expect("writable");
         }
     }
-    let second = small.finish("again", Start::Fresh, &[]);
+    let second = small.finish("again", RunDirPolicy::Fresh, &[]);
     assert!(second.computed_reference);
     assert_eq!(second.steps, first.steps);
 }
@@ -60,7 +60,7 @@ fn a_damaged_file_of_reference_scores_is_computed_again() {
 fn steps_that_are_not_finite_are_skipped_and_too_many_stop_the_run_naming_rows() {
     let small = Small::new("dpo");
     let settings = ["train.learning_rate=1e30", "train.warmup_steps=0", "train.max_skipped=2"];
-    let (heard, outcome) = small.run("run", Start::Fresh, None, &settings);
+    let (heard, outcome) = small.run("run", RunDirPolicy::Fresh, None, &settings);
     let error = outcome.expect_err("weights of 1e30 give no finite loss");
     assert!(matches!(error, TrainError::NotFinite { in_a_row: 3, .. }), "{error}");
     assert!(error.to_string().contains("pref_conv.jsonl:"), "{error}");
@@ -72,7 +72,7 @@ fn a_rank_that_is_a_thread_says_where_it_was_when_it_failed() {
     let small = Small::new("dpo");
     let settings =
         ["train.learning_rate=1e30", "train.warmup_steps=0", "train.max_skipped=0", "compute.devices=cpu:2"];
-    let (_, outcome) = small.run("run", Start::Fresh, None, &settings);
+    let (_, outcome) = small.run("run", RunDirPolicy::Fresh, None, &settings);
     let error = outcome.expect_err("weights of 1e30 give no finite loss");
     let TrainError::OnRank { rank: 0, place, error: cause } = &error else { panic!("{error}") };
     assert!(place.step > 1 && matches!(**cause, TrainError::NotFinite { .. }), "{error}");
@@ -83,22 +83,22 @@ fn a_rank_that_is_a_thread_says_where_it_was_when_it_failed() {
 #[test]
 fn a_used_folder_is_refused_and_overwritten_only_when_asked() {
     let small = Small::new("sft");
-    small.finish("run", Start::Fresh, &[]);
+    small.finish("run", RunDirPolicy::Fresh, &[]);
     let before = small.weights("run");
-    let (_, outcome) = small.run("run", Start::Fresh, None, &["seed=7"]);
+    let (_, outcome) = small.run("run", RunDirPolicy::Fresh, None, &["seed=7"]);
     let error = outcome.expect_err("the folder holds a run").to_string();
     assert!(error.contains("--resume") && error.contains("--overwrite"), "{error}");
     assert!(small.weights("run") == before, "refusing changes nothing");
-    small.finish("run", Start::Overwrite, &["seed=7"]);
+    small.finish("run", RunDirPolicy::Overwrite, &["seed=7"]);
     assert!(small.weights("run") != before);
 }
 
 #[test]
 fn overwriting_with_broken_input_keeps_the_earlier_run() {
     let small = Small::new("sft");
-    small.finish("run", Start::Fresh, &[]);
+    small.finish("run", RunDirPolicy::Fresh, &[]);
     let before = small.weights("run");
-    let (_, outcome) = small.run("run", Start::Overwrite, None, &["data.train=no-such-file.jsonl"]);
+    let (_, outcome) = small.run("run", RunDirPolicy::Overwrite, None, &["data.train=no-such-file.jsonl"]);
     outcome.expect_err("the file is missing");
     assert!(small.weights("run") == before);
 }
@@ -106,6 +106,6 @@ fn overwriting_with_broken_input_keeps_the_earlier_run() {
 #[test]
 fn a_stop_after_the_last_step_is_an_ordinary_end() {
     let small = Small::new("sft");
-    let (_, outcome) = small.run("run", Start::Fresh, Some(6), &[]);
+    let (_, outcome) = small.run("run", RunDirPolicy::Fresh, Some(6), &[]);
     assert!(matches!(outcome, Ok(Outcome::Finished(_))), "{outcome:?}");
 }

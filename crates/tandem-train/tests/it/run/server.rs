@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use tandem_train::TrainError;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use super::fake::{Fake, Reply, Request};
 use super::ranks::log;
@@ -35,7 +35,7 @@ fn settings(server: &Fake, more: &[&str]) -> Vec<String> {
 pub fn run(small: &Small, name: &str, server: &Fake, more: &[&str]) -> Run {
     let settings = settings(server, more);
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-    small.finish(name, Start::Overwrite, &settings);
+    small.finish(name, RunDirPolicy::Overwrite, &settings);
     let samples = fs::read_to_string(small.path(name).join("samples.jsonl")).unwrap();
     (log(small, name), samples, small.weights(name))
 }
@@ -45,7 +45,7 @@ pub fn ended_by(server: &Fake, more: &[&str]) -> String {
     let small = Small::new("online");
     let settings = settings(server, &[&["train.steps=1"], more].concat());
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-    let (_, outcome) = small.run("run", Start::Fresh, None, &settings);
+    let (_, outcome) = small.run("run", RunDirPolicy::Fresh, None, &settings);
     let error = outcome.expect_err("it must end");
     assert_eq!(error.fault(), tandem_train::Fault::User, "{error}");
     let error = match error {
@@ -162,8 +162,8 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     let server = usual();
     let settings = settings(&server, &more);
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-    small.run("parts", Start::Fresh, Some(3), &settings).1.unwrap();
-    small.run("parts", Start::Resume, None, &settings).1.unwrap();
+    small.run("parts", RunDirPolicy::Fresh, Some(3), &settings).1.unwrap();
+    small.run("parts", RunDirPolicy::Resume, None, &settings).1.unwrap();
     assert_eq!(log(&small, "parts"), whole.0);
     assert!(small.weights("parts") == whole.2, "the final weights");
 }
@@ -226,7 +226,7 @@ fn a_server_leaves_nothing_to_plan_for_generation() {
     let small = Small::new("online");
     let plan = |name| fs::read_to_string(small.path(name).join("plan.json")).unwrap();
     run(&small, "served", &usual(), &["train.steps=1"]);
-    small.finish("own", Start::Fresh, &["adapter.rank=4", "train.steps=1"]);
+    small.finish("own", RunDirPolicy::Fresh, &["adapter.rank=4", "train.steps=1"]);
     assert!(plan("own").contains("\"generate\"") && !plan("served").contains("\"generate\""));
 }
 

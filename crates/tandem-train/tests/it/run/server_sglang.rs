@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::{Value, json};
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use super::fake::{Fake, Reply, Request, Said};
 use super::server::{self, Run, ended_by, run};
@@ -137,13 +137,17 @@ fn an_adapter_that_is_not_loaded_ends_the_run() {
 #[test]
 fn an_adapter_that_is_scaled_otherwise_is_refused() {
     let small = Small::new("online");
-    small.finish("own", Start::Fresh, &["adapter.rank=4", "adapter.rslora=true", "train.steps=1"]);
+    small.finish("own", RunDirPolicy::Fresh, &["adapter.rank=4", "adapter.rslora=true", "train.steps=1"]);
     let start = format!("adapter.start={}", small.path("own").join("final").display());
     let server = usual();
     let address = format!("online.server.base_url={}", server.address);
     let settings = [&start, &address, "online.server.model=base", "train.steps=1"];
-    let (_, outcome) =
-        small.run("run", Start::Fresh, None, &[&settings[..], &["online.server.kind=sglang"]].concat());
+    let (_, outcome) = small.run(
+        "run",
+        RunDirPolicy::Fresh,
+        None,
+        &[&settings[..], &["online.server.kind=sglang"]].concat(),
+    );
     let error = outcome.expect_err("it must end").to_string();
     assert!(error.contains("alpha / rank") && server.paths().is_empty(), "{error}");
 }

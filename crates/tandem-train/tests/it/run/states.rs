@@ -1,9 +1,9 @@
 //! Optimiser states in bf16 and 8 bits: the same bits wherever they lie, and after a stop.
 
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::Plan;
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use super::ranks::log;
 use super::tensor::{config_of, write_model};
@@ -32,10 +32,10 @@ fn every_mesh_gives_the_same_bits_and_none_those_of_f32() {
     let small = Small::new("dpo");
     for optimizer in ["train.optimizer=adamw", "train.optimizer=rmsprop"] {
         let one = on(1, "ddp", 1, 1, 1);
-        small.finish("f32", Start::Overwrite, &with(&one, &[optimizer]));
+        small.finish("f32", RunDirPolicy::Overwrite, &with(&one, &[optimizer]));
         let mut runs = vec![small.weights("f32")];
         for form in FORMS {
-            small.finish("one", Start::Overwrite, &with(&one, &[optimizer, form]));
+            small.finish("one", RunDirPolicy::Overwrite, &with(&one, &[optimizer, form]));
             let expected = (log(&small, "one"), small.weights("one"));
             for (found, exact) in expected.0.iter().zip(log(&small, "f32")) {
                 let [found, exact] = [found, &exact].map(|line| line["loss"].as_f64().unwrap());
@@ -47,7 +47,7 @@ fn every_mesh_gives_the_same_bits_and_none_those_of_f32() {
                 on(4, "zero3", 2, 1, 1),
                 on(4, "zero3", 1, 1, 2),
             ] {
-                small.finish("many", Start::Overwrite, &with(&mesh, &[optimizer, form]));
+                small.finish("many", RunDirPolicy::Overwrite, &with(&mesh, &[optimizer, form]));
                 assert_eq!(log(&small, "many"), expected.0, "{optimizer} {form} on {mesh:?}: the log");
                 assert!(small.weights("many") == expected.1, "{optimizer} {form} on {mesh:?}: the weights");
             }
@@ -63,8 +63,8 @@ fn stopped_and_resumed_elsewhere_equals_never_stopped() {
     let small = Small::new("dpo");
     for form in FORMS {
         let settings = [form, "train.weight_decay=0.1"];
-        small.finish("whole", Start::Overwrite, &with(&on(1, "ddp", 1, 1, 1), &settings));
-        let mut start = Start::Overwrite;
+        small.finish("whole", RunDirPolicy::Overwrite, &with(&on(1, "ddp", 1, 1, 1), &settings));
+        let mut start = RunDirPolicy::Overwrite;
         for (mesh, copied, until) in [
             (on(2, "zero1", 1, 1, 1), true, Some(1)),
             (on(3, "ddp", 1, 1, 1), false, Some(3)),
@@ -77,7 +77,7 @@ fn stopped_and_resumed_elsewhere_equals_never_stopped() {
             let (heard, outcome) = small.run("parts", start, until, &all);
             outcome.unwrap_or_else(|e| panic!("{form} on {mesh:?}: {e}"));
             assert!(heard.warnings.is_empty(), "{:?}", heard.warnings);
-            start = Start::Resume;
+            start = RunDirPolicy::Resume;
         }
         assert_eq!(log(&small, "parts"), log(&small, "whole"), "{form}");
         assert!(small.weights("parts") == small.weights("whole"), "{form}");
@@ -94,16 +94,16 @@ fn what_all_slices_hold_is_kept_alike_on_each() {
         for form in FORMS {
             let settings = [form, &model];
             let mesh = on(2, "ddp", 1, 2, 1);
-            small.finish("whole", Start::Overwrite, &with(&mesh, &settings));
-            small.run("parts", Start::Overwrite, Some(3), &with(&mesh, &settings)).1.unwrap();
-            small.finish("parts", Start::Resume, &with(&mesh, &settings));
+            small.finish("whole", RunDirPolicy::Overwrite, &with(&mesh, &settings));
+            small.run("parts", RunDirPolicy::Overwrite, Some(3), &with(&mesh, &settings)).1.unwrap();
+            small.finish("parts", RunDirPolicy::Resume, &with(&mesh, &settings));
             assert_eq!(log(&small, "parts"), log(&small, "whole"), "{family} {form}");
             assert!(small.weights("parts") == small.weights("whole"), "{family} {form}");
             // And on data ranks.
-            small.finish("divided", Start::Overwrite, &with(&on(4, "zero3", 1, 2, 1), &settings));
+            small.finish("divided", RunDirPolicy::Overwrite, &with(&on(4, "zero3", 1, 2, 1), &settings));
             assert!(small.weights("divided") == small.weights("whole"), "{family} {form}");
             // Against one rank blocks and draws are others.
-            small.finish("one", Start::Overwrite, &with(&on(1, "ddp", 1, 1, 1), &settings));
+            small.finish("one", RunDirPolicy::Overwrite, &with(&on(1, "ddp", 1, 1, 1), &settings));
             for (found, one) in log(&small, "whole").iter().zip(log(&small, "one")) {
                 let [found, one] = [found, &one].map(|line| line["loss"].as_f64().unwrap());
                 assert!((found - one).abs() < 0.01 * one, "{family} {form}: {found}, on one rank {one}");
@@ -117,10 +117,10 @@ fn what_all_slices_hold_is_kept_alike_on_each() {
 fn another_form_on_resume_is_told_and_begins_with_what_was_kept() {
     let small = Small::new("dpo");
     let mesh = on(2, "zero2", 1, 1, 1);
-    small.finish("f32", Start::Overwrite, &with(&mesh, &[]));
-    small.run("run", Start::Overwrite, Some(2), &with(&mesh, &[])).1.unwrap();
+    small.finish("f32", RunDirPolicy::Overwrite, &with(&mesh, &[]));
+    small.run("run", RunDirPolicy::Overwrite, Some(2), &with(&mesh, &[])).1.unwrap();
     for (form, until) in [(FORMS[1], Some(4)), (FORMS[0], Some(5)), ("train.optimizer_state=f32", None)] {
-        let (heard, outcome) = small.run("run", Start::Resume, until, &with(&mesh, &[form]));
+        let (heard, outcome) = small.run("run", RunDirPolicy::Resume, until, &with(&mesh, &[form]));
         outcome.unwrap_or_else(|e| panic!("{form}: {e}"));
         let expected = |w: &String| w.starts_with("train.optimizer_state was ") && w.contains("differs");
         assert!(heard.warnings.len() == 1 && heard.warnings.iter().all(expected), "{:?}", heard.warnings);
@@ -140,7 +140,7 @@ fn the_plan_counts_states_and_their_copies_as_they_are_kept() {
         for (optimizer, states) in [("train.optimizer=adamw", 2.0), ("train.optimizer=rmsprop", 1.0)] {
             for mesh in [on(1, "ddp", 1, 1, 1), on(2, "zero1", 1, 1, 1), on(3, "zero3", 1, 1, 1)] {
                 let config = small.config("run", &with(&mesh, &[&form, optimizer]));
-                let prepared = Prepared::open(&config, &mut Silent).unwrap();
+                let prepared = RunInputs::open(&config, &mut Silent).unwrap();
                 let ranks = config.compute.devices.num_ranks();
                 let mut found = [0.0; 2];
                 for rank in 0..ranks {

@@ -10,10 +10,10 @@ use tandem_comm::{ElementKind, Operation, threads};
 use tandem_kernels::DType;
 use tandem_train::Trainer;
 use tandem_train::events::Silent;
-use tandem_train::inputs::Prepared;
+use tandem_train::inputs::RunInputs;
 use tandem_train::plan::Plan;
 use tandem_train::plan::dry_run::{self, TENSOR_GROUP};
-use tandem_train::run::run_dir::Start;
+use tandem_train::run::run_dir::RunDirPolicy;
 
 use super::ranks::{held_out, log};
 use crate::small::Small;
@@ -79,7 +79,7 @@ fn on(ranks: usize, tensor: usize, sharding: &str) -> Vec<String> {
     ]
 }
 
-fn finish(small: &Small, name: &str, start: Start, settings: &[&[String]]) {
+fn finish(small: &Small, name: &str, start: RunDirPolicy, settings: &[&[String]]) {
     let settings = settings.concat();
     small.finish(name, start, &settings.iter().map(String::as_str).collect::<Vec<_>>());
 }
@@ -145,13 +145,13 @@ fn every_family_trains_as_on_one_rank() {
         let common =
             [model(&small, family), held_out(&small, "pref_conv.jsonl"), "train.eval_every=3".into()];
         let common = [&common[..], &strings(&["reference.kind=model", RATE])].concat();
-        finish(&small, "one", Start::Fresh, &[&common]);
+        finish(&small, "one", RunDirPolicy::Fresh, &[&common]);
         for (ranks, tensor, sharding) in [(2, 2, "ddp"), (4, 4, "ddp"), (4, 2, "zero3")] {
             if tensor == 4 && family == "qwen3, tied" {
                 continue;
             }
             let name = format!("{family} on {ranks} ranks, {tensor} slices, {sharding}");
-            finish(&small, &name, Start::Fresh, &[&common, &on(ranks, tensor, sharding)]);
+            finish(&small, &name, RunDirPolicy::Fresh, &[&common, &on(ranks, tensor, sharding)]);
             is_close(&small, &name, "one");
         }
     }
@@ -169,11 +169,11 @@ fn the_data_axis_changes_no_bit() {
         let small = Small::new("dpo");
         let eval = [held_out(&small, "pref_conv.jsonl"), "train.eval_every=3".to_owned()];
         let common = [&eval[..], &[model(&small, family)], &strings(overrides)].concat();
-        finish(&small, "two", Start::Fresh, &[&common, &on(2, 2, "ddp")]);
+        finish(&small, "two", RunDirPolicy::Fresh, &[&common, &on(2, 2, "ddp")]);
         let expected = (log(&small, "two"), small.weights("two"));
         for (ranks, sharding) in [(2, "zero3"), (6, "zero1"), (4, "zero2")] {
             let name = format!("{ranks} {sharding}");
-            finish(&small, &name, Start::Fresh, &[&common, &on(ranks, 2, sharding)]);
+            finish(&small, &name, RunDirPolicy::Fresh, &[&common, &on(ranks, 2, sharding)]);
             assert_eq!(log(&small, &name), expected.0, "{family} {name}: the log");
             assert!(small.weights(&name) == expected.1, "{family} {name}: the final weights");
         }
@@ -196,16 +196,16 @@ fn checkpointing_precompute_and_sft_train_as_on_one_rank() {
         ],
     ] {
         let common = [&strings(&[RATE])[..], &strings(overrides), std::slice::from_ref(&model_dpo)].concat();
-        finish(&dpo, "one", Start::Overwrite, &[&common]);
+        finish(&dpo, "one", RunDirPolicy::Overwrite, &[&common]);
         let two = strings(&["compute.devices=cpu:4", "compute.tensor=2", "compute.threads=1"]);
-        finish(&dpo, "split", Start::Overwrite, &[&common, &two]);
+        finish(&dpo, "split", RunDirPolicy::Overwrite, &[&common, &two]);
         is_close(&dpo, "split", "one");
     }
     let sft = Small::new("sft");
     let eval = held_out(&sft, "sft_completion.jsonl");
     let common = [model(&sft, "gpt-neox"), eval, RATE.to_owned(), "train.eval_every=2".to_owned()];
-    finish(&sft, "one", Start::Fresh, &[&common]);
-    finish(&sft, "split", Start::Fresh, &[&common, &on(4, 4, "ddp")]);
+    finish(&sft, "one", RunDirPolicy::Fresh, &[&common]);
+    finish(&sft, "split", RunDirPolicy::Fresh, &[&common, &on(4, 4, "ddp")]);
     is_close(&sft, "split", "one");
 }
 
@@ -213,36 +213,36 @@ fn checkpointing_precompute_and_sft_train_as_on_one_rank() {
 fn a_run_goes_on_with_another_number_of_slices() {
     let small = Small::new("dpo");
     let common = [model(&small, "gpt2"), "reference.kind=model".to_owned(), RATE.to_owned()];
-    let go = |name: &str, start: Start, until: Option<u64>, ranks: &[String]| {
+    let go = |name: &str, start: RunDirPolicy, until: Option<u64>, ranks: &[String]| {
         let settings = [&common[..], ranks].concat();
         let (heard, outcome) =
             small.run(name, start, until, &settings.iter().map(String::as_str).collect::<Vec<_>>());
         outcome.unwrap_or_else(|e| panic!("{e}"));
         heard.warnings
     };
-    go("whole", Start::Fresh, None, &on(1, 1, "ddp"));
-    go("sliced", Start::Fresh, None, &on(2, 2, "ddp"));
+    go("whole", RunDirPolicy::Fresh, None, &on(1, 1, "ddp"));
+    go("sliced", RunDirPolicy::Fresh, None, &on(2, 2, "ddp"));
     // Stopped and resumed on as many slices: the same bits.
-    go("stopped", Start::Fresh, Some(3), &on(2, 2, "ddp"));
-    go("stopped", Start::Resume, None, &on(4, 2, "zero3"));
+    go("stopped", RunDirPolicy::Fresh, Some(3), &on(2, 2, "ddp"));
+    go("stopped", RunDirPolicy::Resume, None, &on(4, 2, "zero3"));
     assert_eq!(log(&small, "stopped"), log(&small, "sliced"));
     assert!(small.weights("stopped") == small.weights("sliced"));
     // From slices to the whole and on to other slices.
-    go("changed", Start::Fresh, Some(2), &on(4, 2, "zero3"));
-    let warnings = go("changed", Start::Resume, Some(3), &on(1, 1, "ddp"));
+    go("changed", RunDirPolicy::Fresh, Some(2), &on(4, 2, "zero3"));
+    let warnings = go("changed", RunDirPolicy::Resume, Some(3), &on(1, 1, "ddp"));
     assert!(
         warnings.iter().any(|text| text.starts_with("compute.tensor was 2 and is now 1")),
         "{warnings:?}"
     );
-    go("changed", Start::Resume, Some(4), &on(4, 4, "zero1"));
-    go("changed", Start::Resume, None, &on(3, 1, "zero3"));
+    go("changed", RunDirPolicy::Resume, Some(4), &on(4, 4, "zero1"));
+    go("changed", RunDirPolicy::Resume, None, &on(3, 1, "zero3"));
     is_close(&small, "changed", "whole");
     // Where nothing is learned, what was drawn comes through slices, checkpoints and the final model as it was.
     let still = strings(&["train.learning_rate=0"]);
-    go("drawn", Start::Fresh, None, &[on(1, 1, "ddp"), still.clone()].concat());
-    go("passed on", Start::Fresh, Some(2), &[on(4, 4, "ddp"), still.clone()].concat());
-    go("passed on", Start::Resume, Some(4), &[on(1, 1, "ddp"), still.clone()].concat());
-    go("passed on", Start::Resume, None, &[on(4, 2, "zero3"), still].concat());
+    go("drawn", RunDirPolicy::Fresh, None, &[on(1, 1, "ddp"), still.clone()].concat());
+    go("passed on", RunDirPolicy::Fresh, Some(2), &[on(4, 4, "ddp"), still.clone()].concat());
+    go("passed on", RunDirPolicy::Resume, Some(4), &[on(1, 1, "ddp"), still.clone()].concat());
+    go("passed on", RunDirPolicy::Resume, None, &[on(4, 2, "zero3"), still].concat());
     assert!(small.weights("passed on") == small.weights("drawn"));
 }
 
@@ -257,14 +257,14 @@ fn each_rank_plans_the_memory_that_it_takes() {
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
     let config = small.config("run", &settings);
     let planned = |rank: usize| {
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         Plan::make(&config, &prepared, rank, 4).unwrap().arena_bytes()
     };
     let found: Vec<usize> = std::thread::scope(|scope| {
         let ranks = threads::groups(4, Duration::from_secs(600)).into_iter().map(|group| {
             let config = config.clone();
             scope.spawn(move || {
-                let mut trainer = Trainer::on_rank(config, Start::Fresh, group, &mut Silent).unwrap();
+                let mut trainer = Trainer::on_rank(config, RunDirPolicy::Fresh, group, &mut Silent).unwrap();
                 trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
                 trainer.device().high_water()
             })
@@ -278,7 +278,7 @@ fn each_rank_plans_the_memory_that_it_takes() {
         assert!(off < 0.05, "rank {rank}: {found} bytes, {planned} were planned");
     }
     let one = small.config("one", &[settings[4], settings[5], settings[6]]);
-    let prepared = Prepared::open(&one, &mut Silent).unwrap();
+    let prepared = RunInputs::open(&one, &mut Silent).unwrap();
     let whole = Plan::make(&one, &prepared, 0, 1).unwrap().arena_bytes();
     assert!(planned(0) < whole / 2, "{} bytes of a slice's part, {whole} of the whole", planned(0));
 }
@@ -298,12 +298,12 @@ fn ranks_or_models_that_cannot_be_divided_are_refused_before_any_starts() {
     ] {
         let settings = on(ranks, tensor, "ddp");
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-        let (_, outcome) = small.run("run", Start::Fresh, None, &settings);
+        let (_, outcome) = small.run("run", RunDirPolicy::Fresh, None, &settings);
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert!(!small.path("run").exists(), "nothing is written");
         let config = small.config("run", &settings);
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let error = Plan::make(&config, &prepared, 0, ranks).unwrap_err().to_string();
         assert!(error.contains(expected), "plan: {error}");
     }
@@ -318,7 +318,7 @@ fn ranks_of_a_group_make_the_same_calls_in_the_same_order() {
             let settings =
                 [&on(1, tensor, sharding)[..], &[model.clone(), "reference.kind=model".to_owned()]].concat();
             let config = small.config("run", &settings.iter().map(String::as_str).collect::<Vec<_>>());
-            let prepared = Prepared::open(&config, &mut Silent).unwrap();
+            let prepared = RunInputs::open(&config, &mut Silent).unwrap();
             let calls = |rank| dry_run::calls(&config, &prepared, rank, ranks).unwrap();
             // Ranks of a data group hold the same slice, and idle where they have no micro-batch.
             let of = |calls: &[(usize, tandem_comm::Call)], is_meant: &dyn Fn(usize) -> bool| -> Vec<_> {
@@ -360,7 +360,7 @@ fn slices_send_what_the_documentation_says() {
         let settings = [&on(4, 4, "ddp")[..], &overrides].concat();
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
         let config = small.config("run", &settings);
-        let prepared = Prepared::open(&config, &mut Silent).unwrap();
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let rows = prepared.batches(&config).rows(0).to_vec();
         let forest = prepared.batcher(&config).build(&prepared.train, &rows).unwrap().forest;
         let (t, r) = (forest.num_tokens(), forest.scored_rows().0.len());

@@ -2,7 +2,7 @@
 
 use crate::cuda::nvidia::fake::{Fake, GRANULARITY, Kind};
 use crate::cuda::{Options, nvidia::cache::Cache};
-use crate::{DType, Device, Kind as Of, ops};
+use crate::{DType, Device, MemoryKind, ops};
 
 const MIB: usize = 1 << 20;
 
@@ -220,17 +220,17 @@ fn a_device_over_it_moves_numbers_and_gives_everything_back() {
     let device = Device::cuda(fake.open_with(Cache::none()).unwrap(), 48 * MIB, Options::default()).unwrap();
     let values: Vec<f32> = (0..12).map(|i| i as f32 / 4.0).collect();
     for dtype in [DType::F32, DType::Bf16] {
-        let mut x = device.alloc(Of::Scratch, 3, 9, dtype).unwrap();
+        let mut x = device.alloc(MemoryKind::Scratch, 3, 9, dtype).unwrap();
         ops::write_f32(&device, &values, x.view_mut().col_range(2..6)).unwrap();
         assert_eq!(ops::read_f32(&device, x.view().col_range(2..6)).unwrap(), values);
     }
     assert_eq!(fake.held()[2], 2, "a page for tensors, one for the flag of exact sums");
     device.reserve(5 * MIB).unwrap();
-    let error = device.alloc(Of::Weights, 1, 13 * MIB, DType::F32).err().unwrap().to_string();
+    let error = device.alloc(MemoryKind::Weights, 1, 13 * MIB, DType::F32).err().unwrap().to_string();
     assert!(error.contains("out of device memory"), "{error}");
     let host = device.with_memory(16 * MIB).unwrap();
     drop(device);
-    drop(host.alloc(Of::Master, 1, MIB, DType::F32).unwrap());
+    drop(host.alloc(MemoryKind::Master, 1, MIB, DType::F32).unwrap());
     drop(host);
     assert_eq!(fake.held(), [0; 8]);
     assert_eq!(GRANULARITY, 2 * MIB);

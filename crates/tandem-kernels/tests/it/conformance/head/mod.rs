@@ -1,7 +1,7 @@
 mod case;
 
 use tandem_kernels::ops::{self, HeadGradients, HeadScores, HeadShape, HeadWeights, LowRank, Targets};
-use tandem_kernels::{Backend, DType, Device, Kind};
+use tandem_kernels::{Backend, DType, Device, MemoryKind};
 
 use self::case::{Case, Gradients};
 use super::matrix::{Matrix, TYPES, cases, device, poison, same_at_every_thread_count};
@@ -199,7 +199,7 @@ fn a_low_rank_term() {
 #[test]
 fn a_low_rank_term_must_fit() {
     let device = Device::meta();
-    let alloc = |rows, cols| device.alloc(Kind::Scratch, rows, cols, DType::F32).unwrap();
+    let alloc = |rows, cols| device.alloc(MemoryKind::Scratch, rows, cols, DType::F32).unwrap();
     let (hidden, w, h, b) = (alloc(3, 4), alloc(7, 4), alloc(2, 2), alloc(7, 2));
     let targets = Targets { rows: &[0], targets: &[5] };
     let mut scores = HeadScores::default();
@@ -342,8 +342,8 @@ fn nothing_to_score() {
 #[test]
 fn a_target_outside_the_vocabulary_is_refused() {
     let device = Device::meta();
-    let hidden = device.alloc(Kind::Activations, 1, 4, DType::F32).unwrap();
-    let w = device.alloc(Kind::Weights, 7, 4, DType::F32).unwrap();
+    let hidden = device.alloc(MemoryKind::Activations, 1, 4, DType::F32).unwrap();
+    let w = device.alloc(MemoryKind::Weights, 7, 4, DType::F32).unwrap();
     let targets = Targets { rows: &[0], targets: &[7] };
     let mut scores = HeadScores::default();
     let call =
@@ -366,15 +366,15 @@ fn a_dry_run_counts_the_chunk() {
 /// Of 3000 rows and a vocabulary of 32000.
 fn bytes_of_a_dry_run(backend: Backend) -> usize {
     let device = Device::meta_of(backend);
-    let hidden = device.alloc(Kind::Activations, 3000, 64, DType::Bf16).unwrap();
-    let w = device.alloc(Kind::Weights, 32_000, 64, DType::Bf16).unwrap();
+    let hidden = device.alloc(MemoryKind::Activations, 3000, 64, DType::Bf16).unwrap();
+    let w = device.alloc(MemoryKind::Weights, 32_000, 64, DType::Bf16).unwrap();
     let before = device.memory().total();
     let mut scores = HeadScores::default();
     let targets = Targets { rows: &[3], targets: &[5] };
     let call =
         ops::Head::new(hidden.view(), HeadWeights::new(w.view(), None), targets, &HeadShape::default());
     ops::head(&device, call, &mut scores).unwrap();
-    let head = Kind::ALL.iter().position(|k| *k == Kind::Head).unwrap();
+    let head = MemoryKind::ALL.iter().position(|k| *k == MemoryKind::Head).unwrap();
     assert_eq!(device.memory().total(), before, "the chunk is returned");
     device.memory().at_peak[head]
 }

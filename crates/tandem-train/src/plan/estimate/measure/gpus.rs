@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tandem_comm::{Reduction, threads};
 use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
-use tandem_kernels::{DType, Device, Kind, ops};
+use tandem_kernels::{DType, Device, MemoryKind, ops};
 
 use super::{OF_THE_BEST, Sizes, attention_rate, best, copy_rate, gbs, product_rate, tflops};
 use crate::config::Engine;
@@ -73,8 +73,8 @@ fn alone(driver: Drivers, sizes: &Sizes) -> Result<DeviceKind> {
 /// Bytes a second between pinned host memory and a GPU, in the direction that is slower.
 fn host_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
     let memory = device.with_memory(4 * sizes.copied)?;
-    let mut host = memory.zeros(Kind::Scratch, 1, sizes.copied, DType::F32)?;
-    let mut own = device.zeros(Kind::Scratch, 1, sizes.copied, DType::F32)?;
+    let mut host = memory.zeros(MemoryKind::Scratch, 1, sizes.copied, DType::F32)?;
+    let mut own = device.zeros(MemoryKind::Scratch, 1, sizes.copied, DType::F32)?;
     let bytes = (4 * sizes.copied) as f64;
     let to_gpu = best(device, bytes, sizes.patience, || Ok(ops::cast(device, host.view(), own.view_mut())?))?;
     let to_host =
@@ -90,7 +90,7 @@ fn bus_rate(ordinals: &[usize], numbers: usize) -> Result<f64> {
     let seconds = |group, ordinal| -> Result<f64> {
         let mut group = gpus::carried_on(Engine::Auto, ordinal, group, DEADLINE)?;
         let device = Device::cuda(cuda::open(ordinal)?, MEMORY, Options::default())?;
-        let mut x = device.zeros(Kind::Scratch, 1, numbers, DType::F32)?;
+        let mut x = device.zeros(MemoryKind::Scratch, 1, numbers, DType::F32)?;
         let mut fastest = f64::MAX;
         for _ in 0..ROUNDS {
             group.barrier()?;

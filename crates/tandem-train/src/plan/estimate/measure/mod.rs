@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tandem_comm::{Reduction, threads};
 use tandem_kernels::ops::AttentionShape;
-use tandem_kernels::{DType, Device, Forest, Kind, Segment, Tensor, ops};
+use tandem_kernels::{DType, Device, Forest, MemoryKind, Segment, Tensor, ops};
 
 pub use gpus::gpus;
 
@@ -157,9 +157,9 @@ fn product_rate(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
     let (m, n, k) = sizes.product;
     let [x, w, dy] = [(m, k), (n, k), (m, n)].map(|(rows, cols)| numbers(device, rows, cols, dtype));
     let (x, w, dy) = (x?, w?, dy?);
-    let mut y = device.zeros(Kind::Scratch, m, n, dtype)?;
-    let mut dx = device.zeros(Kind::Scratch, m, k, dtype)?;
-    let mut dw = device.zeros(Kind::Scratch, n, k, DType::F32)?;
+    let mut y = device.zeros(MemoryKind::Scratch, m, n, dtype)?;
+    let mut dx = device.zeros(MemoryKind::Scratch, m, k, dtype)?;
+    let mut dw = device.zeros(MemoryKind::Scratch, n, k, DType::F32)?;
     best(device, 6.0 * (m * n * k) as f64, sizes.patience, || {
         ops::linear(device, x.view(), w.view(), None, None, y.view_mut())?;
         ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), false)?;
@@ -170,7 +170,7 @@ fn product_rate(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
 /// Numbers between -1 and 1, no two neighbours alike: a processor may multiply zeros faster than what a model has (AMX of
 /// Emerald Rapids by a fifth), as it then draws less power.
 fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
-    let mut numbers = device.zeros(Kind::Scratch, rows, cols, DType::F32)?;
+    let mut numbers = device.zeros(MemoryKind::Scratch, rows, cols, DType::F32)?;
     let mut state = 1u32;
     device.host_write(numbers.view_mut(), |numbers: &mut [f32]| {
         for number in numbers {
@@ -181,7 +181,7 @@ fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Te
     if dtype == DType::F32 {
         return Ok(numbers);
     }
-    let mut rounded = device.zeros(Kind::Scratch, rows, cols, dtype)?;
+    let mut rounded = device.zeros(MemoryKind::Scratch, rows, cols, dtype)?;
     ops::cast(device, numbers.view(), rounded.view_mut())?;
     Ok(rounded)
 }
@@ -198,8 +198,8 @@ fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
     let forest = Forest::new(vec![0; tokens], segments, Vec::new(), 0)?;
     let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
     let both = |device: &Device, [q, k, v, d_out]: &[Tensor; 4]| -> Result<()> {
-        let zeros = |cols| device.zeros(Kind::Scratch, tokens, cols, dtype);
-        let mut sum = device.zeros(Kind::Scratch, tokens, heads.heads, DType::F32)?;
+        let zeros = |cols| device.zeros(MemoryKind::Scratch, tokens, cols, dtype);
+        let mut sum = device.zeros(MemoryKind::Scratch, tokens, heads.heads, DType::F32)?;
         let mut out = zeros(wide)?;
         let (mut dq, mut dk, mut dv) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
         let (q, k, v, d_out) = (q.view(), k.view(), v.view(), d_out.view());
@@ -231,7 +231,7 @@ fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
         Ok(ops::attention_backward(device, call)?)
     };
     let dry = Device::meta();
-    let unfilled = |cols| dry.zeros(Kind::Scratch, tokens, cols, dtype);
+    let unfilled = |cols| dry.zeros(MemoryKind::Scratch, tokens, cols, dtype);
     both(&dry, &[unfilled(wide)?, unfilled(narrow)?, unfilled(narrow)?, unfilled(wide)?])?;
     let Device::Meta(ledger) = &dry else { unreachable!("made by Device::meta") };
     let flops = ledger.costs().values().map(|cost| cost.flops).sum();
@@ -242,8 +242,8 @@ fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
 
 /// Bytes read and written in a second, where so many f32 are copied.
 fn copy_rate(device: &Device, copied: usize, patience: Duration) -> Result<f64> {
-    let source = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
-    let mut copy = device.zeros(Kind::Scratch, 1, copied, DType::F32)?;
+    let source = device.zeros(MemoryKind::Scratch, 1, copied, DType::F32)?;
+    let mut copy = device.zeros(MemoryKind::Scratch, 1, copied, DType::F32)?;
     let bytes = 2.0 * (copied * 4) as f64;
     best(device, bytes, patience, || Ok(ops::cast(device, source.view(), copy.view_mut())?))
 }
