@@ -37,7 +37,7 @@ impl Place {
                 let capacity = driver.free_memory()?.saturating_sub(cuda::BESIDE);
                 Device::cuda(driver, capacity, Options::default())
             }
-            Self::Emulated => tandem_emulated::device(1 << 30),
+            Self::Emulated => tandem_cuda_emulator::device(1 << 30),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The interface to CUDA: memory, streams, kernels and GEMMs.
 //!
-//! NVIDIA's libraries implement it on a GPU; `tandem-emulated` implements it on the CPU, so kernels
+//! NVIDIA's libraries implement it on a GPU; `tandem-cuda-emulator` implements it on the CPU, so kernels
 //! are tested without a GPU. Nothing above the interface knows which implementation it uses.
 
 use std::any::Any;

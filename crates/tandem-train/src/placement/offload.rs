@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn numbers_come_from_a_file_to_a_gpu_in_parts() {
-        let (file, gpu) = (file(), tandem_emulated::device(1 << 20).unwrap());
+        let (file, gpu) = (file(), tandem_cuda_emulator::device(1 << 20).unwrap());
         let mut away = from_a_file(&file, &gpu.with_memory(1 << 20).unwrap());
         let mut masters = file.alloc(MemoryKind::Master, 1, LEN, DType::F32).unwrap();
         let numbers: Vec<f32> = (0..LEN).map(|i| i as f32 / 7.0).collect();
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn bytes_come_from_a_file_to_a_gpu_in_parts() {
-        let (file, gpu) = (file(), tandem_emulated::device(1 << 20).unwrap());
+        let (file, gpu) = (file(), tandem_cuda_emulator::device(1 << 20).unwrap());
         let host = gpu.with_memory(1 << 20).unwrap();
         let mut away = from_a_file(&file, &host);
         let mut kept = Bytes::new(&file, MemoryKind::Weights, 4 * LEN).unwrap();

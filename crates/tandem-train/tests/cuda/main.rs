@@ -26,7 +26,7 @@ fn machine() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| {
         if std::env::var_os("TANDEM_TEST_CUDA").is_none() {
-            tandem_emulated::install(MACHINE.0, MACHINE.1);
+            tandem_cuda_emulator::install(MACHINE.0, MACHINE.1);
         }
         tandem_kernels::cuda::list().unwrap_or_else(|error| panic!("{error}")).len()
     })

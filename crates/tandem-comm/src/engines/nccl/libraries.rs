@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use tandem_dynamic::{FOLDERS, Folders, Found, Library, text};
+use tandem_dlopen::{FOLDERS, Folders, Found, Library, text};
 
 use super::raw::{
     CUDA_NO_DEVICE, CUDA_SUCCESS, CudaFunctions, IN_PROGRESS, NcclFunctions, OLDEST, RawCommunicator, SUCCESS,

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use tandem_dynamic::functions;
+use tandem_dlopen::functions;
 
 use crate::collective::element::{ElementKind, Reduction};
 

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 
-use tandem_dynamic::{Library, functions, text};
+use tandem_dlopen::{Library, functions, text};
 
 use super::libraries;
 use crate::Result;

@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 
-use tandem_dynamic::text;
+use tandem_dlopen::text;
 
 use super::raw::result::{
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STUB_LIBRARY, CUDA_SUCCESS,

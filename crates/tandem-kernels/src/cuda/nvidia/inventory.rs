@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use tandem_dynamic::{Folders, Found, Library};
+use tandem_dlopen::{Folders, Found, Library};
 
 use super::compiler::Compiler;
 use super::context::{Cuda, version_text};

@@ -7,7 +7,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use tandem_dynamic::{FOLDERS, Folders, Library};
+use tandem_dlopen::{FOLDERS, Folders, Library};
 
 use super::blas::raw::BlasFunctions;
 use super::compiler::NvrtcFunctions;

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-use tandem_dynamic::{Found, Library, functions, text};
+use tandem_dlopen::{Found, Library, functions, text};
 
 use super::libraries::OF_DRIVER;
 use super::raw::Opaque;

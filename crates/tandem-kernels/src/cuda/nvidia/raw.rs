@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use tandem_dynamic::functions;
+use tandem_dlopen::functions;
 
 /// An opaque pointer: `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`.
 pub(super) type Opaque = u64;

@@ -61,7 +61,7 @@ impl Place {
     pub fn device(self, threads: usize, capacity: usize) -> Device {
         match self {
             Self::Cpu(isa) => Device::cpu_with_isa(threads, capacity, isa),
-            Self::Emulated => tandem_emulated::device(capacity),
+            Self::Emulated => tandem_cuda_emulator::device(capacity),
             Self::Gpu => Device::cuda(
                 gpu().expect("`tandem doctor` finds a GPU").clone(),
                 capacity,

@@ -62,7 +62,7 @@ fn greedy_text_is_the_argmax_of_a_full_forward_at_each_token() {
         check_greedy(name, &cpu());
     }
     for name in ["llama", "gpt2", "qwen2-window", "gemma"] {
-        check_greedy(name, &tandem_emulated::device(1 << 28).unwrap());
+        check_greedy(name, &tandem_cuda_emulator::device(1 << 28).unwrap());
     }
 }
 
@@ -217,7 +217,7 @@ fn log_probs_are_those_of_a_training_pass() {
         let mut source = ResidentWeights::new(decoder, &weights, Some(&copy));
         check_log_probs(&golden, decoder, device, DType::Bf16, &mut source);
     }
-    let (golden, device) = (Golden::new("llama"), tandem_emulated::device(1 << 28).unwrap());
+    let (golden, device) = (Golden::new("llama"), tandem_cuda_emulator::device(1 << 28).unwrap());
     let weights = golden.load(&device);
     let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
     check_log_probs(&golden, &golden.decoder, &device, DType::F32, &mut source);

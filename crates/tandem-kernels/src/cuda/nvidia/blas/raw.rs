@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use tandem_dynamic::functions;
+use tandem_dlopen::functions;
 
 use crate::DType;
 use crate::cuda::nvidia::raw::Opaque;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tandem_dynamic::{Folders, Found, Library};
+use tandem_dlopen::{Folders, Found, Library};
 
 use super::Folder;
 use super::real::named;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tandem_dynamic::Folders;
+use tandem_dlopen::Folders;
 
 use super::Folder;
 use crate::cuda::nvidia::fake::{ANSWERS, Answers, Fake, Kind, OK, compiler};
@@ -135,7 +135,7 @@ fn a_missing_library_is_named_with_who_has_it() {
 fn folders_that_are_named_come_first_and_versions_beyond_the_driver_never() {
     let folder = Folder::new("libraries");
     // A library of any kind will do.
-    let library = tandem_dynamic::Library::open("libm.so.6").unwrap().file_of(c"cos").unwrap();
+    let library = tandem_dlopen::Library::open("libm.so.6").unwrap().file_of(c"cos").unwrap();
     for name in ["libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so.13"] {
         std::fs::copy(&library, folder.0.join(name)).unwrap();
     }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::io::Write;
 use std::path::Path;
 
-use tandem_dynamic::Library;
+use tandem_dlopen::Library;
 
 use super::super::blas::raw::{BlasFunctions, PREF_REDUCTION_SCHEME_MASK, REDUCTION_COMPUTE_TYPE, status};
 use crate::cuda::SOURCES;

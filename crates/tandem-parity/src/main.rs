@@ -1,7 +1,7 @@
 //! Compares Tandem with everything in a folder of goldens: what TRL, transformers and the original
 //! DPO code computed.
 //!
-//! `cargo run --release -p tandem-golden -- [--device cpu|cuda|emulated] FOLDER
+//! `cargo run --release -p tandem-parity -- [--device cpu|cuda|emulated] FOLDER
 //! [tokens|forward|losses|training|evaluation …]`
 //!
 //! `cuda` is this machine's first GPU; `emulated` is the CUDA emulator and slow.
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("tandem-golden: {error:#}");
+            eprintln!("tandem-parity: {error:#}");
             ExitCode::from(2)
         }
     }
@@ -51,7 +51,7 @@ fn compare() -> Result<bool> {
     }
     let place = Place::named(&place)?;
     let mut arguments = arguments.into_iter();
-    let usage = "usage: tandem-golden [--device cpu|cuda|emulated] FOLDER [PART …]";
+    let usage = "usage: tandem-parity [--device cpu|cuda|emulated] FOLDER [PART …]";
     let folder = PathBuf::from(arguments.next().context(usage)?);
     let parts: Vec<String> = arguments.collect();
     if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(&part.as_str())) {

@@ -22,7 +22,7 @@ impl Place {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda),
             "emulated" => {
-                tandem_emulated::install(1, CAPACITY);
+                tandem_cuda_emulator::install(1, CAPACITY);
                 Ok(Self::Cuda)
             }
             _ => bail!("unknown device {name:?}; the devices are cpu, cuda and emulated"),

@@ -4,7 +4,7 @@ use tandem_kernels::{DType, MemoryKind, ops};
 
 #[test]
 fn numbers_travel_there_and_back() {
-    let device = tandem_emulated::device(1 << 24).unwrap();
+    let device = tandem_cuda_emulator::device(1 << 24).unwrap();
     for dtype in [DType::F32, DType::Bf16] {
         let mut x = device.alloc(MemoryKind::Scratch, 3, 7, dtype).unwrap();
         let part = x.view_mut().col_range(2..5);
@@ -16,7 +16,7 @@ fn numbers_travel_there_and_back() {
 
 #[test]
 fn a_kernel_with_barriers_gives_the_sums_of_rows() {
-    let device = tandem_emulated::device(1 << 24).unwrap();
+    let device = tandem_cuda_emulator::device(1 << 24).unwrap();
     let (rows, width) = (37, 1000);
     let alloc = |rows, cols| device.alloc(MemoryKind::Scratch, rows, cols, DType::F32).unwrap();
     let (mut x, mut w, mut y, mut inverse) =
@@ -47,6 +47,6 @@ fn a_kernel_with_barriers_gives_the_sums_of_rows() {
 #[test]
 fn memory_runs_out_with_a_sentence() {
     let error =
-        tandem_emulated::device(1 << 21).unwrap().alloc(MemoryKind::Weights, 1, 1 << 20, DType::F32).err();
+        tandem_cuda_emulator::device(1 << 21).unwrap().alloc(MemoryKind::Weights, 1, 1 << 20, DType::F32).err();
     assert!(error.unwrap().to_string().starts_with("out of device memory: 4194304 bytes"));
 }
